@@ -17,26 +17,34 @@ from tests.cli.test_cli import run
 from tests.truth import Counted, relative
 from unsoftmax.cli.defend import _show
 from unsoftmax.questions import AttackOutcome, DefenceTrial
-from unsoftmax.questions.defence.attacked_classes import ATTACKED, heads_error, neurons_error
-from unsoftmax.questions.defence.attacks import Attacker, AveragedAnswers, FirstColumns
+from unsoftmax.questions.defence.attacks import (
+    Attacker,
+    AveragedAnswers,
+    FirstColumns,
+    structure_of,
+)
 from unsoftmax.questions.defence.defence_comparison import left_out, recommendation, recommended
-from unsoftmax.questions.defence.defending import DefendTuning, LadderTuning
+from unsoftmax.questions.defence.defending import DefendTuning
 from unsoftmax.questions.defence.edge_head import EdgeHead
 from unsoftmax.questions.defence.fitted_head import FittedHead, StretchedHead
 from unsoftmax.questions.defence.legitimate_use import LegitimateUse, Measures, standard_normal
 
-NOTHING = LadderTuning((), (), (), (), (), (), (), ())
+NOTHING = DefendTuning((), (), (), (), (), (), (), ())
 
 
 def tuned(sequences=128, **ladder: Any) -> DefendTuning:
     """A few defences, few sequences."""
-    return DefendTuning(replace(NOTHING, **ladder), sequences)
+    return replace(NOTHING, sequences=sequences, **ladder)
 
 
 def head(dim, seed=0, biases=False):
     rng = np.random.default_rng([dim, seed, 47])
     W, v = rng.standard_normal((dim, dim)) / np.sqrt(dim), rng.standard_normal(dim)
     return us.SingleHead(W, v, rng.standard_normal(dim) / 2, 0.7) if biases else us.SingleHead(W, v)
+
+
+def parameters_error(truth, found):
+    return structure_of(truth).error(truth, found)
 
 
 def of(result, kind):
@@ -330,13 +338,13 @@ def test_errors_do_not_mind_order_signs_or_missing_parts():
     rng = np.random.default_rng(0)
     W, v = rng.standard_normal((3, 2, 2)), rng.standard_normal((3, 2))
     truth = us.MultiHead(W, v)
-    assert heads_error(truth, us.MultiHead(W[[2, 0, 1]], v[[2, 0, 1]])) == 0
+    assert parameters_error(truth, us.MultiHead(W[[2, 0, 1]], v[[2, 0, 1]])) == 0
     missing = np.linalg.norm(W[1]) / np.linalg.norm(W)
-    assert heads_error(truth, us.MultiHead(W[[2, 0]], v[[2, 0]])) == pytest.approx(missing)
+    assert parameters_error(truth, us.MultiHead(W[[2, 0]], v[[2, 0]])) == pytest.approx(missing)
     A, w_o, b = rng.standard_normal((2, 3)), rng.standard_normal(3), rng.standard_normal(3)
     network, turned = us.ReluNetwork(A, w_o, b), us.ReluNetwork(-A[:, ::-1], w_o[::-1], -b[::-1])
-    assert neurons_error(network, turned) == 0
-    assert neurons_error(network, us.ReluNetwork(A, 2 * w_o, b)) == pytest.approx(1)
+    assert parameters_error(network, turned) == 0
+    assert parameters_error(network, us.ReluNetwork(A, 2 * w_o, b)) == pytest.approx(1)
 
 
 # -- counts
@@ -703,13 +711,16 @@ def test_settings_beyond_what_is_attacked_are_refused_before_anything_is_paid():
 
 
 def test_attackers_of_clipped_answers_that_exclude_0_have_no_length():
-    structure = ATTACKED[us.SingleHead].structure(head(3))
-    attacker = Attacker(structure, 1.0, 1.0, 100, 0)
-    assert attacker.radii(Measures(clip=(1.0, 2.0))) == []
-    assert attacker.radii(Measures(clip=(-1.0, 2.0), radius=0.5)) == [0.5, 0.25, 0.0625]
-    assert attacker.radii(Measures(radius=4.0)) == [1.0, 4.0]
-    assert attacker.radii(Measures(radius=0.5)) == [0.5]
-    assert attacker.radii(Measures()) == []
+    structure = structure_of(head(3))
+
+    def radii(**measures):
+        return Attacker(structure, Measures(**measures), 1.0, 1.0, 100, 0).radii
+
+    assert radii(clip=(1.0, 2.0)) == []
+    assert radii(clip=(-1.0, 2.0), radius=0.5) == [0.5, 0.25, 0.0625]
+    assert radii(radius=4.0) == [1.0, 4.0]
+    assert radii(radius=0.5) == [0.5]
+    assert radii() == []
 
 
 # -- the command

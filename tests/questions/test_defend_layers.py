@@ -13,11 +13,10 @@ import unsoftmax as us
 from tests import feed_forward
 from tests.attention_layers import layer
 from tests.normalised_layers import normalised
-from tests.questions.test_defend import of, tuned
+from tests.questions.test_defend import of, parameters_error, tuned
 from tests.truth import Counted
 from unsoftmax.cli.commands import app
 from unsoftmax.questions import DefenceComparison
-from unsoftmax.questions.defence.attacked_classes import feed_forward_error, layer_error
 from unsoftmax.questions.defence.legitimate_use import LegitimateUse, Measures, standard_normal
 
 TARGETS: dict[str, Any] = {
@@ -76,17 +75,17 @@ def test_losses_are_over_all_numbers():
 def test_errors_do_not_mind_order_factors_or_missing_parts():
     target = layer(3, 2, 6, residual=True)
     other = us.AttentionLayer(target.heads[::-1], target.c, residual=True)
-    assert layer_error(target, other) < 1e-12
+    assert parameters_error(target, other) < 1e-12
     fewer = us.AttentionLayer(target.heads[:2], target.c, residual=True)
-    assert 0.1 < layer_error(target, fewer) <= 1
-    assert layer_error(target, us.AttentionLayer([], target.c, True)) == pytest.approx(1)
+    assert 0.1 < parameters_error(target, fewer) <= 1
+    assert parameters_error(target, us.AttentionLayer([], target.c, True)) == pytest.approx(1)
     heads = [us.LayerHead(head.M, 1.1 * head.W, head.w) for head in target.heads]
-    assert layer_error(target, us.AttentionLayer(heads, target.c, True)) == pytest.approx(0.1)
+    assert parameters_error(target, us.AttentionLayer(heads, target.c, True)) == pytest.approx(0.1)
     neurons = feed_forward.layer(4, 5, 3, 0)
     A, b, B = -neurons.A[::-1] * 2, -neurons.b[::-1] * 2, neurons.B[:, ::-1] / 2
-    assert feed_forward_error(neurons, us.FeedForward(A, b, B, neurons.c)) < 1e-12
+    assert parameters_error(neurons, us.FeedForward(A, b, B, neurons.c)) < 1e-12
     some = us.FeedForward(neurons.A[:4], neurons.b[:4], neurons.B[:, :4], neurons.c)
-    assert 0.1 < feed_forward_error(neurons, some) < 1
+    assert 0.1 < parameters_error(neurons, some) < 1
 
 
 def with_norm(model, **settings):

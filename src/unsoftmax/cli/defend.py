@@ -43,7 +43,6 @@ from unsoftmax.cli.run_options import (
 if TYPE_CHECKING:
     from unsoftmax.protocol import Oracle
     from unsoftmax.questions import DefenceTrial
-    from unsoftmax.questions.defence.defending import Undefended
 
 PICTURE = "defence.png"
 
@@ -149,7 +148,7 @@ def defend(
 
 
 def _kept(
-    known: Undefended,
+    known: Any,
     result: us.DefenceComparison,
     out: Path,
     book: Path,
@@ -161,33 +160,31 @@ def _kept(
     from unsoftmax.campaign.recovery import RECOVERY_FILE
     from unsoftmax.questions.defence.defence_comparison import DEFENCE_FILE
 
-    with written(out, None if known.recovery is None else book):
-        if known.recovery is not None:
-            known.recovery.save(out)
+    recovered = isinstance(known, us.Recovery)
+    with written(out, book if recovered else None):
+        if recovered:
+            known.save(out)
             finish(out, RECOVERY_FILE, report=False, target=target)  # the page comes once
         result.save(out)
     pictures = partial(_draw, result, out)
     return finish(out, DEFENCE_FILE, report=report, pictures=pictures, target=target)
 
 
-def _known(
-    oracle: Oracle, model: str | None, settings: Settings, campaign: dict[str, Any]
-) -> Undefended:
+def _known(oracle: Oracle, model: str | None, settings: Settings, campaign: dict[str, Any]) -> Any:
     """Take a model as it is; recover any other target, and say beforehand what that costs."""
-    from unsoftmax.questions.defence import defending
+    from unsoftmax.models.model import FrozenModel
+    from unsoftmax.questions.defence.attacks import check_learner
 
-    if defending.is_known(oracle):
+    if isinstance(oracle, FrozenModel):
         if model is not None or {*settings} - {"dim", "seed"}:
             raise Refusal("TARGET is a model, which is not recovered: leave --model out.")
-        known: Any = oracle
-        if settings["dim"] != known.dim:
+        if settings["dim"] != oracle.dim:
             raise Refusal(
-                f"The model takes tokens of dimension {known.dim}: use --dim {known.dim}."
+                f"The model takes tokens of dimension {oracle.dim}: use --dim {oracle.dim}."
             )
-        defending.attacked_class(known)
-        return defending.Undefended(known)
+        return oracle
     learner = build(model or "low-rank", settings if model else {"biases": True, **settings})
-    defending.check_learner(learner, learner.dim)
+    check_learner(learner, learner.dim)
     plan = learner.plan()
     stderr.print(
         f"The target is asked at most {plan.at_most + 32:,} queries, all to recover it "
@@ -196,7 +193,7 @@ def _known(
     )
     stderr.print(plan.lengths, markup=False, highlight=False)
     with watching() as watcher:
-        return defending.undefended(oracle, learner, progress=watcher, **campaign)
+        return us.learn(oracle, learner, progress=watcher, **campaign)
 
 
 def _watch() -> Callable[[int, int, DefenceTrial], None]:

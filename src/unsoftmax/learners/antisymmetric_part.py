@@ -34,7 +34,33 @@ from unsoftmax.protocol import Answers, Found, Learner, M, Outputs, Plan, Steps,
 
 
 @dataclass(frozen=True)  # dim is a property here, which a slotted class does not protect
-class Antisymmetric(Configured, Generic[M]):
+class SeveralPerQuery(Configured, Generic[M]):
+    """What learns by another learner, asking so many times for every query of its."""
+
+    of: Learner[M]
+
+    times: ClassVar[int]
+
+    @property
+    def dim(self) -> int:
+        """Dimension d of a token."""
+        return int(self.of.dim)
+
+    @property
+    def outputs(self) -> Outputs:  # type: ignore[override]
+        """What a sequence is answered with, as the learner takes it."""
+        return outputs_of(self.of)
+
+    def plan(self) -> Plan:
+        """Say beforehand what learning costs: so many times what the learner does."""
+        one, times = self.of.plan(), self.times
+        queries = None if one.queries is None else times * one.queries
+        most, tokens, formula = times * one.at_most, times * one.tokens, f"{times}·({one.formula})"
+        return replace(one, queries=queries, at_most=most, tokens=tokens, formula=formula)
+
+
+@dataclass(frozen=True)
+class Antisymmetric(SeveralPerQuery[M]):
     """Learn f(X) − f(−X) by another learner, at two queries each (Section 4.1).
 
     Parameters
@@ -70,6 +96,7 @@ class Antisymmetric(Configured, Generic[M]):
 
     of: Learner[M]
 
+    times: ClassVar[int] = 2
     revision: ClassVar[int] = 1
     parts: ClassVar[dict[str, tuple[type[Any], ...]]] = {"of": (ExactHead, LowRankHead)}
     """What ``of`` may be on the command line, the first by default."""
@@ -82,29 +109,6 @@ class Antisymmetric(Configured, Generic[M]):
                 "of must learn no biases: they change the scores of −X, and f(X) − f(−X) is no "
                 "head then."
             )
-
-    @property
-    def dim(self) -> int:
-        """Dimension d of a token."""
-        return int(self.of.dim)
-
-    @property
-    def outputs(self) -> Outputs:  # type: ignore[override]
-        """What a sequence is answered with, as the learner takes it."""
-        return outputs_of(self.of)
-
-    def plan(self) -> Plan:
-        """Say beforehand what learning costs: twice what the learner does."""
-        one = self.of.plan()
-        return Plan(
-            queries=None if one.queries is None else 2 * one.queries,
-            at_most=2 * one.at_most,
-            tokens=2 * one.tokens,
-            rounds=one.rounds,
-            formula=f"2·({one.formula})",
-            longest_token=one.longest_token,
-            most_tokens=one.most_tokens,
-        )
 
     def steps(self, checks: int) -> Steps[M]:
         """Ask, and return what was found; see `unsoftmax.protocol.Learner`."""

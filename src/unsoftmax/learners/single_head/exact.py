@@ -45,7 +45,7 @@ from unsoftmax.measure.scales import Split, beside_bias, free, offset_only
 from unsoftmax.measure.single_tokens import Values
 from unsoftmax.models import SingleHead
 from unsoftmax.models.rotary import Rotary
-from unsoftmax.probes import FARTHEST, UnitVectors
+from unsoftmax.probes import FARTHEST, Rows, UnitVectors
 from unsoftmax.protocol import Plan, Steps
 from unsoftmax.solve.dense import DenseSolution, solve
 from unsoftmax.theory import counts
@@ -187,23 +187,23 @@ class ExactHead(Configured):
             return offsets.gaussian(self.dim, rng)
         return offsets.balanced(values.v, rng)
 
-    def _read(self, values: Values, Z: Offsets) -> Asking[ExactReading]:
-        """Read Z w, then Z W, and solve for both."""
-        rows, grid_tuning = Z.made(), self.tuning.grid
-        spare = self.tuning.again_per_token * (self.dim + self.biases)
+    def _read(self, values: Values, Z: Offsets, count: int | None = None) -> Asking[ExactReading]:
+        """Read Z w, then Z W or so many of its columns, and solve for both; others count as 0."""
+        rows, grid_tuning, d = Z.made(), self.tuning.grid, self.dim
+        k = d if count is None else count
+        tokens: Rows = UnitVectors(d) if k == d else np.eye(d)[:k]
+        spare = self.tuning.again_per_token * (k + self.biases)
         bias, w, shift = None, None, None
         split: Split = free
         if self.biases:
-            zero = np.zeros((1, self.dim))
+            zero = np.zeros((1, d))
             bias = LogitGrid(rows, zero, values, offset_only, "w", tuning=grid_tuning)
             yield from measure(bias, spare)
             spare -= bias.again
             w = solve(Z, bias.measured())
             [shift] = bias.measured()
             split, values = beside_bias(shift), bias.values
-        columns = LogitGrid(
-            rows, UnitVectors(self.dim), values, split, "W", shift, tuning=grid_tuning
-        )
+        columns = LogitGrid(rows, tokens, values, split, "W", shift, tuning=grid_tuning)
         if self.probes == "paper-unit":
             yield from measure_unscaled(columns)
         else:
@@ -212,6 +212,8 @@ class ExactHead(Configured):
         if bias is not None:
             bias.take(values)
         W = solve(Z, columns.measured())
+        if k < d:
+            W = replace(W, matrix=np.pad(W.matrix, ((0, 0), (0, d - k))))
         model = SingleHead(W.matrix, values.v, None if w is None else w.matrix[:, 0], values.c)
         W = replace(W, matrix=model.W)  # one array instead of two
         return ExactReading(model, values, columns, W, bias, w, self.tuning.large_bias)

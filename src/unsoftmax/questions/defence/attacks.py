@@ -1,69 +1,79 @@
-"""Which attacks are tried against a defence.
+"""Which attacks are tried against a defence, and on which classes of targets: one table.
 
 An attack is a learner whose settings suit the defence. The attacker knows the defence and the
 target's class and size, as whoever reads the documentation and asks a few questions does, and no
-parameter. What is specific to a class of targets is in `attacked_classes.ATTACKED`.
+parameter. What is specific to a class of targets is in `ATTACKED`, and nowhere else.
+
+Layers of vectors are attacked by the learners of vectors. Labels say nothing of a vector, and
+longer or shorter tokens are what the learners choose already.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Generic, TypeAlias
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
+from scipy.optimize import linear_sum_assignment
 
-from unsoftmax import learners
+from unsoftmax import learners, models
+from unsoftmax.learners.antisymmetric_part import SeveralPerQuery
 from unsoftmax.learners.compose import mapped
-from unsoftmax.learners.settings import Configured
 from unsoftmax.learners.single_head.exact import ExactTuning
 from unsoftmax.learners.single_head.first_round import FirstRoundSettings, ask_first_round
-from unsoftmax.measure import offsets
-from unsoftmax.measure.logit_grid import LogitGrid, measure
-from unsoftmax.measure.scales import Split, beside_bias, free, offset_only
-from unsoftmax.models import SingleHead
-from unsoftmax.probes import Round
-from unsoftmax.protocol import Answers, Found, Learner, M, Outputs, Plan, Steps, outputs_of
+from unsoftmax.models.equality import canonical
+from unsoftmax.probes import Array, Round
+from unsoftmax.protocol import Answers, Learner, M, Plan, Steps
 from unsoftmax.questions.defence.edge_head import EdgeHead
 from unsoftmax.questions.defence.fitted_head import FittedHead, StretchedHead, unproved
 from unsoftmax.questions.defence.legitimate_use import Measures
-from unsoftmax.solve.dense import solve
 from unsoftmax.theory import counts
+from unsoftmax.theory.information import layer_parameters
+
+EXACT = 32
+"""Fresh questions of learners of exact values, which tell noise and rounding by them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Attack:
+class Attack(NamedTuple):
     """One attempt at a defended service."""
 
     name: str
     learner: Learner[Any]
-    up_to_scale: bool = False
-    """What is found is right up to a factor, which the answers do not tell."""
     holdout: int = 0
     """Fresh questions beside; an attacker that is content with any estimate asks none."""
 
-    exact: ClassVar[int] = 32
-    """Those of learners of exact values, which tell noise and rounding by them."""
 
-
-@dataclass(frozen=True, slots=True)
-class Structure:
+class Structure(NamedTuple):
     """What is known of a target without asking: its class, and how many numbers it is made of."""
 
     dim: int
-    units: int
-    """Heads, or neurons."""
     rank: int
     biases: bool
     parameters: int
+    parts: Callable[[Any], list[Array]]
+    """What is to be kept: arrays of parts, heads or neurons, whose order answers do not tell."""
+    caveats: tuple[str, ...] = ()
+    """What figures of its class leave open."""
+    learner: Any = None
+    """What attacks it; None: `single_head_attacks` do."""
+    typical: int | None = None
+    """What that asks, typically; None: twice the parameters."""
     per_answer: int = 1
     """Numbers that an answer has."""
+    neurons: bool = False
+    """Whether parts are known up to sign, and legitimate sequences are single tokens, unless a
+    sampler says otherwise."""
 
-    @property
-    def queries(self) -> int:
-        """Return how many queries have as many answers as there are parameters."""
-        return -(-self.parameters // self.per_answer)
+    def error(self, truth: Any, found: Any) -> float:
+        """Return the relative error of what is to be kept; of several arrays the largest.
+
+        A single head's W is compared with the nearest W_h of several: none is worse than W = 0.
+        """
+        pairs = zip(self.parts(truth), self.parts(found), strict=True)
+        return max(matched_error(*pair, signed=not self.neurons) for pair in pairs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +81,8 @@ class Attacker:
     """Who attacks: what it knows and may spend."""
 
     structure: Structure
+    measures: Measures
+    """The defence."""
     spread: float
     longest: float
     """Spread of the answers to legitimate sequences, and their longest token."""
@@ -78,258 +90,328 @@ class Attacker:
     """Most queries of an attack."""
     seed: int
 
-    def tolerance(self, measures: Measures, times: int = 1) -> float:
+    def tolerance(self, times: int = 1) -> float:
         """Return what means of so many answers may be off by."""
         # noise is within six deviations but for one of 10⁹ answers; float64 rounds by the rest
-        noise = 6 * measures.noise / math.sqrt(times)
-        return measures.step / 2 + noise + 1e-15 * self.spread
+        noise = 6 * self.measures.noise / math.sqrt(times)
+        return self.measures.step / 2 + noise + 1e-15 * self.spread
 
-    def radii(self, measures: Measures) -> list[float]:
-        """Return lengths of tokens to try, where not all lengths may be asked; else none.
+    @property
+    def radii(self) -> list[float]:
+        """Lengths of tokens to try, where not all lengths may be asked; else none.
 
         Longer tokens make errors smaller, until they saturate the softmax: a generous cap is
         tried at legitimate lengths as well.
         """
-        cap = math.inf if measures.radius is None else measures.radius
-        if measures.clip is None:
-            return [] if measures.radius is None else sorted({cap, min(cap, self.longest)})
-        low, high = measures.clip
+        clip, radius = self.measures.clip, self.measures.radius
+        cap = math.inf if radius is None else radius
+        if clip is None:
+            return [] if radius is None else sorted({cap, min(cap, self.longest)})
+        low, high = clip
         # short tokens are answered by about c, which without biases is 0
         room = (high - low) / 2 if self.structure.biases else min(high, -low)
-        if room <= 0:
-            return []
         # where a legitimate answer of the usual size would be clipped, and well below
         unclipped = self.longest * room / self.spread
-        return [min(cap, share * unclipped) for share in (1.0, 0.25, 0.0625)]
-
-    def fit_lengths(self, measures: Measures) -> list[float]:
-        """Return lengths of tokens to fit at: legitimate ones, and the longest that serve."""
-        if radii := self.radii(measures):
-            return sorted({min(radius, self.longest) for radius in radii} | {max(radii)})
-        return [self.longest, 4 * self.longest]
-
-    def may_ask(self, measures: Measures) -> int:
-        """Return how many queries an attack has."""
-        return min(self.queries, self.queries if measures.queries is None else measures.queries)
+        return [min(cap, share * unclipped) for share in (1.0, 0.25, 0.0625) if room > 0]
 
 
-Attacks: TypeAlias = Callable[[Attacker, Measures], Iterator[Attack]]
-"""The attacks on a class of targets."""
-
-
-def single_head_attacks(attacker: Attacker, measures: Measures) -> Iterator[Attack]:
+def single_head_attacks(by: Attacker) -> Iterator[Attack]:
     """Yield the attacks on one head."""
-    of, most, seed = attacker.structure, attacker.may_ask(measures), attacker.seed
-    d, biases, coarse = of.dim, of.biases, bool(measures.step or measures.noise)
+    measures, seed, d, biases = by.measures, by.seed, by.structure.dim, by.structure.biases
     if measures.labels:  # as many bits as the queries allow
-        by_labels = (
-            [] if biases else [learners.LabelHead(d, bits, seed=seed) for bits in (50, 24, 12)]
-        )
-        afforded = [labels for labels in by_labels if labels.plan().at_most <= most]
-        for labels in afforded[:1]:
-            yield Attack(f"LabelHead, {labels.bits} bits", labels, up_to_scale=True)
+        with_bits = (learners.LabelHead(d, n, seed=seed) for n in (50, 24, 12) if not biases)
+        afforded = (labels for labels in with_bits if labels.plan().at_most <= by.queries)
+        if labels := next(afforded, None):
+            yield Attack(f"LabelHead, {labels.bits} bits", labels)
         return
-    yield Attack("ExactHead", learners.ExactHead(d, biases, seed=seed), holdout=Attack.exact)
-    radii = attacker.radii(measures)
+    yield Attack("ExactHead", learners.ExactHead(d, biases, seed=seed), EXACT)
+    radii, coarse = by.radii, bool(measures.step or measures.noise)
     if not radii:
-        error = attacker.tolerance(measures) if coarse else None
+        error = by.tolerance() if coarse else None
         low = learners.LowRankHead(d, biases=biases, tolerance=error, seed=seed)
-        yield Attack(f"LowRankHead{', tokens stretched' * coarse}", low, holdout=Attack.exact)
-    if biases:
-        for radius in radii:
-            heads = learners.MultiHeadLearner(d, 1, True, radius=radius, seed=seed)
-            yield from with_averages(heads, attacker, measures)
-    else:
+        yield Attack(f"LowRankHead{', tokens stretched' * coarse}", low, EXACT)
+    if not biases:
         lengths: list[float | None] = [*radii] or [None] * coarse
         for length in lengths:
-            yield from _approximate(attacker, measures, length)
+            yield from _approximate(by, length)
+    elif radii:
+        yield from by_learner(by, learners.MultiHeadLearner(d, 1, True))
     if coarse and (radii or biases):
-        yield from _fitted(attacker, measures)
-    if measures.queries is not None:
-        columns = FirstColumns.within(d, measures.queries, biases, seed)
-        if columns is not None:
-            yield Attack(f"the first columns of W, {columns.columns} of {d}", columns)
+        yield from _fitted(by)
+    if measures.queries and (columns := FirstColumns.within(d, measures.queries, biases, seed)):
+        yield Attack(f"the first columns of W, {columns.columns} of {d}", columns)
 
 
-def _approximate(attacker: Attacker, measures: Measures, radius: float | None) -> Iterator[Attack]:
+def _approximate(by: Attacker, radius: float | None) -> Iterator[Attack]:
     """Yield what is tried without biases at a length of tokens; None stretches them."""
-    d, seed, most = attacker.structure.dim, attacker.seed, attacker.may_ask(measures)
-    passes = min(64, most // counts.single_head(d))
+    of, step = by.structure, by.measures.step
     where = "tokens stretched" if radius is None else f"tokens up to {radius:.3g}"
-    once = learners.ApproximateHead(d, attacker.tolerance(measures), radius=radius, seed=seed)
+    once = learners.ApproximateHead(of.dim, by.tolerance(), radius=radius, seed=by.seed)
     yield Attack(f"ApproximateHead, {where}", once)
+    passes = min(64, by.queries // counts.single_head(of.dim))
     if radius is None or passes < 2:
         return
-    if measures.noise:
-        mean = replace(once, tolerance=attacker.tolerance(measures, passes))
+    if by.measures.noise:
+        mean = replace(once, tolerance=by.tolerance(passes))
         yield Attack(f"means of {passes} answers, {where}", AveragedAnswers(mean, passes))
-    elif measures.step:
+    elif step:
         more = replace(once, repeats=passes)
         yield Attack(f"ApproximateHead, {passes} passes, {where}", more)
-        yield from _edges(attacker, measures, radius)
+        edges = EdgeHead(of.dim, step, radius, seed=by.seed, rank=of.rank)
+        # as many bits as queries allow
+        missing = max(0, edges.plan().at_most - by.queries)
+        bits = edges.bits - math.ceil(missing / (edges.entries + of.dim))
+        if bits >= 8:  # fewer tell less than rounded answers do
+            yield Attack(f"bisected steps of the rounding, {where}", replace(edges, bits=bits))
 
 
-def _edges(attacker: Attacker, measures: Measures, radius: float) -> Iterator[Attack]:
-    """Yield what bisects to where the rounding steps, to as many bits as queries allow."""
-    of, most = attacker.structure, attacker.may_ask(measures)
-    rank = of.rank if of.rank < of.dim else None
-    whole = EdgeHead(of.dim, measures.step, radius, seed=attacker.seed, rank=rank)
-    spare = whole.plan().at_most - most
-    bits = whole.bits - max(0, math.ceil(spare / (whole.entries + of.dim)))
-    if bits >= 8:  # fewer tell less than rounded answers do
-        edges = replace(whole, bits=bits)
-        yield Attack(f"bisected steps of the rounding, tokens up to {radius:.3g}", edges)
-
-
-def _fitted(attacker: Attacker, measures: Measures) -> Iterator[Attack]:
+def _fitted(by: Attacker) -> Iterator[Attack]:
     """Yield fits to as many answers as can be worked with.
 
     A step multiplies answers times parameters squared, at most 2·10¹⁰ numbers: about two seconds.
     Beyond about 50 dimensions that leaves too few answers per parameter.
     """
-    of = attacker.structure
-    unknown = counts.single_head(of.dim, biases=of.biases)
-    queries = min(attacker.may_ask(measures), int(2e10 / unknown**2))
-    if queries >= 1.25 * unknown:
-        for length in attacker.fit_lengths(measures):
-            fit = FittedHead(of.dim, length, queries, of.biases, attacker.seed)
-            yield Attack(f"FittedHead, tokens up to {length:.3g}", fit)
-        if of.biases and not attacker.radii(measures):
-            stretched = StretchedHead(of.dim, attacker.longest, queries, seed=attacker.seed)
-            yield Attack("StretchedHead", stretched)
+    d, biases = by.structure.dim, by.structure.biases
+    unknown = counts.single_head(d, biases=biases)
+    queries = min(by.queries, int(2e10 / unknown**2))
+    if queries < 1.25 * unknown:
+        return
+    # legitimate lengths, and the longest that serve
+    radii, longest = by.radii, by.longest
+    lengths = {min(radius, longest) for radius in radii or [longest]}
+    for length in sorted(lengths | {max(radii, default=4 * longest)}):
+        fit = FittedHead(d, length, queries, biases, by.seed)
+        yield Attack(f"FittedHead, tokens up to {length:.3g}", fit)
+    if biases and not radii:
+        yield Attack("StretchedHead", StretchedHead(d, longest, queries, seed=by.seed))
 
 
-def several_heads_attacks(attacker: Attacker, measures: Measures) -> Iterator[Attack]:
-    """Yield the attacks on several heads."""
-    of = attacker.structure
-    heads = learners.MultiHeadLearner(of.dim, of.units, of.biases, seed=attacker.seed)
-    lengths: list[float | None] = [*attacker.radii(measures)] or [None]
-    if not measures.labels:
-        for radius in lengths:
-            yield from with_averages(replace(heads, radius=radius), attacker, measures)
+def attacks_on(by: Attacker) -> Iterator[Attack]:
+    """Yield the attacks on a target of any class."""
+    learner = by.structure.learner
+    return single_head_attacks(by) if learner is None else by_learner(by, learner)
 
 
-def with_averages(
-    learner: Learner[Any], attacker: Attacker, measures: Measures, typical: int | None = None
-) -> Iterator[Attack]:
-    """Yield a learner of exact values, and beside noise one of means.
-
-    Learners ask about twice the parameters, unless ``typical`` says otherwise, and a hold-out.
-    """
-    name, radius = type(learner).__name__, getattr(learner, "radius", None)
-    where = "" if radius is None else f", tokens up to {radius:.3g}"
-    yield Attack(f"{name}{where}", learner, holdout=Attack.exact)
-    once = 2 * attacker.structure.parameters if typical is None else typical
-    times = attacker.may_ask(measures) // (once + Attack.exact)
-    if measures.noise and times > 1:
-        means, holdout = AveragedAnswers(learner, times), Attack.exact * times
-        yield Attack(f"{name}, means of {times} answers{where}", means, holdout=holdout)
+def by_learner(by: Attacker, learner: Any) -> Iterator[Attack]:
+    """Yield a learner of exact values, and beside noise one of means, at all lengths of tokens."""
+    if by.measures.labels:  # which it does not take
+        return
+    once = by.structure.typical or 2 * by.structure.parameters
+    times, name = by.queries // (once + EXACT), type(learner).__name__
+    learner, radii = replace(learner, seed=by.seed), by.radii if hasattr(learner, "radius") else []
+    for at in [replace(learner, radius=radius) for radius in radii] or [learner]:
+        where = f", tokens up to {at.radius:.3g}" if radii else ""
+        yield Attack(f"{name}{where}", at, EXACT)
+        if by.measures.noise and times > 1:
+            means = AveragedAnswers(at, times)
+            yield Attack(f"{name}, means of {times} answers{where}", means, EXACT * times)
 
 
-@dataclass(frozen=True)  # dim is a property here, which a slotted class does not protect
-class AveragedAnswers(Configured, Generic[M]):
+@dataclass(frozen=True)
+class AveragedAnswers(SeveralPerQuery[M]):
     """An attack's way with noise: let another learner learn from means of so many answers each.
 
     Noise of deviation σ, fresh for every answer, becomes one of σ/√times; rounding stays.
     """
 
-    of: Learner[M]
-    times: int
+    times: int  # type: ignore[misc]
 
     revision: ClassVar[int] = 1
 
-    @property
-    def dim(self) -> int:
-        """Dimension d of a token."""
-        return int(self.of.dim)
-
-    @property
-    def outputs(self) -> Outputs:  # type: ignore[override]
-        """What a sequence is answered with, as the learner takes it."""
-        return outputs_of(self.of)
-
-    def plan(self) -> Plan:
-        """Say beforehand what it costs."""
-        one, times = self.of.plan(), int(self.times)
-        return replace(
-            one,
-            queries=None if one.queries is None else times * one.queries,
-            at_most=times * one.at_most,
-            tokens=times * one.tokens,
-            formula=f"{times}·({one.formula})",
-        )
-
-    def steps(self, checks: int) -> Generator[Round, Answers, Found[M]]:
+    def steps(self, checks: int) -> Steps[M]:
         """Ask, and return what the learner found."""
 
         def again(asked: Round) -> Round:
             return [probes for probes in asked for _ in range(self.times)]
 
         def means(answers: Answers) -> Answers:
-            starts: Any = range(0, len(answers), self.times)
-            return [np.mean(answers[k : k + self.times], axis=0) for k in starts]
+            starts = range(0, len(answers), self.times)
+            return [np.asarray(np.mean(answers[k : k + self.times], axis=0)) for k in starts]
 
         return mapped(self.of.steps(checks // self.times), ask=again, answer=means)
 
 
 @dataclass(frozen=True, slots=True)
-class FirstColumns(Configured):
+class FirstColumns(learners.ExactHead):
     """An attack of budgets below the number of parameters: v and the first columns of W.
 
-    v first, d queries, then W column by column, d queries each, as `ExactHead` does (Theorem 4.1);
-    with biases c and w before the columns, d + 1 more. Other columns count as 0.
+    v first, d queries, then W column by column, d queries each (Theorem 4.1); with biases c and w
+    before the columns, d + 1 more. Other columns count as 0.
     """
 
-    dim: int
-    columns: int
+    columns: int = field(default=1, kw_only=True)
     """How many of W's d columns."""
-    biases: bool = False
-    seed: int = 0
-
-    revision: ClassVar[int] = 1
 
     @classmethod
     def within(cls, dim: int, queries: int, biases: bool, seed: int) -> FirstColumns | None:
         """Read as many columns as a budget is enough for, all but one at most; None for none."""
         each = dim + ExactTuning().again_per_token
         columns = min(dim - 1, (queries - (2 * each if biases else dim)) // each)
-        return cls(dim, columns, biases, seed) if columns > 0 else None
+        return cls(dim, biases, seed=seed, columns=columns) if columns > 0 else None
 
     def plan(self) -> Plan:
         """Say beforehand what it costs."""
-        d, of_bias, tuning = int(self.dim), int(self.biases), ExactTuning()
-        queries = d + of_bias + d * (self.columns + of_bias)
-        again = tuning.again_per_token * (self.columns + of_bias)
-        return Plan(
-            queries=queries,
-            at_most=queries + again,
-            tokens=2 * queries,
-            rounds=3 + tuning.grid.rounds * (1 + of_bias),
-            formula="d + d·columns",
-        )
+        tokens, tuning = self.columns + self.biases, self.tuning
+        queries, rounds = self.dim * (1 + tokens) + self.biases, 3 + 2 * tuning.grid.rounds
+        most = queries + tuning.again_per_token * tokens
+        return Plan(queries, most, 2 * queries, rounds, "d + d·columns")
 
-    def steps(self, checks: int) -> Steps[SingleHead]:
+    def steps(self, checks: int) -> Steps[models.SingleHead]:
         """Ask, and return what was found; the hold-out is left to whoever has the whole head."""
-        rng, tuning, d = np.random.default_rng(self.seed), ExactTuning(), int(self.dim)
-        settings = FirstRoundSettings(
-            bool(self.biases), listens=True, ahead=self.plan().at_most, tuning=tuning.first_round
+        rng = np.random.default_rng(self.seed)
+        known = FirstRoundSettings(self.biases, listens=True, ahead=self.plan().at_most)
+        first = yield from ask_first_round(self.dim, 0, rng, known)
+        Z = self._offsets(first.values, rng)
+        read = yield from self._read(first.values, Z, self.columns)
+        return unproved(read.model)
+
+
+WEAKER = (
+    "Attacks on this class are its learner of exact values, and means of repeated answers beside "
+    "noise: that they fail says less than it does of a single head, against which there are more.",
+)
+
+VECTORS = (
+    "Answers are vectors: the loss and the errors are root mean squares over all their numbers, "
+    "and labels, which say one bit, are not tried.",
+    *WEAKER,
+)
+
+ATTENTION_WITH_NORM = (
+    "No attacks are known on layers with a norm before them, or with RMSNorm: defend takes plain "
+    "layers and layers behind a LayerNorm."
+)
+FEED_FORWARD_WITH_NORM = (
+    "No attacks are known on feed-forward layers with a norm: defend takes plain ones."
+)
+POSITIONS = "No attacks are known on heads with rotary positions: defend takes heads without."
+
+
+# -- what is known without asking
+
+
+def _heads(model: models.SingleHead | models.MultiHead) -> Structure:
+    d, [scores], w = model.dim, _head_parts(model), np.reshape(model.w, (-1, model.dim, 1))
+    H, rank, biases = len(w), _rank(np.concatenate([scores, w], 2)), bool(np.any(w) or model.c)
+    known = Structure(d, rank, biases, counts.multi_head(d, H, rank, biases=biases), _head_parts)
+    if model.w.ndim == 1:
+        return known
+    return known._replace(caveats=WEAKER, learner=learners.MultiHeadLearner(d, max(1, H), biases))
+
+
+def _network(model: models.ReluNetwork) -> Structure:
+    d, m = model.dim, len(model.b)
+    learner = learners.ReluNetworkLearner(d, max_neurons=2 * m + 2)
+    return Structure(d, d, True, m * (d + 2) + 1, _neuron_parts, WEAKER, learner, neurons=True)
+
+
+def _layer(layer: models.AttentionLayer) -> Structure:
+    if layer.norm is not None and (layer.norm.before or not layer.norm.centred):
+        raise ValueError(ATTENTION_WITH_NORM)
+    d, m, (scores, _) = layer.dim, layer.outputs, _layer_parts(layer)
+    H, rank, parameters = len(scores), _rank(scores), layer_parameters(layer)
+    learner = learners.AttentionLayerLearner(d, max_heads=H or None)
+    typical = counts.attention_layer_queries(d, max(1, H), max(1, rank)) + d
+    return Structure(d, rank, True, parameters, _layer_parts, VECTORS, learner, typical, m)
+
+
+def _feed_forward(layer: models.FeedForward) -> Structure:
+    if layer.norm is not None:
+        raise ValueError(FEED_FORWARD_WITH_NORM)
+    d, width, sizes = layer.dim, layer.outputs, (layer.dim, len(layer.b), layer.outputs)
+    parameters, typical = counts.feed_forward(*sizes), counts.feed_forward_queries(*sizes) + d
+    learner = learners.FeedForwardLearner(d)
+    return Structure(d, d, True, parameters, _neuron_parts, VECTORS, learner, typical, width, True)
+
+
+def _rank(matrices: Array) -> int:
+    """Return the largest rank of several matrices; 0 of none."""
+    return int(np.max(np.linalg.matrix_rank(matrices), initial=0))
+
+
+# -- what counts as an error
+
+
+def _head_parts(model: Any) -> list[Array]:
+    """Return all W_h of one head or several."""
+    return [np.reshape(model.W, (-1, model.dim, model.dim))]
+
+
+def _layer_parts(layer: models.AttentionLayer) -> list[Array]:
+    """Return all W_h, and all M_h."""
+    heads = canonical(layer).heads
+    return [np.array([head.W for head in heads]), np.array([head.M for head in heads])]
+
+
+def _neuron_parts(model: Any) -> list[Array]:
+    """Return what derivatives of the answers by tokens jump by, B_j (A_j, b_j)."""
+    [neurons] = model.maps.leaves.values()
+    return [neurons.B.T[:, :, None] * np.column_stack([neurons.A, neurons.a])[:, None]]
+
+
+def matched_error(truth: ArrayLike, found: ArrayLike, *, signed: bool = True) -> float:
+    """Return the relative error of the best matching of parts; what is missing counts whole.
+
+    Parts are known up to sign where they are not ``signed``.
+    """
+    arrays = (np.asarray(parts, dtype=np.float64) for parts in (truth, found))
+    mine, its = (parts.reshape(len(parts), int(np.prod(parts.shape[1:]))) for parts in arrays)
+    cost = np.zeros((len(mine), len(its)))
+    for row, part in zip(cost, mine, strict=True):
+        row[:] = np.sum((part - its) ** 2, axis=1)
+        if not signed:
+            row[:] = np.minimum(row, np.sum((part + its) ** 2, axis=1))
+    rows, columns = linear_sum_assignment(cost)
+    missing = np.setdiff1d(np.arange(len(mine)), rows)
+    squares = float(np.sum(cost[rows, columns]) + np.sum(mine[missing] ** 2))
+    return math.sqrt(squares) / (float(np.linalg.norm(mine)) or 1.0)
+
+
+ATTACKED: Mapping[type[Any], tuple[Callable[[Any], Structure], tuple[str, ...]]] = {
+    models.SingleHead: (_heads, ("LowRankHead", "ExactHead", "ApproximateHead", "SensingHead")),
+    models.MultiHead: (_heads, ("MultiHeadLearner", "OrthogonalHeads")),
+    models.ReluNetwork: (_network, ("ReluNetworkLearner",)),
+    models.AttentionLayer: (_layer, ("AttentionLayerLearner",)),
+    models.FeedForward: (_feed_forward, ("FeedForwardLearner",)),
+}
+"""What is known of every class, and what recovers a target of it undefended, by its name."""
+
+
+def structure_of(model: Any) -> Structure:
+    """Return what an attacker knows of a model.
+
+    Raises
+    ------
+    ValueError
+        No attacks are known for it.
+    """
+    if type(model) not in ATTACKED:
+        names = ", ".join(kind.__name__ for kind in ATTACKED)
+        raise ValueError(f"No attacks are known on a {type(model).__name__}: defend takes {names}.")
+    known, _ = ATTACKED[type(model)]
+    return known(model)
+
+
+def check_learner(learner: Any, dim: int) -> None:
+    """Refuse a learner whose models cannot be attacked, before anything is paid.
+
+    Raises
+    ------
+    ValueError
+        It recovers another class, or what no attack is known on, or takes another dimension.
+    """
+    name, norm = type(learner).__name__, getattr(learner, "norm", None)
+    known = [own for _, names in ATTACKED.values() for own in names]
+    if name not in known:
+        raise ValueError(
+            f"What {name} recovers is not attacked here: defend recovers the target with one of "
+            f"{', '.join(known)}."
         )
-        first = yield from ask_first_round(d, 0, rng, settings)
-        values = first.values
-        Z = offsets.balanced(values.v, rng)
-        spare = tuning.again_per_token
-        w, shift = np.zeros(d), None
-        split: Split = free
-        if self.biases:
-            none = np.zeros((1, d))
-            bias = LogitGrid(Z.made(), none, values, offset_only, "w", tuning=tuning.grid)
-            yield from measure(bias, spare)
-            [shift] = bias.measured()
-            w, values = solve(Z, bias.measured()).matrix[:, 0], bias.values
-            split = beside_bias(shift)
-        queries = np.eye(d)[: self.columns]
-        grid = LogitGrid(Z.made(), queries, values, split, "W", shift, tuning=tuning.grid)
-        yield from measure(grid, spare * self.columns)
-        W = np.zeros((d, d))
-        W[:, : self.columns] = solve(Z, grid.measured()).matrix
-        return unproved(SingleHead(W, values.v, w, values.c))
+    if learner.dim != dim:
+        raise ValueError(f"The learner takes tokens of dimension {learner.dim}, not {dim}.")
+    if name == "FeedForwardLearner" and norm is not None:
+        raise ValueError(FEED_FORWARD_WITH_NORM)
+    if norm == "pre":
+        raise ValueError(ATTENTION_WITH_NORM)
+    if getattr(learner, "rotary", False) or getattr(learner, "rotary_base", None) is not None:
+        raise ValueError(POSITIONS)

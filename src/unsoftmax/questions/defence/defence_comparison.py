@@ -108,57 +108,53 @@ class DefenceTrial:
         """Whether the best attack was left errors of at least this, in parameters and function."""
         return self.measured and min(self.error, self.function_error) >= threshold
 
+    def affordable(self, most_loss: float) -> bool:
+        """Whether it is known to cost no more than this."""
+        return self.loss is not None and self.loss <= most_loss
+
 
 def recommended(
     trials: Sequence[DefenceTrial], threshold: float, most_loss: float
 ) -> DefenceTrial | None:
     """Return the defence of least loss that holds; None where none does at a loss that low."""
-    usable = [t for t in _affordable(trials, most_loss) if t.holds(threshold)]
+    usable = [trial for trial in trials if trial.affordable(most_loss) and trial.holds(threshold)]
     return min(usable, key=lambda trial: (trial.loss, trial.refused), default=None)
-
-
-def _affordable(trials: Sequence[DefenceTrial], most_loss: float) -> list[DefenceTrial]:
-    return [trial for trial in trials if trial.loss is not None and trial.loss <= most_loss]
 
 
 def recommendation(trials: Sequence[DefenceTrial], threshold: float, most_loss: float) -> str:
     """Say in a sentence or two what the trials recommend."""
-    best, least = recommended(trials, threshold, most_loss), f"{threshold:.0%}"
+    best, least, count = recommended(trials, threshold, most_loss), f"{threshold:.0%}", len(trials)
     unknown = sum(not trial.measured for trial in trials)
     if best is not None:
         withheld = f" and {best.refused:.1%} of legitimate sequences" * bool(best.refused)
         unjudged = f" ({unknown} of them could not be judged)" * bool(unknown)
         return (
-            f"{best.words[0].upper()}{best.words[1:]}: of {len(trials)} defences tried{unjudged} "
-            f"it costs least, {best.loss:.1%} of the answers' spread{withheld}, among those that "
-            f"leave the best attack errors of {least} or more: {best.error:.1%} of the parameters "
-            f"and {best.function_error:.1%} of the function, after {best.queries:,} queries."
+            f"{best.words.capitalize()}: of {count} defences tried{unjudged} it costs least, "
+            f"{best.loss:.1%} of the answers' spread{withheld}, among those that leave the best "
+            f"attack errors of {least} or more: {best.error:.1%} of the parameters and "
+            f"{best.function_error:.1%} of the function, after {best.queries:,} queries."
         )
-    if unknown == len(trials):
+    if unknown == count:
         return f"None of {unknown} defences tried could be judged: every attack was refused."
-    said = f"None of {len(trials)} defences tried is known to leave"
+    said = f"None of {count} defences tried is known to leave"
     if unknown:
         said = (
-            f"{unknown} of {len(trials)} defences tried could not be judged, as every attack was "
-            f"refused; none of the other {len(trials) - unknown} leaves"
+            f"{unknown} of {count} defences tried could not be judged, as every attack was "
+            f"refused; none of the other {count - unknown} leaves"
         )
-    said += (
-        f" the best attack errors of {least} or more at a loss of utility of {most_loss:.0%} or "
-        "less"
-    )
-    usable = [trial for trial in _affordable(trials, most_loss) if trial.measured]
+    said += f" the best attack errors of {least} or more at a loss of utility of {most_loss:.0%}"
+    usable = [trial for trial in trials if trial.affordable(most_loss) and trial.measured]
     if not usable:
-        return f"{said}."
+        return f"{said} or less."
     most = max(usable, key=lambda trial: min(trial.error, trial.function_error))
+    left = [
+        f"{share:.1%}" if share >= 0.001 else "less than 0.1%"
+        for share in (most.error, most.function_error)
+    ]
     return (
-        f'{said}. Of those that were judged, "{most.words}" leaves most: '
-        f"{_at_least_seen(most.error)} of the parameters and "
-        f"{_at_least_seen(most.function_error)} of the function."
+        f'{said} or less. Of those that were judged, "{most.words}" leaves most: {left[0]} of the '
+        f"parameters and {left[1]} of the function."
     )
-
-
-def _at_least_seen(share: float) -> str:
-    return f"{share:.1%}" if share >= 0.001 else "less than 0.1%"
 
 
 def left_out(trials: Sequence[DefenceTrial], threshold: float) -> tuple[str, ...]:
@@ -167,10 +163,10 @@ def left_out(trials: Sequence[DefenceTrial], threshold: float) -> tuple[str, ...
     if held := [trial for trial in trials if trial.loss is None and trial.holds(threshold)]:
         best = max(held, key=lambda trial: trial.strength)
         notes.append(
-            f'"{best.words[0].upper()}{best.words[1:]}" leaves the best attack errors of '
-            f"{best.error:.1%} and {best.function_error:.1%}, as long as no client needs more and "
-            "clients do not pool their answers; say how many queries a legitimate client needs to "
-            "have its loss compared."
+            f'"{best.words.capitalize()}" leaves the best attack errors of {best.error:.1%} and '
+            f"{best.function_error:.1%}, as long as no client needs more and clients do not pool "
+            "their answers; say how many queries a legitimate client needs to have its loss "
+            "compared."
         )
     if unknown := sum(not trial.measured for trial in trials):
         notes.append(
@@ -235,14 +231,10 @@ class DefenceComparison(SavedResult):
         return content
 
     def _repr_html_(self) -> str:
-        rows = "".join(
-            f"<tr><td>{escape(trial.brief)}</td><td>{_percent(trial.loss)}</td>"
-            f"<td>{trial.error:.1e}</td><td>{trial.function_error:.1e}</td></tr>"
-            for trial in self.trials
-        )
-        head = "<tr><th>defence</th><th>loss</th><th>error of W</th><th>of the function</th></tr>"
-        return f"<p>{escape(self.recommendation)}</p><table>{head}{rows}</table>"
-
-
-def _percent(share: float | None) -> str:
-    return "not known" if share is None else f"{share:.2%}"
+        rows = ["<th>defence</th><th>loss</th><th>error of W</th><th>of the function</th>"]
+        for trial in self.trials:
+            loss = "not known" if trial.loss is None else f"{trial.loss:.2%}"
+            errors = f"<td>{trial.error:.1e}</td><td>{trial.function_error:.1e}</td>"
+            rows.append(f"<td>{escape(trial.brief)}</td><td>{loss}</td>{errors}")
+        table = "".join(f"<tr>{row}</tr>" for row in rows)
+        return f"<p>{escape(self.recommendation)}</p><table>{table}</table>"

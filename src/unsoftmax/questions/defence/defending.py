@@ -16,8 +16,8 @@ error they leave is no promise that nobody does better.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -27,10 +27,16 @@ from unsoftmax.errors import NotIdentifiable, UnsoftmaxError
 from unsoftmax.learners import LowRankHead
 from unsoftmax.learners.settings import whole_number
 from unsoftmax.models import SingleHead
+from unsoftmax.models.model import FrozenModel
 from unsoftmax.probes import Array
 from unsoftmax.protocol import Learner, Oracle
-from unsoftmax.questions.defence.attacked_classes import ATTACKED, AttackedClass, unattacked
-from unsoftmax.questions.defence.attacks import Attack, Attacker
+from unsoftmax.questions.defence.attacks import (
+    Attack,
+    Attacker,
+    attacks_on,
+    check_learner,
+    structure_of,
+)
 from unsoftmax.questions.defence.defence_comparison import (
     AttackOutcome,
     DefenceComparison,
@@ -39,44 +45,18 @@ from unsoftmax.questions.defence.defence_comparison import (
     recommendation,
 )
 from unsoftmax.questions.defence.legitimate_use import LegitimateUse, Measures, standard_normal
+from unsoftmax.solve.rank_fit import truncated
 from unsoftmax.validate.function_bound import Sampler, Sampling
 
 
 @dataclass(frozen=True, slots=True)
-class Defence:
-    """One defence at one strength."""
-
-    kind: str
-    """What the ladder is called that it belongs to."""
-    strength: float
-    """In the unit of its kind; see `UNITS`."""
-    measures: Measures
-    beside: str = ""
-    """The other measure of a combination, which its strengths share."""
-
-
-UNITS = {
-    "nothing": "",
-    "rounding": "step, in spreads of the answers",
-    "noise": "deviation, in spreads of the answers",
-    "clipping": "range either side, in spreads of the answers",
-    "norm cap": "cap, in longest legitimate tokens",
-    "labels only": "",
-    "query budget": "queries per parameter",
-    "rounding with a norm cap": "step, in spreads of the answers",
-    "noise with a norm cap": "deviation, in spreads of the answers",
-}
-"""What the strength of a kind is measured in; a kind of two measures names its first."""
-
-
-@dataclass(frozen=True, slots=True)
-class LadderTuning:
-    """The strengths that are tried, weakest first."""
+class DefendTuning:
+    """The strengths that are tried, weakest first, and on how many sequences."""
 
     decimals: tuple[int, ...] = (6, 4, 2, 1, 0)
-    """Places beyond the power of ten below the spread."""
+    """Places of rounding beyond the power of ten below the spread."""
     noise: tuple[float, ...] = (1e-6, 1e-4, 1e-2, 0.1, 0.3, 1.0)
-    """In spreads."""
+    """Deviations, in spreads."""
     clip: tuple[float, ...] = (4.0, 2.0, 1.0, 0.3)
     """Spreads either side of the mean answer."""
     cap: tuple[float, ...] = (4.0, 1.0, 0.8, 0.6)
@@ -89,61 +69,6 @@ class LadderTuning:
     """Deviations of noise with a norm cap, in spreads."""
     both_caps: tuple[float, ...] = (4.0, 1.0)
     """The caps that rounding and noise are tried with."""
-
-
-def ladder(use: LegitimateUse, parameters: int, tuning: LadderTuning) -> Iterator[Defence]:
-    """Yield every defence at every strength, those of a kind together.
-
-    Strengths are relative to what legitimate clients see: steps and noise to the spread of their
-    answers, caps to their longest token, budgets to the number of parameters.
-    ``parameters`` are the numbers that the model is made of; of vectors, answers that have as many.
-    """
-    caps = [Measures(radius=times * use.longest) for times in tuning.both_caps]
-    yield Defence("nothing", 0.0, Measures())
-    yield from _rounding("rounding", use, tuning.decimals, Measures())
-    yield from _noise("noise", use, tuning.noise, Measures())
-    for times in tuning.clip:
-        half = times * use.spread
-        clip = use.mean - half, use.mean + half
-        yield Defence("clipping", times, Measures(clip=clip))
-    for times in tuning.cap:
-        yield Defence("norm cap", times, Measures(radius=times * use.longest))
-    if use.answers.ndim == 1:  # labels are told of numbers
-        yield Defence("labels only", 1.0, Measures(labels=True))
-    for share in tuning.budget:
-        queries = int(np.ceil(share * parameters))
-        yield Defence("query budget", share, Measures(queries=queries))
-    for cap in caps:
-        yield from _rounding("rounding with a norm cap", use, tuning.capped_decimals, cap)
-    for cap in caps:
-        yield from _noise("noise with a norm cap", use, tuning.capped_noise, cap)
-
-
-def _rounding(
-    kind: str, use: LegitimateUse, places: tuple[int, ...], cap: Measures
-) -> Iterator[Defence]:
-    for beyond in places:
-        measures = replace(cap, decimals=beyond - int(np.floor(np.log10(use.spread))))
-        yield Defence(kind, measures.step / use.spread, measures, _beside(cap))
-
-
-def _noise(
-    kind: str, use: LegitimateUse, shares: tuple[float, ...], cap: Measures
-) -> Iterator[Defence]:
-    for share in shares:
-        yield Defence(kind, share, replace(cap, noise=share * use.spread), _beside(cap))
-
-
-def _beside(cap: Measures) -> str:
-    return "" if cap.radius is None else f"tokens up to {cap.radius:.3g}"
-
-
-@dataclass(frozen=True, slots=True)
-class DefendTuning:
-    """Knobs of the comparison."""
-
-    ladder: LadderTuning = field(default=LadderTuning())
-    """Which defences, how strong."""
     sequences: int = 512
     """Sequences that losses are measured on, and as many others for the function's error: a loss
     is known to about 3 % of itself."""
@@ -152,127 +77,100 @@ class DefendTuning:
     of attacks could not be told from its own."""
 
 
-@dataclass(frozen=True, slots=True)
-class Undefended:
-    """The model that is defended, and how it is known."""
+def ladder(
+    use: LegitimateUse, parameters: int, tuning: DefendTuning
+) -> Iterator[tuple[Measures, DefenceTrial]]:
+    """Yield every defence at every strength, those of a kind together, with a trial to be made.
 
-    model: Any
-    recovery: Recovery[Any] | None = None
-    """What it was recovered by; None where the target is a model."""
+    Strengths are relative to what legitimate clients see: steps and noise to the spread of their
+    answers, caps to their longest token, budgets to the number of parameters.
+    ``parameters`` are the numbers that the model is made of; of vectors, answers that have as many.
+    """
+    mean, spread, longest, none = use.mean, use.spread, use.longest, Measures()
+    power = int(np.floor(np.log10(spread)))
 
-    @property
-    def paid(self) -> int:
-        """Queries paid to the target."""
-        return 0 if self.recovery is None else self.recovery.queries
+    def rounded(places: Iterable[int], cap: Measures) -> Iterator[tuple[float, Measures]]:
+        for beyond in places:
+            measures = replace(cap, decimals=beyond - power)
+            yield measures.step / spread, measures
 
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Say how the model is known."""
-        if self.recovery is None:
-            return ()
-        return (
-            f"Defended and attacked was the model as recovered from {self.paid:,} queries, with "
-            "float64 answers; the target itself was asked nothing else.",
-        )
+    def noisy(shares: Iterable[float], cap: Measures) -> Iterator[tuple[float, Measures]]:
+        return ((share, replace(cap, noise=share * spread)) for share in shares)
+
+    clips = ((x, Measures(clip=(mean - x * spread, mean + x * spread))) for x in tuning.clip)
+    caps = ((x, Measures(radius=x * longest)) for x in tuning.cap)
+    labels = [(1.0, Measures(labels=True))] * (use.answers.ndim == 1)  # of numbers alone
+    budgets = ((x, Measures(queries=int(np.ceil(x * parameters)))) for x in tuning.budget)
+    both = [Measures(radius=x * longest) for x in tuning.both_caps]
+    step, deviation = "step, in spreads of the answers", "deviation, in spreads of the answers"
+    for kind, unit, strengths in (
+        ("nothing", "", [(0.0, none)]),
+        ("rounding", step, rounded(tuning.decimals, none)),
+        ("noise", deviation, noisy(tuning.noise, none)),
+        ("clipping", "range either side, in spreads of the answers", clips),
+        ("norm cap", "cap, in longest legitimate tokens", caps),
+        ("labels only", "", labels),
+        ("query budget", "queries per parameter", budgets),
+        *(("rounding with a norm cap", step, rounded(tuning.capped_decimals, cap)) for cap in both),
+        *(("noise with a norm cap", deviation, noisy(tuning.capped_noise, cap)) for cap in both),
+    ):
+        for strength, measures in strengths:
+            both_measures = kind.endswith("with a norm cap")
+            beside = f"tokens up to {measures.radius:.3g}" if both_measures else ""
+            said = str(measures), measures.brief
+            yield measures, DefenceTrial(kind, strength, unit, beside, *said, None, None, ())
 
 
-def undefended(
-    oracle: Oracle,
-    learner: Learner[Any],
-    tuning: DefendTuning = DefendTuning(),
-    **campaign: Any,
-) -> Undefended:
-    """Recover a target that is asked undefended; biases within their bounds count as none.
+def undefended(recovery: Recovery[Any], certified: float) -> Any:
+    """Return the model that was recovered; biases within their bounds count as none.
 
     Raises
     ------
     NotIdentifiable
-        The target's own answers are too coarse to know the model by; and as `learn` raises it.
+        The target's own answers are too coarse to know the model by.
     """
-    recovery = learn(oracle, learner, **campaign)
     errors, model = recovery.certificate.errors, recovery.model
-    for name, bound in errors.items():
-        if name not in ("W", "v", "M"):
-            continue
-        if not bound <= tuning.certified * (model.parameter_norm(name) or np.inf):
+    for name in (name for name in errors if name in ("W", "v", "M")):
+        norm = model.parameter_norm(name)
+        if not errors[name] <= certified * (norm or np.inf):
             raise NotIdentifiable(
                 f"The target's own answers are too coarse to judge defences by: {name} is known to "
-                f"{bound:.1e} at a norm of {model.parameter_norm(name):.1e}.",
+                f"{errors[name]:.1e} at a norm of {norm:.1e}.",
                 determined={name: getattr(model, name) for name in errors if hasattr(model, name)},
             )
-    if type(model) is SingleHead and all(
-        model.parameter_norm(name) <= errors.get(name, 0.0) for name in ("w", "c")
-    ):
-        arrays = {name: array for name, array in model.arrays().items() if name not in ("w", "c")}
-        model = type(model).from_arrays(arrays)
-    return Undefended(model, recovery)
+    unseen = all(model.parameter_norm(bias) <= errors.get(bias, 0.0) for bias in "wc")
+    if type(model) is SingleHead and unseen:
+        arrays = {name: array for name, array in model.arrays().items() if name not in "wc"}
+        return SingleHead.from_arrays(arrays)
+    return model
 
 
-@dataclass(eq=False)
-class Metered:
-    """A defended service that counts what it is asked."""
+def outcome(attack: Attack, by: Attacker, model: Any, fresh: LegitimateUse) -> AttackOutcome:
+    """Run one attack against a defended model of its own, and see on fresh use how far it came."""
+    asked, defended = 0, by.measures.around(model, by.seed + 1)
 
-    oracle: Oracle
-    asked: int = 0
+    def service(X: Array) -> Any:
+        nonlocal asked
+        asked += len(X)
+        return defended(X)
 
-    def __call__(self, X: Array, /) -> Any:
-        """Count a batch, and answer it."""
-        self.asked += len(X)
-        return self.oracle(X)
-
-
-@dataclass(frozen=True, slots=True)
-class DefenceRange:
-    """A model, its legitimate use, and attackers: defences are tried one after the other."""
-
-    model: Any
-    known: AttackedClass
-    attacker: Attacker
-    use: LegitimateUse
-    """What losses are measured on."""
-    fresh: LegitimateUse
-    """What the function's error is measured on."""
-
-    def trial(self, defence: Defence) -> DefenceTrial:
-        """Try a defence: measure its loss, and run every attack on it."""
-        measures, seed = defence.measures, self.attacker.seed
-        loss = self.use.loss(measures, measures.around(self.model, seed))
-        attacks = self.known.attacks(self.attacker, measures)
-        return DefenceTrial(
-            kind=defence.kind,
-            strength=defence.strength,
-            unit=UNITS[defence.kind],
-            beside=defence.beside,
-            words=str(measures),
-            brief=measures.brief,
-            loss=loss.loss,
-            refused=loss.refused,
-            attacks=tuple(self._outcome(defence, attack) for attack in attacks),
-        )
-
-    def _outcome(self, defence: Defence, attack: Attack) -> AttackOutcome:
-        """Run one attack against a service of its own, and see how far it came."""
-        measures, seed = defence.measures, self.attacker.seed
-        service = Metered(measures.around(self.model, seed + 1))
-        budget = Budget(queries=self.attacker.may_ask(measures))
-        try:
-            found = learn(service, attack.learner, budget, holdout=attack.holdout, retries=1).model
-        except UnsoftmaxError as refusal:
-            return self._refused(attack, service.asked, refusal)
-        found = self.known.finished(found, self.attacker.structure)
-        return AttackOutcome(
-            attack.name,
-            service.asked,
-            self.known.error(self.model, found),
-            self.fresh.error_of(found, attack.up_to_scale),
-        )
-
-    def _refused(self, attack: Attack, asked: int, refusal: UnsoftmaxError) -> AttackOutcome:
-        determined = getattr(refusal, "determined", {})
-        rest = self.known.remainder(int(self.model.dim), determined)
-        missed = np.inf if rest is None else self.fresh.error_of(rest, attack.up_to_scale)
-        said = f"{type(refusal).__name__}: {refusal}"
-        return AttackOutcome(attack.name, asked, np.inf, missed, said, tuple(determined))
+    refusal, determined, error = None, dict[str, Any](), np.inf
+    budget, d, rank = Budget(queries=by.queries), by.structure.dim, by.structure.rank
+    try:
+        recovery = learn(service, attack.learner, budget, holdout=attack.holdout, retries=1)
+    except UnsoftmaxError as refused:
+        refusal = f"{type(refused).__name__}: {refused}"
+        determined, found = getattr(refused, "determined", {}), None
+        if "v" in determined:  # an attacker who knows v alone goes on with W = 0
+            W, c = determined.get("W", np.zeros((d, d))), float(determined.get("c", 0.0))
+            found = SingleHead(W, determined["v"], None, c)
+    else:
+        found = recovery.model
+        if type(found) is SingleHead and rank < d:  # errors of full rank leave
+            found = SingleHead(truncated(found.W, rank), found.v, found.w, found.c)
+        error = by.structure.error(model, found)
+    missed = np.inf if found is None else fresh.error_of(found, by.measures.labels)
+    return AttackOutcome(attack.name, asked, error, missed, refusal, tuple(determined))
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,7 +190,7 @@ class DefenceQuestion:
     attack_queries: int | None = None
     needs: int | None = None
     seed: int = 0
-    tuning: DefendTuning = field(default=DefendTuning())
+    tuning: DefendTuning = DefendTuning()
 
     def __post_init__(self) -> None:
         whole_number("dim", self.dim, 1)
@@ -307,34 +205,45 @@ class DefenceQuestion:
             Sampling(self.sampler, eps=0.5, delta=0.5).try_out(self.dim)
 
     def compared(
-        self, target: Undefended, watch: Callable[[int, int, DefenceTrial], object] | None = None
+        self, target: Any, watch: Callable[[int, int, DefenceTrial], object] | None = None
     ) -> DefenceComparison:
-        """Try every defence on a model that is known."""
-        model, seed, tuning = target.model, self.seed, self.tuning
-        known = attacked_class(model)
-        structure = known.structure(model)
-        tokens = (1, 1) if known.singles else (2, 16)
-        sampler = self.sampler or standard_normal(int(model.dim), *tokens)
+        """Try every defence on a model, or on what a `Recovery` found undefended."""
+        seed, tuning, paid, model = self.seed, self.tuning, 0, target
+        notes: tuple[str, ...] = ()
+        if isinstance(target, Recovery):
+            model, paid = undefended(target, tuning.certified), target.queries
+            notes = (
+                f"Defended and attacked was the model as recovered from {paid:,} queries, with "
+                "float64 answers; the target itself was asked nothing else.",
+            )
+        structure = structure_of(model)
+        tokens = (1, 1) if structure.neurons else (2, 16)
+        sampler = self.sampler or standard_normal(model.dim, *tokens)
         use, fresh = (
             LegitimateUse.drawn(model, sampler, self.needs, stream, tuning.sequences)
             for stream in (seed, seed + 1)
         )
         # bisecting every parameter to 40 bits takes 45 queries, and means of 64 answers take three
         # bits off noise; not every attack uses that a rank is low
-        pairs = structure.dim * (structure.dim + 1)
-        most = self.attack_queries or max(64 * structure.queries, 16 * pairs, 4096)
-        attacker = Attacker(structure, use.spread, use.longest, most, seed)
-        trials = DefenceRange(model, known, attacker, use, fresh)
-        defences, done = list(ladder(use, structure.queries, tuning.ladder)), []
-        for number, defence in enumerate(defences, 1):
-            done.append(trials.trial(defence))
+        pairs, enough = (
+            model.dim * (model.dim + 1),
+            -(-structure.parameters // structure.per_answer),
+        )
+        most = self.attack_queries or max(64 * enough, 16 * pairs, 4096)
+        defences, done = list(ladder(use, enough, tuning)), list[DefenceTrial]()
+        for number, (measures, trial) in enumerate(defences, 1):
+            loss, refused = use.loss(measures, measures.around(model, seed))
+            queries = most if measures.queries is None else min(most, measures.queries)
+            by = Attacker(structure, measures, use.spread, use.longest, queries, seed)
+            attacks = tuple(outcome(attack, by, model, fresh) for attack in attacks_on(by))
+            done.append(replace(trial, loss=loss, refused=refused, attacks=attacks))
             if watch is not None:
                 watch(number, len(defences), done[-1])
         return DefenceComparison(
             target=repr(model),
-            dim=int(model.dim),
+            dim=model.dim,
             parameters=structure.parameters,
-            paid=target.paid,
+            paid=paid,
             spread=use.spread,
             longest=use.longest,
             attack_queries=most,
@@ -342,47 +251,8 @@ class DefenceQuestion:
             most_loss=self.most_loss,
             trials=tuple(done),
             recommendation=recommendation(done, self.threshold, self.most_loss),
-            notes=(*target.notes, *left_out(done, self.threshold), *known.caveats),
+            notes=(*notes, *left_out(done, self.threshold), *structure.caveats),
         )
-
-
-def attacked_class(model: Any) -> AttackedClass:
-    """Return how a model's class is attacked.
-
-    Raises
-    ------
-    ValueError
-        No attacks are known for it.
-    """
-    if type(model) not in ATTACKED:
-        names = ", ".join(kind.__name__ for kind in ATTACKED)
-        raise ValueError(f"No attacks are known on a {type(model).__name__}: defend takes {names}.")
-    return ATTACKED[type(model)]
-
-
-def check_learner(learner: Learner[Any], dim: int) -> None:
-    """Refuse a learner whose models cannot be attacked, before anything is paid.
-
-    Raises
-    ------
-    ValueError
-        It recovers another class, or what no attack is known on, or takes another dimension.
-    """
-    known = [name for each in ATTACKED.values() for name in each.learners]
-    if type(learner).__name__ not in known:
-        raise ValueError(
-            f"What {type(learner).__name__} recovers is not attacked here: defend recovers the "
-            f"target with one of {', '.join(known)}."
-        )
-    if learner.dim != dim:
-        raise ValueError(f"The learner takes tokens of dimension {learner.dim}, not {dim}.")
-    if why := unattacked(learner):
-        raise ValueError(why)
-
-
-def is_known(oracle: object) -> bool:
-    """Whether a target is a model of ours, which need not be asked."""
-    return hasattr(oracle, "arrays") and hasattr(oracle, "parameter_norm")
 
 
 def defend(
@@ -474,31 +344,15 @@ def defend(
     question = DefenceQuestion(
         dim, sampler, threshold, most_loss, attack_queries, needs, seed, tuning
     )
-    if is_known(oracle):
-        return question.compared(_as_given(oracle, dim, learner), watch)
+    if isinstance(oracle, FrozenModel):
+        if oracle.dim != dim:
+            raise ValueError(
+                f"The model takes tokens of dimension {oracle.dim}: use dim={oracle.dim}."
+            )
+        if learner is not None:
+            raise ValueError("A target that is a model is not learned: leave the learner out.")
+        return question.compared(oracle, watch)
     asking = LowRankHead(dim, biases=True, seed=seed) if learner is None else learner
     check_learner(asking, dim)
-    known = undefended(
-        oracle,
-        asking,
-        tuning,
-        budget=budget,
-        ledger=ledger,
-        holdout=holdout,
-        batch=batch,
-        workers=workers,
-        progress=progress,
-        retries=retries,
-        timeout=timeout,
-    )
-    return question.compared(known, watch)
-
-
-def _as_given(model: Any, dim: int, learner: object) -> Undefended:
-    """Take a target that is a model."""
-    if model.dim != dim:
-        raise ValueError(f"The model takes tokens of dimension {model.dim}: use dim={model.dim}.")
-    if learner is not None:
-        raise ValueError("A target that is a model is not learned: leave the learner out.")
-    attacked_class(model)
-    return Undefended(model)
+    campaign = budget, ledger, holdout, batch, workers, progress, retries, timeout
+    return question.compared(learn(oracle, asking, *campaign), watch)

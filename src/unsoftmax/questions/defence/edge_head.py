@@ -52,81 +52,57 @@ class EdgeHead(Configured):
     octaves: ClassVar[int] = 4
     """Lengths of pairs that are tried, half as long each: long ones saturate the softmax."""
 
-    def plan(self) -> Plan:
-        """Say beforehand what it costs."""
-        d = int(self.dim)
-        most = 16 * d + d * (1 + self.bits) + self.entries * (self.octaves + 1 + self.bits)
-        return Plan(
-            queries=None,
-            at_most=most,
-            tokens=2 * most,
-            rounds=4 + 2 * self.bits,
-            formula="16d + (d² + d)(bits + 5)",
-            longest_token=float(self.radius) * (1 + 1e-12),
-            most_tokens=2,
-        )
-
-    @property
-    def crossing(self) -> int:
-        """How many columns and rows of Z W Zᵀ are read: k, or all d.
-
-        Four beyond the rank: a core of the rank alone may be ill-conditioned.
-        """
-        d = int(self.dim)
-        return d if self.rank is None else min(d, int(self.rank) + 4)
-
     @property
     def entries(self) -> int:
-        """How many entries that are."""
-        return self.crossing * (2 * int(self.dim) - self.crossing)
+        """How many entries of Z W Zᵀ are read: those of k columns and rows, or all."""
+        return self._crossing * (2 * self.dim - self._crossing)
+
+    @property
+    def _crossing(self) -> int:
+        """The number k; four beyond the rank: a core of the rank alone may be ill-conditioned."""
+        return self.dim if self.rank is None else min(self.dim, self.rank + 4)
+
+    def plan(self) -> Plan:
+        """Say beforehand what it costs."""
+        d, bits, longest = self.dim, self.bits, self.radius * (1 + 1e-12)
+        most = 16 * d + d * (1 + bits) + self.entries * (self.octaves + 1 + bits)
+        formula = "16d + (d² + d)(bits + 5)"
+        return Plan(None, most, 2 * most, 4 + 2 * bits, formula, longest, 2)
 
     def steps(self, checks: int) -> Steps[SingleHead]:
         """Ask, and return what was found; nothing is certified, and nothing checked."""
-        rng = np.random.default_rng(self.seed)
-        along = yield from self._direction(rng)
-        frame, _ = np.linalg.qr(rng.standard_normal((self.dim, self.dim)))
+        rng, d, radius = np.random.default_rng(self.seed), self.dim, self.radius
+        x = rng.standard_normal((16 * d, d))
+        x *= radius / np.linalg.norm(x, axis=1, keepdims=True)
+        [y] = yield [Sequences(x[:, None], phase="direction of v", purpose="data")]
+        along = x.T @ y
+        if not (size := float(np.linalg.norm(along))):
+            answered = f"Every answer to a single token of norm {radius:g} rounds to 0."
+            raise NotIdentifiable(answered, determined={})
+        along /= size
+        frame, _ = np.linalg.qr(rng.standard_normal((d, d)))
         # on v's side: 1 alongᵀ + frame/2 is then never near singular. Nearer to v values are
         # larger, which coarser rounding shows; farther from it they span directions more evenly
         frame *= np.where(frame @ along < 0, -1.0, 1.0)[:, None]
         Z = along + frame / 2
         Z /= np.linalg.norm(Z, axis=1, keepdims=True)
-        v = yield from self._values(Z)
-        W = yield from self._scores(Z, v)
-        return unproved(SingleHead(W, v))
-
-    def _direction(self, rng: np.random.Generator) -> Asking[Array]:
-        """Estimate v/‖v‖ by the answers to random single tokens."""
-        x = rng.standard_normal((16 * self.dim, self.dim))
-        x *= self.radius / np.linalg.norm(x, axis=1, keepdims=True)
-        [y] = yield [Sequences(x[:, None], phase="direction of v", purpose="data")]
-        along = x.T @ y
-        size = float(np.linalg.norm(along))
-        if size == 0:
-            raise NotIdentifiable(
-                f"Every answer to a single token of norm {self.radius:g} rounds to 0.",
-                determined={},
-            )
-        return np.asarray(along / size)
-
-    def _values(self, Z: Array) -> Asking[Array]:
-        """Read Z v off steps, and v from them."""
 
         def singles(t: Array) -> Probes:
-            X = (t * self.radius)[:, None, None] * Z[:, None]
+            X = (t * radius)[:, None, None] * Z[:, None]
             return Sequences(X, phase="v", purpose="data")
 
-        t, value, there = yield from self._steps(singles, np.ones(len(Z)))
+        t, value, there = yield from self._steps(singles, np.ones(d))
         if not np.any(there):
             raise NotIdentifiable("Answers to single tokens round to 0.", determined={})
-        values = value / (t * self.radius)
-        return np.asarray(np.linalg.lstsq(Z[there], values[there])[0])
+        v = np.linalg.lstsq(Z[there], (value / (t * radius))[there])[0]
+        W = yield from self._scores(Z, np.asarray(v))
+        return unproved(SingleHead(W, v))
 
     def _scores(self, Z: Array, v: Array) -> Asking[Array]:
         """Read Z W Zᵀ off steps, and W from it."""
         d, half = self.dim, self.radius / 2
-        i, j = np.indices((d, d))
-        read = (i < self.crossing) | (j < self.crossing)
-        i, j = i[read], j[read]
+        read = np.minimum(*np.indices((d, d))) < self._crossing
+        i, j = np.nonzero(read)
         values = half * (Z @ v)
 
         def pairs(t: Array) -> Probes:
@@ -140,22 +116,18 @@ class EdgeHead(Configured):
         table, known = np.zeros((d, d)), np.zeros((d, d), dtype=bool)
         known[read] = there & np.isfinite(logits)
         table[known] = logits[known[read]]
-        if self.crossing < d:
-            return self._skeleton(Z, table)
+        if self.rank is not None and (k := self._crossing) < d:
+            # of the rank, from columns and rows; an entry that is not known counts as 0
+            U, sizes, V = np.linalg.svd(table[:k, :k])
+            r = max(1, min(self.rank, int(np.count_nonzero(sizes))))
+            columns = np.linalg.solve(Z, table[:, :k] @ V[:r].T)
+            rows = np.linalg.solve(Z, (U[:, :r].T @ table[:k]).T).T
+            return np.asarray(columns @ (rows / np.maximum(sizes[:r], 1e-300)[:, None]))
         columns = np.linalg.solve(Z, table)
-        for k, seen in enumerate(known.T):
+        for column, entries, seen in zip(columns.T, table.T, known.T, strict=True):
             if not np.all(seen):  # by the smallest column
-                columns[:, k] = np.linalg.lstsq(Z[seen], table[seen, k])[0]
+                column[:] = np.linalg.lstsq(Z[seen], entries[seen])[0]
         return np.asarray(np.linalg.solve(Z, columns.T).T)
-
-    def _skeleton(self, Z: Array, table: Array) -> Array:
-        """Return W of the rank from columns and rows; an entry that is not known counts as 0."""
-        k = self.crossing
-        U, sizes, V = np.linalg.svd(table[:k, :k])
-        r = max(1, min(int(self.rank or 0), int(np.count_nonzero(sizes))))
-        columns = np.linalg.solve(Z, table[:, :k] @ V[:r].T)
-        rows = np.linalg.solve(Z, (U[:, :r].T @ table[:k]).T).T
-        return np.asarray(columns @ (rows / np.maximum(sizes[:r], 1e-300)[:, None]))
 
     def _open_lengths(self, pairs: Stretched, of_a: Array, of_b: Array) -> Asking[Array]:
         """Choose each pair's length: the longest at which the gate is seen to be open.

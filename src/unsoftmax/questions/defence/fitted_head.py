@@ -20,7 +20,6 @@ from typing import ClassVar
 import numpy as np
 
 from unsoftmax.errors import NotIdentifiable
-from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.settings import Configured
 from unsoftmax.models import SingleHead
 from unsoftmax.probes import Array, Indices, Sequences
@@ -30,85 +29,76 @@ from unsoftmax.theory import counts
 
 @dataclass(frozen=True, slots=True)
 class HeadFit:
-    """Least squares for a head, by Levenberg's and Marquardt's steps.
+    """Least squares for a head that answers X with y, by Levenberg's and Marquardt's steps.
 
     A step solves the normal equations, as many as there are parameters, of which there may be some
     thousand: a decomposition of the Jacobian, as SciPy's, would take ten times as long.
     """
 
-    dim: int
     biases: bool
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """What is fitted, one after the other."""
-        return ("v", "c", "w", "W") if self.biases else ("v", "W")
-
-    @property
-    def size(self) -> int:
-        """How many numbers that are."""
-        return counts.single_head(self.dim, biases=self.biases)
+    X: Array
+    y: Array
 
     def head(self, theta: Array) -> SingleHead:
-        """Return the head of these parameters."""
-        d = self.dim
-        v, *biases, W = np.split(theta, [d, d + 1, 2 * d + 1] if self.biases else [d])
-        c, w = biases if biases else (np.zeros(1), None)
-        return SingleHead(W.reshape(d, d), v, w, float(c[0]))
+        """Return the head of these parameters: v, with biases c and w, and W."""
+        d = self.X.shape[2]
+        v, c, w, W = np.split(theta, [d, d + 1, 2 * d + 1] if self.biases else [d, d, d])
+        W = W.reshape(d, d)
+        return SingleHead(W, v, w, float(c[0])) if self.biases else SingleHead(W, v)
 
     def parameters(self, head: SingleHead) -> Array:
-        """Undo `head`."""
-        return np.concatenate([np.ravel(getattr(head, name)) for name in self.names])
+        """Undo `head`, with biases."""
+        return np.concatenate([head.v, [head.c], head.w, np.ravel(head.W)])
 
     def derivatives(self, theta: Array, X: Array) -> tuple[Array, Array]:
         """Return derivatives of the answers to X by all parameters, and the answers."""
         at = self.head(theta).linearise(X)
-        by = at.vjp(np.ones((1, len(X)))).by
-        columns = [by[name][0].whole.reshape(len(X), -1) for name in self.names]
+        by, names = at.vjp(np.ones((1, len(X)))).by, "vcwW" if self.biases else "vW"
+        columns = [by[name][0].whole.reshape(len(X), -1) for name in names]
         return np.hstack(columns), at.value
 
-    def misfit(self, theta: Array, X: Array, y: Array) -> float:
+    def misfit(self, theta: Array) -> float:
         """Return the sum of squares of what a head misses."""
-        return float(np.sum((y - self.head(theta)(X)) ** 2))
+        return float(np.sum((self.y - self.head(theta)(self.X)) ** 2))
 
-    def fitted(self, start: Array, X: Array, y: Array) -> Array:
-        """Return the parameters that fit best, near some: to few of the answers, then to all."""
-        few = 12 * self.size
-        found = self._descend(start, X[:few], y[:few], 40)
-        return self._descend(found, X, y, 3)
-
-    def deviations(self, theta: Array, X: Array, y: Array) -> Array:
-        """Return how far parameters may be off, as far as the misfit is independent errors."""
-        normal, _, size = self._equations(theta, X, y)
-        variance = self.misfit(theta, X, y) / max(1, len(y) - len(theta))
-        inverse = np.linalg.inv(normal + 1e-12 * np.eye(len(normal)))
-        return np.asarray(np.sqrt(np.maximum(np.diag(inverse), 0.0) * variance) / size)
-
-    def information(self, theta: Array, X: Array, y: Array) -> tuple[Array, Array]:
+    def information(self, theta: Array) -> tuple[Array, Array]:
         """Return JᵀJ and Jᵀ(what is missed), block by block: few derivatives are in memory."""
-        normal, gradient = np.zeros((self.size, self.size)), np.zeros(self.size)
-        for start in range(0, len(y), 4096):
+        normal, gradient = np.zeros((len(theta), len(theta))), np.zeros(len(theta))
+        for start in range(0, len(self.y), 4096):
             part = slice(start, start + 4096)
-            J, f = self.derivatives(theta, X[part])
-            normal, gradient = normal + J.T @ J, gradient + J.T @ (y[part] - f)
+            J, f = self.derivatives(theta, self.X[part])
+            normal, gradient = normal + J.T @ J, gradient + J.T @ (self.y[part] - f)
         return normal, gradient
 
-    def _equations(self, theta: Array, X: Array, y: Array) -> tuple[Array, Array, Array]:
+    def _equations(self, theta: Array) -> tuple[Array, Array, Array]:
         """Return the same for parameters of unit effect, and their sizes."""
-        normal, gradient = self.information(theta, X, y)
+        normal, gradient = self.information(theta)
         effects = np.diag(normal)
         # a parameter on which answers hardly depend stays
         size = np.sqrt(effects + 1e-30 * np.max(effects))
         return normal / np.outer(size, size), gradient / size, size
 
-    def _descend(self, theta: Array, X: Array, y: Array, steps: int) -> Array:
-        misfit, damping = self.misfit(theta, X, y), 1e-3
+    def deviations(self, theta: Array) -> SingleHead:
+        """Return how far parameters may be off, as far as the misfit is independent errors."""
+        normal, _, size = self._equations(theta)
+        variance = self.misfit(theta) / max(1, len(self.y) - len(theta))
+        inverse = np.linalg.inv(normal + 1e-12 * np.eye(len(normal)))
+        return self.head(np.sqrt(np.maximum(np.diag(inverse), 0.0) * variance) / size)
+
+    def fitted(self, theta: Array) -> Array:
+        """Return the parameters that fit best, near some: to few of the answers, then to all."""
+        few = 12 * len(theta)
+        theta = HeadFit(self.biases, self.X[:few], self.y[:few])._descend(theta, 40)
+        return self._descend(theta, 3)
+
+    def _descend(self, theta: Array, steps: int) -> Array:
+        misfit, damping = self.misfit(theta), 1e-3
         for _ in range(steps):
-            normal, gradient, size = self._equations(theta, X, y)
+            normal, gradient, size = self._equations(theta)
             before = misfit
             while damping <= 1e9:  # beyond it no step fits better
                 step = np.linalg.solve(normal + damping * np.eye(len(normal)), gradient) / size
-                missed = self.misfit(theta + step, X, y)
+                missed = self.misfit(theta + step)
                 if missed < misfit:
                     theta, misfit = theta + step, missed
                     damping = max(damping / 10, 1e-12)
@@ -137,85 +127,68 @@ class FittedHead(Configured):
 
     def plan(self) -> Plan:
         """Say beforehand what it costs."""
-        return Plan(
-            queries=int(self.queries),
-            at_most=int(self.queries),
-            tokens=self.tokens * int(self.queries),
-            rounds=2,
-            formula="as given",
-            longest_token=float(self.radius) * (1 + 1e-12),
-            most_tokens=self.tokens,
-        )
+        n, longest = self.queries, self.radius * (1 + 1e-12)
+        return Plan(n, n, self.tokens * n, 2, "as given", longest, self.tokens)
 
     def steps(self, checks: int) -> Steps[SingleHead]:
         """Ask, and return what was found; nothing is certified, and nothing checked."""
-        rng, d, fit = np.random.default_rng(self.seed), int(self.dim), self._fit
-        single = min(2 * (d + 1), max(1, int(self.queries) // 4))
-        rest = int(self.queries) - single
+        rng, d, size = np.random.default_rng(self.seed), self.dim, self._size
+        single = min(2 * (d + 1), max(1, self.queries // 4))
+        rest = self.queries - single
         # what tells most is not known from a worse fit than one to two answers per parameter
-        opening = min(rest, int(max(0.4 * rest, 2 * fit.size)))
+        opening = min(rest, int(max(0.4 * rest, 2 * size)))
         # where logits are large, only answers to short query tokens tell anything
-        x, X = self._tokens(rng, single), self._sequences(rng, opening, 0.1, 0.6)
-        of_x, y = yield [
-            Sequences(x[:, None], phase="single tokens", purpose="data"),
-            Sequences(X, phase="sequences", purpose="data"),
-        ]
+        x, X = self._tokens(rng, single), self._sequences(rng, opening, 0.6)
+        singles = Sequences(x[:, None], phase="single tokens", purpose="data")
+        of_x, y = yield [singles, Sequences(X, phase="sequences", purpose="data")]
         columns = np.column_stack([x, np.ones(single)]) if self.biases else x
         straight = np.asarray(np.linalg.lstsq(columns, of_x)[0], dtype=np.float64)
         if not np.any(straight[:d]):
             raise NotIdentifiable("Answers to single tokens are all alike.", determined={})
         # a single token is a sequence of copies
         X = np.concatenate([X, np.repeat(x[:, None], self.tokens, axis=1)])
-        y = np.append(y, of_x)
-        theta = self._opened(straight, X, y, rng)
-        if rest > opening:
-            theta = yield from self._refined(theta, X, y, rest - opening, rng)
+        fit = HeadFit(self.biases, X, np.append(y, of_x))
+        theta = self._opened(fit, straight, rng)
+        if (count := rest - opening) > 0:
+            # one of eight is chosen, of as many as take a second and fit into memory
+            afford = int(min(1e10 / size**2, 2e7 / size))
+            more = self._sequences(rng, max(count, min(8 * count, afford)), 1.0)
+            if len(more) > count:
+                (known, _), (J, _) = fit.information(theta), fit.derivatives(theta, more)
+                more = more[most_telling(J, known, count)]
+            [y] = yield [Sequences(more, phase="most telling sequences", purpose="data")]
+            # the first of all are fitted alone at first: these tell more
+            fit = HeadFit(self.biases, np.concatenate([more, X]), np.append(y, fit.y))
+            theta = fit.fitted(theta)
         return unproved(fit.head(theta))
 
     @property
-    def _fit(self) -> HeadFit:
-        return HeadFit(int(self.dim), bool(self.biases))
+    def _size(self) -> int:
+        """How many numbers are fitted."""
+        return counts.single_head(self.dim, biases=self.biases)
 
-    def _opened(self, straight: Array, X: Array, y: Array, rng: np.random.Generator) -> Array:
+    def _opened(self, fit: HeadFit, straight: Array, rng: np.random.Generator) -> Array:
         """Fit from several starts; return the fit that misses least."""
-        fit, d, found = self._fit, int(self.dim), list[tuple[float, int, Array]]()
+        d, found = self.dim, list[tuple[float, int, Array]]()
         size = d**0.5 / self.radius**2  # logits of about 1
         # several would take too long beyond about 17 dimensions
-        for k in range(1 if len(y) * fit.size**2 > 1e9 else 4):
-            start = np.zeros(fit.size)
-            start[: len(straight)] = straight
-            start[fit.size - d * d :] = size * rng.standard_normal(d * d) * (k > 0)
-            theta = fit.fitted(start, X, y)
-            found.append((fit.misfit(theta, X, y), k, theta))
+        for k in range(1 if len(fit.y) * self._size**2 > 1e9 else 4):
+            W = size * rng.standard_normal(d * d) * (k > 0)
+            theta = fit.fitted(np.concatenate([straight, np.zeros(d * self.biases), W]))
+            found.append((fit.misfit(theta), k, theta))
             found.sort()
             if k and found[1][0] <= 1.01 * found[0][0]:  # two agree
                 break
         return found[0][2]
 
-    def _refined(
-        self, theta: Array, X: Array, y: Array, count: int, rng: np.random.Generator
-    ) -> Asking[Array]:
-        """Ask what tells most, and fit it with all else."""
-        fit = self._fit
-        # one of eight is chosen, of as many as take a second and fit into memory
-        afford = int(min(1e10 / fit.size**2, 2e7 / fit.size))
-        more = self._sequences(rng, max(count, min(8 * count, afford)), 0.1, 1.0)
-        if len(more) > count:
-            known, _ = fit.information(theta, X, y)
-            J, _ = fit.derivatives(theta, more)
-            more = more[most_telling(J, known, count)]
-        [of_more] = yield [Sequences(more, phase="most telling sequences", purpose="data")]
-        # the first of all are fitted alone at first: these tell more
-        return fit.fitted(theta, np.concatenate([more, X]), np.append(of_more, y))
-
     def _tokens(self, rng: np.random.Generator, *count: int) -> Array:
-        x = rng.standard_normal((*count, int(self.dim)))
+        x = rng.standard_normal((*count, self.dim))
         return np.asarray(x * (self.radius / np.linalg.norm(x, axis=-1, keepdims=True)))
 
-    def _sequences(self, rng: np.random.Generator, count: int, least: float, most: float) -> Array:
-        """Draw sequences; query tokens have these shares of the length of the others."""
+    def _sequences(self, rng: np.random.Generator, count: int, most: float) -> Array:
+        """Draw sequences; query tokens have a tenth to ``most`` of the length of the others."""
         X = self._tokens(rng, count, self.tokens)
-        X[:, -1] *= rng.uniform(least, most, (count, 1))
+        X[:, -1] *= rng.uniform(0.1, most, (count, 1))
         return X
 
 
@@ -238,23 +211,7 @@ def unproved(head: SingleHead) -> Found[SingleHead]:
 
 
 @dataclass(frozen=True, slots=True)
-class Refined:
-    """A head as the last fit gave it."""
-
-    head: SingleHead
-    zero: Array
-    """b₀."""
-    X: Array
-    y: Array
-    """All pairs that it was fitted to, and their answers."""
-    missed: float = np.inf
-    """Root mean square of the residuals."""
-    off: float = np.inf
-    """How far an entry of W b₀ + w may be off."""
-
-
-@dataclass(frozen=True, slots=True)
-class StretchedHead(Configured):
+class StretchedHead(FittedHead):
     """Learn a single head with biases from coarse answers, by ever longer tokens.
 
     Without biases longer tokens make rounding and noise negligible (`ApproximateHead`); with them
@@ -272,87 +229,62 @@ class StretchedHead(Configured):
     by its share: nothing makes it larger.
     """
 
-    dim: int
-    radius: float
-    """Length of the first tokens."""
-    queries: int
-    """Questions asked in all."""
-    rounds: int = 10
-    """Fits, each with its share of the questions."""
-    seed: int = 0
+    biases: bool = True
 
-    revision: ClassVar[int] = 2
+    rounds: ClassVar[int] = 9
+    """Fits after the first one, each with its share of the questions."""
 
     def plan(self) -> Plan:
         """Say beforehand what it costs."""
-        opening, more = self._opening.plan(), self._each * (int(self.rounds) - 1)
-        queries = self._opening.queries + more
-        return Plan(
-            queries=queries,
-            at_most=queries,
-            tokens=opening.tokens + 2 * more,
-            rounds=opening.rounds + int(self.rounds) - 1,
-            formula="as given",
-            most_tokens=opening.most_tokens,
-        )
+        n = self.queries
+        return Plan(n, n, self.tokens * n, 2 + self.rounds, "as given", most_tokens=self.tokens)
 
     def steps(self, checks: int) -> Steps[SingleHead]:
         """Ask, and return what was found; nothing is certified, and nothing checked."""
-        rng, d = np.random.default_rng([self.seed, 1]), int(self.dim)
-        found = yield from self._opening.steps(0)
+        rng, d = np.random.default_rng([self.seed, 1]), self.dim
+        # two in five questions: the others begin with what it finds
+        opening = FittedHead(d, self.radius, int(0.4 * self.queries), True, self.seed)
+        found = yield from opening.steps(0)
         # it may be off by about 3 % of W
-        zero = _zero(found.model, 0.03)
-        best = Refined(found.model, zero, np.empty((0, 2, d)), np.empty(0))
-        length = self.radius / 2
-        for _ in range(1, self.rounds):
-            tried = yield from self._refined(best, length, rng)
-            if tried.missed > 1.5 * best.missed:
+        head, zero = found.model, _zero(found.model, 0.03)
+        X, y, misses, length = np.empty((0, 2, d)), np.empty(0), np.inf, self.radius / 2
+        for _ in range(self.rounds):
+            # ask around b₀ with offsets of this length, and fit all that was asked so far
+            drawn = rng.standard_normal((2, (self.queries - opening.queries) // self.rounds, d))
+            pairs = self._pairs(head, zero, length, drawn)
+            [more] = yield [Sequences(pairs, phase="around W b + w = 0", purpose="data")]
+            every, answers = np.concatenate([X, pairs]), np.append(y, more)
+            fit = HeadFit(True, every - zero, answers)
+            theta = fit.fitted(fit.parameters(_moved(head, zero)))
+            fitted = _moved(fit.head(theta), -zero)
+            W_off = float(np.linalg.norm(fit.deviations(theta).W))
+            new_zero = _zero(fitted, W_off / (fitted.parameter_norm("W") or 1.0))
+            fit = HeadFit(True, every - new_zero, answers)
+            theta = fit.parameters(_moved(fitted, new_zero))
+            missed = np.sqrt(fit.misfit(theta) / len(answers))
+            if missed > 1.5 * misses:
                 length /= 4
                 continue
-            best = tried
+            head, zero, X, y, misses = fitted, new_zero, every, answers, missed
             # so long that what is not known of r moves logits by about 0.3; not 64 times longer at
             # once; and from 2²⁴ on W b₀ + w no longer cancels in the target's arithmetic
-            grown = min(0.3 / best.off, 2.0**6 * length)
+            grown = min(0.3 / float(np.max(fit.deviations(theta).w)), 2.0**6 * length)
             length = min(max(grown, self.radius / 2), 2.0**24 * self.radius)
-        return unproved(best.head)
+        return unproved(head)
 
-    @property
-    def _opening(self) -> FittedHead:
-        """The first fit, with two in five questions: the others begin with what it finds."""
-        return FittedHead(int(self.dim), self.radius, int(0.4 * self.queries), True, self.seed)
-
-    @property
-    def _each(self) -> int:
-        return (int(self.queries) - self._opening.queries) // (int(self.rounds) - 1)
-
-    def _pairs(self, best: Refined, length: float, rng: np.random.Generator) -> Array:
-        """Draw pairs around b₀, with logits of about 2."""
-        head = best.head
+    def _pairs(self, head: SingleHead, zero: Array, length: float, drawn: Array) -> Array:
+        """Make pairs around b₀ of what was drawn, with logits of about 2."""
         # a·W b of unit tokens is about ‖W‖/d
-        size = max(head.parameter_norm("W"), 1 / self.radius) / head.dim
+        size = max(head.parameter_norm("W"), 1 / self.radius) / self.dim
         short = min(2 / (length * size), self.radius)
-        a, b = (scale * _unit(self._each, head.dim, rng) for scale in (length, short))
+        a, b = drawn / np.linalg.norm(drawn, axis=2, keepdims=True)
+        a, b = length * a, short * b
         # where W is not known well enough to cancel w, offsets are short
-        left = head.W @ best.zero + head.w
+        left = head.W @ zero + head.w
         along = left / (float(np.linalg.norm(left)) or 1.0)
         open_at = float(np.linalg.norm(left)) * length / 2
         a -= (1 - 1 / max(1.0, open_at)) * np.outer(a @ along, along)
-        return np.stack([a + b + best.zero, b + best.zero], axis=1)
-
-    def _refined(self, best: Refined, length: float, rng: np.random.Generator) -> Asking[Refined]:
-        """Ask around b₀ with offsets of a length, and fit all that was asked so far."""
-        pairs = self._pairs(best, length, rng)
-        [more] = yield [Sequences(pairs, phase="around W b + w = 0", purpose="data")]
-        X, y, zero = np.concatenate([best.X, pairs]), np.append(best.y, more), best.zero
-        fit = HeadFit(int(self.dim), True)
-        theta = fit.fitted(fit.parameters(_moved(best.head, zero)), X - zero, y)
-        head = _moved(fit.head(theta), -zero)
-        W_off = float(np.linalg.norm(fit.head(fit.deviations(theta, X - zero, y)).W))
-        zero = _zero(head, W_off / (head.parameter_norm("W") or 1.0))
-        theta = fit.parameters(_moved(head, zero))
-        off = fit.head(fit.deviations(theta, X - zero, y)).w
-        missed = np.sqrt(fit.misfit(theta, X - zero, y) / len(y))
-        return Refined(head, zero, X, y, float(missed), float(np.max(off)))
+        return np.stack([a + b + zero, b + zero], axis=1)
 
 
 def _zero(head: SingleHead, share: float) -> Array:
@@ -367,8 +299,3 @@ def _zero(head: SingleHead, share: float) -> Array:
 def _moved(head: SingleHead, zero: Array) -> SingleHead:
     """Return the head that answers tokens as this one does those moved by ``zero``."""
     return SingleHead(head.W, head.v, head.W @ zero + head.w, head.c + float(zero @ head.v))
-
-
-def _unit(count: int, dim: int, rng: np.random.Generator) -> Array:
-    x = rng.standard_normal((count, dim))
-    return np.asarray(x / np.linalg.norm(x, axis=1, keepdims=True))

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,8 +24,6 @@ from unsoftmax.errors import NotIdentifiable, OracleError
 from unsoftmax.probes import Array
 from unsoftmax.protocol import Oracle
 from unsoftmax.validate.function_bound import Sampler, Sampling
-
-_Part: TypeAlias = tuple[str, str, Callable[[Oracle, int], Oracle]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,32 +48,31 @@ class Measures:
         """Distance of two rounded answers; 0 where they are not rounded."""
         return 0.0 if self.decimals is None else 10.0**-self.decimals
 
-    def _parts(self) -> Iterator[_Part]:
+    def _parts(self, seed: int = 0) -> Iterator[tuple[str, str, Callable[[Oracle], Oracle]]]:
         """Yield each measure for a table, as what an owner would do, and as a wrapper."""
-        if (clip := self.clip) is not None:
-            span = "{:.3g} … {:.3g}".format(*clip)
-            said = f"clip {span}", f"clip answers to {span}"
-            yield *said, lambda oracle, seed: oracles.clipped(oracle, *clip)
-        if noise := self.noise:
-            said = f"noise {noise:.2g}", f"add noise of {noise:.2g} to answers"
-            yield *said, lambda oracle, seed: oracles.noisy(oracle, noise, seed)
-        if (decimals := self.decimals) is not None:
-            said = f"round to {self.step:g}", f"round answers to multiples of {self.step:g}"
-            yield *said, lambda oracle, seed: oracles.rounded(oracle, decimals)
+        if self.clip is not None:
+            (low, high), span = self.clip, "{:.3g} … {:.3g}".format(*self.clip)
+            clipped = partial(oracles.clipped, low=low, high=high)
+            yield f"clip {span}", f"clip answers to {span}", clipped
+        if size := self.noise:
+            noisy = partial(oracles.noisy, scale=size, seed=seed)
+            yield f"noise {size:.2g}", f"add noise of {size:.2g} to answers", noisy
+        if self.decimals is not None:
+            step, rounded = f"{self.step:g}", partial(oracles.rounded, decimals=self.decimals)
+            yield f"round to {step}", f"round answers to multiples of {step}", rounded
         if self.labels:
-            said = "labels only", "tell only whether an answer is positive"
-            yield *said, lambda oracle, seed: oracles.labels(oracle)
-        if (radius := self.radius) is not None:
-            said = f"tokens ≤ {radius:.3g}", f"refuse tokens longer than {radius:.3g}"
-            yield *said, lambda oracle, seed: oracles.norm_capped(oracle, radius)
+            yield "labels only", "tell only whether an answer is positive", oracles.labels
+        if self.radius is not None:
+            longest, capped = f"{self.radius:.3g}", partial(oracles.norm_capped, radius=self.radius)
+            yield f"tokens ≤ {longest}", f"refuse tokens longer than {longest}", capped
         if self.queries is not None:  # a budget is kept by whoever counts
-            said = f"{self.queries:,} queries", f"answer {self.queries:,} queries per client"
-            yield *said, lambda oracle, seed: oracle
+            count = f"{self.queries:,} queries"
+            yield count, f"answer {count} per client", lambda oracle: oracle
 
     def around(self, oracle: Oracle, seed: int) -> Oracle:
         """Wrap an oracle."""
-        for _, _, wrapped in self._parts():
-            oracle = wrapped(oracle, seed)
+        for _, _, wrapped in self._parts(seed):
+            oracle = wrapped(oracle)
         return oracle
 
     @property
@@ -110,6 +108,12 @@ class LegitimateUse:
     """(n,), or (n, m) of vectors."""
     needs: int | None
     """How many queries a legitimate client asks."""
+    mean: float
+    """Mean undefended answer."""
+    spread: float
+    """Standard deviation of undefended answers."""
+    longest: float
+    """Norm of the longest token."""
 
     @classmethod
     def drawn(
@@ -124,30 +128,17 @@ class LegitimateUse:
         """
         rng = np.random.default_rng([seed, 83])  # a stream of its own
         sampling = Sampling(sampler, eps=0.5, delta=0.5)
-        drawn = tuple(sampling.drawn(int(model.dim), rng) for _ in range(sequences))
-        use = cls(drawn, _answers(model, drawn), needs)
-        if not use.spread > np.finfo(np.float64).eps * float(np.max(np.abs(use.answers))):
+        drawn = tuple(sampling.drawn(model.dim, rng) for _ in range(sequences))
+        answers = _answers(model, drawn)
+        spread = float(np.sqrt(np.mean(np.var(answers, axis=0))))
+        if not spread > np.finfo(np.float64).eps * float(np.max(np.abs(answers))):
             raise NotIdentifiable(
                 "All legitimate sequences get the same answer: there is nothing to defend, and "
                 "no loss can be measured. A sampler may draw others.",
                 determined={},
             )
-        return use
-
-    @property
-    def mean(self) -> float:
-        """Mean undefended answer."""
-        return float(np.mean(self.answers))
-
-    @property
-    def spread(self) -> float:
-        """Standard deviation of undefended answers."""
-        return float(np.sqrt(np.mean(np.var(self.answers, axis=0))))
-
-    @property
-    def longest(self) -> float:
-        """Norm of the longest token."""
-        return max(float(np.linalg.norm(X, axis=1).max()) for X in self.sequences)
+        longest = max(float(np.linalg.norm(X, axis=1).max()) for X in drawn)
+        return cls(drawn, answers, needs, float(np.mean(answers)), spread, longest)
 
     def loss(self, measures: Measures, oracle: Oracle) -> Loss:
         """Measure what a defence costs; ``oracle`` is the defended one."""
@@ -156,8 +147,7 @@ class LegitimateUse:
                 return Loss(None, None)
             short = max(0.0, 1 - measures.queries / self.needs)
             return Loss(float(np.sqrt(short)), short)
-        defended, asked = np.empty_like(self.answers), 0
-        defended[:] = np.mean(self.answers, axis=0)
+        defended, asked = np.full_like(self.answers, np.mean(self.answers, axis=0)), 0
         for k, X in enumerate(self.sequences):
             try:
                 [defended[k]] = oracle(X[None])
@@ -172,7 +162,10 @@ class LegitimateUse:
         return Loss(missed / self.spread, 1 - asked / len(self.answers))
 
     def error_of(self, model: Callable[[Array], Array], up_to_scale: bool) -> float:
-        """Return how far a model is from the answers, as the loss is measured."""
+        """Return how far a model is from the answers, as the loss is measured.
+
+        What labels tell is right ``up_to_scale``: by the factor that fits best.
+        """
         found = _answers(model, self.sequences)
         if up_to_scale and (size := float(found @ found)) > 0:
             found = found * float(found @ self.answers) / size
