@@ -12,9 +12,9 @@ and δ counts on these alone. Each matrix is looked for in the spans of its grad
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from functools import cached_property
 
 import numpy as np
 
@@ -27,6 +27,8 @@ from unsoftmax.probes import Array
 from unsoftmax.questions.answer_errors import AnswerErrors, Seen
 from unsoftmax.questions.claim import Claim
 
+# What may change of heads whose W and M are opened, by the arrays that these are then.
+_FACTORS = {"W": "Q", "M": "O"}
 RESIDUAL = "the residual connection"
 # So many numbers of a vector are looked at, those that miss most: fits take time as their cube.
 _NUMBERS = 24
@@ -54,15 +56,14 @@ _EXPLAINED = 0.25
 # Right answers miss by a quarter of their bounds, even where a fit leaves no room for it.
 _FITTED = 0.25
 # Share of the misses that may come from solving for the change.
-_ROUNDED = 1e-12
+_ROUNDED = 1e-8
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Block:
     """Sequences that were asked, and by what their answers miss the claim."""
 
-    stacks: tuple[tuple[list[int], Array], ...]
-    """Places, and sequences of one length."""
+    sequences: Sequence[Array]
     missed: Array
     """(K, q)."""
     bounds: Array
@@ -70,43 +71,48 @@ class Block:
     """The numbers of the answers that are looked at, as covectors (q, m)."""
 
     @classmethod
-    def of(cls, seen: Seen, errors: AnswerErrors, sequences: Sequence[Array]) -> Block:
+    def of(cls, sequences: Sequence[Array], seen: Seen, errors: AnswerErrors) -> Block:
         """Take those numbers of the answers that miss the claim most."""
-        lengths = sorted({len(X) for X in sequences})
-        places = [[k for k, X in enumerate(sequences) if len(X) == N] for N in lengths]
-        stacks = [(some, np.stack([sequences[k] for k in some])) for some in places]
         missed, bounds = (x.reshape(len(sequences), -1) for x in (seen.missed, errors.of(seen)))
         # what is always 0 may not be off at all
         bounds = np.maximum(bounds, max(_LEAST_BOUND * bounds.max(), np.finfo(np.float64).tiny))
         most = np.argsort(-np.max(np.abs(missed) / bounds, axis=0), kind="stable")[:_NUMBERS]
-        units = np.eye(missed.shape[1])[most]
-        return cls(tuple(stacks), missed[:, most], bounds[:, most], units)
+        return cls(sequences, missed[:, most], bounds[:, most], np.eye(missed.shape[1])[most])
 
     @property
     def share(self) -> float:
         """The largest miss, as a share of its bound."""
-        return self.share_of(self.missed)
+        return float(np.max(np.abs(self.missed) / self.bounds, initial=0.0))
 
-    def share_of(self, missed: Array) -> float:
-        """The largest of some misses, as a share of its bound."""
-        return float(np.max(np.abs(missed) / self.bounds, initial=0.0))
+    @cached_property
+    def stacks(self) -> list[tuple[list[int], Array]]:
+        """Places, and sequences (B, N, d), of every length."""
+        found: dict[int, list[int]] = {}
+        for k, X in enumerate(self.sequences):
+            found.setdefault(len(X), []).append(k)
+        return [(found[N], np.stack([self.sequences[k] for k in found[N]])) for N in sorted(found)]
 
-    def by_length(self) -> Iterator[Block]:
-        """Return those of up to so many tokens, of more and more."""
-        for k in range(len(self.stacks)):
-            stacks, start, kept = [], 0, []
-            for some, X in self.stacks[: k + 1]:
-                stacks.append(([*range(start, start + len(some))], X))
-                start, kept = start + len(some), [*kept, *some]
-            missed, bounds = self.missed[kept], self.bounds[kept]
-            yield Block(tuple(stacks), missed, bounds, self.numbers)
+    def up_to(self, tokens: int) -> Block:
+        """Return the sequences of up to so many tokens."""
+        some = [k for k, X in enumerate(self.sequences) if len(X) <= tokens]
+        kept = [self.sequences[k] for k in some]
+        return replace(self, sequences=kept, missed=self.missed[some], bounds=self.bounds[some])
 
-    def answers(self, maps: Composition) -> Array:
-        """Return the numbers of the answers of some maps, (K, q)."""
-        found = np.empty_like(self.missed)
+    def left(self, claimed: Composition, maps: Composition) -> Array:
+        """Return the misses that other maps leave, in units of the bounds, (K, q)."""
+        left = np.empty_like(self.missed)
         for some, X in self.stacks:
-            found[some] = maps.answers(X)[:, 0] @ self.numbers.T
-        return found
+            moved = maps.answers(X) - claimed.answers(X)
+            left[some] = self.missed[some] - moved[:, 0] @ self.numbers.T
+        return left / self.bounds
+
+    def pulled_back(self, maps: Composition) -> list[Pullback]:
+        """Return the products of the numbers with all derivatives, by stacks."""
+        q, m = self.numbers.shape
+        return [
+            maps.linearise(X).vjp(np.broadcast_to(self.numbers[:, None, None], (q, len(X), 1, m)))
+            for _, X in self.stacks
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,52 +121,62 @@ class Space:
 
     tensor: Tensor
     size: float
+    shape: tuple[int, ...]
+    """Of p."""
     left: Array | None = None
     right: Array | None = None
 
     @classmethod
-    def of(cls, tensor: Tensor, size: float, gradients: Sequence[Gradient]) -> Space:
+    def of(cls, tensor: Tensor, backs: Sequence[Pullback]) -> Space:
         """Span it by the gradients at the sequences that were asked."""
+        gradients, size = [_gradient(back, tensor) for back in backs], _FURTHEST * tensor.norm
         outer = [one for one in gradients if isinstance(one, Outer)]
         if len(outer) < len(gradients):
-            return cls(tensor, size)
-        sides = []
-        for each in ([one.left for one in outer], [one.right for one in outer]):
-            rows = np.concatenate([x.reshape(-1, x.shape[-1]) for x in each])
-            lengths = np.linalg.norm(rows, axis=1, keepdims=True)
-            rows = rows / np.where(lengths > 0, lengths, 1.0)
-            gram = rows.T @ rows
-            sizes, basis = np.linalg.eigh(gram)
-            sides.append(basis[:, sizes > _NO_DIRECTION * sizes.max(initial=0.0)])
-        return cls(tensor, size, *sides)
+            return cls(tensor, size, gradients[0].whole.shape[2:])
+        left, right = (_span([getattr(one, side) for one in outer]) for side in ("left", "right"))
+        return cls(tensor, size, (left.shape[1], right.shape[1]), left, right)
 
     @property
     def count(self) -> int:
         """How many numbers p has."""
-        if self.left is None or self.right is None:
-            return self.tensor.entries
-        return self.left.shape[1] * self.right.shape[1]
+        return int(np.prod(self.shape))
 
-    def rows(self, gradient: Gradient) -> Array:
+    def rows(self, back: Pullback) -> Array:
         """Return derivatives by p, (B, C, n)."""
-        if self.left is None or self.right is None or not isinstance(gradient, Outer):
-            rows = gradient.whole
-        else:
-            left, right = gradient.left @ self.left, gradient.right @ self.right
-            rows = left.swapaxes(2, 3) @ right
-        return np.asarray(self.size * rows.reshape(*rows.shape[:2], -1).swapaxes(0, 1))
+        gradient = _gradient(back, self.tensor)
+        if isinstance(gradient, Outer) and self.left is not None and self.right is not None:
+            gradient = Outer(gradient.left @ self.left, gradient.right @ self.right)
+        rows = gradient.whole.swapaxes(0, 1)
+        return np.asarray(self.size * rows.reshape(*rows.shape[:2], -1))
 
     def change(self, p: Array) -> Array:
-        """Return δ, of the shape that the map's array has."""
+        """Return δ."""
+        change = self.size * p.reshape(self.shape)
         if self.left is None or self.right is None:
-            return self.size * p
-        whole = self.left @ p.reshape(self.left.shape[1], -1) @ self.right.T
-        return np.asarray(self.size * whole)
+            return change
+        return np.asarray(self.left @ change @ self.right.T)
+
+
+def _gradient(back: Pullback, tensor: Tensor) -> Gradient:
+    """Return the gradient of one head or group, or of what all of them share."""
+    gradients = back.by[tensor.path.removesuffix(".T")]
+    if tensor.place is not None or len(gradients) == 1:
+        return gradients[tensor.place or 0]
+    return Direct(np.sum([one.whole for one in gradients], axis=0))
+
+
+def _span(factors: Sequence[Array]) -> Array:
+    """Return an orthonormal basis of what vectors (…, n) span, in columns."""
+    rows = np.concatenate([x.reshape(-1, x.shape[-1]) for x in factors])
+    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
+    rows = rows / np.where(lengths > 0, lengths, 1.0)
+    sizes, basis = np.linalg.eigh(rows.T @ rows)
+    return np.asarray(basis[:, sizes > _NO_DIRECTION * sizes.max(initial=0.0)])
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """How well a hypothesis explains the misses."""
+    """How well a hypothesis explains misses."""
 
     left: float
     """The largest miss that is left, as a share of what bounds let through."""
@@ -184,7 +200,6 @@ class Fit:
 class Hypotheses:
     """What may have changed of a claim."""
 
-    claim: Claim
     maps: Composition
     """The claim's maps, with W and M as they are where these are its tensors."""
     tensors: Mapping[str, Tensor]
@@ -192,44 +207,43 @@ class Hypotheses:
     @classmethod
     def of(cls, claim: Claim) -> Hypotheses:
         """Begin with the claim."""
-        tensors = dict(claim.model.tensors)
-        paths = {tensor.path for tensor in tensors.values()}
-        weighty = claim.weighty()
-        for name, tensor in tensors.items():
-            tensors[name] = tensor._replace(norm=tensor.norm or weighty.get(name, 1.0))
-        maps = _mapped(claim.model.maps, "", lambda prefix, one: _opened(prefix, one, paths))
-        return cls(claim, maps, tensors)
+        weighty, paths = claim.weighty(), {one.path for one in claim.model.tensors.values()}
+        tensors = {
+            name: tensor._replace(norm=tensor.norm or weighty.get(name, 1.0))
+            for name, tensor in claim.model.tensors.items()
+        }
+        maps = claim.model.maps.mapped(lambda prefix, one: _opened(prefix, one, paths))
+        return cls(maps, tensors)
 
-    def left(self, block: Block, names: Sequence[str]) -> Fit:
+    def fit(self, block: Block, names: Sequence[str]) -> Fit:
         """Say how well changes of these tensors explain a block."""
-        claimed = block.answers(self.maps)
         if RESIDUAL in names:
-            moved = block.answers(_toggled(self.maps)) - claimed
-            return Fit(block.share_of(block.missed - moved))
+            left = block.left(self.maps, _toggled(self.maps))
+            return Fit(float(np.max(np.abs(left))))
         if not block.share < _LARGEST_MISS:
             return Fit(np.inf)
-        spaces = self._spaces(block, names)
+        backs = block.pulled_back(self.maps)
+        spaces = [Space.of(self.tensors[name], backs) for name in names]
         fit, p = Fit(block.share), np.zeros(sum(space.count for space in spaces))
         # planes turn further in longer sequences, and fits of these may end at a multiple
         turn = any(space.tensor.path.endswith("frequencies") for space in spaces)
-        for part in block.by_length() if turn else [block]:
-            fit, p = self._fitted(part, spaces, p)
+        lengths = [X.shape[1] for _, X in block.stacks]
+        for tokens in lengths if turn else lengths[-1:]:
+            fit, p = self._fitted(block.up_to(tokens), spaces, p)
         return fit
 
     def _fitted(self, block: Block, spaces: Sequence[Space], p: Array) -> tuple[Fit, Array]:
         """Minimise the misses of a block and |p|², from p on."""
-        claimed = block.answers(self.maps)
 
         def scaled_at(p: Array) -> Array:
-            moved = block.answers(_with(self.maps, spaces, p)) - claimed
-            return ((block.missed - moved) / block.bounds).ravel()
+            return block.left(self.maps, self._changed(spaces, p)).ravel()
 
         least = _ROUNDED * block.share
         scaled, uphill = scaled_at(p), 0
         fit = Fit(float(np.max(np.abs(scaled), initial=0.0)))
         kept, damping = (p, scaled), max(1.0, fit.left**2)
         for _ in range(_STEPS if len(p) else 0):
-            rows = _rows(block, spaces, _with(self.maps, spaces, p))
+            rows = _derivatives(block, spaces, self._changed(spaces, p))
             U, S, V = np.linalg.svd(rows, full_matrices=False)
             met = np.where(_ROUNDED_AWAY * S.max(initial=0.0) < S, S * S / (S * S + 1), 0.0)
             least_left = float(scaled @ scaled - met @ (U.T @ scaled) ** 2)
@@ -260,68 +274,41 @@ class Hypotheses:
                 damping = max(1.0, min(_LESS * damping, float(np.max(np.abs(scaled))) ** 2))
         return fit, kept[0]
 
-    def _spaces(self, block: Block, names: Sequence[str]) -> list[Space]:
-        if not names:
-            return []
-        backs = _backs(block, self.maps)
-        tensors = [self.tensors[name] for name in names]
-        return [
-            Space.of(one, _FURTHEST * one.norm, [_of(back, one) for _, back in backs])
-            for one in tensors
-        ]
+    def _changed(self, spaces: Sequence[Space], p: Array) -> Composition:
+        """Return the maps with changes."""
+        changes: dict[str, list[tuple[int | None, Array]]] = {}
+        for space in spaces:
+            own, p = p[: space.count], p[space.count :]
+            path = space.tensor.path.removesuffix(".T")
+            changes.setdefault(path, []).append((space.tensor.place, space.change(own)))
+
+        def changed(prefix: str, leaf: Map) -> Map:
+            names = _FACTORS if isinstance(leaf, Attention) else {}
+            arrays = {}
+            for path in changes:
+                before, own = path.rpartition(".")[::2]
+                if (f"{before}." if before else "") != prefix:
+                    continue
+                own = names.get(own, own)
+                arrays[own] = np.array(getattr(leaf, own), dtype=np.float64)
+                for place, change in changes[path]:
+                    arrays[own][... if place is None else place] += change
+            if not arrays:
+                return leaf
+            if not isinstance(leaf, LayerNorm):
+                return replace(leaf, **arrays)
+            arrays = {**leaf.arrays(), **arrays}
+            return LayerNorm.from_arrays({**arrays, "eps": np.maximum(arrays["eps"], 0.0)})
+
+        return self.maps.mapped(changed)
 
 
-def _backs(block: Block, maps: Composition) -> list[tuple[list[int], Pullback]]:
-    found = []
-    for some, X in block.stacks:
-        q, m = block.numbers.shape
-        y = np.broadcast_to(block.numbers[:, None, None], (q, len(X), 1, m))
-        found.append((some, maps.linearise(X).vjp(y)))
-    return found
-
-
-def _rows(block: Block, spaces: Sequence[Space], maps: Composition) -> Array:
+def _derivatives(block: Block, spaces: Sequence[Space], maps: Composition) -> Array:
     """Return the derivatives by all p, in units of the bounds, (Kq, n)."""
     found = np.empty((*block.missed.shape, sum(space.count for space in spaces)))
-    for some, back in _backs(block, maps):
-        rows = [space.rows(_of(back, space.tensor)) for space in spaces]
-        found[some] = np.concatenate(rows, axis=2)
-    found /= block.bounds[:, :, None]
-    return found.reshape(-1, found.shape[2])
-
-
-def _with(maps: Composition, spaces: Sequence[Space], p: Array) -> Composition:
-    """Return maps with changes."""
-    changes: dict[str, list[tuple[int | None, Array]]] = {}
-    for space in spaces:
-        own, p = p[: space.count], p[space.count :]
-        path = space.tensor.path.removesuffix(".T")
-        changes.setdefault(path, []).append((space.tensor.place, space.change(own)))
-    return _mapped(maps, "", lambda prefix, leaf: _changed(prefix, leaf, changes))
-
-
-Changes: TypeAlias = Mapping[str, Sequence[tuple[int | None, Array]]]
-"""By the path of an array, with the head or group."""
-
-
-def _of(back: Pullback, tensor: Tensor) -> Gradient:
-    """Return the gradient of one head or group, or of what all of them share."""
-    gradients = back.by[tensor.path.removesuffix(".T")]
-    if tensor.place is not None:
-        return gradients[tensor.place]
-    if len(gradients) == 1:
-        return gradients[0]
-    return Direct(np.sum([one.whole for one in gradients], axis=0))
-
-
-def _mapped(maps: Composition, prefix: str, change: Callable[[str, Map], Map]) -> Composition:
-    """Return a composition with its leaves changed."""
-    parts = []
-    for name, part in maps.parts:
-        own = f"{prefix}{name}." if name else prefix
-        inner = isinstance(part, Composition)
-        parts.append((name, _mapped(part, own, change) if inner else change(own, part)))
-    return Composition(tuple(parts), maps.residual)
+    for (some, _), back in zip(block.stacks, block.pulled_back(maps), strict=True):
+        found[some] = np.concatenate([space.rows(back) for space in spaces], axis=2)
+    return (found / block.bounds[:, :, None]).reshape(-1, found.shape[2])
 
 
 def _opened(prefix: str, leaf: Map, paths: Collection[str]) -> Map:
@@ -337,35 +324,9 @@ def _opened(prefix: str, leaf: Map, paths: Collection[str]) -> Map:
     return leaf
 
 
-def _changed(prefix: str, leaf: Map, changes: Changes) -> Map:
-    """Add changes to a leaf's arrays."""
-    own = {name[len(prefix) :]: some for name, some in changes.items() if name.startswith(prefix)}
-    if not own:
-        return leaf
-    names = {"W": "Q", "M": "O"} if isinstance(leaf, Attention) else {}
-    found = {}
-    for name, some in own.items():
-        kept = getattr(leaf, names.get(name, name))
-        array = np.array(np.zeros(()) if kept is None else kept, dtype=np.float64)
-        for place, change in some:
-            part = array if place is None or not array.shape else array[place]
-            if not array.ndim:
-                array = array + change.reshape(())
-            else:
-                part += change.reshape(part.shape[-change.ndim :] if place is None else part.shape)
-        found[names.get(name, name)] = array
-    if isinstance(leaf, LayerNorm):
-        arrays = {**leaf.arrays(), **found}
-        arrays["eps"] = np.maximum(arrays["eps"], 0.0)
-        return LayerNorm(**arrays)
-    return replace(leaf, **found)
-
-
 def _toggled(maps: Composition) -> Composition:
     """Return the maps with the residual connection about heads or neurons, or without it."""
-    if any(isinstance(part, Composition) for _, part in maps.parts):
-        return Composition(
-            tuple((n, _toggled(x) if isinstance(x, Composition) else x) for n, x in maps.parts),
-            maps.residual,
-        )
-    return Composition(maps.parts, not maps.residual)
+    inner = tuple((n, _toggled(x)) for n, x in maps.parts if isinstance(x, Composition))
+    if not inner:
+        return Composition(maps.parts, not maps.residual)
+    return Composition(tuple((n, dict(inner).get(n, x)) for n, x in maps.parts), maps.residual)

@@ -198,7 +198,7 @@ class TensorSearch:
         query = random[self.probes.random // 2][-1]
         on_lines, why = self._on_lines(query, self.room - len(asked))
         seen = yield from self._asked([*asked, *on_lines])
-        block = Block.of(seen, self.errors, [*asked, *on_lines])
+        block = Block.of([*asked, *on_lines], seen, self.errors)
         tensors, ordered = claim.model.tensors, claim.ordered
         if not on_lines:
             values = [name for name in tensors if name[0] == "v"]
@@ -218,7 +218,7 @@ class TensorSearch:
             more = [np.vstack([on_lines[1 + h][0] - query, zero]) for h in heads]
             again = yield from self._asked(more)
             asked, seen = [*asked, *on_lines, *more], seen.beside(again)
-            block = Block.of(seen, self.errors, asked)
+            block = Block.of(asked, seen, self.errors)
         names = self._explaining(may, [block])
         if len(names) == 1 and names[0] in scores:
             h = int(names[0].split()[-1])
@@ -240,7 +240,7 @@ class TensorSearch:
         return sorted({one.place or 0 for one in scored if one.path.endswith((".W", ".w"))})
 
     def _explains(self, block: Block, tensors: Sequence[str]) -> bool:
-        return self.hypotheses.left(block, tensors).left <= self.tuning.explained
+        return self.hypotheses.fit(block, tensors).left <= self.tuning.explained
 
     def _on_lines(self, query: Array, room: int) -> tuple[list[Array], str]:
         """Return every head's line, or why there are none: at one query token, or at 0 and b."""
@@ -277,7 +277,7 @@ class TensorSearch:
         if len(found.asked) > room:
             return Located(None, NO_QUESTIONS)
         seen = yield from self._asked(found.asked)
-        block = Block.of(seen, self.errors, found.asked)
+        block = Block.of(found.asked, seen, self.errors)
         if names := self._explaining(may, [*blocks, block]):
             return self._listed(names)
         return Located.of(self._set(may, block) if self.claim.outputs is None else [])
@@ -294,13 +294,13 @@ class TensorSearch:
         probes = replace(self.probes, random=count, tokens=tuning.turned)
         asked = random_sequences(claim, self.rng, probes)
         seen = yield from self._asked(asked)
-        block = Block.of(seen, self.errors, asked)
+        block = Block.of(asked, seen, self.errors)
         if not np.median(np.abs(block.missed) / block.bounds) > 2:
             return False
         path = next(t.path for n, t in claim.model.tensors.items() if n.startswith("freq"))
         shared = {"frequencies": Tensor(path, None, 1.0, theta.shape[1:])}
         tied = replace(self.hypotheses, tensors=shared)
-        return tied.left(block, ["frequencies"]).left <= tuning.explained
+        return tied.fit(block, ["frequencies"]).left <= tuning.explained
 
     def of_vectors(self) -> Search:
         """Tell the tensors of heads that answer with vectors, with a norm or without."""
@@ -314,7 +314,7 @@ class TensorSearch:
         seen = yield from self._asked(every)
         blocks, start = [], 0
         for plane in planes:
-            blocks.append(Block.of(seen[start : start + len(plane)], self.errors, plane))
+            blocks.append(Block.of(plane, seen[start : start + len(plane)], self.errors))
             start += len(plane)
         if max(block.share for block in blocks) <= tuning.nothing:
             return Located(None, NEAR)
@@ -405,7 +405,7 @@ class TensorSearch:
             for X in random_sequences(claim, self.rng, self.probes)
         ]
         seen = yield from self._asked(asked)
-        block = Block.of(seen, self.errors, asked)
+        block = Block.of(asked, seen, self.errors)
         if block.share <= tuning.nothing:
             return Located(None, NEAR)
         clear = block.share > tuning.clear
@@ -419,8 +419,8 @@ class TensorSearch:
         if ray is None:
             return Located(NEURONS if claim.before is None else f"{NEURONS}, or the norm")
         seen = yield from self._asked(ray)
-        whole = Block.of(seen, self.errors, ray)
-        near = Block.of(seen[tuning.along :], self.errors, ray[tuning.along :])
+        whole = Block.of(ray, seen, self.errors)
+        near = Block.of(ray[tuning.along :], seen[tuning.along :], self.errors)
         # across a hyperplane a change of A shows by one neuron's share
         if whole.share <= tuning.clear * np.sqrt(self._neurons.B.shape[1]):
             return Located(NEURONS)
@@ -478,7 +478,7 @@ class TensorSearch:
         for name, tensors in may.items():
             fit = Fit(0.0)
             for block in blocks:
-                fit = fit.beside(self.hypotheses.left(block, tensors))
+                fit = fit.beside(self.hypotheses.fit(block, tensors))
                 if not fit.left <= self.tuning.explained:
                     break
             else:
