@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import unsoftmax as us
-from unsoftmax.models.equality.exact_products import Dyadics, ExactScores, _prime
+from unsoftmax.models.equality.score_form import Dyadics, _prime, same_product
+from unsoftmax.models.products import Product
 
 KINDS = ("head", "heads", "transformer")
 
@@ -29,6 +30,11 @@ def fractions(arrays):
         ]
         for k in K
     ]
+
+
+def product(arrays):
+    """W as a product that is never rounded."""
+    return Product.of(arrays["W"]) if "W" in arrays else Product(arrays["K"].T, arrays["Q"])
 
 
 numbers = st.one_of(
@@ -56,7 +62,7 @@ def test_as_fractions_say(data):
     a, b = data.draw(scores(d)), data.draw(scores(d))
     for mine, its in itertools.product((a, b), repeat=2):
         expected = fractions(mine) == fractions(its)
-        assert ExactScores.of(mine).equals(ExactScores.of(its)) == expected
+        assert same_product(product(mine), product(its)) == expected
 
 
 @given(st.lists(numbers, min_size=1, max_size=6))
@@ -66,14 +72,14 @@ def test_numbers_are_split_exactly(x):
         assert Fraction(value) == Fraction(m) * Fraction(2) ** e
         assert m == 0 or m % 2
         assert not m or Fraction(2) ** parts.low <= abs(Fraction(value)) < Fraction(2) ** parts.high
-    p = _prime(5, 21)
+    p = _prime(5)
     for value, residue in zip(x, parts.modulo(p)[0].tolist(), strict=True):
         exact = Fraction(value)
         assert (int(residue) * exact.denominator - exact.numerator) % p == 0
 
 
 def test_moduli_are_primes_and_all_different():
-    primes = [_prime(k, 21) for k in range(60)]
+    primes = [_prime(k) for k in range(60)]
     assert len(set(primes)) == 60
     assert all(2**20 < p < 2**21 for p in primes)
     assert all(p % q for p in primes[:5] for q in range(2, 1500))
@@ -165,7 +171,7 @@ def test_more_terms_than_float64_adds_at_once():
     rng = np.random.default_rng(0)
     K, Q = rng.standard_normal((2, 5000, 2))
     order = rng.permutation(5000)
-    a, b = (ExactScores.of({"K": K[k], "Q": Q[k]}) for k in (np.arange(5000), order))
-    assert a.equals(b)
+    a, b = (product({"K": K[k], "Q": Q[k]}) for k in (np.arange(5000), order))
+    assert same_product(a, b)
     K[0, 0] = np.nextafter(K[0, 0], 9)
-    assert not a.equals(ExactScores.of({"K": K, "Q": Q}))
+    assert not same_product(a, product({"K": K, "Q": Q}))

@@ -361,3 +361,22 @@ def test_certificates_hold_what_is_left_of_a_network_without_kinks(heads):
     assert us.equivalent(a, b, errors=bounds).verdict == "equal"
     tight = {name: bound / 10 for name, bound in bounds.items()}
     assert us.equivalent(a, b, errors=tight).verdict == "different"
+
+
+def test_an_affine_network_behind_a_residual_counts_by_what_it_answers():
+    """Neurons u·z and −u·z are linear: of the first layer only its product with w_o shows."""
+    rng = np.random.default_rng(0)
+    W, u, r = rng.standard_normal((1, 3, 3)), rng.standard_normal(3), rng.standard_normal(3)
+
+    def model(first, last, out):
+        B, R = np.array([[first, -first]]), np.array([last, -last])
+        return us.MultiHeadTransformer(W, B, [out, -out], residual=R)
+
+    one = model(u, r, 1.0)
+    assert us.equivalent(model(2 * u, 2 * r, 1.0), model(u, r, 2.0))
+    for other in (model(u, r, 2.0), model(u, 2 * r, 1.0), model(2 * u, r, 1.0)):
+        for bounds in (None, {"W": 1e-9, "w": 1e-9, "constant": 1e-9, "slope": 1e-9}):
+            result = us.equivalent(one, other, errors=bounds)
+            assert result.verdict == "different"
+            assert result.witness is not None
+            assert one(result.witness[None]) != other(result.witness[None])

@@ -7,8 +7,8 @@ import pytest
 
 from tests.questions.services import network
 from unsoftmax.measure.precision import FLOAT32_UNIT, Precision
-from unsoftmax.questions.neuron_sides import NeuronSides, SideTuning
-from unsoftmax.questions.operand_rounding import OperandTuning, operand_bits, to_bits, with_steps
+from unsoftmax.questions.answer_errors import operand_bits, to_bits, with_steps
+from unsoftmax.questions.neuron_sides import NeuronSides
 
 
 def sides_of(g):
@@ -18,14 +18,14 @@ def sides_of(g):
 @pytest.mark.parametrize("d", [1, 2, 16, 64])
 @pytest.mark.parametrize("size", [1e-6, 1.0, 1e6])
 def test_points_lie_on_the_side_that_is_wanted(d, size):
-    rng, tuning = np.random.default_rng(d), SideTuning()
+    rng = np.random.default_rng(d)
     sides = sides_of(network(rng, d, 40))
     for k in rng.integers(80, size=10):
         wanted = np.arange(80) == k
-        points = sides.aimed(wanted, size, rng, tuning)
-        assert np.all(sides.met(points, tuning)[:, k])
+        points = sides.aimed(wanted, size, rng)
+        assert np.all(sides.met(points)[:, k])
         assert np.all(np.linalg.norm(points, axis=1) <= 4 * (size + 4 * np.abs(sides.distances[k])))
-    assert sides.aimed(np.zeros(80, dtype=bool), size, rng, tuning).shape == (0, d)
+    assert sides.aimed(np.zeros(80, dtype=bool), size, rng).shape == (0, d)
 
 
 def test_a_neuron_is_on_one_of_its_two_sides():
@@ -52,6 +52,6 @@ def test_bits_of_operands_are_told(bits, d):
         np.testing.assert_array_equal(tokens, tokens.astype(np.float32))
         y = (to_bits(tokens, bits) @ v).astype(np.float32).astype(float)
         size = float(np.linalg.norm(tokens[0]) * np.linalg.norm(v))
-        found = operand_bits(y, tokens @ v, size, precision, OperandTuning())
+        found = operand_bits(y, tokens @ v, size, precision)
         # few dimensions may leave 8 bits untold from 11; never the other way round
         assert found == (None if bits == 24 else bits) or (bits == 8 and found == 11)

@@ -11,7 +11,7 @@ import unsoftmax as us
 from tests.rotary_heads import longest_miss, nearly_rotary, several_rotary
 from tests.theorems.test_4_1 import hidden
 from tests.truth import Counted
-from unsoftmax.models.equality.matching import match
+from unsoftmax.models.equality.verdicts import match
 
 
 def learn(target, **settings) -> us.Recovery[Any]:

@@ -9,7 +9,7 @@ import unsoftmax as us
 from tests.rotary_heads import longest_miss, nearly_rotary, several_rotary
 from tests.theorems.test_rotary_heads import by_certificate, lambda_of, learn
 from tests.truth import Counted
-from unsoftmax.models.equality.matching import match
+from unsoftmax.models.equality.verdicts import match
 
 
 def biased(H, d, r, seed, spread, **settings):

@@ -15,14 +15,41 @@ only v_h is seen, at l ≈ 1.5 the scores as well. With the query token 0 only w
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from itertools import cycle, islice
 
 import numpy as np
 
 from unsoftmax.probes import Array
+from unsoftmax.questions.answer_errors import AnswerErrors, Defect, Seen, measured, with_steps
 from unsoftmax.questions.claim import Claim
-from unsoftmax.questions.neuron_sides import Bends, Sides, SideTuning
-from unsoftmax.questions.operand_rounding import with_steps
+from unsoftmax.questions.neuron_sides import Sides
+
+# Points that are drawn for each random sequence of a claim that bends.
+_DRAWS = 32
+# Heads count as isolated where their logits come within this of what was wanted.
+_APART = 0.5
+# Bits of the entries of tokens that are added up: sums must be float32 numbers, and targets that
+# round their inputs to float16 or bfloat16 must show it.
+_BITS = 20
+# Steps within which a network must be affine, in units of its tokens, and bits of their entries.
+_STEP, _STEP_BITS = 2.0**-10, 9
+# Points that are drawn, of which one is taken around which the claim is affine.
+_TRIES = 16
+# Points that are aimed at neurons have in turn the lengths at which random tokens meet this share
+# of the bends.
+_SPREAD = (0.5, 0.9, 0.25, 0.75)
+# Tokens are no longer, and no shorter than its inverse: their answers stay in range.
+_LONGEST = 2.0**100
+# Random sequences that are asked again: what answers vary by.
+_AGAIN = 2
+# Of so many sequences two other wordings are asked; of five tokens and more, for short sums round
+# alike in any order.
+_REWORDED = 2
+# Questions in all: those that are left are aimed at neurons that the others do not meet.
+_MOST = 20
+# Shares of the bends that tokens meet at the lengths at which a network is tested to be straight.
+_STRAIGHT = (1 / 3, 2 / 3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,183 +60,124 @@ class ClaimProbeTuning:
     """Random sequences. More find smaller changes: the largest of more misses is seen."""
     tokens: tuple[int, ...] = (5, 8, 2, 128, 3)
     """Their lengths, in turn: many tokens show windows and what depends on the length."""
-    words: int = 2
-    """Of so many sequences two other wordings are asked; of five tokens and more, for short sums
-    round alike in any order."""
     logit: float = 1.5
     """Root mean square of their scores: the softmax bends most at scores of about 1.5."""
-    again: int = 2
-    """Random sequences that are asked again: what answers vary by."""
+    longest: float = _LONGEST
+    """The longest token."""
     saturated: float = 36.0
     """S: e⁻³⁶ is a roundoff of float64."""
-    apart: float = 0.5
-    """Heads count as isolated where their logits come within this of what was wanted."""
-    bits: int = 20
-    """Bits of the entries of tokens that are added up: sums must be float32 numbers, and targets
-    that round their inputs to float16 or bfloat16 must show it."""
-    step: float = 2.0**-10
-    """Steps within which a network must be affine, in units of its tokens."""
-    step_bits: int = 9
-    """Bits of the steps' entries."""
-    tries: int = 16
-    """Points that are drawn, of which one is taken around which the claim is affine."""
-    most: int = 20
-    """Questions in all: those that are left are aimed at neurons that the others do not meet."""
-    sides: SideTuning = field(default=SideTuning())
-    """How neurons are met."""
-    spread: tuple[float, ...] = (0.5, 0.9, 0.25, 0.75)
-    """Points that are aimed at neurons have in turn the lengths at which random tokens meet this
-    share of the bends."""
-    longest: float = 2.0**100
-    """Tokens are no longer, and no shorter than its inverse: their answers stay in range."""
-
-    @property
-    def hasty(self) -> ClaimProbeTuning:
-        """The same questions in number and length, at whatever points come first."""
-        return replace(self, sides=replace(self.sides, draws=1, groups=0), tries=1)
 
 
 def random_sequences(
-    claim: Claim, rng: np.random.Generator, tuning: ClaimProbeTuning
+    claim: Claim, rng: np.random.Generator, probes: ClaimProbeTuning
 ) -> list[Array]:
     """Draw sequences (N, d) at which every tensor of the claim moves the answer.
 
     Of several draws each the one is taken that meets most neurons which those before leave out.
     """
-    draws = 1 if claim.bends is None else tuning.sides.draws
+    draws = 1 if claim.bends is None else _DRAWS
     found: list[Array] = []
-    for n in range(tuning.random):
-        length = _bend_length(claim, (n + 0.5) / tuning.random, tuning)
+    for n in range(probes.random):
+        length = _bend_length(claim, (n + 0.5) / probes.random)
         drawn = [
-            claim.presented(_random_sequence(claim, rng, n, length, tuning), n)
+            claim.presented(_random_sequence(claim, rng, n, length, probes), n)
             for _ in range(draws)
         ]
-        found.append(by_worth(claim, found, drawn, tuning)[0])
+        found.append(by_worth(claim, found, drawn)[0])
     return found
 
 
 def _random_sequence(
-    claim: Claim, rng: np.random.Generator, n: int, length: float | None, tuning: ClaimProbeTuning
+    claim: Claim, rng: np.random.Generator, n: int, length: float | None, probes: ClaimProbeTuning
 ) -> Array:
-    N = tuning.tokens[n % len(tuning.tokens)] if claim.attends else 1
+    N = probes.tokens[n % len(probes.tokens)] if claim.attends else 1
     directions = rng.standard_normal((N, claim.dim)) / np.sqrt(claim.dim)
-    offsets, query = directions[:-1], directions[-1]
     if not claim.attends:
         return _as_float32((length or 1.0) * directions)
-    if claim.before is not None:
-        offsets, query = (np.sqrt(claim.dim) * x for x in (offsets, query))
-        alpha, beta = _share_of_query(claim, offsets, query, n, tuning), 1.0
-    else:
-        alpha, beta = _scales(claim, offsets, query, n, length, tuning)
+    if claim.before is not None:  # tokens' lengths do not count
+        directions, length = np.sqrt(claim.dim) * directions, 1.0
+    offsets, query = directions[:-1], directions[-1]
+    scales = _scales(claim, offsets, query, length, probes.logit)
+    if not len(scales):
+        alpha = length or 1.0
+    else:  # that of one of the heads, in turn
+        alpha = float(np.sort(scales)[(n * len(scales)) // max(1, probes.random)])
+        # beyond 1, tokens that are normalised are as far from the query token as they can be
+        most = _LONGEST if claim.before is None else 1.0
+        alpha = float(np.clip(alpha, 1 / _LONGEST, most))
+    beta = length or alpha
     return _as_float32(np.vstack([alpha * offsets + beta * query, beta * query]))
 
 
-def _bend_length(claim: Claim, share: float, tuning: ClaimProbeTuning) -> float | None:
+def _scales(
+    claim: Claim, offsets: Array, query: Array, length: float | None, wanted: float
+) -> Array:
+    """Return α for which α·(β·a·W b + a·w) is as large as wanted, for each of the heads that score.
+
+    β = α unless something else than scores says how long query tokens are.
+    """
+
+    def sizes(vectors: Array) -> Array:
+        return np.asarray(np.sqrt(np.mean((offsets @ vectors.T) ** 2, axis=0)))
+
+    if claim.before is not None:
+        of_scores = sizes(claim.vectors(query[None])[0])
+    else:
+        u, w = claim.vectors(np.array([query, 0.0 * query]))
+        by_query, by_bias = sizes(u - w), sizes(w)
+        if length is None:
+            # β m_W α + m_w α = L with α = β, in the form that no difference cancels in
+            of_scores = by_bias + np.sqrt(by_bias**2 + 4 * wanted * by_query)
+            wanted = 2 * wanted
+        else:
+            of_scores = length * by_query + by_bias
+    return np.asarray(wanted / of_scores[of_scores > 0])
+
+
+def _bend_length(claim: Claim, share: float) -> float | None:
     """Return the length at which random tokens meet this share of what bends the function."""
     if claim.bends is None or not len(lengths := claim.bends.lengths):
         return None
-    return float(np.clip(np.quantile(lengths, share), 1 / tuning.longest, tuning.longest))
+    return float(np.clip(np.quantile(lengths, share), 1 / _LONGEST, _LONGEST))
 
 
-def by_worth(
-    claim: Claim, asked: list[Array], candidates: list[Array], tuning: ClaimProbeTuning
-) -> list[Array]:
+def by_worth(claim: Claim, asked: list[Array], candidates: list[Array]) -> list[Array]:
     """Order sequences by how many neurons they meet that those asked leave out, most first."""
-    if (bends := claim.bends) is None:
+    if claim.bends is None:
         return candidates
-    wanted = bends.sides.worth(tuning.sides) * ~met(bends, asked, tuning)
-    every = np.concatenate([bends.given(X[None]) for X in candidates])
-    worth = bends.sides.met(every, tuning.sides) @ wanted
+    sides = claim.bends.sides
+    worth = sides.met(claim.bends.points(candidates)) @ (sides.worth * ~_met(claim, asked))
     return [candidates[k] for k in np.argsort(-worth, kind="stable")]
 
 
-def met(bends: Bends, asked: list[Array], tuning: ClaimProbeTuning) -> Sides:
+def _met(claim: Claim, asked: list[Array]) -> Sides:
     """Say on which sides of neurons' hyperplanes the sequences that are asked lie."""
-    points = np.array([bends.given(X[None])[0] for X in asked])
-    points = points.reshape(-1, bends.sides.normals.shape[1])
-    return np.asarray(np.any(bends.sides.met(points, tuning.sides), axis=0))
+    assert claim.bends is not None
+    return np.asarray(np.any(claim.bends.sides.met(claim.bends.points(asked)), axis=0))
 
 
-def beside(
-    claim: Claim, asked: list[Array], most: int, rng: np.random.Generator, tuning: ClaimProbeTuning
-) -> list[Array]:
+def beside(claim: Claim, asked: list[Array], most: int, rng: np.random.Generator) -> list[Array]:
     """Return up to ``most`` single tokens at neurons that no sequence meets that is asked."""
     found: list[Array] = []
     while len(found) < most:
         every = [*asked, *found]
-        share = tuning.spread[len(found) % len(tuning.spread)]
-        points = _aimed(claim, every, _bend_length(claim, share, tuning) or 1.0, rng, tuning)
-        if not len(points):
+        length = _bend_length(claim, _SPREAD[len(found) % len(_SPREAD)]) or 1.0
+        tokens = [_as_float32(x[None]) for x in _aimed(claim, every, length, rng)]
+        if not tokens:
             break
-        tokens = [_as_float32(x[None]) for x in points]
-        found.append(by_worth(claim, every, tokens, tuning)[0])
+        found.append(by_worth(claim, every, tokens)[0])
     return found
 
 
-def _aimed(
-    claim: Claim,
-    asked: list[Array],
-    length: float,
-    rng: np.random.Generator,
-    tuning: ClaimProbeTuning,
-) -> Array:
+def _aimed(claim: Claim, asked: list[Array], length: float, rng: np.random.Generator) -> Array:
     """Return points (K, d) aimed at neurons that the sequences asked do not meet."""
-    if (bends := claim.bends) is None:
+    if claim.bends is None:
         return np.zeros((0, claim.dim))
-    sides = bends.sides
-    missing = ~met(bends, asked, tuning) & (sides.distances < tuning.longest)
+    sides = claim.bends.sides
+    missing = ~_met(claim, asked) & (sides.distances < _LONGEST)
     # neurons are off at most points: where they are on comes first
-    first = missing & (sides.worth(tuning.sides) == 1)
-    wanted = first if np.any(first) else missing
-    return bends.single.aimed(wanted, length, rng, tuning.sides)
-
-
-def _scales(
-    claim: Claim,
-    offsets: Array,
-    query: Array,
-    n: int,
-    length: float | None,
-    tuning: ClaimProbeTuning,
-) -> tuple[float, float]:
-    """Find α and β for which α·(β·a·W b + a·w) is as large as wanted for one of the heads.
-
-    α = β unless something else than scores says how long query tokens are.
-    """
-    u, w = claim.vectors(np.array([query, 0.0 * query]))
-    by_query = np.sqrt(np.mean((offsets @ (u - w).T) ** 2, axis=0))
-    by_bias = np.sqrt(np.mean((offsets @ w.T) ** 2, axis=0))
-    wanted = tuning.logit
-    if length is None:
-        # β m_W α + m_w α = L with α = β, in the form that no difference cancels in
-        root = by_bias + np.sqrt(by_bias**2 + 4 * wanted * by_query)
-        scales = 2 * wanted / root[root > 0]
-    else:
-        sizes = length * by_query + by_bias
-        scales = wanted / sizes[sizes > 0]
-    if not len(scales):
-        return length or 1.0, length or 1.0
-    alpha = _in_turn(scales, n, tuning)
-    alpha = float(np.clip(alpha, 1 / tuning.longest, tuning.longest))
-    return alpha, alpha if length is None else length
-
-
-def _share_of_query(
-    claim: Claim, offsets: Array, query: Array, n: int, tuning: ClaimProbeTuning
-) -> float:
-    """Find α for which α·a·u is as large as wanted, where tokens' lengths do not count.
-
-    Beyond 1 tokens are as far from the query token as they can be.
-    """
-    [u] = claim.vectors(query[None])
-    sizes = np.sqrt(np.mean((offsets @ u.T) ** 2, axis=0))
-    shares = tuning.logit / sizes[sizes > 0]
-    return min(1.0, _in_turn(shares, n, tuning)) if len(shares) else 1.0
-
-
-def _in_turn(scales: Array, n: int, tuning: ClaimProbeTuning) -> float:
-    """Return the scale of one of the heads, the n-th sequence's."""
-    return float(np.sort(scales)[(n * len(scales)) // max(1, tuning.random)])
+    first = missing & (sides.worth == 1)
+    return claim.bends.single.aimed(first if np.any(first) else missing, length, rng)
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,43 +187,31 @@ class Identities:
     sequences: list[Array]
     coefficients: tuple[tuple[int, ...], ...]
     steps: tuple[int, ...] = ()
-    """Places of the tokens that show whether operands are rounded (`operand_rounding`)."""
+    """Places of the tokens that show whether operands are rounded (`with_steps`)."""
     curved: bool = False
     """Whether they hold but for what curves within short steps, for the claim as for the target."""
     nearly: tuple[tuple[int, ...], ...] = ()
     """Sums that are the same for any two models, but for a share of what these differ by."""
 
 
-def in_other_words(sequences: list[Array]) -> list[Array]:
-    """Return sequences (N, d) in another order, then the same with every token three times."""
-    turned = [np.vstack([X[-2::-1], X[-1:]]) for X in sequences]
-    return [*turned, *(np.repeat(X, 3, axis=0) for X in sequences)]
-
-
-def additive(
-    claim: Claim, random: list[Array], rng: np.random.Generator, tuning: ClaimProbeTuning
-) -> Identities:
+def additive(claim: Claim, random: list[Array], rng: np.random.Generator) -> Identities:
     """Return identities of single tokens for a class that is affine there: its v and its c.
 
     Tokens are as long as those of random sequences: what rounds there shows here.
     """
-    typical = float(np.median([np.linalg.norm(X, axis=1).max() for X in random]))
+    typical = _typical(random)
     scale = 2.0 ** np.round(np.log2(typical / np.sqrt(claim.dim))) if typical else 1.0
     # entries of one size: each rounds by itself, and so does their sum
     signs, sizes = rng.choice([-1.0, 1.0], (2, claim.dim)), rng.uniform(1, 2, (2, claim.dim))
     x, near, further = with_steps(scale * signs[0] * sizes[0], scale, claim.slope())
-    y = scale * _few_bits(signs[1] * sizes[1], tuning.bits)
+    y = scale * _few_bits(signs[1] * sizes[1], _BITS)
     tokens = (0 * x, x, y, x + y, -x - y, near, further)
     coefficients = ((1, -1, -1, 1, 0, 0, 0), (-2, 0, 0, 1, 1, 0, 0), (0, 7, 0, 0, 0, -8, 1))
     return Identities([token[None] for token in tokens], coefficients, (1, 5, 6))
 
 
 def straight(
-    claim: Claim,
-    asked: list[Array],
-    rng: np.random.Generator,
-    share: float,
-    tuning: ClaimProbeTuning,
+    claim: Claim, asked: list[Array], rng: np.random.Generator, share: float
 ) -> Identities:
     """Return f(x − δ) − 2f(x) + f(x + δ) where the claim has no bend between: f is affine there.
 
@@ -267,37 +223,31 @@ def straight(
     Of points at the length where random tokens meet this share of the bends, that one is taken
     which meets most neurons that the sequences asked leave out.
     """
-    length = _bend_length(claim, share, tuning) or _typical(claim, asked)
-    drawn = length / np.sqrt(claim.dim) * rng.standard_normal((tuning.tries, claim.dim))
-    points = [*drawn, *_aimed(claim, asked, length, rng, tuning)]
-    tokens = [(_grid(x) * _few_bits(x / _grid(x), tuning.bits))[None] for x in points]
-    for x in by_worth(claim, asked, tokens, tuning):
-        step = tuning.step * _few_bits(rng.standard_normal(claim.dim), tuning.step_bits)
+    length = _bend_length(claim, share) or (_typical(asked) if claim.smooth else 0.0) or 1.0
+    drawn = length / np.sqrt(claim.dim) * rng.standard_normal((_TRIES, claim.dim))
+    points = [*drawn, *_aimed(claim, asked, length, rng)]
+    tokens = [(_grid(x) * _few_bits(x / _grid(x), _BITS))[None] for x in points]
+    curved = 4 * _STEP**2 if claim.smooth else 0.0
+    for x in by_worth(claim, asked, tokens):
+        step = _STEP * _few_bits(rng.standard_normal(claim.dim), _STEP_BITS)
         found = [x - _grid(x) * step, x, x + _grid(x) * step]
-        if _affine_between(claim, np.array(found), tuning.step):
+        at = claim.at(np.array(found))
+        missed = np.abs(at.predicted[0] - 2 * at.predicted[1] + at.predicted[2])
+        sizes = np.sum(at.roundings, axis=0)
+        if np.all(missed <= (np.finfo(np.float64).eps + curved) * sizes):
             break
     nearly = ((-1, 1, 0), (0, -1, 1)) if claim.outputs is not None else ()
     return Identities(found, ((1, -2, 1),), curved=claim.smooth, nearly=nearly)
 
 
-def _typical(claim: Claim, asked: list[Array]) -> float:
-    """Return the length of tokens where nothing bends the function."""
-    if not claim.smooth:
-        return 1.0
-    return float(np.median([np.linalg.norm(X, axis=1).max() for X in asked])) or 1.0
+def _typical(sequences: list[Array]) -> float:
+    """Return the median length of the longest tokens."""
+    return float(np.median([np.linalg.norm(X, axis=1).max() for X in sequences]))
 
 
 def _grid(x: Array) -> float:
     """Return the power of two of which the largest entry is two to four times as large."""
     return float(2.0 ** np.ceil(np.log2(np.abs(x).max() / 4)))
-
-
-def _affine_between(claim: Claim, X: Array, step: float) -> bool:
-    at = claim.at(X)
-    missed = np.abs(at.predicted[0] - 2 * at.predicted[1] + at.predicted[2])
-    curved = 4 * step**2 if claim.smooth else 0.0
-    sizes = np.sum(at.roundings, axis=0)
-    return bool(np.all(missed <= (np.finfo(np.float64).eps + curved) * sizes))
 
 
 def _as_float32(X: Array) -> Array:
@@ -334,7 +284,7 @@ def lines(
     query: Array,
     turn: float | None,
     rng: np.random.Generator,
-    tuning: ClaimProbeTuning,
+    probes: ClaimProbeTuning,
 ) -> Lines | None:
     """Find lines of offsets that isolate every head; None where there are none.
 
@@ -350,7 +300,7 @@ def lines(
     # rows of any lengths: their directions decide how well they are told apart
     lengths = np.linalg.norm(rows, axis=1)
     inverse = np.linalg.pinv(rows / lengths[:, None]) / lengths
-    wanted = np.repeat([-tuning.saturated, 0.0], H)[: len(rows)]
+    wanted = np.repeat([-probes.saturated, 0.0], H)[: len(rows)]
     base = inverse @ wanted
     # what no head scores: its values are seen all the same
     spare = rng.standard_normal(claim.dim)
@@ -359,8 +309,104 @@ def lines(
     if len(rows) < claim.dim and norm > 0:
         base = base + spare * (np.linalg.norm(base) / norm)
     missed = np.abs(rows @ base - wanted).max()
-    apart = np.abs(rows @ inverse - np.eye(len(rows))).max() * tuning.saturated
-    if not max(missed, apart) < tuning.apart:
+    apart = np.abs(rows @ inverse - np.eye(len(rows))).max() * probes.saturated
+    if not max(missed, apart) < _APART:
         return None
     turns = np.zeros((H, claim.dim)) if turn is None else turn * inverse.T[H:]
-    return Lines(base, inverse.T[:H], turns, tuning.saturated)
+    return Lines(base, inverse.T[:H], turns, probes.saturated)
+
+
+# -- what is asked, in two rounds
+
+
+@dataclass(frozen=True, slots=True)
+class Design:
+    """The questions that are asked of every target, and which of them say the same."""
+
+    random: list[Array]
+    """The last are asked twice."""
+    words: list[Array]
+    """The first random sequences in another order, then with every token three times."""
+    within: list[Identities]
+    """Single tokens whose answers satisfy identities."""
+    beside: list[Array]
+    """Single tokens at neurons that nothing else meets."""
+
+    @classmethod
+    def of(cls, claim: Claim, seed: int) -> Design:
+        """Draw them."""
+        rng = np.random.default_rng(seed)
+        random = random_sequences(claim, rng, ClaimProbeTuning())
+        if not claim.attends:  # the last are asked again: an answer of 0 shows no noise
+            at, shape = claim.at(np.array(random)), (len(random), -1)
+            sizes, answers = at.roundings.reshape(shape), np.abs(at.predicted).reshape(shape)
+            shares = np.max(answers / np.where(sizes > 0, sizes, 1.0), axis=1)
+            random = [random[k] for k in np.argsort(shares, kind="stable")]
+        some = random[: _reworded(claim)]
+        words = [np.vstack([X[-2::-1], X[-1:]]) for X in some]
+        words += [np.repeat(X, 3, axis=0) for X in some]
+        within = [additive(claim, random, rng)] if claim.affine else []
+        for share in () if claim.affine else _STRAIGHT:
+            asked = [*random, *(X for some in within for X in some.sequences)]
+            within.append(straight(claim, asked, rng, share))
+        design = cls(random, words, within, [])
+        room = _MOST - len(design.first) - len(design.second)
+        return replace(design, beside=beside(claim, design.first, room, rng))
+
+    @property
+    def first(self) -> list[Array]:
+        """Random sequences, then single tokens."""
+        return [*self.random, *(X for some in self.within for X in some.sequences), *self.beside]
+
+    @property
+    def second(self) -> list[Array]:
+        """What is asked again, and in other words."""
+        return [*self.random[-_AGAIN:], *self.words]
+
+    def unmet(self, claim: Claim, bounds: Array) -> str:
+        """Say how many neurons could be others without a miss beyond ``bounds``; "" if none."""
+        if (bends := claim.bends) is None:
+            return ""
+        hidden = bends.sides.hidden(bends.points(self.first), bounds)
+        off, on = (int(np.sum(some)) for some in np.split(hidden, 2))
+        said = [
+            f"{count} of {bends.sides.neurons} neurons are {where} at all sequences that were "
+            f"asked, or hardly {other}: a change that shows only where they are {other} is not "
+            "seen."
+            for count, where, other in ((off, "off", "on"), (on, "on", "off"))
+            if count
+        ]
+        return " ".join([*said, "Another seed asks others."] if said else [])
+
+    def errors(self, one: Seen, two: Seen, sharp: bool = False) -> AnswerErrors:
+        """Measure what answers may be off by; ``sharp``, without what a wrong claim may add."""
+        defects, start, steps = [], len(self.random), []
+        nearly: list[Defect] = []
+        for some in self.within:
+            stop = start + len(some.sequences)
+            steps += [start + k for k in some.steps]
+            within = one[start:stop]
+            defects += [Defect(row, within, some.curved) for row in some.coefficients]
+            nearly += [Defect(row, within, curved=True) for row in some.nearly if not sharp]
+            start = stop
+        for n in range(len(self.words)):
+            defects.append(Defect((1, -1), one[[n % _REWORDED]].beside(two[[_AGAIN + n]])))
+        generic, last = one[: len(self.random)], len(self.random) - _AGAIN
+        found = measured(one.y, generic, (generic[last:], two[:_AGAIN]), defects, nearly)
+        return found.with_operands(one[steps], self.random[0].shape[1]) if steps else found
+
+
+def lengths(claim: Claim) -> tuple[list[int], list[int]]:
+    """Return how many tokens the sequences of both rounds have, as many as there may be."""
+    probes = ClaimProbeTuning()
+    random = [*islice(cycle(probes.tokens if claim.attends else (1,)), probes.random)]
+    some = random[: _reworded(claim)]
+    second = [*random[-_AGAIN:], *some, *(3 * N for N in some)]
+    single = 7 if claim.affine else 3 * len(_STRAIGHT)
+    if claim.bends is not None:
+        single = max(single, _MOST - len(random) - len(second))
+    return [*random, *[1] * single], second
+
+
+def _reworded(claim: Claim) -> int:
+    return _REWORDED if claim.attends and not claim.ordered else 0

@@ -27,22 +27,16 @@ from unsoftmax.probes import Array
 Sides = NDArray[np.bool_]
 
 
-@dataclass(frozen=True, slots=True)
-class SideTuning:
-    """Knobs of meeting neurons."""
-
-    draws: int = 32
-    """Points that are drawn for each that is asked."""
-    groups: int = 4
-    """Points that are aimed at so many different groups of sides, for every size of group."""
-    soft: float = 1e-3
-    """Ridge of the equations for a point on several sides: of two that exclude each other neither
-    is met, rather than both far away."""
-    deep: float = 0.125
-    """A side counts as met from this depth on, in units of what random tokens have: the change of
-    a neuron must show beside the rounding of all others."""
-    off: float = 0.25
-    """What meeting a neuron where it is off is worth, beside meeting it where it is on."""
+# Points that are aimed at so many different groups of sides, for every size of group.
+_GROUPS = 4
+# Ridge of the equations for a point on several sides: of two that exclude each other neither is
+# met, rather than both far away.
+_SOFT = 1e-3
+# A side counts as met from this depth on, in units of what random tokens have: the change of a
+# neuron must show beside the rounding of all others.
+_DEEP = 0.125
+# What meeting a neuron where it is off is worth, beside meeting it where it is on.
+_OFF = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,15 +82,16 @@ class NeuronSides:
         on = x @ self.normals[:n].T - self.distances[:n]
         return np.hstack([on, -on])
 
-    def met(self, x: Array, tuning: SideTuning) -> Sides:
+    def met(self, x: Array) -> Sides:
         """Say which sides points (B, d) lie on, and not merely at their edge, (B, 2n)."""
         sizes = np.linalg.norm(x, axis=1)[:, None] + np.abs(self.distances)
-        share = tuning.deep / np.sqrt(x.shape[1])
+        share = _DEEP / np.sqrt(x.shape[1])
         return np.asarray(self.depths(x) > share * sizes)
 
-    def worth(self, tuning: SideTuning) -> Array:
-        """Return what it is worth to meet each side, (2n,)."""
-        return np.repeat([1.0, tuning.off], self.neurons)
+    @property
+    def worth(self) -> Array:
+        """What it is worth to meet each side, (2n,)."""
+        return np.repeat([1.0, _OFF], self.neurons)
 
     def hidden(self, x: Array, bounds: Array) -> Sides:
         """Say on which sides no answer to points (B, d) shows a neuron beyond ``bounds`` (B,)."""
@@ -104,9 +99,7 @@ class NeuronSides:
             shown = self.weights * np.maximum(self.depths(x), 0.0) > bounds[:, None]
         return np.asarray(~np.any(shown, axis=0))
 
-    def aimed(
-        self, wanted: Sides, length: float, rng: np.random.Generator, tuning: SideTuning
-    ) -> Array:
+    def aimed(self, wanted: Sides, length: float, rng: np.random.Generator) -> Array:
         """Return points (K, d) on groups of the sides that are wanted, none where none is.
 
         Points have about the norm ``length`` or, where hyperplanes are further away, a larger one.
@@ -115,21 +108,16 @@ class NeuronSides:
         found, size, d = [], 1, self.normals.shape[1]
         typical = length / float(np.sqrt(d))
         while size <= min(d, len(places)):
-            for _ in range(tuning.groups):
+            for _ in range(_GROUPS):
                 group = rng.choice(places, size, replace=False)
                 near = np.asarray(typical * rng.standard_normal(d))
                 deep = np.maximum(np.abs(self.distances[group]), typical)
-                found.append(self._nearest(group, deep, near, tuning))
+                # the point nearest to a random one that is so deep in all sides of the group
+                normals, depth = self.normals[group], self.distances[group] + deep
+                gram = normals @ normals.T + _SOFT * np.eye(size)
+                found.append(near + normals.T @ np.linalg.solve(gram, depth - normals @ near))
             size *= 2
         return np.array(found).reshape(-1, d)
-
-    def _nearest(
-        self, group: NDArray[np.intp], deep: Array, near: Array, tuning: SideTuning
-    ) -> Array:
-        """Return the point nearest to another one that is so deep in a group of sides."""
-        normals, wanted = self.normals[group], self.distances[group] + deep
-        gram = normals @ normals.T + tuning.soft * np.eye(len(group))
-        return np.asarray(near + normals.T @ np.linalg.solve(gram, wanted - normals @ near))
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,35 +148,42 @@ class Bends:
         They are known of ReLUs that are given tokens, what a norm makes of them, or what heads
         pool.
         """
-        first = next((k for k, one in enumerate(maps) if isinstance(one, Neurons)), None)
-        if first is None or first > 1:
+        before = maps[0] if len(maps) > 1 and not isinstance(maps[0], Neurons) else None
+        neurons = maps[before is not None] if maps else None
+        if (
+            not isinstance(neurons, Neurons)
+            or neurons.activation != "relu"
+            or neurons.G is not None
+        ):
             return None
-        neurons, before = maps[first], maps[0] if first else None
-        assert isinstance(neurons, Neurons)
         A, a = neurons.A, neurons.a
-        if neurons.activation != "relu" or neurons.G is not None:
-            return None
-        heights = np.linalg.norm(neurons.B, axis=0) / np.sqrt(len(neurons.B))
-        alone, lengths = A, None
-        if isinstance(before, LayerNorm):
-            assert A is not None
-            # in tokens of size 1
+        alone, lengths = None, None
+        if isinstance(before, Attention) and before.O is not None:
+            if A is not None or before.V is not None:
+                return None
+            a = a if before.c is None else a + before.c
+            layers = [*before.O, *([] if before.R is None else [before.R])]
+            none = np.zeros((len(a), before.Q.shape[2]))
+            A, alone = np.hstack(layers or [none]), sum(layers, none)
+        assert A is not None
+        if isinstance(before, LayerNorm):  # in tokens of size 1
             A, a = A * before.scale, a + A @ before.shift
             A = A - A.mean(axis=1, keepdims=True) if before.centred else A
-            alone, lengths = A, np.array([np.sqrt(A.shape[1])])
-        elif isinstance(before, Attention):
-            if before.O is not None and (A is not None or before.V is not None):
-                return None
-            if before.O is not None:
-                a = a if before.c is None else a + before.c
-                layers = [*before.O, *([] if before.R is None else [before.R])]
-                none = np.zeros((len(a), before.Q.shape[2]))
-                A, alone = np.hstack(layers or [none]), sum(layers, none)
-        assert A is not None
-        assert alone is not None
+            lengths = np.array([np.sqrt(A.shape[1])])
+        alone = A if alone is None else alone
+        heights = np.linalg.norm(neurons.B, axis=0) / np.sqrt(len(neurons.B))
         used = np.any(A, axis=1) & np.any(neurons.B, axis=0)
         own, single = (NeuronSides.of(one[used], a[used], heights[used]) for one in (A, alone))
-        return cls(own, single, _distances(alone, a) if lengths is None else lengths, before)
+        if lengths is None:  # √d times the hyperplanes' distances: where random tokens meet them
+            norms = np.linalg.norm(alone, axis=1)
+            met = (norms > 0) & (a != 0)
+            lengths = np.sort(np.abs(a[met]) / norms[met]) * float(np.sqrt(alone.shape[1]))
+        return cls(own, single, lengths, before)
+
+    def points(self, sequences: Sequence[Array]) -> Array:
+        """Return the points that sequences (N, d) of any lengths give to the neurons, (B, D)."""
+        points = np.array([self.given(X[None])[0] for X in sequences])
+        return points.reshape(-1, self.sides.normals.shape[1])
 
     def given(self, X: Array) -> Array:
         """Return the points that sequences (B, N, d) give to the neurons, (B, D)."""
@@ -200,10 +195,3 @@ class Bends:
         beside = [] if self.before.R is None else [X[:, -1:]]
         given = np.concatenate([pooled, *beside], axis=1).reshape(len(X), -1)
         return given if given.size else np.zeros((len(X), X.shape[2]))
-
-
-def _distances(A: Array, a: Array) -> Array:
-    """Return √d times the hyperplanes' distances: lengths at which random tokens meet them."""
-    norms = np.linalg.norm(A, axis=1)
-    used = (norms > 0) & (a != 0)
-    return np.asarray(np.sort(np.abs(a[used]) / norms[used]) * float(np.sqrt(A.shape[1])))

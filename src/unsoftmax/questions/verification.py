@@ -15,7 +15,7 @@ Where it is different, further queries find the tensor (`questions.tensor_search
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Integral
 from typing import Any, ClassVar, Literal, TypeAlias
@@ -25,23 +25,15 @@ import numpy as np
 from unsoftmax.campaign import Budget, Retries, Watcher
 from unsoftmax.campaign.runner import opened_campaign
 from unsoftmax.errors import DimensionRefused
-from unsoftmax.learners.settings import as_json, changed, whole_number
+from unsoftmax.learners.compose import mapped
+from unsoftmax.learners.settings import as_json, whole_number
 from unsoftmax.models.files import SavedResult
 from unsoftmax.probes import Array, Round
 from unsoftmax.protocol import Answers, Oracle, Outputs, Plan
-from unsoftmax.questions.answer_errors import (
-    MISSED,
-    NOT_SERVED,
-    AnswerErrors,
-    AnswerErrorTuning,
-    Seen,
-    power,
-    seen_at,
-)
+from unsoftmax.questions.answer_errors import MISSED, NOT_SERVED, AnswerErrors, Seen, power, seen_at
 from unsoftmax.questions.claim import Claim
-from unsoftmax.questions.claim_probes import ClaimProbeTuning
+from unsoftmax.questions.claim_probes import ClaimProbeTuning, Design, lengths
 from unsoftmax.questions.located import Located, Search
-from unsoftmax.questions.question_design import Design
 from unsoftmax.questions.tensor_search import TensorSearchTuning, changed_tensor
 
 Verdict: TypeAlias = Literal["same", "different", "undecided"]
@@ -66,28 +58,15 @@ BY_THE_CHANGE = (
 FEW_ANSWERS = "All answers are one of a few numbers: labels, or rounded too coarsely to tell."
 
 
-@dataclass(frozen=True, slots=True)
-class VerificationTuning:
-    """Knobs of the test."""
-
-    probes: ClaimProbeTuning = field(default=ClaimProbeTuning())
-    """What is asked."""
-    errors: AnswerErrorTuning = field(default=AnswerErrorTuning())
-    """How precise the answers are taken to be."""
-    search: TensorSearchTuning = field(default=TensorSearchTuning())
-    """How the tensor is found."""
-    different: float = 2.0
-    """Misses of so many times their bound make a target different; from the bound on it is
-    undecided."""
-    missed: float = 0.05
-    """A change that the power names is missed with this probability."""
-    caught: float = 0.5
-    """A target is called the same where a change of any tensor by this share would have been
-    caught; of a bias, by this share of what it is added to (`Claim.weighty`)."""
-    least_answers: int = 4
-    """With fewer different answers a target is not called different."""
-    noise_rounds: int = 3
-    """So often all sequences are asked again where noise alone leaves it open."""
+# Misses of so many times their bound make a target different; from the bound on it is undecided.
+_DIFFERENT = 2.0
+# A target is called the same where a change of any tensor by this share would have been caught; of
+# a bias, by this share of what it is added to (`Claim.weighty`).
+_CAUGHT = 0.5
+# With fewer different answers a target is not called different.
+_LEAST_ANSWERS = 4
+# So often all sequences are asked again where noise alone leaves it open.
+_NOISE_ROUNDS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,8 +121,6 @@ class Verifier:
         Whether to find the tensor where the target is different.
     seed : int
         Seed of the questions.
-    tuning : VerificationTuning
-        Knobs.
     """
 
     model: Any
@@ -153,7 +130,6 @@ class Verifier:
     """The search for the tensor ends before a round that would pass it."""
     errors: Mapping[str, float] | None = None
     """Bounds on the model's parameters, as in a certificate."""
-    tuning: VerificationTuning = field(default=VerificationTuning(), kw_only=True)
     revision: ClassVar[int] = 4
 
     def __post_init__(self) -> None:
@@ -180,123 +156,123 @@ class Verifier:
             "model": {"class": type(self.model).__name__, **arrays},
             "locate": self.locate,
             "seed": self.seed,
-            "tuning": changed(self.tuning, VerificationTuning()),
+            "tuning": {},  # ledgers are known by these settings
             **(bounds if self.errors else {}),
         }
 
     def plan(self) -> Plan:
         """Say what it will cost."""
-        claim, tuning = Claim(self.model), self.tuning
-        design = Design.of(claim, self.seed, tuning.probes.hasty)
-        asked = [*design.first, *design.second]
-        beside = 0 if claim.bends is None else max(0, tuning.probes.most - len(asked))
-        again = tuning.noise_rounds * (len(design.first) + beside)
-        first = len(asked) + beside
-        most = max(MOST, first) if self.locate else first
+        first, second = lengths(Claim(self.model))
+        asked, again = len(first) + len(second), _NOISE_ROUNDS * len(first)
+        most = max(MOST, asked) if self.locate else asked
         return Plan(
             queries=None,
             at_most=most + again,
-            tokens=sum(map(len, asked)) + beside,
-            rounds=3 + tuning.noise_rounds,
-            most_tokens=max(map(len, asked)),
-            formula=f"{first} queries, {again} more where answers are noisy; up to {most} "
+            tokens=sum(first) + sum(second),
+            rounds=3 + _NOISE_ROUNDS,
+            most_tokens=max(*first, *second),
+            formula=f"{asked} queries, {again} more where answers are noisy; up to {most} "
             "where a tensor is to be found",
         )
 
     def steps(self, checks: int) -> Generator[Round, Answers, Verification]:
         """Ask, and say what the answers mean. ``checks`` counts for nothing: all are checks."""
-        claim, tuning = Claim(self.model, self.errors), self.tuning
-        design = Design.of(claim, self.seed, tuning.probes)
+        claim = Claim(self.model, self.errors)
+        design = Design.of(claim, self.seed)
         one = yield from seen_at(claim, design.first, "random sequences")
         two = yield from seen_at(claim, design.second, "again, and in other words")
-        errors = design.errors(one, two, tuning.errors)
-        found = judged(claim, one, errors, tuning)
+        errors = design.errors(one, two)
+        found = judged(claim, one, errors)
         asked = [*design.first, *design.second]
         averages = bool(errors.deviation and found.verdict == "undecided")
         if averages:
-            one, errors = yield from averaged(claim, design, one, errors, tuning)
-            found = judged(claim, one, errors, tuning)
-            asked += tuning.noise_rounds * design.first
+            one, errors = yield from averaged(claim, design, one, errors)
+            found = judged(claim, one, errors)
+            asked += _NOISE_ROUNDS * design.first
         if found.verdict == "different" and self.locate:
             located = Located(None)
             if not errors.strange:
                 rng = np.random.default_rng([self.seed, 1])
                 # the budget decides how far, not what: with a larger one a ledger goes on
-                room, tunings = MOST - len(asked), (tuning.probes, tuning.search)
-                sharp = errors if averages else design.errors(one, two, tuning.errors, sharp=True)
+                room, tunings = MOST - len(asked), (ClaimProbeTuning(), TensorSearchTuning())
+                sharp = errors if averages else design.errors(one, two, sharp=True)
                 search = changed_tensor(claim, sharp, room, rng, *tunings)
-                spent = Budget(len(asked), sum(map(len, asked)))
-                located = yield from _affordable(search, self.budget, spent)
+                located = yield from _affordable(search, self.budget, asked)
             notes = (*found.notes, *([f"{NOT_FOUND} {located.why}"] if located.why else []))
             found = replace(found, tensor=located.tensor, notes=notes)
-        bounds = claim.bend_bounds(one.at, tuning.different * errors.of(one))
+        bounds = claim.bend_bounds(one.at, _DIFFERENT * errors.of(one))
         if unmet := design.unmet(claim, bounds):
             found = replace(found, notes=(*found.notes, unmet))
         return found
 
 
-def _affordable(search: Search, budget: Budget, spent: Budget) -> Search:
-    """Ask as far as a budget goes, of which ``spent`` is gone; say so where it ends."""
-    queries, tokens = spent.queries or 0, spent.tokens or 0
+class _Spent(Exception):
+    """The next round would pass the budget."""
+
+
+def _affordable(search: Search, budget: Budget, asked: Sequence[Array]) -> Search:
+    """Ask as far as a budget goes after what was asked; say so where it ends."""
+    queries, tokens = len(asked), sum(map(len, asked))
+
+    def counted(more: Round) -> Round:
+        nonlocal queries, tokens
+        queries += sum(map(len, more))
+        tokens += sum(len(probes) * probes.tokens for probes in more)
+        limits = ((budget.queries, queries), (budget.tokens, tokens))
+        if any(limit is not None and needed > limit for limit, needed in limits):
+            raise _Spent
+        return more
+
     try:
-        asked = next(search)
-        while True:
-            queries += sum(map(len, asked))
-            tokens += sum(len(probes) * probes.tokens for probes in asked)
-            limits = ((budget.queries, queries), (budget.tokens, tokens))
-            if any(limit is not None and needed > limit for limit, needed in limits):
-                return Located(None, BUDGET_SPENT)
-            asked = search.send((yield asked))
-    except StopIteration as end:
-        found: Located = end.value
-        return found
-    finally:
-        search.close()
+        return (yield from mapped(search, ask=counted))
+    except _Spent:
+        return Located(None, BUDGET_SPENT)
 
 
-def judged(
-    claim: Claim, seen: Seen, errors: AnswerErrors, tuning: VerificationTuning
-) -> Verification:
+def judged(claim: Claim, seen: Seen, errors: AnswerErrors) -> Verification:
     """Say what answers mean."""
-    bounds = np.maximum(errors.of(seen), np.finfo(np.float64).tiny)
+    own, least = errors.own(seen), np.finfo(np.float64).tiny
+    bounds = np.maximum(errors.of(seen), least)
     with np.errstate(over="ignore"):
         largest = float(np.max(np.abs(seen.missed) / bounds))
-    strength = power(claim, seen, tuning.different * bounds, tuning.missed)
-    told_apart = _told_apart(seen, tuning)
+    strength = power(claim, seen, _DIFFERENT * bounds)
+    unseen, told_apart = _unseen(claim, strength), _told_apart(seen)
     verdict: Verdict = "undecided"
-    unseen = _unseen(claim, strength, tuning)
-    if largest > tuning.different and told_apart:
+    notes = _notes(claim, errors)
+    if largest > _DIFFERENT and told_apart:
         verdict = "different"
+        notes += [BY_THE_CHANGE] if any(MISSED in note for note in errors.notes()) else []
     elif largest <= 1 and not errors.strange and not unseen:
         verdict = "same"
-    doubts: list[str] = []
-    if verdict == "different" and any(MISSED in note for note in errors.notes()):
-        doubts.append(BY_THE_CHANGE)
-    if verdict == "undecided":
-        doubts += _doubts(largest, told_apart, tuning)
-        doubts += _coarse(claim, seen, errors, unseen, tuning)
-    return Verification(
-        verdict=verdict,
-        queries=0,
-        tensor=None,
-        power=strength,
-        precision=float(np.max(errors.own(seen)) / (np.max(seen.at.roundings) or 1.0)),
-        largest_miss=largest,
-        notes=(*_notes(claim, errors), *doubts),
-    )
+    else:
+        notes += [] if told_apart else [FEW_ANSWERS]
+        if 1 < largest <= _DIFFERENT:
+            notes.append(
+                f"An answer misses its prediction by {largest:.2g} times what is allowed for: up "
+                f"to 1 is the same, above {_DIFFERENT:.2g} is different."
+            )
+        by_answers = _unseen(claim, power(claim, seen, _DIFFERENT * np.maximum(own, least)))
+        for what, hides in (
+            ("Answers are too coarse", True),
+            ("The certificate leaves too much open", False),
+        ):
+            some = [name for name in unseen if (name in by_answers) == hides]
+            notes += [f"{what} to show a change of {', '.join(some)}."] if some else []
+    precision = float(np.max(own) / (np.max(seen.at.roundings) or 1.0))
+    return Verification(verdict, 0, None, strength, precision, largest, tuple(notes))
 
 
-def _unseen(claim: Claim, strength: Mapping[str, float], tuning: VerificationTuning) -> list[str]:
+def _unseen(claim: Claim, strength: Mapping[str, float]) -> list[str]:
     """Name the tensors of which not even a change that counts would have shown."""
     units = claim.units()
-    shown = {name: tuning.caught * size / units[name] for name, size in claim.weighty().items()}
+    shown = {name: _CAUGHT * size / units[name] for name, size in claim.weighty().items()}
     return [name for name, share in shown.items() if not strength[name] <= share]
 
 
-def _told_apart(seen: Seen, tuning: VerificationTuning) -> bool:
+def _told_apart(seen: Seen) -> bool:
     """Whether answers are more than labels, or a few numbers that rounding may have made."""
     different = np.unique(seen.y)
-    if len(different) >= tuning.least_answers:
+    if len(different) >= _LEAST_ANSWERS:
         return True
     some = np.abs(different[different != 0])
     labels = len(some) > 0 and np.all(some == 1)
@@ -304,60 +280,31 @@ def _told_apart(seen: Seen, tuning: VerificationTuning) -> bool:
     return bool(len(some) and not labels and np.max(np.abs(seen.missed)) > np.min(some))
 
 
-def _notes(claim: Claim, errors: AnswerErrors) -> tuple[str, ...]:
+def _notes(claim: Claim, errors: AnswerErrors) -> list[str]:
     """Say what was noticed, whatever the verdict."""
-    certified = [WITHIN_CERTIFICATE] if claim.errors else []
+    notes = [*errors.notes(), *claim.notes]
+    if claim.errors:
+        notes.append(WITHIN_CERTIFICATE)
     tensors = claim.model.tensors.items()
-    zeros = [name for name, tensor in tensors if 0 < tensor.norm <= claim.bound(name)]
-    if zeros:
-        certified.append(f"May be 0 within the bounds: {', '.join(zeros)}. {ABSOLUTE}")
+    if zeros := [name for name, one in tensors if 0 < one.norm <= claim.bound(name)]:
+        notes.append(f"May be 0 within the bounds: {', '.join(zeros)}. {ABSOLUTE}")
     if errors.strange and claim.attends and not claim.ordered:
-        certified.append(NO_POSITIONS)
-    return (*errors.notes(), *claim.notes, *certified)
-
-
-def _doubts(largest: float, told_apart: bool, tuning: VerificationTuning) -> list[str]:
-    """Say why a verdict is undecided; that a target is strange has been noticed."""
-    notes = [] if told_apart else [FEW_ANSWERS]
-    if 1 < largest <= tuning.different:
-        notes.append(
-            f"An answer misses its prediction by {largest:.2g} times what is allowed for: up to 1 "
-            f"is the same, above {tuning.different:.2g} is different."
-        )
+        notes.append(NO_POSITIONS)
     return notes
 
 
-def _coarse(
-    claim: Claim, seen: Seen, errors: AnswerErrors, unseen: list[str], tuning: VerificationTuning
-) -> list[str]:
-    """Say whether answers or a certificate hide changes of some tensors."""
-    own = np.maximum(errors.own(seen), np.finfo(np.float64).tiny)
-    strength = power(claim, seen, tuning.different * own, tuning.missed)
-    by_answers = [name for name in _unseen(claim, strength, tuning) if name in unseen]
-    by_bounds = [name for name in unseen if name not in by_answers]
-    return [
-        f"{what} to show a change of {', '.join(some)}."
-        for what, some in (
-            ("Answers are too coarse", by_answers),
-            ("The certificate leaves too much open", by_bounds),
-        )
-        if some
-    ]
-
-
 def averaged(
-    claim: Claim, design: Design, one: Seen, errors: AnswerErrors, tuning: VerificationTuning
+    claim: Claim, design: Design, one: Seen, errors: AnswerErrors
 ) -> Generator[Round, Answers, tuple[Seen, AnswerErrors]]:
     """Ask the first questions again and again; return the means, and the smaller noise."""
     every = [one.y]
-    for _ in range(tuning.noise_rounds):
+    for _ in range(_NOISE_ROUNDS):
         more = yield from seen_at(claim, design.first, "again, for the noise")
         every.append(more.y)
     answers, sizes = np.array(every), one.at.roundings + errors.hidden
     apart = answers - answers.mean(axis=0)
     # numbers of one vector may have the same noise: they count as one
-    more_freedom = (len(every) - 1) * len(one.y)
-    freedom = more_freedom + errors.freedom
+    freedom = (len(every) - 1) * len(one.y) + errors.freedom
 
     def pooled(before: float, again: Array) -> float:
         squares = np.sum(again**2) / (one.y.size / len(one.y))
@@ -434,7 +381,12 @@ def verify(
     'W'
     """
     budget = budget if isinstance(budget, Budget) else Budget(budget)
-    _refuse_dimension(oracle, model)
+    mine, its = getattr(model, "dim", None), getattr(oracle, "dim", None)
+    if isinstance(mine, Integral) and isinstance(its, Integral) and mine != its:
+        raise DimensionRefused(
+            f"These weights take tokens of dimension {mine}, the target of {its}: they are not "
+            "what it serves."
+        )
     verifier = Verifier(model, locate, seed, budget, errors)
     with opened_campaign(
         oracle,
@@ -459,14 +411,4 @@ def verify(
             found,
             queries=sum(campaign.ledger.counts().values()),
             notes=(*found.notes, *campaign.notes()),
-        )
-
-
-def _refuse_dimension(oracle: Oracle, model: Any) -> None:
-    """Refuse weights of another dimension than a target that says its own."""
-    mine, its = getattr(model, "dim", None), getattr(oracle, "dim", None)
-    if isinstance(mine, Integral) and isinstance(its, Integral) and mine != its:
-        raise DimensionRefused(
-            f"These weights take tokens of dimension {mine}, the target of {its}: they are not "
-            "what it serves."
         )

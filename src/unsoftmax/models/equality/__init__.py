@@ -1,7 +1,7 @@
 """Do two models compute the same function? Decided on canonical forms, shown by a witness.
 
 A model is compared by its maps (`model.maps`): each sub-layer by its form where that is known
-(`form`, `score_form`, `neuron_form`), with one matching of heads (`matching`) and one search for
+(`form`, `score_form`, `neuron_form`), with one matching of heads (`verdicts`) and one search for
 witnesses (`witnesses`); other maps array by array. So a class, or a map, needs no rule of its own.
 """
 
@@ -13,7 +13,7 @@ from typing import TypeVar
 from unsoftmax.models.equality.canonical_form import CANONICAL
 from unsoftmax.models.equality.certificates import share_of_bounds
 from unsoftmax.models.equality.equivalence import Equivalence, Tolerance, within_certificate
-from unsoftmax.models.equality.verdicts import compare
+from unsoftmax.models.equality.verdicts import NEARLY_ONE, compare
 from unsoftmax.models.equality.witnesses import search
 from unsoftmax.models.model import FrozenModel
 
@@ -44,10 +44,15 @@ def canonical(model: M) -> M:
     ValueError
         No canonical form is known of one of its maps, such as neurons that are no ReLUs.
     TypeError
-        It is no model, or one of several sub-layers: take the canonical form of each.
+        It is no model, or one of sub-layers in a row: take the canonical form of each.
     """
-    if type(model) not in CANONICAL:
+    if not isinstance(model, FrozenModel):
         raise TypeError(_refusal("canonical takes", model))
+    if type(model) not in CANONICAL:
+        raise TypeError(
+            f"No canonical form is known of a {type(model).__name__}: of sub-layers in a row take "
+            "that of each."
+        )
     found: M = CANONICAL[type(model)](model)
     return found
 
@@ -108,10 +113,12 @@ def equivalent(
     found, forms = compared
     if found.by is not None:
         return Equivalence("equal", None, found.gap, found.by)
-    witness = None if found.nearly_one else search((a, b), forms, found.places)
-    result = Equivalence.unequal(witness, found.gap, found.undecided)
+    witness = None if found.undecided is NEARLY_ONE else search((a, b), forms, found.places)
+    result = Equivalence("different", witness, found.gap, "witness")
+    if witness is None:
+        result = Equivalence("undecided", None, found.gap, "nothing", reason=found.undecided)
     if errors and forms is not None:
-        return within_certificate(result, share_of_bounds((a, b), forms, errors), tolerance)
+        return within_certificate(result, share_of_bounds((a, b), forms, errors))
     return result
 
 

@@ -25,7 +25,12 @@ from unsoftmax.models.equality.form import (
     read,
     seen_through,
 )
-from unsoftmax.models.equality.neuron_form import Network, first_is_negative, signed_size
+from unsoftmax.models.equality.neuron_form import (
+    Network,
+    beside_sum,
+    first_is_negative,
+    signed_size,
+)
 from unsoftmax.models.equality.score_form import as_turning
 from unsoftmax.models.feed_forward import FeedForward
 from unsoftmax.models.hinge_sum import HingeSum
@@ -70,7 +75,7 @@ def _before_network(model: MultiHeadTransformer) -> MultiHeadTransformer:
 
 
 def _network(model: ReluNetwork) -> ReluNetwork:
-    parts, order = _ordered(Network.of(_form_of(model), (), 0, True))
+    parts, order = _ordered(_form_of(model))
     d = model.dim
     A, b, w_o = parts.u[order, :d], parts.u[order, d], parts.s[order]
     norm = float(np.linalg.norm(parts.linear[:d]))
@@ -91,8 +96,7 @@ def _transformer(model: Transformer) -> Transformer:
 
 def _feed_forward(model: FeedForward) -> FeedForward:
     form = let_through(seen_through(_form_of(model)))
-    network, d = Network.of(form, (), 0, True), model.dim
-    parts, order = _ordered(network)
+    d, (parts, order) = model.dim, _ordered(form)
     size = signed_size(form, parts)
     A, b, B = parts.u[order, :d], parts.u[order, d], parts.s[order]
     whole = np.atleast_2d(parts.linear)
@@ -104,8 +108,8 @@ def _feed_forward(model: FeedForward) -> FeedForward:
     A, b = np.vstack([A, E, -E]), np.append(b, np.zeros(2 * len(E)))
     unit = size or 1.0
     B, c = np.vstack([B, L, -L]).T / unit, whole[:, d] / unit
-    norm = form.norm.behind_share(size) if size and form.norm is not None else form.norm
-    return FeedForward(A, b, B, c, form.residual and form.before is not None, norm)
+    around = beside_sum(form, size)
+    return FeedForward(A, b, B, c, around.residual, around.norm)
 
 
 def _attention_layer(model: AttentionLayer) -> AttentionLayer:
@@ -174,29 +178,24 @@ def _form_of(model: FrozenModel) -> Form:
     return form
 
 
-def _ordered(network: Network) -> tuple[HingeSum, Indices]:
+def _ordered(form: Form) -> tuple[HingeSum, Indices]:
     """Return neurons with a positive first weight, and their order by weights."""
-    parts = network.parts(1.0)
+    parts = Network.of(form, (), 0, True).parts(1.0)
     parts = parts.turned(first_is_negative(parts.u))
-    return parts, np.lexsort(parts.u.T[::-1]) if len(parts.u) else np.zeros(0, dtype=np.intp)
+    return parts, np.lexsort(parts.u.T[::-1])
 
 
 def _merged(model: MultiHead | MultiHeadTransformer, values: Array) -> tuple[Array, Array, Array]:
-    """Return W, w and summed values of heads of distinct [W w], ordered by these entry by entry.
-
-    Floats are compared as integers of the same order, highest byte first: rows may be long.
-    """
-    d = model.dim
+    """Return W, w and summed values of heads of distinct [W w], ordered by these entry by entry."""
+    d, shape = model.dim, values.shape[1:]
     rows = np.column_stack([model.W.reshape(model.H, d * d), model.w]) + 0.0  # −0 becomes 0
-    bits, sign = np.ascontiguousarray(rows).view(np.uint64), np.uint64(2**63)
-    keys = [row.tobytes() for row in np.where(bits < sign, bits + sign, ~bits).astype(">u8")]
     groups: dict[bytes, list[int]] = {}
-    for head in sorted(range(len(keys)), key=keys.__getitem__):
-        groups.setdefault(keys[head], []).append(head)
-    flat = values.reshape(model.H, math.prod(values.shape[1:]))
+    for head in sorted(range(model.H), key=lambda h: rows[h].tolist()):
+        groups.setdefault(rows[head].tobytes(), []).append(head)
+    flat = values.reshape(model.H, math.prod(shape))
     totals = [_sum_of_rows(flat[group]) + 0.0 for group in groups.values()]
-    kept = rows[[group[0] for group in groups.values()]].reshape(len(groups), d * d + d)
-    whole = np.reshape(totals, (len(groups), *values.shape[1:]))
+    kept = rows[[group[0] for group in groups.values()]]
+    whole = np.reshape(totals, (len(groups), *shape))
     return kept[:, : d * d].reshape(-1, d, d), kept[:, d * d :], whole
 
 

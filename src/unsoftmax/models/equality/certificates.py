@@ -17,15 +17,22 @@ from unsoftmax.models.attention import token_scores
 from unsoftmax.models.attention_map import Attention
 from unsoftmax.models.equality.equivalence import Tolerance, norm_of, share_of
 from unsoftmax.models.equality.form import Form, canonical_form, same_kind
-from unsoftmax.models.equality.matching import HeadMatching, Places, match
-from unsoftmax.models.equality.neuron_form import Network, bends, points
+from unsoftmax.models.equality.neuron_form import Network, points
 from unsoftmax.models.equality.score_form import (
     FARTHEST,
     Scores,
     score_distances,
     whole_at,
 )
-from unsoftmax.models.equality.verdicts import networks, pairs_of, placed
+from unsoftmax.models.equality.verdicts import (
+    HeadMatching,
+    Places,
+    beside,
+    match,
+    networks,
+    pairs_of,
+    placed,
+)
 from unsoftmax.models.equality.witnesses import aimed_sequences, rounding_of
 from unsoftmax.models.model import FrozenModel
 from unsoftmax.models.products import Product, apart
@@ -58,9 +65,7 @@ def share_of_bounds(
     if "constant" in errors and a.neurons is None and b.neurons is None:
         # an affine network is v·p + c: at p = 0, and far out
         errors = {"v": errors.get("slope", 0.0), "c": errors["constant"], **errors}
-    if bends(a) or bends(b):
-        if a.vector or b.vector:
-            return _share_of_networks(models, *networks(a, b, []), errors)
+    if a.neurons is not None or b.neurons is not None:
         places, _ = placed(score_distances(a.scores, b.scores, Tolerance(0.0, 0.0))[0])
         shares = [_share_of_networks(models, *networks(a, b, places), errors)]
         pairs = pairs_of(places, len(a.scores))
@@ -79,16 +84,18 @@ def _share_of_heads(a: Form, b: Form, errors: Errors) -> float:
     """Compare canonical heads with the bounds on W, w and values, c and a norm with theirs."""
     if not same_kind(a, b):
         return float("inf")
-    shares = [share_of(norm_of(a.c - b.c), errors, "c")]
-    if a.norm is not None and b.norm is not None:
-        mine, its = a.norm.arrays(), b.norm.arrays()
-        names = ("scale", "shift", "eps")
-        shares += [share_of(norm_of(np.atleast_1d(mine[n] - its[n])), errors, n) for n in names]
+    off, name = np.subtract(*beside(a, b)), "v" if "v" in errors else "M"
+    shares = [
+        share_of(norm_of(off[:, 0]), errors, "c"),
+        share_of(norm_of(off[:, 1:]), errors, name),
+    ]
+    its = b.of_norm
+    shares += [share_of(norm_of(x - its[name]), errors, name) for name, x in a.of_norm.items()]
     given = {**dict.fromkeys("WwM", _AMPLE), **errors}  # a bound that is not there matches all
-    scores = np.array([[_score_share(A, B, given) for B in b.scores] for A in a.scores])
-    scores = scores.reshape(len(a.scores), len(b.scores))
-    values = np.array([[_value_share(M, N, given) for N in b.values] for M in a.values])
-    cost = np.maximum(scores, values.reshape(scores.shape))
+    shape = len(a.scores), len(b.scores)
+    scores = np.reshape([_score_share(A, B, given) for A in a.scores for B in b.scores], shape)
+    values = np.reshape([_value_share(M, N, given) for M in a.values for N in b.values], shape)
+    cost = np.maximum(scores, values)
     alone, missing = (
         np.array([_value_share(M, M.nothing, given) for M in f.values]) for f in (a, b)
     )
@@ -98,7 +105,7 @@ def _share_of_heads(a: Form, b: Form, errors: Errors) -> float:
     def weight(x: Array) -> Array:
         return np.where(x <= 1, x / count, 1 + np.log(np.clip(x, 1, np.finfo(float).max)))
 
-    partners: dict[int, list[int]] = {}
+    partners: list[list[int]] = [[] for _ in a.scores]
     for _, g, h in match(weight(cost), weight(alone), weight(missing)):
         if g < 0 and len(scores):
             nearest = int(np.argmin(scores[:, h]))
@@ -106,12 +113,12 @@ def _share_of_heads(a: Form, b: Form, errors: Errors) -> float:
             g = nearest if alike else g
         if g < 0:
             shares.append(_value_share(b.values[h], b.values[h].nothing, errors))
-        else:
-            partners.setdefault(g, []).extend([] if h < 0 else [h])
-    for g, several in partners.items():
-        first, *others = [b.values[h] for h in several] or [a.values[g].nothing]
-        shares.append(_value_share(a.values[g], sum(others, first), errors))
-        shares += [_score_share(a.scores[g], b.scores[h], errors) for h in several]
+        elif h >= 0:
+            partners[g].append(h)
+    for A, M, several in zip(a.scores, a.values, partners, strict=True):
+        total = sum((b.values[h] for h in several), M.nothing)
+        shares.append(_value_share(M, total, errors))
+        shares += [_score_share(A, b.scores[h], errors) for h in several]
     return max(shares)
 
 

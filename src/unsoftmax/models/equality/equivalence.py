@@ -13,6 +13,10 @@ from unsoftmax.probes import Array
 Verdict = Literal["equal", "different", "undecided"]
 Basis = Literal["canonical form", "cells"]
 
+# Models that differ by more than this share of their parameters are not equal by a certificate,
+# however wide: it tells too little.
+_VAGUE = 0.1
+
 
 @dataclass(frozen=True, slots=True)
 class Equivalence:
@@ -54,13 +58,6 @@ class Equivalence:
     share: float | None = None
     reason: str = ""
 
-    @classmethod
-    def unequal(cls, witness: Array | None, gap: float, reason: str) -> Equivalence:
-        """Return the verdict on models whose parameters differ: undecided without a witness."""
-        if witness is None:
-            return cls("undecided", None, gap, "nothing", reason=reason)
-        return cls("different", witness, gap, "witness")
-
     def __bool__(self) -> bool:
         return self.verdict == "equal"
 
@@ -71,9 +68,6 @@ class Tolerance:
 
     rtol: float
     atol: float
-    vague: float = 0.1
-    """Models that differ by more than this share of their parameters are not equal by a
-    certificate, however wide: it tells too little."""
 
     def __post_init__(self) -> None:
         if not (self.rtol >= 0 and self.atol >= 0):
@@ -99,14 +93,14 @@ class Tolerance:
         return within, difference / size if size else 0.0
 
 
-def within_certificate(result: Equivalence, share: float, tolerance: Tolerance) -> Equivalence:
+def within_certificate(result: Equivalence, share: float) -> Equivalence:
     """Say what the bounds of a certificate make of models that are not equal without it.
 
     ``share`` is the part of the bounds that the differences take; infinite where a bound is not
     there, which decides nothing.
     """
     if share <= 1:
-        verdict: Verdict = "equal" if result.gap <= tolerance.vague else "undecided"
+        verdict: Verdict = "equal" if result.gap <= _VAGUE else "undecided"
         reason = "" if verdict == "equal" else "the bounds allow differences of a tenth"
         return Equivalence(verdict, None, result.gap, "certificate", share, reason)
     if result.verdict == "different" and share < float("inf"):

@@ -74,11 +74,6 @@ class Form:
         return len(self.c if self.neurons is None else self.neurons[1])
 
     @property
-    def kind(self) -> tuple[bool, int]:
-        """What sequences it takes, and how many numbers its answers have."""
-        return self.attends, self.outputs
-
-    @property
     def vector(self) -> bool:
         """Whether it is treated as one whose answers are vectors, though they may have length 1."""
         return self.outputs > 1 or self.residual or self.norm is not None
@@ -92,6 +87,12 @@ class Form:
     def behind(self) -> LayerNorm | None:
         """The norm that answers go through, if there is one."""
         return None if self.norm is None or self.norm.before else self.norm
+
+    @property
+    def of_norm(self) -> dict[str, Array]:
+        """Scale, shift and eps of the norm, nothing without one."""
+        arrays = {} if self.norm is None else self.norm.arrays()
+        return {name: np.atleast_1d(arrays[name]) for name in ("scale", "shift", "eps") if arrays}
 
     @property
     def rounding(self) -> float:
@@ -140,24 +141,25 @@ def _holds(one: Attention | Neurons) -> set[str]:
 
 
 def _of_heads(heads: Attention) -> Form:
-    H, dim, K = len(heads.Q), heads.Q.shape[2], heads.K
+    H, dim = len(heads.Q), heads.Q.shape[2]
     places = np.arange(H) if heads.groups is None else heads.groups
     scores, values = [], []
+
+    def of(stack: Array | None, place: int) -> Array | None:
+        return None if stack is None else stack[place]
+
     for h, g in enumerate(places.tolist()):
+        K, q_bias, M, V = of(heads.K, g), of(heads.q_bias, h), of(heads.O, h), of(heads.V, g)
         if K is not None and heads.frequencies is not None:
-            none = np.zeros(K.shape[1])
-            k_bias = none if heads.k_bias is None else heads.k_bias[g]
-            q_bias = none if heads.q_bias is None else heads.q_bias[h]
-            scores.append(turning(K[g], heads.Q[h], (k_bias, q_bias), heads.frequencies[g]))
+            biases = of(heads.k_bias, g), q_bias
+            scores.append(turning(K, heads.Q[h], biases, heads.frequencies[g]))
         else:
-            w = np.zeros(dim) if heads.w is None else heads.w[h]
-            q_bias = None if heads.q_bias is None else heads.q_bias[h]
-            scores.append(plain(None if K is None else K[g], heads.Q[h], w, q_bias))
-        V = None if heads.V is None else heads.V[g]
-        if heads.O is None:
-            values.append(Product.of(np.eye(dim) if V is None else V))
+            scores.append(plain(K, heads.Q[h], of(heads.w, h), q_bias))
+        if M is None or V is None:
+            [whole] = [x for x in (M, V) if x is not None] or [np.eye(dim)]
+            values.append(Product.of(whole))
         else:
-            values.append(Product.of(heads.O[h]) if V is None else Product(heads.O[h], V))
+            values.append(Product(M, V))
     k = dim if heads.O is None else heads.O.shape[1]
     c = np.zeros(k) if heads.c is None else heads.c
     return Form(tuple(scores), tuple(values), heads.R, c, None, False, None, dim, True, H)
@@ -234,9 +236,8 @@ def merged(form: Form) -> Form:
             groups.append([h])
     scores, values = [], []
     for first, *more in groups:
-        total, size = form.values[first], size_of(form.values[first]) if more else 0.0
-        for h in more:
-            total, size = total + form.values[h], size + size_of(form.values[h])
+        total = sum((form.values[h] for h in more), form.values[first])
+        size = sum(size_of(form.values[h]) for h in (first, *more)) if more else 0.0
         if size_of(total) > form.rounding * size:
             values.append(total)
             scores.append(form.scores[first])
@@ -288,8 +289,7 @@ def compacted(form: Form) -> Form:
 def same_kind(a: Form, b: Form) -> bool:
     """Tell whether residuals are alike, and norms in place and centring."""
     kinds = [
-        (form.residual, norm and (norm.before, norm.centred))
-        for form, norm in ((a, a.norm), (b, b.norm))
+        (form.residual, form.norm and (form.norm.before, form.norm.centred)) for form in (a, b)
     ]
     return kinds[0] == kinds[1]
 
@@ -298,11 +298,6 @@ def compare_norms(a: Form, b: Form, tolerance: Tolerance) -> tuple[bool, float]:
     """Tell whether scale, shift and eps are within the tolerance, and their largest difference."""
     if not same_kind(a, b):
         return False, float("inf")
-    if a.norm is None or b.norm is None:
-        return True, 0.0
-    mine, its = a.norm.arrays(), b.norm.arrays()
-    compared = [
-        tolerance.compare(np.atleast_1d(mine[name]), np.atleast_1d(its[name]))
-        for name in ("scale", "shift", "eps")
-    ]
-    return all(within for within, _ in compared), max(gap for _, gap in compared)
+    pairs = zip(a.of_norm.values(), b.of_norm.values(), strict=True)
+    compared = [tolerance.compare(mine, its) for mine, its in pairs]
+    return all(within for within, _ in compared), max((gap for _, gap in compared), default=0.0)

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import compress
 from typing import Literal
 
 import numpy as np
@@ -30,7 +31,7 @@ from numpy.typing import NDArray
 
 from unsoftmax.models.arrays import UNIT
 from unsoftmax.models.equality.equivalence import Tolerance
-from unsoftmax.models.equality.form import Form, compare_norms
+from unsoftmax.models.equality.form import Form, compare_norms, merged
 from unsoftmax.models.hinge_sum import HingeSum, squared_distance
 from unsoftmax.models.products import Product
 from unsoftmax.models.relu_network import ReluNetwork, typical_length
@@ -119,37 +120,35 @@ class Network:
         return np.asarray(16 * np.sqrt(x.shape[1] + 1) * UNIT * (size + np.abs(self.linear[:, -1])))
 
 
-def bends(form: Form) -> bool:
-    """Tell whether there are neurons, and a sum that is not affine."""
-    if form.neurons is None:
-        return False
-    network = Network.of(form, range(len(form.values)), len(form.values), True)
-    return form.norm is not None or not form.attends or bool(len(network.parts(1.0).s))
-
-
-def straightened(form: Form) -> Form:
-    """Return heads before neurons that nothing bends as heads, without those that do nothing.
+def straightened(form: Form, tolerance: Tolerance) -> Form:
+    """Return heads before neurons that nothing bends as heads; else as few as there need be.
 
     What neurons do not see of heads is the rounding of a sum.
     """
+    if form.neurons is None or not form.attends or form.norm is not None:
+        return form
+    form = form if tolerance.exact else merged(form)
     H, d = len(form.values), form.dim
-    network = Network.of(form, range(H), H, True)
+    network = Network.of(replace(form, residual=False), range(H), H, True)
     parts = network.parts(1.0)
     jumps = parts.s if parts.s.ndim > 1 else parts.s[:, None]
     linear = np.atleast_2d(parts.linear)
     size = float(np.linalg.norm(linear[:, :-1])) + float(np.sum(np.linalg.norm(jumps, axis=1)))
     slots = [slice(h * d, h * d + d) for h in range(H + 1)]
     lost = 8 * UNIT * (1 + len(parts.s)) * size
-    seen = [np.any(parts.u[:, s]) or np.linalg.norm(linear[:, s]) > lost for s in slots]
-    kept = [h for h in range(H) if seen[h]]
-    last = form.last if seen[H] else None
-    scores = tuple(form.scores[h] for h in kept)
-    if len(parts.s) or last is not None:
-        values = tuple(form.values[h] for h in kept)
-        return replace(form, scores=scores, values=values, last=last)
-    values = tuple(Product.of(linear[:, slots[h]]) for h in kept)
-    c = linear[:, -1]
-    return replace(form, scores=scores, values=values, last=None, c=c, neurons=None)
+    seen = [bool(np.any(parts.u[:, s]) or np.linalg.norm(linear[:, s]) > lost) for s in slots]
+    values, last, c, neurons = form.values, form.last, form.c, form.neurons
+    if not len(parts.s):
+        values = tuple(Product.of(linear[:, slot]) for slot in slots[:-1])
+        last, c, neurons = linear[:, slots[-1]], linear[:, -1], None
+    return replace(
+        form,
+        scores=tuple(compress(form.scores, seen)),
+        values=tuple(compress(values, seen)),
+        last=last if seen[-1] else None,
+        c=c,
+        neurons=neurons,
+    )
 
 
 def agreement(
@@ -165,8 +164,8 @@ def agreement(
     found = [g.parts(length, a.form.vector or b.form.vector) for g in (a, b)]
     sizes = [signed_size(g.form, parts) for g, parts in zip((a, b), found, strict=True)]
     first, second = (x.scaled(1 / (size or 1.0)) for x, size in zip(found, sizes, strict=True))
-    beside = _beside(a.form, sizes[0]), _beside(b.form, sizes[1])
-    alike, norm_gap = compare_norms(*beside, tolerance)
+    around = [beside_sum(g.form, size) for g, size in zip((a, b), sizes, strict=True)]
+    alike, norm_gap = compare_norms(*around, tolerance)
     size = max(first.norm, second.norm)
     difference = float(np.sqrt(squared_distance(first, second, _NEAR)))
     gap = max(difference / size if size else 0.0, norm_gap)
@@ -187,7 +186,7 @@ def signed_size(form: Form, parts: HingeSum) -> float:
     return 0.0 if norm is None or not norm.scale.any() else parts.norm * norm.sign
 
 
-def _beside(form: Form, size: float) -> Form:
+def beside_sum(form: Form, size: float) -> Form:
     """Return what is beside a hinge sum: the norm in its unit, and a residual around one."""
     norm = form.norm.behind_share(size) if size and form.norm is not None else form.norm
     return replace(form, norm=norm, residual=form.residual and form.before is not None)

@@ -3,18 +3,27 @@
 What is invisible of planes that turn: `RotaryScores.canonical`. Scores of which none turns are
 [W | w] alone. Scores are compared by all W(Δ), biases included, at as many distances as there are
 planes in both: sums of so many e^{iθΔ} that agree there agree everywhere.
+
+Without a tolerance products count as real numbers. One of float64 factors is no float64 matrix, and
+its rounding depends on the order of sums: equal ones may differ in their last bits, and different
+ones may round to the same. So they are compared modulo primes p < 2²¹. Float64 numbers are m·2^e,
+and 2 has an inverse modulo p: every entry has a residue, and so has a product, by a matrix product
+of residues, which float64 adds up exactly. All entries are multiples of 2^low and below 2^high. Two
+matrices with equal residues for primes whose product exceeds 2^(high + 1 − low) are equal: a proof,
+at 20 bits a prime. Matrices that differ do so at the first prime, nearly always.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias
+from dataclasses import dataclass
+from functools import cache
+from typing import Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from unsoftmax.models.equality.equivalence import Tolerance, largest_of, norm_of
-from unsoftmax.models.equality.exact_products import fingerprint_of, same_product
 from unsoftmax.models.products import Apart, Product, apart
 from unsoftmax.models.rotary import Rotary
 from unsoftmax.models.scores import RotaryScores
@@ -27,28 +36,31 @@ Scores: TypeAlias = Product | RotaryScores
 FAR = 0.1
 # Bounds of certificates hold for W(Δ) up to this distance, and scores are compared so far at least.
 FARTHEST = 20
+# Bits of the primes, and how many products of two residues, and one residue, are below 2⁵³.
+_BITS, _TERMS = 21, 2**11 - 1
 
 
-def turning(K: Array, Q: Array, biases: tuple[Array, Array], theta: Array) -> Scores:
+def turning(K: Array, Q: Array, biases: tuple[Array | None, Array | None], theta: Array) -> Scores:
     """Return the scores of planes K, Q (r, d), as [W | w] where none turns."""
-    scores = {"K": K, "Q": Q, "k_bias": biases[0], "q_bias": biases[1]}
     rotary = Rotary(theta)
-    if np.any(rotary.folded):
-        return RotaryScores(K.shape[1], scores, rotary)
-    return plain(K, Q, np.zeros(K.shape[1]), biases[1])
+    if not np.any(rotary.folded):
+        return plain(K, Q, None, biases[1])
+    scores = {"K": K, "Q": Q, "k_bias": biases[0], "q_bias": biases[1]}
+    return RotaryScores(K.shape[1], scores, rotary)
 
 
-def plain(K: Array | None, Q: Array, w: Array, q_bias: Array | None = None) -> Product:
+def plain(K: Array | None, Q: Array, w: Array | None, q_bias: Array | None = None) -> Product:
     """Return [W | w] of W = Q, or of KᵀQ and w + Kᵀb_q."""
+    d = Q.shape[1]
+    w = np.zeros(d) if w is None else w
     if K is None:
-        return Product(np.column_stack([Q, w]), np.eye(len(w) + 1))
+        return Product(np.column_stack([Q, w]), np.eye(d + 1))
     shift = (np.frexp(largest_of(Q))[1] - np.frexp(largest_of(K))[1]) // 2  # exact
     right = np.column_stack([Q, np.zeros(len(Q)) if q_bias is None else q_bias])
     left, right = np.ldexp(K.T, shift), np.ldexp(right, -shift)
-    if np.any(w):
-        unit = np.eye(1, len(w) + 1, len(w))
-        return Product(np.column_stack([left, w]), np.vstack([right, unit]))
-    return Product(left, right)
+    if not np.any(w):
+        return Product(left, right)
+    return Product(np.column_stack([left, w]), np.vstack([right, np.eye(1, d + 1, d)]))
 
 
 def as_turning(scores: Scores) -> RotaryScores:
@@ -136,25 +148,92 @@ def places_exactly(scores: Sequence[Scores]) -> list[int]:
     Of planes that turn the canonical forms are compared, to the last bit.
     """
     places: list[int] = []
-    first: list[Scores] = []
-    alike: dict[bytes, list[int]] = {}
-    for one in scores:
-        known = alike.setdefault(_fingerprint(one), [])
-        place = next((k for k in known if _same(first[k], one)), len(first))
-        if place == len(first):
-            first.append(one)
-            known.append(place)
-        places.append(place)
+    # equal scores have the same, and others next to never
+    marks = [
+        _modulo(*_factors(one), _prime(0)).tobytes()
+        if isinstance(one, Product)
+        else one.canonical(empty=False).numbers
+        for one in scores
+    ]
+    for k, one in enumerate(scores):
+        alike = (j for j in range(k) if marks[j] == marks[k] and _same(scores[j], one))
+        first = next(alike, None)
+        places.append(1 + max(places, default=-1) if first is None else places[first])
     return places
-
-
-def _fingerprint(scores: Scores) -> bytes:
-    if isinstance(scores, Product):
-        return fingerprint_of(scores)
-    return scores.canonical(empty=False).numbers
 
 
 def _same(a: Scores, b: Scores) -> bool:
     if isinstance(a, Product) and isinstance(b, Product):
         return same_product(a, b)
-    return type(a) is type(b)  # of the same fingerprint, which holds all of them
+    return type(a) is type(b)  # of the same mark, which holds all of them
+
+
+def same_product(a: Product, b: Product) -> bool:
+    """Decide whether two products are equal as real numbers."""
+    if np.array_equal(a.left, b.left) and np.array_equal(a.right, b.right):
+        return True
+    first, second = both = _factors(a), _factors(b)
+    low = min(left.low + right.low for left, right in both)
+    high = max(left.high + right.high + len(right.m).bit_length() for left, right in both)
+    primes = (_prime(k) for k in range(-(-(high + 1 - low) // (_BITS - 1))))
+    return all(np.array_equal(_modulo(*first, p), _modulo(*second, p)) for p in primes)
+
+
+def _factors(product: Product) -> tuple[Dyadics, Dyadics]:
+    return Dyadics.of(product.left), Dyadics.of(product.right)
+
+
+def _modulo(left: Dyadics, right: Dyadics, p: int) -> Array:
+    """Return the residues of a product, from 0 to p − 1."""
+    first, second = left.modulo(p), right.modulo(p)
+    total = np.zeros((len(first), second.shape[1]))
+    for start in range(0, len(second), _TERMS):
+        k = slice(start, start + _TERMS)
+        total = (total + first[:, k] @ second[k]) % p
+    return total
+
+
+@dataclass(frozen=True, slots=True)
+class Dyadics:
+    """A float64 matrix as m·2^e, m odd or 0."""
+
+    m: NDArray[np.int64]
+    e: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, x: Array) -> Self:
+        """Split a matrix."""
+        fraction, e = np.frexp(x)
+        m = np.ldexp(fraction, 53).astype(np.int64)
+        lowest = np.frexp((m & -m).astype(np.float64))[1].astype(np.int64) - 1
+        lowest[m == 0] = 0
+        return cls(m >> lowest, np.where(m == 0, 0, e - 53 + lowest))
+
+    @property
+    def low(self) -> int:
+        """All entries are multiples of 2^low; 0 where all are 0."""
+        used = self.e[self.m != 0]
+        return int(used.min()) if used.size else 0
+
+    @property
+    def high(self) -> int:
+        """All entries are below 2^high, or 0."""
+        bits = np.frexp(self.m.astype(np.float64))[1] + self.e
+        used = bits[self.m != 0]
+        return int(used.max()) if used.size else 0
+
+    def modulo(self, p: int) -> Array:
+        """Return the residues, from 0 to p − 1."""
+        exponents, place = np.unique(self.e, return_inverse=True)
+        powers = np.array([pow(2, int(e), p) for e in exponents], dtype=np.int64)
+        residues = (self.m % p) * powers[place.reshape(self.e.shape)] % p
+        return residues.astype(np.float64)
+
+
+@cache
+def _prime(k: int) -> int:
+    """Return the k-th prime below 2²¹, the largest first; all are above 2²⁰."""
+    p = (2**_BITS if k == 0 else _prime(k - 1)) - 1
+    while any(p % q == 0 for q in range(2, int(p**0.5) + 1)):
+        p -= 1
+    return p

@@ -7,18 +7,24 @@ different scores and M_h ≠ 0 are linearly independent already on sequences of 
 (with positions at distance 1 alone), and plain sub-layers are equal exactly if c, the residual and
 the heads are, merged and without those that add nothing (Proposition 7.1). Heads before neurons
 that nothing bends are heads; before others: `neuron_form`.
+
+With a tolerance heads are matched by their scores at the least cost in all; all values and c then
+count as one block, in which a head without a partner differs by its values.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from unsoftmax.models.attention_map import Attention
 from unsoftmax.models.composition import Composition, Map
-from unsoftmax.models.equality.equivalence import Basis, Tolerance, largest_of
+from unsoftmax.models.equality.equivalence import Basis, Tolerance, largest_of, norm_of, octave
 from unsoftmax.models.equality.form import (
     Form,
     canonical_form,
@@ -28,15 +34,22 @@ from unsoftmax.models.equality.form import (
     read,
     seen_through,
 )
-from unsoftmax.models.equality.matching import HeadMatching, Places, equal_exactly, match
-from unsoftmax.models.equality.matching import places_nearly as nearly
-from unsoftmax.models.equality.neuron_form import Network, agreement, bends, straightened
-from unsoftmax.models.equality.score_form import places_exactly, score_distances
+from unsoftmax.models.equality.neuron_form import Network, agreement, straightened
+from unsoftmax.models.equality.score_form import (
+    FAR,
+    Scores,
+    places_exactly,
+    same_product,
+    score_distances,
+    scores_apart,
+)
 from unsoftmax.models.layer_norm import LayerNorm
 from unsoftmax.models.neurons import Neurons
-from unsoftmax.models.products import Product
+from unsoftmax.models.products import Product, distances, size_of
 from unsoftmax.probes import Array
 
+Places = list[tuple[int, int]]
+"""Heads of one model and of another one; −1 where there is none."""
 Pair = tuple[Form, Form]
 
 NEARLY_ONE = (
@@ -58,11 +71,6 @@ class Decision(NamedTuple):
     """Heads that differ, the worst first."""
     undecided: str = UNTOLD
     """Why nothing can be said where there is no witness."""
-
-    @property
-    def nearly_one(self) -> bool:
-        """Whether no witness is looked for."""
-        return self.undecided is NEARLY_ONE
 
 
 def compare(
@@ -121,24 +129,17 @@ def _compare_sublayers(
     forms = read(a), read(b)
     if forms[0] is None or forms[1] is None:
         return _arrays_alike(a, b, tolerance), None
-    first, second = simplest(forms[0], tolerance), simplest(forms[1], tolerance)
-    if first.kind != second.kind:
+    first, second = straightened(forms[0], tolerance), straightened(forms[1], tolerance)
+    if (first.attends, first.outputs) != (second.attends, second.outputs):
         return None
     return decide(first, second, tolerance), (first, second)
-
-
-def simplest(form: Form, tolerance: Tolerance) -> Form:
-    """Return heads before neurons as heads, where they are; else as few heads as there need be."""
-    if form.neurons is None or not form.attends or form.norm is not None:
-        return form
-    return straightened(form if tolerance.exact else merged(form))
 
 
 def decide(a: Form, b: Form, tolerance: Tolerance) -> Decision:
     """Compare two sub-layers that take the same sequences and answer alike."""
     for form in (a, b) if a.vector or b.vector else ():
         _refuse_range(form)
-    if bends(a) or bends(b):
+    if a.neurons is not None or b.neurons is not None:
         return _networks(a, b, tolerance)
     first, second = canonical_form(a), canonical_form(b)
     matching = HeadMatching(first, second, tolerance)
@@ -167,7 +168,7 @@ def _networks(a: Form, b: Form, tolerance: Tolerance) -> Decision:
     by, gap = agreement(*networks(a, b, places), tolerance)
     if by is not None:
         return Decision(by, max(gap, worst))
-    joined = nearly(scores, tolerance).tolist()
+    joined = places_nearly(scores, tolerance).tolist()
     fewer = not tolerance.exact and len({*joined}) < len({*places})
     if fewer and agreement(*networks(a, b, joined), tolerance)[0]:
         return Decision(None, max(gap, worst), [], NEARLY_ONE)
@@ -175,6 +176,153 @@ def _networks(a: Form, b: Form, tolerance: Tolerance) -> Decision:
     if nearest != places:
         gap = agreement(*networks(a, b, nearest), Tolerance(0.0, 0.0))[1]
     return Decision(None, max(gap, worst), pairs_of(nearest, len(a.scores)))
+
+
+def _refuse_range(form: Form) -> None:
+    """Refuse parameters whose squares, summed, leave float64's range, with a norm before taken in.
+
+    Raises
+    ------
+    ValueError
+        One is larger than 1e145.
+    """
+    with np.errstate(over="ignore"):
+        seen, norm = seen_through(form), form.norm
+    parts = {"c": [seen.c, *(seen.neurons or ())], "A": [] if seen.last is None else [seen.last]}
+    parts |= {} if norm is None else {"scale": [norm.scale], "shift": [norm.shift]}
+    sizes = {name: max(map(largest_of, some), default=0.0) for name, some in parts.items()}
+    for name, some in (("M", seen.values), ("W", seen.scores)):
+        each = [largest_of(x.left) * largest_of(x.right) for x in some if isinstance(x, Product)]
+        sizes[name] = max(each, default=0.0)
+    for name, size in sizes.items():
+        if not size <= 1e145:
+            raise ValueError(
+                f"{name} is as large as {size:.0e}: beyond 1e+145 sums of squares leave float64's "
+                "range, and layers are not compared. Scale both layers' weights."
+            )
+
+
+# -- heads matched with heads
+
+
+class HeadMatching:
+    """How far the heads of two canonical forms are apart; values and c in units of 2^k.
+
+    Matched heads' scores differ by at most the tolerance. All values and c then count as one block.
+    Two models of one head each have nothing to match: where the scores differ, they do.
+    """
+
+    def __init__(self, a: Form, b: Form, tolerance: Tolerance) -> None:
+        self.scores, self.tolerance = (a.scores, b.scores), tolerance
+        self.lone = a.heads == b.heads == 1
+        own = beside(a, b)
+        largest = [largest_of(x) for x in own]
+        largest += [largest_of(M.left) * largest_of(M.right) for M in (*a.values, *b.values)]
+        self.unit = octave(max(largest))
+        self.values = [[Product(M.left / self.unit, M.right) for M in f.values] for f in (a, b)]
+        first, second = (x / self.unit for x in own)
+        self.alone, self.missing = (np.array([size_of(M) for M in some]) for some in self.values)
+        sums = (first, self.alone), (second, self.missing)
+        self.size = max(math.hypot(norm_of(x), norm_of(values)) for x, values in sums)
+        self.constant = norm_of(first - second)
+        self.relative, self.close = score_distances(a.scores, b.scores, tolerance)
+        self.apart = distances(*self.values)
+
+    def allows(self, distance: float) -> bool:
+        """Tell whether a distance between all values and c is within the tolerance."""
+        return self.tolerance.allows(distance, self.size, self.unit)
+
+    def distance(self) -> float:
+        """Return the norm of what differs in values and c, heads beyond the tolerance unmatched."""
+        if self.lone:
+            matched_up = len(self.alone) == len(self.missing) and self.close.all()
+            return math.hypot(norm_of(self.apart), self.constant) if matched_up else math.inf
+        cost = np.where(self.close, self.apart**2, np.inf)
+        matched = match(cost, self.alone**2, self.missing**2)
+        return math.sqrt(self.constant**2 + sum(share for share, _, _ in matched))
+
+    def gap(self) -> tuple[float, Places]:
+        """Return the largest relative difference, and the heads that differ, the worst first."""
+        scale = self.size or 1.0
+        cost = np.maximum(self.relative, self.apart / scale)
+        least = 1.0 if self.lone else 0.0
+        alone, missing = (np.maximum(x / scale, least) for x in (self.alone, self.missing))
+        best = match(cost, alone, missing)
+        for k, (share, g, h) in enumerate(best):
+            if min(g, h) >= 0 and self.relative[g, h] > FAR:  # at all distances
+                in_full = scores_apart(self.scores[0][g], self.scores[1][h]).relative
+                best[k] = max(share, in_full), g, h
+        best.sort(key=lambda found: -found[0])
+        gap = max([self.constant / scale, *(share for share, _, _ in best)])
+        return gap, [(g, h) for share, g, h in best if share > 0]
+
+    def distance_merged(self) -> float:
+        """Return what differs when all heads whose scores are within tolerance are merged."""
+        label = places_nearly([*self.scores[0], *self.scores[1]], self.tolerance)
+        signed = [*self.values[0], *(-M for M in self.values[1])]
+        groups = [
+            sum((signed[h] for h in np.flatnonzero(label == group)), signed[0].nothing)
+            for group in np.unique(label)
+        ]
+        return norm_of(np.array([*(size_of(M) for M in groups), self.constant]))
+
+
+def places_nearly(scores: Sequence[Scores], tolerance: Tolerance) -> NDArray[np.intp]:
+    """Return numbers of scores: those that a chain of steps within the tolerance joins have one."""
+    close = score_distances(scores, scores, tolerance)[1]
+    label = np.arange(len(scores))
+    for _ in label:  # as many steps as a chain of neighbours can have
+        label = np.min(np.where(close, label, len(label)), axis=1)
+    return label
+
+
+def equal_exactly(a: Form, b: Form) -> bool:
+    """Decide whether two forms' heads and c are equal as real numbers; norms entry by entry.
+
+    Neither sums of M nor products are rounded. False does not say that the functions differ: a
+    norm before may share its scale with the heads in other ways.
+    """
+    if not compare_norms(a, b, Tolerance(0.0, 0.0))[0]:
+        return False
+    first, second = (Product.of(x) for x in beside(a, b))
+    groups = {-1: first - second}
+    signed = [*a.values, *(-M for M in b.values)]
+    for place, M in zip(places_exactly([*a.scores, *b.scores]), signed, strict=True):
+        groups[place] = groups[place] + M if place in groups else M
+    if a.behind is not None and a.behind.centred:  # what all rows share is not seen
+        groups = {
+            k: M - Product(np.repeat(M.left[:1], len(M.left), axis=0), M.right)
+            for k, M in groups.items()
+        }
+    return all(same_product(total, total.nothing) for total in groups.values())
+
+
+def beside(a: Form, b: Form) -> tuple[Array, Array]:
+    """Return c, and what the query token adds where it adds anything, (k, 1) or (k, 1 + d)."""
+    if a.last is None and b.last is None:
+        return a.c[:, None], b.c[:, None]
+    both = [np.zeros((len(f.c), f.dim)) if f.last is None else f.last for f in (a, b)]
+    return np.column_stack([a.c, both[0]]), np.column_stack([b.c, both[1]])
+
+
+def match(cost: Array, alone: Array, missing: Array) -> list[tuple[float, int, int]]:
+    """Match rows with columns, or leave them alone, at the least cost in all.
+
+    Returns each match's cost, row and column; −1 for what a row or column lacks.
+    """
+    # imported here: SciPy's optimisers take longer to load than all of this package
+    from scipy.optimize import linear_sum_assignment
+
+    rows, columns = cost.shape
+    whole = np.zeros((rows + columns, rows + columns))
+    whole[:rows, :columns] = cost
+    whole[:rows, columns:] = alone[:, None]
+    whole[rows:, :columns] = missing
+    return [
+        (float(whole[g, h]), int(g) if g < rows else -1, int(h) if h < columns else -1)
+        for g, h in zip(*linear_sum_assignment(whole), strict=True)
+        if g < rows or h < columns
+    ]
 
 
 def networks(a: Form, b: Form, places: list[int]) -> tuple[Network, Network]:
@@ -205,30 +353,6 @@ def placed(cost: Array) -> tuple[list[int], float]:
 def pairs_of(places: list[int], rows: int) -> Places:
     """Return the heads of the first model with those of the second in the same place."""
     return [(g, h) for h, g in enumerate(places[rows:]) if g < rows]
-
-
-def _refuse_range(form: Form) -> None:
-    """Refuse parameters whose squares, summed, leave float64's range, with a norm before taken in.
-
-    Raises
-    ------
-    ValueError
-        One is larger than 1e145.
-    """
-    with np.errstate(over="ignore"):
-        seen, norm = seen_through(form), form.norm
-    parts = {"c": [seen.c, *(seen.neurons or ())], "A": [] if seen.last is None else [seen.last]}
-    parts |= {} if norm is None else {"scale": [norm.scale], "shift": [norm.shift]}
-    sizes = {name: max(map(largest_of, some), default=0.0) for name, some in parts.items()}
-    for name, some in (("M", seen.values), ("W", seen.scores)):
-        each = [largest_of(x.left) * largest_of(x.right) for x in some if isinstance(x, Product)]
-        sizes[name] = max(each, default=0.0)
-    for name, size in sizes.items():
-        if not size <= 1e145:
-            raise ValueError(
-                f"{name} is as large as {size:.0e}: beyond 1e+145 sums of squares leave float64's "
-                "range, and layers are not compared. Scale both layers' weights."
-            )
 
 
 # -- maps without a form

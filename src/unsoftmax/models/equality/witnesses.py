@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from typing import TypeVar
 
 import numpy as np
@@ -10,9 +11,9 @@ import numpy as np
 from unsoftmax.models.arrays import TINY, UNIT
 from unsoftmax.models.equality.equivalence import norm_of
 from unsoftmax.models.equality.form import Form
-from unsoftmax.models.equality.matching import Places
 from unsoftmax.models.equality.neuron_form import points_in_cells
 from unsoftmax.models.equality.score_form import Scores, scores_apart, whole_at
+from unsoftmax.models.equality.verdicts import Places
 from unsoftmax.models.layer_norm import LayerNorm
 from unsoftmax.models.model import FrozenModel
 from unsoftmax.models.products import Product
@@ -25,9 +26,6 @@ M = TypeVar("M", bound=Callable[[Array], Array])
 # Roundoffs that an answer may be off by, per root of a sum's terms; measured up to 1.4. Too small:
 # rounding passes for a difference; too large: small differences stay undecided.
 _LOST = 16.0
-# The search ends at a sequence that differs by this many times the rounding. Larger: a search at
-# d = 384 takes 15 seconds more often.
-_ENOUGH = 16.0
 # Pairs of heads, those that differ most, that sequences are made for. Fewer: a difference in
 # another pair may stay undecided; each costs 3 seconds at d = 384 and 12 heads.
 PAIRS = 4
@@ -61,22 +59,15 @@ def rounding_of(model: FrozenModel, X: Array) -> Array:
 def search(
     models: tuple[FrozenModel, FrozenModel], forms: tuple[Form, Form] | None, places: Places
 ) -> Array | None:
-    """Look for a witness among sequences of all sizes, then such as are aimed at heads that differ.
+    """Look for a witness among sequences of all sizes, and such as are aimed at heads that differ.
 
     ``forms`` are the two models' where they are known, ``places`` the heads that differ.
     """
-    return witness_of(*models, _families(models, forms, places), rounding_of, _ENOUGH)
-
-
-def _families(
-    models: tuple[FrozenModel, FrozenModel], forms: tuple[Form, Form] | None, places: Places
-) -> Iterator[Array]:
-    d = models[0].dim
-    yield np.zeros((1, 1, d))
-    yield from _of_all_sizes(models, forms)
-    if forms is None or not forms[0].attends:
-        return
-    yield from aimed_sequences(*forms, places)
+    aimed = aimed_sequences(*forms, places) if forms is not None and forms[0].attends else ()
+    # long sequences cost most: they come last
+    short, long = (_of_all_sizes(models, forms, long) for long in (False, True))
+    families = chain([np.zeros((1, 1, models[0].dim))], short, aimed, long)
+    return witness_of(*models, families, rounding_of)
 
 
 def aimed_sequences(a: Form, b: Form, places: Places) -> Iterator[Array]:
@@ -88,32 +79,34 @@ def aimed_sequences(a: Form, b: Form, places: Places) -> Iterator[Array]:
 
 
 def _of_all_sizes(
-    models: tuple[FrozenModel, FrozenModel], forms: tuple[Form, Form] | None
+    models: tuple[FrozenModel, FrozenModel], forms: tuple[Form, Form] | None, long: bool
 ) -> Iterator[Array]:
     """Make random sequences, beside where norms and neurons bend and at all hyperplanes."""
     rng, d = np.random.default_rng(0), models[0].dim
     leaves = [leaf for model in models for leaf in model.maps.leaves.values()]
     units = {leaf.eps**0.5 or 1.0 for leaf in leaves if isinstance(leaf, LayerNorm)}
-    lengths = [1, 2, 3, 6, 24] if models[0].maps.attends else [1]
     draws, beside = _DRAWS, [np.asarray(np.zeros(d))]
     if forms is not None:
         known = [_on_single_tokens(form) for form in forms]
         if any(form.neurons for form in forms):
             shown = [ReluNetwork(A.T, np.ones(len(a)), a) for A, a in known]
             units |= {typical_length(*shown)}
-            cells = points_in_cells(known, max(units), 4 * _DRAWS_OF_NETWORKS)
-            yield cells[:, None]
             draws = _DRAWS_OF_NETWORKS
+            if not long:
+                yield points_in_cells(known, max(units), 4 * draws)[:, None]
         elif any(form.behind for form in forms):  # tokens of which nothing is left to normalise
             beside += [np.asarray(np.linalg.lstsq(A, -a, rcond=None)[0]) for A, a in known]
     powers = 4.0 ** np.arange(-_SIZES, _SIZES + 1)
     for unit in sorted({1.0, *units}):
         sizes = unit * np.repeat(powers, draws)[:, None, None]
-        for length in lengths:
+        for length in (1, 2, 3, 6, 24) if models[0].maps.attends else (1,):
             X = rng.standard_normal((len(sizes), length, d))
-            yield from (token + sizes * X for token in beside[: None if length == 1 else 1])
-            if length > 2:  # few large tokens: gates are neither all open nor all closed
-                yield sizes * X * 10.0 ** rng.uniform(-3, 3, (len(X), length, 1))
+            # few large tokens: gates are neither all open nor all closed
+            spread = 10.0 ** rng.uniform(-3, 3, (len(X), length, 1)) if length > 2 else None
+            if long == (spread is not None):
+                yield from (token + sizes * X for token in beside[: None if length == 1 else 1])
+                if spread is not None:
+                    yield sizes * X * spread
 
 
 def _on_single_tokens(form: Form) -> tuple[Array, Array]:
@@ -123,30 +116,27 @@ def _on_single_tokens(form: Form) -> tuple[Array, Array]:
     return sum((M.whole for M in form.values), A), form.c
 
 
-Aim = tuple[SingleHead, SingleHead, int]
-"""Two heads that answer with numbers, and the distance of tokens at which they differ most."""
+def _aimed_at(a: Form, b: Form, places: Places) -> Iterator[tuple[SingleHead, SingleHead, int]]:
+    """Return heads that differ, then what single tokens show, seen through what shows it most.
 
-
-def _aimed_at(a: Form, b: Form, places: Places) -> Iterator[Aim]:
-    """Return what single tokens show, then heads that differ, seen through what shows it most."""
-    d, neurons = a.dim, a.neurons is not None or b.neurons is not None
-    flat = Product(np.zeros((d, 0)), np.zeros((0, d + 1)))
-    none = [Product(np.zeros((len(form.c), 0)), np.zeros((0, d))) for form in (a, b)]
-    found: list[tuple[Scores, Scores, Product, Product]] = []
+    Heads answer with numbers; with them the distance of tokens at which they differ most.
+    """
+    neurons = a.neurons is not None or b.neurons is not None
+    nothing = [(Product.zeros(f.dim, f.dim + 1), Product.zeros(len(f.c), f.dim)) for f in (a, b)]
+    found: list[list[tuple[Scores, Product]]] = []
+    for pair in places[:PAIRS]:
+        each = zip((a, b), pair, nothing, strict=True)
+        found.append([(f.scores[h], f.values[h]) if h >= 0 else none for f, h, none in each])
     if not neurons:
-        found.append((flat, flat, sum(a.values, none[0]), sum(b.values, none[1])))
-    for g, h in places[:PAIRS]:
-        mine = (a.scores[g], a.values[g]) if g >= 0 else (flat, none[0])
-        its = (b.scores[h], b.values[h]) if h >= 0 else (flat, none[1])
-        found.append((mine[0], its[0], mine[1], its[1]))
-    for A, B, M, N in found:
+        both = zip((a, b), nothing, strict=True)
+        found.append([(flat, sum(f.values, none)) for f, (flat, none) in both])
+    for (A, M), (B, N) in found:
         distance = max(1, scores_apart(A, B).distance)
-        W, U = (whole_at(scores, distance) for scores in (A, B))
+        seen = [[_along(M, N)] * 2]
         if neurons:
             weights = [np.ones(1) if f.neurons is None else f.neurons[0][0] for f in (a, b)]
             seen = [weights, [np.abs(w) for w in weights]]
-        else:
-            seen = [[_along(M, N)] * 2]
+        W, U = (whole_at(scores, distance) for scores in (A, B))
         for y, z in seen:
             yield (
                 SingleHead(W[:-1, :-1], (y @ M.left) @ M.right, W[:-1, -1], float(y @ a.c)),
@@ -193,9 +183,11 @@ def witness_of(
     b: M,
     families: Iterable[Array],
     rounding: Callable[[M, Array], Array],
-    enough: float = np.inf,
 ) -> Array | None:
-    """Return the sequence whose answers differ most beside their rounding, None if by less.
+    """Return a sequence whose answers differ by more than their rounding, None where none does.
+
+    It is the one that differs most beside its rounding in the first family that has any: all
+    families at d = 384 take half a minute.
 
     Parameters
     ----------
@@ -205,8 +197,6 @@ def witness_of(
         Sequences to try.
     rounding : callable
         Maps a model and sequences to bounds on the rounding of its answers, (B,) or (B, m).
-    enough : float, optional
-        The search ends at a sequence that differs by this many times the rounding.
     """
     best, witness = 1.0, None
     # answers out of float64's range are no evidence
@@ -221,7 +211,7 @@ def witness_of(
                 k = int(np.argmax(ratio.max(axis=1)))
                 if ratio[k].max() > best:
                     best, witness = float(ratio[k].max()), X[k]
-            if best > enough:
+            if witness is not None:
                 break
     return witness
 
