@@ -23,6 +23,7 @@ from unsoftmax.models.attention_map import Attention
 from unsoftmax.models.composition import Composition, Map
 from unsoftmax.models.linearised import Direct, Gradient, Outer, Pullback
 from unsoftmax.models.model import Tensor
+from unsoftmax.models.neurons import Neurons
 from unsoftmax.probes import Array
 from unsoftmax.questions.answer_errors import AnswerErrors, Seen
 from unsoftmax.questions.claim import Claim
@@ -293,12 +294,11 @@ class Hypotheses:
                 arrays[own] = np.array(getattr(leaf, own), dtype=np.float64)
                 for place, change in changes[path]:
                     arrays[own][... if place is None else place] += change
-            if not arrays:
-                return leaf
-            if not isinstance(leaf, LayerNorm):
-                return replace(leaf, **arrays)
-            arrays = {**leaf.arrays(), **arrays}
-            return LayerNorm.from_arrays({**arrays, "eps": np.maximum(arrays["eps"], 0.0)})
+            if isinstance(leaf, LayerNorm):
+                arrays = {**leaf.arrays(), **arrays}
+                return LayerNorm.from_arrays({**arrays, "eps": np.maximum(arrays["eps"], 0.0)})
+            assert isinstance(leaf, Attention | Neurons)
+            return replace(leaf, **arrays)
 
         return self.maps.mapped(changed)
 

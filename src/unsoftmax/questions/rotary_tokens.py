@@ -14,14 +14,14 @@ So each of K, Q, their biases and the frequencies explains changes that the othe
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
 from unsoftmax.models import Rotary, RotaryHead
+from unsoftmax.models.attention_map import Attention
 from unsoftmax.probes import Array
-from unsoftmax.questions.claim import Claim
+from unsoftmax.questions.claim_probes import as_float32
 
 FEWER = "keys or queries are of a lower rank than their planes: no question shows one alone."
 # m, the query tokens of the longer sequences. More: slow planes turn further, and x has a smaller
@@ -33,103 +33,76 @@ _TRIES = 16
 _LOGIT, _SCALES = 1.5, (0.5, 1.0, 2.0)
 # Tokens that are solved for are right to this share of their keys and queries.
 _SOLVED = 1e-6
-
-SEQUENCES = (
-    *(("x", "y", "1"), ("0", "y", "1"), ("x", "y'", "m"), ("0", "y'", "m")),
-    *(("x'", "y", "m"), ("0", "y", "m"), ("x'", "y", "1"), ("x", "0", "1"), ("x'", "0", "1")),
-    *(("xa", "yp", "1"), ("0", "yp", "1"), ("xb", "yp", "1")),
+# First token, query token, and whether that is there once or m times.
+_SEQUENCES = (
+    *(("x", "y", 1), ("0", "y", 1), ("x", "y'", _FILLERS), ("0", "y'", _FILLERS)),
+    *(("x'", "y", _FILLERS), ("0", "y", _FILLERS), ("x'", "y", 1), ("x", "0", 1), ("x'", "0", 1)),
+    *(("xa", "yp", 1), ("0", "yp", 1), ("xb", "yp", 1)),
 )
-"""First token, query token, and how often that is there."""
 
 
-@dataclass(frozen=True, slots=True)
-class RotaryTokens:
-    """Tokens whose scores must be alike, by name."""
-
-    tokens: Mapping[str, Array]
-    fillers: int
-
-    @classmethod
-    def drawn(cls, head: RotaryHead, rng: np.random.Generator) -> RotaryTokens | None:
-        """Draw tokens, and take those whose weights are read best; None if none can be solved."""
-        best, found = 0.0, None
-        for _ in range(_TRIES):
-            x, y = rng.standard_normal((2, head.dim)) / np.sqrt(head.dim)
-            plane = int(rng.integers(len(head.rotary)))
-            logit = abs(x @ head.W_at(1) @ y) or 1.0
-            for scale in _SCALES:
-                s = float(np.sqrt(scale * _LOGIT / logit))
-                one = cls._solved(head, s * x, s * y, plane)
-                if one is None:
-                    return None
-                if (worth := one.worth(head)) > best:
-                    best, found = worth, one
-        return found
-
-    @classmethod
-    def _solved(cls, head: RotaryHead, x: Array, y: Array, plane: int) -> RotaryTokens | None:
-        m, turned = _FILLERS, head.rotary.turned
-        query = head.Q @ y + head.q_bias
-        size = float(np.linalg.norm(query))
-        corner = np.zeros((2, len(head.K)))
-        corner[[0, 1], [2 * plane, 2 * plane + 1]] = np.sqrt(_LOGIT)
-        wanted = {
-            "x'": (head.K, turned(head.K @ x, np.array(m - 1.0))),
-            "xa": (head.K, corner[0]),
-            "xb": (head.K, corner[1]),
-            "y'": (head.Q, turned(query, np.array(1.0 - m)) - head.q_bias),
-            "yp": (head.Q, corner[0] - head.q_bias),
-        }
-        tokens = {"0": 0 * x, "x": x, "y": y}
-        for name, (matrix, product) in wanted.items():
-            token = np.linalg.lstsq(matrix, product, rcond=None)[0]
-            missed = float(np.linalg.norm(matrix @ token - product))
-            if missed > _SOLVED * (np.linalg.norm(product) + size):
-                return None
-            tokens[name] = token
-        rounded = {k: t.astype(np.float32).astype(np.float64) for k, t in tokens.items()}
-        return cls(rounded, m)
-
-    @property
-    def asked(self) -> list[Array]:
-        """All that is asked: the tokens one by one, then the sequences."""
-        return [*(x[None] for x in self.tokens.values()), *self.sequences.values()]
-
-    @property
-    def sequences(self) -> dict[tuple[str, str, str], Array]:
-        """Every sequence that is asked, (N, d)."""
-        made = {}
-        for key in SEQUENCES:
-            first, last, many = key
-            fillers = self.fillers if many == "m" else 1
-            made[key] = np.vstack([self.tokens[first], *[self.tokens[last]] * fillers])
-        return made
-
-    def worth(self, head: RotaryHead) -> float:
-        """Return how well the worst of the weights is read, as a share of what answers are."""
-        worst, asked = np.inf, self.sequences
-        for many in "1m":
-            some = {key: X for key, X in asked.items() if key[2] == many}
-            X = np.array([*some.values()])
-            weights = head.attention(X)[:, 0]
-            values = (X[:, 0] - X[:, -1]) @ head.v
-            sizes = np.linalg.norm(X, axis=2).max(axis=1) * np.linalg.norm(head.v) + abs(head.c)
-            worst = min(worst, float(np.min(weights * (1 - weights) * np.abs(values) / sizes)))
-        return worst
+def alike_in_scores(heads: Attention, h: int, rng: np.random.Generator) -> list[Array] | None:
+    """Return such tokens one by one, then their sequences, (N, d); None if none can be solved."""
+    head = _alone(heads, h)
+    best, found = 0.0, None
+    for x, y, plane in _drawn(head, rng):
+        tokens = _solved(head, x, y, plane)
+        if tokens is None:
+            return None
+        made = [np.vstack([tokens[one], *[tokens[last]] * m]) for one, last, m in _SEQUENCES]
+        if (worth := min(_worth(head, made, N) for N in (2, 1 + _FILLERS))) > best:
+            best, found = worth, [*(token[None] for token in tokens.values()), *made]
+    return found
 
 
-def scored_alone(claim: Claim, h: int) -> RotaryHead:
-    """Return one head of a claim, its value the number of the answers that shows it best."""
-    heads = claim.heads
-    assert heads is not None
+def _alone(heads: Attention, h: int) -> RotaryHead:
+    """Return one head, its value the number of the answers that shows it best."""
+    g = h if heads.groups is None else int(heads.groups[h])
     assert heads.O is not None
     assert heads.K is not None
     assert heads.frequencies is not None
-    g = h if heads.groups is None else int(heads.groups[h])
     whole = heads.O[h] if heads.V is None else heads.O[h] @ heads.V[g]
     v = whole[0] if len(whole) == 1 else np.linalg.svd(whole, full_matrices=False)[2][0]
-    biases = {
-        name: None if array is None else array[place]
-        for name, array, place in (("k_bias", heads.k_bias, g), ("q_bias", heads.q_bias, h))
+    k_bias = None if heads.k_bias is None else heads.k_bias[g]
+    q_bias = None if heads.q_bias is None else heads.q_bias[h]
+    turning = Rotary(heads.frequencies[g])
+    return RotaryHead(heads.K[g], heads.Q[h], v, turning, k_bias=k_bias, q_bias=q_bias)
+
+
+def _drawn(head: RotaryHead, rng: np.random.Generator) -> Iterator[tuple[Array, Array, int]]:
+    for _ in range(_TRIES):
+        x, y = rng.standard_normal((2, head.dim)) / np.sqrt(head.dim)
+        plane = int(rng.integers(len(head.rotary)))
+        logit = abs(x @ head.W_at(1) @ y) or 1.0
+        for scale in _SCALES:
+            s = float(np.sqrt(scale * _LOGIT / logit))
+            yield s * x, s * y, plane
+
+
+def _solved(head: RotaryHead, x: Array, y: Array, plane: int) -> Mapping[str, Array] | None:
+    """Return the tokens by name."""
+    turned, query = head.rotary.turned, head.Q @ y + head.q_bias
+    corner = np.zeros((2, len(head.K)))
+    corner[[0, 1], [2 * plane, 2 * plane + 1]] = np.sqrt(_LOGIT)
+    wanted = {
+        "x'": (head.K, turned(head.K @ x, np.array(_FILLERS - 1.0))),
+        "xa": (head.K, corner[0]),
+        "xb": (head.K, corner[1]),
+        "y'": (head.Q, turned(query, np.array(1.0 - _FILLERS)) - head.q_bias),
+        "yp": (head.Q, corner[0] - head.q_bias),
     }
-    return RotaryHead(heads.K[g], heads.Q[h], v, Rotary(heads.frequencies[g]), **biases)
+    tokens = {"0": 0 * x, "x": x, "y": y}
+    for name, (matrix, product) in wanted.items():
+        tokens[name] = np.linalg.lstsq(matrix, product, rcond=None)[0]
+        missed, size = matrix @ tokens[name] - product, [*product, *query]
+        if np.linalg.norm(missed) > _SOLVED * np.linalg.norm(size):
+            return None
+    return {name: as_float32(token) for name, token in tokens.items()}
+
+
+def _worth(head: RotaryHead, sequences: list[Array], tokens: int) -> float:
+    """Return how well the worst of the weights is read, as a share of what answers are."""
+    X = np.array([one for one in sequences if len(one) == tokens])
+    weights, values = head.attention(X)[:, 0], (X[:, 0] - X[:, -1]) @ head.v
+    sizes = np.linalg.norm(X, axis=2).max(axis=1) * np.linalg.norm(head.v)
+    return float(np.min(weights * (1 - weights) * np.abs(values) / sizes))

@@ -4,9 +4,9 @@ A target that is known to be different from a claim is asked what tells apart th
 may have; every hypothesis is then fitted to the answers (`hypotheses`), and those are named that
 leave nothing to explain. By what a model is composed of these are asked:
 
-- heads that answer with a number: single tokens, and for every head three offsets on its line
-  (`claim_probes.Lines`), at the logits 1.5, S and 1.5·S: saturated answers show values alone, and
-  those with the query token 0, where no W scores, w;
+- heads that answer with a number: single tokens, and for every head three offsets on its line,
+  [b + a; b] with the logit 1.5, S or 1.5·S of that head and −S of all others: saturated answers
+  show values alone, and those with the query token 0, where no W scores, w;
 - heads that answer with vectors: sequences of two tokens, in few planes, where heads share between
   them; with positions the last token is there several times;
 - heads with positions: tokens whose scores are alike whatever K, or Q, is (`rotary_tokens`), of the
@@ -25,20 +25,22 @@ from functools import cached_property
 
 import numpy as np
 
-from unsoftmax.models.model import Tensor
+from unsoftmax.models.attention_map import Attention
+from unsoftmax.models.layer_norm import LayerNorm
 from unsoftmax.models.neurons import Neurons
 from unsoftmax.probes import Array, Round
 from unsoftmax.protocol import Answers
 from unsoftmax.questions.answer_errors import AnswerErrors, Seen, seen_at
 from unsoftmax.questions.claim import Claim
-from unsoftmax.questions.claim_probes import ClaimProbeTuning, lines, random_sequences
+from unsoftmax.questions.claim_probes import LOGIT, LONGEST, as_float32, lines, random_sequences
 from unsoftmax.questions.hypotheses import RESIDUAL, Block, Fit, Hypotheses
 from unsoftmax.questions.located import NEAR, Located, Search
-from unsoftmax.questions.rotary_tokens import FEWER, RotaryTokens, scored_alone
+from unsoftmax.questions.rotary_tokens import FEWER, alike_in_scores
 
 DIVIDED = "how B is divided among heads"
 BESIDE_RESIDUAL = "how B and the residual are divided"
-NEURONS = "A, b or B"
+NETWORK, NEURONS = "the network", "A, b or B"
+NOT_LOOKED_FOR = "of this class it is not looked for."
 NO_QUESTIONS = "no questions are left."
 SEVERAL = "no change of one tensor alone explains the answers."
 VALUE_BIAS = "M of one head beside value biases, which are part of c, changes two at once."
@@ -47,79 +49,62 @@ LAYOUT = (
     "biases, which are part of c."
 )
 NORM = "a norm before the layer is not looked at by itself."
+ALONE = "no question shows one head alone."
 
-# Frequencies of heads are shared where they differ by no more: those of a recovery.
-_ALIKE = 1e-3
-SCORES = ("W", "w", "K", "Q", "k_bias", "q_bias", "frequencies")
-
-
-@dataclass(frozen=True, slots=True)
-class TensorSearchTuning:
-    """Knobs of the search."""
-
-    further: float = 1.5
-    """The second saturated logit, in units of the first: the two give two numbers of v."""
-    nothing: float = 0.5
-    """Misses up to this share of their bounds are none: right answers miss by a quarter."""
-    explained: float = 0.5
-    """A change explains the misses if it leaves no more than this share of what bounds allow."""
-    clear: float = 8.0
-    """Neurons are looked at from a miss of so many times its bound on."""
-    most: int = 3
-    """So many tensors are named where several would explain the misses alike; more say nothing."""
-    planes: tuple[int, int] = (3, 2)
-    """Planes that tokens are taken from, without and with positions."""
-    scored: int = 12
-    """Sequences per plane with a query token of its own,"""
-    unscored: int = 6
-    """and with one that W does not score;"""
-    singles: int = 3
-    """and single tokens, which show values alone."""
-    factors: tuple[float, ...] = (1.0, -0.6, 0.5, -1.4, 1.7, -0.3)
-    """Logits of the sequences in turn, in units of the claim's own: shares of every size."""
-    fillers: tuple[int, ...] = (1, 8, 3)
-    """So many query tokens end a sequence of a claim with positions, in turn: slow planes turn
-    further beside many."""
-    cells: int = 5
-    """Neighbouring cells that a ray is looked at in; neurons have this many dimensions and one."""
-    per_cell: int = 4
-    """Tokens in each."""
-    along: int = 30
-    """Tokens along the whole ray."""
-    least: float = 1.5
-    """Numbers of the answers per neuron; with fewer a change of A explains whatever it is."""
-    neurons: int = 2048
-    """More neurons are not told apart: a step takes time as their cube."""
-    sure: float = 1e6
-    """B alone is named from misses of so many times their bounds on: then A and b, had they been
-    changed, would have been found to explain the answers."""
-    turned: tuple[int, ...] = (2, 3, 5, 2, 4, 8)
-    """Lengths of sequences that show the frequencies of all heads. Longer: planes turn so far that
-    a search for their frequencies ends elsewhere."""
-    spare: int = 12
-    """Answers to them, beside as many as there are frequencies."""
+# Misses up to this share of their bounds are none: right answers miss by a quarter.
+_NOTHING = 0.5
+# A change explains the misses if it leaves no more than this share of what bounds let through.
+_EXPLAINED = 0.5
+# From a miss of so many times its bound on, what explains all by fewer numbers is the reason.
+_CLEAR = 8.0
+# So many tensors are named where several would explain the misses alike; more say nothing.
+_MOST = 3
+# Planes that tokens are taken from, without and with positions.
+_PLANES = (3, 2)
+# Sequences per plane with a query token of its own, with one that W does not score, and single
+# tokens, which show values alone.
+_SCORED, _UNSCORED, _SINGLES = 12, 6, 3
+# Logits of the sequences in turn, in units of the claim's own: shares of every size.
+_FACTORS = (1.0, -0.6, 0.5, -1.4, 1.7, -0.3)
+# So many query tokens end a sequence of a claim with positions, in turn: slow planes turn further
+# beside many.
+_FILLERS = (1, 8, 3)
+# Neighbouring cells that a ray is looked at in (neurons have this many dimensions and one), tokens
+# in each, and tokens along the whole ray.
+_CELLS, _PER_CELL, _ALONG = 5, 4, 30
+# Numbers of the answers per neuron; with fewer a change of A explains whatever it is. And no more
+# neurons are told apart: a step takes time as their cube.
+_LEAST, _MOST_NEURONS = 1.5, 2048
+# B alone is named from misses of so many times their bounds on: then A and b, had they been
+# changed, would have been found to explain the answers.
+_SURE = 1e6
+# Lengths of sequences that show the frequencies of all heads, and answers to them beside as many
+# as there are frequencies. Frequencies of a recovery that all heads share differ by so much.
+_TURNED, _SPARE, _ALIKE = (2, 3, 5, 2, 4, 8), 12, 1e-3
+_SCORES = ("W", "w", "K", "Q", "k_bias", "q_bias", "frequencies")
 
 
 def changed_tensor(
-    claim: Claim,
-    errors: AnswerErrors,
-    room: int,
-    rng: np.random.Generator,
-    probes: ClaimProbeTuning,
-    tuning: TensorSearchTuning,
+    claim: Claim, errors: AnswerErrors, room: int, rng: np.random.Generator
 ) -> Search:
     """Find what was changed with at most ``room`` queries, or why that cannot be told."""
-    search = TensorSearch(claim, errors.alone(), room, rng, probes, tuning)
-    kinds = [one for one in claim.leaves.values() if one not in (claim.before, claim.behind)]
-    if not claim.attends and claim.outputs is None:
-        return Located("the network")
-    if len(kinds) == 1 and not claim.attends:
-        return (yield from search.among_neurons())
-    if len(kinds) == 1:
+    maps = [*claim.leaves.values()]
+    plain = all(
+        one.activation == "relu" and one.G is None for one in maps if isinstance(one, Neurons)
+    )
+    inner = [one for one in maps if one not in (claim.before, claim.behind)]
+    # with other activations, more norms or more sub-layers, what is found might mislead
+    normed = len(inner) < len(maps)
+    if not plain or (claim.ordered and normed) or any(isinstance(x, LayerNorm) for x in inner):
+        return Located(None, NOT_LOOKED_FOR)
+    search = TensorSearch(claim, errors.alone(), room, rng)
+    if [type(one) for one in inner] == [Neurons]:
+        return (yield from search.among_neurons()) if claim.outputs else Located(NETWORK)
+    if [type(one) for one in inner] == [Attention]:
         return (yield from search.among_heads())
-    if len(kinds) == 2 and claim.outputs is None and claim.bends is not None:
+    if len(inner) == 2 and claim.outputs is None and claim.bends is not None:
         return (yield from search.before_network())
-    return Located(None, "of such a model it is not looked for.")
+    return Located(None, NOT_LOOKED_FOR)
 
 
 @dataclass(frozen=True)
@@ -130,11 +115,17 @@ class TensorSearch:
     errors: AnswerErrors
     room: int
     rng: np.random.Generator
-    probes: ClaimProbeTuning
-    tuning: TensorSearchTuning
 
-    def _asked(self, sequences: Sequence[Array]) -> Generator[Round, Answers, Seen]:
+    @cached_property
+    def hypotheses(self) -> Hypotheses:
+        """What may have changed."""
+        return Hypotheses.of(self.claim)
+
+    def _seen(self, sequences: Sequence[Array]) -> Generator[Round, Answers, Seen]:
         return (yield from seen_at(self.claim, sequences, "which tensor"))
+
+    def _block(self, sequences: Sequence[Array]) -> Generator[Round, Answers, Block]:
+        return Block.of(sequences, (yield from self._seen(sequences)), self.errors)
 
     # -- heads, and neurons behind them
 
@@ -144,290 +135,237 @@ class TensorSearch:
         Of several heads B is shown by single tokens but for how it is divided among them, which
         only sequences show where heads pool different tokens; with a residual any of two tokens do.
         """
-        claim, bends = self.claim, self.claim.bends
-        assert bends is not None
-        random = random_sequences(claim, self.rng, self.probes)
+        claim = self.claim
+        assert claim.bends is not None
+        random = random_sequences(claim, self.rng)
         unqueried = [np.vstack([X[:-1], 0.0 * X[-1:]]) for X in random[:2]]
-        several = claim.heads is not None and claim.heads.O is not None
-        pooled = [X[-1:] if several else bends.given(X[None]) for X in (*random, *unqueried)]
-        pooled = pooled[: len(random)] if several else pooled
-        seen = yield from self._asked([*pooled, *unqueried, *random])
-        one, n = [self._moved(seen[[k]], (1.0,)) for k in range(len(seen.y))], len(pooled)
-        if several:
-            biased = bool(np.any(claim.model.w))
-            residual = claim.model.residual is not None
+        several = self._heads.O is not None
+        singles = [X[-1:] for X in random]
+        if not several:
+            singles = [claim.bends.given(X[None]) for X in (*random, *unqueried)]
+        seen = yield from self._seen([*singles, *unqueried, *random])
+        n, first = len(singles), len(singles) + len(unqueried)
+        network = any(self._moved(seen[[k]], (1.0,)) for k in range(n))
+        if not several:
+            pairs = [*zip(range(len(random), n), range(n, first), strict=True)]
+            by_w = any(self._moved(seen[[*pair]], (1.0, -1.0)) for pair in pairs)
+            pairs = [*zip(range(len(random)), range(first, first + len(random)), strict=True)]
+            by_W = any(self._moved(seen[[*pair]], (1.0, -1.0)) for pair in pairs)
+            names = [NETWORK] if network else []
+            return Located.of(names + (["w"] if by_w else ["W"] if by_W else []))
+        if network:
+            return Located(NETWORK)
+        biased, residual = bool(np.any(claim.model.w)), claim.model.residual is not None
+        if any(self._moved(seen[[k]], (1.0,)) for k in range(n, first)):
             divided = BESIDE_RESIDUAL if residual else DIVIDED
-            if any(one[:n]):
-                return Located("the network")
-            if any(one[n : n + 2]):
-                return Located(f"w, or {divided}" if biased or residual else "w")
-            return Located.of([("W" if biased else f"W, or {DIVIDED}")] if any(one) else [])
-        both = [*range(len(random), n), *range(len(random))]
-        apart = [self._moved(seen[[n + k, at]], (1.0, -1.0)) for k, at in enumerate(both)]
-        names = ["the network"] if any(one[:n]) else []
-        scored = ["w"] if any(apart[:2]) else ["W"] if any(apart) else []
-        return Located.of(names + scored)
+            return Located(f"w, or {divided}" if biased or residual else "w")
+        moved = any(self._moved(seen[[k]], (1.0,)) for k in range(first, len(seen.y)))
+        return Located.of([("W" if biased else f"W, or {DIVIDED}")] if moved else [])
 
     def _moved(self, seen: Seen, weights: Sequence[float]) -> bool:
         """Whether Σ c_k (y_k − f̂(X_k)) is more than the answers' errors explain."""
         c = np.array(weights)
-        allowed = np.abs(c) @ self.errors.of(seen)
-        return bool(abs(c @ seen.missed) > self.tuning.nothing * allowed)
+        return bool(abs(c @ seen.missed) > _NOTHING * (np.abs(c) @ self.errors.of(seen)))
 
     # -- heads
+
+    @property
+    def _heads(self) -> Attention:
+        assert self.claim.heads is not None
+        return self.claim.heads
 
     def among_heads(self) -> Search:
         """Tell heads' tensors, the constant and a norm behind from each other."""
         if self.claim.outputs is not None:
-            return (yield from self.of_vectors())
-        if self.claim.ordered and self._heads == 1:
-            whole = {name: [name] for name in self.claim.model.tensors}
-            return (yield from self.of_one(0, whole, [], self.room))
-        return (yield from self.of_numbers())
+            return (yield from self._of_vectors())
+        if self.claim.ordered and len(self._heads.Q) == 1:
+            every = {name: [name] for name in self.claim.model.tensors}
+            return (yield from self._of_one(0, every, [], self.room))
+        return (yield from self._of_numbers())
 
-    @property
-    def _heads(self) -> int:
-        return 0 if self.claim.heads is None else len(self.claim.heads.Q)
-
-    def of_numbers(self) -> Search:
+    def _of_numbers(self) -> Search:
         """Tell the tensors of heads that answer with a number, on lines where there are any."""
-        claim, H, zero = self.claim, self._heads, np.zeros(self.claim.dim)
+        claim, tensors, ordered = self.claim, self.claim.model.tensors, self.claim.ordered
         drawn = self.rng.standard_normal((2, claim.dim)) / np.sqrt(claim.dim)
-        asked = [zero[None], *(x[None].astype(np.float32).astype(np.float64) for x in drawn)]
-        random = random_sequences(claim, self.rng, self.probes)
-        query = random[self.probes.random // 2][-1]
+        asked = [x[None] for x in as_float32(np.vstack([np.zeros(claim.dim), drawn]))]
+        query = random_sequences(claim, self.rng)[3][-1]
         on_lines, why = self._on_lines(query, self.room - len(asked))
-        seen = yield from self._asked([*asked, *on_lines])
-        block = Block.of([*asked, *on_lines], seen, self.errors)
-        tensors, ordered = claim.model.tensors, claim.ordered
+        asked += on_lines
+        seen = yield from self._seen(asked)
+        block, left = Block.of(asked, seen, self.errors), self.room - len(asked)
+        values = [name for name in tensors if name[0] == "v"]
         if not on_lines:
-            values = [name for name in tensors if name[0] == "v"]
             may = {"c": ["c"], **({"v": values} if values else {})}
-            found = self._set(may, block)
-            return Located.of(_of_heads(found, may), why)
-        may = {n: [n] for n in tensors if not ordered or n[0] in "cv"}
-        scores = {
-            f"scores of head {h}": [f"K of head {h}", f"q_bias of head {h}"]
-            for h in range(H if ordered else 0)
-        }
-        may |= scores
-        left = self.room - len(seen.y)
-        unbiased = not ordered and not np.any(claim.vectors(zero[None]))
-        if unbiased and (heads := self._scored_heads(may, block)) and len(heads) <= left:
+            return Located.of(_of_heads(self._together(may, block), may), why)
+        heads = range(len(self._heads.Q))
+        may = {name: [name] for name in tensors if not ordered or name in ("c", *values)}
+        if ordered:
+            may |= {f"scores of head {h}": [f"K of head {h}", f"q_bias of head {h}"] for h in heads}
+        elif not np.any(claim.vectors(np.zeros((1, claim.dim)))):
             # with the query token 0 no W scores
-            more = [np.vstack([on_lines[1 + h][0] - query, zero]) for h in heads]
-            again = yield from self._asked(more)
-            asked, seen = [*asked, *on_lines, *more], seen.beside(again)
-            block = Block.of(asked, seen, self.errors)
+            found = self._explaining(may, [block]) or self._together(may, block)
+            some = sorted({tensors[name].place or 0 for name in found if name[0] in "Ww"})
+            if some and len(some) <= left:
+                more = [np.vstack([on_lines[1 + h][0] - query, 0.0 * query]) for h in some]
+                seen = seen.beside((yield from self._seen(more)))
+                block = Block.of([*asked, *more], seen, self.errors)
         names = self._explaining(may, [block])
-        if len(names) == 1 and names[0] in scores:
+        if ordered and len(names) == 1 and names[0].startswith("scores"):
             h = int(names[0].split()[-1])
-            own = {n: [n] for n in tensors if n.endswith(f" of head {h}") and n[0] != "v"}
-            found = yield from self.of_one(h, own, [block], left)
-            told = found.tensor is not None and " or " not in found.tensor
-            return found if told else Located(names[0])
+            own = {n: [n] for n in tensors if n.endswith(f" of head {h}") and n not in values}
+            told = yield from self._of_one(h, own, [block], left)
+            return Located(names[0]) if told.tensor is None or " or " in told.tensor else told
         if names:
             return self._listed(names)
-        if ordered and (yield from self.of_shared_frequencies(left)):
+        if ordered and (yield from self._shared_frequencies(left)):
             return Located("frequencies")
-        return Located.of(_of_heads(self._set(may, block), may), SEVERAL)
-
-    def _scored_heads(self, may: Mapping[str, Sequence[str]], block: Block) -> list[int]:
-        """Return the heads whose scores must have been changed."""
-        names = self._explaining(may, [block]) or self._set(may, block)
-        tensors = self.claim.model.tensors
-        scored = [tensors[tensor] for name in names for tensor in may[name]]
-        return sorted({one.place or 0 for one in scored if one.path.endswith((".W", ".w"))})
-
-    def _explains(self, block: Block, tensors: Sequence[str]) -> bool:
-        return self.hypotheses.fit(block, tensors).left <= self.tuning.explained
+        return Located.of(_of_heads(self._together(may, block), may), SEVERAL)
 
     def _on_lines(self, query: Array, room: int) -> tuple[list[Array], str]:
         """Return every head's line, or why there are none: at one query token, or at 0 and b."""
-        claim, H, low = self.claim, self._heads, self.probes.logit
-        zero = 0.0 * query
-        biased = bool(np.any(claim.vectors(zero[None]))) and not claim.ordered
-        tries = [(zero, query)] if biased and room > 4 * H + 1 else []
-        further = 3 * H + (1 if claim.ordered else 4)
-        for queries in (*tries, (query,)):
-            turn = -2 * low if len(queries) == 2 else None
-            found = lines(claim, query, turn, self.rng, self.probes)
-            if found is None or (turn is None and room < further):
-                continue
-            asked = [found.sequence(None, 0.0, x) for x in queries]
-            asked += [found.sequence(h, low, x) for x in queries for h in range(H)]
-            levels = found.saturated * np.array([1.0, self.tuning.further])
-            asked += [found.sequence(h, at, queries[0]) for at in levels for h in range(H)]
-            return asked, ""
-        if found is not None:
+        claim, H = self.claim, len(self._heads.Q)
+        biased = not claim.ordered and bool(np.any(claim.vectors(np.zeros((1, claim.dim)))))
+        if biased and room > 4 * H + 1 and (found := lines(claim, query, True, self.rng)):
+            return found, ""
+        if found := lines(claim, query, False, self.rng):
+            if room >= len(found) + (0 if claim.ordered else 3):
+                return found, ""
             return [], f"the questions left do not suffice to look at {H} heads one by one."
         if claim.dim < H:
-            return [], "with more heads than dimensions no question shows one head alone."
-        alone = "no question shows one head alone."
-        return [], f"some heads' scores are 0, or depend on each other: {alone}"
+            return [], f"with more heads than dimensions {ALONE}"
+        return [], f"some heads' scores are 0, or depend on each other: {ALONE}"
 
-    def of_one(
-        self, h: int, may: Mapping[str, list[str]], blocks: Sequence[Block], room: int
+    def _of_one(
+        self, h: int, may: Mapping[str, Sequence[str]], blocks: Sequence[Block], room: int
     ) -> Search:
         """Tell the tensors of one head with positions from each other."""
-        head = scored_alone(self.claim, h)
-        found = RotaryTokens.drawn(head, self.rng)
-        if found is None:
-            return Located(None, FEWER)
-        if len(found.asked) > room:
-            return Located(None, NO_QUESTIONS)
-        seen = yield from self._asked(found.asked)
-        block = Block.of(found.asked, seen, self.errors)
+        asked = alike_in_scores(self._heads, h, self.rng)
+        if asked is None or len(asked) > room:
+            return Located(None, FEWER if asked is None else NO_QUESTIONS)
+        block = yield from self._block(asked)
         if names := self._explaining(may, [*blocks, block]):
             return self._listed(names)
-        return Located.of(self._set(may, block) if self.claim.outputs is None else [])
+        return Located.of([] if blocks else self._together(may, block))
 
-    def of_shared_frequencies(self, room: int) -> Generator[Round, Answers, bool]:
+    def _shared_frequencies(self, room: int) -> Generator[Round, Answers, bool]:
         """Tell whether other frequencies, shared by all heads, explain some more answers."""
-        tuning, claim = self.tuning, self.claim
-        assert claim.heads is not None
-        theta = claim.heads.frequencies
+        theta = self._heads.frequencies
         assert theta is not None
-        count = theta.shape[1] + tuning.spare
+        count = theta.shape[1] + _SPARE
         if count > room or np.ptp(theta, axis=0).max(initial=0.0) > _ALIKE:
             return False
-        probes = replace(self.probes, random=count, tokens=tuning.turned)
-        asked = random_sequences(claim, self.rng, probes)
-        seen = yield from self._asked(asked)
-        block = Block.of(asked, seen, self.errors)
-        if not np.median(np.abs(block.missed) / block.bounds) > 2:
-            return False
-        path = next(t.path for n, t in claim.model.tensors.items() if n.startswith("freq"))
-        shared = {"frequencies": Tensor(path, None, 1.0, theta.shape[1:])}
-        tied = replace(self.hypotheses, tensors=shared)
-        return tied.fit(block, ["frequencies"]).left <= tuning.explained
+        block = yield from self._block(random_sequences(self.claim, self.rng, count, _TURNED))
+        of_one = next(x for n, x in self.claim.model.tensors.items() if n.startswith("frequencies"))
+        shared = of_one._replace(place=None, norm=1.0, shape=theta.shape[1:])
+        tied = replace(self.hypotheses, tensors={"frequencies": shared})
+        several = np.median(np.abs(block.missed) / block.bounds) > 2
+        return bool(several) and tied.fit(block, ["frequencies"]).left <= _EXPLAINED
 
-    def of_vectors(self) -> Search:
+    def _of_vectors(self) -> Search:
         """Tell the tensors of heads that answer with vectors, with a norm or without."""
-        claim, tuning = self.claim, self.tuning
-        planes = [self._plane() for _ in range(tuning.planes[claim.ordered])]
+        claim = self.claim
+        planes = [self._plane() for _ in range(_PLANES[claim.ordered])]
         while sum(map(len, planes)) > self.room:
             planes.pop()
         if not planes:
             return Located(None, NO_QUESTIONS)
         every = [X for plane in planes for X in plane]
-        seen = yield from self._asked(every)
-        blocks, start = [], 0
-        for plane in planes:
-            blocks.append(Block.of(plane, seen[start : start + len(plane)], self.errors))
-            start += len(plane)
-        if max(block.share for block in blocks) <= tuning.nothing:
+        seen, blocks = (yield from self._seen(every)), []
+        for start in range(0, len(every), len(planes[0])):
+            some = slice(start, start + len(planes[0]))
+            blocks.append(Block.of(every[some], seen[some], self.errors))
+        if max(block.share for block in blocks) <= _NOTHING:
             return Located(None, NEAR)
-        tensors = claim.model.tensors
-        may = {name: [name] for name, one in tensors.items() if not self._is_before(name)}
-        if claim.outputs == claim.dim:
-            may[RESIDUAL] = [RESIDUAL]
+        may = {name: [name] for name in claim.model.tensors if not self._before(name)}
+        may |= {RESIDUAL: [RESIDUAL]} if claim.outputs == claim.dim else {}
         names = self._explaining(may, blocks)
         if not names and not claim.ordered:
-            pairs = [(f"W of head {h}", f"w of head {h}") for h in range(self._heads)]
-            names = self._explaining({", ".join(pair): [*pair] for pair in pairs}, blocks)
-        scored = [name for name in names if name.split(" of ")[0] in SCORES]
-        if claim.ordered and len(names) > 1 and names == scored:
-            h = self._first_head(names)
-            own = {name: [name] for name in names}
-            found = yield from self.of_one(h, own, blocks, self.room - len(every))
-            return found if found.tensor is not None else self._listed(names)
+            pairs = [(f"W of head {h}", f"w of head {h}") for h in range(len(self._heads.Q))]
+            names = self._explaining({", ".join(pair): pair for pair in pairs}, blocks)
+        if claim.ordered and len(names) > 1 and all(x.split(" of ")[0] in _SCORES for x in names):
+            own, room = {name: [name] for name in names}, self.room - len(every)
+            told = yield from self._of_one(self._head_of(names), own, blocks, room)
+            return told if told.tensor is not None else self._listed(names)
         if names:
             return self._listed(names)
         here = f"{SEVERAL[:-1]}; {NORM}" if claim.before is not None else SEVERAL
         return Located(None, f"{here} {LAYOUT if claim.ordered else VALUE_BIAS}")
 
-    def _first_head(self, names: Sequence[str]) -> int:
+    def _head_of(self, names: Sequence[str]) -> int:
         """Return the first head that has one of these tensors."""
-        tensors = [self.claim.model.tensors[name] for name in names]
-        one = min(tensors, key=lambda t: t.place is None)
-        groups = None if self.claim.heads is None else self.claim.heads.groups
-        if one.place is None or groups is None or not one.path.endswith(("K", "k_bias")):
-            return one.place or 0
-        return groups.tolist().index(one.place)
+        place, groups = 0, self._heads.groups
+        for one in (self.claim.model.tensors[name] for name in names):
+            if one.place is None:
+                continue
+            place = one.place
+            if groups is not None and one.path.endswith(("K", "k_bias")):
+                place = groups.tolist().index(place)
+            break
+        return place
 
-    def _is_before(self, name: str) -> bool:
+    def _before(self, name: str) -> bool:
         return self.claim.before is not None and name.endswith(" of the norm")
 
     def _plane(self) -> list[Array]:
         """Draw a plane, and sequences in it whose tokens the claim's heads share between."""
-        claim, tuning, probes = self.claim, self.tuning, self.probes
+        claim = self.claim
         if claim.before is not None:
-            return self._circle()
+            return self._circle(claim.before.centred)
         a, t = self.rng.standard_normal((2, claim.dim)) / np.sqrt(claim.dim)
         u, w = claim.vectors(np.array([t, 0.0 * t]))
         by_query, by_bias = np.abs((u - w) @ a), np.abs(w @ a)
-        root = by_bias + np.sqrt(by_bias**2 + 4 * probes.logit * by_query)
-        both = self._levels(2 * probes.logit, root, tuning.scored)
-        alone = self._levels(probes.logit, by_bias, tuning.unscored)
-        turns = np.resize(tuning.factors, tuning.scored)
-        singles = np.median(both) * np.linspace(0, 1, tuning.singles)
-        rows = [
-            *zip(both * turns, both, strict=True),
-            *((alpha, 0.0) for alpha in alone * turns[: len(alone)]),
-            *((0.0, beta) for beta in singles),
-        ]
+        root = by_bias + np.sqrt(by_bias**2 + 4 * LOGIT * by_query)
+        both, alone = _levels(2 * LOGIT, root, _SCORED), _levels(LOGIT, by_bias, _UNSCORED)
+        turns = np.resize(_FACTORS, _SCORED)
+        alpha = np.concatenate([both * turns, alone * turns[:_UNSCORED], np.zeros(_SINGLES)])
+        beta = [both, np.zeros(_UNSCORED), np.median(both) * np.linspace(0, 1, _SINGLES)]
+        levels = as_float32(np.array([alpha, np.concatenate(beta)])).T
         sequences = []
-        for k, (alpha, beta) in enumerate(np.float64(np.float32(rows)).tolist()):
-            more = tuning.fillers[k % len(tuning.fillers)] if claim.ordered else 1
-            last = [beta * t] * (more if alpha else 1)
-            sequences.append(np.array([*([beta * t + alpha * a] if alpha else []), *last]))
+        for k, (first, last) in enumerate(levels.tolist()):
+            times = _FILLERS[k % len(_FILLERS)] if claim.ordered and first else 1
+            before = [last * t + first * a] if first else []
+            sequences.append(np.array([*before, *[last * t] * times]))
         return sequences
 
-    def _circle(self) -> list[Array]:
+    def _circle(self, centred: bool) -> list[Array]:
         """Draw tokens that a norm before leaves where they are: two directions without a mean."""
-        norm, d, tuning = self.claim.before, self.claim.dim, self.tuning
-        assert norm is not None
-        drawn = self.rng.standard_normal((2, d))
-        drawn -= float(norm.centred) * drawn.mean(axis=1, keepdims=True)
-        basis = np.linalg.qr(drawn.T)[0].T * np.sqrt(d)
-        angles = self.rng.uniform(0, 2 * np.pi, (tuning.scored, 2))
+        drawn = self.rng.standard_normal((2, self.claim.dim))
+        drawn -= float(centred) * drawn.mean(axis=1, keepdims=True)
+        basis = np.linalg.qr(drawn.T)[0].T * np.sqrt(self.claim.dim)
+        angles = self.rng.uniform(0, 2 * np.pi, (_SCORED, 2))
         # near tokens too: heads share between them
         angles[1::2, 0] = angles[1::2, 1] + self.rng.uniform(-0.5, 0.5, len(angles[1::2]))
         tokens = np.stack([np.cos(angles), np.sin(angles)], axis=-1) @ basis
-        sequences = [*tokens, *(np.array([x, 0.0 * x]) for x in tokens[: tuning.unscored, 0])]
-        return [*sequences, *(x[None] for x in tokens[: tuning.singles, 1])]
-
-    def _levels(self, wanted: float, sizes: Array, count: int) -> Array:
-        """Return scales at which one head after the other has the logit wanted, (count,)."""
-        scales = np.sort(wanted / sizes[sizes > 0]) if np.any(sizes > 0) else np.ones(1)
-        picked = scales[np.arange(count) * len(scales) // count]
-        return np.asarray(np.clip(picked, 1 / self.probes.longest, self.probes.longest))
+        sequences = [*tokens, *(np.array([x, 0.0 * x]) for x in tokens[:_UNSCORED, 0])]
+        return [*sequences, *(x[None] for x in tokens[:_SINGLES, 1])]
 
     # -- neurons
 
     def among_neurons(self) -> Search:
         """Tell c and a norm behind from the neurons, and these from each other along a ray."""
-        claim, tuning = self.claim, self.tuning
-        asked = [
-            X
-            for _ in range(tuning.planes[0])
-            for X in random_sequences(claim, self.rng, self.probes)
-        ]
-        seen = yield from self._asked(asked)
-        block = Block.of(asked, seen, self.errors)
-        if block.share <= tuning.nothing:
+        claim = self.claim
+        asked = [X for _ in range(_PLANES[0]) for X in random_sequences(claim, self.rng)]
+        block = yield from self._block(asked)
+        clear = block.share > _CLEAR
+        inside = [n for n in claim.model.tensors if n[0] != "c" and not n.endswith(" of the norm")]
+        outside = [n for n in claim.model.tensors if n not in inside and not self._before(n)]
+        if block.share <= _NOTHING:
             return Located(None, NEAR)
-        clear = block.share > tuning.clear
-        outside = [n for n in claim.model.tensors if n[0] == "c" or n.endswith(" of the norm")]
-        may = {name: [name] for name in outside if not self._is_before(name)}
-        if claim.outputs == claim.dim:
-            may[RESIDUAL] = [RESIDUAL]
-        if names := self._explaining(may, [block]):
+        outside += [RESIDUAL] if claim.outputs == claim.dim else []
+        if names := self._explaining({name: [name] for name in outside}, [block]):
             return self._listed(names) if clear else Located(None, NEAR)
         ray = self._ray(self.room - len(asked)) if clear else None
         if ray is None:
             return Located(NEURONS if claim.before is None else f"{NEURONS}, or the norm")
-        seen = yield from self._asked(ray)
+        seen = yield from self._seen(ray)
         whole = Block.of(ray, seen, self.errors)
-        near = Block.of(ray[tuning.along :], seen[tuning.along :], self.errors)
+        near = Block.of(ray[_ALONG:], seen[_ALONG:], self.errors)
         # across a hyperplane a change of A shows by one neuron's share
-        if whole.share <= tuning.clear * np.sqrt(self._neurons.B.shape[1]):
+        if whole.share <= _CLEAR * np.sqrt(self._neurons.B.shape[1]):
             return Located(NEURONS)
-        inside = [n for n in claim.model.tensors if n not in outside]
         names = self._explaining({name: [name] for name in inside}, [near, whole])
         # what A cannot be fitted to may look like B, in coarse answers, and behind a norm
-        doubted = names == ["B"] and (claim.behind is not None or whole.share < tuning.sure)
+        doubted = names == ["B"] and (claim.behind is not None or whole.share < _SURE)
         return Located(NEURONS) if doubted or not names else self._listed(names)
 
     @property
@@ -439,38 +377,29 @@ class TensorSearch:
 
         None where they do not tell A, b and B apart.
         """
-        claim, tuning, neurons = self.claim, self.tuning, self._neurons
-        tokens, n = tuning.along + tuning.cells * tuning.per_cell, neurons.B.shape[1]
-        few = tokens * len(neurons.c) < tuning.least * n
-        if claim.bends is None or claim.before is not None:
+        A, a, (m, n) = self._neurons.A, self._neurons.a, self._neurons.B.shape
+        tokens = _ALONG + _CELLS * _PER_CELL
+        if A is None or self.claim.before is not None or tokens * m < _LEAST * n:
             return None
-        if few or n > tuning.neurons or tokens > room:
+        if n > _MOST_NEURONS or tokens > room:
             return None
-        assert neurons.A is not None
-        e = self.rng.standard_normal(claim.dim) / np.sqrt(claim.dim)
-        e = e.astype(np.float32).astype(np.float64)
+        e = as_float32(self.rng.standard_normal(self.claim.dim) / np.sqrt(self.claim.dim))
         with np.errstate(divide="ignore", invalid="ignore"):
-            kinks = -neurons.a / (neurons.A @ e)
+            kinks = -a / (A @ e)
         kinks = np.sort(kinks[np.isfinite(kinks) & (kinks != 0)])
-        if len(kinks) <= tuning.cells:
+        if len(kinks) <= _CELLS:
             return None
         far = 2 * float(np.quantile(np.abs(kinks), 0.75))
-        along = far * (np.arange(tuning.along) + self.rng.random(tuning.along)) / tuning.along
-        along = along * self.rng.choice([-1.0, 1.0], tuning.along)
-        first = int(np.argmin(np.abs(kinks - np.median(kinks)))) - tuning.cells // 2
-        first = min(max(0, first), len(kinks) - tuning.cells - 1)
-        ends = kinks[first : first + tuning.cells + 1]
-        inner = (np.arange(tuning.per_cell) + 0.5) / tuning.per_cell
+        along = far * (np.arange(_ALONG) + self.rng.random(_ALONG)) / _ALONG
+        along = along * self.rng.choice([-1.0, 1.0], _ALONG)
+        first = int(np.argmin(np.abs(kinks - np.median(kinks)))) - _CELLS // 2
+        first = min(max(0, first), len(kinks) - _CELLS - 1)
+        ends = kinks[first : first + _CELLS + 1]
+        inner = (np.arange(_PER_CELL) + 0.5) / _PER_CELL
         near = (ends[:-1, None] + np.diff(ends)[:, None] * inner).ravel()
-        places = np.append(along, near).astype(np.float32).astype(np.float64)
-        return [tau * e[None] for tau in places]
+        return [tau * e[None] for tau in as_float32(np.append(along, near))]
 
     # -- what explains the answers
-
-    @cached_property
-    def hypotheses(self) -> Hypotheses:
-        """What may have changed."""
-        return Hypotheses.of(self.claim)
 
     def _explaining(self, may: Mapping[str, Sequence[str]], blocks: Sequence[Block]) -> list[str]:
         """Name the hypotheses that explain all blocks, each by itself."""
@@ -479,32 +408,41 @@ class TensorSearch:
             fit = Fit(0.0)
             for block in blocks:
                 fit = fit.beside(self.hypotheses.fit(block, tensors))
-                if not fit.left <= self.tuning.explained:
+                if not fit.left <= _EXPLAINED:
                     break
             else:
                 found[name] = fit
-        if max(block.share for block in blocks) <= self.tuning.clear:
+        if max(block.share for block in blocks) <= _CLEAR:
             return [*found]
         every = found.values()
         return [name for name, x in found.items() if not any(one.simpler(x) for one in every)]
 
-    def _set(self, may: Mapping[str, Sequence[str]], block: Block) -> list[str]:
+    def _together(self, may: Mapping[str, Sequence[str]], block: Block) -> list[str]:
         """Name the fewest hypotheses that explain a block together."""
-        kept = list(may)
-        if not self._explains(block, [tensor for some in may.values() for tensor in some]):
-            return []
-        for name in may:
-            others = [tensor for one in kept if one != name for tensor in may[one]]
-            if self._explains(block, others):
+
+        def explain(names: Iterable[str]) -> bool:
+            every = [tensor for name in names for tensor in may[name]]
+            return self.hypotheses.fit(block, every).left <= _EXPLAINED
+
+        kept = [*may] if explain(may) else []
+        for name in [*kept]:
+            if explain(one for one in kept if one != name):
                 kept.remove(name)
         return kept
 
     def _listed(self, names: Sequence[str]) -> Located:
-        if len(names) > self.tuning.most:
+        if len(names) > _MOST:
             return Located(None, NEAR)
         if len(names) == 3 and not any(" of " in name for name in names):
             return Located(f"{names[0]}, {names[1]} or {names[2]}")
         return Located(" or ".join(names))
+
+
+def _levels(wanted: float, sizes: Array, count: int) -> Array:
+    """Return scales at which one head after the other has the logit wanted, (count,)."""
+    scales = np.sort(wanted / sizes[sizes > 0]) if np.any(sizes > 0) else np.ones(1)
+    picked = scales[np.arange(count) * len(scales) // count]
+    return np.asarray(np.clip(picked, 1 / LONGEST, LONGEST))
 
 
 def _of_heads(names: Iterable[str], every: Iterable[str]) -> list[str]:
@@ -522,7 +460,7 @@ def _of_heads(names: Iterable[str], every: Iterable[str]) -> list[str]:
         found.setdefault(own, []).append(head)
     said = []
     for own, heads in found.items():
-        if heads == [""] or len(heads) == 1:
+        if len(heads) == 1:
             said.append(f"{own} of head {heads[0]}" if heads[0] else own)
         elif len(heads) == sum(name.startswith(f"{own} of head ") for name in every):
             said.append(f"{own} of every head")
