@@ -25,12 +25,7 @@ from unsoftmax.models.equality.form import (
     read,
     seen_through,
 )
-from unsoftmax.models.equality.neuron_form import (
-    Network,
-    beside_sum,
-    first_is_negative,
-    signed_size,
-)
+from unsoftmax.models.equality.neuron_form import Network, around, first_is_negative, signed_size
 from unsoftmax.models.equality.score_form import as_turning
 from unsoftmax.models.feed_forward import FeedForward
 from unsoftmax.models.hinge_sum import HingeSum
@@ -108,8 +103,8 @@ def _feed_forward(model: FeedForward) -> FeedForward:
     A, b = np.vstack([A, E, -E]), np.append(b, np.zeros(2 * len(E)))
     unit = size or 1.0
     B, c = np.vstack([B, L, -L]).T / unit, whole[:, d] / unit
-    around = beside_sum(form, size)
-    return FeedForward(A, b, B, c, around.residual, around.norm)
+    beside = around(form, size)
+    return FeedForward(A, b, B, c, beside.residual, beside.norm)
 
 
 def _attention_layer(model: AttentionLayer) -> AttentionLayer:

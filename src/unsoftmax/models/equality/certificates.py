@@ -18,15 +18,9 @@ from unsoftmax.models.attention_map import Attention
 from unsoftmax.models.equality.equivalence import Tolerance, norm_of, share_of
 from unsoftmax.models.equality.form import Form, canonical_form, same_kind
 from unsoftmax.models.equality.neuron_form import Network, points
-from unsoftmax.models.equality.score_form import (
-    FARTHEST,
-    Scores,
-    score_distances,
-    whole_at,
-)
+from unsoftmax.models.equality.score_form import FARTHEST, Scores, score_distances, whole_at
 from unsoftmax.models.equality.verdicts import (
     HeadMatching,
-    Places,
     beside,
     match,
     networks,
@@ -75,8 +69,7 @@ def share_of_bounds(
     turning = any(isinstance(A, RotaryScores) for A in (*a.scores, *b.scores))
     on_function = {"constant", "slope"} & errors.keys() and "W" not in errors
     if on_function and not (a.vector or b.vector) and not turning:
-        differing = HeadMatching(a, b, Tolerance(0.0, 0.0)).gap()[1]
-        return _share_of_function(models, (a, b), differing, errors)
+        return _share_of_function(models, a, b, errors)
     return _share_of_heads(a, b, errors)
 
 
@@ -142,16 +135,13 @@ def _score_share(A: Scores, B: Scores, errors: Errors) -> float:
 
 
 def _share_of_function(
-    models: tuple[FrozenModel, FrozenModel],
-    forms: tuple[Form, Form],
-    places: Places,
-    errors: Errors,
+    models: tuple[FrozenModel, FrozenModel], a: Form, b: Form, errors: Errors
 ) -> float:
     """Compare answers to sequences aimed at heads with constant + slope·max‖x_i‖."""
     constant, slope = (errors.get(name, 0.0) for name in ("constant", "slope"))
-    worst = 0.0
+    places, worst = HeadMatching(a, b, Tolerance(0.0, 0.0)).gap()[1], 0.0
     with np.errstate(all="ignore"):
-        for X in aimed_sequences(*forms, places):
+        for X in aimed_sequences(a, b, places):
             off = np.abs(np.subtract(*(np.reshape(model(X), -1) for model in models)))
             lost = sum(np.reshape(rounding_of(model, X), -1) for model in models)
             allowed = constant + slope * np.linalg.norm(X, axis=2).max(axis=1)

@@ -27,12 +27,7 @@ from unsoftmax.models.arrays import UNIT
 from unsoftmax.models.attention_map import Attention
 from unsoftmax.models.composition import Composition, Map
 from unsoftmax.models.equality.equivalence import Tolerance, largest_of
-from unsoftmax.models.equality.score_form import (
-    Scores,
-    plain,
-    scores_apart,
-    turning,
-)
+from unsoftmax.models.equality.score_form import Scores, plain, scores_apart, turning
 from unsoftmax.models.layer_norm import LayerNorm
 from unsoftmax.models.neurons import Neurons
 from unsoftmax.models.products import Product, size_of

@@ -164,8 +164,8 @@ def agreement(
     found = [g.parts(length, a.form.vector or b.form.vector) for g in (a, b)]
     sizes = [signed_size(g.form, parts) for g, parts in zip((a, b), found, strict=True)]
     first, second = (x.scaled(1 / (size or 1.0)) for x, size in zip(found, sizes, strict=True))
-    around = [beside_sum(g.form, size) for g, size in zip((a, b), sizes, strict=True)]
-    alike, norm_gap = compare_norms(*around, tolerance)
+    beside = around(a.form, sizes[0]), around(b.form, sizes[1])
+    alike, norm_gap = compare_norms(*beside, tolerance)
     size = max(first.norm, second.norm)
     difference = float(np.sqrt(squared_distance(first, second, _NEAR)))
     gap = max(difference / size if size else 0.0, norm_gap)
@@ -186,8 +186,8 @@ def signed_size(form: Form, parts: HingeSum) -> float:
     return 0.0 if norm is None or not norm.scale.any() else parts.norm * norm.sign
 
 
-def beside_sum(form: Form, size: float) -> Form:
-    """Return what is beside a hinge sum: the norm in its unit, and a residual around one."""
+def around(form: Form, size: float) -> Form:
+    """Return what is around a hinge sum: the norm in its unit, and a residual around one."""
     norm = form.norm.behind_share(size) if size and form.norm is not None else form.norm
     return replace(form, norm=norm, residual=form.residual and form.before is not None)
 
