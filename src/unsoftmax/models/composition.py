@@ -91,11 +91,13 @@ class Composition:
 
     def mapped(self, change: Callable[[str, Map], Map], prefix: str = "") -> Composition:
         """Return the composition of changed leaves, each given with what its arrays begin with."""
-        parts = []
+        parts: list[tuple[str, Map]] = []
         for name, part in self.parts:
             own = f"{prefix}{name}." if name else prefix
-            inner = isinstance(part, Composition)
-            parts.append((name, part.mapped(change, own) if inner else change(own, part)))
+            if isinstance(part, Composition):
+                parts.append((name, part.mapped(change, own)))
+            else:
+                parts.append((name, change(own, part)))
         return Composition(tuple(parts), self.residual)
 
     def attending(self, causal: bool) -> Composition:

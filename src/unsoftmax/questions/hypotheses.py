@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -285,7 +286,7 @@ class Hypotheses:
 
         def changed(prefix: str, leaf: Map) -> Map:
             names = _FACTORS if isinstance(leaf, Attention) else {}
-            arrays = {}
+            arrays: dict[str, Any] = {}
             for path in changes:
                 before, own = path.rpartition(".")[::2]
                 if (f"{before}." if before else "") != prefix:

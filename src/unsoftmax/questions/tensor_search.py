@@ -198,10 +198,12 @@ class TensorSearch:
             may = {"c": ["c"], **({"v": values} if values else {})}
             return Located.of(_of_heads(self._together(may, block), may), why)
         heads = range(len(self._heads.Q))
-        may = {name: [name] for name in tensors if not ordered or name in ("c", *values)}
+        may = {"c": ["c"], **{name: [name] for name in values}}
         if ordered:
             may |= {f"scores of head {h}": [f"K of head {h}", f"q_bias of head {h}"] for h in heads}
-        elif not np.any(claim.vectors(np.zeros((1, claim.dim)))):
+        else:
+            may |= {name: [name] for name in tensors}
+        if not ordered and not np.any(claim.vectors(np.zeros((1, claim.dim)))):
             # with the query token 0 no W scores
             found = self._explaining(may, [block]) or self._together(may, block)
             some = sorted({tensors[name].place or 0 for name in found if name[0] in "Ww"})
