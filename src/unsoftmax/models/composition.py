@@ -89,15 +89,22 @@ class Composition:
         leaf = self.leaves.get(f"{prefix}." if prefix else "")
         return Size((), ()) if leaf is None else leaf.size(own)
 
+    def mapped(self, change: Callable[[str, Map], Map], prefix: str = "") -> Composition:
+        """Return the composition of changed leaves, each given with what its arrays begin with."""
+        parts: list[tuple[str, Map]] = []
+        for name, part in self.parts:
+            own = f"{prefix}{name}." if name else prefix
+            if isinstance(part, Composition):
+                parts.append((name, part.mapped(change, own)))
+            else:
+                parts.append((name, change(own, part)))
+        return Composition(tuple(parts), self.residual)
+
     def attending(self, causal: bool) -> Composition:
         """Return the same maps, positions attending to those up to them alone, or to all."""
-
-        def told(part: Map) -> Map:
-            if isinstance(part, Attention):
-                return replace(part, causal=causal)
-            return part.attending(causal) if isinstance(part, Composition) else part
-
-        return replace(self, parts=tuple((name, told(part)) for name, part in self.parts))
+        return self.mapped(
+            lambda _, one: replace(one, causal=causal) if isinstance(one, Attention) else one
+        )
 
     def _wide(self, every: bool) -> Iterator[tuple[str, Map, bool]]:
         """Yield every part, and whether it answers at all positions."""

@@ -40,7 +40,7 @@ _TRIES = 16
 # of the bends.
 _SPREAD = (0.5, 0.9, 0.25, 0.75)
 # Tokens are no longer, and no shorter than its inverse: their answers stay in range.
-_LONGEST = 2.0**100
+LONGEST = 2.0**100
 # Random sequences that are asked again: what answers vary by.
 _AGAIN = 2
 # Of so many sequences two other wordings are asked; of five tokens and more, for short sums round
@@ -50,26 +50,21 @@ _REWORDED = 2
 _MOST = 20
 # Shares of the bends that tokens meet at the lengths at which a network is tested to be straight.
 _STRAIGHT = (1 / 3, 2 / 3)
-
-
-@dataclass(frozen=True, slots=True)
-class ClaimProbeTuning:
-    """Knobs of the sequences that a claim is tested with."""
-
-    random: int = 7
-    """Random sequences. More find smaller changes: the largest of more misses is seen."""
-    tokens: tuple[int, ...] = (5, 8, 2, 128, 3)
-    """Their lengths, in turn: many tokens show windows and what depends on the length."""
-    logit: float = 1.5
-    """Root mean square of their scores: the softmax bends most at scores of about 1.5."""
-    longest: float = _LONGEST
-    """The longest token."""
-    saturated: float = 36.0
-    """S: e⁻³⁶ is a roundoff of float64."""
+# Root mean square of the scores of random sequences: the softmax bends most at about 1.5.
+LOGIT = 1.5
+# S: e⁻³⁶ is a roundoff of float64. On lines heads are seen there, and further by so much: the two
+# give two numbers of v.
+_SATURATED, _FURTHER = 36.0, 1.5
+# Random sequences (more find smaller changes: the largest of more misses is seen), and their
+# lengths in turn: many tokens show windows and what depends on the length.
+_RANDOM, _TOKENS = 7, (5, 8, 2, 128, 3)
 
 
 def random_sequences(
-    claim: Claim, rng: np.random.Generator, probes: ClaimProbeTuning
+    claim: Claim,
+    rng: np.random.Generator,
+    count: int = _RANDOM,
+    tokens: tuple[int, ...] = _TOKENS,
 ) -> list[Array]:
     """Draw sequences (N, d) at which every tensor of the claim moves the answer.
 
@@ -77,10 +72,11 @@ def random_sequences(
     """
     draws = 1 if claim.bends is None else _DRAWS
     found: list[Array] = []
-    for n in range(probes.random):
-        length = _bend_length(claim, (n + 0.5) / probes.random)
+    for n in range(count):
+        N = tokens[n % len(tokens)] if claim.attends else 1
+        length = _bend_length(claim, (n + 0.5) / count)
         drawn = [
-            claim.presented(_random_sequence(claim, rng, n, length, probes), n)
+            claim.presented(_random_sequence(claim, rng, N, (n, count), length), n)
             for _ in range(draws)
         ]
         found.append(by_worth(claim, found, drawn)[0])
@@ -88,34 +84,32 @@ def random_sequences(
 
 
 def _random_sequence(
-    claim: Claim, rng: np.random.Generator, n: int, length: float | None, probes: ClaimProbeTuning
+    claim: Claim, rng: np.random.Generator, N: int, turn: tuple[int, int], length: float | None
 ) -> Array:
-    N = probes.tokens[n % len(probes.tokens)] if claim.attends else 1
     directions = rng.standard_normal((N, claim.dim)) / np.sqrt(claim.dim)
     if not claim.attends:
-        return _as_float32((length or 1.0) * directions)
+        return as_float32((length or 1.0) * directions)
     if claim.before is not None:  # tokens' lengths do not count
         directions, length = np.sqrt(claim.dim) * directions, 1.0
     offsets, query = directions[:-1], directions[-1]
-    scales = _scales(claim, offsets, query, length, probes.logit)
+    scales = _scales(claim, offsets, query, length)
     if not len(scales):
         alpha = length or 1.0
     else:  # that of one of the heads, in turn
-        alpha = float(np.sort(scales)[(n * len(scales)) // max(1, probes.random)])
+        alpha = float(np.sort(scales)[turn[0] * len(scales) // turn[1]])
         # beyond 1, tokens that are normalised are as far from the query token as they can be
-        most = _LONGEST if claim.before is None else 1.0
-        alpha = float(np.clip(alpha, 1 / _LONGEST, most))
+        most = LONGEST if claim.before is None else 1.0
+        alpha = float(np.clip(alpha, 1 / LONGEST, most))
     beta = length or alpha
-    return _as_float32(np.vstack([alpha * offsets + beta * query, beta * query]))
+    return as_float32(np.vstack([alpha * offsets + beta * query, beta * query]))
 
 
-def _scales(
-    claim: Claim, offsets: Array, query: Array, length: float | None, wanted: float
-) -> Array:
+def _scales(claim: Claim, offsets: Array, query: Array, length: float | None) -> Array:
     """Return α for which α·(β·a·W b + a·w) is as large as wanted, for each of the heads that score.
 
     β = α unless something else than scores says how long query tokens are.
     """
+    wanted = LOGIT
 
     def sizes(vectors: Array) -> Array:
         return np.asarray(np.sqrt(np.mean((offsets @ vectors.T) ** 2, axis=0)))
@@ -138,7 +132,7 @@ def _bend_length(claim: Claim, share: float) -> float | None:
     """Return the length at which random tokens meet this share of what bends the function."""
     if claim.bends is None or not len(lengths := claim.bends.lengths):
         return None
-    return float(np.clip(np.quantile(lengths, share), 1 / _LONGEST, _LONGEST))
+    return float(np.clip(np.quantile(lengths, share), 1 / LONGEST, LONGEST))
 
 
 def by_worth(claim: Claim, asked: list[Array], candidates: list[Array]) -> list[Array]:
@@ -162,7 +156,7 @@ def beside(claim: Claim, asked: list[Array], most: int, rng: np.random.Generator
     while len(found) < most:
         every = [*asked, *found]
         length = _bend_length(claim, _SPREAD[len(found) % len(_SPREAD)]) or 1.0
-        tokens = [_as_float32(x[None]) for x in _aimed(claim, every, length, rng)]
+        tokens = [as_float32(x[None]) for x in _aimed(claim, every, length, rng)]
         if not tokens:
             break
         found.append(by_worth(claim, every, tokens)[0])
@@ -174,7 +168,7 @@ def _aimed(claim: Claim, asked: list[Array], length: float, rng: np.random.Gener
     if claim.bends is None:
         return np.zeros((0, claim.dim))
     sides = claim.bends.sides
-    missing = ~_met(claim, asked) & (sides.distances < _LONGEST)
+    missing = ~_met(claim, asked) & (sides.distances < LONGEST)
     # neurons are off at most points: where they are on comes first
     first = missing & (sides.worth == 1)
     return claim.bends.single.aimed(first if np.any(first) else missing, length, rng)
@@ -250,7 +244,7 @@ def _grid(x: Array) -> float:
     return float(2.0 ** np.ceil(np.log2(np.abs(x).max() / 4)))
 
 
-def _as_float32(X: Array) -> Array:
+def as_float32(X: Array) -> Array:
     """Round entries to numbers that every target reads alike."""
     return np.asarray(X.astype(np.float32), dtype=np.float64)
 
@@ -260,60 +254,46 @@ def _few_bits(x: Array, bits: int) -> Array:
     return np.asarray(np.round(np.clip(x, -4, 4) * 2.0 ** (bits - 2)) * 2.0 ** (2 - bits))
 
 
-@dataclass(frozen=True, slots=True)
-class Lines:
-    """Lines of offsets a_h(l) = base + (S + l)·rises_h + turns_h, one per head."""
+def lines(claim: Claim, query: Array, both: bool, rng: np.random.Generator) -> list[Array] | None:
+    """Return sequences [b + a; b] at offsets that isolate every head; None where there are none.
 
-    base: Array
-    """An offset that no head takes."""
-    rises: Array
-    turns: Array
-    saturated: float
-    """S."""
-
-    def sequence(self, head: int | None, logit: float, query: Array) -> Array:
-        """Return [q + a; q] with the logit of one head; with that of none, all are saturated."""
-        a = self.base
-        if head is not None:
-            a = a + (self.saturated + logit) * self.rises[head] + self.turns[head]
-        return np.vstack([query + a, query])
-
-
-def lines(
-    claim: Claim,
-    query: Array,
-    turn: float | None,
-    rng: np.random.Generator,
-    probes: ClaimProbeTuning,
-) -> Lines | None:
-    """Find lines of offsets that isolate every head; None where there are none.
-
-    Without ``turn`` an offset has the logit a·(W_h b + w_h) = l at the query token b. With it
-    a·w_h = l and a·W_h b = ``turn``: one offset has the logits l and l + turn at the query tokens 0
-    and b. There are none where these vectors are linearly dependent, or nearly.
+    Along a line of offsets one head's logit is a·(W_h b + w_h) = l, that of all others −S. First
+    an offset that no head takes, then every head's at l = 1.5, at S and at 1.5·S. Where ``both``,
+    W and w score by themselves: at l = 1.5, a·w_h = l and a·W_h b = −2 l, and the first and these
+    are asked at the query token 0 as well. There are none where these vectors are linearly
+    dependent, or nearly.
     """
     u, w = claim.vectors(np.array([query, 0.0 * query]))
-    H = len(u)
-    rows = u if turn is None else np.vstack([w, u - w])
-    if not H or len(rows) > claim.dim or not np.all(np.any(rows, axis=1)):
+    H, d = u.shape
+    rows = np.vstack([w, u - w]) if both else u
+    if not H or len(rows) > d or not np.all(np.any(rows, axis=1)):
         return None
     # rows of any lengths: their directions decide how well they are told apart
     lengths = np.linalg.norm(rows, axis=1)
     inverse = np.linalg.pinv(rows / lengths[:, None]) / lengths
-    wanted = np.repeat([-probes.saturated, 0.0], H)[: len(rows)]
+    wanted = np.repeat([-_SATURATED, 0.0], H)[: len(rows)]
     base = inverse @ wanted
     # what no head scores: its values are seen all the same
-    spare = rng.standard_normal(claim.dim)
+    spare = rng.standard_normal(d)
     spare -= inverse @ (rows @ spare)
     norm = float(np.linalg.norm(spare))
-    if len(rows) < claim.dim and norm > 0:
+    if len(rows) < d and norm > 0:
         base = base + spare * (np.linalg.norm(base) / norm)
     missed = np.abs(rows @ base - wanted).max()
-    apart = np.abs(rows @ inverse - np.eye(len(rows))).max() * probes.saturated
+    apart = np.abs(rows @ inverse - np.eye(len(rows))).max() * _SATURATED
     if not max(missed, apart) < _APART:
         return None
-    turns = np.zeros((H, claim.dim)) if turn is None else turn * inverse.T[H:]
-    return Lines(base, inverse.T[:H], turns, probes.saturated)
+    queries = [0.0 * query, query] if both else [query]
+    turns = -2 * LOGIT * inverse.T[H:] if both else np.zeros((H, d))
+
+    def on_line(h: int, level: float, b: Array) -> Array:
+        a = base + (_SATURATED + level) * inverse.T[h] + turns[h]
+        return np.vstack([b + a, b])
+
+    asked = [np.vstack([b + base, b]) for b in queries]
+    asked += [on_line(h, LOGIT, b) for b in queries for h in range(H)]
+    far = (_SATURATED, _FURTHER * _SATURATED)
+    return [*asked, *(on_line(h, level, queries[0]) for level in far for h in range(H))]
 
 
 # -- what is asked, in two rounds
@@ -336,7 +316,7 @@ class Design:
     def of(cls, claim: Claim, seed: int) -> Design:
         """Draw them."""
         rng = np.random.default_rng(seed)
-        random = random_sequences(claim, rng, ClaimProbeTuning())
+        random = random_sequences(claim, rng)
         if not claim.attends:  # the last are asked again: an answer of 0 shows no noise
             at, shape = claim.at(np.array(random)), (len(random), -1)
             sizes, answers = at.roundings.reshape(shape), np.abs(at.predicted).reshape(shape)
@@ -398,8 +378,7 @@ class Design:
 
 def lengths(claim: Claim) -> tuple[list[int], list[int]]:
     """Return how many tokens the sequences of both rounds have, as many as there may be."""
-    probes = ClaimProbeTuning()
-    random = [*islice(cycle(probes.tokens if claim.attends else (1,)), probes.random)]
+    random = [*islice(cycle(_TOKENS if claim.attends else (1,)), _RANDOM)]
     some = random[: _reworded(claim)]
     second = [*random[-_AGAIN:], *some, *(3 * N for N in some)]
     single = 7 if claim.affine else 3 * len(_STRAIGHT)

@@ -1,161 +1,113 @@
-"""Which tensor was changed? Sequences at which one tensor alone can have moved the answer.
+"""Which tensor was changed? Sequences at which hypotheses differ, and the one that explains them.
 
-A target that is known to be different from a claim is asked, for several heads:
+A target that is known to be different from a claim is asked what tells apart the changes that it
+may have; every hypothesis is then fitted to the answers (`hypotheses`), and those are named that
+leave nothing to explain. By what a model is composed of these are asked:
 
-- single tokens and the token 0, of which f is x·Σv_h + c: c, or some v, was changed;
-- for every head three offsets on its line (`claim_probes.Lines`), at the logits 1.5, S and 1.5·S.
-  Saturated answers give the two numbers of δv_h on the line, so what they leave unexplained at the
-  logit 1.5 comes from the head's scores;
-- with the query token 0, where no W scores: the same lines for w alone.
-
-For a head before a network, the token that the claim pools is asked by itself: f(X) = f([p(X)])
-whatever the network is, unless the scores were changed. Before several heads single tokens show
-the network of Σ B_h, and the query token 0 scores by w alone.
+- heads that answer with a number: single tokens, and for every head three offsets on its line,
+  [b + a; b] with the logit 1.5, S or 1.5·S of that head and −S of all others: saturated answers
+  show values alone, and those with the query token 0, where no W scores, w;
+- heads that answer with vectors: sequences of two tokens, in few planes, where heads share between
+  them; with positions the last token is there several times;
+- heads with positions: tokens whose scores are alike whatever K, or Q, is (`rotary_tokens`), of the
+  one head whose scores were changed;
+- neurons: single tokens along a ray, some of them in few neighbouring cells. A change of B is
+  continuous across a hyperplane, one of A or b is not; and in few cells there are few neurons;
+- heads before neurons: sequences, and the tokens that the claim pools of them by themselves:
+  f(X) = f([p(X)]) whatever the neurons are, unless the scores were changed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
-import scipy
 
-from unsoftmax.models import (
-    AttentionLayer,
-    FeedForward,
-    MultiHead,
-    MultiHeadTransformer,
-    ReluNetwork,
-    RotaryHead,
-    RotaryHeads,
-    RotaryLayer,
-    SingleHead,
-    Transformer,
-)
 from unsoftmax.models.attention_map import Attention
 from unsoftmax.models.layer_norm import LayerNorm
 from unsoftmax.models.neurons import Neurons
 from unsoftmax.probes import Array, Round
 from unsoftmax.protocol import Answers
 from unsoftmax.questions.answer_errors import AnswerErrors, Seen, seen_at
-from unsoftmax.questions.changed_part import ChangedPartTuning, changed_part
 from unsoftmax.questions.claim import Claim
-from unsoftmax.questions.claim_probes import ClaimProbeTuning, Lines, lines, random_sequences
-from unsoftmax.questions.located import Located, Search
-from unsoftmax.questions.rotary_search import (
-    OneHead,
-    RotarySearchTuning,
-    changed_rotary,
-    with_value,
-)
-from unsoftmax.questions.shared_turning import (
-    SharedTurningTuning,
-    shared_frequencies_changed,
-)
-from unsoftmax.questions.turned_part import TurnedPartTuning, changed_turned_part
+from unsoftmax.questions.claim_probes import LOGIT, LONGEST, as_float32, lines, random_sequences
+from unsoftmax.questions.hypotheses import RESIDUAL, Block, Fit, Hypotheses
+from unsoftmax.questions.located import NEAR, Located, Search
+from unsoftmax.questions.rotary_tokens import FEWER, alike_in_scores
 
 DIVIDED = "how B is divided among heads"
 BESIDE_RESIDUAL = "how B and the residual are divided"
-FAR = "W or w, by so much that it cannot be told whose"
-FAR_SCORES = "scores, by so much that it cannot be told whose"
+NETWORK, NEURONS = "the network", "A, b or B"
 NOT_LOOKED_FOR = "of this class it is not looked for."
+NO_QUESTIONS = "no questions are left."
+SEVERAL = "no change of one tensor alone explains the answers."
+VALUE_BIAS = "M of one head beside value biases, which are part of c, changes two at once."
+LAYOUT = (
+    "Rows of K and Q in another layout change two tensors at once; so does one O beside value "
+    "biases, which are part of c."
+)
+NORM = "a norm before the layer is not looked at by itself."
+ALONE = "no question shows one head alone."
 
-
-@dataclass(frozen=True, slots=True)
-class TensorSearchTuning:
-    """Knobs of the search."""
-
-    logit: float = 1.5
-    """The logit at which scores are looked at: answers depend on it most between 1 and 2."""
-    further: float = 1.5
-    """The second saturated logit, in units of the first: the two give two numbers of v."""
-    different: float = 0.5
-    """A tensor counts as changed where a miss is more than this share of its bound: that it is
-    another target is known already, and right answers miss by a quarter of their bounds."""
-    trusted: float = 2.0
-    """Logits that moved by more may have opened gates that were taken for closed."""
-    rounded: float = 1e-12
-    """Share of a change that may come from the rounding of the tokens."""
-    singles: int = 2
-    """Single tokens that v is looked at with."""
-    layers: ChangedPartTuning = field(default=ChangedPartTuning())
-    """How layers of vectors are searched."""
-    rotary: RotarySearchTuning = field(default=RotarySearchTuning())
-    """How a head with rotary positions is,"""
-    turned: TurnedPartTuning = field(default=TurnedPartTuning())
-    """and a layer with them,"""
-    shared: SharedTurningTuning = field(default=SharedTurningTuning())
-    """and frequencies of several heads."""
+# Misses up to this share of their bounds are none: right answers miss by a quarter.
+_NOTHING = 0.5
+# A change explains the misses if it leaves no more than this share of what bounds let through.
+_EXPLAINED = 0.5
+# From a miss of so many times its bound on, what explains all by fewer numbers is the reason.
+_CLEAR = 8.0
+# So many tensors are named where several would explain the misses alike; more say nothing.
+_MOST = 3
+# Planes that tokens are taken from, without and with positions.
+_PLANES = (3, 2)
+# Sequences per plane with a query token of its own, with one that W does not score, and single
+# tokens, which show values alone.
+_SCORED, _UNSCORED, _SINGLES = 12, 6, 3
+# Logits of the sequences in turn, in units of the claim's own: shares of every size.
+_FACTORS = (1.0, -0.6, 0.5, -1.4, 1.7, -0.3)
+# So many query tokens end a sequence of a claim with positions, in turn: slow planes turn further
+# beside many.
+_FILLERS = (1, 8, 3)
+# Neighbouring cells that a ray is looked at in (neurons have this many dimensions and one), tokens
+# in each, and tokens along the whole ray.
+_CELLS, _PER_CELL, _ALONG = 5, 4, 30
+# Numbers of the answers per neuron; with fewer a change of A explains whatever it is. And no more
+# neurons are told apart: a step takes time as their cube.
+_LEAST, _MOST_NEURONS = 1.5, 2048
+# B alone is named from misses of so many times their bounds on: then A and b, had they been
+# changed, would have been found to explain the answers.
+_SURE = 1e6
+# Lengths of sequences that show the frequencies of all heads, and answers to them beside as many
+# as there are frequencies. Frequencies of a recovery that all heads share differ by so much.
+_TURNED, _SPARE, _ALIKE = (2, 3, 5, 2, 4, 8), 12, 1e-3
+_SCORES = ("W", "w", "K", "Q", "k_bias", "q_bias", "frequencies")
 
 
 def changed_tensor(
-    claim: Claim,
-    errors: AnswerErrors,
-    room: int,
-    rng: np.random.Generator,
-    probes: ClaimProbeTuning,
-    tuning: TensorSearchTuning,
+    claim: Claim, errors: AnswerErrors, room: int, rng: np.random.Generator
 ) -> Search:
     """Find what was changed with at most ``room`` queries, or why that cannot be told."""
-    if not _looked_for(claim):
+    maps = [*claim.leaves.values()]
+    plain = all(
+        one.activation == "relu" and one.G is None for one in maps if isinstance(one, Neurons)
+    )
+    inner = [one for one in maps if one not in (claim.before, claim.behind)]
+    # with other activations, more norms or more sub-layers, what is found might mislead
+    normed = len(inner) < len(maps)
+    if not plain or (claim.ordered and normed) or any(isinstance(x, LayerNorm) for x in inner):
         return Located(None, NOT_LOOKED_FOR)
-    if isinstance(claim.model, ReluNetwork):
-        return Located("the network")
-    if isinstance(claim.model, AttentionLayer | FeedForward):
-        found = changed_part(claim, errors.alone(), room, rng, probes=probes, tuning=tuning.layers)
-        return (yield from found)
-    if isinstance(claim.model, RotaryHead):
-        one = OneHead(claim, claim.model)
-        return (yield from changed_rotary(one, errors.alone(), room, rng, tuning.rotary))
-    if isinstance(claim.model, RotaryLayer):
-        found = changed_turned_part(
-            claim, errors.alone(), room, rng, probes=probes, tuning=tuning.turned
-        )
-        return (yield from found)
-    search = TensorSearch(claim, errors.alone(), room, rng, probes, tuning)
-    if isinstance(claim.model, Transformer):
-        return (yield from search.before_network(claim))
-    if isinstance(claim.model, MultiHeadTransformer):
-        return (yield from search.before_joint_network(claim))
-    if isinstance(claim.model, SingleHead | MultiHead):
-        return (yield from search.among_heads(claim))
-    if isinstance(claim.model, RotaryHeads):
-        return (yield from search.among_turning_heads(claim))
+    search = TensorSearch(claim, errors.alone(), room, rng)
+    if [type(one) for one in inner] == [Neurons]:
+        return (yield from search.among_neurons()) if claim.outputs else Located(NETWORK)
+    if [type(one) for one in inner] == [Attention]:
+        return (yield from search.among_heads())
+    if len(inner) == 2 and claim.outputs is None and claim.bends is not None:
+        return (yield from search.before_network())
     return Located(None, NOT_LOOKED_FOR)
 
 
-def _looked_for(claim: Claim) -> bool:
-    """Whether a search knows all of the claim: other activations, and more norms, would mislead."""
-    maps = claim.leaves.values()
-    neurons = [one for one in maps if isinstance(one, Neurons)]
-    turned = [one for one in maps if isinstance(one, Attention) and one.frequencies is not None]
-    plain = all(one.activation == "relu" and one.G is None for one in neurons)
-    return plain and not (turned and any(isinstance(one, LayerNorm) for one in maps))
-
-
-@dataclass(frozen=True, slots=True)
-class LogitChange:
-    """By how much a logit differs from the claim's, and what that may be off by."""
-
-    change: float
-    error: float
-    of: float = 0.0
-    """What it is a difference of."""
-
-    def __sub__(self, other: LogitChange) -> LogitChange:
-        with np.errstate(invalid="ignore"):
-            change = np.nan_to_num(self.change - other.change, nan=np.inf)
-        most = max(abs(self.change), abs(other.change))
-        return LogitChange(change, self.error + other.error, most)
-
-    def beyond(self, tuning: TensorSearchTuning) -> bool:
-        """Whether the scores must have been changed."""
-        rounded = tuning.rounded * (1 + self.of)
-        return bool(abs(self.change) > tuning.different * self.error + rounded)
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TensorSearch:
     """A search for the tensor of a claim that a target does not have."""
 
@@ -163,255 +115,357 @@ class TensorSearch:
     errors: AnswerErrors
     room: int
     rng: np.random.Generator
-    probes: ClaimProbeTuning
-    tuning: TensorSearchTuning
+
+    @cached_property
+    def hypotheses(self) -> Hypotheses:
+        """What may have changed."""
+        return Hypotheses.of(self.claim)
+
+    def _seen(self, sequences: Sequence[Array]) -> Generator[Round, Answers, Seen]:
+        return (yield from seen_at(self.claim, sequences, "which tensor"))
+
+    def _block(self, sequences: Sequence[Array]) -> Generator[Round, Answers, Block]:
+        return Block.of(sequences, (yield from self._seen(sequences)), self.errors)
+
+    # -- heads, and neurons behind them
+
+    def before_network(self) -> Search:
+        """Tell what single tokens show of the network, W, and w.
+
+        Of several heads B is shown by single tokens but for how it is divided among them, which
+        only sequences show where heads pool different tokens; with a residual any of two tokens do.
+        """
+        claim = self.claim
+        assert claim.bends is not None
+        random = random_sequences(claim, self.rng)
+        unqueried = [np.vstack([X[:-1], 0.0 * X[-1:]]) for X in random[:2]]
+        several = self._heads.O is not None
+        singles = [X[-1:] for X in random]
+        if not several:
+            singles = [claim.bends.given(X[None]) for X in (*random, *unqueried)]
+        seen = yield from self._seen([*singles, *unqueried, *random])
+        n, first = len(singles), len(singles) + len(unqueried)
+        network = any(self._moved(seen[[k]], (1.0,)) for k in range(n))
+        if not several:
+            pairs = [*zip(range(len(random), n), range(n, first), strict=True)]
+            by_w = any(self._moved(seen[[*pair]], (1.0, -1.0)) for pair in pairs)
+            pairs = [*zip(range(len(random)), range(first, first + len(random)), strict=True)]
+            by_W = any(self._moved(seen[[*pair]], (1.0, -1.0)) for pair in pairs)
+            names = [NETWORK] if network else []
+            return Located.of(names + (["w"] if by_w else ["W"] if by_W else []))
+        if network:
+            return Located(NETWORK)
+        biased, residual = bool(np.any(claim.model.w)), claim.model.residual is not None
+        if any(self._moved(seen[[k]], (1.0,)) for k in range(n, first)):
+            divided = BESIDE_RESIDUAL if residual else DIVIDED
+            return Located(f"w, or {divided}" if biased or residual else "w")
+        moved = any(self._moved(seen[[k]], (1.0,)) for k in range(first, len(seen.y)))
+        return Located.of([("W" if biased else f"W, or {DIVIDED}")] if moved else [])
 
     def _moved(self, seen: Seen, weights: Sequence[float]) -> bool:
         """Whether Σ c_k (y_k − f̂(X_k)) is more than the answers' errors explain."""
         c = np.array(weights)
-        allowed = np.abs(c) @ self.errors.of(seen)
-        return bool(abs(c @ seen.missed) > self.tuning.different * allowed)
+        return bool(abs(c @ seen.missed) > _NOTHING * (np.abs(c) @ self.errors.of(seen)))
 
-    # -- a head before a network
+    # -- heads
 
-    def before_network(self, claim: Claim) -> Search:
-        """Tell the network from W and w."""
-        random = random_sequences(claim, self.rng, self.probes)
-        unqueried = [np.vstack([X[:-1], 0.0 * X[-1:]]) for X in random[: self.tuning.singles]]
-        assert claim.bends is not None
-        pooled = [claim.bends.given(X[None]) for X in (*random, *unqueried)]
-        asked = [*random, *unqueried, *pooled]
-        seen = yield from seen_at(claim, asked, "which tensor")
-        n, k = len(random), len(random) + len(unqueried)
-        apart = [self._moved(seen[[j, k + j]], (1.0, -1.0)) for j in range(k)]
-        network = any(self._moved(seen[[k + j]], (1.0,)) for j in range(k))
-        names = ["the network"] if network else []
-        if any(apart[n:]):
-            names.append("w")
-        elif any(apart):
-            names.append("W")
-        return Located.of(names)
+    @property
+    def _heads(self) -> Attention:
+        assert self.claim.heads is not None
+        return self.claim.heads
 
-    def before_joint_network(self, claim: Claim) -> Search:
-        """Tell what single tokens show of the network, W, and w.
+    def among_heads(self) -> Search:
+        """Tell heads' tensors, the constant and a norm behind from each other."""
+        if self.claim.outputs is not None:
+            return (yield from self._of_vectors())
+        if self.claim.ordered and len(self._heads.Q) == 1:
+            every = {name: [name] for name in self.claim.model.tensors}
+            return (yield from self._of_one(0, every, [], self.room))
+        return (yield from self._of_numbers())
 
-        B is shown by single tokens but for how it is divided among heads, which only sequences
-        show where the heads pool different tokens; with a residual any of two tokens do.
+    def _of_numbers(self) -> Search:
+        """Tell the tensors of heads that answer with a number, on lines where there are any."""
+        claim, tensors, ordered = self.claim, self.claim.model.tensors, self.claim.ordered
+        drawn = self.rng.standard_normal((2, claim.dim)) / np.sqrt(claim.dim)
+        asked = [x[None] for x in as_float32(np.vstack([np.zeros(claim.dim), drawn]))]
+        query = random_sequences(claim, self.rng)[3][-1]
+        on_lines, why = self._on_lines(query, self.room - len(asked))
+        asked += on_lines
+        seen = yield from self._seen(asked)
+        block, left = Block.of(asked, seen, self.errors), self.room - len(asked)
+        values = [name for name in tensors if name[0] == "v"]
+        if not on_lines:
+            may = {"c": ["c"], **({"v": values} if values else {})}
+            return Located.of(_of_heads(self._together(may, block), may), why)
+        heads = range(len(self._heads.Q))
+        may = {"c": ["c"], **{name: [name] for name in values}}
+        if ordered:
+            may |= {f"scores of head {h}": [f"K of head {h}", f"q_bias of head {h}"] for h in heads}
+        else:
+            may |= {name: [name] for name in tensors}
+        if not ordered and not np.any(claim.vectors(np.zeros((1, claim.dim)))):
+            # with the query token 0 no W scores
+            found = self._explaining(may, [block]) or self._together(may, block)
+            some = sorted({tensors[name].place or 0 for name in found if name[0] in "Ww"})
+            if some and len(some) <= left:
+                more = [np.vstack([on_lines[1 + h][0] - query, 0.0 * query]) for h in some]
+                seen = seen.beside((yield from self._seen(more)))
+                block = Block.of([*asked, *more], seen, self.errors)
+        names = self._explaining(may, [block])
+        if ordered and len(names) == 1 and names[0].startswith("scores"):
+            h = int(names[0].split()[-1])
+            own = {n: [n] for n in tensors if n.endswith(f" of head {h}") and n not in values}
+            told = yield from self._of_one(h, own, [block], left)
+            return Located(names[0]) if told.tensor is None or " or " in told.tensor else told
+        if names:
+            return self._listed(names)
+        if ordered and (yield from self._shared_frequencies(left)):
+            return Located("frequencies")
+        return Located.of(_of_heads(self._together(may, block), may), SEVERAL)
+
+    def _on_lines(self, query: Array, room: int) -> tuple[list[Array], str]:
+        """Return every head's line, or why there are none: at one query token, or at 0 and b."""
+        claim, H = self.claim, len(self._heads.Q)
+        biased = not claim.ordered and bool(np.any(claim.vectors(np.zeros((1, claim.dim)))))
+        if biased and room > 4 * H + 1 and (found := lines(claim, query, True, self.rng)):
+            return found, ""
+        if found := lines(claim, query, False, self.rng):
+            if room >= len(found) + (0 if claim.ordered else 3):
+                return found, ""
+            return [], f"the questions left do not suffice to look at {H} heads one by one."
+        if claim.dim < H:
+            return [], f"with more heads than dimensions {ALONE}"
+        return [], f"some heads' scores are 0, or depend on each other: {ALONE}"
+
+    def _of_one(
+        self, h: int, may: Mapping[str, Sequence[str]], blocks: Sequence[Block], room: int
+    ) -> Search:
+        """Tell the tensors of one head with positions from each other."""
+        asked = alike_in_scores(self._heads, h, self.rng)
+        if asked is None or len(asked) > room:
+            return Located(None, FEWER if asked is None else NO_QUESTIONS)
+        block = yield from self._block(asked)
+        if names := self._explaining(may, [*blocks, block]):
+            return self._listed(names)
+        return Located.of([] if blocks else self._together(may, block))
+
+    def _shared_frequencies(self, room: int) -> Generator[Round, Answers, bool]:
+        """Tell whether other frequencies, shared by all heads, explain some more answers."""
+        theta = self._heads.frequencies
+        assert theta is not None
+        count = theta.shape[1] + _SPARE
+        if count > room or np.ptp(theta, axis=0).max(initial=0.0) > _ALIKE:
+            return False
+        block = yield from self._block(random_sequences(self.claim, self.rng, count, _TURNED))
+        of_one = next(x for n, x in self.claim.model.tensors.items() if n.startswith("frequencies"))
+        shared = of_one._replace(place=None, norm=1.0, shape=theta.shape[1:])
+        tied = replace(self.hypotheses, tensors={"frequencies": shared})
+        several = np.median(np.abs(block.missed) / block.bounds) > 2
+        return bool(several) and tied.fit(block, ["frequencies"]).left <= _EXPLAINED
+
+    def _of_vectors(self) -> Search:
+        """Tell the tensors of heads that answer with vectors, with a norm or without."""
+        claim = self.claim
+        planes = [self._plane() for _ in range(_PLANES[claim.ordered])]
+        while sum(map(len, planes)) > self.room:
+            planes.pop()
+        if not planes:
+            return Located(None, NO_QUESTIONS)
+        every = [X for plane in planes for X in plane]
+        seen, blocks = (yield from self._seen(every)), []
+        for start in range(0, len(every), len(planes[0])):
+            some = slice(start, start + len(planes[0]))
+            blocks.append(Block.of(every[some], seen[some], self.errors))
+        if max(block.share for block in blocks) <= _NOTHING:
+            return Located(None, NEAR)
+        may = {name: [name] for name in claim.model.tensors if not self._before(name)}
+        may |= {RESIDUAL: [RESIDUAL]} if claim.outputs == claim.dim else {}
+        names = self._explaining(may, blocks)
+        if not names and not claim.ordered:
+            pairs = [(f"W of head {h}", f"w of head {h}") for h in range(len(self._heads.Q))]
+            names = self._explaining({", ".join(pair): pair for pair in pairs}, blocks)
+        if claim.ordered and len(names) > 1 and all(x.split(" of ")[0] in _SCORES for x in names):
+            own, room = {name: [name] for name in names}, self.room - len(every)
+            told = yield from self._of_one(self._head_of(names), own, blocks, room)
+            return told if told.tensor is not None else self._listed(names)
+        if names:
+            return self._listed(names)
+        here = f"{SEVERAL[:-1]}; {NORM}" if claim.before is not None else SEVERAL
+        return Located(None, f"{here} {LAYOUT if claim.ordered else VALUE_BIAS}")
+
+    def _head_of(self, names: Sequence[str]) -> int:
+        """Return the first head that has one of these tensors."""
+        place, groups = 0, self._heads.groups
+        for one in (self.claim.model.tensors[name] for name in names):
+            if one.place is None:
+                continue
+            place = one.place
+            if groups is not None and one.path.endswith(("K", "k_bias")):
+                place = groups.tolist().index(place)
+            break
+        return place
+
+    def _before(self, name: str) -> bool:
+        return self.claim.before is not None and name.endswith(" of the norm")
+
+    def _plane(self) -> list[Array]:
+        """Draw a plane, and sequences in it whose tokens the claim's heads share between."""
+        claim = self.claim
+        if claim.before is not None:
+            return self._circle(claim.before.centred)
+        a, t = self.rng.standard_normal((2, claim.dim)) / np.sqrt(claim.dim)
+        u, w = claim.vectors(np.array([t, 0.0 * t]))
+        by_query, by_bias = np.abs((u - w) @ a), np.abs(w @ a)
+        root = by_bias + np.sqrt(by_bias**2 + 4 * LOGIT * by_query)
+        both, alone = _levels(2 * LOGIT, root, _SCORED), _levels(LOGIT, by_bias, _UNSCORED)
+        turns = np.resize(_FACTORS, _SCORED)
+        alpha = np.concatenate([both * turns, alone * turns[:_UNSCORED], np.zeros(_SINGLES)])
+        beta = [both, np.zeros(_UNSCORED), np.median(both) * np.linspace(0, 1, _SINGLES)]
+        levels = as_float32(np.array([alpha, np.concatenate(beta)])).T
+        sequences = []
+        for k, (first, last) in enumerate(levels.tolist()):
+            times = _FILLERS[k % len(_FILLERS)] if claim.ordered and first else 1
+            before = [last * t + first * a] if first else []
+            sequences.append(np.array([*before, *[last * t] * times]))
+        return sequences
+
+    def _circle(self, centred: bool) -> list[Array]:
+        """Draw tokens that a norm before leaves where they are: two directions without a mean."""
+        drawn = self.rng.standard_normal((2, self.claim.dim))
+        drawn -= float(centred) * drawn.mean(axis=1, keepdims=True)
+        basis = np.linalg.qr(drawn.T)[0].T * np.sqrt(self.claim.dim)
+        angles = self.rng.uniform(0, 2 * np.pi, (_SCORED, 2))
+        # near tokens too: heads share between them
+        angles[1::2, 0] = angles[1::2, 1] + self.rng.uniform(-0.5, 0.5, len(angles[1::2]))
+        tokens = np.stack([np.cos(angles), np.sin(angles)], axis=-1) @ basis
+        sequences = [*tokens, *(np.array([x, 0.0 * x]) for x in tokens[:_UNSCORED, 0])]
+        return [*sequences, *(x[None] for x in tokens[:_SINGLES, 1])]
+
+    # -- neurons
+
+    def among_neurons(self) -> Search:
+        """Tell c and a norm behind from the neurons, and these from each other along a ray."""
+        claim = self.claim
+        asked = [X for _ in range(_PLANES[0]) for X in random_sequences(claim, self.rng)]
+        block = yield from self._block(asked)
+        clear = block.share > _CLEAR
+        inside = [n for n in claim.model.tensors if n[0] != "c" and not n.endswith(" of the norm")]
+        outside = [n for n in claim.model.tensors if n not in inside and not self._before(n)]
+        if block.share <= _NOTHING:
+            return Located(None, NEAR)
+        outside += [RESIDUAL] if claim.outputs == claim.dim else []
+        if names := self._explaining({name: [name] for name in outside}, [block]):
+            return self._listed(names) if clear else Located(None, NEAR)
+        ray = self._ray(self.room - len(asked)) if clear else None
+        if ray is None:
+            return Located(NEURONS if claim.before is None else f"{NEURONS}, or the norm")
+        seen = yield from self._seen(ray)
+        whole = Block.of(ray, seen, self.errors)
+        near = Block.of(ray[_ALONG:], seen[_ALONG:], self.errors)
+        # across a hyperplane a change of A shows by one neuron's share
+        if whole.share <= _CLEAR * np.sqrt(self._neurons.B.shape[1]):
+            return Located(NEURONS)
+        names = self._explaining({name: [name] for name in inside}, [near, whole])
+        # what A cannot be fitted to may look like B, in coarse answers, and behind a norm
+        doubted = names == ["B"] and (claim.behind is not None or whole.share < _SURE)
+        return Located(NEURONS) if doubted or not names else self._listed(names)
+
+    @property
+    def _neurons(self) -> Neurons:
+        return next(one for one in self.claim.leaves.values() if isinstance(one, Neurons))
+
+    def _ray(self, room: int) -> list[Array] | None:
+        """Draw single tokens τe, some along a whole ray, then some in neighbouring cells.
+
+        None where they do not tell A, b and B apart.
         """
-        random = random_sequences(claim, self.rng, self.probes)
-        unqueried = [np.vstack([X[:-1], 0.0 * X[-1:]]) for X in random[: self.tuning.singles]]
-        singles = [X[-1:] for X in random]
-        seen = yield from seen_at(claim, [*singles, *unqueried, *random], "which tensor")
-        n, k = len(singles), len(singles) + len(unqueried)
-        moved = [self._moved(seen[[j]], (1.0,)) for j in range(len(seen.y))]
-        if any(moved[:n]):
-            return Located("the network")
-        residual = claim.model.residual is not None
-        biased = bool(np.any(claim.model.w))
-        if any(moved[n:k]):
-            divided = BESIDE_RESIDUAL if residual else DIVIDED
-            return Located.of([f"w, or {divided}" if biased or residual else "w"])
-        return Located.of([("W" if biased else f"W, or {DIVIDED}")] if any(moved[k:]) else [])
+        A, a, (m, n) = self._neurons.A, self._neurons.a, self._neurons.B.shape
+        tokens = _ALONG + _CELLS * _PER_CELL
+        if A is None or self.claim.before is not None or tokens * m < _LEAST * n:
+            return None
+        if n > _MOST_NEURONS or tokens > room:
+            return None
+        e = as_float32(self.rng.standard_normal(self.claim.dim) / np.sqrt(self.claim.dim))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            kinks = -a / (A @ e)
+        kinks = np.sort(kinks[np.isfinite(kinks) & (kinks != 0)])
+        if len(kinks) <= _CELLS:
+            return None
+        far = 2 * float(np.quantile(np.abs(kinks), 0.75))
+        along = far * (np.arange(_ALONG) + self.rng.random(_ALONG)) / _ALONG
+        along = along * self.rng.choice([-1.0, 1.0], _ALONG)
+        first = int(np.argmin(np.abs(kinks - np.median(kinks)))) - _CELLS // 2
+        first = min(max(0, first), len(kinks) - _CELLS - 1)
+        ends = kinks[first : first + _CELLS + 1]
+        inner = (np.arange(_PER_CELL) + 0.5) / _PER_CELL
+        near = (ends[:-1, None] + np.diff(ends)[:, None] * inner).ravel()
+        return [tau * e[None] for tau in as_float32(np.append(along, near))]
 
-    # -- several heads
+    # -- what explains the answers
 
-    def among_heads(self, claim: Claim) -> Search:
-        """Tell c, the v, the W and the w from each other, head by head where lines exist."""
-        singles = [_direction(claim, self.rng)[None] for _ in range(self.tuning.singles)]
-        zero, H = np.zeros(claim.dim), _count(claim)
-        seen = yield from seen_at(claim, [zero[None], *singles], "which tensor")
-        constant = self._moved(seen[[0]], (1.0,))
-        values = any(self._moved(seen[[k, 0]], (1.0, -1.0)) for k in range(1, len(seen.y)))
-        names, room = ["c"] if constant else [], self.room - len(seen.y)
-        query = _query(claim, self.rng, self.probes)
-        flags: dict[str, list[bool]] = {}
-        looked = False
-        biased = bool(np.any(claim.vectors(zero[None])))
-        turn = -2 * self.tuning.logit if biased and room > 4 * H + 1 else None
-        found = lines(claim, query, turn, self.rng, self.probes)
-        if found is None and turn is not None:
-            turn = None
-            found = lines(claim, query, None, self.rng, self.probes)
-        if found is not None and turn is not None:
-            flags, looked = (yield from self._scored(found, (zero, query), values)), True
-        elif found is not None and room > 3 * (H + 1):
-            looked = True
-            flags = yield from self._scored(found, (query,), values)
-            if first := flags.pop("first", []):
-                own = "W or w" if biased else "w" if (yield from self._unscored(query)) else "W"
-                flags[own] = first
-        if values and not any(flags.get("v", ())):
-            names.append("v")
-        named = (_of_heads(claim, tensor, some) for tensor, some in flags.items() if any(some))
-        names += named
-        return Located.of(names) if looked else Located.of(names, _unlooked(claim, found))
+    def _explaining(self, may: Mapping[str, Sequence[str]], blocks: Sequence[Block]) -> list[str]:
+        """Name the hypotheses that explain all blocks, each by itself."""
+        found: dict[str, Fit] = {}
+        for name, tensors in may.items():
+            fit = Fit(0.0)
+            for block in blocks:
+                fit = fit.beside(self.hypotheses.fit(block, tensors))
+                if not fit.left <= _EXPLAINED:
+                    break
+            else:
+                found[name] = fit
+        if max(block.share for block in blocks) <= _CLEAR:
+            return [*found]
+        every = found.values()
+        return [name for name, x in found.items() if not any(one.simpler(x) for one in every)]
 
-    # -- several heads with rotary positions
+    def _together(self, may: Mapping[str, Sequence[str]], block: Block) -> list[str]:
+        """Name the fewest hypotheses that explain a block together."""
 
-    def among_turning_heads(self, claim: Claim) -> Search:
-        """Tell c, the v and the scores head by head, and look at one head's scores alone.
+        def explain(names: Iterable[str]) -> bool:
+            every = [tensor for name in names for tensor in may[name]]
+            return self.hypotheses.fit(block, every).left <= _EXPLAINED
 
-        Where several heads' were changed, their frequencies may have been, which they share.
-        """
-        singles = [_direction(claim, self.rng)[None] for _ in range(self.tuning.singles)]
-        zero, H = np.zeros(claim.dim), _count(claim)
-        seen = yield from seen_at(claim, [zero[None], *singles], "which tensor")
-        names = ["c"] if self._moved(seen[[0]], (1.0,)) else []
-        values = any(self._moved(seen[[k, 0]], (1.0, -1.0)) for k in range(1, len(seen.y)))
-        query = _query(claim, self.rng, self.probes)
-        found = lines(claim, query, None, self.rng, self.probes)
-        left = self.room - len(seen.y) - 3 * H - 1
-        if found is None or left < 0:
-            named = [*names, "v"] if values else names
-            return Located.of(named, _unlooked(claim, found))
-        flags = yield from self._scored(found, (query,), values)
-        far = FAR in flags
-        scored = flags.pop(FAR if far else "first")
-        if sum(scored) > 1 and not (names or values):
-            shared = shared_frequencies_changed(
-                claim,
-                self.errors,
-                left,
-                self.rng,
-                probes=self.probes,
-                tuning=self.tuning.shared,
-            )
-            if (yield from shared):
-                return Located("frequencies")
-        if far:
-            return Located.of([*names, FAR_SCORES])
-        if values and not any(flags["v"]):
-            names.append("v")
-        names += [_of_heads(claim, "v", flags["v"])] if any(flags["v"]) else []
-        if sum(scored) == 1 and not names:
-            return (yield from self._of_one(claim, scored.index(True), left))
-        names += [_of_heads(claim, "scores", scored)] if any(scored) else []
-        return Located.of(names)
+        kept = [*may] if explain(may) else []
+        for name in [*kept]:
+            if explain(one for one in kept if one != name):
+                kept.remove(name)
+        return kept
 
-    def _of_one(self, claim: Claim, h: int, room: int) -> Search:
-        """Tell which tensor one head's scores are changed by."""
-        one = OneHead(claim, with_value(claim.model.heads[h], claim.model.v[h]))
-        found = yield from changed_rotary(one, self.errors, room, self.rng, self.tuning.rotary)
-        if found.tensor is None or " or " in found.tensor:
-            return Located(f"scores of head {h}")
-        each = found.tensor.split(", ")
-        return Located.of([f"{name} of head {h}" for name in each])
-
-    # -- what lines of several heads show
-
-    def _scored(
-        self, found: Lines, queries: tuple[Array, ...], values: bool
-    ) -> Generator[Round, Answers, dict[str, list[bool]]]:
-        """Ask every head's line: at one query token, or at 0 and then at b.
-
-        Returns which heads' "v" and "first" logits were changed; of two query tokens "w" and "W".
-        Scores that moved far open other heads' gates as well: then no head can be named.
-        """
-        heads, first = range(len(found.rises)), queries[0]
-        low, high = self.tuning.logit, self.tuning.further * found.saturated
-        asked = [found.sequence(None, 0.0, query) for query in queries]
-        asked += [found.sequence(h, low, query) for query in queries for h in heads]
-        asked += [found.sequence(h, at, first) for at in (found.saturated, high) for h in heads]
-        seen = yield from seen_at(self.claim, asked, "which head")
-        steps = len(queries) + len(heads) * np.arange(len(queries) + 2)
-        *lows, saturated, further = ([int(step) + h for h in heads] for step in steps)
-        base = [k for k in range(len(queries))]
-        moved = [
-            any(self._moved(seen[[k, 0]], (1.0, -1.0)) for k in (saturated[h], further[h]))
-            for h in heads
-        ]
-        # the value of the offset at the low logit, from those at S and 1.5 S
-        share = (low - found.saturated) / (high - found.saturated)
-        logits = []
-        for k, at in zip(base, lows, strict=True):
-            logits.append(
-                [self._logit(seen, (at[h], k, saturated[h], further[h], 0), share) for h in heads]
-            )
-        if max(abs(one.change) for every in logits for one in every) > self.tuning.trusted:
-            return {FAR: [True] * len(heads)}
-        flags = {"v": [values and some for some in moved]}
-        if len(queries) == 1:
-            return flags | {"first": [changed.beyond(self.tuning) for changed in logits[0]]}
-        both = zip(*logits, strict=True)
-        return flags | {
-            "w": [changed.beyond(self.tuning) for changed in logits[0]],
-            "W": [(at_b - at_0).beyond(self.tuning) for at_0, at_b in both],
-        }
-
-    def _logit(self, seen: Seen, at: tuple[int, ...], share: float) -> LogitChange:
-        """Return by how much a logit differs from the claim's, whatever v is.
-
-        ``at`` are the places of the answer, of its base, and of the saturated answers and theirs.
-        """
-        errors = self.errors.of(seen)
-        one, base, saturated, further, first = at
-
-        def read(y: Array) -> tuple[float, float]:
-            value = (1 - share) * y[saturated] + share * y[further] - y[first]
-            return float(y[one] - y[base]), float(value)
-
-        (taken, value), (taken_0, value_0) = read(seen.y), read(seen.at.predicted)
-        own = errors[one] + errors[base]
-        of_value = (1 + abs(share)) * errors[saturated] + abs(share) * errors[further]
-        if not value or not value_0:
-            return LogitChange(0.0, np.inf)
-        with np.errstate(all="ignore"):
-            weight, weight_0 = taken / value, taken_0 / value_0
-            error = (own + abs(weight) * (of_value + errors[first])) / abs(value)
-            # tokens are on one line but for float64's rounding
-            error += self.tuning.rounded * abs(weight * (value / value_0 - 1))
-            error /= weight * (1 - weight)
-            change = scipy.special.logit(weight) - scipy.special.logit(weight_0)
-        if not 0 < weight < 1:
-            return LogitChange(np.inf, abs(float(of_value / value_0)))
-        return LogitChange(float(change), float(error))
-
-    def _unscored(self, offset: Array) -> Generator[Round, Answers, bool]:
-        """Whether there is a w although the claim has none: with the query token 0 no W scores."""
-        asked = [np.vstack([offset, 0.0 * offset]), offset[None], 0.0 * offset[None]]
-        seen = yield from seen_at(self.claim, asked, "which tensor")
-        # without w half the offset's value is seen, whatever v is
-        return self._moved(seen, (1.0, -0.5, -0.5))
+    def _listed(self, names: Sequence[str]) -> Located:
+        if len(names) > _MOST:
+            return Located(None, NEAR)
+        if len(names) == 3 and not any(" of " in name for name in names):
+            return Located(f"{names[0]}, {names[1]} or {names[2]}")
+        return Located(" or ".join(names))
 
 
-def _count(claim: Claim) -> int:
-    return 0 if claim.heads is None else len(claim.heads.Q)
+def _levels(wanted: float, sizes: Array, count: int) -> Array:
+    """Return scales at which one head after the other has the logit wanted, (count,)."""
+    scales = np.sort(wanted / sizes[sizes > 0]) if np.any(sizes > 0) else np.ones(1)
+    picked = scales[np.arange(count) * len(scales) // count]
+    return np.asarray(np.clip(picked, 1 / LONGEST, LONGEST))
 
 
-def _unlooked(claim: Claim, found: Lines | None) -> str:
-    """Say why heads were not looked at one by one."""
-    if found is not None:
-        return f"the questions left do not suffice to look at {_count(claim)} heads one by one."
-    if _count(claim) > claim.dim:
-        return "with more heads than dimensions no question shows one head alone."
-    return "some heads' scores are 0, or depend on each other: no question shows one head alone."
-
-
-def _of_heads(claim: Claim, tensor: str, changed: list[bool]) -> str:
-    """Say which heads' tensor was changed.
+def _of_heads(names: Iterable[str], every: Iterable[str]) -> list[str]:
+    """Say which heads' tensors were changed.
 
     Examples
     --------
-    >>> from unsoftmax.models import MultiHead
-    >>> claim = Claim(MultiHead(np.ones((3, 1, 1)), np.ones((3, 1))))
-    >>> _of_heads(claim, "v", [True, False, True]), _of_heads(claim, "W", [True] * 3)
-    ('v of heads 0 and 2', 'W of every head')
+    >>> every = ["c", "v of head 0", "v of head 1", "v of head 2"]
+    >>> _of_heads(["c", "v of head 0", "v of head 2"], every), _of_heads(every[1:], every)
+    (['c', 'v of heads 0 and 2'], ['v of every head'])
     """
-    heads = [str(h) for h in range(len(changed)) if changed[h]]
-    if tensor == FAR:
-        return tensor
-    if len(heads) == 1:
-        return tensor if tensor in claim.model.tensors else f"{tensor} of head {heads[0]}"
-    if len(heads) == len(changed):
-        return f"{tensor} of every head"
-    return f"{tensor} of heads {', '.join(heads[:-1])} and {heads[-1]}"
-
-
-def _query(claim: Claim, rng: np.random.Generator, probes: ClaimProbeTuning) -> Array:
-    """Return a token of the length that query tokens of random sequences have."""
-    return np.asarray(random_sequences(claim, rng, probes)[probes.random // 2][-1])
-
-
-def _direction(claim: Claim, rng: np.random.Generator) -> Array:
-    x = rng.standard_normal(claim.dim) / np.sqrt(claim.dim)
-    return np.asarray(x.astype(np.float32), dtype=np.float64)
+    found: dict[str, list[str]] = {}
+    for name in names:
+        own, _, head = name.partition(" of head ")
+        found.setdefault(own, []).append(head)
+    said = []
+    for own, heads in found.items():
+        if len(heads) == 1:
+            said.append(f"{own} of head {heads[0]}" if heads[0] else own)
+        elif len(heads) == sum(name.startswith(f"{own} of head ") for name in every):
+            said.append(f"{own} of every head")
+        else:
+            said.append(f"{own} of heads {', '.join(heads[:-1])} and {heads[-1]}")
+    return said

@@ -32,9 +32,9 @@ from unsoftmax.probes import Array, Round
 from unsoftmax.protocol import Answers, Oracle, Outputs, Plan
 from unsoftmax.questions.answer_errors import MISSED, NOT_SERVED, AnswerErrors, Seen, power, seen_at
 from unsoftmax.questions.claim import Claim
-from unsoftmax.questions.claim_probes import ClaimProbeTuning, Design, lengths
+from unsoftmax.questions.claim_probes import Design, lengths
 from unsoftmax.questions.located import Located, Search
-from unsoftmax.questions.tensor_search import TensorSearchTuning, changed_tensor
+from unsoftmax.questions.tensor_search import changed_tensor
 
 Verdict: TypeAlias = Literal["same", "different", "undecided"]
 
@@ -194,9 +194,8 @@ class Verifier:
             if not errors.strange:
                 rng = np.random.default_rng([self.seed, 1])
                 # the budget decides how far, not what: with a larger one a ledger goes on
-                room, tunings = MOST - len(asked), (ClaimProbeTuning(), TensorSearchTuning())
                 sharp = errors if averages else design.errors(one, two, sharp=True)
-                search = changed_tensor(claim, sharp, room, rng, *tunings)
+                search = changed_tensor(claim, sharp, MOST - len(asked), rng)
                 located = yield from _affordable(search, self.budget, asked)
             notes = (*found.notes, *([f"{NOT_FOUND} {located.why}"] if located.why else []))
             found = replace(found, tensor=located.tensor, notes=notes)
