@@ -130,7 +130,7 @@ class Verifier:
     """The search for the tensor ends before a round that would pass it."""
     errors: Mapping[str, float] | None = None
     """Bounds on the model's parameters, as in a certificate."""
-    revision: ClassVar[int] = 4
+    revision: ClassVar[int] = 5
 
     def __post_init__(self) -> None:
         Claim(self.model, self.errors)
