@@ -188,7 +188,7 @@ def test_wrong_arguments_are_named(arguments, named):
 def test_other_wrong_arguments():
     K = np.ones((2, 3))
     with pytest.raises(TypeError, match="rotary must be a Rotary"):
-        us.RotaryHead(K, K, np.ones(3), [1.0])  # type: ignore[arg-type]
+        us.RotaryHead(K, K, np.ones(3), [1.0])  # type: ignore[list-item]
     with pytest.raises(ValueError, match="v must have shape"):
         us.RotaryHead(K, K, np.ones((3, 1)), us.Rotary([1.0]))
     with pytest.raises(ValueError, match="c must have shape"):

@@ -91,7 +91,7 @@ def test_factored_answers_never_form_the_matrix():
     head = us.SingleHead.from_factors(np.ones((1, 4)), np.ones((1, 4)), np.ones(4))
     head(np.ones((2, 3, 4)))
     head.scores_of(np.ones((2, 4)))
-    assert "W" not in vars(head._scores)
+    assert "_W" not in vars(head)
     np.testing.assert_array_equal(head.W, np.ones((4, 4)))
 
 
@@ -246,7 +246,7 @@ def test_parameters_that_do_not_fit(arguments, says):
     ("K", "Q", "says"),
     [
         (np.ones((1, 2)), np.ones((2, 2)), r"Q must have shape \(1, 2\)"),
-        (np.ones((1, 3)), np.ones((1, 3)), r"K must have shape \(1, 2\)"),
+        (np.ones((1, 3)), np.ones((1, 3)), r"K must have shape \(r, 2\)"),
         (np.ones(2), np.ones((1, 2)), r"K must have shape \(r, 2\).*\(2,\)"),
         (np.full((1, 2), NAN), np.ones((1, 2)), "K must be finite"),
         (np.ones((1, 2)), np.full((1, 2), INF), "Q must be finite"),

@@ -30,11 +30,11 @@ MODELS = {
 NO_TENSORS = ("residual", "eps", "before", "centred", "rotary")
 
 
-def block_of(claim, target, rng, count=40):
+def block_of(claim, target, rng, count=120):
     """Answers of a target to random sequences of every length."""
     lengths = (1, 2, 3, 6) if claim.attends else (1,)
     sequences = [
-        1.5 * rng.standard_normal((lengths[k % len(lengths)], claim.dim)) for k in range(count)
+        0.7 * rng.standard_normal((lengths[k % len(lengths)], claim.dim)) for k in range(count)
     ]
     stacks = [Seen(target(X[None]), claim.at(X[None])) for X in sequences]
     seen = stacks[0]
@@ -67,9 +67,10 @@ def test_a_change_is_explained_by_the_tensor_that_has_it_alone(kind, size):
         whole = hypotheses.fit(block, mine)
         assert whole.left <= 0.5, (name, whole)
         assert 0.1 * size < whole.change < 10 * size, (name, whole)
-        # a norm before is part of what is behind it
+        # a norm before is part of what is behind it, and its shift goes through W as w does
+        one = name.startswith("norm") or (kind == "a layer after a norm" and own == "w")
         others = [x for x in fits if x not in mine and "norm" not in x]
-        assert all(fits[x].left > 10 for x in others) or "norm" in name, (name, fits)
+        assert one or all(fits[x].left > 10 for x in others), (name, fits)
 
 
 @pytest.mark.parametrize(

@@ -14,21 +14,25 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import ArrayLike
 
-from unsoftmax.models.arrays import frozen, numbered, sequences
-from unsoftmax.models.attention import exponentials, pooled_tokens, softmax, token_scores
+from unsoftmax.models.arrays import Length, Parameter, axes, frozen, numbered, sequences
+from unsoftmax.models.attention import (
+    exponentials,
+    largest_mean_shift,
+    pooled_tokens,
+    softmax,
+    token_scores,
+)
 from unsoftmax.models.attention_map import Attention
-from unsoftmax.models.layer_bounds import heads_moved_at_most
-from unsoftmax.models.layer_norm import LayerNorm
-from unsoftmax.models.model import FrozenArrays, Parameter, ScoredArrays
+from unsoftmax.models.layer_norm import NORM_TENSORS, LayerNorm, SubLayer
+from unsoftmax.models.model import HeadsModel
 from unsoftmax.models.products import Product
 from unsoftmax.models.rotary import Rotary
 from unsoftmax.models.rotary_layer import RotaryLayer
-from unsoftmax.models.scores import BilinearScores, least
-from unsoftmax.models.sublayer import NORM_TENSORS, SubLayer
+from unsoftmax.models.scores import BILINEAR, BilinearScores, least
 from unsoftmax.probes import Array
 
 
-class LayerHead(ScoredArrays):
+class LayerHead(BilinearScores):
     """One head of a layer: M Σ_i α_i x_i with α = softmax_i(x_i·(W x_N + w)), x_N the last token.
 
     Parameters
@@ -55,16 +59,10 @@ class LayerHead(ScoredArrays):
            [2., 0.]])
     """
 
-    _either: ClassVar[tuple[frozenset[str], ...]] = (
-        frozenset({"M", "W"}),
-        frozenset({"O", "V", "W"}),
-        frozenset({"M", "K", "Q"}),
-        frozenset({"O", "V", "K", "Q"}),
-    )
-    """Names of the arrays that `from_arrays` needs, one set of these; w may be left out."""
+    _axes = axes(M="m≥0 d≥0", V="s d≥0", O="m≥0 s", **BILINEAR)
 
     def __init__(self, M: ArrayLike, W: ArrayLike, w: ArrayLike | None = None) -> None:
-        self._set({"M": M}, {"W": W}, w)
+        self._set({"M": M, "W": W, "w": w})
 
     @classmethod
     def from_factors(
@@ -79,47 +77,17 @@ class LayerHead(ScoredArrays):
 
         Answering never forms M or W. The ranks r and s may differ, and may be 0.
         """
-        head = cls.__new__(cls)
-        head._set({"O": O, "V": V}, {"K": K, "Q": Q}, w)
-        return head
+        return cls._of({"O": O, "V": V, "K": K, "Q": Q, "w": w})
 
-    @classmethod
-    def from_arrays(cls, arrays: Mapping[str, Any]) -> Self:
-        """Build the head from what `arrays` returned; M or W alone may be in factors."""
-        if not any(names <= arrays.keys() <= names | {"w"} for names in cls._either):
-            raise ValueError(
-                "A head has M, or O and V, beside W, or K and Q, and may have w; "
-                f"given were {', '.join(sorted(arrays)) or 'none'}."
-            )
-        head = cls.__new__(cls)
-        values, scores = ({n: arrays[n] for n in names if n in arrays} for names in ("MOV", "WKQ"))
-        head._set(values, scores, arrays.get("w"))
-        return head
-
-    def _set(
-        self, values: Mapping[str, ArrayLike], scores: Mapping[str, ArrayLike], w: ArrayLike | None
-    ) -> None:
-        given = {name: frozen(name, array) for name, array in values.items()}
-        for name, array in given.items():
-            if array.ndim != 2:
-                raise ValueError(f"{name} must have two axes; it has shape {array.shape}.")
-        *_, last = given.values()
-        if "O" in given and given["O"].shape[1] != len(last):
-            raise ValueError(
-                f"O must have shape (m, {len(last)}) beside V of shape {last.shape}; "
-                f"it has shape {given['O'].shape}."
-            )
-        name = "M" if "M" in given else "V"
-        if not last.shape[1] or not next(iter(given.values())).shape[0]:
+    def _set(self, given: Mapping[str, Any]) -> None:
+        for name, x in given.items():
+            if name in "MOV" and np.ndim(x) != 2:
+                raise ValueError(f"{name} must have two axes; it has shape {np.shape(x)}.")
+        super()._set(given)
+        if not self.outputs or not self.dim:
             raise ValueError("A head needs m ≥ 1 outputs and d ≥ 1 dimensions.")
-        beside = f"beside {name} of shape {last.shape}"
-        self._scores = BilinearScores(last.shape[1], scores, w, beside)
-        self._arrays = {**given, **self._scores.arrays}
 
-    @property
-    def outputs(self) -> int:
-        """How many numbers it adds to, m."""
-        return len(self._arrays["M" if "M" in self._arrays else "O"])
+    outputs = Length("m", "How many numbers it adds to, m.")
 
     @cached_property
     def M(self) -> Array:
@@ -142,9 +110,7 @@ class LayerHead(ScoredArrays):
         right = np.hstack([W.right, np.zeros((len(W.right), 1))])
         return Product(W.left, right) + Product(w, np.eye(1, self.dim + 1, self.dim))
 
-    def vectors(self, x: Array) -> Array:
-        """Map query tokens (B, d) to the vectors W x + w (B, d) that tokens are scored with."""
-        return self._scores.vectors(x)
+    vectors = BilinearScores.scores_of
 
     def mapped(self, pooled: Array) -> Array:
         """Map pooled tokens (B, d) to M p, (B, m)."""
@@ -154,9 +120,8 @@ class LayerHead(ScoredArrays):
 
     def parameter_norm(self, name: str) -> float:
         """Return the norm of M, W (Frobenius, without forming them) or w; 0 for what is none."""
-        if name in ("M", "W") and name not in self._arrays:
-            return self.values.norm if name == "M" else self._scores.norm
-        return FrozenArrays.parameter_norm(self, name)
+        in_factors = name == "M" and "M" not in self._arrays
+        return self.values.norm if in_factors else super().parameter_norm(name)
 
     def _product(self, whole: str, left: str, right: str) -> Product:
         if whole in self._arrays:
@@ -171,7 +136,7 @@ class LayerHead(ScoredArrays):
         return f"m={self.outputs}", f"d={self.dim}", *known
 
 
-class AttentionLayer(SubLayer):
+class AttentionLayer(SubLayer, HeadsModel):
     """o(X) = Σ_h M_h Σ_i α_hi x_i + c, an attention sub-layer's answer at the last token x_N.
 
     α_h = softmax_i(x_i·(W_h x_N + w_h)). With a residual connection x_N is added. With a norm
@@ -228,7 +193,8 @@ class AttentionLayer(SubLayer):
         "c": "heads.c",
         **NORM_TENSORS,
     }
-    _needed, _optional = frozenset({"c"}), frozenset({"residual", "dim"})
+    _inner = ("norm.", "heads.")
+    _axes = axes(c="m≥1", residual="= 0", dim="= none")
 
     def __init__(
         self,
@@ -239,14 +205,24 @@ class AttentionLayer(SubLayer):
         dim: int | None = None,
     ) -> None:
         self._heads = tuple(heads)
-        c = frozen("c", c)
-        if c.ndim != 1 or not len(c):
-            raise ValueError(f"c must have shape (m,) with m ≥ 1; it has shape {c.shape}.")
+        self._set({"c": c, "residual": bool(residual), "dim": dim}, norm)
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, Any]) -> Self:
+        """Build the layer from what `arrays` returned; those of its norm begin with ``norm.``."""
+        parts, others = numbered(arrays, "heads")
+        made = cls.__new__(cls)
+        made._heads = tuple(LayerHead.from_arrays(own) for own in parts)
+        made._set(others)
+        return made
+
+    def _inside(self, given: Mapping[str, Any]) -> dict[str, Array]:
         for head in self._heads:
             if not isinstance(head, LayerHead):
                 raise TypeError(f"heads must be LayerHeads; one is a {type(head).__name__}.")
-        dim = None if dim is None else int(frozen("dim", dim))
-        d, m = self._heads[0].dim if self._heads else len(c) if dim is None else dim, len(c)
+        own = super()._inside(given)
+        m, dim = len(own["c"]), int(own["dim"]) if "dim" in own else None
+        self._dim = d = self._heads[0].dim if self._heads else m if dim is None else dim
         for h, head in enumerate(self._heads):
             if (head.outputs, head.dim) != (m, d):
                 raise ValueError(
@@ -255,16 +231,12 @@ class AttentionLayer(SubLayer):
                 )
         if d < 1 or dim not in (None, d):
             raise ValueError(f"dim must be that of the heads and at least 1; it is {dim}.")
-        self._dim = d
-        self._arrays = {
-            f"heads.{h}.{name}": array
-            for h, head in enumerate(self._heads)
-            for name, array in head.arrays().items()
-        }
-        self._arrays["c"] = c
-        self._surround(residual, norm)
-        if not self._heads:
-            self._arrays["dim"] = frozen("dim", d)
+        if self._heads:
+            own.pop("dim", None)
+        else:
+            own["dim"] = frozen("dim", d)
+        each = ((h, head.arrays().items()) for h, head in enumerate(self._heads))
+        return {f"heads.{h}.{name}": array for h, own in each for name, array in own} | own
 
     @classmethod
     def from_factors(
@@ -293,16 +265,9 @@ class AttentionLayer(SubLayer):
         )
 
     @classmethod
-    def _arguments(cls, arrays: dict[str, Any]) -> dict[str, Any]:
-        heads, rest = numbered(arrays, "heads")
-        return {"c": None, **rest, "heads": [LayerHead.from_arrays(own) for own in heads]}
-
-    @classmethod
     def has_parameters(cls, names: Iterable[str]) -> bool:
         """Tell whether `from_arrays` takes arrays of these names."""
-        known = {*names}
-        own = (name for name in known if not name.startswith("heads."))
-        return super().has_parameters(own) and known != {"c"}
+        return super().has_parameters(known := [*names]) and known != ["c"]
 
     @property
     def dim(self) -> int:
@@ -331,37 +296,39 @@ class AttentionLayer(SubLayer):
             return least(np.array([head.parameter_norm(name) for head in self._heads]))
         return super().parameter_norm(name)
 
-    def attention(self, X: Array) -> Array:
-        """Map sequences (B, N, d) to the weights α, (B, H, N)."""
-        tokens = self._seen(sequences(X, self.dim, self._noun))
-        return softmax(token_scores(tokens, self._vectors(tokens[:, -1])))
+    def _scored(self, X: Array) -> Array:
+        vectors = np.empty((len(X), self.H, self.dim))
+        for h, head in enumerate(self._heads):
+            vectors[:, h] = head.vectors(X[:, -1])
+        return token_scores(X, vectors)
 
     def _entries(self, tokens: int) -> int:
         return max(1, self.H) * max(self.dim, tokens)
 
+    @cached_property
     def _map(self) -> Attention:
         each = [head.arrays() for head in self._heads]
         Q, K = _stack(each, "W", ("Q", "K"), self._dim)
         O, V = _stack(each, "M", ("O", "V"), self._dim)  # noqa: E741
         w = np.reshape([one["w"] for one in each], (len(each), self._dim))
-        if not each:
-            O = np.zeros((0, len(self.c), self._dim))  # noqa: E741
-        return Attention(Q, K, w, O, V, self.c)
+        return Attention(Q, K, w, O if each else np.zeros((0, len(self.c), self._dim)), V, self.c)
 
     def _answers(self, X: Array) -> Array:
-        tokens = self._seen(X)
-        answers = np.tile(self.c, (len(X), 1))
+        answers = self._sums(X)
+        return answers if self._behind is None else self._behind(answers)
+
+    def _sums(self, X: Array) -> Array:
+        """Map sequences (B, N, d) to what a norm behind sees, (B, m)."""
+        tokens, answers = self._seen(X), np.tile(self.c, (len(X), 1))
         if self._heads:
-            numerators, total = exponentials(token_scores(tokens, self._vectors(tokens[:, -1])))
+            numerators, total = exponentials(self._scored(tokens))
             pooled = pooled_tokens(tokens, numerators) / total[..., None]  # (B, H, d)
             for h, head in enumerate(self._heads):
                 answers += head.mapped(pooled[:, h])
-        if self.residual:
-            answers += X[:, -1]
-        return answers if self._behind is None else self._behind(answers)
+        return answers + X[:, -1] if self.residual else answers
 
     def moved_at_most(self, X: ArrayLike, errors: Mapping[str, float]) -> Array:
-        """Bound what errors of the parameters do to answers (2-norms, (B,)), `layer_bounds`.
+        """Bound what errors of the parameters do to answers (2-norms, (B,)).
 
         Parameters
         ----------
@@ -382,18 +349,12 @@ class AttentionLayer(SubLayer):
         X = sequences(X, self.dim, self._noun)
         if not np.all(np.isfinite([*errors.values()])):
             return np.full(len(X), np.inf)
-        moved = heads_moved_at_most(self._heads, self._seen(X), errors)
-        if self._behind is None:
-            return moved
-        plain = AttentionLayer(self._heads, self.c, self.residual, dim=self._dim)
-        return self._behind.moved_at_most(plain(X), moved, errors)
-
-    def _vectors(self, x: Array) -> Array:
-        """Map query tokens (B, d), as heads see them, to all heads' vectors (B, H, d)."""
-        vectors = np.empty((len(x), self.H, self.dim))
-        for h, head in enumerate(self._heads):
-            vectors[:, h] = head.vectors(x)
-        return vectors
+        moved = _moved_at_most(self._heads, self._seen(X), errors)
+        return (
+            moved
+            if self._behind is None
+            else self._behind.moved_at_most(self._sums(X), moved, errors)
+        )
 
     def _sizes(self) -> tuple[str, ...]:
         m = () if self.outputs == self.dim else (f"m={self.outputs}",)
@@ -414,3 +375,29 @@ def _stack(
         widths = [[(0, rank - x.shape[a]) if a == axis else (0, 0) for a in (0, 1)] for x in each]
         stacks.append(np.array([np.pad(x, w) for x, w in zip(each, widths, strict=True)]))
     return stacks[0], stacks[1]
+
+
+def _moved_at_most(heads: Sequence[LayerHead], tokens: Array, errors: Mapping[str, float]) -> Array:
+    """Bound ‖ô − o‖₂ (B,) before a norm behind, for tokens (B, N, d) as the heads see them.
+
+    With heads' M off by δM (Frobenius norm), W by δW, w by δw, c by δc, and p = Σ_i α_i x_i pooled,
+
+        ‖ô − o‖ ≤ δc + Σ_h (δM (‖p_h‖ + ‖Δp_h‖) + ‖M_h Δp_h‖),
+
+    where every score moves by at most m = max_i ‖x_i − p‖·(δW ‖x_N‖ + δw), what all scores have in
+    common being invisible, and a mean by no more than `attention.largest_mean_shift` at this m. The
+    bound holds for sequences of any length and size; a norm behind turns it into one on directions.
+    """
+    query, moved = tokens[:, -1], np.full(len(tokens), errors["c"])
+    turned = errors["W"] * np.linalg.norm(query, axis=1) + errors["w"]
+    for head in heads:
+        scores = token_scores(tokens, head.vectors(query)[:, None])[:, 0]
+        weights = softmax(scores)
+        pooled = np.einsum("bn,bnd->bd", weights, tokens)
+        apart = tokens - pooled[:, None]
+        far = np.linalg.norm(apart, axis=2)
+        value = np.linalg.norm(apart @ head.values.right.T @ head.values.left.T, axis=2)
+        shift = turned * far.max(axis=1)
+        length = np.linalg.norm(pooled, axis=1) + largest_mean_shift(weights, far, shift)
+        moved += errors["M"] * length + largest_mean_shift(weights, value, shift)
+    return moved

@@ -26,21 +26,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from unsoftmax.models import linearised as lin
 from unsoftmax.models.arrays import UNIT
 from unsoftmax.models.attention import softmax
-from unsoftmax.models.linearised import (
-    Changes,
-    Direct,
-    Gradients,
-    Linearised,
-    OnDemand,
-    Outer,
-    Pullback,
-    Size,
-    joint_lengths,
-    lengths_of,
-)
 from unsoftmax.models.products import Product
+from unsoftmax.models.rotary import turned
 from unsoftmax.probes import Array, Indices
 
 # Sums over a sequence's tokens may round more than few terms do from this many tokens on.
@@ -55,18 +45,26 @@ WHOLE, BIASES = "W at any distance", "biases at any distance"
 
 
 class _At(NamedTuple):
-    """What heads compute of sequences; h over heads, i over tokens, p over positions."""
+    """What heads compute of sequences; h over heads, g over groups, i over tokens, p over P."""
 
+    X: Array
+    """(B, N, d)."""
+    x: Array
+    """The tokens at the positions that are asked for, (B, P, d)."""
+    where: Array
+    """Of tokens how far behind the last one they are, (N,)."""
+    last: Array
+    """Of the positions, (P,)."""
     keys: Array
-    """k̂, (B, H, N, r)."""
+    """k̂, (B, G, N, r); of every head, (B, H, N, r), where the map is linearised, as values."""
     queries: Array
     """q̂, (B, H, P, r)."""
     scores: Array
-    """(B, H, P, N)."""
+    """(B, H, P, N); −inf masks a token."""
     alpha: Array
     """Their softmax."""
     values: Array
-    """V_g x_i, (B, H, N, s)."""
+    """V_g x_i, (B, G, N, s)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,22 +96,22 @@ class Attention:
         names = ("Q", "K", "w", "O", "V", "c", "R", "k_bias", "q_bias", "frequencies")
         return {name: x for name in names if (x := getattr(self, name)) is not None}
 
-    def size(self, name: str) -> Size:
+    def size(self, name: str) -> lin.Size:
         """Return the size of an array; W and M may be products, which are not formed."""
         if name in ("W", "M"):
             left, right = (self.K, self.Q) if name == "W" else (self.O, self.V)
             if name == "M" and left is None:
-                return Size((), ())
+                return lin.Size((), ())
             if left is None or right is None:
-                return Size.of_each(right if left is None else left)
+                return lin.Size.of_each(right if left is None else left)
             if name == "W":
                 left = left.swapaxes(1, 2)[self._places]
             else:
                 right = right[self._places]
             norms = tuple(Product(*pair).norm for pair in zip(left, right, strict=True))
-            return Size((len(norms), left.shape[1], right.shape[2]), norms, True)
+            return lin.Size((len(norms), left.shape[1], right.shape[2]), norms, True)
         array = self.arrays.get(name)
-        return Size.of(array) if name in ("c", "R") else Size.of_each(array)
+        return lin.Size.of(array) if name in ("c", "R") else lin.Size.of_each(array)
 
     @property
     def _places(self) -> Indices:
@@ -137,40 +135,24 @@ class Attention:
         if self.frequencies is None:
             return x
         theta = self.frequencies if by_group else self.frequencies[self._places]
-        angles = positions[:, None] * theta[:, None]
-        cosine, sine = np.cos(angles), np.sin(angles)
-        a, b = x[..., 0::2], x[..., 1::2]
-        turned = np.empty(x.shape)
-        turned[..., 0::2] = cosine * a - sine * b
-        turned[..., 1::2] = sine * a + cosine * b
-        return turned
+        return turned(x, positions[:, None] * theta[:, None])
 
-    def _given(self, X: Array, every: bool) -> tuple[Array, Array, Array]:
-        """Return q̂ of heads (B, H, P, r), k̂ (B, G, N, r) and values (B, G, N, s) of groups."""
-        N, x = X.shape[1], X if every else X[:, -1:]
-        where = np.arange(N) - (N - 1.0)
-        q = np.einsum("bpd,hrd->bhpr", x, self.Q, optimize=every)
+    def _at(self, X: Array, every: bool) -> _At:
+        x, where = X if every else X[:, -1:], np.arange(X.shape[1]) - (X.shape[1] - 1.0)
+        last = where[-x.shape[1] :]
+        q, k = np.einsum("bpd,hrd->bhpr", x, self.Q, optimize=every), _projected(X, self.K)
         if self.q_bias is not None:
             q = q + self.q_bias[:, None]
-        k = _projected(X, self.K)
         if self.k_bias is not None:
             k = k + self.k_bias[:, None]
-        queries = self._turned(q, where[-x.shape[1] :])
-        return queries, self._turned(k, where, by_group=True), _projected(X, self.V)
-
-    def _scored(self, queries: Array, keys: Array, X: Array) -> Array:
-        """Return the scores (B, H, P, N); −inf masks a token."""
+        queries, keys = self._turned(q, last), self._turned(k, where, by_group=True)
         scores = self._by_heads(queries, keys.swapaxes(2, 3))
         if self.w is not None:
             scores = scores + (self.w @ X.swapaxes(1, 2))[:, :, None]
         if self.causal and scores.shape[2] > 1:
             scores = np.where(np.tri(X.shape[1], dtype=bool), scores, -np.inf)
-        return scores
-
-    def _at(self, X: Array, every: bool) -> _At:
-        queries, keys, values = self._given(X, every)
-        scores = self._scored(queries, keys, X)
-        return _At(self._each(keys), queries, scores, softmax(scores), self._each(values))
+        values = _projected(X, self.V)
+        return _At(X, x, where, last, keys, queries, scores, softmax(scores), values)
 
     def _by_heads(self, left: Array, right: Array) -> Array:
         """Return products (B, H, P, u) of what heads have (B, H, P, t) and groups (B, G, t, u)."""
@@ -200,14 +182,12 @@ class Attention:
 
     def scores(self, X: Array, every: bool = False) -> Array:
         """Map sequences (B, N, d) to the scores (B, H, P, N)."""
-        queries, keys, _ = self._given(X, every)
-        return self._scored(queries, keys, X)
+        return self._at(X, every).scores
 
     def answers(self, X: Array, every: bool = False) -> Array:
         """Map sequences (B, N, d) to answers at all positions, or at the last, (B, P, m)."""
-        queries, keys, values = self._given(X, every)
-        alpha = softmax(self._scored(queries, keys, X))
-        return self._beside(self._out(self._by_heads(alpha, values)), X if every else X[:, -1:])
+        at = self._at(X, every)
+        return self._beside(self._out(self._by_heads(at.alpha, at.values)), at.x)
 
     def _beside(self, answer: Array, x: Array) -> Array:
         if self.R is not None:
@@ -216,40 +196,36 @@ class Attention:
 
     def scored(self, x: Array) -> Array:
         """Return what query tokens (B, d) score the token before them with, (B, H, d)."""
-        at = self._at(np.stack([0.0 * x, x], axis=1), False)
-        u = at.queries[:, :, 0]
+        queries = self._at(np.stack([0.0 * x, x], axis=1), False).queries
+        u = queries[:, :, 0]
         if self.K is not None:
-            one = np.ones(1)
-            u = np.einsum(
-                "bhr,hrd->bhd", self._turned(at.queries, one)[:, :, 0], self.K[self._places]
-            )
+            turned_on = self._turned(queries, np.ones(1))[:, :, 0]
+            u = np.einsum("bhr,hrd->bhd", turned_on, self.K[self._places])
         return np.asarray(u if self.w is None else u + self.w)
 
     def pooled(self, X: Array) -> Array:
         """Return what heads pool of the tokens of sequences (B, N, d), (B, H, d)."""
         return np.asarray(self._at(X, False).alpha[:, :, 0] @ X)
 
-    def linearise(self, X: Array, every: bool = False, sizes: Array | None = None) -> Linearised:
+    def linearise(
+        self, X: Array, every: bool = False, sizes: Array | None = None
+    ) -> lin.Linearised:
         """Return the map at sequences (B, N, d): at all positions, or at the last.
 
         ``sizes`` (B, N, d) are those of the terms that tokens are made of.
         """
-        at, x = self._at(X, every), X if every else X[:, -1:]
-        value = self._beside(self._out(at.alpha @ at.values), x)
-        return Linearised(
-            value,
-            self._rounding(at, x, np.abs(X if sizes is None else sizes)),
-            partial(self._jvp, X, at, every),
-            partial(self._vjp, X, at, every),
-        )
+        at = self._at(X, every)
+        at = at._replace(keys=self._each(at.keys), values=self._each(at.values))
+        value = self._beside(self._out(at.alpha @ at.values), at.x)
+        rounding = self._rounding(at, np.abs(X if sizes is None else sizes))
+        return lin.Linearised(value, rounding, partial(self._jvp, at), partial(self._vjp, at))
 
     # -- forward
 
-    def _jvp(self, X: Array, at: _At, every: bool, change: Changes, dX: Array | None) -> Array:
-        N = X.shape[1]
-        x, where = X if every else X[:, -1:], np.arange(N) - (N - 1.0)
-        last, dX = where[-x.shape[1] :], np.zeros_like(X) if dX is None else dX
-        dx = dX if every else dX[:, -1:]
+    def _jvp(self, at: _At, change: lin.Changes, dX: Array | None) -> Array:
+        X, x, where, last, *_ = at
+        dX = np.zeros_like(X) if dX is None else dX
+        dx = dX[:, -x.shape[1] :]
 
         def projected(tokens: Array, moved: Array, name: str, bias: str = "") -> Array:
             """Return how far projections move, (B, H or G, T, r); without one they are tokens."""
@@ -291,10 +267,8 @@ class Attention:
 
     # -- back
 
-    def _vjp(self, X: Array, at: _At, every: bool, y: Array) -> Pullback:
-        N, H = X.shape[1], len(self.Q)
-        x, where = X if every else X[:, -1:], np.arange(N) - (N - 1.0)
-        last = where[-x.shape[1] :]
+    def _vjp(self, at: _At, y: Array) -> lin.Pullback:
+        (X, x, where, last, *_), H = at, len(self.Q)
         if self.O is None:
             of_pooled = np.repeat(y[:, :, None], H, axis=2)
         else:
@@ -315,22 +289,22 @@ class Attention:
         def by_values() -> Array:
             return self._by_group(at.alpha.swapaxes(2, 3) @ of_pooled)
 
-        def by_output(tokens: Array) -> Gradients:
-            return tuple(Outer(y, (at.alpha[:, h] @ tokens[:, h])) for h in range(H))
+        def by_output(tokens: Array) -> lin.Gradients:
+            return tuple(lin.Outer(y, (at.alpha[:, h] @ tokens[:, h])) for h in range(H))
 
-        def by_angles() -> Gradients:
+        def by_angles() -> lin.Gradients:
             of_key = _planes(gamma.swapaxes(3, 4) @ at.queries, _right_angle(at.keys), where)
             of_query = _planes(gamma @ at.keys, _right_angle(at.queries), last)
             whole = self._by_group((of_key + of_query)[:, :, :, None])[:, :, :, 0]
-            return tuple(Direct(whole[:, :, g]) for g in range(whole.shape[2]))
+            return tuple(lin.Direct(whole[:, :, g]) for g in range(whole.shape[2]))
 
-        def at_any_distance(join: Callable[[Array, Array], Array]) -> Gradients:
-            lengths = lengths_of(X)
+        def at_any_distance(join: Callable[[Array, Array], Array]) -> lin.Gradients:
+            lengths = lin.lengths_of(X)
             sizes = join(lengths[:, None, :], lengths[:, -len(last) :, None])
             each = np.sum(np.abs(gamma) * sizes[:, None], axis=(3, 4))
-            return tuple(Direct(each[:, :, [h]]) for h in range(H))
+            return tuple(lin.Direct(each[:, :, [h]]) for h in range(H))
 
-        made: dict[str, Callable[[], Gradients]] = {
+        made: dict[str, Callable[[], lin.Gradients]] = {
             "W": lambda: _per_head(scored(), x),
             "w": lambda: _summed(scored()),
             "M": lambda: by_output(np.broadcast_to(X[:, None], (len(X), H, *X.shape[1:]))),
@@ -341,17 +315,15 @@ class Attention:
             "frequencies": by_angles,
             "O": lambda: by_output(at.values),
             "V": lambda: _per_head(by_values(), X),
-            "c": lambda: (Direct(y.sum(axis=2)),),
-            "R": lambda: (Outer(y, x),),
+            "c": lambda: (lin.Direct(y.sum(axis=2)),),
+            "R": lambda: (lin.Outer(y, x),),
         }
-        own = {"w", "M", *self.arrays}
-        if self.frequencies is None:
-            own |= {"W"}
-        else:
+        own = {"W", "w", "M", *self.arrays}
+        if self.frequencies is not None:
             made[WHOLE] = partial(at_any_distance, np.multiply)
             made[BIASES] = partial(at_any_distance, np.hypot)
-            own |= {WHOLE, BIASES}
-        by = OnDemand({name: made[name] for name in made if name in own})
+            own = own - {"W"} | {WHOLE, BIASES}
+        by = lin.OnDemand({name: made[name] for name in made if name in own})
 
         def by_tokens() -> Array:
             at_x = np.einsum("cbhpr,hrd->cbpd", by_queries(), self.Q, optimize=True)
@@ -367,10 +339,10 @@ class Attention:
                 whole = whole + np.einsum("bhpn,cbhpd->cbnd", at.alpha, of_pooled, optimize=True)
             else:
                 whole = whole + np.einsum("cbgns,gsd->cbnd", by_values(), self.V, optimize=True)
-            whole[:, :, slice(None) if every else slice(-1, None)] += at_x
+            whole[:, :, -x.shape[1] :] += at_x
             return np.asarray(whole)
 
-        return Pullback(by, by_tokens)
+        return lin.Pullback(by, by_tokens)
 
     def _by_group(self, x: Array) -> Array:
         """Add up what heads of a group have, (C, B, H, …) to (C, B, G, …)."""
@@ -384,32 +356,29 @@ class Attention:
 
     # -- rounding
 
-    def _rounding(self, at: _At, x: Array, made_of: Array) -> Array:
+    @np.errstate(over="ignore")
+    def _rounding(self, at: _At, made_of: Array) -> Array:
         """Return the size of what is added up: of values, and of scores, which move weights.
 
         Heads round one by one: errors of vectors add up as random numbers do. It is infinite where
         the scores' sizes leave float64's range and weights are not 0 or 1.
         """
-        with np.errstate(over="ignore"):
-            return self._terms(at, x, made_of)
-
-    def _terms(self, at: _At, x: Array, made_of: Array) -> Array:
         B, N, _ = made_of.shape
-        lengths, long = lengths_of(made_of), max(1.0, N / _SHORT_SUMS)
+        lengths, long = lin.lengths_of(made_of), max(1.0, N / _SHORT_SUMS)
         longest = (long * lengths.max(axis=1))[:, None, None]
         if self.O is None and self.V is None:  # tokens are pooled number by number
             longest = long * made_of.max(axis=1)[:, None]
         m = at.values.shape[3] if self.O is None else self.O.shape[1]
-        terms = np.zeros((B, x.shape[1], m))
-        sizes = np.minimum(self._score_sizes(at, x, lengths), _LARGEST)
+        terms = np.zeros((B, at.x.shape[1], m))
+        sizes = np.minimum(self._score_sizes(at, lengths), _LARGEST)
         scores, lost = at.alpha * sizes, _lost(at.scores, sizes)
         for h, g in enumerate(self._places.tolist()):
             worth, rows = at.values[:, h], np.ones(m)
             if self.V is not None:
-                rows = lengths_of(self.V[g])
+                rows = lin.lengths_of(self.V[g])
             if self.O is not None:
                 worth = worth @ self.O[h].T
-                rows = lengths_of(self.O[h] * (rows if self.V is not None else 1.0))
+                rows = lin.lengths_of(self.O[h] * (rows if self.V is not None else 1.0))
             mean = at.alpha[:, h] @ worth
             away = np.abs(worth[:, None] - mean[:, :, None])
             moved = np.einsum("bpn,bpnm->bpm", scores[:, h], away, optimize=True)
@@ -419,31 +388,31 @@ class Attention:
             own = longest * rows + moved
             # of a single number heads may round alike: their errors add up as they are
             terms = terms + own if m == 1 else np.hypot(terms, own)
-        added = 0.0 if self.R is None else np.abs(x) @ np.abs(self.R).T
+        added = 0.0 if self.R is None else np.abs(at.x) @ np.abs(self.R).T
         return np.asarray(terms + added + (0.0 if self.c is None else np.abs(self.c)))
 
-    def _score_sizes(self, at: _At, x: Array, lengths: Array) -> Array:
+    def _score_sizes(self, at: _At, lengths: Array) -> Array:
         """Return the sizes of what scores are made of, (B, H, P, N).
 
         Entries of keys and queries round by themselves, and so do the angles of planes, which
         grow with positions.
         """
-        P = x.shape[1]
+        P = at.x.shape[1]
         if self.frequencies is None:
             u = at.queries if self.K is None else at.queries @ self.K[self._places]
             u = u if self.w is None else u + self.w[:, None]
-            given = lengths_of(x)
+            given = lin.lengths_of(at.x)
             longer = np.maximum(1.0, lengths[:, -P:] / np.where(given > 0, given, np.inf))
-            sizes = np.minimum(lengths_of(u) * longer[:, None], _LARGEST)
+            sizes = np.minimum(lin.lengths_of(u) * longer[:, None], _LARGEST)
             return np.asarray(sizes[..., None] * lengths[:, None, None])
         assert self.K is not None
-        rows = lengths_of(self.K)[:, None], lengths_of(self.Q)[:, None]
+        rows = lin.lengths_of(self.K)[:, None], lin.lengths_of(self.Q)[:, None]
         of_keys = self._each(_planes_of(lengths[:, None, :, None] * rows[0], self.k_bias))
         of_query = _planes_of(lengths[:, None, -P:, None] * rows[1], self.q_bias)
         key, query = _planes_of(at.keys), _planes_of(at.queries)
         angles = np.abs(self.frequencies[self._places]) * (lengths.shape[1] - 1)
         left = np.concatenate([query, of_query, angles[:, None] * query], axis=3)
-        return joint_lengths(left, np.concatenate([of_keys, key, key], axis=3))
+        return lin.joint_lengths(left, np.concatenate([of_keys, key, key], axis=3))
 
 
 def _projected(X: Array, stack: Array | None) -> Array:
@@ -466,20 +435,18 @@ def _lost(scores: Array, sizes: Array) -> Array:
     return np.asarray((largest > _LOST) & ~(alone & (largest < _LARGEST)))
 
 
-def _per_head(left: Array, right: Array) -> Gradients:
+def _per_head(left: Array, right: Array) -> lin.Gradients:
     """Return Σ_t l_t r_tᵀ of every head or group, l (C, B, H, T, o)."""
-    return tuple(Outer(left[:, :, h], right) for h in range(left.shape[2]))
+    return tuple(lin.Outer(left[:, :, h], right) for h in range(left.shape[2]))
 
 
-def _summed(left: Array) -> Gradients:
-    return tuple(Direct(left[:, :, h].sum(axis=2)) for h in range(left.shape[2]))
+def _summed(left: Array) -> lin.Gradients:
+    return tuple(lin.Direct(left[:, :, h].sum(axis=2)) for h in range(left.shape[2]))
 
 
 def _right_angle(x: Array) -> Array:
     """Turn every plane by a right angle: (a, b) becomes (−b, a)."""
-    turned = np.empty(x.shape)
-    turned[..., 0::2], turned[..., 1::2] = -x[..., 1::2], x[..., 0::2]
-    return turned
+    return np.stack([-x[..., 1::2], x[..., 0::2]], axis=-1).reshape(x.shape)
 
 
 def _planes(x: Array, other: Array, positions: Array) -> Array:

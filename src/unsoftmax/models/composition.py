@@ -14,23 +14,17 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from unsoftmax.models import linearised as lin
 from unsoftmax.models.attention_map import Attention
-from unsoftmax.models.linearised import (
-    Changes,
-    Gradients,
-    Linearised,
-    OnDemand,
-    Pullback,
-    Size,
-    at_last,
-)
 from unsoftmax.probes import Array
 
 
 class Map(Protocol):
     """What is composed: `Attention`, `Neurons`, `LayerNorm`, and compositions."""
 
-    def linearise(self, X: Array, every: bool = False, sizes: Array | None = None) -> Linearised:
+    def linearise(
+        self, X: Array, every: bool = False, sizes: Array | None = None
+    ) -> lin.Linearised:
         """Return the map at sequences (B, N, d)."""
         ...
 
@@ -42,7 +36,7 @@ class Map(Protocol):
         """Return how many numbers a sequence's answer needs at a time."""
         ...
 
-    def size(self, name: str) -> Size:
+    def size(self, name: str) -> lin.Size:
         """Return the size of an array by its name."""
         ...
 
@@ -83,11 +77,11 @@ class Composition:
         )
         return (self.residual, *inner)
 
-    def size(self, name: str) -> Size:
+    def size(self, name: str) -> lin.Size:
         """Return the size of an array by its path, such as ``heads.W``."""
         prefix, _, own = name.rpartition(".")
         leaf = self.leaves.get(f"{prefix}." if prefix else "")
-        return Size((), ()) if leaf is None else leaf.size(own)
+        return lin.Size((), ()) if leaf is None else leaf.size(own)
 
     def mapped(self, change: Callable[[str, Map], Map], prefix: str = "") -> Composition:
         """Return the composition of changed leaves, each given with what its arrays begin with."""
@@ -124,7 +118,9 @@ class Composition:
         value = value if self.parts else beside
         return value + beside if self.residual else value
 
-    def linearise(self, X: Array, every: bool = False, sizes: Array | None = None) -> Linearised:
+    def linearise(
+        self, X: Array, every: bool = False, sizes: Array | None = None
+    ) -> lin.Linearised:
         """Return the composition at sequences (B, N, d): at all positions, or at the last."""
         value, made_of, steps = X, sizes, []
         for name, part, wide in self._wide(every):
@@ -140,7 +136,7 @@ class Composition:
             beside = np.abs(X) if sizes is None else sizes
             made_of = made_of + (beside if every else beside[:, -1:])
 
-        def jvp(change: Changes, dX: Array | None = None) -> Array:
+        def jvp(change: lin.Changes, dX: Array | None = None) -> Array:
             moved = dX if steps or every or dX is None else dX[:, -1:]
             for name, at in steps:
                 own = {n[len(name) :]: x for n, x in change.items() if n.startswith(name)}
@@ -150,26 +146,26 @@ class Composition:
                 return np.zeros_like(value) + beside
             return np.asarray(moved + beside)
 
-        def vjp(y: Array) -> Pullback:
-            made: dict[str, Callable[[], Gradients]] = {}
-            back = Pullback({}, lambda: y)
+        def vjp(y: Array) -> lin.Pullback:
+            made: dict[str, Callable[[], lin.Gradients]] = {}
+            back = lin.Pullback({}, lambda: y)
             for name, at in reversed(steps):
                 # a part answers at the positions that the next one is given
                 back = at.vjp(back.X[:, :, -at.value.shape[1] :])
                 made |= {name + own: _of(back, own) for own in back.by}
 
             def by_tokens() -> Array:
-                whole = np.array(back.X) if steps else at_last(y, X.shape[1])
+                whole = np.array(back.X) if steps else lin.at_last(y, X.shape[1])
                 if self.residual:
                     whole[:, :, -y.shape[2] :] += y
                 return whole
 
-            return Pullback(OnDemand(made), by_tokens)
+            return lin.Pullback(lin.OnDemand(made), by_tokens)
 
-        return Linearised(value, made_of, jvp, vjp)
+        return lin.Linearised(value, made_of, jvp, vjp)
 
 
-def _of(back: Pullback, name: str) -> Callable[[], Gradients]:
+def _of(back: lin.Pullback, name: str) -> Callable[[], lin.Gradients]:
     return lambda: back.by[name]
 
 

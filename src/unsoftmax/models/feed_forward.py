@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from unsoftmax.models.arrays import frozen, points, refuse_shapes
-from unsoftmax.models.layer_norm import LayerNorm
-from unsoftmax.models.model import Parameter
+from unsoftmax.models.arrays import Parameter, axes, points
+from unsoftmax.models.layer_norm import NORM_TENSORS, LayerNorm, SubLayer
 from unsoftmax.models.neurons import ACTIVATIONS, Neurons
-from unsoftmax.models.sublayer import NORM_TENSORS, SubLayer
 from unsoftmax.probes import Array
 
 
@@ -82,8 +81,10 @@ class FeedForward(SubLayer):
         "g": "neurons.g",
         **NORM_TENSORS,
     }
-    _needed = frozenset({"A", "b", "B", "c"})
-    _optional = frozenset({"residual", "activation", "G", "g"})
+    _axes = axes(
+        **{"A": "m d≥1", "b": "m", "B": "d_out m", "c": "d_out≥1", "residual": "= 0"},
+        **{"activation": "letters = none", "G": "m d = none", "g": "m = none"},
+    )
     _noun, _part = "feed-forward layer", "neurons"
 
     def __init__(
@@ -97,43 +98,22 @@ class FeedForward(SubLayer):
         activation: str = "relu",
         gate: tuple[ArrayLike, ArrayLike | None] | None = None,
     ) -> None:
-        if activation not in ACTIVATIONS:
-            raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}: {activation!r}.")
-        A, b, B, c = frozen("A", A), frozen("b", b), frozen("B", B), frozen("c", c)
-        if A.ndim != 2 or not A.shape[1]:
-            raise ValueError(f"A must have shape (m, d) with d ≥ 1; it has shape {A.shape}.")
-        if c.ndim != 1 or not len(c):
-            raise ValueError(f"c must have shape (d_out,) with d_out ≥ 1; it has shape {c.shape}.")
-        self._arrays, self._activation = {"A": A, "b": b, "B": B, "c": c}, activation
-        shapes: dict[str, tuple[int, ...]] = {"b": (len(A),), "B": (len(c), len(A))}
-        further = (
-            {}
-            if activation == "relu"
-            else {"activation": frozen("activation", [*map(ord, activation)])}
-        )
+        given: dict[str, Any] = {"A": A, "b": b, "B": B, "c": c, "residual": bool(residual)}
+        if activation != "relu":
+            given["activation"] = [*map(ord, activation)]
         if gate is not None:
-            G, g = gate
-            further |= {"G": frozen("G", G), "g": frozen("g", np.zeros(len(A)) if g is None else g)}
-            shapes |= {"G": A.shape, "g": (len(A),)}
-        beside = f"beside A of shape {A.shape} and c of shape {c.shape}"
-        refuse_shapes(self._arrays | further, shapes, beside)
-        self._surround(residual, norm)
-        self._arrays |= further
+            given["G"], given["g"] = gate
+        self._set(given, norm)
 
-    @classmethod
-    def _arguments(cls, arrays: dict[str, Any]) -> dict[str, Any]:
-        if "activation" in arrays:
-            known = {tuple(map(ord, name)): name for name in ACTIVATIONS}
-            codes = tuple(np.ravel(arrays["activation"]).tolist())
-            arrays["activation"] = known.get(codes, "another")
-        if "G" in arrays:
-            arrays["gate"] = arrays.pop("G"), arrays.pop("g", None)
-        return arrays
-
-    @property
-    def dim(self) -> int:
-        """Dimension d of a token."""
-        return int(self.A.shape[1])
+    def _inside(self, given: Mapping[str, Any]) -> dict[str, Array]:
+        codes = np.ravel(given.get("activation", ())).tolist()
+        name = "".join(chr(int(code)) if 0 <= code < 2**20 else "?" for code in codes)
+        self._activation = name or "relu"
+        if self._activation not in ACTIVATIONS:
+            raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}: {name!r}.")
+        if "G" in given and given.get("g") is None:
+            given = {**given, "g": np.zeros(len(given["b"]))}
+        return super()._inside(given)
 
     A = Parameter(np.asarray, "Input weights (m, d).")
     b = Parameter(np.asarray, "Biases (m,) of the neurons.")
@@ -150,6 +130,7 @@ class FeedForward(SubLayer):
         """G (m, d) and g (m,), None where neurons have no gates."""
         return (self._arrays["G"], self._arrays["g"]) if "G" in self._arrays else None
 
+    @cached_property
     def _map(self) -> Neurons:
         G, g = self.gate or (None, 0.0)
         return Neurons(self.A, self.b, self.B, self.c, self._activation, G, g)

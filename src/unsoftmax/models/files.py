@@ -14,24 +14,13 @@ import os
 import struct
 import sys
 import tempfile
-import types
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import (
-    Any,
-    ClassVar,
-    Literal,
-    Self,
-    TypeVar,
-    Union,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import Any, ClassVar, Literal, Self, TypeVar, get_args, get_origin, get_type_hints
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
@@ -143,7 +132,7 @@ def of_json(kind: Any, value: Any) -> Any:
     (1.0, inf)
     """
     parts, declared = get_args(kind), kind
-    if get_origin(kind) in (Union, types.UnionType):  # with None: nothing else is declared
+    if type(None) in parts:  # the other type or None: no other unions are declared
         return None if value is None else of_json(parts[0], value)
     if get_origin(kind) is tuple:
         return tuple(of_json(parts[0], part) for part in value)
@@ -234,15 +223,22 @@ def read(path: str | os.PathLike[str]) -> tuple[str, dict[str, Array]]:
     """
     if not Path(path).is_file():
         raise FileNotFoundError(f"There is no model file at {path}.")
+    with _opened(path) as file:
+        kind = _kind(path, file.metadata() or {})
+        names = list(file.keys())
+        for name in names:
+            # a foreign type (bfloat16, float8) may be one that NumPy does not have
+            if (dtype := file.get_slice(name).get_dtype()) != "F64":
+                raise ValueError(f"{path} is damaged: {name} is {dtype} instead of F64.")
+        return kind, {name: file.get_tensor(name) for name in names}
+
+
+@contextmanager
+def _opened(path: str | os.PathLike[str]) -> Iterator[Any]:
+    """Open a safetensors file; what makes it unreadable is a ValueError."""
     try:
         with safe_open(path, framework="numpy") as file:
-            kind = _kind(path, file.metadata() or {})
-            names = list(file.keys())
-            for name in names:
-                # a foreign type (bfloat16, float8) may be one that NumPy does not have
-                if (dtype := file.get_slice(name).get_dtype()) != "F64":
-                    raise ValueError(f"{path} is damaged: {name} is {dtype} instead of F64.")
-            return kind, {name: file.get_tensor(name) for name in names}
+            yield file
     except (SafetensorError, OSError) as error:
         raise ValueError(f"{path} is not a readable safetensors file: {error}.") from error
 
@@ -260,10 +256,8 @@ def load_weights(path: str | os.PathLike[str]) -> Mapping[str, Array]:
     if not Path(path).is_file():
         raise FileNotFoundError(f"There is no file of weights at {path}.")
     suffix = Path(path).suffix
-    if suffix == ".npz":
-        return _Npz(path)
-    if suffix == ".safetensors":
-        return _Safetensors(path)
+    if suffix in (".npz", ".safetensors"):
+        return _Npz(path) if suffix == ".npz" else _Safetensors(path)
     raise ValueError(
         f"{path} is no .npz or .safetensors. A .pt or .bin is a pickle, which could run anything: "
         "write its state dict with safetensors.torch.save_file, or numpy.savez."
@@ -282,21 +276,23 @@ class UnpackingLimits:
 
 # What NumPy and zipfile raise for files that are damaged or made to do harm: too large for memory,
 # encrypted, packed in another way, cut short.
-_UNREADABLE = (
-    ValueError,
-    TypeError,
-    OSError,
-    EOFError,
-    MemoryError,
-    RuntimeError,
-    OverflowError,
-    KeyError,
-    zipfile.BadZipFile,
-    zlib.error,
-)
+_DAMAGED = (ValueError, TypeError, OSError, EOFError, KeyError, zipfile.BadZipFile, zlib.error)
+_UNREADABLE = (*_DAMAGED, MemoryError, RuntimeError, OverflowError)
 
 
-class _Npz(Mapping[str, Array]):
+class _Stored(Mapping[str, Array]):
+    """The arrays of a file by name, each read when it is taken."""
+
+    _names: Mapping[str, Any]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+class _Npz(_Stored):
     """The arrays of an ``.npz``."""
 
     def __init__(
@@ -305,7 +301,7 @@ class _Npz(Mapping[str, Array]):
         self._path, self._limits = path, limits
         try:
             with self._opened() as file:
-                self._names = list(file.files)
+                self._names = dict.fromkeys(file.files)
         except _UNREADABLE as error:
             raise ValueError(f"{path} is not a readable .npz: {error}.") from error
 
@@ -338,34 +334,23 @@ class _Npz(Mapping[str, Array]):
         if size > limits.free and size > limits.most_packed * member.compress_size:
             raise ValueError(f"it unpacks {size:,} bytes out of {member.compress_size:,}")
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
 
-    def __len__(self) -> int:
-        return len(self._names)
-
-
-class _Safetensors(Mapping[str, Array]):
+class _Safetensors(_Stored):
     """The tensors of a ``.safetensors``; bfloat16, which NumPy lacks, as float32."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = path
-        try:
-            with safe_open(path, framework="numpy") as file:
-                self._dtypes = {
-                    name: file.get_slice(name).get_dtype() for name in list(file.keys())
-                }
-        except (SafetensorError, OSError) as error:
-            raise ValueError(f"{path} is not a readable safetensors file: {error}.") from error
+        with _opened(path) as file:
+            self._names = {name: file.get_slice(name).get_dtype() for name in list(file.keys())}
 
     def __getitem__(self, name: str) -> Array:
-        if self._dtypes[name] == "BF16":
+        if self._names[name] == "BF16":
             return self._bfloat16(name)
         try:
             with safe_open(self._path, framework="numpy") as file:
                 tensor: Array = file.get_tensor(name)
         except (SafetensorError, OSError, TypeError, AttributeError) as error:
-            kind = self._dtypes[name]
+            kind = self._names[name]
             raise ValueError(f"{self._path}: {name}, {kind}, cannot be read: {error}.") from error
         return tensor
 
@@ -379,12 +364,6 @@ class _Safetensors(Mapping[str, Array]):
             upper = np.frombuffer(file.read(last - first), dtype="<u2")
         numbers: Array = (upper.astype(np.uint32) << 16).view(np.float32)
         return numbers.reshape(entry["shape"])
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._dtypes)
-
-    def __len__(self) -> int:
-        return len(self._dtypes)
 
 
 def _kind(path: str | os.PathLike[str], metadata: Mapping[str, str]) -> str:

@@ -1,24 +1,30 @@
-"""LayerNorm and RMSNorm: what normalises a sub-layer's tokens, or its sum with the residual."""
+"""LayerNorm and RMSNorm, and sub-layers: a map o with a residual around it, and such a norm.
+
+y = o(X) + x_N, with a norm behind y = norm(o(X) + x_N), and with one before y = o(norm(X)) + x_N.
+At all positions each token x_p takes the place of x_N.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from unsoftmax.models.arrays import frozen, refuse_shapes
-from unsoftmax.models.composition import Composition, Map
-from unsoftmax.models.linearised import (
-    Changes,
-    Direct,
-    Gradients,
-    Linearised,
-    Pullback,
-    Size,
-    at_last,
+from unsoftmax.models import linearised as lin
+from unsoftmax.models.arrays import (
+    FrozenArrays,
+    Length,
+    Parameter,
+    axes,
+    declared,
+    sequences,
+    split,
 )
-from unsoftmax.models.model import FrozenArrays, Parameter, Tensor
+from unsoftmax.models.composition import Composition, Map
+from unsoftmax.models.model import FrozenModel, Tensor
 from unsoftmax.probes import Array
 
 
@@ -60,8 +66,7 @@ class LayerNorm(FrozenArrays):
     array([[1., 1.]])
     """
 
-    _needed = frozenset({"scale", "shift", "eps"})
-    _optional = frozenset({"before", "centred"})
+    _axes = axes(scale="m≥1", shift="m = 0", eps="", before="= none", centred="= none")
 
     def __init__(
         self,
@@ -71,25 +76,26 @@ class LayerNorm(FrozenArrays):
         before: bool = False,
         centred: bool = True,
     ) -> None:
-        scale = frozen("scale", scale)
-        if scale.ndim != 1 or not len(scale):
-            raise ValueError(f"scale must have shape (m,) with m ≥ 1; it has shape {scale.shape}.")
-        self._arrays = {
-            "scale": scale,
-            "shift": frozen("shift", np.zeros(len(scale)) if shift is None else shift),
-            "eps": frozen("eps", eps),
-            "before": frozen("before", bool(before)),
-            "centred": frozen("centred", bool(centred)),
-        }
-        shapes: dict[str, tuple[int, ...]] = {"shift": scale.shape, "eps": ()}
-        refuse_shapes(self._arrays, shapes, f"beside scale of shape {scale.shape}")
+        flags = {"before": bool(before), "centred": bool(centred)}
+        self._set({"scale": scale, "shift": shift, "eps": eps, **flags})
+
+    def _set(self, given: Mapping[str, ArrayLike | None]) -> None:
+        super()._set({"before": False, "centred": True, **given})
         if self.eps < 0:
             raise ValueError(f"eps must be 0 or more; it is {self.eps}.")
 
+    width = Length("m", "How many numbers are normalised together, m.")
+    outputs = width
+
     @property
-    def width(self) -> int:
-        """How many numbers are normalised together, m."""
-        return len(self.scale)
+    def dim(self) -> int:
+        """How many numbers a token has, m."""
+        return self.width
+
+    @property
+    def maps(self) -> LayerNorm:
+        """The map that it is: itself."""
+        return self
 
     scale = Parameter(np.asarray, "γ (m,).")
     shift = Parameter(np.asarray, "β (m,).")
@@ -145,9 +151,9 @@ class LayerNorm(FrozenArrays):
         scale = np.sign(size) * self.scale
         return LayerNorm(scale, self.shift, self.eps / size / size, self.before, self.centred)
 
-    def size(self, name: str) -> Size:
+    def size(self, name: str) -> lin.Size:
         """Return the size of an array."""
-        return Size.of(self._arrays.get(name))
+        return lin.Size.of(self._arrays.get(name))
 
     def entries(self, tokens: int, every: bool) -> int:
         """Return how many numbers a sequence's answer needs at a time."""
@@ -157,7 +163,9 @@ class LayerNorm(FrozenArrays):
         """Map sequences (B, N, m) to answers at all positions, or at the last, (B, P, m)."""
         return self(X if every else X[:, -1:])
 
-    def linearise(self, X: Array, every: bool = False, sizes: Array | None = None) -> Linearised:
+    def linearise(
+        self, X: Array, every: bool = False, sizes: Array | None = None
+    ) -> lin.Linearised:
         """Return the map at sequences (B, N, m): at all positions, or at the last.
 
         With ẑ = (u − mean u)/σ and σ² = var u + eps, ∂n/∂u = diag(γ)/σ·(1 − 11ᵀ/m − ẑẑᵀ/m), without
@@ -172,7 +180,7 @@ class LayerNorm(FrozenArrays):
             with np.errstate(over="ignore"):  # σ may be 5e-324
                 return np.asarray((g - z * np.mean(g * z, axis=-1, keepdims=True)) / sigma)
 
-        def jvp(change: Changes, dX: Array | None = None) -> Array:
+        def jvp(change: lin.Changes, dX: Array | None = None) -> Array:
             moved = np.zeros_like(u)
             if dX is not None:
                 moved = self.scale * through(dX if every else dX[:, -1:])
@@ -182,22 +190,22 @@ class LayerNorm(FrozenArrays):
                     moved = moved - self.scale * z * change["eps"] / (2 * sigma) / sigma
             return np.asarray(moved)
 
-        def vjp(y: Array) -> Pullback:
+        def vjp(y: Array) -> lin.Pullback:
             least = sigma.min(axis=1, keepdims=True)
             by_eps = -np.sum(y * self.scale * z * (least / sigma) ** 2, axis=(2, 3))
             with np.errstate(over="ignore"):
                 by_eps = by_eps / (2 * least[:, 0, 0]) / least[:, 0, 0]
-            by: dict[str, Gradients] = {
-                "scale": (Direct(np.sum(y * z, axis=2)),),
-                "shift": (Direct(y.sum(axis=2)),),
-                "eps": (Direct(by_eps),),
+            by: dict[str, lin.Gradients] = {
+                "scale": (lin.Direct(np.sum(y * z, axis=2)),),
+                "shift": (lin.Direct(y.sum(axis=2)),),
+                "eps": (lin.Direct(by_eps),),
             }
 
             def by_tokens() -> Array:
                 of_x = through(y * self.scale)
-                return of_x if every else at_last(of_x, X.shape[1])
+                return of_x if every else lin.at_last(of_x, X.shape[1])
 
-            return Pullback(by, by_tokens)
+            return lin.Pullback(by, by_tokens)
 
         if sizes is None:  # tokens are given exactly
             with np.errstate(over="ignore"):
@@ -209,7 +217,7 @@ class LayerNorm(FrozenArrays):
             with np.errstate(over="ignore"):
                 terms = (made_of + common + along) / sigma + 2 * own
         rounding = np.abs(self.scale) * terms + np.abs(self.shift)
-        return Linearised(self.shift + self.scale * z, rounding, jvp, vjp)
+        return lin.Linearised(self.shift + self.scale * z, rounding, jvp, vjp)
 
     def moved_at_most(self, u: Array, moved: Array, errors: Mapping[str, float]) -> Array:
         """Bound how far normalised answers are off (2-norms, (B,)) where u (B, m) is by ``moved``.
@@ -239,3 +247,102 @@ def sublayer(name: str, inside: Map, residual: bool, norm: LayerNorm | None) -> 
     before = norm if norm is not None and norm.before else None
     whole = Composition.of({"norm": before, name: inside}, residual)
     return whole if norm is before else Composition.of({"": whole, "norm": norm})
+
+
+NORM_TENSORS = {f"{name} of the norm": f"norm.{name}" for name in ("scale", "shift", "eps")}
+"""What a sub-layer's answers depend on of its norm."""
+
+
+class SubLayer(FrozenModel):
+    """A map with what stands around it."""
+
+    _part: ClassVar[str]
+    """What the map is called among the sub-layer's."""
+    _norm: LayerNorm | None
+    _inner: ClassVar[tuple[str, ...]] = ("norm.",)
+
+    def _set(self, given: Mapping[str, Any], norm: LayerNorm | None = None) -> None:
+        """Keep the map's arrays and what stands around it, if that fits."""
+        of_norm, own = split(given, "norm.")
+        norm = LayerNorm.from_arrays(of_norm) if of_norm else norm
+        self._norm, self._arrays = norm, self._inside(own)
+        d, m = self.dim, self.outputs
+        if norm is not None and not isinstance(norm, LayerNorm):
+            raise TypeError(f"norm must be a LayerNorm; it is a {type(norm).__name__}.")
+        if self.residual and m != d:
+            raise ValueError(
+                f"With a residual m = d; here m = {m} and d = {d}: they must be the same."
+            )
+        if norm is not None and norm.width != (d if norm.before else m):
+            where, width = ("before", d) if norm.before else ("behind", m)
+            raise ValueError(f"A norm {where} this layer has {width} numbers; it has {norm.width}.")
+        if norm is not None:
+            self._arrays |= {f"norm.{name}": array for name, array in norm.arrays().items()}
+
+    def _inside(self, given: Mapping[str, Any]) -> dict[str, Array]:
+        """Return the arrays of the map itself, and whether there is a residual."""
+        return declared(given, self._axes)
+
+    residual = Parameter(bool, "Whether the last token is added.")
+
+    @property
+    def norm(self) -> LayerNorm | None:
+        """The norm behind or before, if there is one."""
+        return self._norm
+
+    @property
+    def outputs(self) -> int:
+        """How many numbers an answer has."""
+        return len(self._arrays["c"])
+
+    def parameter_norm(self, name: str) -> float:
+        """Return a parameter's norm; of ``scale``, ``shift`` and ``eps`` it is the norm's.
+
+        0 for what is no parameter (a bound on the function).
+        """
+        if self._norm is not None and name in ("scale", "shift", "eps"):
+            return self._norm.parameter_norm(name)
+        return super().parameter_norm(name)
+
+    @cached_property
+    def _map(self) -> Map:
+        """The map itself."""
+        raise NotImplementedError
+
+    @property
+    def _behind(self) -> LayerNorm | None:
+        return None if self._norm is None or self._norm.before else self._norm
+
+    @cached_property
+    def _sum(self) -> Composition:
+        """The sub-layer without a norm behind."""
+        norm = self._norm if self._behind is None else None
+        return sublayer(self._part, self._map, self.residual, norm)
+
+    def _composed(self) -> Composition:
+        return sublayer(self._part, self._map, self.residual, self._norm)
+
+    def all(self, X: ArrayLike, causal: bool = False) -> Array:
+        """Map sequences (B, N, d) to answers at all positions, (B, N, m).
+
+        Parameters
+        ----------
+        X : array_like, shape (B, N, d)
+            Sequences.
+        causal : bool, optional
+            Whether attention at a position sees the tokens up to it alone, or all.
+        """
+        X = sequences(X, self.dim, self._noun)
+        return self._everywhere(self.maps.attending(causal), X)
+
+    def _seen(self, X: Array) -> Array:
+        """Return the tokens as the map sees them."""
+        return X if self._norm is None or not self._norm.before else self._norm(X)
+
+    def _around(self) -> tuple[str, ...]:
+        """Return what `repr` shows of a residual and a norm."""
+        residual = ("residual",) if self.residual else ()
+        if self._norm is None:
+            return residual
+        kind, place = ("norm", "RMS norm"), ("behind", "before")
+        return (*residual, f"{kind[not self._norm.centred]} {place[self._norm.before]}")

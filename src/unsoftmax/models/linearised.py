@@ -8,7 +8,6 @@ products y·∂f/∂θ and y·∂f/∂X. Arrays that multiply tokens have gradie
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
@@ -43,45 +42,32 @@ class Size(NamedTuple):
         return cls(stack.shape, tuple(_norm(one) for one in stack), True)
 
 
-class Gradient(ABC):
-    """The products of C covectors of each of B answers with the derivative by one array."""
-
-    @property
-    @abstractmethod
-    def norms(self) -> Array:
-        """Their norms (C, B)."""
-
-    @property
-    @abstractmethod
-    def whole(self) -> Array:
-        """The products themselves (C, B, …), an array of θ's shape each."""
-
-    def dot(self, change: Array) -> Array:
-        """Return their inner products (C, B) with a change of the array."""
-        own = self.whole
-        return np.asarray(np.tensordot(own, change, axes=own.ndim - 2))
-
-
 @dataclass(frozen=True, slots=True)
-class Direct(Gradient):
-    """Gradients as they are."""
+class Direct:
+    """The products of C covectors of each of B answers with the derivative by one array."""
 
     values: Array
     """(C, B, …)."""
 
     @property
-    def norms(self) -> Array:  # noqa: D102
+    def norms(self) -> Array:
+        """Their norms (C, B)."""
         C, B, *shape = self.values.shape
         return lengths_of(self.values.reshape(C, B, int(np.prod(shape))))
 
     @property
-    def whole(self) -> Array:  # noqa: D102
+    def whole(self) -> Array:
+        """The products themselves (C, B, …), an array of θ's shape each."""
         return self.values
+
+    def dot(self, change: Array) -> Array:
+        """Return their inner products (C, B) with a change of the array."""
+        return np.asarray(np.tensordot(self.values, change, axes=self.values.ndim - 2))
 
 
 @dataclass(frozen=True, slots=True)
-class Outer(Gradient):
-    """Gradients Σ_t l_t r_tᵀ of a matrix."""
+class Outer:
+    """Such products Σ_t l_t r_tᵀ of a matrix."""
 
     left: Array
     """l, (C, B, T, o)."""
@@ -109,8 +95,8 @@ class Outer(Gradient):
 
 
 @dataclass(frozen=True, slots=True)
-class Transposed(Gradient):
-    """Gradients of a matrix by their transposes: of arrays that people store the other way."""
+class Transposed:
+    """Such products of a matrix by their transposes: of arrays that people store the other way."""
 
     of: Gradient
 
@@ -126,6 +112,7 @@ class Transposed(Gradient):
         return self.of.dot(change.T)
 
 
+Gradient: TypeAlias = Direct | Outer | Transposed
 Gradients: TypeAlias = tuple[Gradient, ...]
 """By one array: a gradient for every head or group of an array that has one for each."""
 

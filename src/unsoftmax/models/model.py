@@ -1,96 +1,29 @@
-"""What the model classes share: read-only parameters by name, attention, value vectors.
+"""What the model classes share: answers, derivatives, files, attention, value vectors.
 
-`FrozenArrays` keeps and pickles parameters, of a model or of a part of one; `FrozenModel` saves
-them and answers. `AttentionModel` adds the scores of tokens, `ValuedAttention` value vectors and
-a constant: one head, or several.
+`FrozenModel` answers and saves its arrays. `HeadsModel` adds the weights of tokens, in one head or
+in several, and `ValuedHeads` value vectors and a constant.
 """
 
 from __future__ import annotations
 
 import os
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Self, TypeVar, overload
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, partial
+from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar, overload
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from unsoftmax.models import files
-from unsoftmax.models.arrays import frozen, sequences
-from unsoftmax.models.attention import softmax
+from unsoftmax.models import linearised as lin
+from unsoftmax.models.arrays import FrozenArrays, Length, Parameter, sequences
+from unsoftmax.models.attention import exponentials, softmax
 from unsoftmax.models.attention_map import Attention
 from unsoftmax.models.composition import Composition
-from unsoftmax.models.linearised import (
-    Changes,
-    Direct,
-    Gradient,
-    Gradients,
-    Linearised,
-    OnDemand,
-    Pullback,
-    Transposed,
-)
 from unsoftmax.models.rotary import Rotary
-from unsoftmax.models.scores import BilinearScores
+from unsoftmax.models.scores import BilinearScores, least
 from unsoftmax.probes import Array
-
-T = TypeVar("T")
-
-
-class Parameter(property, Generic[T]):
-    """A parameter of a model, read by its name: an array, or one number or flag."""
-
-    def __init__(self, kind: Callable[[Array], T], doc: str) -> None:
-        super().__init__(lambda model: kind(model._arrays[self.name]), doc=doc)
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.name = name
-
-    if TYPE_CHECKING:
-
-        def __get__(self, model: Any, owner: type | None = None) -> T: ...  # type: ignore[override]
-
-
-class FrozenArrays(ABC):
-    """Named arrays that nobody can change: the parameters of a model, or of a part of one."""
-
-    _needed: ClassVar[frozenset[str]]
-    _optional: ClassVar[frozenset[str]]
-    """Names of the arrays that `from_arrays` needs, and of those that may be left out."""
-    _arrays: dict[str, Array]
-
-    def arrays(self) -> dict[str, Array]:
-        """Return the parameters by name, as `from_arrays` takes them."""
-        return dict(self._arrays)
-
-    @classmethod
-    def from_arrays(cls, arrays: Mapping[str, Any]) -> Self:
-        """Build it from what `arrays` returned."""
-        return cls(**arrays)
-
-    @classmethod
-    def has_parameters(cls, names: Iterable[str]) -> bool:
-        """Tell whether `from_arrays` takes arrays of these names."""
-        return cls._needed <= {*names} <= cls._needed | cls._optional
-
-    def parameter_norm(self, name: str) -> float:
-        """Return the norm of a parameter, 0 for what is none (a bound on the function)."""
-        return float(np.linalg.norm(self._arrays[name])) if name in self._arrays else 0.0
-
-    @abstractmethod
-    def _sizes(self) -> tuple[str, ...]:
-        """Return the sizes that `repr` shows, such as "d=8"."""
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({', '.join(self._sizes())})"
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"arrays": self._arrays}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__ = type(self).from_arrays(state["arrays"]).__dict__
 
 
 class Tensor(NamedTuple):
@@ -103,6 +36,16 @@ class Tensor(NamedTuple):
     norm: float
     """2-norm of its entries."""
     shape: tuple[int, ...]
+
+    @property
+    def array(self) -> str:
+        """The array itself, which may be transposed: then the path ends with ``.T``."""
+        return self.path.removesuffix(".T")
+
+    @property
+    def transposed(self) -> bool:
+        """Whether people know its transpose."""
+        return self.path.endswith(".T")
 
     @property
     def entries(self) -> int:
@@ -124,18 +67,11 @@ class FrozenModel(FrozenArrays):
     """Arrays of the model's maps by the names of its tensors; ``{}`` stands for a head or group,
     and ``.T`` behind a path for the transpose."""
 
-    @property
-    @abstractmethod
-    def dim(self) -> int:
-        """Dimension d of a token."""
-
     def __call__(self, X: Array) -> Array:
         """Map sequences (B, N, d) to numbers (B,), or to vectors (B, m)."""
         X = sequences(X, self.dim, self._noun)
-        answers = np.empty((len(X), *(() if self.outputs is None else (self.outputs,))))
-        for part in self._slices(X, self._entries(X.shape[1])):
-            answers[part] = self._answers(X[part])
-        return answers
+        shape = () if self.outputs is None else (self.outputs,)
+        return self._sliced(self._answers, X, self._entries(X.shape[1]), shape)
 
     def _answers(self, X: Array) -> Array:
         """Map sequences (B, N, d) to answers, all at a time."""
@@ -148,16 +84,17 @@ class FrozenModel(FrozenArrays):
 
     def _everywhere(self, maps: Composition, X: Array) -> Array:
         """Map sequences (B, N, d) to what maps answer at all positions, (B, N, m)."""
-        B, N, _ = X.shape
-        answers = np.empty((B, N, self.outputs or 1))
-        for part in self._slices(X, maps.entries(N, True)):
-            answers[part] = maps.answers(X[part], True)
-        return answers
+        N, answers = X.shape[1], partial(maps.answers, every=True)
+        return self._sliced(answers, X, maps.entries(N, True), (N, self.outputs or 1))
 
-    def _slices(self, X: Array, entries: int) -> Iterator[slice]:
-        """Yield what parts of a batch may be answered at a time."""
-        step = max(1, self._numbers_at_once // max(1, entries))
-        return (slice(start, start + step) for start in range(0, len(X), step))
+    def _sliced(
+        self, of: Callable[[Array], Array], X: Array, entries: int, shape: tuple[int, ...]
+    ) -> Array:
+        """Answer as many sequences at a time as there may be numbers, each with that shape."""
+        answers, step = np.empty((len(X), *shape)), max(1, self._numbers_at_once // max(1, entries))
+        for start in range(0, len(X), step):
+            answers[start : start + step] = of(X[start : start + step])
+        return answers
 
     @property
     def outputs(self) -> int | None:
@@ -187,7 +124,7 @@ class FrozenModel(FrozenArrays):
                 found[name] = Tensor(path, None, norms[0], shape)
         return found
 
-    def linearise(self, X: ArrayLike) -> Linearised:
+    def linearise(self, X: ArrayLike) -> lin.Linearised:
         """Return the model at sequences: its answers, their derivatives, and what may round.
 
         Parameters
@@ -217,42 +154,29 @@ class FrozenModel(FrozenArrays):
         def shown(answers: Array) -> Array:
             return answers[:, 0, 0] if scalar else answers[:, 0]
 
-        def jvp(changes: Changes, dX: Array | None = None) -> Array:
+        def jvp(changes: lin.Changes, dX: Array | None = None) -> Array:
             moved: dict[str, Array] = {}
             for name, change in changes.items():
                 tensor = self.tensors[name]
-                path = tensor.path.removesuffix(".T")
-                own, shape = np.reshape(change, tensor.shape), self.maps.size(path).shape
-                if tensor.place is None:
-                    own = own.T if path != tensor.path else own
-                    moved[path] = np.broadcast_to(own, shape)
+                array, place, shape = tensor.array, tensor.place, self.maps.size(tensor.array).shape
+                own = np.reshape(change, tensor.shape)
+                if place is None:
+                    moved[array] = np.broadcast_to(own.T if tensor.transposed else own, shape)
                 else:
-                    moved.setdefault(path, np.zeros(shape))[tensor.place] = own.reshape(shape[1:])
+                    moved.setdefault(array, np.zeros(shape))[place] = own.reshape(shape[1:])
             return shown(at.jvp(moved, None if dX is None else np.reshape(dX, X.shape)))
 
-        def vjp(y: Array) -> Pullback:
+        def vjp(y: Array) -> lin.Pullback:
             back = at.vjp(y[:, :, None, None] if scalar else y[:, :, None])
 
-            def by(tensor: Tensor) -> Callable[[], Gradients]:
-                path = tensor.path.removesuffix(".T")
+            by = {name: partial(_gradients, back, own) for name, own in self.tensors.items()}
+            return lin.Pullback(lin.OnDemand(by), back.tokens)
 
-                def made() -> Gradients:
-                    one = _one(back.by[path], tensor.place)
-                    return (one if path == tensor.path else Transposed(one),)
-
-                return made
-
-            return Pullback(OnDemand({n: by(t) for n, t in self.tensors.items()}), back.tokens)
-
-        return Linearised(shown(at.value), shown(at.rounding), jvp, vjp)
+        return lin.Linearised(shown(at.value), shown(at.rounding), jvp, vjp)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the model to a safetensors file that `unsoftmax.load` reads."""
         files.write(path, type(self).__name__, self._arrays)
-
-
-ROTARY_PARTS = ("K", "Q", "k_bias", "q_bias", "frequencies")
-"""What scores with rotary positions are made of."""
 
 
 class TurnedProjections(FrozenModel):
@@ -266,34 +190,48 @@ class TurnedProjections(FrozenModel):
     k_bias = Parameter(np.asarray, "Key bias b_k, (r,); of heads (H, r), of groups (G, r).")
     q_bias = Parameter(np.asarray, "Query bias b_q, (r,); of several heads (H, r).")
 
-    @property
-    def dim(self) -> int:
-        """Dimension d of a token."""
-        return int(self.Q.shape[-1])
 
+class HeadsModel(FrozenModel):
+    """A model that weighs tokens with the softmax of their scores, in one head or in several."""
 
-class ScoredArrays(FrozenArrays):
-    """What scores tokens with x_i·(W x_N + w), x_N the last: a head, or a model of some."""
+    @abstractmethod
+    def _scored(self, X: Array) -> Array:
+        """Map tokens (B, N, d), as heads see them, to scores, (B, N) or of H heads (B, H, N)."""
 
-    _scores: BilinearScores
-    w = Parameter(np.asarray, "Score vector (d,) of the query bias, of H heads (H, d).")
+    def _seen(self, X: Array) -> Array:
+        """Return tokens as heads see them."""
+        return X
 
-    @property
-    def dim(self) -> int:
-        """Dimension d of a token."""
-        return int(self.w.shape[-1])
+    def attention(self, X: Array) -> Array:
+        """Map sequences (B, N, d) to the weights α, (B, N) or of H heads (B, H, N)."""
+        return softmax(self._scored(self._seen(sequences(X, self.dim, self._noun))))
 
-    @property
-    def W(self) -> Array:
-        """Score matrix (d, d), of H heads (H, d, d); of factors, computed on demand."""
-        return self._scores.W
+    def _heads_with(self, **outer: Any) -> Attention:
+        """Return what weighs tokens, of one head as of several, with what follows."""
+        names = ("K", "w", "k_bias", "q_bias", "frequencies")
+        Q = self._arrays["Q" if "Q" in self._arrays else "W"]
+        scores: dict[str, Any] = {n: self._arrays[n] for n in names if n in self._arrays}
+        if Q.ndim == 2:
+            Q, scores = Q[None], {name: x[None] for name, x in scores.items()}
+        return Attention(Q, **scores, **outer)
 
     def parameter_norm(self, name: str) -> float:
-        """Return a parameter's norm (Frobenius for W), without forming W; 0 for what is none."""
-        return self._scores.norm if name == "W" else super().parameter_norm(name)
+        """Return a parameter's norm (of W Frobenius), of what every head has the least.
+
+        Heads where it is 0 do not count. A certificate's bounds are for every head: divided by
+        this they bound relative errors. 0 for what is no parameter (a bound on the function).
+        """
+        if "H" in self._axes.get(name, "") and name in self._arrays:
+            return least(np.array([np.linalg.norm(own) for own in self._arrays[name]]))
+        return super().parameter_norm(name)
+
+    def _sizes(self) -> tuple[str, ...]:
+        K = self._arrays.get("K")
+        rank = () if K is None else (f"rank ≤ {K.shape[-2]}",)
+        return f"d={self.dim}", *rank, *(("rotary",) if "frequencies" in self._arrays else ())
 
 
-class AttentionModel(ScoredArrays, FrozenModel):
+class AttentionModel(BilinearScores, HeadsModel):
     """A model that weighs tokens with α = softmax_i(x_i·(W x_N + w)), x_N the last."""
 
     @classmethod
@@ -301,60 +239,101 @@ class AttentionModel(ScoredArrays, FrozenModel):
     def from_factors(cls, K: ArrayLike, Q: ArrayLike, *args: Any, **parameters: Any) -> Any:
         """Build the model with W = K.T @ Q; answering never forms W."""
 
-    @classmethod
-    def from_arrays(cls, arrays: Mapping[str, Any]) -> Self:
-        """Build the model from what `arrays` returned."""
-        model: Self = cls.from_factors(**arrays) if "K" in arrays else cls(**arrays)
-        return model
 
-    @classmethod
-    def has_parameters(cls, names: Iterable[str]) -> bool:
-        """Tell whether `from_arrays` takes arrays of these names."""
-        known, factors = {*names}, {"K", "Q"}
-        in_factors = factors <= known and "W" not in known
-        return super().has_parameters(known - factors | {"W"} if in_factors else known)
+class ValuedHeads(HeadsModel):
+    """One head or several that answer with weighted means of the values x_i·v, plus c."""
 
-    def _attention(self) -> Attention:
-        """Return what weighs tokens, of one head as of several."""
-        own = self._scores.arrays
-        one = own["w"].ndim == 1
-        whole = {name: x[None] if one else x for name, x in own.items()}
-        return Attention(whole["Q" if "Q" in whole else "W"], whole.get("K"), whole["w"])
+    v = Parameter(np.asarray, "Value vector (d,), of H heads (H, d).")
+    c = Parameter(float, "Constant added to every answer.")
 
-    def scores_of(self, x: Array) -> Array:
-        """Map query tokens (B, d) to the vectors W x + w, (B, d) or (B, H, d).
+    def _composed(self) -> Composition:
+        O = np.atleast_2d(self.v)[:, None]  # noqa: E741
+        return Composition.of({"heads": self._heads_with(O=O, c=np.array([self.c]))})
 
-        The tokens of a sequence are scored with the vector of its query token.
-        """
-        return self._scores.vectors(x)
+    def _answers(self, X: Array) -> Array:
+        return self._mean(X, *exponentials(self._scored(X)))
 
-    def attention(self, X: Array) -> Array:
-        """Map sequences (B, N, d) to the weights α, (B, N) or of H heads (B, H, N)."""
-        return softmax(self._scores.of(sequences(X, self.dim, self._noun)))
+    def _mean(self, X: Array, numerators: Array, total: Array) -> Array:
+        """Return the answers of one head from the softmax's numerators (B, N) and their sum."""
+        answers: Array = np.einsum("bn,bn->b", numerators, X @ self.v) / total + self.c
+        return answers
+
+
+def tensors_of(axes: Mapping[str, str]) -> Mapping[str, str]:
+    """Return where the map has the arrays of valued heads: of several each head's by itself."""
+    return {
+        f"{name} of head {{}}"
+        if "H" in axes[name]
+        else name: f"heads.{'M' if name == 'v' else name}"
+        for name in axes
+        if "W" not in axes or name not in "KQ"  # factors count by their product
+    }
+
+
+One = TypeVar("One", bound=ValuedHeads)
+"""What each of several heads is by itself."""
+
+
+class SeveralHeads(ValuedHeads, Generic[One]):
+    """Several heads, added up."""
+
+    _one: ClassVar[type[Any]]
+    """The class of one."""
+
+    H = Length("H", "Number of heads.")
+
+    @property
+    def heads(self) -> tuple[One, ...]:
+        """The heads one by one, without c."""
+        return self._heads
+
+    @cached_property
+    def _heads(self) -> tuple[One, ...]:
+        arrays = {name: array for name, array in self._arrays.items() if name != "c"}
+        each = ({name: array[h] for name, array in arrays.items()} for h in range(self.H))
+        return tuple(self._one._of(own) for own in each)
 
     def _sizes(self) -> tuple[str, ...]:
-        K = self._scores.arrays.get("K")
-        return (f"d={self.dim}", *(() if K is None else (f"rank ≤ {K.shape[-2]}",)))
+        return f"H={self.H}", *super()._sizes()
 
 
-Turned = TypeVar("Turned", bound=TurnedProjections)
+class ValuedRotary(ValuedHeads, TurnedProjections):
+    """One head or several whose scores turn with distance, and that answer with means of values."""
+
+    def __init__(
+        self,
+        K: ArrayLike,
+        Q: ArrayLike,
+        v: ArrayLike,
+        rotary: Rotary | Sequence[Rotary],
+        *,
+        k_bias: ArrayLike | None = None,
+        q_bias: ArrayLike | None = None,
+        c: float = 0.0,
+    ) -> None:
+        given = {"K": K, "Q": Q, "k_bias": k_bias, "q_bias": q_bias, "v": v, "c": c}
+        self._set({**given, "frequencies": self._frequencies(rotary, len(np.asarray(v)))})
+
+    @staticmethod
+    @abstractmethod
+    def _frequencies(rotary: Any, heads: int) -> Array:
+        """Return the frequencies of the planes, of several heads each one's."""
+
+
+Turned = TypeVar("Turned", bound=ValuedRotary)
 """What heads are whose scores turn with distance."""
 
 
-class ValuedAttention(AttentionModel, Generic[Turned]):
-    """One head or several that answer with weighted means of the values x_i·v, plus c."""
+class ValuedAttention(ValuedHeads, AttentionModel, Generic[Turned]):
+    """One head or several without positions that answer with weighted means of values."""
 
-    _leading: ClassVar[tuple[str, ...]] = ()
-    """Symbols of the axes that all arrays but c begin with: H for several heads."""
     _turned: ClassVar[Callable[..., Any]]
     """Its class where scores turn with distance."""
-    _needed = frozenset({"W", "v"})
-    _optional = frozenset({"w", "c"})
 
     def __init__(
         self, W: ArrayLike, v: ArrayLike, w: ArrayLike | None = None, c: float = 0.0
     ) -> None:
-        self._set({"W": W}, v, w, c)
+        self._set({"W": W, "w": w, "v": v, "c": c})
 
     @overload
     @classmethod
@@ -396,61 +375,22 @@ class ValuedAttention(AttentionModel, Generic[Turned]):
         scores turn with distance, and the model is a `RotaryHead`, or `RotaryHeads`; its biases
         are ``k_bias`` and ``q_bias``, (r,) or (H, r), not w.
         """
-        if rotary is not None:
-            if w is not None:
-                raise ValueError(
-                    "w is no parameter beside rotary: give q_bias, (r,) for each head."
-                )
-            return cls._turned(K, Q, v, rotary, k_bias=k_bias, q_bias=q_bias, c=c)
-        if k_bias is not None or q_bias is not None:
+        if rotary is None and k_bias is None and q_bias is None:
+            return cls._of({"K": K, "Q": Q, "w": w, "v": v, "c": c})
+        if rotary is None:
             raise ValueError(
                 "k_bias and q_bias are given beside rotary; without positions a key bias changes "
                 "nothing and a query bias is w = K.T @ q_bias."
             )
-        model = cls.__new__(cls)
-        model._set({"K": K, "Q": Q}, v, w, c)
-        return model
-
-    def _set(
-        self, matrix: Mapping[str, ArrayLike], v: ArrayLike, w: ArrayLike | None, c: float
-    ) -> None:
-        v, c_ = values_and_constant(v, c, (*self._leading, "d"))
-        beside = f"beside v of shape {v.shape}"
-        self._scores = BilinearScores(v.shape[-1], matrix, w, beside, v.shape[:-1])
-        self._arrays = {**self._scores.arrays, "v": v, "c": c_}
-
-    _tensors: ClassVar[Mapping[str, str]] = {
-        "W": "heads.W",
-        "w": "heads.w",
-        "v": "heads.M",
-        "c": "heads.c",
-    }
-
-    def _composed(self) -> Composition:
-        O = np.atleast_2d(self.v)[:, None]  # noqa: E741
-        return Composition.of({"heads": replace(self._attention(), O=O, c=np.array([self.c]))})
-
-    v = Parameter(np.asarray, "Value vector (d,), of H heads (H, d).")
-    c = Parameter(float, "Constant added to every answer.")
+        if w is not None:
+            raise ValueError("w is no parameter beside rotary: give q_bias, (r,) for each head.")
+        return cls._turned(K, Q, v, rotary, k_bias=k_bias, q_bias=q_bias, c=c)
 
 
-def values_and_constant(v: ArrayLike, c: float, axes: tuple[str, ...]) -> tuple[Array, Array]:
-    """Return v, of these axes, and c, if they are what they must be."""
-    v, c_ = frozen("v", v), frozen("c", c)
-    if v.ndim != len(axes) or not v.shape[-1]:
-        shape = str(axes).replace("'", "")
-        raise ValueError(f"v must have shape {shape} with d ≥ 1; it has shape {v.shape}.")
-    if c_.shape:
-        raise ValueError(
-            f"c must have shape () beside v of shape {v.shape}; it has shape {c_.shape}."
-        )
-    return v, c_
-
-
-def _one(gradients: Gradients, place: int | None) -> Gradient:
+def _gradients(back: lin.Pullback, tensor: Tensor) -> lin.Gradients:
     """Return the gradient of one head or group, or of what all of them share."""
-    if place is not None:
-        return gradients[place]
-    if len(gradients) == 1:
-        return gradients[0]
-    return Direct(np.sum([one.whole for one in gradients], axis=0))
+    each = back.by[tensor.array]
+    if tensor.place is not None:
+        return (each[tensor.place],)
+    one = each[0] if len(each) == 1 else lin.Direct(np.sum([own.whole for own in each], axis=0))
+    return (lin.Transposed(one) if tensor.transposed else one,)

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar
-
 import numpy as np
 
+from unsoftmax.models.arrays import of_several
 from unsoftmax.models.attention import exponentials
-from unsoftmax.models.model import ValuedAttention
+from unsoftmax.models.model import SeveralHeads, ValuedAttention, tensors_of
 from unsoftmax.models.rotary_heads import RotaryHeads
-from unsoftmax.models.scores import least
 from unsoftmax.models.single_head import SingleHead
 from unsoftmax.probes import Array
 
 
-class MultiHead(ValuedAttention[RotaryHeads]):
+class MultiHead(SeveralHeads[SingleHead], ValuedAttention[RotaryHeads]):
     """f(X) = Σ_h Σ_i α_hi x_i·v_h + c with α_h = softmax_i(x_i·(W_h x_N + w_h)), x_N the last.
 
     Parameters
@@ -48,47 +45,14 @@ class MultiHead(ValuedAttention[RotaryHeads]):
     array([4., 5.])
     """
 
-    _leading = ("H",)
-    _tensors: ClassVar[Mapping[str, str]] = {
-        "W of head {}": "heads.W",
-        "w of head {}": "heads.w",
-        "v of head {}": "heads.M",
-        "c": "heads.c",
-    }
-    _turned = RotaryHeads
-
-    @property
-    def H(self) -> int:
-        """Number of heads."""
-        return len(self.v)
-
-    @property
-    def heads(self) -> tuple[SingleHead, ...]:
-        """The heads one by one, without c."""
-        arrays = {name: array for name, array in self._arrays.items() if name != "c"}
-        return tuple(
-            SingleHead.from_arrays({name: array[h] for name, array in arrays.items()})
-            for h in range(self.H)
-        )
-
-    def parameter_norm(self, name: str) -> float:
-        """Return a parameter's norm (Frobenius for W), without forming it; the least over heads.
-
-        Heads where it is 0 do not count. A certificate's bounds are for every head: divided by
-        this they bound relative errors. 0 for what is no parameter (a bound on the function).
-        """
-        if name in ("v", "w"):
-            return least(np.linalg.norm(self._arrays[name], axis=1))
-        return super().parameter_norm(name)
+    _axes, _one, _turned = of_several(SingleHead._axes), SingleHead, RotaryHeads
+    _tensors = tensors_of(_axes)
 
     def _entries(self, tokens: int) -> int:
         return int(self.v.size)
 
     def _answers(self, X: Array) -> Array:
-        weights, total = exponentials(self._scores.of(X))  # (B, H, N) and (B, H)
+        weights, total = exponentials(self._scored(X))  # (B, H, N) and (B, H)
         values = self.v @ X.transpose(0, 2, 1)
         values *= weights
         return np.asarray((values.sum(axis=2) / total).sum(axis=1) + self.c)
-
-    def _sizes(self) -> tuple[str, ...]:
-        return (f"H={self.H}", *super()._sizes())

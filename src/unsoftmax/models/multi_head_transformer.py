@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from unsoftmax.models.arrays import frozen, refuse_shapes
+from unsoftmax.models.arrays import Length, Parameter, axes, declared, of_several
 from unsoftmax.models.attention import exponentials, pooled_tokens
 from unsoftmax.models.composition import Composition
-from unsoftmax.models.model import AttentionModel, Parameter
+from unsoftmax.models.model import AttentionModel
 from unsoftmax.models.neurons import Neurons
 from unsoftmax.models.relu_network import ReluNetwork
-from unsoftmax.models.scores import BilinearScores, least
+from unsoftmax.models.scores import BILINEAR
 from unsoftmax.models.transformer import Transformer
 from unsoftmax.probes import Array
 
@@ -78,8 +77,10 @@ class MultiHeadTransformer(AttentionModel):
         "c": "network.c",
         "residual": "heads.R",
     }
-    _needed = frozenset({"W", "B", "w_o"})
-    _optional = frozenset({"b", "w", "c", "residual"})
+    _axes = axes(
+        **of_several(BILINEAR),
+        **{"B": "H m d≥1", "w_o": "m", "b": "m = 0", "c": "= 0", "residual": "m d = none"},
+    )
 
     def __init__(
         self,
@@ -91,7 +92,8 @@ class MultiHeadTransformer(AttentionModel):
         c: float = 0.0,
         residual: ArrayLike | None = None,
     ) -> None:
-        self._set({"W": W}, B, {"w_o": w_o, "b": b, "c": c, "residual": residual}, w)
+        outer = {"B": B, "w_o": w_o, "b": b, "c": c, "residual": residual}
+        self._set({"W": W, "w": w, **outer})
 
     @classmethod
     def from_factors(
@@ -106,10 +108,8 @@ class MultiHeadTransformer(AttentionModel):
         residual: ArrayLike | None = None,
     ) -> Self:
         """Build the model with W_h = K_h.T @ Q_h, K and Q (H, r, d); answering never forms W."""
-        model = cls.__new__(cls)
-        outer = {"w_o": w_o, "b": b, "c": c, "residual": residual}
-        model._set({"K": K, "Q": Q}, B, outer, w)
-        return model
+        outer = {"B": B, "w_o": w_o, "b": b, "c": c, "residual": residual}
+        return cls._of({"K": K, "Q": Q, "w": w, **outer})
 
     @classmethod
     def from_heads(
@@ -138,12 +138,8 @@ class MultiHeadTransformer(AttentionModel):
         """
         if not isinstance(network, ReluNetwork):
             raise TypeError(f"network must be a ReluNetwork; it is a {type(network).__name__}.")
-        values = frozen("V", V)
-        if values.ndim != 3 or values.shape[1] != network.dim:
-            raise ValueError(
-                f"V must have shape (H, {network.dim}, d) beside a network of {network.dim} "
-                f"inputs; it has shape {values.shape}."
-            )
+        k, beside = network.dim, f"a network of {network.dim} inputs"
+        values = declared({"V": V}, {"V": "H k d"}, {"k": k}, beside)["V"]
         R = network.A.T if residual else None
         return cls(W, network.A.T @ values, network.w_o, network.b, w, network.c, R)
 
@@ -151,36 +147,11 @@ class MultiHeadTransformer(AttentionModel):
     def of(cls, model: Transformer) -> Self:
         """Return a Transformer of one head as one of several, H = 1."""
         arrays, network = model.arrays(), model.network
-        scores: dict[str, Any] = {name: x[None] for name, x in arrays.items() if name in "WKQw"}
+        scores = {name: x[None] for name, x in arrays.items() if name in BILINEAR}
         rest = {"w_o": network.w_o, "b": network.b, "c": network.c}
         return cls.from_arrays({**scores, **rest, "B": network.A.T[None]})
 
-    def _set(
-        self,
-        matrix: Mapping[str, ArrayLike],
-        B: ArrayLike,
-        outer: Mapping[str, ArrayLike | None],
-        w: ArrayLike | None,
-    ) -> None:
-        B = frozen("B", B)
-        if B.ndim != 3 or not B.shape[2]:
-            raise ValueError(f"B must have shape (H, m, d) with d ≥ 1; it has shape {B.shape}.")
-        H, m, d = B.shape
-        beside = f"beside B of shape {B.shape}"
-        self._scores = BilinearScores(d, matrix, w, beside, (H,))
-        self._arrays = {**self._scores.arrays, "B": B}
-        shapes: dict[str, tuple[int, ...]] = {"w_o": (m,), "b": (m,), "c": (), "residual": (m, d)}
-        if outer["residual"] is None:
-            del shapes["residual"]
-        for name in shapes:
-            given = outer[name]
-            self._arrays[name] = frozen(name, np.zeros(m) if given is None else given)
-        refuse_shapes(self._arrays, shapes, beside)
-
-    @property
-    def H(self) -> int:
-        """Number of heads."""
-        return len(self.B)
+    H = Length("H", "Number of heads.")
 
     B = Parameter(np.asarray, "First layers (H, m, d).")
     w_o = Parameter(np.asarray, "Output weights (m,).")
@@ -215,18 +186,8 @@ class MultiHeadTransformer(AttentionModel):
         """The network that single tokens show, whose first layer is Σ_h B_h + R."""
         return ReluNetwork(self.first_layers.sum(axis=0).T, self.w_o, self.b, self.c)
 
-    def parameter_norm(self, name: str) -> float:
-        """Return a parameter's norm, of W, w and B the least over heads that is not 0.
-
-        A certificate's bounds are for every head: divided by this they bound relative errors. 0
-        for what is no parameter (a bound on the function).
-        """
-        if name in ("w", "B"):
-            return least(np.array([np.linalg.norm(part) for part in self._arrays[name]]))
-        return super().parameter_norm(name)
-
     def _composed(self) -> Composition:
-        heads = replace(self._attention(), O=self.B, c=self.b, R=self.residual)
+        heads = self._heads_with(O=self.B, c=self.b, R=self.residual)
         m = len(self.b)
         network = Neurons(None, np.zeros(m), self.w_o[None], np.array([self.c]))
         return Composition.of({"heads": heads, "network": network})
@@ -236,7 +197,7 @@ class MultiHeadTransformer(AttentionModel):
 
     def pooled(self, X: Array) -> Array:
         """Map sequences (B, N, d) to what every head pools, (B, H, d)."""
-        weights, total = exponentials(self._scores.of(X))
+        weights, total = exponentials(self._scored(X))
         return np.asarray(pooled_tokens(X, weights) / total[:, :, None])
 
     def given(self, X: Array) -> Array:

@@ -13,18 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from unsoftmax.models.linearised import (
-    Changes,
-    Direct,
-    Gradients,
-    Linearised,
-    Outer,
-    Pullback,
-    Size,
-    at_last,
-    joint_lengths,
-    lengths_of,
-)
+from unsoftmax.models import linearised as lin
 from unsoftmax.probes import Array
 
 
@@ -137,9 +126,9 @@ class Neurons:
         moved |= {name: x[order] for name, x in self.arrays.items() if name not in ("B", "c")}
         return Neurons(**moved, B=self.B[:, order], c=self.c, activation=self.activation)
 
-    def size(self, name: str) -> Size:
+    def size(self, name: str) -> lin.Size:
         """Return the size of an array."""
-        return Size.of(self.arrays.get(name))
+        return lin.Size.of(self.arrays.get(name))
 
     def entries(self, tokens: int, every: bool) -> int:
         """Return how many numbers a sequence's answer needs at a time."""
@@ -154,7 +143,9 @@ class Neurons:
         h = phi(z) if self.G is None else phi(flat @ self.G.T + self.g) * z
         return np.asarray(h @ self.B.T + self.c).reshape(*x.shape[:2], len(self.c))
 
-    def linearise(self, X: Array, every: bool = False, sizes: Array | None = None) -> Linearised:
+    def linearise(
+        self, X: Array, every: bool = False, sizes: Array | None = None
+    ) -> lin.Linearised:
         """Return the map at sequences (B, N, d): at all positions, or at the last.
 
         ``sizes`` (B, N, d) are those of the terms that tokens are made of.
@@ -170,13 +161,15 @@ class Neurons:
         else:
             h, by_z, by_t = phi.of(z), phi.slope(z), np.zeros_like(z)
 
-        def change_of(W: Array | None, name: str, bias: str, change: Changes, dx: Array) -> Array:
+        def change_of(
+            W: Array | None, name: str, bias: str, change: lin.Changes, dx: Array
+        ) -> Array:
             moved = dx if W is None else dx @ W.T
             if name in change:
                 moved = moved + x @ change[name].T
             return moved + change[bias] if bias in change else moved
 
-        def jvp(change: Changes, dX: Array | None = None) -> Array:
+        def jvp(change: lin.Changes, dX: Array | None = None) -> Array:
             dx = np.zeros_like(x) if dX is None else dX if every else dX[:, -1:]
             dh = by_z * change_of(A, "A", "a", change, dx)
             if gated:
@@ -186,32 +179,32 @@ class Neurons:
                 dy = dy + h @ change["B"].T
             return np.asarray(dy + change.get("c", 0.0))
 
-        def vjp(y: Array) -> Pullback:
+        def vjp(y: Array) -> lin.Pullback:
             of_h = y @ B
             of_z = of_h * by_z
-            by: dict[str, Gradients] = {
-                "B": (Outer(y, h),),
-                "c": (Direct(y.sum(axis=2)),),
-                "a": (Direct(of_z.sum(axis=2)),),
+            by: dict[str, lin.Gradients] = {
+                "B": (lin.Outer(y, h),),
+                "c": (lin.Direct(y.sum(axis=2)),),
+                "a": (lin.Direct(of_z.sum(axis=2)),),
             }
             if A is not None:
-                by["A"] = (Outer(of_z, x),)
+                by["A"] = (lin.Outer(of_z, x),)
             if G is not None:
                 of_t = of_h * by_t
-                by |= {"G": (Outer(of_t, x),), "g": (Direct(of_t.sum(axis=2)),)}
+                by |= {"G": (lin.Outer(of_t, x),), "g": (lin.Direct(of_t.sum(axis=2)),)}
 
             def by_tokens() -> Array:
                 of_x = of_z if A is None else of_z @ A
                 of_x = of_x if G is None else of_x + (of_h * by_t) @ G
-                return of_x if every else at_last(of_x, X.shape[1])
+                return of_x if every else lin.at_last(of_x, X.shape[1])
 
-            return Pullback(by, by_tokens)
+            return lin.Pullback(by, by_tokens)
 
         value = h @ B.T + self.c
         worth = h if not phi.cancels else t * z if gated else z
         inside = self._inside(made_of, z, by_z, by_t, worth)
         rounding = inside + np.abs(value) + np.abs(self.c)
-        return Linearised(value, rounding, jvp, vjp)
+        return lin.Linearised(value, rounding, jvp, vjp)
 
     def _inside(self, sizes: Array, z: Array, by_z: Array, by_t: Array, worth: Array) -> Array:
         """Return the sizes of the terms of the neurons' sums, which round one by one.
@@ -219,7 +212,7 @@ class Neurons:
         And of what neurons answer, ``worth``, where slopes hide those. Where rounding may carry a
         sum across a kink the slope beyond counts.
         """
-        length = lengths_of(sizes)[..., None]
+        length = lin.lengths_of(sizes)[..., None]
         sums = sizes if self.A is None else length * np.linalg.norm(self.A, axis=1)
         sums = sums + np.abs(self.a)
         by_z = np.abs(by_z)
@@ -230,4 +223,4 @@ class Neurons:
         if self.G is not None:
             gates = length * np.linalg.norm(self.G, axis=1) + np.abs(self.g)
             terms = np.hypot(terms, gates * by_t)
-        return 2 * joint_lengths(terms, self.B)
+        return 2 * lin.joint_lengths(terms, self.B)

@@ -18,12 +18,13 @@ and √S Rᵀ are taken, padded with zeros to d_h rows; b_v = 0 and b_o = c.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from unsoftmax.models.arrays import axes, declared
 from unsoftmax.models.attention_layer import AttentionLayer, LayerHead
 from unsoftmax.models.layer_norm import LayerNorm
 from unsoftmax.models.multi_head import MultiHead
@@ -114,7 +115,7 @@ def from_projections(
     >>> from_projections(q[:4], k[:2], v[:2], o[:, :4], heads=2, kv_heads=1, rotary_base=10_000)
     RotaryLayer(H=2, G=1, d=6, rotary)
     """
-    given = (q, k, v, o, q_bias, k_bias, v_bias, o_bias)
+    given = dict(zip(NAMES, (q, k, v, o, q_bias, k_bias, v_bias, o_bias), strict=True))
     Q, K, V, O, b_q, b_k, b_v, b_o = _by_head(given, heads, kv_heads)  # noqa: E741
     if coordinate is not None and (residual or norm is not None):
         raise ValueError(
@@ -143,35 +144,33 @@ def from_projections(
     return MultiHead.from_factors(K, Q, v, w, float(np.sum(o_h * b_v) + row @ b_o))
 
 
-def _by_head(given: Sequence[Any], heads: int, kv_heads: int | None) -> Iterable[Array]:
+_AXES = axes(
+    **{"k": "kv d", "v": "kv d", "o": "m rows", "q_bias": "rows = 0"},
+    **{"k_bias": "kv = 0", "v_bias": "kv = 0", "o_bias": "m = 0"},
+)
+"""Of what axes arrays are beside q, (rows, d)."""
+
+
+def _by_head(given: Mapping[str, Any], heads: int, kv_heads: int | None) -> list[Array]:
     """Return q (H, s, d), k and v (G, s, d), o (H, m, s) and their biases alike, d_h = s.
 
     The scale 1/√s is in q and its bias. Query heads that share keys stand beside each other.
     """
     H = _positive("heads", heads)
     G = _positive("kv_heads", heads if kv_heads is None else kv_heads)
-    Q, K, V, out = (real_array(name, x, 2) for name, x in zip("qkvo", given[:4], strict=True))
-    if len(Q) % H:
-        raise ValueError(f"q has {len(Q)} rows, which {H} heads cannot share equally.")
-    size, shape = len(Q) // H, (len(Q) // _shared(H, G), Q.shape[1])
-    for name, x in (("k", K), ("v", V)):
-        if x.shape != shape:
-            hint = "" if G != H else "; where query heads share key heads, give kv_heads"
-            raise ValueError(
-                f"{name} must have shape {shape} beside q of shape {Q.shape} and {G} key and value "
-                f"heads; it has {x.shape}{hint}."
-            )
-    if out.shape[1] != len(Q):
-        raise ValueError(f"o must have shape (m, {len(Q)}) beside q; it has {out.shape}.")
-    b = []
-    for name, bias, x in zip(NAMES[4:], given[4:], (Q, K, V, out), strict=True):
-        b.append(real_array(name, np.zeros(len(x)) if bias is None else bias, 1))
-        if len(b[-1]) != len(x):
-            raise ValueError(f"{name} must have shape ({len(x)},); it has {b[-1].shape}.")
-    scale = 1 / math.sqrt(size)
-    rows = (scale * Q, K, V, out.T, scale * b[0], b[1], b[2])
-    Q, K, V, out, *parts = (x.reshape(-1, size, *x.shape[1:]) for x in rows)
-    return Q, K, V, out.swapaxes(1, 2), *parts, b[3]
+    real = {n: real_array(n, x, 1 if "bias" in n else 2) for n, x in given.items() if x is not None}
+    rows, d = real["q"].shape
+    if rows % H:
+        raise ValueError(f"q has {rows} rows, which {H} heads cannot share equally.")
+    size, beside = rows // H, f"q of shape {(rows, d)} and {G} key and value heads"
+    hint = "" if G != H else " (where query heads share key heads, give kv_heads)"
+    sizes = {"rows": rows, "kv": rows // _shared(H, G), "d": d}
+    arrays = {"q": real["q"], **declared(real, _AXES, sizes, beside + hint)}
+    scale, o_bias = 1 / math.sqrt(size), arrays.pop("o_bias")
+    arrays |= {"q": scale * arrays["q"], "q_bias": scale * arrays["q_bias"], "o": arrays["o"].T}
+    parts = {name: x.reshape(-1, size, *x.shape[1:]) for name, x in arrays.items()}
+    parts |= {"o": parts["o"].swapaxes(1, 2), "o_bias": o_bias}
+    return [parts[name] for name in NAMES]
 
 
 def to_projections(

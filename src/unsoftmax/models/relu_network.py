@@ -8,9 +8,9 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import ArrayLike
 
-from unsoftmax.models.arrays import frozen, points, refuse_shapes
+from unsoftmax.models.arrays import Parameter, axes, points
 from unsoftmax.models.composition import Composition
-from unsoftmax.models.model import FrozenModel, Parameter
+from unsoftmax.models.model import FrozenModel
 from unsoftmax.models.neurons import Neurons
 from unsoftmax.probes import Array
 
@@ -54,29 +54,12 @@ class ReluNetwork(FrozenModel):
         "b": "network.a",
         "c": "network.c",
     }
-    _needed = frozenset({"A", "w_o"})
-    _optional = frozenset({"b", "c"})
+    _axes = axes(A="d≥1 m", w_o="m", b="m = 0", c="= 0")
 
     def __init__(
         self, A: ArrayLike, w_o: ArrayLike, b: ArrayLike | None = None, c: float = 0.0
     ) -> None:
-        A = frozen("A", A)
-        if A.ndim != 2 or not len(A):
-            raise ValueError(f"A must have shape (d, m) with d ≥ 1; it has shape {A.shape}.")
-        m = A.shape[1]
-        self._arrays = {
-            "A": A,
-            "w_o": frozen("w_o", w_o),
-            "b": frozen("b", np.zeros(m) if b is None else b),
-            "c": frozen("c", c),
-        }
-        shapes: dict[str, tuple[int, ...]] = {"w_o": (m,), "b": (m,), "c": ()}
-        refuse_shapes(self._arrays, shapes, f"beside A of shape {A.shape}")
-
-    @property
-    def dim(self) -> int:
-        """Dimension d of a token."""
-        return int(self.A.shape[0])
+        self._set({"A": A, "w_o": w_o, "b": b, "c": c})
 
     A = Parameter(np.asarray, "Input weights (d, m).")
     w_o = Parameter(np.asarray, "Output weights (m,).")

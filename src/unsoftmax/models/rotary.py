@@ -88,14 +88,8 @@ class Rotary:
         >>> Rotary([np.pi / 2]).turned(np.array([1.0, 0.0]), np.array(1.0)).round(9)
         array([0., 1.])
         """
-        queries = np.asarray(queries, dtype=np.float64)
         angles = np.asarray(distances, dtype=np.float64)[..., None] * self._frequencies
-        cosine, sine = np.cos(angles), np.sin(angles)
-        x, y = queries[..., 0::2], queries[..., 1::2]
-        turned = np.empty((*np.broadcast_shapes(x.shape, angles.shape)[:-1], queries.shape[-1]))
-        turned[..., 0::2] = cosine * x - sine * y
-        turned[..., 1::2] = sine * x + cosine * y
-        return turned
+        return turned(np.asarray(queries, dtype=np.float64), angles)
 
     def __iter__(self) -> Iterator[float]:
         return iter(self._frequencies.tolist())
@@ -114,3 +108,13 @@ class Rotary:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Rotary, (self._frequencies,)
+
+
+def turned(x: Array, angles: Array) -> Array:
+    """Turn the planes of keys or queries (…, r) by angles that broadcast with (…, r/2)."""
+    cosine, sine = np.cos(angles), np.sin(angles)
+    a, b = x[..., 0::2], x[..., 1::2]
+    found = np.empty((*np.broadcast_shapes(a.shape, angles.shape)[:-1], x.shape[-1]))
+    found[..., 0::2] = cosine * a - sine * b
+    found[..., 1::2] = sine * a + cosine * b
+    return found

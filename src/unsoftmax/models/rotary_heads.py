@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Self
+from collections.abc import Iterable, Sequence
+from typing import Any, Self
 
 import numpy as np
-from numpy.typing import ArrayLike
 
-from unsoftmax.models.arrays import frozen, refuse_shapes, sequences
-from unsoftmax.models.attention_map import Attention
-from unsoftmax.models.composition import Composition
-from unsoftmax.models.model import (
-    ROTARY_PARTS,
-    Parameter,
-    TurnedProjections,
-    values_and_constant,
-)
+from unsoftmax.models.arrays import Parameter, of_several
+from unsoftmax.models.model import SeveralHeads, ValuedRotary, tensors_of
 from unsoftmax.models.rotary import Rotary
 from unsoftmax.models.rotary_head import RotaryHead
 from unsoftmax.models.scores import least
 from unsoftmax.probes import Array
 
 
-class RotaryHeads(TurnedProjections):
+class RotaryHeads(SeveralHeads[RotaryHead], ValuedRotary):
     """f(X) = Σ_h Σ_i α_hi x_i·v_h + c with the scores of a `RotaryHead` for each h.
 
     Made by ``MultiHead.from_factors(K, Q, v, rotary=…)``.
@@ -61,53 +53,25 @@ class RotaryHeads(TurnedProjections):
     (array([4., 5.]), RotaryHead(d=2, rank ≤ 2, rotary))
     """
 
-    _tensors: ClassVar[Mapping[str, str]] = {
-        **{f"{name} of head {{}}": f"heads.{name}" for name in ROTARY_PARTS},
-        "v of head {}": "heads.M",
-        "c": "heads.c",
-    }
-    _needed = frozenset({"K", "Q", "v", "frequencies"})
-    _optional = frozenset({"k_bias", "q_bias", "c"})
+    _axes, _one = of_several(RotaryHead._axes), RotaryHead
+    _tensors = tensors_of(_axes)
 
-    def __init__(
-        self,
-        K: ArrayLike,
-        Q: ArrayLike,
-        v: ArrayLike,
-        rotary: Rotary | Sequence[Rotary],
-        *,
-        k_bias: ArrayLike | None = None,
-        q_bias: ArrayLike | None = None,
-        c: float = 0.0,
-    ) -> None:
-        v, c_ = values_and_constant(v, c, ("H", "d"))
-        each, planes = _one_for_each(rotary, len(v))
-        (H, d), r = v.shape, 2 * planes
-        shapes: dict[str, tuple[int, ...]] = {"K": (H, r, d), "Q": (H, r, d)}
-        shapes |= {"k_bias": (H, r), "q_bias": (H, r)}
-        given = {"K": K, "Q": Q, "k_bias": k_bias, "q_bias": q_bias}
-        arrays = {
-            name: frozen(name, np.zeros(shapes[name]) if array is None else array)
-            for name, array in given.items()
-        }
-        refuse_shapes(arrays, shapes, f"beside {planes} frequencies and v of shape {v.shape}")
-        listed = np.reshape([list(one) for one in each], (len(v), planes))
-        self._arrays = {**arrays, "frequencies": frozen("frequencies", listed), "v": v, "c": c_}
-        self._heads = tuple(
-            RotaryHead(v=v[h], rotary=one, **{name: array[h] for name, array in arrays.items()})
-            for h, one in enumerate(each)
-        )
-
-    @classmethod
-    def from_arrays(cls, arrays: Mapping[str, Any]) -> Self:
-        """Build the heads from what `arrays` returned."""
-        others = {name: array for name, array in arrays.items() if name != "frequencies"}
-        frequencies = np.asarray(arrays["frequencies"], dtype=np.float64)
-        if frequencies.ndim != 2:
+    @staticmethod
+    def _frequencies(rotary: Any, heads: int) -> Array:
+        """Return the frequencies of every head, (H, r/2)."""
+        if isinstance(rotary, Rotary):
+            return np.tile(rotary.frequencies, (heads, 1))
+        each: list[Any] = list(rotary) if isinstance(rotary, Iterable) else [rotary]
+        for one in each:
+            if not isinstance(one, Rotary):
+                raise TypeError(f"rotary must be a Rotary, or one for each head; it has {one!r}.")
+        planes = {len(one) for one in each}
+        if len(each) != heads or len(planes) > 1:
             raise ValueError(
-                f"frequencies must have shape (H, r/2); they have shape {frequencies.shape}."
+                f"rotary must be one Rotary, or {heads}, one for each head, with as many "
+                f"frequencies each; there are {len(each)}, with {sorted(planes)}."
             )
-        return cls(**others, rotary=[Rotary(one) for one in frequencies])
+        return np.reshape([one.frequencies for one in each], (heads, max(planes, default=0)))
 
     @classmethod
     def of(cls, heads: Sequence[RotaryHead], dim: int, c: float = 0.0) -> Self:
@@ -131,60 +95,20 @@ class RotaryHeads(TurnedProjections):
                     stacks[name][h][tuple(map(slice, array.shape))] = array
         return cls.from_arrays({**stacks, "c": c})
 
-    @property
-    def H(self) -> int:
-        """Number of heads."""
-        return len(self.v)
-
-    @property
-    def heads(self) -> tuple[RotaryHead, ...]:
-        """The heads one by one, without c."""
-        return self._heads
-
     frequencies = Parameter(np.asarray, "Frequencies of the planes of every head, (H, r/2).")
-    v = Parameter(np.asarray, "Value vectors (H, d).")
-    c = Parameter(float, "Constant added to every answer.")
 
     def parameter_norm(self, name: str) -> float:
         """Return the least norm over heads; "W" is W(0), "w" the biases' part of the scores."""
-        if name in ("W", "w", "v"):
+        if name in ("W", "w"):
             return least(np.array([head.parameter_norm(name) for head in self.heads]))
         return super().parameter_norm(name)
 
-    def attention(self, X: Array) -> Array:
-        """Map sequences (B, N, d) to the weights α, (B, H, N)."""
-        X = sequences(X, self.dim, self._noun)
-        each = [head.attention(X) for head in self.heads]
+    def _scored(self, X: Array) -> Array:
+        each = [head._scored(X) for head in self.heads]
         return np.stack(each, axis=1) if each else np.zeros((len(X), 0, X.shape[1]))
-
-    def _composed(self) -> Composition:
-        parts: dict[str, Any] = {name: self._arrays[name] for name in ROTARY_PARTS}
-        return Composition.of(
-            {"heads": Attention(O=self.v[:, None], c=np.array([self.c]), **parts)}
-        )
 
     def _answers(self, X: Array) -> Array:
         answers = np.full(len(X), self.c)
         for head in self.heads:
             answers += head(X)
         return answers
-
-    def _sizes(self) -> tuple[str, ...]:
-        return f"H={self.H}", f"d={self.dim}", f"rank ≤ {self.K.shape[1]}", "rotary"
-
-
-def _one_for_each(rotary: Rotary | Sequence[Rotary], heads: int) -> tuple[list[Rotary], int]:
-    """Return a Rotary for each head, and of how many planes they are."""
-    several = isinstance(rotary, Iterable) and not isinstance(rotary, Rotary)
-    given: list[Any] = list(rotary) if several else [rotary]
-    for one in given:
-        if not isinstance(one, Rotary):
-            raise TypeError(f"rotary must be a Rotary, or one for each head; it has {one!r}.")
-    planes = {len(one) for one in given}
-    each = given * heads if isinstance(rotary, Rotary) else given
-    if len(each) != heads or len(planes) > 1:
-        raise ValueError(
-            f"rotary must be one Rotary, or {heads}, one for each head, with as many frequencies "
-            f"each; there are {len(given)}, with {sorted(planes)}."
-        )
-    return each, max(planes, default=0)

@@ -6,38 +6,25 @@ query heads share. The arrays here are stacked as theirs: keys and values once p
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from unsoftmax.models.arrays import frozen, refuse_shapes, sequences
-from unsoftmax.models.attention import softmax
+from unsoftmax.models.arrays import Length, Parameter, axes, frozen, sequences
 from unsoftmax.models.attention_map import Attention
-from unsoftmax.models.layer_norm import LayerNorm
-from unsoftmax.models.model import Parameter, TurnedProjections
+from unsoftmax.models.layer_norm import NORM_TENSORS, LayerNorm, SubLayer
+from unsoftmax.models.model import HeadsModel, TurnedProjections
 from unsoftmax.models.products import Product
 from unsoftmax.models.rotary import Rotary
 from unsoftmax.models.rotary_heads import RotaryHeads
 from unsoftmax.models.scores import RotaryScores, least
-from unsoftmax.models.sublayer import NORM_TENSORS, SubLayer
 from unsoftmax.probes import Array, Indices
 
-_AXES = {
-    "O": "(H, m, s)",
-    "V": "(G, s, d)",
-    "K": "(G, r, d)",
-    "Q": "(H, r, d)",
-    "k_bias": "(G, r)",
-    "q_bias": "(H, r)",
-    "c": "(m,)",
-    "groups": "(H,)",
-}
 
-
-class RotaryLayer(SubLayer, TurnedProjections):
+class RotaryLayer(SubLayer, HeadsModel, TurnedProjections):
     """o(X) = Σ_h O_h V_g Σ_i α_hi x_i + c, g the group of head h, plus x_N with a residual.
 
     α_h = softmax_i((K_g x_i + b_k,g)·R(Δ_i)(Q_h x_N + b_q,h)), Δ_i = N − 1 − i tokens before the
@@ -99,8 +86,11 @@ class RotaryLayer(SubLayer, TurnedProjections):
         "c": "heads.c",
         **NORM_TENSORS,
     }
-    _needed = frozenset({"O", "V", "K", "Q", "c", "frequencies"})
-    _optional = frozenset({"k_bias", "q_bias", "groups", "residual"})
+    _axes = axes(
+        **{"O": "H m s", "V": "G s d≥1", "K": "G 2p d", "Q": "H 2p d", "c": "m≥1"},
+        **{"k_bias": "G 2p = 0", "q_bias": "H 2p = 0", "groups": "H = none"},
+        **{"frequencies": "p≥0", "residual": "= 0"},
+    )
     _noun, _part = "layer", "heads"
 
     def __init__(
@@ -120,43 +110,26 @@ class RotaryLayer(SubLayer, TurnedProjections):
     ) -> None:
         if not isinstance(rotary, Rotary):
             raise TypeError(f"rotary must be a Rotary; it is {rotary!r}.")
-        given = {"O": O, "V": V, "K": K, "Q": Q, "c": c}
-        arrays = {name: frozen(name, array) for name, array in given.items()}
-        for name, array in arrays.items():
-            if array.ndim != _AXES[name].count(",") + (name not in "c"):
-                raise ValueError(f"{name} must have shape {_AXES[name]}; it has {array.shape}.")
-        (H, _, d), G = arrays["Q"].shape, len(arrays["K"])
-        if groups is None:
-            groups = np.arange(H) // max(1, H // max(1, G))
-        for name, bias, n in (("k_bias", k_bias, G), ("q_bias", q_bias, H)):
-            arrays[name] = frozen(name, np.zeros((n, 2 * len(rotary))) if bias is None else bias)
-        arrays["groups"] = frozen("groups", groups)
-        self._rotary, self._arrays = rotary, {**arrays, "frequencies": rotary.frequencies}
-        m, s, planes = len(self.c), self.V.shape[1], len(rotary)
-        sizes = {"H": H, "G": G, "d": d, "m": m, "s": s, "r": 2 * planes}
-        axes = {name: names.strip("(),").split(", ") for name, names in _AXES.items()}
-        shapes = {name: tuple(sizes[axis] for axis in names) for name, names in axes.items()}
-        refuse_shapes(self._arrays, shapes, f"beside the other arrays and {planes} frequencies")
-        if not d or not m or not np.array_equal(np.unique(arrays["groups"]), np.arange(G)):
+        given = {"O": O, "V": V, "K": K, "Q": Q, "c": c, "k_bias": k_bias, "q_bias": q_bias}
+        others = {"groups": groups, "frequencies": rotary.frequencies, "residual": bool(residual)}
+        self._set({**given, **others}, norm)
+
+    def _inside(self, given: Mapping[str, Any]) -> dict[str, Array]:
+        arrays = super()._inside(given)
+        H, G = len(arrays["Q"]), len(arrays["K"])
+        groups = arrays.setdefault(
+            "groups", frozen("groups", np.arange(H) // max(1, H // max(1, G)))
+        )
+        if not np.array_equal(np.unique(groups), np.arange(G)):
             raise ValueError(
                 f"groups must name each of the {G} groups from 0 for {H} heads, which H/G heads "
-                f"each do where H is a multiple of G; here they are {arrays['groups'].tolist()}."
+                f"each do where H is a multiple of G; here they are {groups.tolist()}."
             )
-        self._surround(residual, norm)
+        self._rotary = Rotary(arrays["frequencies"])
+        return arrays
 
-    @classmethod
-    def _arguments(cls, arrays: dict[str, Any]) -> dict[str, Any]:
-        return {"rotary": Rotary(arrays.pop("frequencies")), **arrays}
-
-    @property
-    def H(self) -> int:
-        """Number of heads."""
-        return len(self.Q)
-
-    @property
-    def G(self) -> int:
-        """Number of groups."""
-        return len(self.K)
+    H = Length("H", "Number of heads.")
+    G = Length("G", "Number of groups.")
 
     @property
     def rotary(self) -> Rotary:
@@ -212,30 +185,21 @@ class RotaryLayer(SubLayer, TurnedProjections):
 
         Heads where it is 0 do not count.
         """
-        if name in ("M", "W", "w"):
-            return least(np.array([self._norm_of(name, h) for h in range(self.H)]))
+        of_head: Mapping[str, Callable[[int], float]] = {
+            "M": lambda h: self.values_of(h).norm,
+            "W": lambda h: self.scores_of(h).norm,
+            "w": lambda h: self.scores_of(h).bias_norm,
+        }
+        if name in of_head:
+            return least(np.array([of_head[name](h) for h in range(self.H)]))
         return super().parameter_norm(name)
 
-    def _norm_of(self, name: str, head: int) -> float:
-        if name == "M":
-            return self.values_of(head).norm
-        scores = self.scores_of(head)
-        return scores.norm if name == "W" else scores.bias_norm
-
-    def attention(self, X: Array) -> Array:
-        """Map sequences (B, N, d) to the weights α, (B, H, N)."""
-        return softmax(self.scores(X))
-
     @cached_property
-    def _heads(self) -> Attention:
-        parts: dict[str, Any] = {
-            name: self._arrays[name] for name in ("O", "V", "K", "Q", "k_bias", "q_bias", "c")
-        }
+    def _map(self) -> Attention:
+        names = ("O", "V", "K", "Q", "k_bias", "q_bias", "c")
+        parts: dict[str, Any] = {name: self._arrays[name] for name in names}
         theta = np.tile(self.rotary.frequencies, (self.G, 1))
         return Attention(**parts, frequencies=theta, groups=self.groups)
-
-    def _map(self) -> Attention:
-        return self._heads
 
     def _entries(self, tokens: int) -> int:
         return self.maps.entries(tokens, False)
@@ -245,7 +209,10 @@ class RotaryLayer(SubLayer, TurnedProjections):
 
         Keys are turned back, once for all heads of a group.
         """
-        return self._heads.scores(self._seen(sequences(X, self.dim, self._noun)))[:, :, 0]
+        return self._scored(self._seen(sequences(X, self.dim, self._noun)))
+
+    def _scored(self, X: Array) -> Array:
+        return self._map.scores(X)[:, :, 0]
 
     def _sizes(self) -> tuple[str, ...]:
         m = () if self.outputs == self.dim else (f"m={self.outputs}",)

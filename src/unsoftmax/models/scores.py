@@ -1,9 +1,7 @@
 """How a model's parameters score the tokens of a sequence against its query token.
 
-A model class asks its scores for three things: `arrays` (the parameters), `of` (sequences to
-scores) and `norm`. `BilinearScores` know no positions, `RotaryScores` turn with the distance from
-the query token. Another kind of score is another class of this module with these three; the
-softmax and what follows it need no change.
+`BilinearScores` know no positions, `RotaryScores` turn with the distance from the query token. The
+softmax and what follows it are the same.
 """
 
 from __future__ import annotations
@@ -15,92 +13,66 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from unsoftmax.models.arrays import frozen
+from unsoftmax.models.arrays import FrozenArrays, Parameter, axes, declared
 from unsoftmax.models.attention import token_scores
 from unsoftmax.models.rotary import Rotary
 from unsoftmax.probes import Array
 
+BILINEAR = axes(W="d d", K="r d", Q="r d", w="d = 0")
+ROTARY = axes(K="2p d", Q="2p d", k_bias="2p = 0", q_bias="2p = 0")
+"""Of what axes the arrays are that score tokens, of one head."""
 
-class BilinearScores:
-    """Scores x_i·(W x_N + w) of the tokens of a sequence, W whole or W = K.T @ Q.
 
-    Parameters
-    ----------
-    dim : int
-        Dimension d of a token.
-    matrix : dict of str to array_like
-        Either W of shape (d, d), or K and Q of shape (r, d): then W is never formed unless
-        it is asked for.
-    w : array_like, shape (d,), optional
-        Zeros by default.
-    beside : str
-        Where d comes from, to end a sentence with.
-    heads : tuple of int
-        (H,) for H heads at once: what all arrays' shapes begin with.
+class BilinearScores(FrozenArrays):
+    """What scores tokens with x_i·(W x_N + w), x_N the last: a head, or several.
 
-    Raises
-    ------
-    ValueError
-        Shapes do not fit, or an entry is not finite.
+    W is whole, or W = K.T @ Q, which is never formed unless it is asked for.
     """
 
-    def __init__(
-        self,
-        dim: int,
-        matrix: Mapping[str, ArrayLike],
-        w: ArrayLike | None,
-        beside: str,
-        heads: tuple[int, ...] = (),
-    ) -> None:
-        self.arrays = {
-            **{name: frozen(name, array) for name, array in matrix.items()},
-            "w": frozen("w", np.zeros((*heads, dim)) if w is None else w),
-        }
-        if "K" in matrix and self.arrays["K"].ndim != len(heads) + 2:
-            shape = ", ".join([*map(str, heads), "r", str(dim)])
-            raise ValueError(f"K must have shape ({shape}); it has shape {self.arrays['K'].shape}.")
-        factor = (self.arrays["K"].shape[-2], dim) if "K" in matrix else ()
-        shapes = {"W": (dim, dim), "K": factor, "Q": factor, "w": (dim,)}
-        for name, array in self.arrays.items():
-            if array.shape != heads + shapes[name]:
-                raise ValueError(
-                    f"{name} must have shape {heads + shapes[name]} {beside}; "
-                    f"it has shape {array.shape}."
-                )
+    w = Parameter(np.asarray, "Score vector (d,) of the query bias, of H heads (H, d).")
+
+    @property
+    def W(self) -> Array:
+        """Score matrix (d, d), of H heads (H, d, d); of factors, computed on demand."""
+        return self._W
 
     @cached_property
-    def W(self) -> Array:
-        """Score matrix (d, d), or matrices (H, d, d); computed on demand from factors."""
-        if "W" in self.arrays:
-            return self.arrays["W"]
-        W: Array = self.arrays["K"].swapaxes(-1, -2) @ self.arrays["Q"]
+    def _W(self) -> Array:
+        if "W" in self._arrays:
+            return self._arrays["W"]
+        W: Array = self._arrays["K"].swapaxes(-1, -2) @ self._arrays["Q"]
         W.flags.writeable = False
         return W
 
-    @property
-    def norm(self) -> float:
-        """‖W‖_F, the `least` over heads, without forming W from its factors."""
-        W = self.arrays.get("W")
+    def parameter_norm(self, name: str) -> float:
+        """Return a parameter's norm, of W (Frobenius) the `least` over heads, without forming it.
+
+        0 for what is none.
+        """
+        if name != "W":
+            return super().parameter_norm(name)
+        W = self._arrays.get("W")
         if W is None:
-            K, Q = (np.linalg.qr(self.arrays[name].swapaxes(-1, -2))[1] for name in "KQ")
+            K, Q = (np.linalg.qr(self._arrays[name].swapaxes(-1, -2))[1] for name in "KQ")
             W = K @ Q.swapaxes(-1, -2)
         return least(np.linalg.norm(W, axis=(-2, -1)))
 
-    def vectors(self, x: Array) -> Array:
-        """Map query tokens (B, d) to the vectors W x + w that every token is scored with.
+    def scores_of(self, x: Array) -> Array:
+        """Map query tokens (B, d) to the vectors W x + w, (B, d) or (B, H, d).
 
-        (B, d), or (B, H, d): one product for all heads; no (B, H, d, d) is formed.
+        The tokens of a sequence are scored with the vector of its query token: one product for all
+        heads, and no (B, H, d, d) is formed.
         """
-        arrays, d = self.arrays, x.shape[1]
+        arrays, d = self._arrays, x.shape[1]
         right = arrays["W"] if "W" in arrays else arrays["Q"]
         Wx = (x @ right.reshape(-1, d).T).reshape(len(x), *right.shape[:-1])
         if "K" in arrays:
             Wx = np.moveaxis(np.moveaxis(Wx, 0, -2) @ arrays["K"], -2, 0)
         return np.asarray(Wx + arrays["w"])
 
-    def of(self, X: Array) -> Array:
+    def _scored(self, X: Array) -> Array:
         """Map sequences (B, N, d) to scores (B, N), or (B, H, N)."""
-        return token_scores(X, self.vectors(X[:, -1]))
+        return token_scores(X, self.scores_of(X[:, -1]))
 
 
 class RotaryScores:
@@ -122,20 +94,9 @@ class RotaryScores:
     """
 
     def __init__(self, dim: int, matrices: Mapping[str, ArrayLike | None], rotary: Rotary) -> None:
-        r = 2 * len(rotary)
-        shapes = {"K": (r, dim), "Q": (r, dim), "k_bias": (r,), "q_bias": (r,)}
-        given = {name: matrices.get(name) for name in shapes}
+        beside = f"{len(rotary)} frequencies and tokens of {dim} dimensions"
         self.rotary = rotary
-        self.arrays = {
-            name: frozen(name, np.zeros(shapes[name]) if array is None else array)
-            for name, array in given.items()
-        }
-        for name, array in self.arrays.items():
-            if array.shape != shapes[name]:
-                raise ValueError(
-                    f"{name} must have shape {shapes[name]} beside {len(rotary)} frequencies and "
-                    f"tokens of {dim} dimensions; it has shape {array.shape}."
-                )
+        self.arrays = declared(matrices, ROTARY, {"2p": 2 * len(rotary), "d": dim}, beside)
         self.arrays["frequencies"] = rotary.frequencies
 
     def queries(self, x: Array) -> Array:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
-
-from unsoftmax.models.arrays import sequences
+from unsoftmax.models.arrays import axes, sequences
 from unsoftmax.models.attention import exponentials, token_scores
-from unsoftmax.models.model import ValuedAttention
+from unsoftmax.models.model import ValuedAttention, tensors_of
 from unsoftmax.models.rotary_head import RotaryHead
+from unsoftmax.models.scores import BILINEAR
 from unsoftmax.probes import Array
 
 
@@ -44,12 +43,10 @@ class SingleHead(ValuedAttention[RotaryHead]):
     array([3., 0.])
     """
 
+    _axes = axes(**BILINEAR, v="d≥1", c="= 0")
+    _tensors = tensors_of(_axes)
     _noun = "head"
-
     _turned = RotaryHead
-
-    def _answers(self, X: Array) -> Array:
-        return self._mean(X, *exponentials(self._scores.of(X)))
 
     def in_parts(self, X: Array) -> tuple[Array, Array, Array]:
         """Return the answers (B,), the weights α (B, N) and the vectors W x_N + w (B, d).
@@ -57,10 +54,6 @@ class SingleHead(ValuedAttention[RotaryHead]):
         Of one forward pass: three calls would make three.
         """
         X = sequences(X, self.dim, self._noun)
-        vectors = self._scores.vectors(X[:, -1])
+        vectors = self.scores_of(X[:, -1])
         numerators, total = exponentials(token_scores(X, vectors))
         return self._mean(X, numerators, total), numerators / total[:, None], vectors
-
-    def _mean(self, X: Array, numerators: Array, total: Array) -> Array:
-        answers: Array = np.einsum("bn,bn->b", numerators, X @ self.v) / total + self.c
-        return answers

@@ -11,12 +11,12 @@ from typing import Any, Self, TypeAlias
 
 from numpy.typing import ArrayLike
 
-from unsoftmax.models.arrays import frozen, numbered, sequences
+from unsoftmax.models.arrays import Parameter, axes, frozen, numbered, sequences
 from unsoftmax.models.attention_layer import AttentionLayer
 from unsoftmax.models.composition import Composition, chain
 from unsoftmax.models.feed_forward import FeedForward
 from unsoftmax.models.layer_norm import LayerNorm
-from unsoftmax.models.model import FrozenModel, Parameter, Tensor
+from unsoftmax.models.model import FrozenModel, Tensor
 from unsoftmax.models.rotary_layer import RotaryLayer
 from unsoftmax.probes import Array
 
@@ -71,6 +71,8 @@ class Stack(FrozenModel):
     """
 
     _noun = "stack"
+    _inner = ("parts.",)
+    _axes = axes(causal="")
 
     def __init__(self, parts: Sequence[Part], causal: bool = False) -> None:
         self._parts = tuple(parts)
@@ -85,10 +87,10 @@ class Stack(FrozenModel):
                 )
             if isinstance(part, Stack) and part.causal != bool(causal):
                 raise ValueError(f"Part {k} has causal={part.causal}: give the whole stack that.")
-            if k and _widths(part)[0] != _widths(self._parts[k - 1])[1]:
+            given = self._parts[max(0, k - 1)].outputs
+            if k and part.dim != given:
                 raise ValueError(
-                    f"Part {k} takes {_widths(part)[0]} numbers; the part before it answers with "
-                    f"{_widths(self._parts[k - 1])[1]}."
+                    f"Part {k} takes {part.dim} numbers; the part before it answers with {given}."
                 )
             self._arrays |= {f"parts.{k}.{name}": array for name, array in part.arrays().items()}
         _refuse_depth(self._arrays)
@@ -106,8 +108,7 @@ class Stack(FrozenModel):
     @classmethod
     def has_parameters(cls, names: Iterable[str]) -> bool:
         """Tell whether `from_arrays` takes arrays of these names."""
-        known = {*names}
-        return {name for name in known if not name.startswith("parts.")} == {"causal"} != known
+        return super().has_parameters(known := [*names]) and known != ["causal"]
 
     causal = Parameter(bool, "Whether a position attends to the tokens up to it alone.")
 
@@ -119,16 +120,15 @@ class Stack(FrozenModel):
     @property
     def dim(self) -> int:
         """Dimension d of a token."""
-        return _widths(self._parts[0])[0]
+        return self._parts[0].dim
 
     @property
     def outputs(self) -> int:
         """How many numbers an answer has, m."""
-        return _widths(self._parts[-1])[1]
+        return self._parts[-1].outputs
 
     def _composed(self) -> Composition:
-        maps = [part if isinstance(part, LayerNorm) else part.maps for part in self._parts]
-        return chain(maps).attending(self.causal)
+        return chain([part.maps for part in self._parts]).attending(self.causal)
 
     @cached_property
     def tensors(self) -> dict[str, Tensor]:
@@ -159,11 +159,6 @@ def _refuse_depth(names: Iterable[str]) -> None:
     """Refuse stacks that no file could be read back to."""
     if any(name.count("parts.") > _DEEPEST for name in names):
         raise ValueError(f"Stacks are inside each other more than {_DEEPEST} deep.")
-
-
-def _widths(part: Part) -> tuple[int, int]:
-    """Return how many numbers a part takes, and how many it answers with."""
-    return (part.width, part.width) if isinstance(part, LayerNorm) else (part.dim, part.outputs)
 
 
 def _part(arrays: Mapping[str, Any]) -> Part:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 from numpy.typing import ArrayLike
 
-from unsoftmax.models.arrays import split
+from unsoftmax.models.arrays import axes, declared, split
 from unsoftmax.models.attention import exponentials, pooled_tokens
 from unsoftmax.models.composition import Composition
 from unsoftmax.models.model import AttentionModel
 from unsoftmax.models.relu_network import ReluNetwork
-from unsoftmax.models.scores import BilinearScores
+from unsoftmax.models.scores import BILINEAR
 from unsoftmax.probes import Array
 
 _PART = "network."
@@ -57,40 +57,30 @@ class Transformer(AttentionModel):
         "w": "heads.w",
         **{f"{_PART}{name}": path for name, path in ReluNetwork._tensors.items()},
     }
-    _needed = frozenset({"W", *(f"{_PART}{name}" for name in ReluNetwork._needed)})
-    _optional = frozenset({"w", *(f"{_PART}{name}" for name in ReluNetwork._optional)})
+    _axes = axes(**BILINEAR, **{f"{_PART}{name}": own for name, own in ReluNetwork._axes.items()})
 
     def __init__(self, W: ArrayLike, network: ReluNetwork, w: ArrayLike | None = None) -> None:
-        self._set({"W": W}, network, w)
+        self._set({"W": W, "w": w}, network)
 
     @classmethod
     def from_factors(
         cls, K: ArrayLike, Q: ArrayLike, network: ReluNetwork, w: ArrayLike | None = None
     ) -> Self:
         """Build the model with W = K.T @ Q, K and Q of shape (r, d); answering never forms W."""
-        model = cls.__new__(cls)
-        model._set({"K": K, "Q": Q}, network, w)
-        return model
+        return cls._of({"K": K, "Q": Q, "w": w}, network)
 
     def _set(
-        self, matrix: Mapping[str, ArrayLike], network: ReluNetwork, w: ArrayLike | None
+        self, given: Mapping[str, ArrayLike | None], network: ReluNetwork | None = None
     ) -> None:
+        """Keep arrays, those of a network that is not given among them."""
+        own, scores = split(given, _PART)
+        network = ReluNetwork.from_arrays(own) if network is None else network
         if not isinstance(network, ReluNetwork):
             raise TypeError(f"network must be a ReluNetwork; it is a {type(network).__name__}.")
-        self._network = network
-        self._scores = BilinearScores(
-            network.dim, matrix, w, f"beside a network of {network.dim} inputs"
-        )
-        self._arrays = {
-            **self._scores.arrays,
-            **{f"{_PART}{name}": array for name, array in network.arrays().items()},
-        }
-
-    @classmethod
-    def from_arrays(cls, arrays: Mapping[str, Any]) -> Self:
-        """Build the model from what `arrays` returned: the network's names follow ``network.``."""
-        network, scores = split(arrays, _PART)
-        return super().from_arrays({**scores, "network": ReluNetwork.from_arrays(network)})
+        self._network, d = network, network.dim
+        scores = declared(scores, BILINEAR, {"d": d}, f"a network of {d} inputs")
+        others = {f"{_PART}{name}": array for name, array in network.arrays().items()}
+        self._arrays = {**scores, **others}
 
     @property
     def network(self) -> ReluNetwork:
@@ -99,21 +89,18 @@ class Transformer(AttentionModel):
 
     def before(self, network: ReluNetwork) -> Self:
         """Return the same attention before another network."""
-        return super().from_arrays({**self._scores.arrays, "network": network})
+        return self._of(split(self._arrays, _PART)[1], network)
 
     def parameter_norm(self, name: str) -> float:
         """Return the norm of W (Frobenius, without forming it) or w, or of a network's array."""
-        return (
-            super().parameter_norm(name)
-            if name in ("W", "w")
-            else self._network.parameter_norm(name)
-        )
+        own = super().parameter_norm(name)
+        return own if name in ("W", "w") else self._network.parameter_norm(name)
 
     def _composed(self) -> Composition:
-        return Composition.of({"heads": self._attention(), **dict(self._network.maps.parts)})
+        return Composition.of({"heads": self._heads_with(), **dict(self._network.maps.parts)})
 
     def _answers(self, X: Array) -> Array:
-        weights, total = exponentials(self._scores.of(X))
+        weights, total = exponentials(self._scored(X))
         return self._network(pooled_tokens(X, weights) / total[:, None])
 
     def _sizes(self) -> tuple[str, ...]:

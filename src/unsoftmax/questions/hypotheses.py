@@ -48,11 +48,11 @@ _LEAST_BOUND, _LARGEST_MISS = 1e-20, 1e60
 # is so many times larger: what answers hardly show explains whatever they round.
 _FREER, _LARGER = 1.2, 1e3
 # Steps of Gauss and Newton. True hypotheses need two to ten.
-_STEPS = 32
+_STEPS = 48
 # Each goes so far of the way, at first all of it, until less than this of the misses is left. Where
 # none does the whole step is taken all the same, so often: it changes what answers hardly show, and
 # the next ones mend what that did to others. If not, steps are damped less.
-_PARTS, _GAIN, _UPHILL, _LESS = (1.0, 0.25, 0.0625), 0.8, 2, 1e-4
+_PARTS, _GAIN, _UPHILL, _LESS = (1.0, 0.25, 0.0625), 0.8, 2, 1e-3
 # A change explains misses that are no more than this share of what bounds let through.
 _EXPLAINED = 0.25
 # Right answers miss by a quarter of their bounds, even where a fit leaves no room for it.
@@ -273,7 +273,7 @@ class Hypotheses:
                 if damping == 1.0:
                     break
                 (p, scaled), uphill = kept, 0
-                damping = max(1.0, min(_LESS * damping, float(np.max(np.abs(scaled))) ** 2))
+                damping = max(1.0, _LESS * damping)
         return fit, kept[0]
 
     def _changed(self, spaces: Sequence[Space], p: Array) -> Composition:
