@@ -12,10 +12,10 @@ from tests.questions.layer_services import changed_array
 from tests.questions.test_verify_layers import attention, neurons
 from tests.rotary_heads import several_rotary
 from tests.rotary_layers import rotary_layer
+from unsoftmax.measure.precision import Precision
 from unsoftmax.questions.answer_errors import AnswerErrors, Seen
 from unsoftmax.questions.claim import Claim
 from unsoftmax.questions.hypotheses import RESIDUAL, Block, Fit, Hypotheses
-from unsoftmax.measure.precision import FLOAT32_BITS, FLOAT32_UNIT, KAPPA, UNIT, Precision
 
 MODELS = {
     "heads": lambda: several(2, 4, 0, biases=True),

@@ -111,6 +111,8 @@ class FeedForward(SubLayer):
         self._activation = name or "relu"
         if self._activation not in ACTIVATIONS:
             raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}: {name!r}.")
+        if "g" in given and "G" not in given:
+            raise ValueError("g are the biases of gates, whose weights G are missing.")
         if "G" in given and given.get("g") is None:
             given = {**given, "g": np.zeros(len(given["b"]))}
         return super()._inside(given)

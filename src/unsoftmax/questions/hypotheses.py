@@ -94,6 +94,12 @@ class Block:
             found.setdefault(len(X), []).append(k)
         return [(found[N], np.stack([self.sequences[k] for k in found[N]])) for N in sorted(found)]
 
+    @cached_property
+    def basis(self) -> Array | None:
+        """What the tokens span, (d, k), where that is less than all."""
+        tokens = np.unique(np.concatenate(self.sequences), axis=0)
+        return np.linalg.qr(tokens.T)[0] if len(tokens) < tokens.shape[1] else None
+
     def up_to(self, tokens: int) -> Block:
         """Return the sequences of up to so many tokens."""
         some = [k for k, X in enumerate(self.sequences) if len(X) <= tokens]
@@ -224,6 +230,12 @@ class Hypotheses:
             return Fit(float(np.max(np.abs(left))))
         if not block.share < _LARGEST_MISS:
             return Fit(np.inf)
+        if (basis := block.basis) is not None and (maps := _within(self.maps, basis)):
+            short = [X @ basis for X in block.sequences]
+            return replace(self, maps=maps)._explained(replace(block, sequences=short), names)
+        return self._explained(block, names)
+
+    def _explained(self, block: Block, names: Sequence[str]) -> Fit:
         backs = block.pulled_back(self.maps)
         spaces = [Space.of(self.tensors[name], backs) for name in names]
         fit, p = Fit(block.share), np.zeros(sum(space.count for space in spaces))
@@ -323,6 +335,31 @@ def _opened(prefix: str, leaf: Map, paths: Collection[str]) -> Map:
         assert leaf.O is not None
         leaf = replace(leaf, O=leaf.O @ leaf.V, V=None)
     return leaf
+
+
+def _within(maps: Composition, basis: Array) -> Composition | None:
+    """Return maps of tokens' coordinates (N, k) to the same answers; None of other than heads.
+
+    Few tokens span few dimensions: a fit of heads in them takes as long for a large model.
+    """
+    (name, first), *rest = maps.parts
+    if isinstance(first, Composition):
+        inner = _within(first, basis)
+        return None if inner is None else replace(maps, parts=((name, inner), *rest))
+    if not isinstance(first, Attention) or first.O is None or rest:
+        return None
+    Q, O, R = first.Q @ basis, first.O, first.R  # noqa: E741
+    beside = [basis] * maps.residual + ([] if R is None else [R @ basis])
+    heads = replace(
+        first,
+        Q=Q if first.K is not None else basis.T @ Q,
+        K=None if first.K is None else first.K @ basis,
+        w=None if first.w is None else first.w @ basis,
+        O=O @ basis if first.V is None else O,
+        V=None if first.V is None else first.V @ basis,
+        R=sum(beside[1:], beside[0]) if beside else None,
+    )
+    return Composition(((name, heads),))
 
 
 def _toggled(maps: Composition) -> Composition:

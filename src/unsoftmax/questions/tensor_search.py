@@ -427,9 +427,13 @@ class TensorSearch:
             return self.hypotheses.fit(block, every).left <= _EXPLAINED
 
         kept = [*may] if explain(may) else []
-        for name in [*kept]:
-            if explain(one for one in kept if one != name):
-                kept.remove(name)
+        # a kind of tensors goes at once, if it can: scores first, which are fitted with most steps
+        kinds = dict.fromkeys(name.split(" of ")[0] for name in reversed(kept))
+        groups = [[name for name in kept if name.split(" of ")[0] == kind] for kind in kinds]
+        for group in (*groups, *([name] for name in [*kept])):
+            others = [name for name in kept if name not in group]
+            if len(others) < len(kept) and explain(others):
+                kept = others
         return kept
 
     def _listed(self, names: Sequence[str]) -> Located:
