@@ -20,7 +20,6 @@ from unsoftmax.learners.settings import at_least_0
 from unsoftmax.models.files import SavedResult, as_json, of_json, read_json, write_json
 from unsoftmax.protocol import Course, Oracle
 from unsoftmax.questions import target_classes
-from unsoftmax.questions.answer_traits import Traits
 from unsoftmax.questions.identification import NOT_RECOVERED, Certainty, Identifier, Identity
 from unsoftmax.theory import counts
 
@@ -262,17 +261,8 @@ def audit(
     most = budget if isinstance(budget, Budget) else Budget(queries=budget)
     identifier = Identifier(dim, seed, within=most if recover else None)
     watch = CourseWatch(progress)
-    with opened_campaign(
-        oracle,
-        identifier,
-        budget=most,
-        ledger=ledger,
-        batch=batch,
-        workers=workers,
-        progress=watch,
-        retries=retries,
-        timeout=timeout,
-    ) as campaign:
+    settings = most, ledger, batch, workers, watch, retries, timeout
+    with opened_campaign(oracle, identifier, 0, None, *settings) as campaign:
         found = campaign.run(identifier.steps(holdout))
         recovery, spent = None, campaign.ledger.spent
         if found.found is not None and found.learner is not None:
@@ -289,11 +279,15 @@ def audit(
         counted = target_classes.counted_for(learner, found.facts)
         at_most = learner.plan().at_most + holdout
         cost = RecoveryCost(learner.settings(), *needed, at_most, money(*needed), counted)
+    renamed = {"singles": "single_tokens", "radius": "longest_token"}
+    shown = ("kind", "width", "coordinate", "tokens", "singles", "radius", "residual")
+    answers = {renamed.get(name, name): getattr(traits, name) for name in shown}
+    answers["precision"] = list(traits.precision.why)
     all_numbers, by_vectors = _whole(found, int(dim), holdout)
     return Audit(
         target_class=found.target_class,
         certainty=found.certainty,
-        answers=_answers(traits),
+        answers=answers,
         facts=found.facts,
         reasons=found.reasons,
         recoverable=target_classes.RECOVERABLE[found.target_class],
@@ -308,19 +302,6 @@ def audit(
         versions=versions(),
         whole=all_numbers,
     )
-
-
-def _answers(traits: Traits) -> dict[str, Any]:
-    return {
-        "kind": traits.kind,
-        "width": traits.width,
-        "coordinate": traits.coordinate,
-        "tokens": traits.tokens,
-        "single_tokens": traits.singles,
-        "longest_token": traits.radius,
-        "residual": traits.residual,
-        "precision": list(traits.precision.why),
-    }
 
 
 def _whole(found: Identity, dim: int, holdout: int) -> tuple[WholeCost | None, str]:
@@ -349,28 +330,27 @@ def _whole(found: Identity, dim: int, holdout: int) -> tuple[WholeCost | None, s
 
 def _notes(found: Identity, by_vectors: str, *, wanted: bool) -> list[str]:
     """Say what a user should know of one number of the answers, and of a recovery's end."""
-    traits, notes = found.traits, []
-    if traits.width > 1:
-        notes.append(
-            f"Answers are vectors of {traits.width} numbers; all this is about number "
-            f"{traits.coordinate}, which varies most. us.oracles.coordinate chooses another one."
-        )
-    if traits.residual:
-        notes.append(
-            "Answers are the last token and, added to it, this: a layer with a residual "
-            "connection. What is recovered is what is added."
-        )
-    if by_vectors:
-        notes.append(by_vectors)
-    named = found.target_class not in ("constant", *target_classes.UNNAMED)
-    if wanted and named and found.found is None and found.learner is None:
-        notes.append(f"Nothing was recovered: {_why_nothing(found)}")
-    if found.beyond:
-        takes = "; ".join(found.beyond)
-        notes.append(
-            f"Recovery was not begun, it is beyond the budget: it typically takes {takes}."
-        )
-    return notes
+    traits, unnamed = found.traits, ("constant", *target_classes.UNNAMED)
+    nothing = found.target_class not in unnamed and found.found is None and found.learner is None
+    vectors = (
+        f"Answers are vectors of {traits.width} numbers; all this is about number "
+        f"{traits.coordinate}, which varies most. us.oracles.coordinate chooses another one."
+    )
+    residual = (
+        "Answers are the last token and, added to it, this: a layer with a residual connection. "
+        "What is recovered is what is added."
+    )
+    takes = "; ".join(found.beyond)
+    beyond = f"Recovery was not begun, it is beyond the budget: it typically takes {takes}."
+    why = f"Nothing was recovered: {_why_nothing(found)}"
+    notes = {
+        vectors: traits.width > 1,
+        residual: traits.residual,
+        by_vectors: by_vectors,
+        why: wanted and nothing,
+        beyond: takes,
+    }
+    return [note for note, so in notes.items() if so]
 
 
 def _why_nothing(found: Identity) -> str:

@@ -165,15 +165,13 @@ class Verifier:
         first, second = lengths(Claim(self.model))
         asked, again = len(first) + len(second), _NOISE_ROUNDS * len(first)
         most = max(MOST, asked) if self.locate else asked
-        return Plan(
-            queries=None,
-            at_most=most + again,
-            tokens=sum(first) + sum(second),
-            rounds=3 + _NOISE_ROUNDS,
-            most_tokens=max(*first, *second),
-            formula=f"{asked} queries, {again} more where answers are noisy; up to {most} "
-            "where a tensor is to be found",
+        formula = (
+            f"{asked} queries, {again} more where answers are noisy; up to {most} where a tensor "
+            "is to be found"
         )
+        tokens, longest = sum(first) + sum(second), max(*first, *second)
+        rounds = 3 + _NOISE_ROUNDS
+        return Plan(None, most + again, tokens, rounds, formula, most_tokens=longest)
 
     def steps(self, checks: int) -> Generator[Round, Answers, Verification]:
         """Ask, and say what the answers mean. ``checks`` counts for nothing: all are checks."""
@@ -251,10 +249,8 @@ def judged(claim: Claim, seen: Seen, errors: AnswerErrors) -> Verification:
                 f"to 1 is the same, above {_DIFFERENT:.2g} is different."
             )
         by_answers = _unseen(claim, power(claim, seen, _DIFFERENT * np.maximum(own, least)))
-        for what, hides in (
-            ("Answers are too coarse", True),
-            ("The certificate leaves too much open", False),
-        ):
+        hidden = {"Answers are too coarse": True, "The certificate leaves too much open": False}
+        for what, hides in hidden.items():
             some = [name for name in unseen if (name in by_answers) == hides]
             notes += [f"{what} to show a change of {', '.join(some)}."] if some else []
     precision = float(np.max(own) / (np.max(seen.at.roundings) or 1.0))
@@ -309,14 +305,9 @@ def averaged(
         squares = np.sum(again**2) / (one.y.size / len(one.y))
         return float(np.sqrt((squares + errors.freedom * before**2) / freedom))
 
-    better = replace(
-        errors,
-        deviation=pooled(errors.deviation, apart),
-        share=pooled(errors.share, apart / sizes),
-        freedom=freedom,
-        averaged=len(every),
-    )
-    return Seen(answers.mean(axis=0), one.at), better
+    deviation, share = pooled(errors.deviation, apart), pooled(errors.share, apart / sizes)
+    better = replace(errors, deviation=deviation, share=share, freedom=freedom)
+    return Seen(answers.mean(axis=0), one.at), replace(better, averaged=len(every))
 
 
 def verify(
@@ -387,17 +378,8 @@ def verify(
             "what it serves."
         )
     verifier = Verifier(model, locate, seed, budget, errors)
-    with opened_campaign(
-        oracle,
-        verifier,
-        budget=budget,
-        ledger=ledger,
-        batch=batch,
-        workers=workers,
-        progress=progress,
-        retries=retries,
-        timeout=timeout,
-    ) as campaign:
+    settings = budget, ledger, batch, workers, progress, retries, timeout
+    with opened_campaign(oracle, verifier, 0, None, *settings) as campaign:
         try:
             found = campaign.run(verifier.steps(0))
         except DimensionRefused as error:
@@ -406,8 +388,5 @@ def verify(
                 error.args = (said,)
                 error.add_note(f"These weights take tokens of dimension {model.dim}.")
             raise
-        return replace(
-            found,
-            queries=sum(campaign.ledger.counts().values()),
-            notes=(*found.notes, *campaign.notes()),
-        )
+        paid = sum(campaign.ledger.counts().values())
+        return replace(found, queries=paid, notes=(*found.notes, *campaign.notes()))
