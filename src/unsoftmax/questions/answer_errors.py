@@ -68,13 +68,10 @@ class Seen:
 def _each(change: Callable[..., Array], *seen: Seen) -> Seen:
     """Change answers, and what is claimed of them, array by array."""
     ats = [one.at for one in seen]
-    claimed = ClaimedAnswers(
-        predicted=change(*(at.predicted for at in ats)),
-        roundings=change(*(at.roundings for at in ats)),
-        moves={name: change(*(at.moves[name] for at in ats)) for name in ats[0].moves},
-        open=change(*(at.open for at in ats)),
-    )
-    return Seen(change(*(one.y for one in seen)), claimed)
+    moves = {name: change(*(at.moves[name] for at in ats)) for name in ats[0].moves}
+    arrays = ((one.y, one.at.predicted, one.at.roundings, one.at.open) for one in seen)
+    y, predicted, roundings, left_open = (change(*some) for some in zip(*arrays, strict=True))
+    return Seen(y, ClaimedAnswers(predicted, roundings, moves, left_open))
 
 
 def seen_at(

@@ -33,9 +33,12 @@ from unsoftmax.validate.head_comparison import SHORT_SUMS
 
 SINGLE_TOKENS = "Only single tokens were asked: what the target does with several is not tested."
 # Where positions count, certificates bound all W(Δ), the biases' part of the scores, and products.
+# What heads of a group share.
+_OF_GROUPS = ("K", "k_bias", "V", "frequencies")
 _WHOLE = {"W": WHOLE, "w": BIASES, "M": "M"}
 
 
+Given: TypeAlias = tuple[str, Map] | None
 Weights: TypeAlias = dict[tuple[str, int | None], float]
 """By the path of an array, and the head or group; 0 where all share it."""
 
@@ -80,7 +83,10 @@ class Claim:
 
     def __init__(self, model: FrozenModel, errors: Mapping[str, float] | None = None) -> None:
         if not can_be_claimed(model):
-            known = [name for name in models.__all__ if _is_model(getattr(models, name))]
+            kinds = [
+                kind for name in models.__all__ if isinstance(kind := getattr(models, name), type)
+            ]
+            known = [kind.__name__ for kind in kinds if issubclass(kind, FrozenModel)]
             known.sort(key="SingleHead".__ne__)
             raise TypeError(
                 f"model must be one of {', '.join(known)}; it is {type(model).__name__}."
@@ -111,9 +117,7 @@ class Claim:
             for one in chain
         )
         """Whether answers to single tokens curve, where no bend is between them."""
-        self.behind = (
-            chain[-1] if self.affine is False and isinstance(chain[-1], LayerNorm) else None
-        )
+        self.behind = next((one for one in chain[-1:] if isinstance(one, LayerNorm)), None)
         """What normalises answers, behind all else."""
         self.bends = Bends.of(chain)
         """Hyperplanes at which the function bends; None where there are none, or not known."""
@@ -122,11 +126,6 @@ class Claim:
     def attends(self) -> bool:
         """Whether there are scores: whether sequences may have more than one token."""
         return self.heads is not None
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What a test of the claim cannot see."""
-        return () if self.attends else (SINGLE_TOKENS,)
 
     def bound(self, tensor: str) -> float:
         """Return the bound on a tensor's error, 0 without one: "W of head 2" has that on W."""
@@ -146,12 +145,12 @@ class Claim:
         depend on is left out. ``same`` is said only where half of that would have shown.
         """
         found: Weights = {}
-        _weigh(self.model.maps, "", 0.0, found)
+        _weigh(self.model.maps, "", 0.0, None, float(np.sqrt(self.dim)), found)
         named = {}
         for name, tensor in self.model.tensors.items():
-            path = tensor.path.removesuffix(".T")
-            if (size := found.get((path, tensor.place or 0))) is not None:
-                named[name] = size
+            place = tensor.path.removesuffix(".T"), tensor.place or 0
+            if place in found:
+                named[name] = found[place]
         return named
 
     def separate(self, tensor: str, moves: Array) -> Array:
@@ -215,26 +214,21 @@ class Claim:
 
     def at(self, X: Array) -> ClaimedAnswers:
         """Evaluate the claim at sequences (B, N, d)."""
-        predicted = self.model(X)
-        roundings, m = np.empty_like(predicted), self.outputs or 1
-        moves = {name: np.empty_like(predicted) for name in self.model.tensors}
-        left_open = np.zeros((len(X), m))
-        units = np.eye(m) if self.outputs is not None else np.ones((1, 1))
+        predicted, m = self.model(X), self.outputs or 1
+        roundings, left_open = np.empty_like(predicted), np.zeros((len(X), m))
+        moves = {name: np.empty((len(X), m)) for name in self.model.tensors}
         for part, some in self._parts(X.shape[1], len(X), m):
-            at = self.model.linearise(X[part])
+            at, units = self.model.linearise(X[part]), np.eye(m)[some, None]
             roundings[part] = at.rounding
-            y = np.broadcast_to(units[some, None], (len(units[some]), len(X[part]), m))
+            y = np.broadcast_to(units, (len(units), len(X[part]), m))
             back = at.vjp(y if self.outputs is not None else y[:, :, 0])
             for name in moves:
-                found = back.by[name][0].norms.T
-                if self.outputs is None:
-                    moves[name][part] = found[:, 0]
-                else:
-                    moves[name][part, some] = found
+                moves[name][part, some] = back.by[name][0].norms.T
             if self.errors:
                 left_open[part, some] = self._open(X[part], y)
         if self.errors:
-            left_open = self._left_open(X, moves, left_open).reshape(predicted.shape)
+            left_open = self._left_open(X, moves, left_open)
+        moves = {name: found.reshape(predicted.shape) for name, found in moves.items()}
         return ClaimedAnswers(predicted, roundings, moves, left_open.reshape(predicted.shape))
 
     def _parts(self, N: int, B: int, m: int) -> Iterator[tuple[slice, slice]]:
@@ -271,8 +265,7 @@ class Claim:
         """Return what right answers may miss the claim by, (B, m)."""
         for name, tensor in self.model.tensors.items():
             share = min(1.0, self.alignment / np.sqrt(max(1, tensor.entries)))
-            met = _times(share * self.bound(name), moves[name])
-            squares = squares + np.square(met.reshape(squares.shape))
+            squares = squares + np.square(_times(share * self.bound(name), moves[name]))
         seen = self.seen_tokens(X)
         if self.bends is not None and self.before is None:
             seen = self.bends.given(X)[:, None]
@@ -286,10 +279,6 @@ def can_be_claimed(model: object) -> bool:
     return isinstance(model, FrozenModel)
 
 
-def _is_model(kind: object) -> bool:
-    return isinstance(kind, type) and issubclass(kind, FrozenModel)
-
-
 def _times(bound: float, x: Array) -> Array:
     """Multiply, with 0 where an infinite bound meets nothing."""
     with np.errstate(invalid="ignore", over="ignore"):
@@ -299,36 +288,28 @@ def _times(bound: float, x: Array) -> Array:
 # -- what counts
 
 
-def _weigh(part: Map, prefix: str, beside: float, found: Weights) -> None:
+def _weigh(
+    part: Map, prefix: str, beside: float, given: Given, token: float, found: Weights
+) -> None:
     """Add how large changes of a map's arrays must be to count, by path and place.
 
-    ``beside`` is the size of what its answer is added to.
+    ``beside`` is the size of what its answer is added to, ``token`` that of tokens, ``given`` the
+    map before it.
     """
     if isinstance(part, Composition):
-        given: tuple[str, Map] | None = None
         for name, one in part.parts:
             own = f"{prefix}{name}." if name else prefix
-            last = one is part.parts[-1][1]
-            added = beside + (np.sqrt(_width(one)) if part.residual else 0.0)
-            if isinstance(one, Neurons):
-                _weigh_neurons(one, own, added if last else 0.0, given, found)
-            else:
-                _weigh(one, own, added if last else 0.0, found)
+            added = beside + token * part.residual if one is part.parts[-1][1] else 0.0
+            _weigh(one, own, added, given, token, found)
             given = own, one
     elif isinstance(part, Attention):
         _weigh_heads(part, prefix, beside, found)
+    elif isinstance(part, Neurons):
+        _weigh_neurons(part, prefix, beside, given, found)
     elif isinstance(part, LayerNorm):
         scale, shift = (float(np.linalg.norm(x)) for x in (part.scale, part.shift))
         found[f"{prefix}scale", 0] = scale or shift or 1.0
         found[f"{prefix}shift", 0] = max(scale, shift) or 1.0
-
-
-def _width(part: Map) -> int:
-    """Return how many numbers a map answers with beside a residual, which are as many as given."""
-    leaf = [*part.leaves.values()][-1] if isinstance(part, Composition) else part
-    if isinstance(leaf, Attention):
-        return int(leaf.Q.shape[2])
-    return len(leaf.c) if isinstance(leaf, Neurons) else 0
 
 
 def _weigh_heads(heads: Attention, prefix: str, beside: float, found: Weights) -> None:
@@ -339,10 +320,8 @@ def _weigh_heads(heads: Attention, prefix: str, beside: float, found: Weights) -
     added = max(0.0, *norms.get("c", ()), *values, beside)
     found[f"{prefix}c", 0] = added or 1.0
     for h in np.flatnonzero(values).tolist():
-        g = places[h]
-        own: dict[str, float] = {}
-        own |= {name: norms[name][h] for name in ("W", "w", "O", "Q", "q_bias") if name in norms}
-        own |= {name: norms[name][g] for name in ("K", "k_bias", "V") if name in norms}
+        at = {name: places[h] if name in _OF_GROUPS else h for name in norms}
+        own = {name: norms[name][place] for name, place in at.items() if name not in ("c", "R")}
         keys, queries = (max(own.get(x, 0.0), own.get(f"{x.lower()}_bias", 0.0)) for x in "KQ")
         W, w = own["W"], own.get("w", 0.0)
         sizes = {"M": values[h], "W": W or w or 1.0, "w": max(W, w) or 1.0}
@@ -351,11 +330,13 @@ def _weigh_heads(heads: Attention, prefix: str, beside: float, found: Weights) -
             sizes["K"] = own.get("K", 0.0) or queries
         if keys:
             sizes |= {"Q": own["Q"] or keys, "q_bias": max(keys, queries)}
-        turns = heads.frequencies is not None and np.any(Rotary(heads.frequencies[g]).folded)
+        turns = heads.frequencies is not None and np.any(
+            Rotary(heads.frequencies[places[h]]).folded
+        )
         if keys and queries and turns:
-            sizes |= {"k_bias": max(keys, queries), "frequencies": norms["frequencies"][g]}
+            sizes |= {"k_bias": max(keys, queries), "frequencies": own["frequencies"]}
         for name, size in sizes.items():
-            found[f"{prefix}{name}", g if name in ("K", "k_bias", "V", "frequencies") else h] = size
+            found[f"{prefix}{name}", places[h] if name in _OF_GROUPS else h] = size
         if "frequencies" in sizes:  # which all groups may share
             found.setdefault((f"{prefix}frequencies", 0), sizes["frequencies"])
     if heads.R is not None and np.any(heads.R):
@@ -363,7 +344,7 @@ def _weigh_heads(heads: Attention, prefix: str, beside: float, found: Weights) -
 
 
 def _weigh_neurons(
-    neurons: Neurons, prefix: str, beside: float, given: tuple[str, Map] | None, found: Weights
+    neurons: Neurons, prefix: str, beside: float, given: Given, found: Weights
 ) -> None:
     norms = {name: float(np.linalg.norm(array)) for name, array in neurons.arrays.items()}
     A, a, biases = norms.get("A", 0.0), norms["a"], f"{prefix}a"

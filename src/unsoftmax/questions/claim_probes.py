@@ -23,7 +23,6 @@ import numpy as np
 from unsoftmax.probes import Array
 from unsoftmax.questions.answer_errors import AnswerErrors, Defect, Seen, measured, with_steps
 from unsoftmax.questions.claim import Claim
-from unsoftmax.questions.neuron_sides import Sides
 
 # Points that are drawn for each random sequence of a claim that bends.
 _DRAWS = 32
@@ -92,14 +91,12 @@ def _random_sequence(
     if claim.before is not None:  # tokens' lengths do not count
         directions, length = np.sqrt(claim.dim) * directions, 1.0
     offsets, query = directions[:-1], directions[-1]
-    scales = _scales(claim, offsets, query, length)
-    if not len(scales):
-        alpha = length or 1.0
-    else:  # that of one of the heads, in turn
-        alpha = float(np.sort(scales)[turn[0] * len(scales) // turn[1]])
+    scales, alpha = _scales(claim, offsets, query, length), length or 1.0
+    if len(scales):  # that of one of the heads, in turn
         # beyond 1, tokens that are normalised are as far from the query token as they can be
         most = LONGEST if claim.before is None else 1.0
-        alpha = float(np.clip(alpha, 1 / LONGEST, most))
+        of_head = np.sort(scales)[turn[0] * len(scales) // turn[1]]
+        alpha = float(np.clip(of_head, 1 / LONGEST, most))
     beta = length or alpha
     return as_float32(np.vstack([alpha * offsets + beta * query, beta * query]))
 
@@ -139,15 +136,9 @@ def by_worth(claim: Claim, asked: list[Array], candidates: list[Array]) -> list[
     """Order sequences by how many neurons they meet that those asked leave out, most first."""
     if claim.bends is None:
         return candidates
-    sides = claim.bends.sides
-    worth = sides.met(claim.bends.points(candidates)) @ (sides.worth * ~_met(claim, asked))
-    return [candidates[k] for k in np.argsort(-worth, kind="stable")]
-
-
-def _met(claim: Claim, asked: list[Array]) -> Sides:
-    """Say on which sides of neurons' hyperplanes the sequences that are asked lie."""
-    assert claim.bends is not None
-    return np.asarray(np.any(claim.bends.sides.met(claim.bends.points(asked)), axis=0))
+    worth = claim.bends.sides.worth * ~np.any(claim.bends.met(asked), axis=0)
+    order = np.argsort(-(claim.bends.met(candidates) @ worth), kind="stable")
+    return [candidates[k] for k in order]
 
 
 def beside(claim: Claim, asked: list[Array], most: int, rng: np.random.Generator) -> list[Array]:
@@ -168,7 +159,7 @@ def _aimed(claim: Claim, asked: list[Array], length: float, rng: np.random.Gener
     if claim.bends is None:
         return np.zeros((0, claim.dim))
     sides = claim.bends.sides
-    missing = ~_met(claim, asked) & (sides.distances < LONGEST)
+    missing = ~np.any(claim.bends.met(asked), axis=0) & (sides.distances < LONGEST)
     # neurons are off at most points: where they are on comes first
     first = missing & (sides.worth == 1)
     return claim.bends.single.aimed(first if np.any(first) else missing, length, rng)

@@ -147,22 +147,16 @@ class Audit(SavedResult):
     @property
     def known(self) -> tuple[tuple[str, str], ...]:
         """The facts in words."""
-        flags = {0: "no", 1: "yes"}
-        return tuple(
-            (name.replace("_", " "), flags[n] if name in ("biases", "rotary") else f"{n:,}")
-            for name, n in self.facts.items()
-        )
+        flags, flagged = {0: "no", 1: "yes"}, ("biases", "rotary")
+        said = ((name, flags[n] if name in flagged else f"{n:,}") for name, n in self.facts.items())
+        return tuple((name.replace("_", " "), word) for name, word in said)
 
     def to_json(self) -> dict[str, Any]:
         """Return everything but the recovery as JSON; ``recovered`` says whether there is one."""
         apart = ("target_class", "recovery", "course", "versions")
         said = {f.name: as_json(getattr(self, f.name)) for f in fields(self) if f.name not in apart}
-        return {
-            "format_version": self.format_version,
-            "class": self.target_class,
-            **said,
-            "recovered": self.recovery is not None,
-        }
+        kind = {"format_version": self.format_version, "class": self.target_class}
+        return {**kind, **said, "recovered": self.recovery is not None}
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write ``audit.json`` into a folder, and beside it what `Recovery.save` writes."""
@@ -284,24 +278,12 @@ def audit(
     answers = {renamed.get(name, name): getattr(traits, name) for name in shown}
     answers["precision"] = list(traits.precision.why)
     all_numbers, by_vectors = _whole(found, int(dim), holdout)
-    return Audit(
-        target_class=found.target_class,
-        certainty=found.certainty,
-        answers=answers,
-        facts=found.facts,
-        reasons=found.reasons,
-        recoverable=target_classes.RECOVERABLE[found.target_class],
-        cost=cost,
-        queries=spent.queries,
-        tokens=spent.tokens,
-        money=money(spent.queries, spent.tokens),
-        recovery=recovery,
-        notes=(*_notes(found, by_vectors, wanted=recover), *noticed),
-        afforded=not found.beyond if recover else None,
-        course=course,
-        versions=versions(),
-        whole=all_numbers,
-    )
+    said = found.target_class, found.certainty, answers, found.facts, found.reasons
+    recoverable = target_classes.RECOVERABLE[found.target_class]
+    paid = spent.queries, spent.tokens, money(spent.queries, spent.tokens)
+    notes = (*_notes(found, by_vectors, wanted=recover), *noticed)
+    done = recovery, notes, not found.beyond if recover else None
+    return Audit(*said, recoverable, cost, *paid, *done, course, versions(), all_numbers)
 
 
 def _whole(found: Identity, dim: int, holdout: int) -> tuple[WholeCost | None, str]:

@@ -228,7 +228,7 @@ def of_positions(identity: Identity, dim: int) -> Asking[Identity]:
     if traits.singles in ("bent", "smooth") or traits.coarse or traits.radius is not None:
         return identity
     look = OrderQuestions(dim).position_kind()
-    found = yield from unless_refused(of_coordinate(look, traits), None)
+    found = yield from unless_refused(read_as(look, partial(_looked_at, traits)), None)
     if found is None:
         return identity
     vectors, facts = traits.width > 1, {}
@@ -325,7 +325,7 @@ class Sketching:
 def _learned(steps: Asking[T], traits: Traits, name: str) -> Asking[T | Exception]:
     """Return what a learner finds of the number that is looked at, or why it finds nothing."""
     try:
-        return (yield from named(of_coordinate(steps, traits), name))
+        return (yield from named(read_as(steps, partial(_looked_at, traits)), name))
     except DimensionRefused:
         raise
     except (ModelMismatch, NotIdentifiable, OracleError) as refusal:
@@ -403,11 +403,6 @@ def at_first_sight(traits: Traits) -> Identity | None:
                 sure = _certainty(traits)
             return Identity(name, sure, traits, (why.format(beyond=traits.beyond),))
     return None
-
-
-def of_coordinate(steps: Asking[T], traits: Traits) -> Asking[T]:
-    """Learn one number out of vector answers, or what it is beside the last token's own."""
-    return read_as(steps, partial(_looked_at, traits))
 
 
 def _looked_at(traits: Traits, asked: Round, answers: Answers) -> Answers:

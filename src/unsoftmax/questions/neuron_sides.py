@@ -150,11 +150,9 @@ class Bends:
         """
         before = maps[0] if len(maps) > 1 and not isinstance(maps[0], Neurons) else None
         neurons = maps[before is not None] if maps else None
-        if (
-            not isinstance(neurons, Neurons)
-            or neurons.activation != "relu"
-            or neurons.G is not None
-        ):
+        if not isinstance(neurons, Neurons):
+            return None
+        if neurons.activation != "relu" or neurons.G is not None:
             return None
         A, a = neurons.A, neurons.a
         alone, lengths = None, None
@@ -184,6 +182,10 @@ class Bends:
         """Return the points that sequences (N, d) of any lengths give to the neurons, (B, D)."""
         points = np.array([self.given(X[None])[0] for X in sequences])
         return points.reshape(-1, self.sides.normals.shape[1])
+
+    def met(self, sequences: Sequence[Array]) -> Sides:
+        """Say on which sides of the hyperplanes sequences lie, (B, 2n)."""
+        return self.sides.met(self.points(sequences))
 
     def given(self, X: Array) -> Array:
         """Return the points that sequences (B, N, d) give to the neurons, (B, D)."""

@@ -31,7 +31,7 @@ from unsoftmax.models.files import SavedResult
 from unsoftmax.probes import Array, Round
 from unsoftmax.protocol import Answers, Oracle, Outputs, Plan
 from unsoftmax.questions.answer_errors import MISSED, NOT_SERVED, AnswerErrors, Seen, power, seen_at
-from unsoftmax.questions.claim import Claim
+from unsoftmax.questions.claim import SINGLE_TOKENS, Claim
 from unsoftmax.questions.claim_probes import Design, lengths
 from unsoftmax.questions.located import Located, Search
 from unsoftmax.questions.tensor_search import changed_tensor
@@ -151,14 +151,11 @@ class Verifier:
         arrays = {name: as_json(array) for name, array in self.model.arrays().items()}
         # what is asked after the first rounds depends on what the bounds make of these
         bounds = {"errors": {name: float(x).hex() for name, x in (self.errors or {}).items()}}
-        return {
-            "learner": type(self).__name__,
-            "model": {"class": type(self.model).__name__, **arrays},
-            "locate": self.locate,
-            "seed": self.seed,
-            "tuning": {},  # ledgers are known by these settings
-            **(bounds if self.errors else {}),
-        }
+        model = {"class": type(self.model).__name__, **arrays}
+        # ledgers are known by these settings
+        asked = {"locate": self.locate, "seed": self.seed, "tuning": {}}
+        asked |= bounds if self.errors else {}
+        return {"learner": type(self).__name__, "model": model, **asked}
 
     def plan(self) -> Plan:
         """Say what it will cost."""
@@ -277,7 +274,7 @@ def _told_apart(seen: Seen) -> bool:
 
 def _notes(claim: Claim, errors: AnswerErrors) -> list[str]:
     """Say what was noticed, whatever the verdict."""
-    notes = [*errors.notes(), *claim.notes]
+    notes = [*errors.notes(), *([] if claim.attends else [SINGLE_TOKENS])]
     if claim.errors:
         notes.append(WITHIN_CERTIFICATE)
     tensors = claim.model.tensors.items()

@@ -14,7 +14,7 @@ D-optimal design, by Titterington's weights).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -236,8 +236,7 @@ class StretchedHead(FittedHead):
 
     def plan(self) -> Plan:
         """Say beforehand what it costs."""
-        n = self.queries
-        return Plan(n, n, self.tokens * n, 2 + self.rounds, "as given", most_tokens=self.tokens)
+        return replace(FittedHead.plan(self), rounds=2 + self.rounds, longest_token=None)
 
     def steps(self, checks: int) -> Steps[SingleHead]:
         """Ask, and return what was found; nothing is certified, and nothing checked."""
