@@ -27,8 +27,7 @@ from unsoftmax.learners.single_head.first_round import FirstRoundSettings, ask_f
 from unsoftmax.models.equality import canonical
 from unsoftmax.probes import Array, Round
 from unsoftmax.protocol import Answers, Learner, M, Plan, Steps
-from unsoftmax.questions.defence.edge_head import EdgeHead
-from unsoftmax.questions.defence.fitted_head import FittedHead, StretchedHead, unproved
+from unsoftmax.questions.defence.coarse_heads import EdgeHead, FittedHead, StretchedHead, unproved
 from unsoftmax.questions.defence.legitimate_use import Measures
 from unsoftmax.theory import counts
 from unsoftmax.theory.information import layer_parameters
