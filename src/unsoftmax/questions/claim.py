@@ -6,7 +6,7 @@ comes from the maps that the model is composed of and their linearisation:
 - the answer f̂(X), and how many roundoffs a target that computes it as libraries do may be off;
 - the *moves* ‖∂f/∂θ‖ for every tensor θ. A change of θ in a random direction by ε‖θ‖ moves the
   answer by about ε‖θ‖·‖∂f/∂θ‖/√n, n being the number of entries of θ;
-- what a recovery's certificate leaves open of it (`LeftOpen`): recovered weights are off by up to
+- what a recovery's certificate leaves open of it: recovered weights are off by up to
   some bounds δ. An answer to random tokens meets an error of norm δ in ‖∂f/∂θ‖·δ/√n as a rule;
   errors of several tensors are independent. A function's bound, constant + slope·‖x‖, holds whole;
 - at which length tokens meet the bends of the function, on which side of each a sequence is
@@ -29,7 +29,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from unsoftmax import models
 from unsoftmax.models import LayerNorm, Rotary
@@ -37,13 +36,13 @@ from unsoftmax.models.attention_map import BIASES, WHOLE, Attention
 from unsoftmax.models.composition import Composition, Map
 from unsoftmax.models.model import FrozenModel
 from unsoftmax.models.neurons import Neurons
-from unsoftmax.probes import Array
+from unsoftmax.probes import Array, Flags
 from unsoftmax.validate.head_comparison import SHORT_SUMS
 
 SINGLE_TOKENS = "Only single tokens were asked: what the target does with several is not tested."
-# Where positions count, certificates bound all W(Δ), the biases' part of the scores, and products.
 # What heads of a group share.
 _OF_GROUPS = ("K", "k_bias", "V", "frequencies")
+# Where positions count, certificates bound all W(Δ), the biases' part of the scores, and products.
 _WHOLE = {"W": WHOLE, "w": BIASES, "M": "M"}
 
 # Points that are aimed at so many different groups of sides, for every size of group.
@@ -57,8 +56,6 @@ _DEEP = 0.125
 # What meeting a neuron where it is off is worth, beside meeting it where it is on.
 _OFF = 0.25
 
-
-Sides = NDArray[np.bool_]
 Given: TypeAlias = tuple[str, Map] | None
 Weights: TypeAlias = dict[tuple[str, int | None], float]
 """By the path of an array, and the head or group; 0 where all share it."""
@@ -126,17 +123,13 @@ class Claim:
         """The first heads that tokens meet."""
         self.before = chain[0] if chain and isinstance(chain[0], LayerNorm) and chain[1:] else None
         """What normalises tokens before anything else sees them."""
-        self.ordered = any(
-            one.frequencies is not None or (one.causal and k + 1 < len(heads))
-            for k, one in enumerate(heads)
-        )
+        turned = any(one.frequencies is not None for one in heads)
+        self.ordered = turned or any(one.causal for one in heads[:-1])
         """Whether the order of tokens counts: in another order a sequence means another one."""
         self.affine = len(heads) == len(chain)
         """Whether answers to single tokens are x·v + c."""
-        self.smooth = any(
-            isinstance(one, LayerNorm) or (isinstance(one, Neurons) and one.activation != "relu")
-            for one in chain
-        )
+        switched = [one.activation == "relu" for one in chain if isinstance(one, Neurons)]
+        self.smooth = not all(switched) or any(isinstance(one, LayerNorm) for one in chain)
         """Whether answers to single tokens curve, where no bend is between them."""
         self.behind = next((one for one in chain[-1:] if isinstance(one, LayerNorm)), None)
         """What normalises answers, behind all else."""
@@ -154,10 +147,8 @@ class Claim:
 
     def units(self) -> dict[str, float]:
         """Return what changes of each tensor are told in: its norm, 1 where it may be 0."""
-        return {
-            name: 1.0 if tensor.norm <= self.bound(name) else tensor.norm
-            for name, tensor in self.model.tensors.items()
-        }
+        tensors = self.model.tensors.items()
+        return {name: 1.0 if x.norm <= self.bound(name) else x.norm for name, x in tensors}
 
     def weighty(self) -> dict[str, float]:
         """Return how large a change of each tensor must be to count beside the others, absolutely.
@@ -165,14 +156,10 @@ class Claim:
         A bias counts beside what it is added to for tokens of norm 1; a tensor that answers do not
         depend on is left out. ``same`` is said only where half of that would have shown.
         """
-        found: Weights = {}
+        found, tensors = Weights(), self.model.tensors
         _weigh(self.model.maps, "", 0.0, None, float(np.sqrt(self.dim)), found)
-        named = {}
-        for name, tensor in self.model.tensors.items():
-            place = tensor.path.removesuffix(".T"), tensor.place or 0
-            if place in found:
-                named[name] = found[place]
-        return named
+        paths = ((name, x.path.removesuffix(".T"), x.place or 0) for name, x in tensors.items())
+        return {name: found[path, k] for name, path, k in paths if (path, k) in found}
 
     def separate(self, tensor: str, moves: Array) -> Array:
         """Choose of what a random change of a tensor moves, (B,) or (B, m), what moves by itself.
@@ -431,7 +418,7 @@ class NeuronSides:
         on = x @ self.normals[:n].T - self.distances[:n]
         return np.hstack([on, -on])
 
-    def met(self, x: Array) -> Sides:
+    def met(self, x: Array) -> Flags:
         """Say which sides points (B, d) lie on, and not merely at their edge, (B, 2n)."""
         sizes = np.linalg.norm(x, axis=1)[:, None] + np.abs(self.distances)
         share = _DEEP / np.sqrt(x.shape[1])
@@ -442,13 +429,13 @@ class NeuronSides:
         """What it is worth to meet each side, (2n,)."""
         return np.repeat([1.0, _OFF], self.neurons)
 
-    def hidden(self, x: Array, bounds: Array) -> Sides:
+    def hidden(self, x: Array, bounds: Array) -> Flags:
         """Say on which sides no answer to points (B, d) shows a neuron beyond ``bounds`` (B,)."""
         with np.errstate(over="ignore", invalid="ignore"):
             shown = self.weights * np.maximum(self.depths(x), 0.0) > bounds[:, None]
         return np.asarray(~np.any(shown, axis=0))
 
-    def aimed(self, wanted: Sides, length: float, rng: np.random.Generator) -> Array:
+    def aimed(self, wanted: Flags, length: float, rng: np.random.Generator) -> Array:
         """Return points (K, d) on groups of the sides that are wanted, none where none is.
 
         Points have about the norm ``length`` or, where hyperplanes are further away, a larger one.
@@ -532,7 +519,7 @@ class Bends:
         points = np.array([self.given(X[None])[0] for X in sequences])
         return points.reshape(-1, self.sides.normals.shape[1])
 
-    def met(self, sequences: Sequence[Array]) -> Sides:
+    def met(self, sequences: Sequence[Array]) -> Flags:
         """Say on which sides of the hyperplanes sequences lie, (B, 2n)."""
         return self.sides.met(self.points(sequences))
 

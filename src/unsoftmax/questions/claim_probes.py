@@ -74,11 +74,8 @@ def random_sequences(
     for n in range(count):
         N = tokens[n % len(tokens)] if claim.attends else 1
         length = _bend_length(claim, (n + 0.5) / count)
-        drawn = [
-            claim.presented(_random_sequence(claim, rng, N, (n, count), length), n)
-            for _ in range(draws)
-        ]
-        found.append(by_worth(claim, found, drawn)[0])
+        drawn = (_random_sequence(claim, rng, N, (n, count), length) for _ in range(draws))
+        found.append(by_worth(claim, found, [claim.presented(X, n) for X in drawn])[0])
     return found
 
 

@@ -93,20 +93,13 @@ class Identity:
     def of(cls, found: Found[Any], traits: Traits, *reasons: str) -> Identity:
         """Say what a target is that was recovered as a whole."""
         name, facts = target_classes.read(found, traits, int(found.model.dim))
-        sure = _certainty(traits, recovered=True)
+        sure = _certainty(traits, "float32")
         return cls(name, sure, traits, reasons, facts, found=found)
 
     @property
     def of_vectors(self) -> bool:
         """Whether scores may turn, and a learner of vectors takes all numbers at once."""
         return self.turning is not None and self.traits.width > 1
-
-    @property
-    def of_one_number(self) -> bool:
-        """Whether scores may turn, and a learner of one number takes such answers."""
-        plain = "rotary" in self.facts and not self.facts.get("biases")
-        taken = plain or self.traits.kind == "float64"
-        return self.turning is not None and self.traits.width == 1 and taken
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +169,9 @@ class Identifier(Configured):
                 identity = identity if beside.target_class in target_classes.UNNAMED else beside
         elif traits.ordered:
             identity = yield from of_positions(identity, d)
-            if not identity.of_one_number or d < 2:
+            plain = "rotary" in identity.facts and not identity.facts.get("biases")
+            taken = traits.width == 1 and (plain or traits.kind == "float64")
+            if identity.turning is None or not taken or d < 2:  # no learner of one number
                 return identity
         build = target_classes.LEARNERS.get(identity.target_class)
         learner = build(d, self.seed, traits, identity.facts) if build else None
@@ -364,14 +359,13 @@ def _tried_out(
     raise NotIdentifiable(f"{said}, as its certificate allows.", determined={})
 
 
-def _certainty(traits: Traits, *, recovered: bool = False) -> Certainty:
+def _certainty(traits: Traits, *more: str) -> Certainty:
     """Return how sure a class is: labels and coarse answers may hide another one.
 
     Of a model that was recovered float32 answers may as well: a second head of a thousandth of the
     first moves no answer that a learner of one looks at by more than its certificate has to allow.
     """
-    hiding = ("rounded", "noisy", "labels", *(("float32",) if recovered else ()))
-    return "likely" if traits.kind in hiding else "certain"
+    return "likely" if traits.kind in ("rounded", "noisy", "labels", *more) else "certain"
 
 
 # What answers show, the first of these that they do, and the class of such targets: why it is.

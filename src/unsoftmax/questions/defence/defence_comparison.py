@@ -147,10 +147,8 @@ def recommendation(trials: Sequence[DefenceTrial], threshold: float, most_loss: 
     if not usable:
         return f"{said} or less."
     most = max(usable, key=lambda trial: min(trial.error, trial.function_error))
-    left = [
-        f"{share:.1%}" if share >= 0.001 else "less than 0.1%"
-        for share in (most.error, most.function_error)
-    ]
+    errors = most.error, most.function_error
+    left = [f"{share:.1%}" if share >= 0.001 else "less than 0.1%" for share in errors]
     return (
         f'{said} or less. Of those that were judged, "{most.words}" leaves most: {left[0]} of the '
         f"parameters and {left[1]} of the function."

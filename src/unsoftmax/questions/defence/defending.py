@@ -211,10 +211,8 @@ class DefenceQuestion:
         structure = attacks.structure_of(model)
         tokens = (1, 1) if structure.neurons else (2, 16)
         sampler = self.sampler or standard_normal(model.dim, *tokens)
-        use, fresh = (
-            LegitimateUse.drawn(model, sampler, self.needs, stream, tuning.sequences)
-            for stream in (seed, seed + 1)
-        )
+        of, count = (model, sampler, self.needs), tuning.sequences
+        use, fresh = (LegitimateUse.drawn(*of, stream, count) for stream in (seed, seed + 1))
         # bisecting every parameter to 40 bits takes 45 queries, and means of 64 answers take three
         # bits off noise; not every attack uses that a rank is low
         enough = -(-structure.parameters // structure.per_answer)
@@ -228,11 +226,13 @@ class DefenceQuestion:
             done.append(replace(trial, loss=loss, refused=refused, attacks=came))
             if watch is not None:
                 watch(number, len(defences), done[-1])
-        of_target, limits = (repr(model), model.dim), (self.threshold, self.most_loss)
-        measured = structure.parameters, paid, use.spread, use.longest, most
+        limits, size = (self.threshold, self.most_loss), (model.dim, structure.parameters)
+        legitimate = use.spread, use.longest
         advice = defence_comparison.recommendation(done, *limits)
         notes = (*notes, *defence_comparison.left_out(done, self.threshold), *structure.caveats)
-        return DefenceComparison(*of_target, *measured, *limits, tuple(done), advice, notes)
+        return DefenceComparison(
+            repr(model), *size, paid, *legitimate, most, *limits, tuple(done), advice, notes
+        )
 
 
 def defend(
