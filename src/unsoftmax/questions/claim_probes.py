@@ -16,7 +16,6 @@ only v_h is seen, at l ≈ 1.5 the scores as well. With the query token 0 only w
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import cycle, islice
 
 import numpy as np
 
@@ -60,10 +59,7 @@ _RANDOM, _TOKENS = 7, (5, 8, 2, 128, 3)
 
 
 def random_sequences(
-    claim: Claim,
-    rng: np.random.Generator,
-    count: int = _RANDOM,
-    tokens: tuple[int, ...] = _TOKENS,
+    claim: Claim, rng: np.random.Generator, count: int = _RANDOM, tokens: tuple[int, ...] = _TOKENS
 ) -> list[Array]:
     """Draw sequences (N, d) at which every tensor of the claim moves the answer.
 
@@ -366,7 +362,7 @@ class Design:
 
 def lengths(claim: Claim) -> tuple[list[int], list[int]]:
     """Return how many tokens the sequences of both rounds have, as many as there may be."""
-    random = [*islice(cycle(_TOKENS if claim.attends else (1,)), _RANDOM)]
+    random = np.resize(_TOKENS if claim.attends else 1, _RANDOM).tolist()
     some = random[: _reworded(claim)]
     second = [*random[-_AGAIN:], *some, *(3 * N for N in some)]
     single = 7 if claim.affine else 3 * len(_STRAIGHT)

@@ -312,44 +312,28 @@ def _whole(found: Identity, dim: int, holdout: int) -> tuple[WholeCost | None, s
 
 def _notes(found: Identity, by_vectors: str, *, wanted: bool) -> list[str]:
     """Say what a user should know of one number of the answers, and of a recovery's end."""
-    traits, unnamed = found.traits, ("constant", *target_classes.UNNAMED)
-    nothing = found.target_class not in unnamed and found.found is None and found.learner is None
-    vectors = (
-        f"Answers are vectors of {traits.width} numbers; all this is about number "
-        f"{traits.coordinate}, which varies most. us.oracles.coordinate chooses another one."
-    )
-    residual = (
-        "Answers are the last token and, added to it, this: a layer with a residual connection. "
-        "What is recovered is what is added."
-    )
+    traits, one = found.traits, "this recovers one number of each answer, and"
+    if found.reasons[0].startswith(NOT_RECOVERED):
+        why = "the first reason says why."
+    elif found.of_vectors:
+        why = f"{one} such a target is left to AttentionLayerLearner with rotary=True, which "
+        why += "recovers all numbers together."
+    elif traits.ordered:
+        why = "this recovers rotary positions, with biases or in several heads from float64 "
+        why += "answers alone, and these positions, or these answers, are not such."
+    else:
+        why = f"{one} of such a target no learner of one number is known."
+    named = found.target_class not in ("constant", *target_classes.UNNAMED)
+    nothing = named and found.found is None and found.learner is None
     takes = "; ".join(found.beyond)
-    beyond = f"Recovery was not begun, it is beyond the budget: it typically takes {takes}."
-    why = f"Nothing was recovered: {_why_nothing(found)}"
     notes = {
-        vectors: traits.width > 1,
-        residual: traits.residual,
+        f"Answers are vectors of {traits.width} numbers; all this is about number "
+        f"{traits.coordinate}, which varies most. us.oracles.coordinate chooses "
+        "another one.": traits.width > 1,
+        "Answers are the last token and, added to it, this: a layer with a residual connection. "
+        "What is recovered is what is added.": traits.residual,
         by_vectors: by_vectors,
-        why: wanted and nothing,
-        beyond: takes,
+        f"Nothing was recovered: {why}": wanted and nothing,
+        f"Recovery was not begun, it is beyond the budget: it typically takes {takes}.": takes,
     }
     return [note for note, so in notes.items() if so]
-
-
-def _why_nothing(found: Identity) -> str:
-    """Say why a recovery that was asked for gave nothing, of a class that is known."""
-    if found.reasons[0].startswith(NOT_RECOVERED):
-        return "the first reason says why."
-    if found.of_vectors:
-        return (
-            "this recovers one number of each answer, and such a target is left to "
-            "AttentionLayerLearner with rotary=True, which recovers all numbers together."
-        )
-    if found.traits.ordered:
-        return (
-            "this recovers rotary positions, with biases or in several heads from float64 answers "
-            "alone, and these positions, or these answers, are not such."
-        )
-    return (
-        "this recovers one number of each answer, and of such a target no learner of one number is "
-        "known."
-    )

@@ -34,14 +34,11 @@ from unsoftmax.protocol import Answers, Found, Learner, Outputs, Plan
 from unsoftmax.questions import target_classes
 from unsoftmax.questions.answer_traits import Traits, traits_of, unless_refused
 from unsoftmax.questions.claim import Claim
-from unsoftmax.questions.target_classes import Sketch
 
 Certainty: TypeAlias = Literal["certain", "likely", "undecided"]
 
 NOT_RECOVERED = "The whole target was not recovered: "
-"""How the reason begins why recovering the whole was tried, and refused,"""
-NOT_ONE_HEAD = "Not one head with rotary positions and without biases: "
-"""and where one head was, and more are tried after it."""
+"""How the reason begins why recovering the whole was tried, and refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +198,8 @@ class Identifier(Configured):
             one = traits.kind == "float64" and not isinstance(learner, MultiHeadLearner)
             if traits.ordered and one:
                 # several heads, and biases of keys alone, are not told from one head beforehand
-                reasons = (f"{NOT_ONE_HEAD}{found}", *identity.reasons)
+                why = f"Not one head with rotary positions and without biases: {found}"
+                reasons = (why, *identity.reasons)
                 several = target_classes.several_turning(int(self.dim), self.seed)
                 identity = replace(identity, reasons=reasons, learner=several)
                 return (yield from self._recovered(identity, asked, checks))
@@ -264,7 +262,7 @@ class Sketching:
             refused.append(found)
         return self._nothing_fits()
 
-    def _tried(self, sketch: Sketch, k: int) -> Asking[Found[Any] | Refused]:
+    def _tried(self, sketch: target_classes.Sketch, k: int) -> Asking[Found[Any] | Refused]:
         """Try a learner on k dimensions."""
         name, traits = sketch.name, self.traits
         learner = sketch.learner(k, int(self.rng.integers(2**31)), traits, {})
@@ -285,7 +283,7 @@ class Sketching:
             return Refused(f"Not {name}: {reason}", contradicts=False, final=False)
         return found
 
-    def _named(self, sketch: Sketch, found: Found[Any], k: int) -> Asking[Identity]:
+    def _named(self, sketch: target_classes.Sketch, found: Found[Any], k: int) -> Asking[Identity]:
         """Say what a sketch that has succeeded means; look for the rank of a single head."""
         d, traits = self.dim, self.traits
         name, facts = target_classes.read(found, traits, d)

@@ -184,20 +184,17 @@ class Verifier:
             one, errors = yield from averaged(claim, design, one, errors)
             found = judged(claim, one, errors)
             asked += _NOISE_ROUNDS * design.first
-        if found.verdict == "different" and self.locate:
-            located = Located(None)
-            if not errors.strange:
-                rng = np.random.default_rng([self.seed, 1])
-                # the budget decides how far, not what: with a larger one a ledger goes on
-                sharp = errors if averages else design.errors(one, two, sharp=True)
-                search = changed_tensor(claim, sharp, MOST - len(asked), rng)
-                located = yield from _affordable(search, self.budget, asked)
-            notes = (*found.notes, *([f"{NOT_FOUND} {located.why}"] if located.why else []))
-            found = replace(found, tensor=located.tensor, notes=notes)
-        bounds = claim.bend_bounds(one.at, _DIFFERENT * errors.of(one))
-        if unmet := design.unmet(claim, bounds):
-            found = replace(found, notes=(*found.notes, unmet))
-        return found
+        located = Located(None)
+        if found.verdict == "different" and self.locate and not errors.strange:
+            rng = np.random.default_rng([self.seed, 1])
+            # the budget decides how far, not what: with a larger one a ledger goes on
+            sharp = errors if averages else design.errors(one, two, sharp=True)
+            search = changed_tensor(claim, sharp, MOST - len(asked), rng)
+            located = yield from _affordable(search, self.budget, asked)
+        why = f"{NOT_FOUND} {located.why}" if located.why else ""
+        unmet = design.unmet(claim, claim.bend_bounds(one.at, _DIFFERENT * errors.of(one)))
+        notes = (*found.notes, *filter(None, (why, unmet)))
+        return replace(found, tensor=located.tensor, notes=notes)
 
 
 class _Spent(Exception):

@@ -276,7 +276,8 @@ class FittedHead(Configured):
 
     def steps(self, checks: int) -> Steps[SingleHead]:
         """Ask, and return what was found; nothing is certified, and nothing checked."""
-        rng, d, size = np.random.default_rng(self.seed), self.dim, self._size
+        rng, d = np.random.default_rng(self.seed), self.dim
+        size = counts.single_head(d, biases=self.biases)  # so many numbers are fitted
         single = min(2 * (d + 1), max(1, self.queries // 4))
         rest = self.queries - single
         # what tells most is not known from a worse fit than one to two answers per parameter
@@ -292,7 +293,7 @@ class FittedHead(Configured):
         # a single token is a sequence of copies
         X = np.concatenate([X, np.repeat(x[:, None], self.tokens, axis=1)])
         fit = HeadFit(self.biases, X, np.append(y, of_x))
-        theta = self._opened(fit, straight, rng)
+        theta = self._opened(fit, straight, size, rng)
         if (count := rest - opening) > 0:
             # one of eight is chosen, of as many as take a second and fit into memory
             afford = int(min(1e10 / size**2, 2e7 / size))
@@ -306,18 +307,13 @@ class FittedHead(Configured):
             theta = fit.fitted(theta)
         return unproved(fit.head(theta))
 
-    @property
-    def _size(self) -> int:
-        """How many numbers are fitted."""
-        return counts.single_head(self.dim, biases=self.biases)
-
-    def _opened(self, fit: HeadFit, straight: Array, rng: np.random.Generator) -> Array:
+    def _opened(self, fit: HeadFit, straight: Array, size: int, rng: np.random.Generator) -> Array:
         """Fit from several starts; return the fit that misses least."""
         d, found = self.dim, list[tuple[float, int, Array]]()
-        size = d**0.5 / self.radius**2  # logits of about 1
         # several would take too long beyond about 17 dimensions
-        for k in range(1 if len(fit.y) * self._size**2 > 1e9 else 4):
-            W = size * rng.standard_normal(d * d) * (k > 0)
+        for k in range(1 if len(fit.y) * size**2 > 1e9 else 4):
+            # logits of about 1
+            W = d**0.5 / self.radius**2 * rng.standard_normal(d * d) * (k > 0)
             theta = fit.fitted(np.concatenate([straight, np.zeros(d * self.biases), W]))
             found.append((fit.misfit(theta), k, theta))
             found.sort()
