@@ -118,19 +118,17 @@ def traits_of(dim: int, rng: np.random.Generator) -> Asking[Traits]:
     found = replace(_seen(singles, along, several), radius=radius)
     if found.beyond is not None or found.constant or found.drowned:
         return found
+    ordered, normalised, norm = found.ordered, False, None
     if several:
         asked = _answers("many tokens", long, _permuted(long, rng))
         both = [y[:, found.coordinate] for y in (yield from unless_refused(asked, []))]
-        ordered = bool(both) and _differ(both[0], both[1], found.precision)
-        found = replace(found, ordered=found.ordered or ordered)
+        ordered = ordered or bool(both and _differ(both[0], both[1], found.precision))
     if found.width > 2 and radius is None:  # two numbers lie on an ellipse too easily
         normalised = yield from unless_refused(_normalised(far, found.width, rng), False)
-        found = replace(found, normalised=normalised)
-    if found.singles in ("smooth", "unclear") and radius is None and not found.normalised:
+    if found.singles in ("smooth", "unclear") and radius is None and not normalised:
         look = norm_before(dim, int(rng.integers(2**31)), NormSearchTuning())
-        kind, _ = yield from unless_refused(look, (None, False))
-        found = replace(found, after_norm=kind is not None)
-    return found
+        norm, _ = yield from unless_refused(look, (None, False))
+    return replace(found, ordered=ordered, normalised=normalised, after_norm=norm is not None)
 
 
 def unless_refused(steps: Asking[T], otherwise: T, *, first: bool = False) -> Asking[T]:

@@ -295,19 +295,18 @@ def _whole(found: Identity, dim: int, holdout: int) -> tuple[WholeCost | None, s
         queries = counts.rotary_layer_queries(dim, several, several, 2, biases=biases)
         return WholeCost("attention-layer", True, queries + holdout), ""
     if width > 1 and found.target_class == "ReLU network":
-        queries = counts.feed_forward_queries(dim, found.facts["neurons"], width)
-        return WholeCost("feed-forward", False, queries + holdout), (
-            f"All {width} numbers together give the whole network: FeedForwardLearner(dim={dim}) "
-            "takes about six queries for each neuron."
-        )
-    if 1 < width >= heads and found.target_class in ("single head", "several heads"):
+        neurons = found.facts["neurons"]
+        model, queries = "feed-forward", counts.feed_forward_queries(dim, neurons, width)
+        said = f"network: FeedForwardLearner(dim={dim}) takes about six queries for each neuron."
+    elif 1 < width >= heads and found.target_class in ("single head", "several heads"):
         rank = found.facts.get("rank", max(1, min(dim, width) // heads))
-        queries = counts.attention_layer_queries(dim, heads, rank)
-        return WholeCost("attention-layer", False, queries + holdout), (
-            f"All {width} numbers together give the whole layer: AttentionLayerLearner(dim={dim}) "
-            f"takes about {queries:,} queries if it has heads of rank {rank}, {heads} in all."
-        )
-    return None, ""
+        model, queries = "attention-layer", counts.attention_layer_queries(dim, heads, rank)
+        said = f"layer: AttentionLayerLearner(dim={dim}) takes about {queries:,} queries if it has "
+        said += f"heads of rank {rank}, {heads} in all."
+    else:
+        return None, ""
+    both = f"All {width} numbers together give the whole {said}"
+    return WholeCost(model, False, queries + holdout), both
 
 
 def _notes(found: Identity, by_vectors: str, *, wanted: bool) -> list[str]:

@@ -29,7 +29,7 @@ from unsoftmax.learners.positions_named import in_words
 from unsoftmax.learners.settings import Configured, whole_number
 from unsoftmax.measure.token_order import OrderQuestions
 from unsoftmax.models import ReluNetwork
-from unsoftmax.probes import FARTHEST, Array, Flags, Probes, Round, Sequences
+from unsoftmax.probes import FARTHEST, Array, Probes, Round, Sequences
 from unsoftmax.protocol import Answers, Found, Learner, Outputs, Plan
 from unsoftmax.questions import target_classes
 from unsoftmax.questions.answer_traits import Traits, traits_of, unless_refused
@@ -348,10 +348,8 @@ def _tried_out(
     second = float(np.sort(missed)[-2])  # one may be where the softmax has to choose
     if second <= allowed:
         return found
-    said = (
-        f"what was recovered misses ordinary sequences by {second:.1e}, beside answers of up "
-        f"to {size:.1e}"
-    )
+    by = f"{second:.1e}, beside answers of up to {size:.1e}"
+    said = f"what was recovered misses ordinary sequences by {by}"
     if target_classes.is_sharp(found):
         raise ModelMismatch(f"{said}.")
     raise NotIdentifiable(f"{said}, as its certificate allows.", determined={})
@@ -414,8 +412,17 @@ def uncontradicted(identity: Identity, asked: Round, answers: Answers) -> Identi
     """
     if (found := identity.found) is None:
         return identity
-    numbers = _looked_at(identity.traits, asked, answers)
-    beyond = [beyond_bounds(found, X[:], y) for X, y in zip(asked, numbers, strict=True)]
+    model, numbers = found.model, _looked_at(identity.traits, asked, answers)
+    claim, slope = Claim(model, found.certificate.errors), np.linalg.norm(getattr(model, "v", 0.0))
+    beyond = []
+    for probes, y in zip(asked, numbers, strict=True):
+        # of a network no token but the last one counts
+        X = probes[:][:, -1:] if isinstance(model, ReluNetwork) else probes[:]
+        at, longest = claim.at(X), np.linalg.norm(X, axis=2).max(axis=1)
+        # twice what the claim leaves open, as where `verify` says "different", and a millionth of
+        # an answer's size; right models miss at most a fiftieth of it
+        allowed = 1e-6 * (longest * slope + np.abs(y)) + 2 * at.open
+        beyond.append(np.abs(y - at.predicted) > allowed)
     missed = np.concatenate(beyond)
     if not missed.any():
         return identity
@@ -426,30 +433,6 @@ def uncontradicted(identity: Identity, asked: Round, answers: Answers) -> Identi
     )
     reasons = (reason, *identity.reasons)
     return Identity("undecided", "undecided", identity.traits, reasons, identity.facts)
-
-
-def beyond_bounds(found: Found[Any], X: Array, y: Array) -> Flags:
-    """Say which answers (B,) a recovered model misses by more than its certificate explains.
-
-    That is twice what the model as a claim leaves open, as where `verify` says "different", and a
-    millionth of an answer's size. Right models miss at most a fiftieth of it.
-
-    Examples
-    --------
-    >>> import unsoftmax as us
-    >>> head = us.SingleHead(np.eye(2), [1.0, 2.0])
-    >>> found = us.learn(head, us.learners.ExactHead(2))
-    >>> X = np.random.default_rng(0).standard_normal((3, 4, 2))
-    >>> beyond_bounds(found, X, head(X) + [0.0, 0.0, 0.1])
-    array([False, False,  True])
-    """
-    model = found.model
-    if isinstance(model, ReluNetwork):  # no token but the last one counts
-        X = X[:, -1:]
-    at = Claim(model, found.certificate.errors).at(X)
-    longest, slope = np.linalg.norm(X, axis=2).max(axis=1), np.linalg.norm(getattr(model, "v", 0.0))
-    allowed = 1e-6 * (longest * slope + np.abs(y)) + 2 * at.open
-    return np.asarray(np.abs(y - at.predicted) > allowed)
 
 
 def signed_groups(d: int, k: int, rng: np.random.Generator) -> Array:

@@ -162,10 +162,8 @@ class Verifier:
         first, second = lengths(Claim(self.model))
         asked, again = len(first) + len(second), _NOISE_ROUNDS * len(first)
         most = max(MOST, asked) if self.locate else asked
-        formula = (
-            f"{asked} queries, {again} more where answers are noisy; up to {most} where a tensor "
-            "is to be found"
-        )
+        noise = f"{again} more where answers are noisy"
+        formula = f"{asked} queries, {noise}; up to {most} where a tensor is to be found"
         tokens, longest = sum(first) + sum(second), max(*first, *second)
         rounds = 3 + _NOISE_ROUNDS
         return Plan(None, most + again, tokens, rounds, formula, most_tokens=longest)
@@ -264,22 +262,19 @@ def _told_apart(seen: Seen) -> bool:
     if len(different) >= _LEAST_ANSWERS:
         return True
     some = np.abs(different[different != 0])
-    labels = len(some) > 0 and np.all(some == 1)
-    # what is rounded to multiples of a step moves by less than the smallest of them
-    return bool(len(some) and not labels and np.max(np.abs(seen.missed)) > np.min(some))
+    # all are 1 of labels; what is rounded to multiples of a step moves by less than the smallest
+    return bool(not np.all(some == 1) and np.max(np.abs(seen.missed)) > np.min(some))
 
 
 def _notes(claim: Claim, errors: AnswerErrors) -> list[str]:
     """Say what was noticed, whatever the verdict."""
     notes = [*errors.notes(), *([] if claim.attends else [SINGLE_TOKENS])]
-    if claim.errors:
-        notes.append(WITHIN_CERTIFICATE)
+    notes += [WITHIN_CERTIFICATE] if claim.errors else []
     tensors = claim.model.tensors.items()
     if zeros := [name for name, one in tensors if 0 < one.norm <= claim.bound(name)]:
         notes.append(f"May be 0 within the bounds: {', '.join(zeros)}. {ABSOLUTE}")
-    if errors.strange and claim.attends and not claim.ordered:
-        notes.append(NO_POSITIONS)
-    return notes
+    unordered = claim.attends and not claim.ordered
+    return [*notes, NO_POSITIONS] if errors.strange and unordered else notes
 
 
 def averaged(
