@@ -103,8 +103,8 @@ def ladder(
         *(("noise with a norm cap", deviation, noisy(tuning.capped_noise, cap)) for cap in both),
     ):
         for strength, measures in strengths:
-            both_kinds = kind.endswith("with a norm cap")
-            beside = f"tokens up to {measures.radius:.3g}" if both_kinds else ""
+            with_cap = kind.endswith("with a norm cap")
+            beside = f"tokens up to {measures.radius:.3g}" if with_cap else ""
             said = str(measures), measures.brief
             yield measures, DefenceTrial(kind, strength, unit, beside, *said, None, None, ())
 
