@@ -8,7 +8,7 @@ import pytest
 from tests.questions.services import network
 from unsoftmax.measure.precision import FLOAT32_UNIT, Precision
 from unsoftmax.questions.answer_errors import operand_bits, to_bits, with_steps
-from unsoftmax.questions.neuron_sides import NeuronSides
+from unsoftmax.questions.claim import NeuronSides
 
 
 def sides_of(g):

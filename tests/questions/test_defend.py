@@ -23,10 +23,9 @@ from unsoftmax.questions.defence.attacks import (
     FirstColumns,
     structure_of,
 )
+from unsoftmax.questions.defence.coarse_heads import EdgeHead, FittedHead, StretchedHead
 from unsoftmax.questions.defence.defence_comparison import left_out, recommendation, recommended
 from unsoftmax.questions.defence.defending import DefendTuning
-from unsoftmax.questions.defence.edge_head import EdgeHead
-from unsoftmax.questions.defence.fitted_head import FittedHead, StretchedHead
 from unsoftmax.questions.defence.legitimate_use import LegitimateUse, Measures, standard_normal
 
 NOTHING = DefendTuning((), (), (), (), (), (), (), ())

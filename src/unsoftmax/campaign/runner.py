@@ -145,19 +145,8 @@ def learn(
     if sampling is not None:
         sampling.try_out(learner.dim)
     watch = CourseWatch(progress)
-    with opened_campaign(
-        oracle,
-        learner,
-        holdout,
-        sampling,
-        budget=budget,
-        ledger=ledger,
-        batch=batch,
-        workers=workers,
-        progress=watch,
-        retries=retries,
-        timeout=timeout,
-    ) as campaign:
+    settings = budget, ledger, batch, workers, watch, retries, timeout
+    with opened_campaign(oracle, learner, holdout, sampling, *settings) as campaign:
         found = campaign.recover(learner, holdout)
         return replace(found, course=watch.course(), versions=versions())
 
@@ -168,7 +157,6 @@ def opened_campaign(
     asks: Asks[Any],
     holdout: int = 0,
     sampling: Sampling | None = None,
-    *,
     budget: int | Budget | None = None,
     ledger: str | os.PathLike[str] | None = None,
     batch: int | None = None,

@@ -68,13 +68,10 @@ class Seen:
 def _each(change: Callable[..., Array], *seen: Seen) -> Seen:
     """Change answers, and what is claimed of them, array by array."""
     ats = [one.at for one in seen]
-    claimed = ClaimedAnswers(
-        predicted=change(*(at.predicted for at in ats)),
-        roundings=change(*(at.roundings for at in ats)),
-        moves={name: change(*(at.moves[name] for at in ats)) for name in ats[0].moves},
-        open=change(*(at.open for at in ats)),
-    )
-    return Seen(change(*(one.y for one in seen)), claimed)
+    moves = {name: change(*(at.moves[name] for at in ats)) for name in ats[0].moves}
+    arrays = ((one.y, one.at.predicted, one.at.roundings, one.at.open) for one in seen)
+    y, predicted, roundings, left_open = (change(*some) for some in zip(*arrays, strict=True))
+    return Seen(y, ClaimedAnswers(predicted, roundings, moves, left_open))
 
 
 def seen_at(
@@ -229,11 +226,9 @@ class AnswerErrors:
             return (*self.precision.why, STRANGE)
         if not self.deviation:
             return self.precision.why
-        sentence = (
-            f"The same question got different answers: a standard deviation of "
-            f"{self.deviation:.1e}, of which {self._quantile:.0f} times as much is allowed for."
-        )
-        return (*self.precision.why, sentence)
+        said = f"a standard deviation of {self.deviation:.1e}, of which {self._quantile:.0f} times"
+        noisy = f"The same question got different answers: {said} as much is allowed for."
+        return (*self.precision.why, noisy)
 
 
 def measured(
@@ -288,9 +283,8 @@ def measured(
     # noise hides what the arithmetic does: identities are repeats, too. Of a vector's numbers all
     # may have the same noise: it counts once
     sizes = one.at.roundings + hidden
-    repeats = [
-        (_root(change), _root(change / size)) for change, size in zip(changes, sizes, strict=True)
-    ]
+    pairs = zip(changes, sizes, strict=True)
+    repeats = [(_root(change), _root(change / size)) for change, size in pairs]
     standard = np.array([d.standard(hidden) for d in defects])
     squares = np.vstack([np.square(repeats) / 2, np.square(standard)])
     deviation, share = np.sqrt(np.mean(squares, axis=0))
@@ -337,9 +331,8 @@ def _visible(moves: Array) -> float:
         logs = np.log(np.maximum(shares, np.finfo(np.float64).tiny))
         return float(np.sum(logs) - np.log(_UNNOTICED))
 
-    low = np.log(units.min()) - 5
-    high = np.log(units.min()) + 30
-    return float(np.exp(scipy.optimize.brentq(excess, low, high, xtol=1e-3)))
+    least = np.log(units.min())
+    return float(np.exp(scipy.optimize.brentq(excess, least - 5, least + 30, xtol=1e-3)))
 
 
 # -- operands of few bits

@@ -109,21 +109,26 @@ def traits_of(dim: int, rng: np.random.Generator) -> Asking[Traits]:
 
     singles = yield from _answers("single tokens", points, points[-6:])
     along = yield from _answers("single tokens along lines", *lines)
-    several = yield from unless_refused(_several_tokens(short, rng), [], first=True)
+    # attention answers a sequence, the same permuted, and twice over alike; with other tokens but
+    # the last it does not; and again, for noise
+    others = np.concatenate([rng.permutation(short)[:, :-1] * 1.5, short[:, -1:]], axis=1)
+    families = short, _permuted(short, rng), np.concatenate([short, short], axis=1), others, short
+    asked = _answers("several tokens, and in other words", *families)
+    several = yield from unless_refused(asked, [], first=True)
     found = replace(_seen(singles, along, several), radius=radius)
     if found.beyond is not None or found.constant or found.drowned:
         return found
+    ordered, normalised, norm = found.ordered, False, None
     if several:
-        ordered = yield from unless_refused(_ordered(long, rng, found), False)
-        found = replace(found, ordered=found.ordered or ordered)
+        asked = _answers("many tokens", long, _permuted(long, rng))
+        both = [y[:, found.coordinate] for y in (yield from unless_refused(asked, []))]
+        ordered = ordered or bool(both and _differ(both[0], both[1], found.precision))
     if found.width > 2 and radius is None:  # two numbers lie on an ellipse too easily
         normalised = yield from unless_refused(_normalised(far, found.width, rng), False)
-        found = replace(found, normalised=normalised)
-    if found.singles in ("smooth", "unclear") and radius is None and not found.normalised:
+    if found.singles in ("smooth", "unclear") and radius is None and not normalised:
         look = norm_before(dim, int(rng.integers(2**31)), NormSearchTuning())
-        kind, _ = yield from unless_refused(look, (None, False))
-        found = replace(found, after_norm=kind is not None)
-    return found
+        norm, _ = yield from unless_refused(look, (None, False))
+    return replace(found, ordered=ordered, normalised=normalised, after_norm=norm is not None)
 
 
 def unless_refused(steps: Asking[T], otherwise: T, *, first: bool = False) -> Asking[T]:
@@ -179,25 +184,6 @@ def _answers(phase: str, *families: Array) -> Asking[list[Array]]:
     return (yield [Sequences(X, phase=phase, purpose="data") for X in families])
 
 
-def _several_tokens(X: Array, rng: np.random.Generator) -> Asking[list[Array]]:
-    """Ask sequences, and what attention takes for the same or for others.
-
-    Answers are those to the sequences, permuted, twice over, with other tokens but the last, and
-    again.
-    """
-    doubled = np.concatenate([X, X], axis=1)
-    others = np.concatenate([rng.permutation(X)[:, :-1] * 1.5, X[:, -1:]], axis=1)
-    families = X, _permuted(X, rng), doubled, others, X
-    return (yield from _answers("several tokens, and in other words", *families))
-
-
-def _ordered(X: Array, rng: np.random.Generator, seen: Traits) -> Asking[bool]:
-    """Whether long sequences are answered differently in two orders."""
-    once, permuted = yield from _answers("many tokens", X, _permuted(X, rng))
-    k = seen.coordinate
-    return _differ(once[:, k], permuted[:, k], seen.precision)
-
-
 def _permuted(X: Array, rng: np.random.Generator) -> Array:
     """Reverse, and turn by one: no token but the last one stays in its place, as a rule."""
     order = np.roll(np.arange(X.shape[1] - 1)[::-1], 1 + int(rng.integers(2)))
@@ -220,10 +206,8 @@ def _seen(singles: list[Array], along: list[Array], several: list[Array]) -> Tra
     # beyond these float64 has no room to compute with
     beyond = largest if largest and not 1e-100 <= largest <= 1e100 else None
     shape = min((_shape_along(y, precision) for y in along), key=get_args(SingleTokenShape).index)
-    drowned = bool(np.std(y) < 2 * precision.noise)
-    found = Traits(
-        width, k, kind, precision, singles=shape, drowned=drowned, drifts=drifts, beyond=beyond
-    )
+    found = Traits(width, k, kind, precision, singles=shape, drifts=drifts, beyond=beyond)
+    found = replace(found, drowned=bool(np.std(y) < 2 * precision.noise))
     if not several:
         return replace(found, tokens="one alone")
     once, permuted, doubled, others, _ = several

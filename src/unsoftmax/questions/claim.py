@@ -6,16 +6,25 @@ comes from the maps that the model is composed of and their linearisation:
 - the answer f̂(X), and how many roundoffs a target that computes it as libraries do may be off;
 - the *moves* ‖∂f/∂θ‖ for every tensor θ. A change of θ in a random direction by ε‖θ‖ moves the
   answer by about ε‖θ‖·‖∂f/∂θ‖/√n, n being the number of entries of θ;
-- what a recovery's certificate leaves open of it (`LeftOpen`): recovered weights are off by up to
+- what a recovery's certificate leaves open of it: recovered weights are off by up to
   some bounds δ. An answer to random tokens meets an error of norm δ in ‖∂f/∂θ‖·δ/√n as a rule;
   errors of several tensors are independent. A function's bound, constant + slope·‖x‖, holds whole;
 - at which length tokens meet the bends of the function, on which side of each a sequence is
-  (`neuron_sides`), and which vectors score tokens.
+  (`NeuronSides`), and which vectors score tokens.
+
+A neuron that was changed shows where it is on, x·A_j + b_j > 0; one that was replaced by its linear
+part, as optimisers do with neurons that seem never to be off, shows where it is off. So a network
+is tested where its points lie on both sides of every hyperplane.
+
+Random points of a hyperplane's own distance leave a share of the sides out. `aimed` solves for
+points on those that are left: with unit normals n_j and distances t_j, the point nearest to a
+random one for which x·n_j = t_j + s_j, for up to d sides at once; s_j is as large as t_j, or as
+random tokens' x·n_j.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 
@@ -27,15 +36,27 @@ from unsoftmax.models.attention_map import BIASES, WHOLE, Attention
 from unsoftmax.models.composition import Composition, Map
 from unsoftmax.models.model import FrozenModel
 from unsoftmax.models.neurons import Neurons
-from unsoftmax.probes import Array
-from unsoftmax.questions.neuron_sides import Bends
+from unsoftmax.probes import Array, Flags
 from unsoftmax.validate.head_comparison import SHORT_SUMS
 
 SINGLE_TOKENS = "Only single tokens were asked: what the target does with several is not tested."
+# What heads of a group share.
+_OF_GROUPS = ("K", "k_bias", "V", "frequencies")
 # Where positions count, certificates bound all W(Δ), the biases' part of the scores, and products.
 _WHOLE = {"W": WHOLE, "w": BIASES, "M": "M"}
 
+# Points that are aimed at so many different groups of sides, for every size of group.
+_GROUPS = 4
+# Ridge of the equations for a point on several sides: of two that exclude each other neither is
+# met, rather than both far away.
+_SOFT = 1e-3
+# A side counts as met from this depth on, in units of what random tokens have: the change of a
+# neuron must show beside the rounding of all others.
+_DEEP = 0.125
+# What meeting a neuron where it is off is worth, beside meeting it where it is on.
+_OFF = 0.25
 
+Given: TypeAlias = tuple[str, Map] | None
 Weights: TypeAlias = dict[tuple[str, int | None], float]
 """By the path of an array, and the head or group; 0 where all share it."""
 
@@ -80,7 +101,10 @@ class Claim:
 
     def __init__(self, model: FrozenModel, errors: Mapping[str, float] | None = None) -> None:
         if not can_be_claimed(model):
-            known = [name for name in models.__all__ if _is_model(getattr(models, name))]
+            kinds = [
+                kind for name in models.__all__ if isinstance(kind := getattr(models, name), type)
+            ]
+            known = [kind.__name__ for kind in kinds if issubclass(kind, FrozenModel)]
             known.sort(key="SingleHead".__ne__)
             raise TypeError(
                 f"model must be one of {', '.join(known)}; it is {type(model).__name__}."
@@ -99,21 +123,15 @@ class Claim:
         """The first heads that tokens meet."""
         self.before = chain[0] if chain and isinstance(chain[0], LayerNorm) and chain[1:] else None
         """What normalises tokens before anything else sees them."""
-        self.ordered = any(
-            one.frequencies is not None or (one.causal and k + 1 < len(heads))
-            for k, one in enumerate(heads)
-        )
+        turned = any(one.frequencies is not None for one in heads)
+        self.ordered = turned or any(one.causal for one in heads[:-1])
         """Whether the order of tokens counts: in another order a sequence means another one."""
         self.affine = len(heads) == len(chain)
         """Whether answers to single tokens are x·v + c."""
-        self.smooth = any(
-            isinstance(one, LayerNorm) or (isinstance(one, Neurons) and one.activation != "relu")
-            for one in chain
-        )
+        switched = [one.activation == "relu" for one in chain if isinstance(one, Neurons)]
+        self.smooth = not all(switched) or any(isinstance(one, LayerNorm) for one in chain)
         """Whether answers to single tokens curve, where no bend is between them."""
-        self.behind = (
-            chain[-1] if self.affine is False and isinstance(chain[-1], LayerNorm) else None
-        )
+        self.behind = next((one for one in chain[-1:] if isinstance(one, LayerNorm)), None)
         """What normalises answers, behind all else."""
         self.bends = Bends.of(chain)
         """Hyperplanes at which the function bends; None where there are none, or not known."""
@@ -123,21 +141,14 @@ class Claim:
         """Whether there are scores: whether sequences may have more than one token."""
         return self.heads is not None
 
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What a test of the claim cannot see."""
-        return () if self.attends else (SINGLE_TOKENS,)
-
     def bound(self, tensor: str) -> float:
         """Return the bound on a tensor's error, 0 without one: "W of head 2" has that on W."""
         return self.errors.get(tensor.split(" of ")[0], 0.0)
 
     def units(self) -> dict[str, float]:
         """Return what changes of each tensor are told in: its norm, 1 where it may be 0."""
-        return {
-            name: 1.0 if tensor.norm <= self.bound(name) else tensor.norm
-            for name, tensor in self.model.tensors.items()
-        }
+        tensors = self.model.tensors.items()
+        return {name: 1.0 if x.norm <= self.bound(name) else x.norm for name, x in tensors}
 
     def weighty(self) -> dict[str, float]:
         """Return how large a change of each tensor must be to count beside the others, absolutely.
@@ -145,14 +156,10 @@ class Claim:
         A bias counts beside what it is added to for tokens of norm 1; a tensor that answers do not
         depend on is left out. ``same`` is said only where half of that would have shown.
         """
-        found: Weights = {}
-        _weigh(self.model.maps, "", 0.0, found)
-        named = {}
-        for name, tensor in self.model.tensors.items():
-            path = tensor.path.removesuffix(".T")
-            if (size := found.get((path, tensor.place or 0))) is not None:
-                named[name] = size
-        return named
+        found, tensors = Weights(), self.model.tensors
+        _weigh(self.model.maps, "", 0.0, None, float(np.sqrt(self.dim)), found)
+        paths = ((name, x.path.removesuffix(".T"), x.place or 0) for name, x in tensors.items())
+        return {name: found[path, k] for name, path, k in paths if (path, k) in found}
 
     def separate(self, tensor: str, moves: Array) -> Array:
         """Choose of what a random change of a tensor moves, (B,) or (B, m), what moves by itself.
@@ -215,26 +222,21 @@ class Claim:
 
     def at(self, X: Array) -> ClaimedAnswers:
         """Evaluate the claim at sequences (B, N, d)."""
-        predicted = self.model(X)
-        roundings, m = np.empty_like(predicted), self.outputs or 1
-        moves = {name: np.empty_like(predicted) for name in self.model.tensors}
-        left_open = np.zeros((len(X), m))
-        units = np.eye(m) if self.outputs is not None else np.ones((1, 1))
+        predicted, m = self.model(X), self.outputs or 1
+        roundings, left_open = np.empty_like(predicted), np.zeros((len(X), m))
+        moves = {name: np.empty((len(X), m)) for name in self.model.tensors}
         for part, some in self._parts(X.shape[1], len(X), m):
-            at = self.model.linearise(X[part])
+            at, units = self.model.linearise(X[part]), np.eye(m)[some, None]
             roundings[part] = at.rounding
-            y = np.broadcast_to(units[some, None], (len(units[some]), len(X[part]), m))
+            y = np.broadcast_to(units, (len(units), len(X[part]), m))
             back = at.vjp(y if self.outputs is not None else y[:, :, 0])
             for name in moves:
-                found = back.by[name][0].norms.T
-                if self.outputs is None:
-                    moves[name][part] = found[:, 0]
-                else:
-                    moves[name][part, some] = found
+                moves[name][part, some] = back.by[name][0].norms.T
             if self.errors:
                 left_open[part, some] = self._open(X[part], y)
         if self.errors:
-            left_open = self._left_open(X, moves, left_open).reshape(predicted.shape)
+            left_open = self._left_open(X, moves, left_open)
+        moves = {name: found.reshape(predicted.shape) for name, found in moves.items()}
         return ClaimedAnswers(predicted, roundings, moves, left_open.reshape(predicted.shape))
 
     def _parts(self, N: int, B: int, m: int) -> Iterator[tuple[slice, slice]]:
@@ -271,8 +273,7 @@ class Claim:
         """Return what right answers may miss the claim by, (B, m)."""
         for name, tensor in self.model.tensors.items():
             share = min(1.0, self.alignment / np.sqrt(max(1, tensor.entries)))
-            met = _times(share * self.bound(name), moves[name])
-            squares = squares + np.square(met.reshape(squares.shape))
+            squares = squares + np.square(_times(share * self.bound(name), moves[name]))
         seen = self.seen_tokens(X)
         if self.bends is not None and self.before is None:
             seen = self.bends.given(X)[:, None]
@@ -286,10 +287,6 @@ def can_be_claimed(model: object) -> bool:
     return isinstance(model, FrozenModel)
 
 
-def _is_model(kind: object) -> bool:
-    return isinstance(kind, type) and issubclass(kind, FrozenModel)
-
-
 def _times(bound: float, x: Array) -> Array:
     """Multiply, with 0 where an infinite bound meets nothing."""
     with np.errstate(invalid="ignore", over="ignore"):
@@ -299,36 +296,28 @@ def _times(bound: float, x: Array) -> Array:
 # -- what counts
 
 
-def _weigh(part: Map, prefix: str, beside: float, found: Weights) -> None:
+def _weigh(
+    part: Map, prefix: str, beside: float, given: Given, token: float, found: Weights
+) -> None:
     """Add how large changes of a map's arrays must be to count, by path and place.
 
-    ``beside`` is the size of what its answer is added to.
+    ``beside`` is the size of what its answer is added to, ``token`` that of tokens, ``given`` the
+    map before it.
     """
     if isinstance(part, Composition):
-        given: tuple[str, Map] | None = None
         for name, one in part.parts:
             own = f"{prefix}{name}." if name else prefix
-            last = one is part.parts[-1][1]
-            added = beside + (np.sqrt(_width(one)) if part.residual else 0.0)
-            if isinstance(one, Neurons):
-                _weigh_neurons(one, own, added if last else 0.0, given, found)
-            else:
-                _weigh(one, own, added if last else 0.0, found)
+            added = beside + token * part.residual if one is part.parts[-1][1] else 0.0
+            _weigh(one, own, added, given, token, found)
             given = own, one
     elif isinstance(part, Attention):
         _weigh_heads(part, prefix, beside, found)
+    elif isinstance(part, Neurons):
+        _weigh_neurons(part, prefix, beside, given, found)
     elif isinstance(part, LayerNorm):
         scale, shift = (float(np.linalg.norm(x)) for x in (part.scale, part.shift))
         found[f"{prefix}scale", 0] = scale or shift or 1.0
         found[f"{prefix}shift", 0] = max(scale, shift) or 1.0
-
-
-def _width(part: Map) -> int:
-    """Return how many numbers a map answers with beside a residual, which are as many as given."""
-    leaf = [*part.leaves.values()][-1] if isinstance(part, Composition) else part
-    if isinstance(leaf, Attention):
-        return int(leaf.Q.shape[2])
-    return len(leaf.c) if isinstance(leaf, Neurons) else 0
 
 
 def _weigh_heads(heads: Attention, prefix: str, beside: float, found: Weights) -> None:
@@ -339,10 +328,8 @@ def _weigh_heads(heads: Attention, prefix: str, beside: float, found: Weights) -
     added = max(0.0, *norms.get("c", ()), *values, beside)
     found[f"{prefix}c", 0] = added or 1.0
     for h in np.flatnonzero(values).tolist():
-        g = places[h]
-        own: dict[str, float] = {}
-        own |= {name: norms[name][h] for name in ("W", "w", "O", "Q", "q_bias") if name in norms}
-        own |= {name: norms[name][g] for name in ("K", "k_bias", "V") if name in norms}
+        at = {name: places[h] if name in _OF_GROUPS else h for name in norms}
+        own = {name: norms[name][place] for name, place in at.items() if name not in ("c", "R")}
         keys, queries = (max(own.get(x, 0.0), own.get(f"{x.lower()}_bias", 0.0)) for x in "KQ")
         W, w = own["W"], own.get("w", 0.0)
         sizes = {"M": values[h], "W": W or w or 1.0, "w": max(W, w) or 1.0}
@@ -351,11 +338,13 @@ def _weigh_heads(heads: Attention, prefix: str, beside: float, found: Weights) -
             sizes["K"] = own.get("K", 0.0) or queries
         if keys:
             sizes |= {"Q": own["Q"] or keys, "q_bias": max(keys, queries)}
-        turns = heads.frequencies is not None and np.any(Rotary(heads.frequencies[g]).folded)
+        turns = heads.frequencies is not None and np.any(
+            Rotary(heads.frequencies[places[h]]).folded
+        )
         if keys and queries and turns:
-            sizes |= {"k_bias": max(keys, queries), "frequencies": norms["frequencies"][g]}
+            sizes |= {"k_bias": max(keys, queries), "frequencies": own["frequencies"]}
         for name, size in sizes.items():
-            found[f"{prefix}{name}", g if name in ("K", "k_bias", "V", "frequencies") else h] = size
+            found[f"{prefix}{name}", places[h] if name in _OF_GROUPS else h] = size
         if "frequencies" in sizes:  # which all groups may share
             found.setdefault((f"{prefix}frequencies", 0), sizes["frequencies"])
     if heads.R is not None and np.any(heads.R):
@@ -363,7 +352,7 @@ def _weigh_heads(heads: Attention, prefix: str, beside: float, found: Weights) -
 
 
 def _weigh_neurons(
-    neurons: Neurons, prefix: str, beside: float, given: tuple[str, Map] | None, found: Weights
+    neurons: Neurons, prefix: str, beside: float, given: Given, found: Weights
 ) -> None:
     norms = {name: float(np.linalg.norm(array)) for name, array in neurons.arrays.items()}
     A, a, biases = norms.get("A", 0.0), norms["a"], f"{prefix}a"
@@ -381,3 +370,166 @@ def _weigh_neurons(
         if "G" in norms:
             gate = max(norms["G"], norms["g"])
             found |= {(f"{prefix}G", 0): norms["G"] or gate, (f"{prefix}g", 0): gate}
+
+
+# -- where it bends
+
+
+@dataclass(frozen=True, slots=True)
+class NeuronSides:
+    """Both sides of the hyperplanes of a network: those where neurons are on, then the others.
+
+    Attributes
+    ----------
+    normals : ndarray, shape (2n, d)
+        Unit normals, which point into the side.
+    distances : ndarray, shape (2n,)
+        How far the hyperplane is from 0 along the normal; negative where 0 is on the side.
+    weights : ndarray, shape (2n,)
+        By how much an answer changes per unit of depth if the neuron is left out, or is linear.
+    """
+
+    normals: Array
+    distances: Array
+    weights: Array
+
+    @classmethod
+    def of(cls, A: Array, a: Array, heights: Array) -> NeuronSides:
+        """Return those of neurons x·A_j + a_j, A (n, d), that add ``heights`` (n,) to answers.
+
+        One that never switches is infinitely far away.
+        """
+        norms = np.linalg.norm(A, axis=1)
+        with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+            normals = np.where(norms[:, None] > 0, A / norms[:, None], 0.0)
+            distances = np.where(norms > 0, -a / norms, np.inf)
+            weights = norms * np.abs(heights)
+        both = np.vstack([normals, -normals]), np.append(distances, -distances)
+        return cls(*both, np.append(weights, weights))
+
+    @property
+    def neurons(self) -> int:
+        """How many neurons there are."""
+        return len(self.weights) // 2
+
+    def depths(self, x: Array) -> Array:
+        """Return how far points (B, d) are inside each side, (B, 2n)."""
+        n = self.neurons
+        on = x @ self.normals[:n].T - self.distances[:n]
+        return np.hstack([on, -on])
+
+    def met(self, x: Array) -> Flags:
+        """Say which sides points (B, d) lie on, and not merely at their edge, (B, 2n)."""
+        sizes = np.linalg.norm(x, axis=1)[:, None] + np.abs(self.distances)
+        share = _DEEP / np.sqrt(x.shape[1])
+        return np.asarray(self.depths(x) > share * sizes)
+
+    @property
+    def worth(self) -> Array:
+        """What it is worth to meet each side, (2n,)."""
+        return np.repeat([1.0, _OFF], self.neurons)
+
+    def hidden(self, x: Array, bounds: Array) -> Flags:
+        """Say on which sides no answer to points (B, d) shows a neuron beyond ``bounds`` (B,)."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            shown = self.weights * np.maximum(self.depths(x), 0.0) > bounds[:, None]
+        return np.asarray(~np.any(shown, axis=0))
+
+    def aimed(self, wanted: Flags, length: float, rng: np.random.Generator) -> Array:
+        """Return points (K, d) on groups of the sides that are wanted, none where none is.
+
+        Points have about the norm ``length`` or, where hyperplanes are further away, a larger one.
+        """
+        places = np.flatnonzero(wanted & np.isfinite(self.distances))
+        found, size, d = [], 1, self.normals.shape[1]
+        typical = length / float(np.sqrt(d))
+        while size <= min(d, len(places)):
+            for _ in range(_GROUPS):
+                group = rng.choice(places, size, replace=False)
+                near = np.asarray(typical * rng.standard_normal(d))
+                deep = np.maximum(np.abs(self.distances[group]), typical)
+                # the point nearest to a random one that is so deep in all sides of the group
+                normals, depth = self.normals[group], self.distances[group] + deep
+                gram = normals @ normals.T + _SOFT * np.eye(size)
+                found.append(near + normals.T @ np.linalg.solve(gram, depth - normals @ near))
+            size *= 2
+        return np.array(found).reshape(-1, d)
+
+
+@dataclass(frozen=True, slots=True)
+class Bends:
+    """Where a model bends: the hyperplanes of its first neurons, in what these are given.
+
+    Attributes
+    ----------
+    sides : NeuronSides
+        Those of the neurons that switch, and move answers.
+    single : NeuronSides
+        The same in single tokens.
+    lengths : ndarray
+        Lengths at which single tokens meet hyperplanes.
+    before : LayerNorm, Attention or None
+        What gives the neurons what they are given: tokens of size 1, or what heads pool.
+    """
+
+    sides: NeuronSides
+    single: NeuronSides
+    lengths: Array
+    before: Map | None
+
+    @classmethod
+    def of(cls, maps: Sequence[Map]) -> Bends | None:
+        """Find them in maps, one after the other; None where there are none, or not known.
+
+        They are known of ReLUs that are given tokens, what a norm makes of them, or what heads
+        pool.
+        """
+        before = maps[0] if len(maps) > 1 and not isinstance(maps[0], Neurons) else None
+        neurons = maps[before is not None] if maps else None
+        if not isinstance(neurons, Neurons):
+            return None
+        if neurons.activation != "relu" or neurons.G is not None:
+            return None
+        A, a = neurons.A, neurons.a
+        alone, lengths = None, None
+        if isinstance(before, Attention) and before.O is not None:
+            if A is not None or before.V is not None:
+                return None
+            a = a if before.c is None else a + before.c
+            layers = [*before.O, *([] if before.R is None else [before.R])]
+            none = np.zeros((len(a), before.Q.shape[2]))
+            A, alone = np.hstack(layers or [none]), sum(layers, none)
+        assert A is not None
+        if isinstance(before, LayerNorm):  # in tokens of size 1
+            A, a = A * before.scale, a + A @ before.shift
+            A = A - A.mean(axis=1, keepdims=True) if before.centred else A
+            lengths = np.array([np.sqrt(A.shape[1])])
+        alone = A if alone is None else alone
+        heights = np.linalg.norm(neurons.B, axis=0) / np.sqrt(len(neurons.B))
+        used = np.any(A, axis=1) & np.any(neurons.B, axis=0)
+        own, single = (NeuronSides.of(one[used], a[used], heights[used]) for one in (A, alone))
+        if lengths is None:  # √d times the hyperplanes' distances: where random tokens meet them
+            norms = np.linalg.norm(alone, axis=1)
+            met = (norms > 0) & (a != 0)
+            lengths = np.sort(np.abs(a[met]) / norms[met]) * float(np.sqrt(alone.shape[1]))
+        return cls(own, single, lengths, before)
+
+    def points(self, sequences: Sequence[Array]) -> Array:
+        """Return the points that sequences (N, d) of any lengths give to the neurons, (B, D)."""
+        points = np.array([self.given(X[None])[0] for X in sequences])
+        return points.reshape(-1, self.sides.normals.shape[1])
+
+    def met(self, sequences: Sequence[Array]) -> Flags:
+        """Say on which sides of the hyperplanes sequences lie, (B, 2n)."""
+        return self.sides.met(self.points(sequences))
+
+    def given(self, X: Array) -> Array:
+        """Return the points that sequences (B, N, d) give to the neurons, (B, D)."""
+        if isinstance(self.before, LayerNorm):
+            return self.before.normalised(X[:, -1])
+        if not isinstance(self.before, Attention):
+            return X[:, -1]
+        pooled = self.before.pooled(X)
+        beside = [] if self.before.R is None else [X[:, -1:]]
+        given = np.concatenate([pooled, *beside], axis=1).reshape(len(X), -1)
+        return given if given.size else np.zeros((len(X), X.shape[2]))

@@ -16,14 +16,12 @@ only v_h is seen, at l ≈ 1.5 the scores as well. With the query token 0 only w
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import cycle, islice
 
 import numpy as np
 
 from unsoftmax.probes import Array
 from unsoftmax.questions.answer_errors import AnswerErrors, Defect, Seen, measured, with_steps
 from unsoftmax.questions.claim import Claim
-from unsoftmax.questions.neuron_sides import Sides
 
 # Points that are drawn for each random sequence of a claim that bends.
 _DRAWS = 32
@@ -61,10 +59,7 @@ _RANDOM, _TOKENS = 7, (5, 8, 2, 128, 3)
 
 
 def random_sequences(
-    claim: Claim,
-    rng: np.random.Generator,
-    count: int = _RANDOM,
-    tokens: tuple[int, ...] = _TOKENS,
+    claim: Claim, rng: np.random.Generator, count: int = _RANDOM, tokens: tuple[int, ...] = _TOKENS
 ) -> list[Array]:
     """Draw sequences (N, d) at which every tensor of the claim moves the answer.
 
@@ -75,11 +70,8 @@ def random_sequences(
     for n in range(count):
         N = tokens[n % len(tokens)] if claim.attends else 1
         length = _bend_length(claim, (n + 0.5) / count)
-        drawn = [
-            claim.presented(_random_sequence(claim, rng, N, (n, count), length), n)
-            for _ in range(draws)
-        ]
-        found.append(by_worth(claim, found, drawn)[0])
+        drawn = (_random_sequence(claim, rng, N, (n, count), length) for _ in range(draws))
+        found.append(by_worth(claim, found, [claim.presented(X, n) for X in drawn])[0])
     return found
 
 
@@ -92,14 +84,12 @@ def _random_sequence(
     if claim.before is not None:  # tokens' lengths do not count
         directions, length = np.sqrt(claim.dim) * directions, 1.0
     offsets, query = directions[:-1], directions[-1]
-    scales = _scales(claim, offsets, query, length)
-    if not len(scales):
-        alpha = length or 1.0
-    else:  # that of one of the heads, in turn
-        alpha = float(np.sort(scales)[turn[0] * len(scales) // turn[1]])
+    scales, alpha = _scales(claim, offsets, query, length), length or 1.0
+    if len(scales):  # that of one of the heads, in turn
         # beyond 1, tokens that are normalised are as far from the query token as they can be
         most = LONGEST if claim.before is None else 1.0
-        alpha = float(np.clip(alpha, 1 / LONGEST, most))
+        of_head = np.sort(scales)[turn[0] * len(scales) // turn[1]]
+        alpha = float(np.clip(of_head, 1 / LONGEST, most))
     beta = length or alpha
     return as_float32(np.vstack([alpha * offsets + beta * query, beta * query]))
 
@@ -139,15 +129,9 @@ def by_worth(claim: Claim, asked: list[Array], candidates: list[Array]) -> list[
     """Order sequences by how many neurons they meet that those asked leave out, most first."""
     if claim.bends is None:
         return candidates
-    sides = claim.bends.sides
-    worth = sides.met(claim.bends.points(candidates)) @ (sides.worth * ~_met(claim, asked))
-    return [candidates[k] for k in np.argsort(-worth, kind="stable")]
-
-
-def _met(claim: Claim, asked: list[Array]) -> Sides:
-    """Say on which sides of neurons' hyperplanes the sequences that are asked lie."""
-    assert claim.bends is not None
-    return np.asarray(np.any(claim.bends.sides.met(claim.bends.points(asked)), axis=0))
+    worth = claim.bends.sides.worth * ~np.any(claim.bends.met(asked), axis=0)
+    order = np.argsort(-(claim.bends.met(candidates) @ worth), kind="stable")
+    return [candidates[k] for k in order]
 
 
 def beside(claim: Claim, asked: list[Array], most: int, rng: np.random.Generator) -> list[Array]:
@@ -168,7 +152,7 @@ def _aimed(claim: Claim, asked: list[Array], length: float, rng: np.random.Gener
     if claim.bends is None:
         return np.zeros((0, claim.dim))
     sides = claim.bends.sides
-    missing = ~_met(claim, asked) & (sides.distances < LONGEST)
+    missing = ~np.any(claim.bends.met(asked), axis=0) & (sides.distances < LONGEST)
     # neurons are off at most points: where they are on comes first
     first = missing & (sides.worth == 1)
     return claim.bends.single.aimed(first if np.any(first) else missing, length, rng)
@@ -378,7 +362,7 @@ class Design:
 
 def lengths(claim: Claim) -> tuple[list[int], list[int]]:
     """Return how many tokens the sequences of both rounds have, as many as there may be."""
-    random = [*islice(cycle(_TOKENS if claim.attends else (1,)), _RANDOM)]
+    random = np.resize(_TOKENS if claim.attends else 1, _RANDOM).tolist()
     some = random[: _reworded(claim)]
     second = [*random[-_AGAIN:], *some, *(3 * N for N in some)]
     single = 7 if claim.affine else 3 * len(_STRAIGHT)

@@ -20,7 +20,6 @@ from unsoftmax.learners.settings import at_least_0
 from unsoftmax.models.files import SavedResult, as_json, of_json, read_json, write_json
 from unsoftmax.protocol import Course, Oracle
 from unsoftmax.questions import target_classes
-from unsoftmax.questions.answer_traits import Traits
 from unsoftmax.questions.identification import NOT_RECOVERED, Certainty, Identifier, Identity
 from unsoftmax.theory import counts
 
@@ -148,22 +147,16 @@ class Audit(SavedResult):
     @property
     def known(self) -> tuple[tuple[str, str], ...]:
         """The facts in words."""
-        flags = {0: "no", 1: "yes"}
-        return tuple(
-            (name.replace("_", " "), flags[n] if name in ("biases", "rotary") else f"{n:,}")
-            for name, n in self.facts.items()
-        )
+        flags, flagged = {0: "no", 1: "yes"}, ("biases", "rotary")
+        said = ((name, flags[n] if name in flagged else f"{n:,}") for name, n in self.facts.items())
+        return tuple((name.replace("_", " "), word) for name, word in said)
 
     def to_json(self) -> dict[str, Any]:
         """Return everything but the recovery as JSON; ``recovered`` says whether there is one."""
         apart = ("target_class", "recovery", "course", "versions")
         said = {f.name: as_json(getattr(self, f.name)) for f in fields(self) if f.name not in apart}
-        return {
-            "format_version": self.format_version,
-            "class": self.target_class,
-            **said,
-            "recovered": self.recovery is not None,
-        }
+        kind = {"format_version": self.format_version, "class": self.target_class}
+        return {**kind, **said, "recovered": self.recovery is not None}
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write ``audit.json`` into a folder, and beside it what `Recovery.save` writes."""
@@ -262,17 +255,8 @@ def audit(
     most = budget if isinstance(budget, Budget) else Budget(queries=budget)
     identifier = Identifier(dim, seed, within=most if recover else None)
     watch = CourseWatch(progress)
-    with opened_campaign(
-        oracle,
-        identifier,
-        budget=most,
-        ledger=ledger,
-        batch=batch,
-        workers=workers,
-        progress=watch,
-        retries=retries,
-        timeout=timeout,
-    ) as campaign:
+    settings = most, ledger, batch, workers, watch, retries, timeout
+    with opened_campaign(oracle, identifier, 0, None, *settings) as campaign:
         found = campaign.run(identifier.steps(holdout))
         recovery, spent = None, campaign.ledger.spent
         if found.found is not None and found.learner is not None:
@@ -289,38 +273,17 @@ def audit(
         counted = target_classes.counted_for(learner, found.facts)
         at_most = learner.plan().at_most + holdout
         cost = RecoveryCost(learner.settings(), *needed, at_most, money(*needed), counted)
+    renamed = {"singles": "single_tokens", "radius": "longest_token"}
+    shown = ("kind", "width", "coordinate", "tokens", "singles", "radius", "residual")
+    answers = {renamed.get(name, name): getattr(traits, name) for name in shown}
+    answers["precision"] = list(traits.precision.why)
     all_numbers, by_vectors = _whole(found, int(dim), holdout)
-    return Audit(
-        target_class=found.target_class,
-        certainty=found.certainty,
-        answers=_answers(traits),
-        facts=found.facts,
-        reasons=found.reasons,
-        recoverable=target_classes.RECOVERABLE[found.target_class],
-        cost=cost,
-        queries=spent.queries,
-        tokens=spent.tokens,
-        money=money(spent.queries, spent.tokens),
-        recovery=recovery,
-        notes=(*_notes(found, by_vectors, wanted=recover), *noticed),
-        afforded=not found.beyond if recover else None,
-        course=course,
-        versions=versions(),
-        whole=all_numbers,
-    )
-
-
-def _answers(traits: Traits) -> dict[str, Any]:
-    return {
-        "kind": traits.kind,
-        "width": traits.width,
-        "coordinate": traits.coordinate,
-        "tokens": traits.tokens,
-        "single_tokens": traits.singles,
-        "longest_token": traits.radius,
-        "residual": traits.residual,
-        "precision": list(traits.precision.why),
-    }
+    said = found.target_class, found.certainty, answers, found.facts, found.reasons
+    recoverable = target_classes.RECOVERABLE[found.target_class]
+    paid = spent.queries, spent.tokens, money(spent.queries, spent.tokens)
+    notes = (*_notes(found, by_vectors, wanted=recover), *noticed)
+    done = recovery, notes, not found.beyond if recover else None
+    return Audit(*said, recoverable, cost, *paid, *done, course, versions(), all_numbers)
 
 
 def _whole(found: Identity, dim: int, holdout: int) -> tuple[WholeCost | None, str]:
@@ -332,62 +295,44 @@ def _whole(found: Identity, dim: int, holdout: int) -> tuple[WholeCost | None, s
         queries = counts.rotary_layer_queries(dim, several, several, 2, biases=biases)
         return WholeCost("attention-layer", True, queries + holdout), ""
     if width > 1 and found.target_class == "ReLU network":
-        queries = counts.feed_forward_queries(dim, found.facts["neurons"], width)
-        return WholeCost("feed-forward", False, queries + holdout), (
-            f"All {width} numbers together give the whole network: FeedForwardLearner(dim={dim}) "
-            "takes about six queries for each neuron."
-        )
-    if 1 < width >= heads and found.target_class in ("single head", "several heads"):
+        neurons = found.facts["neurons"]
+        model, queries = "feed-forward", counts.feed_forward_queries(dim, neurons, width)
+        said = f"network: FeedForwardLearner(dim={dim}) takes about six queries for each neuron."
+    elif 1 < width >= heads and found.target_class in ("single head", "several heads"):
         rank = found.facts.get("rank", max(1, min(dim, width) // heads))
-        queries = counts.attention_layer_queries(dim, heads, rank)
-        return WholeCost("attention-layer", False, queries + holdout), (
-            f"All {width} numbers together give the whole layer: AttentionLayerLearner(dim={dim}) "
-            f"takes about {queries:,} queries if it has heads of rank {rank}, {heads} in all."
-        )
-    return None, ""
+        model, queries = "attention-layer", counts.attention_layer_queries(dim, heads, rank)
+        said = f"layer: AttentionLayerLearner(dim={dim}) takes about {queries:,} queries if it has "
+        said += f"heads of rank {rank}, {heads} in all."
+    else:
+        return None, ""
+    both = f"All {width} numbers together give the whole {said}"
+    return WholeCost(model, False, queries + holdout), both
 
 
 def _notes(found: Identity, by_vectors: str, *, wanted: bool) -> list[str]:
     """Say what a user should know of one number of the answers, and of a recovery's end."""
-    traits, notes = found.traits, []
-    if traits.width > 1:
-        notes.append(
-            f"Answers are vectors of {traits.width} numbers; all this is about number "
-            f"{traits.coordinate}, which varies most. us.oracles.coordinate chooses another one."
-        )
-    if traits.residual:
-        notes.append(
-            "Answers are the last token and, added to it, this: a layer with a residual "
-            "connection. What is recovered is what is added."
-        )
-    if by_vectors:
-        notes.append(by_vectors)
-    named = found.target_class not in ("constant", *target_classes.UNNAMED)
-    if wanted and named and found.found is None and found.learner is None:
-        notes.append(f"Nothing was recovered: {_why_nothing(found)}")
-    if found.beyond:
-        takes = "; ".join(found.beyond)
-        notes.append(
-            f"Recovery was not begun, it is beyond the budget: it typically takes {takes}."
-        )
-    return notes
-
-
-def _why_nothing(found: Identity) -> str:
-    """Say why a recovery that was asked for gave nothing, of a class that is known."""
+    traits, one = found.traits, "this recovers one number of each answer, and"
     if found.reasons[0].startswith(NOT_RECOVERED):
-        return "the first reason says why."
-    if found.of_vectors:
-        return (
-            "this recovers one number of each answer, and such a target is left to "
-            "AttentionLayerLearner with rotary=True, which recovers all numbers together."
-        )
-    if found.traits.ordered:
-        return (
-            "this recovers rotary positions, with biases or in several heads from float64 answers "
-            "alone, and these positions, or these answers, are not such."
-        )
-    return (
-        "this recovers one number of each answer, and of such a target no learner of one number is "
-        "known."
-    )
+        why = "the first reason says why."
+    elif found.of_vectors:
+        why = f"{one} such a target is left to AttentionLayerLearner with rotary=True, which "
+        why += "recovers all numbers together."
+    elif traits.ordered:
+        why = "this recovers rotary positions, with biases or in several heads from float64 "
+        why += "answers alone, and these positions, or these answers, are not such."
+    else:
+        why = f"{one} of such a target no learner of one number is known."
+    named = found.target_class not in ("constant", *target_classes.UNNAMED)
+    nothing = named and found.found is None and found.learner is None
+    takes = "; ".join(found.beyond)
+    notes = {
+        f"Answers are vectors of {traits.width} numbers; all this is about number "
+        f"{traits.coordinate}, which varies most. us.oracles.coordinate chooses "
+        "another one.": traits.width > 1,
+        "Answers are the last token and, added to it, this: a layer with a residual connection. "
+        "What is recovered is what is added.": traits.residual,
+        by_vectors: by_vectors,
+        f"Nothing was recovered: {why}": wanted and nothing,
+        f"Recovery was not begun, it is beyond the budget: it typically takes {takes}.": takes,
+    }
+    return [note for note, so in notes.items() if so]

@@ -29,19 +29,16 @@ from unsoftmax.learners.positions_named import in_words
 from unsoftmax.learners.settings import Configured, whole_number
 from unsoftmax.measure.token_order import OrderQuestions
 from unsoftmax.models import ReluNetwork
-from unsoftmax.probes import FARTHEST, Array, Flags, Probes, Round, Sequences
+from unsoftmax.probes import FARTHEST, Array, Probes, Round, Sequences
 from unsoftmax.protocol import Answers, Found, Learner, Outputs, Plan
 from unsoftmax.questions import target_classes
 from unsoftmax.questions.answer_traits import Traits, traits_of, unless_refused
 from unsoftmax.questions.claim import Claim
-from unsoftmax.questions.target_classes import Sketch
 
 Certainty: TypeAlias = Literal["certain", "likely", "undecided"]
 
 NOT_RECOVERED = "The whole target was not recovered: "
-"""How the reason begins why recovering the whole was tried, and refused,"""
-NOT_ONE_HEAD = "Not one head with rotary positions and without biases: "
-"""and where one head was, and more are tried after it."""
+"""How the reason begins why recovering the whole was tried, and refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,20 +90,13 @@ class Identity:
     def of(cls, found: Found[Any], traits: Traits, *reasons: str) -> Identity:
         """Say what a target is that was recovered as a whole."""
         name, facts = target_classes.read(found, traits, int(found.model.dim))
-        sure = _certainty(traits, recovered=True)
+        sure = _certainty(traits, "float32")
         return cls(name, sure, traits, reasons, facts, found=found)
 
     @property
     def of_vectors(self) -> bool:
         """Whether scores may turn, and a learner of vectors takes all numbers at once."""
         return self.turning is not None and self.traits.width > 1
-
-    @property
-    def of_one_number(self) -> bool:
-        """Whether scores may turn, and a learner of one number takes such answers."""
-        plain = "rotary" in self.facts and not self.facts.get("biases")
-        taken = plain or self.traits.kind == "float64"
-        return self.turning is not None and self.traits.width == 1 and taken
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +166,9 @@ class Identifier(Configured):
                 identity = identity if beside.target_class in target_classes.UNNAMED else beside
         elif traits.ordered:
             identity = yield from of_positions(identity, d)
-            if not identity.of_one_number or d < 2:
+            plain = "rotary" in identity.facts and not identity.facts.get("biases")
+            taken = traits.width == 1 and (plain or traits.kind == "float64")
+            if identity.turning is None or not taken or d < 2:  # no learner of one number
                 return identity
         build = target_classes.LEARNERS.get(identity.target_class)
         learner = build(d, self.seed, traits, identity.facts) if build else None
@@ -206,7 +198,8 @@ class Identifier(Configured):
             one = traits.kind == "float64" and not isinstance(learner, MultiHeadLearner)
             if traits.ordered and one:
                 # several heads, and biases of keys alone, are not told from one head beforehand
-                reasons = (f"{NOT_ONE_HEAD}{found}", *identity.reasons)
+                why = f"Not one head with rotary positions and without biases: {found}"
+                reasons = (why, *identity.reasons)
                 several = target_classes.several_turning(int(self.dim), self.seed)
                 identity = replace(identity, reasons=reasons, learner=several)
                 return (yield from self._recovered(identity, asked, checks))
@@ -228,7 +221,7 @@ def of_positions(identity: Identity, dim: int) -> Asking[Identity]:
     if traits.singles in ("bent", "smooth") or traits.coarse or traits.radius is not None:
         return identity
     look = OrderQuestions(dim).position_kind()
-    found = yield from unless_refused(of_coordinate(look, traits), None)
+    found = yield from unless_refused(read_as(look, partial(_looked_at, traits)), None)
     if found is None:
         return identity
     vectors, facts = traits.width > 1, {}
@@ -269,7 +262,7 @@ class Sketching:
             refused.append(found)
         return self._nothing_fits()
 
-    def _tried(self, sketch: Sketch, k: int) -> Asking[Found[Any] | Refused]:
+    def _tried(self, sketch: target_classes.Sketch, k: int) -> Asking[Found[Any] | Refused]:
         """Try a learner on k dimensions."""
         name, traits = sketch.name, self.traits
         learner = sketch.learner(k, int(self.rng.integers(2**31)), traits, {})
@@ -290,7 +283,7 @@ class Sketching:
             return Refused(f"Not {name}: {reason}", contradicts=False, final=False)
         return found
 
-    def _named(self, sketch: Sketch, found: Found[Any], k: int) -> Asking[Identity]:
+    def _named(self, sketch: target_classes.Sketch, found: Found[Any], k: int) -> Asking[Identity]:
         """Say what a sketch that has succeeded means; look for the rank of a single head."""
         d, traits = self.dim, self.traits
         name, facts = target_classes.read(found, traits, d)
@@ -325,7 +318,7 @@ class Sketching:
 def _learned(steps: Asking[T], traits: Traits, name: str) -> Asking[T | Exception]:
     """Return what a learner finds of the number that is looked at, or why it finds nothing."""
     try:
-        return (yield from named(of_coordinate(steps, traits), name))
+        return (yield from named(read_as(steps, partial(_looked_at, traits)), name))
     except DimensionRefused:
         raise
     except (ModelMismatch, NotIdentifiable, OracleError) as refusal:
@@ -355,23 +348,20 @@ def _tried_out(
     second = float(np.sort(missed)[-2])  # one may be where the softmax has to choose
     if second <= allowed:
         return found
-    said = (
-        f"what was recovered misses ordinary sequences by {second:.1e}, beside answers of up "
-        f"to {size:.1e}"
-    )
+    by = f"{second:.1e}, beside answers of up to {size:.1e}"
+    said = f"what was recovered misses ordinary sequences by {by}"
     if target_classes.is_sharp(found):
         raise ModelMismatch(f"{said}.")
     raise NotIdentifiable(f"{said}, as its certificate allows.", determined={})
 
 
-def _certainty(traits: Traits, *, recovered: bool = False) -> Certainty:
+def _certainty(traits: Traits, *more: str) -> Certainty:
     """Return how sure a class is: labels and coarse answers may hide another one.
 
     Of a model that was recovered float32 answers may as well: a second head of a thousandth of the
     first moves no answer that a learner of one looks at by more than its certificate has to allow.
     """
-    hiding = ("rounded", "noisy", "labels", *(("float32",) if recovered else ()))
-    return "likely" if traits.kind in hiding else "certain"
+    return "likely" if traits.kind in ("rounded", "noisy", "labels", *more) else "certain"
 
 
 # What answers show, the first of these that they do, and the class of such targets: why it is.
@@ -405,11 +395,6 @@ def at_first_sight(traits: Traits) -> Identity | None:
     return None
 
 
-def of_coordinate(steps: Asking[T], traits: Traits) -> Asking[T]:
-    """Learn one number out of vector answers, or what it is beside the last token's own."""
-    return read_as(steps, partial(_looked_at, traits))
-
-
 def _looked_at(traits: Traits, asked: Round, answers: Answers) -> Answers:
     """Return the number that is looked at, of vector answers (B, m)."""
     k, numbers = traits.coordinate, [y[:, traits.coordinate] for y in answers]
@@ -427,8 +412,17 @@ def uncontradicted(identity: Identity, asked: Round, answers: Answers) -> Identi
     """
     if (found := identity.found) is None:
         return identity
-    numbers = _looked_at(identity.traits, asked, answers)
-    beyond = [beyond_bounds(found, X[:], y) for X, y in zip(asked, numbers, strict=True)]
+    model, numbers = found.model, _looked_at(identity.traits, asked, answers)
+    claim, slope = Claim(model, found.certificate.errors), np.linalg.norm(getattr(model, "v", 0.0))
+    beyond = []
+    for probes, y in zip(asked, numbers, strict=True):
+        # of a network no token but the last one counts
+        X = probes[:][:, -1:] if isinstance(model, ReluNetwork) else probes[:]
+        at, longest = claim.at(X), np.linalg.norm(X, axis=2).max(axis=1)
+        # twice what the claim leaves open, as where `verify` says "different", and a millionth of
+        # an answer's size; right models miss at most a fiftieth of it
+        allowed = 1e-6 * (longest * slope + np.abs(y)) + 2 * at.open
+        beyond.append(np.abs(y - at.predicted) > allowed)
     missed = np.concatenate(beyond)
     if not missed.any():
         return identity
@@ -439,30 +433,6 @@ def uncontradicted(identity: Identity, asked: Round, answers: Answers) -> Identi
     )
     reasons = (reason, *identity.reasons)
     return Identity("undecided", "undecided", identity.traits, reasons, identity.facts)
-
-
-def beyond_bounds(found: Found[Any], X: Array, y: Array) -> Flags:
-    """Say which answers (B,) a recovered model misses by more than its certificate explains.
-
-    That is twice what the model as a claim leaves open, as where `verify` says "different", and a
-    millionth of an answer's size. Right models miss at most a fiftieth of it.
-
-    Examples
-    --------
-    >>> import unsoftmax as us
-    >>> head = us.SingleHead(np.eye(2), [1.0, 2.0])
-    >>> found = us.learn(head, us.learners.ExactHead(2))
-    >>> X = np.random.default_rng(0).standard_normal((3, 4, 2))
-    >>> beyond_bounds(found, X, head(X) + [0.0, 0.0, 0.1])
-    array([False, False,  True])
-    """
-    model = found.model
-    if isinstance(model, ReluNetwork):  # no token but the last one counts
-        X = X[:, -1:]
-    at = Claim(model, found.certificate.errors).at(X)
-    longest, slope = np.linalg.norm(X, axis=2).max(axis=1), np.linalg.norm(getattr(model, "v", 0.0))
-    allowed = 1e-6 * (longest * slope + np.abs(y)) + 2 * at.open
-    return np.asarray(np.abs(y - at.predicted) > allowed)
 
 
 def signed_groups(d: int, k: int, rng: np.random.Generator) -> Array:

@@ -359,9 +359,8 @@ def _holdout_tokens(learner: Learner[Any], holdout: int) -> int:
     """
     if learner.plan().most_tokens == 1:
         return holdout
-    ends = {
-        learners.MultiHeadLearner: [holdout],
-        learners.LabelHead: 2 * [(holdout - Shares.of(holdout).opening) // 2],
-    }.get(type(learner), [Shares.of(holdout).closing])
+    shares, kind = Shares.of(holdout), type(learner)
+    ends = 2 * [(holdout - shares.opening) // 2] if kind is learners.LabelHead else [shares.closing]
+    ends = [holdout] if kind is learners.MultiHeadLearner else ends
     long = [shape.tokens for end in ends for shape in LongSequenceTuning().of(end, learner.dim)]
     return sum(long) + 4 * (holdout - len(long))  # the others have 1 to 20, on average 3 to 5

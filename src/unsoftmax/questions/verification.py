@@ -31,7 +31,7 @@ from unsoftmax.models.files import SavedResult
 from unsoftmax.probes import Array, Round
 from unsoftmax.protocol import Answers, Oracle, Outputs, Plan
 from unsoftmax.questions.answer_errors import MISSED, NOT_SERVED, AnswerErrors, Seen, power, seen_at
-from unsoftmax.questions.claim import Claim
+from unsoftmax.questions.claim import SINGLE_TOKENS, Claim
 from unsoftmax.questions.claim_probes import Design, lengths
 from unsoftmax.questions.located import Located, Search
 from unsoftmax.questions.tensor_search import changed_tensor
@@ -151,29 +151,22 @@ class Verifier:
         arrays = {name: as_json(array) for name, array in self.model.arrays().items()}
         # what is asked after the first rounds depends on what the bounds make of these
         bounds = {"errors": {name: float(x).hex() for name, x in (self.errors or {}).items()}}
-        return {
-            "learner": type(self).__name__,
-            "model": {"class": type(self.model).__name__, **arrays},
-            "locate": self.locate,
-            "seed": self.seed,
-            "tuning": {},  # ledgers are known by these settings
-            **(bounds if self.errors else {}),
-        }
+        model = {"class": type(self.model).__name__, **arrays}
+        # ledgers are known by these settings
+        asked = {"locate": self.locate, "seed": self.seed, "tuning": {}}
+        asked |= bounds if self.errors else {}
+        return {"learner": type(self).__name__, "model": model, **asked}
 
     def plan(self) -> Plan:
         """Say what it will cost."""
         first, second = lengths(Claim(self.model))
         asked, again = len(first) + len(second), _NOISE_ROUNDS * len(first)
         most = max(MOST, asked) if self.locate else asked
-        return Plan(
-            queries=None,
-            at_most=most + again,
-            tokens=sum(first) + sum(second),
-            rounds=3 + _NOISE_ROUNDS,
-            most_tokens=max(*first, *second),
-            formula=f"{asked} queries, {again} more where answers are noisy; up to {most} "
-            "where a tensor is to be found",
-        )
+        noise = f"{again} more where answers are noisy"
+        formula = f"{asked} queries, {noise}; up to {most} where a tensor is to be found"
+        tokens, longest = sum(first) + sum(second), max(*first, *second)
+        rounds = 3 + _NOISE_ROUNDS
+        return Plan(None, most + again, tokens, rounds, formula, most_tokens=longest)
 
     def steps(self, checks: int) -> Generator[Round, Answers, Verification]:
         """Ask, and say what the answers mean. ``checks`` counts for nothing: all are checks."""
@@ -189,20 +182,17 @@ class Verifier:
             one, errors = yield from averaged(claim, design, one, errors)
             found = judged(claim, one, errors)
             asked += _NOISE_ROUNDS * design.first
-        if found.verdict == "different" and self.locate:
-            located = Located(None)
-            if not errors.strange:
-                rng = np.random.default_rng([self.seed, 1])
-                # the budget decides how far, not what: with a larger one a ledger goes on
-                sharp = errors if averages else design.errors(one, two, sharp=True)
-                search = changed_tensor(claim, sharp, MOST - len(asked), rng)
-                located = yield from _affordable(search, self.budget, asked)
-            notes = (*found.notes, *([f"{NOT_FOUND} {located.why}"] if located.why else []))
-            found = replace(found, tensor=located.tensor, notes=notes)
-        bounds = claim.bend_bounds(one.at, _DIFFERENT * errors.of(one))
-        if unmet := design.unmet(claim, bounds):
-            found = replace(found, notes=(*found.notes, unmet))
-        return found
+        located = Located(None)
+        if found.verdict == "different" and self.locate and not errors.strange:
+            rng = np.random.default_rng([self.seed, 1])
+            # the budget decides how far, not what: with a larger one a ledger goes on
+            sharp = errors if averages else design.errors(one, two, sharp=True)
+            search = changed_tensor(claim, sharp, MOST - len(asked), rng)
+            located = yield from _affordable(search, self.budget, asked)
+        why = f"{NOT_FOUND} {located.why}" if located.why else ""
+        unmet = design.unmet(claim, claim.bend_bounds(one.at, _DIFFERENT * errors.of(one)))
+        notes = (*found.notes, *filter(None, (why, unmet)))
+        return replace(found, tensor=located.tensor, notes=notes)
 
 
 class _Spent(Exception):
@@ -251,10 +241,8 @@ def judged(claim: Claim, seen: Seen, errors: AnswerErrors) -> Verification:
                 f"to 1 is the same, above {_DIFFERENT:.2g} is different."
             )
         by_answers = _unseen(claim, power(claim, seen, _DIFFERENT * np.maximum(own, least)))
-        for what, hides in (
-            ("Answers are too coarse", True),
-            ("The certificate leaves too much open", False),
-        ):
+        hidden = {"Answers are too coarse": True, "The certificate leaves too much open": False}
+        for what, hides in hidden.items():
             some = [name for name in unseen if (name in by_answers) == hides]
             notes += [f"{what} to show a change of {', '.join(some)}."] if some else []
     precision = float(np.max(own) / (np.max(seen.at.roundings) or 1.0))
@@ -274,22 +262,19 @@ def _told_apart(seen: Seen) -> bool:
     if len(different) >= _LEAST_ANSWERS:
         return True
     some = np.abs(different[different != 0])
-    labels = len(some) > 0 and np.all(some == 1)
-    # what is rounded to multiples of a step moves by less than the smallest of them
-    return bool(len(some) and not labels and np.max(np.abs(seen.missed)) > np.min(some))
+    # all are 1 of labels; what is rounded to multiples of a step moves by less than the smallest
+    return bool(not np.all(some == 1) and np.max(np.abs(seen.missed)) > np.min(some))
 
 
 def _notes(claim: Claim, errors: AnswerErrors) -> list[str]:
     """Say what was noticed, whatever the verdict."""
-    notes = [*errors.notes(), *claim.notes]
-    if claim.errors:
-        notes.append(WITHIN_CERTIFICATE)
+    notes = [*errors.notes(), *([] if claim.attends else [SINGLE_TOKENS])]
+    notes += [WITHIN_CERTIFICATE] if claim.errors else []
     tensors = claim.model.tensors.items()
     if zeros := [name for name, one in tensors if 0 < one.norm <= claim.bound(name)]:
         notes.append(f"May be 0 within the bounds: {', '.join(zeros)}. {ABSOLUTE}")
-    if errors.strange and claim.attends and not claim.ordered:
-        notes.append(NO_POSITIONS)
-    return notes
+    unordered = claim.attends and not claim.ordered
+    return [*notes, NO_POSITIONS] if errors.strange and unordered else notes
 
 
 def averaged(
@@ -309,14 +294,9 @@ def averaged(
         squares = np.sum(again**2) / (one.y.size / len(one.y))
         return float(np.sqrt((squares + errors.freedom * before**2) / freedom))
 
-    better = replace(
-        errors,
-        deviation=pooled(errors.deviation, apart),
-        share=pooled(errors.share, apart / sizes),
-        freedom=freedom,
-        averaged=len(every),
-    )
-    return Seen(answers.mean(axis=0), one.at), better
+    deviation, share = pooled(errors.deviation, apart), pooled(errors.share, apart / sizes)
+    better = replace(errors, deviation=deviation, share=share, freedom=freedom)
+    return Seen(answers.mean(axis=0), one.at), replace(better, averaged=len(every))
 
 
 def verify(
@@ -387,17 +367,8 @@ def verify(
             "what it serves."
         )
     verifier = Verifier(model, locate, seed, budget, errors)
-    with opened_campaign(
-        oracle,
-        verifier,
-        budget=budget,
-        ledger=ledger,
-        batch=batch,
-        workers=workers,
-        progress=progress,
-        retries=retries,
-        timeout=timeout,
-    ) as campaign:
+    settings = budget, ledger, batch, workers, progress, retries, timeout
+    with opened_campaign(oracle, verifier, 0, None, *settings) as campaign:
         try:
             found = campaign.run(verifier.steps(0))
         except DimensionRefused as error:
@@ -406,8 +377,5 @@ def verify(
                 error.args = (said,)
                 error.add_note(f"These weights take tokens of dimension {model.dim}.")
             raise
-        return replace(
-            found,
-            queries=sum(campaign.ledger.counts().values()),
-            notes=(*found.notes, *campaign.notes()),
-        )
+        paid = sum(campaign.ledger.counts().values())
+        return replace(found, queries=paid, notes=(*found.notes, *campaign.notes()))

@@ -27,8 +27,7 @@ from unsoftmax.learners.single_head.first_round import FirstRoundSettings, ask_f
 from unsoftmax.models.equality import canonical
 from unsoftmax.probes import Array, Round
 from unsoftmax.protocol import Answers, Learner, M, Plan, Steps
-from unsoftmax.questions.defence.edge_head import EdgeHead
-from unsoftmax.questions.defence.fitted_head import FittedHead, StretchedHead, unproved
+from unsoftmax.questions.defence.coarse_heads import EdgeHead, FittedHead, StretchedHead, unproved
 from unsoftmax.questions.defence.legitimate_use import Measures
 from unsoftmax.theory import counts
 from unsoftmax.theory.information import layer_parameters
@@ -356,11 +355,9 @@ def matched_error(truth: ArrayLike, found: ArrayLike, *, signed: bool = True) ->
     """
     arrays = (np.asarray(parts, dtype=np.float64) for parts in (truth, found))
     mine, its = (parts.reshape(len(parts), int(np.prod(parts.shape[1:]))) for parts in arrays)
-    cost = np.zeros((len(mine), len(its)))
-    for row, part in zip(cost, mine, strict=True):
-        row[:] = np.sum((part - its) ** 2, axis=1)
-        if not signed:
-            row[:] = np.minimum(row, np.sum((part + its) ** 2, axis=1))
+    signs = (1,) if signed else (1, -1)
+    apart = [[np.sum((part - sign * its) ** 2, axis=1) for sign in signs] for part in mine]
+    cost = np.min(np.reshape(apart, (len(mine), len(signs), len(its))), axis=1)
     rows, columns = linear_sum_assignment(cost)
     missing = np.setdiff1d(np.arange(len(mine)), rows)
     squares = float(np.sum(cost[rows, columns]) + np.sum(mine[missing] ** 2))

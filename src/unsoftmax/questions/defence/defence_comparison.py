@@ -138,19 +138,15 @@ def recommendation(trials: Sequence[DefenceTrial], threshold: float, most_loss: 
         return f"None of {unknown} defences tried could be judged: every attack was refused."
     said = f"None of {count} defences tried is known to leave"
     if unknown:
-        said = (
-            f"{unknown} of {count} defences tried could not be judged, as every attack was "
-            f"refused; none of the other {count - unknown} leaves"
-        )
+        said = f"{unknown} of {count} defences tried could not be judged, as every attack was "
+        said += f"refused; none of the other {count - unknown} leaves"
     said += f" the best attack errors of {least} or more at a loss of utility of {most_loss:.0%}"
     usable = [trial for trial in trials if trial.affordable(most_loss) and trial.measured]
     if not usable:
         return f"{said} or less."
     most = max(usable, key=lambda trial: min(trial.error, trial.function_error))
-    left = [
-        f"{share:.1%}" if share >= 0.001 else "less than 0.1%"
-        for share in (most.error, most.function_error)
-    ]
+    errors = most.error, most.function_error
+    left = [f"{share:.1%}" if share >= 0.001 else "less than 0.1%" for share in errors]
     return (
         f'{said} or less. Of those that were judged, "{most.words}" leaves most: {left[0]} of the '
         f"parameters and {left[1]} of the function."

@@ -30,20 +30,9 @@ from unsoftmax.models import SingleHead
 from unsoftmax.models.model import FrozenModel
 from unsoftmax.probes import Array
 from unsoftmax.protocol import Learner, Oracle
-from unsoftmax.questions.defence.attacks import (
-    Attack,
-    Attacker,
-    attacks_on,
-    check_learner,
-    structure_of,
-)
-from unsoftmax.questions.defence.defence_comparison import (
-    AttackOutcome,
-    DefenceComparison,
-    DefenceTrial,
-    left_out,
-    recommendation,
-)
+from unsoftmax.questions.defence import attacks, defence_comparison
+from unsoftmax.questions.defence.attacks import Attack, Attacker
+from unsoftmax.questions.defence.defence_comparison import DefenceComparison, DefenceTrial
 from unsoftmax.questions.defence.legitimate_use import LegitimateUse, Measures, standard_normal
 from unsoftmax.solve.rank_fit import truncated
 from unsoftmax.validate.function_bound import Sampler, Sampling
@@ -90,9 +79,8 @@ def ladder(
     power = int(np.floor(np.log10(spread)))
 
     def rounded(places: Iterable[int], cap: Measures) -> Iterator[tuple[float, Measures]]:
-        for beyond in places:
-            measures = replace(cap, decimals=beyond - power)
-            yield measures.step / spread, measures
+        steps = (replace(cap, decimals=beyond - power) for beyond in places)
+        return ((measures.step / spread, measures) for measures in steps)
 
     def noisy(shares: Iterable[float], cap: Measures) -> Iterator[tuple[float, Measures]]:
         return ((share, replace(cap, noise=share * spread)) for share in shares)
@@ -115,8 +103,8 @@ def ladder(
         *(("noise with a norm cap", deviation, noisy(tuning.capped_noise, cap)) for cap in both),
     ):
         for strength, measures in strengths:
-            both_measures = kind.endswith("with a norm cap")
-            beside = f"tokens up to {measures.radius:.3g}" if both_measures else ""
+            with_cap = kind.endswith("with a norm cap")
+            beside = f"tokens up to {measures.radius:.3g}" if with_cap else ""
             said = str(measures), measures.brief
             yield measures, DefenceTrial(kind, strength, unit, beside, *said, None, None, ())
 
@@ -145,7 +133,9 @@ def undefended(recovery: Recovery[Any], certified: float) -> Any:
     return model
 
 
-def outcome(attack: Attack, by: Attacker, model: Any, fresh: LegitimateUse) -> AttackOutcome:
+def outcome(
+    attack: Attack, by: Attacker, model: Any, fresh: LegitimateUse
+) -> defence_comparison.AttackOutcome:
     """Run one attack against a defended model of its own, and see on fresh use how far it came."""
     asked, defended = 0, by.measures.around(model, by.seed + 1)
 
@@ -170,7 +160,9 @@ def outcome(attack: Attack, by: Attacker, model: Any, fresh: LegitimateUse) -> A
             found = SingleHead(truncated(found.W, rank), found.v, found.w, found.c)
         error = by.structure.error(model, found)
     missed = np.inf if found is None else fresh.error_of(found, by.measures.labels)
-    return AttackOutcome(attack.name, asked, error, missed, refusal, tuple(determined))
+    return defence_comparison.AttackOutcome(
+        attack.name, asked, error, missed, refusal, tuple(determined)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,42 +208,30 @@ class DefenceQuestion:
                 f"Defended and attacked was the model as recovered from {paid:,} queries, with "
                 "float64 answers; the target itself was asked nothing else.",
             )
-        structure = structure_of(model)
+        structure = attacks.structure_of(model)
         tokens = (1, 1) if structure.neurons else (2, 16)
         sampler = self.sampler or standard_normal(model.dim, *tokens)
-        use, fresh = (
-            LegitimateUse.drawn(model, sampler, self.needs, stream, tuning.sequences)
-            for stream in (seed, seed + 1)
-        )
+        of, count = (model, sampler, self.needs), tuning.sequences
+        use, fresh = (LegitimateUse.drawn(*of, stream, count) for stream in (seed, seed + 1))
         # bisecting every parameter to 40 bits takes 45 queries, and means of 64 answers take three
         # bits off noise; not every attack uses that a rank is low
-        pairs, enough = (
-            model.dim * (model.dim + 1),
-            -(-structure.parameters // structure.per_answer),
-        )
-        most = self.attack_queries or max(64 * enough, 16 * pairs, 4096)
+        enough = -(-structure.parameters // structure.per_answer)
+        most = self.attack_queries or max(64 * enough, 16 * model.dim * (model.dim + 1), 4096)
         defences, done = list(ladder(use, enough, tuning)), list[DefenceTrial]()
         for number, (measures, trial) in enumerate(defences, 1):
             loss, refused = use.loss(measures, measures.around(model, seed))
             queries = most if measures.queries is None else min(most, measures.queries)
             by = Attacker(structure, measures, use.spread, use.longest, queries, seed)
-            attacks = tuple(outcome(attack, by, model, fresh) for attack in attacks_on(by))
-            done.append(replace(trial, loss=loss, refused=refused, attacks=attacks))
+            came = tuple(outcome(attack, by, model, fresh) for attack in attacks.attacks_on(by))
+            done.append(replace(trial, loss=loss, refused=refused, attacks=came))
             if watch is not None:
                 watch(number, len(defences), done[-1])
+        limits, size = (self.threshold, self.most_loss), (model.dim, structure.parameters)
+        legitimate = use.spread, use.longest
+        advice = defence_comparison.recommendation(done, *limits)
+        notes = (*notes, *defence_comparison.left_out(done, self.threshold), *structure.caveats)
         return DefenceComparison(
-            target=repr(model),
-            dim=model.dim,
-            parameters=structure.parameters,
-            paid=paid,
-            spread=use.spread,
-            longest=use.longest,
-            attack_queries=most,
-            threshold=self.threshold,
-            most_loss=self.most_loss,
-            trials=tuple(done),
-            recommendation=recommendation(done, self.threshold, self.most_loss),
-            notes=(*notes, *left_out(done, self.threshold), *structure.caveats),
+            repr(model), *size, paid, *legitimate, most, *limits, tuple(done), advice, notes
         )
 
 
@@ -353,6 +333,6 @@ def defend(
             raise ValueError("A target that is a model is not learned: leave the learner out.")
         return question.compared(oracle, watch)
     asking = LowRankHead(dim, biases=True, seed=seed) if learner is None else learner
-    check_learner(asking, dim)
+    attacks.check_learner(asking, dim)
     campaign = budget, ledger, holdout, batch, workers, progress, retries, timeout
     return question.compared(learn(oracle, asking, *campaign), watch)
