@@ -9,6 +9,7 @@ from typing import Any
 from unsoftmax.models import files
 from unsoftmax.models.attention_layer import AttentionLayer, LayerHead
 from unsoftmax.models.equality import Equivalence, canonical, equivalent
+from unsoftmax.models.equality.canonical_form import CANONICAL
 from unsoftmax.models.feed_forward import FeedForward
 from unsoftmax.models.layer_norm import LayerNorm
 from unsoftmax.models.model import FrozenModel
@@ -54,20 +55,7 @@ __all__ = [
 
 load_weights = files.load_weights
 
-_KINDS: tuple[type[FrozenModel], ...] = (
-    SingleHead,
-    RotaryHead,
-    MultiHead,
-    RotaryHeads,
-    ReluNetwork,
-    Transformer,
-    MultiHeadTransformer,
-    AttentionLayer,
-    RotaryLayer,
-    FeedForward,
-    Stack,
-)
-_CLASSES = {kind.__name__: kind for kind in _KINDS}
+_CLASSES: dict[str, type[FrozenModel]] = {kind.__name__: kind for kind in (*CANONICAL, Stack)}
 
 
 def load(path: str | os.PathLike[str]) -> Any:

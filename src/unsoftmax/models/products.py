@@ -45,8 +45,7 @@ class Product:
     @property
     def norm(self) -> float:
         """‖left @ right‖_F."""
-        factors = (self.left, self.right.T)
-        left, right = (np.asarray(np.linalg.qr(factor, mode="r")) for factor in factors)
+        left, right = (np.linalg.qr(x, mode="r") for x in (self.left, self.right.T))
         return float(np.linalg.norm(left @ right.T))
 
     @property
@@ -82,8 +81,8 @@ class Product:
         sums = 8 * max(len(self.left), self.right.shape[1]) * UNIT
         rank = int(np.sum(s > sums * s.max(initial=0.0)))
         U, V = Q @ U[:, :rank], V[:rank] @ P.T
-        top = np.argmax(np.abs(U), axis=0) if rank else np.zeros(0, dtype=np.intp)
-        sign = np.where(U[top, np.arange(rank)] < 0, -1.0, 1.0)
+        top = np.take_along_axis(U, np.abs(U).argmax(axis=0)[None], axis=0)[0] if rank else s[:0]
+        sign = np.where(top < 0, -1.0, 1.0)
         return Product(U * sign, (sign * s[:rank])[:, None] * V)
 
 

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from unsoftmax.models.arrays import UNIT
 from unsoftmax.models.attention_layer import AttentionLayer, LayerHead
 from unsoftmax.models.equality.equivalence import norm_of
 from unsoftmax.models.equality.form import (
@@ -74,8 +73,7 @@ def _network(model: ReluNetwork) -> ReluNetwork:
     d = model.dim
     A, b, w_o = parts.u[order, :d], parts.u[order, d], parts.s[order]
     norm = float(np.linalg.norm(parts.linear[:d]))
-    size = norm + float(np.sum(np.abs(parts.s)))
-    if norm > 8 * UNIT * (1 + len(parts.s)) * size:  # else it is the rounding of the sum
+    if norm > parts.lost:
         direction = parts.linear[:d] / norm
         A = np.vstack([A, direction, -direction])
         b, w_o = np.append(b, [0.0, 0.0]), np.append(w_o, [norm, -norm])
@@ -96,9 +94,7 @@ def _feed_forward(model: FeedForward) -> FeedForward:
     A, b, B = parts.u[order, :d], parts.u[order, d], parts.s[order]
     whole = np.atleast_2d(parts.linear)
     linear, B = whole[:, :d], B.reshape(len(order), len(whole))
-    used = np.linalg.norm(linear, axis=0)
-    total = float(np.linalg.norm(linear)) + float(np.sum(np.linalg.norm(B, axis=1)))
-    used = used > 8 * UNIT * (1 + len(parts.s)) * total
+    used = np.linalg.norm(linear, axis=0) > parts.lost
     E, L = np.eye(d)[used], linear.T[used]
     A, b = np.vstack([A, E, -E]), np.append(b, np.zeros(2 * len(E)))
     unit = size or 1.0

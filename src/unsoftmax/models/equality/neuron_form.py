@@ -131,11 +131,8 @@ def straightened(form: Form, tolerance: Tolerance) -> Form:
     H, d = len(form.values), form.dim
     network = Network.of(replace(form, residual=False), range(H), H, True)
     parts = network.parts(1.0)
-    jumps = parts.s if parts.s.ndim > 1 else parts.s[:, None]
-    linear = np.atleast_2d(parts.linear)
-    size = float(np.linalg.norm(linear[:, :-1])) + float(np.sum(np.linalg.norm(jumps, axis=1)))
+    linear, lost = np.atleast_2d(parts.linear), parts.lost
     slots = [slice(h * d, h * d + d) for h in range(H + 1)]
-    lost = 8 * UNIT * (1 + len(parts.s)) * size
     seen = [bool(np.any(parts.u[:, s]) or np.linalg.norm(linear[:, s]) > lost) for s in slots]
     values, last, c, neurons = form.values, form.last, form.c, form.neurons
     if not len(parts.s):
