@@ -16,14 +16,7 @@ import numpy as np
 
 from unsoftmax.models.attention_layer import AttentionLayer, LayerHead
 from unsoftmax.models.equality.equivalence import norm_of
-from unsoftmax.models.equality.form import (
-    Form,
-    canonical_form,
-    compacted,
-    let_through,
-    read,
-    seen_through,
-)
+from unsoftmax.models.equality.form import Form, canonical_form, compacted, read, visible
 from unsoftmax.models.equality.neuron_form import Network, around, first_is_negative, signed_size
 from unsoftmax.models.equality.score_form import as_turning
 from unsoftmax.models.feed_forward import FeedForward
@@ -88,7 +81,7 @@ def _transformer(model: Transformer) -> Transformer:
 
 
 def _feed_forward(model: FeedForward) -> FeedForward:
-    form = let_through(seen_through(_form_of(model)))
+    form = visible(_form_of(model))
     d, (parts, order) = model.dim, _ordered(form)
     size = signed_size(form, parts)
     A, b, B = parts.u[order, :d], parts.u[order, d], parts.s[order]

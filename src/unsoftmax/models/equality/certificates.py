@@ -16,17 +16,10 @@ from unsoftmax.models.arrays import UNIT
 from unsoftmax.models.attention import token_scores
 from unsoftmax.models.attention_map import Attention
 from unsoftmax.models.equality.equivalence import Tolerance, norm_of, share_of
-from unsoftmax.models.equality.form import Form, canonical_form, same_kind
+from unsoftmax.models.equality.form import Form, canonical_form
 from unsoftmax.models.equality.neuron_form import Network, points
 from unsoftmax.models.equality.score_form import FARTHEST, Scores, score_distances, whole_at
-from unsoftmax.models.equality.verdicts import (
-    HeadMatching,
-    beside,
-    match,
-    networks,
-    pairs_of,
-    placed,
-)
+from unsoftmax.models.equality.verdicts import HeadMatching, beside, match, networks, paired, placed
 from unsoftmax.models.equality.witnesses import aimed_sequences, rounding_of
 from unsoftmax.models.model import FrozenModel
 from unsoftmax.models.products import Product, apart
@@ -60,9 +53,9 @@ def share_of_bounds(
         # an affine network is v·p + c: at p = 0, and far out
         errors = {"v": errors.get("slope", 0.0), "c": errors["constant"], **errors}
     if a.neurons is not None or b.neurons is not None:
-        places, _ = placed(score_distances(a.scores, b.scores, Tolerance(0.0, 0.0))[0])
+        places, _ = placed(score_distances(a.scores, b.scores, Tolerance())[0])
         shares = [_share_of_networks(models, *networks(a, b, places), errors)]
-        pairs = pairs_of(places, len(a.scores))
+        pairs = paired(places, len(a.scores))
         shares += [_score_share(a.scores[g], b.scores[h], errors) for g, h in pairs]
         return max(shares)
     a, b = canonical_form(a), canonical_form(b)
@@ -75,15 +68,12 @@ def share_of_bounds(
 
 def _share_of_heads(a: Form, b: Form, errors: Errors) -> float:
     """Compare canonical heads with the bounds on W, w and values, c and a norm with theirs."""
-    if not same_kind(a, b):
+    if a.kind != b.kind:
         return float("inf")
-    off, name = np.subtract(*beside(a, b)), "v" if "v" in errors else "M"
-    shares = [
-        share_of(norm_of(off[:, 0]), errors, "c"),
-        share_of(norm_of(off[:, 1:]), errors, name),
-    ]
-    its = b.of_norm
-    shares += [share_of(norm_of(x - its[name]), errors, name) for name, x in a.of_norm.items()]
+    off = np.subtract(*beside(a, b))
+    moved = {"c": off[:, 0], "v" if "v" in errors else "M": off[:, 1:]}
+    moved |= {name: x - b.of_norm[name] for name, x in a.of_norm.items()}
+    shares = [share_of(norm_of(x), errors, name) for name, x in moved.items()]
     given = {**dict.fromkeys("WwM", _AMPLE), **errors}  # a bound that is not there matches all
     shape = len(a.scores), len(b.scores)
     scores = np.reshape([_score_share(A, B, given) for A in a.scores for B in b.scores], shape)
@@ -139,7 +129,7 @@ def _share_of_function(
 ) -> float:
     """Compare answers to sequences aimed at heads with constant + slope·max‖x_i‖."""
     constant, slope = (errors.get(name, 0.0) for name in ("constant", "slope"))
-    places, worst = HeadMatching(a, b, Tolerance(0.0, 0.0)).gap()[1], 0.0
+    places, worst = HeadMatching(a, b, Tolerance()).gap()[1], 0.0
     with np.errstate(all="ignore"):
         for X in aimed_sequences(a, b, places):
             off = np.abs(np.subtract(*(np.reshape(model(X), -1) for model in models)))

@@ -66,8 +66,8 @@ class Equivalence:
 class Tolerance:
     """How far parameters of equal models may be apart: ``rtol`` times their size plus ``atol``."""
 
-    rtol: float
-    atol: float
+    rtol: float = 0.0
+    atol: float = 0.0
 
     def __post_init__(self) -> None:
         if not (self.rtol >= 0 and self.atol >= 0):

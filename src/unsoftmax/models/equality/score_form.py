@@ -31,6 +31,7 @@ from unsoftmax.probes import Array
 
 Scores: TypeAlias = Product | RotaryScores
 """[W | w], (d, d + 1), or what turns with distance."""
+Perhaps: TypeAlias = Array | None
 
 # Scores that differ by more than this share of their size at one token are looked at no further.
 FAR = 0.1
@@ -40,18 +41,13 @@ FARTHEST = 20
 _BITS, _TERMS = 21, 2**11 - 1
 
 
-def turning(K: Array, Q: Array, biases: tuple[Array | None, Array | None], theta: Array) -> Scores:
-    """Return the scores of planes K, Q (r, d), as [W | w] where none turns."""
-    rotary = Rotary(theta)
-    if not np.any(rotary.folded):
-        return plain(K, Q, None, biases[1])
-    scores = {"K": K, "Q": Q, "k_bias": biases[0], "q_bias": biases[1]}
-    return RotaryScores(K.shape[1], scores, rotary)
-
-
-def plain(K: Array | None, Q: Array, w: Array | None, q_bias: Array | None = None) -> Product:
-    """Return [W | w] of W = Q, or of KᵀQ and w + Kᵀb_q."""
+def scores_of(
+    K: Perhaps, Q: Array, w: Perhaps, k_bias: Perhaps, q_bias: Perhaps, theta: Perhaps
+) -> Scores:
+    """Return planes K, Q (r, d) where one turns; else [W | w] of W = Q, or KᵀQ and w + Kᵀb_q."""
     d = Q.shape[1]
+    if K is not None and theta is not None and np.any((rotary := Rotary(theta)).folded):
+        return RotaryScores(d, {"K": K, "Q": Q, "k_bias": k_bias, "q_bias": q_bias}, rotary)
     w = np.zeros(d) if w is None else w
     if K is None:
         return Product(np.column_stack([Q, w]), np.eye(d + 1))
@@ -156,9 +152,8 @@ def places_exactly(scores: Sequence[Scores]) -> list[int]:
         for one in scores
     ]
     for k, one in enumerate(scores):
-        alike = (j for j in range(k) if marks[j] == marks[k] and _same(scores[j], one))
-        first = next(alike, None)
-        places.append(1 + max(places, default=-1) if first is None else places[first])
+        alike = (places[j] for j in range(k) if marks[j] == marks[k] and _same(scores[j], one))
+        places.append(next(alike, 1 + max(places, default=-1)))
     return places
 
 
@@ -212,15 +207,13 @@ class Dyadics:
     @property
     def low(self) -> int:
         """All entries are multiples of 2^low; 0 where all are 0."""
-        used = self.e[self.m != 0]
-        return int(used.min()) if used.size else 0
+        return min(self.e[self.m != 0].tolist(), default=0)
 
     @property
     def high(self) -> int:
         """All entries are below 2^high, or 0."""
         bits = np.frexp(self.m.astype(np.float64))[1] + self.e
-        used = bits[self.m != 0]
-        return int(used.max()) if used.size else 0
+        return max(bits[self.m != 0].tolist(), default=0)
 
     def modulo(self, p: int) -> Array:
         """Return the residues, from 0 to p − 1."""

@@ -25,15 +25,7 @@ from numpy.typing import NDArray
 from unsoftmax.models.attention_map import Attention
 from unsoftmax.models.composition import Composition, Map
 from unsoftmax.models.equality.equivalence import Basis, Tolerance, largest_of, norm_of, octave
-from unsoftmax.models.equality.form import (
-    Form,
-    canonical_form,
-    compare_norms,
-    let_through,
-    merged,
-    read,
-    seen_through,
-)
+from unsoftmax.models.equality.form import Form, canonical_form, merged, read, seen_through, visible
 from unsoftmax.models.equality.neuron_form import Network, agreement, straightened
 from unsoftmax.models.equality.score_form import (
     FAR,
@@ -144,9 +136,8 @@ def decide(a: Form, b: Form, tolerance: Tolerance) -> Decision:
     first, second = canonical_form(a), canonical_form(b)
     matching = HeadMatching(first, second, tolerance)
     gap, places = matching.gap()
-    alike, norm_gap = compare_norms(first, second, tolerance)
-    gap = max(gap, norm_gap)
-    within = alike and matching.allows(matching.distance())
+    alike, norm_gap = first.compare_norms(second, tolerance)
+    gap, within = max(gap, norm_gap), alike and matching.allows(matching.distance())
     if equal_exactly(a, b) if tolerance.exact else within:
         return Decision("canonical form", gap)
     if alike and not matching.lone and matching.allows(matching.distance_merged()):
@@ -156,13 +147,11 @@ def decide(a: Form, b: Form, tolerance: Tolerance) -> Decision:
 
 def _networks(a: Form, b: Form, tolerance: Tolerance) -> Decision:
     """Match the heads, then compare the networks on what all of them pool."""
-    a, b = (let_through(seen_through(form)) for form in (a, b))
-    if not tolerance.exact:
-        a, b = merged(a), merged(b)
-    scores, worst = [*a.scores, *b.scores], 0.0
+    a, b = (visible(x) if tolerance.exact else merged(visible(x)) for x in (a, b))
+    scores = [*a.scores, *b.scores]
     relative, close = score_distances(a.scores, b.scores, tolerance)
     if tolerance.exact:
-        places = places_exactly(scores)
+        places, worst = places_exactly(scores), 0.0
     else:
         places, worst = placed(np.where(close, relative, np.inf))
     by, gap = agreement(*networks(a, b, places), tolerance)
@@ -174,8 +163,8 @@ def _networks(a: Form, b: Form, tolerance: Tolerance) -> Decision:
         return Decision(None, max(gap, worst), [], NEARLY_ONE)
     nearest, worst = placed(relative)
     if nearest != places:
-        gap = agreement(*networks(a, b, nearest), Tolerance(0.0, 0.0))[1]
-    return Decision(None, max(gap, worst), pairs_of(nearest, len(a.scores)))
+        gap = agreement(*networks(a, b, nearest), Tolerance())[1]
+    return Decision(None, max(gap, worst), paired(nearest, len(a.scores)))
 
 
 def _refuse_range(form: Form) -> None:
@@ -188,13 +177,10 @@ def _refuse_range(form: Form) -> None:
     """
     with np.errstate(over="ignore"):
         seen, norm = seen_through(form), form.norm
-    parts = {"c": [seen.c, *(seen.neurons or ())], "A": [] if seen.last is None else [seen.last]}
-    parts |= {} if norm is None else {"scale": [norm.scale], "shift": [norm.shift]}
-    sizes = {name: max(map(largest_of, some), default=0.0) for name, some in parts.items()}
-    for name, some in (("M", seen.values), ("W", seen.scores)):
-        each = [largest_of(x.left) * largest_of(x.right) for x in some if isinstance(x, Product)]
-        sizes[name] = max(each, default=0.0)
-    for name, size in sizes.items():
+    parts = {"c": (seen.c, *(seen.neurons or ())), "A": (seen.last,)}
+    parts |= {} if norm is None else {"scale": (norm.scale,), "shift": (norm.shift,)}
+    for name, some in {**parts, "M": seen.values, "W": seen.scores}.items():
+        size = max(map(_largest, some), default=0.0)
         if not size <= 1e145:
             raise ValueError(
                 f"{name} is as large as {size:.0e}: beyond 1e+145 sums of squares leave float64's "
@@ -202,9 +188,14 @@ def _refuse_range(form: Form) -> None:
             )
 
 
+def _largest(x: Scores | Array | None) -> float:
+    """Bound the entries of a matrix; planes that turn are not looked at."""
+    if isinstance(x, Product):
+        return largest_of(x.left) * largest_of(x.right)
+    return largest_of(x) if isinstance(x, np.ndarray) else 0.0
+
+
 # -- heads matched with heads
-
-
 class HeadMatching:
     """How far the heads of two canonical forms are apart; values and c in units of 2^k.
 
@@ -216,9 +207,7 @@ class HeadMatching:
         self.scores, self.tolerance = (a.scores, b.scores), tolerance
         self.lone = a.heads == b.heads == 1
         own = beside(a, b)
-        largest = [largest_of(x) for x in own]
-        largest += [largest_of(M.left) * largest_of(M.right) for M in (*a.values, *b.values)]
-        self.unit = octave(max(largest))
+        self.unit = octave(max(map(_largest, (*own, *a.values, *b.values))))
         self.values = [[Product(M.left / self.unit, M.right) for M in f.values] for f in (a, b)]
         first, second = (x / self.unit for x in own)
         self.alone, self.missing = (np.array([size_of(M) for M in some]) for some in self.values)
@@ -282,7 +271,7 @@ def equal_exactly(a: Form, b: Form) -> bool:
     Neither sums of M nor products are rounded. False does not say that the functions differ: a
     norm before may share its scale with the heads in other ways.
     """
-    if not compare_norms(a, b, Tolerance(0.0, 0.0))[0]:
+    if not a.compare_norms(b, Tolerance())[0]:
         return False
     first, second = (Product.of(x) for x in beside(a, b))
     groups = {-1: first - second}
@@ -350,7 +339,7 @@ def placed(cost: Array) -> tuple[list[int], float]:
     return places, worst
 
 
-def pairs_of(places: list[int], rows: int) -> Places:
+def paired(places: list[int], rows: int) -> Places:
     """Return the heads of the first model with those of the second in the same place."""
     return [(g, h) for h, g in enumerate(places[rows:]) if g < rows]
 
@@ -367,24 +356,21 @@ def _arrays_alike(a: Composition, b: Composition, tolerance: Tolerance) -> Decis
         its = b.leaves[name]
         if isinstance(mine, Neurons) and isinstance(its, Neurons):
             its = its.in_order_of(mine)
-        first, second = _fields(mine), _fields(its)
-        for field, value in first.items():
-            within, off = _compare(value, second[field], tolerance)
+        for value, other in zip(_fields(mine), _fields(its), strict=True):
+            within, off = _compare(value, other, tolerance)
             alike, gap = alike and within, max(gap, off)
     return Decision("canonical form", gap) if alike else Decision(None, gap, [], NO_FORM)
 
 
-def _fields(leaf: Map) -> dict[str, Any]:
+def _fields(leaf: Map) -> list[Any]:
     if is_dataclass(leaf):
-        return {field.name: getattr(leaf, field.name) for field in fields(leaf)}
+        return [getattr(leaf, field.name) for field in fields(leaf)]
     # a norm stands where it stands, whatever it says
-    return {name: x for name, x in vars(leaf)["_arrays"].items() if name != "before"}
+    return [x for name, x in vars(leaf)["_arrays"].items() if name != "before"]
 
 
 def _compare(value: Any, other: Any, tolerance: Tolerance) -> tuple[bool, float]:
-    if isinstance(value, np.ndarray) and isinstance(other, np.ndarray):
-        if value.shape == other.shape:
-            return tolerance.compare(np.atleast_1d(value), np.atleast_1d(other))
-        return False, float("inf")
-    alike = type(value) is type(other) and bool(np.all(value == other))
-    return alike, 0.0 if alike else float("inf")
+    alike = type(value) is type(other) and np.shape(value) == np.shape(other)
+    if alike and isinstance(value, np.ndarray):
+        return tolerance.compare(np.atleast_1d(value), np.atleast_1d(other))
+    return (True, 0.0) if alike and value == other else (False, float("inf"))
