@@ -55,7 +55,8 @@ __all__ = [
 
 load_weights = files.load_weights
 
-_CLASSES: dict[str, type[FrozenModel]] = {kind.__name__: kind for kind in (*CANONICAL, Stack)}
+_KINDS: list[type[FrozenModel]] = [*CANONICAL, Stack]
+_CLASSES = {kind.__name__: kind for kind in _KINDS}
 
 
 def load(path: str | os.PathLike[str]) -> Any:

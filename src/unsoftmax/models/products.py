@@ -45,7 +45,7 @@ class Product:
     @property
     def norm(self) -> float:
         """‖left @ right‖_F."""
-        left, right = (np.linalg.qr(x, mode="r") for x in (self.left, self.right.T))
+        left, right = (np.asarray(np.linalg.qr(x, mode="r")) for x in (self.left, self.right.T))
         return float(np.linalg.norm(left @ right.T))
 
     @property

@@ -20,7 +20,7 @@ from unsoftmax.models.equality.form import Form, canonical_form
 from unsoftmax.models.equality.neuron_form import Network, points
 from unsoftmax.models.equality.score_form import FARTHEST, Scores, score_distances, whole_at
 from unsoftmax.models.equality.verdicts import HeadMatching, beside, match, networks, paired, placed
-from unsoftmax.models.equality.witnesses import aimed_sequences, rounding_of
+from unsoftmax.models.equality.witnesses import aimed_sequences, differences, rounding_of
 from unsoftmax.models.model import FrozenModel
 from unsoftmax.models.products import Product, apart
 from unsoftmax.models.relu_network import typical_length
@@ -78,18 +78,13 @@ def _share_of_heads(a: Form, b: Form, errors: Errors) -> float:
     shape = len(a.scores), len(b.scores)
     scores = np.reshape([_score_share(A, B, given) for A in a.scores for B in b.scores], shape)
     values = np.reshape([_value_share(M, N, given) for M in a.values for N in b.values], shape)
-    cost = np.maximum(scores, values)
-    alone, missing = (
-        np.array([_value_share(M, M.nothing, given) for M in f.values]) for f in (a, b)
-    )
+    lone = [np.array([_value_share(M, M.nothing, given) for M in f.values]) for f in (a, b)]
     # one share above 1 weighs more than any number below; beyond, shares differ by many orders
-    count = 1.0 + sum(cost.shape)
-
-    def weight(x: Array) -> Array:
-        return np.where(x <= 1, x / count, 1 + np.log(np.clip(x, 1, np.finfo(float).max)))
-
+    count, most = 1.0 + sum(shape), np.finfo(float).max
+    shared = np.maximum(scores, values), *lone
+    costs = (np.where(x <= 1, x / count, 1 + np.log(np.clip(x, 1, most))) for x in shared)
     partners: list[list[int]] = [[] for _ in a.scores]
-    for _, g, h in match(weight(cost), weight(alone), weight(missing)):
+    for _, g, h in match(*costs):
         if g < 0 and len(scores):
             nearest = int(np.argmin(scores[:, h]))
             alike = _score_share(a.scores[nearest], b.scores[h], errors) <= 1
@@ -132,8 +127,7 @@ def _share_of_function(
     places, worst = HeadMatching(a, b, Tolerance()).gap()[1], 0.0
     with np.errstate(all="ignore"):
         for X in aimed_sequences(a, b, places):
-            off = np.abs(np.subtract(*(np.reshape(model(X), -1) for model in models)))
-            lost = sum(np.reshape(rounding_of(model, X), -1) for model in models)
+            off, lost = (x[:, 0] for x in differences(models, X, rounding_of))
             allowed = constant + slope * np.linalg.norm(X, axis=2).max(axis=1)
             told = (off > lost) & np.all([_logits(model, X) < _REACH for model in models], axis=0)
             share = np.where(told, (off - lost) / (_AIMED * allowed), 0.0)
@@ -159,12 +153,10 @@ def _share_of_networks(
         return float("inf")
     x = points(a, b, typical_length(a.hyperplanes, b.hyperplanes))
     constant, slope = (errors.get(name, 0.0) for name in ("constant", "slope"))
+    off, lost = np.abs(a(x) - b(x)), a.rounding(x) + b.rounding(x)
     if vector:
-        answers = [np.reshape(model(x), (len(x), -1)) for model in models]
-        lost = sum(np.reshape(rounding_of(model, x[:, None]), (len(x), -1)) for model in models)
-    else:
-        answers, lost = [g(x) for g in (a, b)], a.rounding(x) + b.rounding(x)
-    beyond = np.linalg.norm(np.subtract(*answers), axis=1) - np.linalg.norm(lost, axis=1)
+        off, lost = differences(models, x[:, None], rounding_of)
+    beyond = np.linalg.norm(off, axis=1) - np.linalg.norm(lost, axis=1)
     if not np.any(beyond > 0):
         return 0.0
     if not np.isfinite(constant + slope):

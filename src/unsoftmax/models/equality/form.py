@@ -161,7 +161,8 @@ def _of_heads(heads: Attention) -> Form:
         if M is not None and V is not None:
             values.append(Product(M, V))
         else:
-            values.append(Product.of(np.eye(dim) if M is V else V if M is None else M))
+            whole = V if M is None else M
+            values.append(Product.of(np.eye(dim) if whole is None else whole))
     k = dim if heads.O is None else heads.O.shape[1]
     c = np.zeros(k) if heads.c is None else heads.c
     return Form(tuple(scores), tuple(values), heads.R, c, None, False, None, dim, True, H)

@@ -177,8 +177,8 @@ def _refuse_range(form: Form) -> None:
     """
     with np.errstate(over="ignore"):
         seen, norm = seen_through(form), form.norm
-    parts = {"c": (seen.c, *(seen.neurons or ())), "A": (seen.last,)}
-    parts |= {} if norm is None else {"scale": (norm.scale,), "shift": (norm.shift,)}
+    parts: dict[str, Sequence[Any]] = {"c": [seen.c, *(seen.neurons or ())], "A": [seen.last]}
+    parts |= {} if norm is None else {"scale": [norm.scale], "shift": [norm.shift]}
     for name, some in {**parts, "M": seen.values, "W": seen.scores}.items():
         size = max(map(_largest, some), default=0.0)
         if not size <= 1e145:
@@ -188,7 +188,7 @@ def _refuse_range(form: Form) -> None:
             )
 
 
-def _largest(x: Scores | Array | None) -> float:
+def _largest(x: Any) -> float:
     """Bound the entries of a matrix; planes that turn are not looked at."""
     if isinstance(x, Product):
         return largest_of(x.left) * largest_of(x.right)
