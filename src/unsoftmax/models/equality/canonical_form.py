@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from unsoftmax.models.attention_layer import AttentionLayer, LayerHead
-from unsoftmax.models.equality.equivalence import norm_of
 from unsoftmax.models.equality.form import Form, canonical_form, compacted, read, visible
 from unsoftmax.models.equality.neuron_form import Network, around, first_is_negative, signed_size
 from unsoftmax.models.equality.score_form import as_turning
@@ -24,7 +23,7 @@ from unsoftmax.models.hinge_sum import HingeSum
 from unsoftmax.models.model import FrozenModel
 from unsoftmax.models.multi_head import MultiHead
 from unsoftmax.models.multi_head_transformer import MultiHeadTransformer
-from unsoftmax.models.products import Product
+from unsoftmax.models.products import Product, norm_of
 from unsoftmax.models.relu_network import ReluNetwork
 from unsoftmax.models.rotary import Rotary
 from unsoftmax.models.rotary_head import RotaryHead

@@ -15,14 +15,13 @@ import numpy as np
 from unsoftmax.models.arrays import UNIT
 from unsoftmax.models.attention import token_scores
 from unsoftmax.models.attention_map import Attention
-from unsoftmax.models.equality.equivalence import Tolerance, norm_of, share_of
 from unsoftmax.models.equality.form import Form, canonical_form
 from unsoftmax.models.equality.neuron_form import Network, points
 from unsoftmax.models.equality.score_form import FARTHEST, Scores, score_distances, whole_at
 from unsoftmax.models.equality.verdicts import HeadMatching, beside, match, networks, paired, placed
 from unsoftmax.models.equality.witnesses import aimed_sequences, differences, rounding_of
 from unsoftmax.models.model import FrozenModel
-from unsoftmax.models.products import Product, apart
+from unsoftmax.models.products import Product, Tolerance, apart, norm_of
 from unsoftmax.models.relu_network import typical_length
 from unsoftmax.models.scores import RotaryScores
 from unsoftmax.probes import Array
@@ -73,7 +72,7 @@ def _share_of_heads(a: Form, b: Form, errors: Errors) -> float:
     off = np.subtract(*beside(a, b))
     moved = {"c": off[:, 0], "v" if "v" in errors else "M": off[:, 1:]}
     moved |= {name: x - b.of_norm[name] for name, x in a.of_norm.items()}
-    shares = [share_of(norm_of(x), errors, name) for name, x in moved.items()]
+    shares = [_share_of(norm_of(x), errors, name) for name, x in moved.items()]
     given = {**dict.fromkeys("WwM", _AMPLE), **errors}  # a bound that is not there matches all
     shape = len(a.scores), len(b.scores)
     scores = np.reshape([_score_share(A, B, given) for A in a.scores for B in b.scores], shape)
@@ -102,7 +101,7 @@ def _share_of_heads(a: Form, b: Form, errors: Errors) -> float:
 
 def _value_share(M: Product, N: Product, errors: Errors) -> float:
     found = apart(M, N)
-    return share_of(found.difference * found.unit, errors, "v" if "v" in errors else "M")
+    return _share_of(found.difference * found.unit, errors, "v" if "v" in errors else "M")
 
 
 def _score_share(A: Scores, B: Scores, errors: Errors) -> float:
@@ -113,7 +112,7 @@ def _score_share(A: Scores, B: Scores, errors: Errors) -> float:
         off = whole_at(A, distance) - whole_at(B, distance)
         W, w = norm_of(off[:-1, :-1]), norm_of(np.append(off[-1], off[:-1, -1]))
         biased = "w" in errors or w > UNIT * W or not turning
-        most = max(most, share_of(W, errors, "W"), share_of(w, errors, "w") if biased else 0.0)
+        most = max(most, _share_of(W, errors, "W"), _share_of(w, errors, "w") if biased else 0.0)
         if most > 1:  # other distances need not be looked at
             break
     return most
@@ -167,3 +166,14 @@ def _share_of_networks(
         allowed = norm.moved_at_most(a(x), allowed, errors)
     with np.errstate(divide="ignore", invalid="ignore"):
         return float(np.max((beyond / allowed)[beyond > 0]))
+
+
+def _share_of(difference: float, errors: Mapping[str, float], name: str) -> float:
+    """Return a difference over its bound; 0 where nothing differs.
+
+    A bound that is not finite says nothing: no difference is within it.
+    """
+    if not difference:
+        return 0.0
+    bound = errors.get(name, 0.0)
+    return difference / bound if 0 < bound < float("inf") else float("inf")

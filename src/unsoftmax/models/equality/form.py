@@ -26,11 +26,10 @@ import numpy as np
 from unsoftmax.models.arrays import UNIT
 from unsoftmax.models.attention_map import Attention
 from unsoftmax.models.composition import Composition, Map
-from unsoftmax.models.equality.equivalence import Tolerance, largest_of
 from unsoftmax.models.equality.score_form import Scores, scores_apart, scores_of
 from unsoftmax.models.layer_norm import LayerNorm
 from unsoftmax.models.neurons import Neurons
-from unsoftmax.models.products import Product, size_of
+from unsoftmax.models.products import Product, Tolerance, largest_of, size_of
 from unsoftmax.models.scores import RotaryScores
 from unsoftmax.probes import Array
 
@@ -175,6 +174,28 @@ def _through(form: Form, neurons: Neurons) -> Form:
         c, last = A @ c, None if last is None else A @ last
         values = tuple(Product(A @ M.left, M.right) for M in values)
     return replace(form, values=values, last=last, c=c + neurons.a, neurons=(neurons.B, neurons.c))
+
+
+def refuse_range(form: Form) -> None:
+    """Refuse parameters whose squares, summed, leave float64's range, with a norm before taken in.
+
+    Raises
+    ------
+    ValueError
+        One is larger than 1e145.
+    """
+    with np.errstate(over="ignore"):
+        seen, norm = seen_through(form), form.norm
+    parts = {"c": [seen.c, *(seen.neurons or ())], "A": [] if seen.last is None else [seen.last]}
+    parts |= {} if norm is None else {"scale": [norm.scale], "shift": [norm.shift]}
+    W = [A for A in seen.scores if isinstance(A, Product)]
+    for name, some in {**parts, "M": seen.values, "W": W}.items():
+        size = max(map(largest_of, some), default=0.0)
+        if not size <= 1e145:
+            raise ValueError(
+                f"{name} is as large as {size:.0e}: beyond 1e+145 sums of squares leave float64's "
+                "range, and layers are not compared. Scale both layers' weights."
+            )
 
 
 # -- towards the canonical form

@@ -30,12 +30,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unsoftmax.models.arrays import UNIT
-from unsoftmax.models.equality.equivalence import Tolerance
 from unsoftmax.models.equality.form import Form, merged
 from unsoftmax.models.hinge_sum import HingeSum, squared_distance
-from unsoftmax.models.products import Product
+from unsoftmax.models.products import Product, Tolerance
 from unsoftmax.models.relu_network import ReluNetwork, typical_length
 from unsoftmax.probes import Array
+
+Basis = Literal["canonical form", "cells"]
+"""By what sub-layers are equal."""
 
 # Unit normals closer than this are one hyperplane. Smaller: the rounding of weights splits one;
 # larger: two that are close become one.
@@ -145,9 +147,7 @@ def straightened(form: Form, tolerance: Tolerance) -> Form:
     )
 
 
-def agreement(
-    a: Network, b: Network, tolerance: Tolerance
-) -> tuple[Literal["canonical form", "cells"] | None, float]:
+def agreement(a: Network, b: Network, tolerance: Tolerance) -> tuple[Basis | None, float]:
     """Say by what two networks are equal, None if they are not, and their relative difference.
 
     No witness is looked for where they are not.

@@ -23,8 +23,7 @@ from typing import Self, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from unsoftmax.models.equality.equivalence import Tolerance, largest_of, norm_of
-from unsoftmax.models.products import Apart, Product, apart
+from unsoftmax.models.products import Apart, Product, Tolerance, apart, largest_of, norm_of
 from unsoftmax.models.rotary import Rotary
 from unsoftmax.models.scores import RotaryScores
 from unsoftmax.probes import Array

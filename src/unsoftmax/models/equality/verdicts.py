@@ -24,9 +24,8 @@ from numpy.typing import NDArray
 
 from unsoftmax.models.attention_map import Attention
 from unsoftmax.models.composition import Composition, Map
-from unsoftmax.models.equality.equivalence import Basis, Tolerance, largest_of, norm_of, octave
-from unsoftmax.models.equality.form import Form, canonical_form, merged, read, seen_through, visible
-from unsoftmax.models.equality.neuron_form import Network, agreement, straightened
+from unsoftmax.models.equality.form import Form, canonical_form, merged, read, refuse_range, visible
+from unsoftmax.models.equality.neuron_form import Basis, Network, agreement, straightened
 from unsoftmax.models.equality.score_form import (
     FAR,
     Scores,
@@ -37,7 +36,7 @@ from unsoftmax.models.equality.score_form import (
 )
 from unsoftmax.models.layer_norm import LayerNorm
 from unsoftmax.models.neurons import Neurons
-from unsoftmax.models.products import Product, distances, size_of
+from unsoftmax.models.products import Product, Tolerance, distances, norm_of, size_of, unit_of
 from unsoftmax.probes import Array
 
 Places = list[tuple[int, int]]
@@ -130,7 +129,7 @@ def _compare_sublayers(
 def decide(a: Form, b: Form, tolerance: Tolerance) -> Decision:
     """Compare two sub-layers that take the same sequences and answer alike."""
     for form in (a, b) if a.vector or b.vector else ():
-        _refuse_range(form)
+        refuse_range(form)
     if a.neurons is not None or b.neurons is not None:
         return _networks(a, b, tolerance)
     first, second = canonical_form(a), canonical_form(b)
@@ -167,34 +166,6 @@ def _networks(a: Form, b: Form, tolerance: Tolerance) -> Decision:
     return Decision(None, max(gap, worst), paired(nearest, len(a.scores)))
 
 
-def _refuse_range(form: Form) -> None:
-    """Refuse parameters whose squares, summed, leave float64's range, with a norm before taken in.
-
-    Raises
-    ------
-    ValueError
-        One is larger than 1e145.
-    """
-    with np.errstate(over="ignore"):
-        seen, norm = seen_through(form), form.norm
-    parts: dict[str, Sequence[Any]] = {"c": [seen.c, *(seen.neurons or ())], "A": [seen.last]}
-    parts |= {} if norm is None else {"scale": [norm.scale], "shift": [norm.shift]}
-    for name, some in {**parts, "M": seen.values, "W": seen.scores}.items():
-        size = max(map(_largest, some), default=0.0)
-        if not size <= 1e145:
-            raise ValueError(
-                f"{name} is as large as {size:.0e}: beyond 1e+145 sums of squares leave float64's "
-                "range, and layers are not compared. Scale both layers' weights."
-            )
-
-
-def _largest(x: Any) -> float:
-    """Bound the entries of a matrix; planes that turn are not looked at."""
-    if isinstance(x, Product):
-        return largest_of(x.left) * largest_of(x.right)
-    return largest_of(x) if isinstance(x, np.ndarray) else 0.0
-
-
 # -- heads matched with heads
 class HeadMatching:
     """How far the heads of two canonical forms are apart; values and c in units of 2^k.
@@ -207,7 +178,7 @@ class HeadMatching:
         self.scores, self.tolerance = (a.scores, b.scores), tolerance
         self.lone = a.heads == b.heads == 1
         own = beside(a, b)
-        self.unit = octave(max(map(_largest, (*own, *a.values, *b.values))))
+        self.unit = unit_of(*own, *a.values, *b.values)
         self.values = [[Product(M.left / self.unit, M.right) for M in f.values] for f in (a, b)]
         first, second = (x / self.unit for x in own)
         self.alone, self.missing = (np.array([size_of(M) for M in some]) for some in self.values)

@@ -9,14 +9,13 @@ from typing import TypeVar
 import numpy as np
 
 from unsoftmax.models.arrays import TINY, UNIT
-from unsoftmax.models.equality.equivalence import norm_of
 from unsoftmax.models.equality.form import Form
 from unsoftmax.models.equality.neuron_form import points_in_cells
 from unsoftmax.models.equality.score_form import Scores, scores_apart, whole_at
 from unsoftmax.models.equality.verdicts import Places
 from unsoftmax.models.layer_norm import LayerNorm
 from unsoftmax.models.model import FrozenModel
-from unsoftmax.models.products import Product
+from unsoftmax.models.products import Product, norm_of
 from unsoftmax.models.relu_network import ReluNetwork, typical_length
 from unsoftmax.models.single_head import SingleHead
 from unsoftmax.probes import Array
