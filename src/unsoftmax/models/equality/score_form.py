@@ -15,7 +15,7 @@ at 20 bits a prime. Matrices that differ do so at the first prime, nearly always
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Self, TypeAlias
@@ -91,7 +91,7 @@ def scores_apart(a: Scores, b: Scores, enough: float = np.inf) -> Apart:
     last = max(FARTHEST, 2 * (len(mine.rotary) + len(its.rotary)))
     for distance in (1, 0, *range(2, last + 1)):
         both = mine.whole(distance), its.whole(distance)
-        size = max(size, *(norm_of(x) for x in both))
+        size = max(size, *map(norm_of, both))
         worst = max(worst, (norm_of(both[0] - both[1]), distance), key=lambda found: found[0])
         if worst[0] > enough * size:
             break
@@ -104,18 +104,14 @@ def _at_one(scores: RotaryScores) -> Product:
     return Product(scores.arrays["K"].T, scores.rotary.turned(queries.T, np.array(1.0)).T)
 
 
-def _within_ranges(a: RotaryScores, b: RotaryScores) -> tuple[RotaryScores, RotaryScores]:
-    """Return scores of the same norms, of as many dimensions as keys and queries have together."""
-    both = {name: np.vstack([a.arrays[name], b.arrays[name]]) for name in "KQ"}
-    if len(both["K"]) >= both["K"].shape[1]:
-        return a, b
-    bases = {name: np.linalg.qr(rows.T)[0] for name, rows in both.items()}
-
-    def seen(scores: RotaryScores) -> RotaryScores:
-        arrays = {**scores.arrays, **{name: scores.arrays[name] @ bases[name] for name in "KQ"}}
-        return RotaryScores(len(both["K"]), arrays, scores.rotary)
-
-    return seen(a), seen(b)
+def _within_ranges(*scores: RotaryScores) -> Iterator[RotaryScores]:
+    """Yield scores of the same norms, of as many dimensions as keys and queries have together."""
+    rows = {name: np.vstack([one.arrays[name] for one in scores]) for name in "KQ"}
+    r, d = rows["K"].shape
+    bases = {name: np.linalg.qr(rows[name].T)[0] for name in ("KQ" if r < d else "")}
+    for one in scores:
+        seen = {name: one.arrays[name] @ basis for name, basis in bases.items()}
+        yield RotaryScores(min(r, d), {**one.arrays, **seen}, one.rotary)
 
 
 def score_distances(
