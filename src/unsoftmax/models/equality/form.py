@@ -139,7 +139,12 @@ def _inside(parts: list[Map]) -> Form | None:
         if form is None:
             dim = len(neurons.a) if neurons.A is None else neurons.A.shape[1]
             form = Form((), (), np.eye(dim), np.zeros(dim), None, False, None, dim, False, 0)
-        form, parts = _through(form, neurons), parts[1:]
+        A, c, last, values = neurons.A, form.c, form.last, form.values
+        if A is not None:  # the first layer is part of what neurons are given
+            c, last = A @ c, None if last is None else A @ last
+            values = tuple(Product(A @ M.left, M.right) for M in values)
+        own, parts = (neurons.B, neurons.c), parts[1:]
+        form = replace(form, values=values, last=last, c=c + neurons.a, neurons=own)
     return None if parts else form
 
 
@@ -165,15 +170,6 @@ def _of_heads(heads: Attention) -> Form:
     k = dim if heads.O is None else heads.O.shape[1]
     c = np.zeros(k) if heads.c is None else heads.c
     return Form(tuple(scores), tuple(values), heads.R, c, None, False, None, dim, True, H)
-
-
-def _through(form: Form, neurons: Neurons) -> Form:
-    """Put the first layer of neurons into what they are given."""
-    A, c, last, values = neurons.A, form.c, form.last, form.values
-    if A is not None:
-        c, last = A @ c, None if last is None else A @ last
-        values = tuple(Product(A @ M.left, M.right) for M in values)
-    return replace(form, values=values, last=last, c=c + neurons.a, neurons=(neurons.B, neurons.c))
 
 
 def refuse_range(form: Form) -> None:

@@ -133,18 +133,11 @@ def straightened(form: Form, tolerance: Tolerance) -> Form:
     linear, lost = np.atleast_2d(parts.linear), parts.lost
     slots = [slice(h * d, h * d + d) for h in range(H + 1)]
     seen = [bool(np.any(parts.u[:, s]) or np.linalg.norm(linear[:, s]) > lost) for s in slots]
-    values, last, c, neurons = form.values, form.last, form.c, form.neurons
     if not len(parts.s):
-        values = tuple(Product.of(linear[:, slot]) for slot in slots[:-1])
-        last, c, neurons = linear[:, slots[-1]], linear[:, -1], None
-    return replace(
-        form,
-        scores=tuple(compress(form.scores, seen)),
-        values=tuple(compress(values, seen)),
-        last=last if seen[-1] else None,
-        c=c,
-        neurons=neurons,
-    )
+        values, last = (Product.of(linear[:, slot]) for slot in slots[:-1]), linear[:, slots[-1]]
+        form = replace(form, values=tuple(values), last=last, c=linear[:, -1], neurons=None)
+    scores, kept = tuple(compress(form.scores, seen)), tuple(compress(form.values, seen))
+    return replace(form, scores=scores, values=kept, last=form.last if seen[-1] else None)
 
 
 def agreement(a: Network, b: Network, tolerance: Tolerance) -> tuple[Basis | None, float]:
@@ -193,10 +186,8 @@ def first_is_negative(u: Array) -> NDArray[np.bool_]:
 
 def points(a: Network, b: Network, length: float) -> Array:
     """Return points at all hyperplanes and, where there is a norm, of all sizes."""
-    x, rng = (
-        [points_in_cells([(g.A, g.a) for g in (a, b)], length, _POINTS)],
-        np.random.default_rng(1),
-    )
+    rng = np.random.default_rng(1)
+    x = [points_in_cells([(g.A, g.a) for g in (a, b)], length, _POINTS)]
     powers = 4.0 ** rng.integers(-_SIZES, _SIZES + 1, (_POINTS, 1))
     for norm in (g.form.norm for g in (a, b) if g.form.norm is not None):
         size = (norm.eps**0.5 or 1.0) * powers
