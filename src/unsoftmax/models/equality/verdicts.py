@@ -205,9 +205,7 @@ class HeadMatching:
         """Return the largest relative difference, and the heads that differ, the worst first."""
         scale = self.size or 1.0
         cost = np.maximum(self.relative, self.apart / scale)
-        least = 1.0 if self.lone else 0.0
-        alone, missing = (np.maximum(x / scale, least) for x in (self.alone, self.missing))
-        best = match(cost, alone, missing)
+        best = match(cost, *(np.maximum(x / scale, self.lone) for x in (self.alone, self.missing)))
         for k, (share, g, h) in enumerate(best):
             if min(g, h) >= 0 and self.relative[g, h] > FAR:  # at all distances
                 in_full = scores_apart(self.scores[0][g], self.scores[1][h]).relative
@@ -220,11 +218,9 @@ class HeadMatching:
         """Return what differs when all heads whose scores are within tolerance are merged."""
         label = places_nearly([*self.scores[0], *self.scores[1]], self.tolerance)
         signed = [*self.values[0], *(-M for M in self.values[1])]
-        groups = [
-            sum((signed[h] for h in np.flatnonzero(label == group)), signed[0].nothing)
-            for group in np.unique(label)
-        ]
-        return norm_of(np.array([*(size_of(M) for M in groups), self.constant]))
+        groups = [np.flatnonzero(label == group) for group in np.unique(label)]
+        sums = [sum((signed[h] for h in group), signed[0].nothing) for group in groups]
+        return norm_of(np.array([*map(size_of, sums), self.constant]))
 
 
 def places_nearly(scores: Sequence[Scores], tolerance: Tolerance) -> NDArray[np.intp]:
@@ -249,12 +245,10 @@ def equal_exactly(a: Form, b: Form) -> bool:
     signed = [*a.values, *(-M for M in b.values)]
     for place, M in zip(places_exactly([*a.scores, *b.scores]), signed, strict=True):
         groups[place] = groups[place] + M if place in groups else M
+    sums = list(groups.values())
     if a.behind is not None and a.behind.centred:  # what all rows share is not seen
-        groups = {
-            k: M - Product(np.repeat(M.left[:1], len(M.left), axis=0), M.right)
-            for k, M in groups.items()
-        }
-    return all(same_product(total, total.nothing) for total in groups.values())
+        sums = [M - Product(np.repeat(M.left[:1], len(M.left), axis=0), M.right) for M in sums]
+    return all(same_product(total, total.nothing) for total in sums)
 
 
 def beside(a: Form, b: Form) -> tuple[Array, Array]:
@@ -278,11 +272,9 @@ def match(cost: Array, alone: Array, missing: Array) -> list[tuple[float, int, i
     whole[:rows, :columns] = cost
     whole[:rows, columns:] = alone[:, None]
     whole[rows:, :columns] = missing
-    return [
-        (float(whole[g, h]), int(g) if g < rows else -1, int(h) if h < columns else -1)
-        for g, h in zip(*linear_sum_assignment(whole), strict=True)
-        if g < rows or h < columns
-    ]
+    pairs = np.transpose(linear_sum_assignment(whole)).tolist()
+    matched = [(whole[g, h].item(), g, h) for g, h in pairs if g < rows or h < columns]
+    return [(x, g if g < rows else -1, h if h < columns else -1) for x, g, h in matched]
 
 
 def networks(a: Form, b: Form, places: list[int]) -> tuple[Network, Network]:
@@ -291,7 +283,7 @@ def networks(a: Form, b: Form, places: list[int]) -> tuple[Network, Network]:
     Where one is given the query token itself, that follows in both.
     """
     last, H = any(f.last is not None or f.residual for f in (a, b)), len(a.scores)
-    count = 1 + max([-1, *places])
+    count = 1 + max(places, default=-1)
     return Network.of(a, places[:H], count, last), Network.of(b, places[H:], count, last)
 
 
@@ -301,8 +293,7 @@ def placed(cost: Array) -> tuple[list[int], float]:
     A pair that costs more than two heads without a partner is none.
     """
     rows, columns = cost.shape
-    places, worst = list(range(rows)) + [-1] * columns, 0.0
-    fresh = rows
+    places, worst, fresh = list(range(rows)) + [-1] * columns, 0.0, rows
     for share, g, h in match(cost, np.ones(rows), np.ones(columns)):
         if h >= 0:
             places[rows + h] = fresh if g < 0 else g

@@ -124,17 +124,15 @@ def _aimed_at(a: Form, b: Form, places: Places) -> Iterator[tuple[SingleHead, Si
 
     Heads answer with numbers; with them the distance of tokens at which they differ most.
     """
-    neurons = a.neurons is not None or b.neurons is not None
     found = [(_head(a, g), _head(b, h)) for g, h in places[:PAIRS]]
-    if not neurons:
+    weights = [np.ones(1) if f.neurons is None else f.neurons[0][0] for f in (a, b)]
+    bent = a.neurons is not None or b.neurons is not None
+    if not bent:
         (flat, M), (_, N) = _head(a, -1), _head(b, -1)
         found.append(((flat, sum(a.values, M)), (flat, sum(b.values, N))))
     for (A, M), (B, N) in found:
         distance = max(1, scores_apart(A, B).distance)
-        seen = [[_along(M, N)] * 2]
-        if neurons:
-            weights = [np.ones(1) if f.neurons is None else f.neurons[0][0] for f in (a, b)]
-            seen = [weights, [np.abs(w) for w in weights]]
+        seen = [weights, [np.abs(w) for w in weights]] if bent else [[_along(M, N)] * 2]
         W, U = (whole_at(scores, distance) for scores in (A, B))
         for y, z in seen:
             one = SingleHead(W[:-1, :-1], (y @ M.left) @ M.right, W[:-1, -1], float(y @ a.c))
