@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from unsoftmax.models.equality.certificates import share_of_bounds
-from unsoftmax.models.equality.equivalence import Tolerance
 from unsoftmax.models.equality.verdicts import compare
+from unsoftmax.models.products import Tolerance
 
 
 def share(found: Any, target: Any, errors: Mapping[str, float]) -> float:

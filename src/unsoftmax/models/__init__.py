@@ -55,7 +55,7 @@ __all__ = [
 
 load_weights = files.load_weights
 
-_KINDS: tuple[type[FrozenModel], ...] = (*CANONICAL, Stack)
+_KINDS: list[type[FrozenModel]] = [*CANONICAL, Stack]
 _CLASSES = {kind.__name__: kind for kind in _KINDS}
 
 
@@ -98,8 +98,7 @@ def from_parameters(arrays: Mapping[str, Any]) -> FrozenModel:
     for name, kind in _CLASSES.items():
         if kind.has_parameters(arrays):
             try:
-                model: FrozenModel = kind.from_arrays(arrays)
-                return model
+                return kind.from_arrays(arrays)
             except (TypeError, ValueError) as error:
                 refused.append(f"as a {name}: {error}")
     raise ValueError(f"These are no model's parameters; {'; '.join(refused) or 'by their names'}")

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from unsoftmax.models.arrays import UNIT
 from unsoftmax.models.relu_network import ReluNetwork
-from unsoftmax.probes import Array, Indices
+from unsoftmax.probes import Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +32,7 @@ class HingeSum:
     @classmethod
     def of(cls, network: ReluNetwork, length: float) -> HingeSum:
         """Read a network off in the unit of length λ; constant neurons join the affine part."""
-        linear = np.zeros(network.dim + 1)
-        linear[-1] = network.c
+        linear = np.append(np.zeros(network.dim), network.c)
         return cls.of_neurons(length * network.A.T, network.b, network.w_o, linear)
 
     @classmethod
@@ -84,6 +83,12 @@ class HingeSum:
         return float(np.sqrt(np.sum(self.s**2) + np.sum(self.linear**2)))
 
     @property
+    def lost(self) -> float:
+        """What of the linear part, without its constant, may be the rounding of the sum."""
+        size = float(np.linalg.norm(self.linear[..., :-1])) + float(np.sum(_sizes(self.s)))
+        return 8 * UNIT * (1 + len(self.s)) * size
+
+    @property
     def reach(self) -> Array:
         """Largest values of the neurons where ‖Y‖ = 1, of those that are 0 at x = 0."""
         return np.asarray(_sizes(self.s) * np.linalg.norm(self.u[:, :-1], axis=1))
@@ -100,9 +105,13 @@ def squared_distance(first: HingeSum, second: HingeSum, near: float) -> float:
     first, second = (parts.turned(parts.u[:, -1] > 0) for parts in (first, second))
     linear = first.linear - second.linear
     left, missing = np.full(len(first.s), True), np.full(len(second.s), True)
-    squares = 0.0
-    i, j, turn = _nearest_pairs(first.u, second.u, near)
-    if len(i):
+    squares, cosine = 0.0, first.u @ second.u.T
+    if cosine.size:
+        j = np.argmax(np.abs(cosine), axis=1)
+        i = np.flatnonzero(np.argmax(np.abs(cosine), axis=0)[j] == np.arange(len(j)))
+        i = i[1 - np.abs(cosine[i, j[i]]) < near]
+        j = j[i]
+        turn = np.sign(cosine[i, j])
         # s·relu(z) = s·z + s·relu(−z)
         linear = linear - (second.s[j].T * (turn < 0)) @ second.u[j]
         change = _distances(first.s[i], first.u[i], second.s[j], turn[:, None] * second.u[j])
@@ -112,20 +121,6 @@ def squared_distance(first: HingeSum, second: HingeSum, near: float) -> float:
         left[i], missing[j] = False, False
     squares += float(np.sum(first.reach[left] ** 2) + np.sum(second.reach[missing] ** 2))
     return squares + float(np.sum(linear**2))
-
-
-def _nearest_pairs(u: Array, other: Array, near: float) -> tuple[Indices, Indices, Array]:
-    """Return indices of hyperplanes that are each other's nearest, and the signs of u·other."""
-    cosine = u @ other.T
-    if not cosine.size:
-        none = np.zeros(0, dtype=np.intp)
-        return none, none, np.zeros(0)
-    j = np.argmax(np.abs(cosine), axis=1)
-    i = np.arange(len(j))
-    both = np.argmax(np.abs(cosine), axis=0)[j] == i
-    both &= 1 - np.abs(cosine[i, j]) < near
-    i, j = i[both], j[both]
-    return i, j, np.sign(cosine[i, j])
 
 
 def _sizes(s: Array) -> Array:

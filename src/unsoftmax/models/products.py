@@ -17,6 +17,60 @@ from unsoftmax.models.arrays import UNIT
 from unsoftmax.probes import Array
 
 
+def octave(size: float) -> float:
+    """Return the power of two up to ``size``: dividing by it is exact."""
+    return float(2.0 ** (np.frexp(size)[1] - 1))
+
+
+def largest_of(x: Array | Product) -> float:
+    """Return the largest size of an entry, 0 of none; of a product a bound on it."""
+    if isinstance(x, Product):
+        return largest_of(x.left) * largest_of(x.right)
+    return float(np.max(np.abs(x), initial=0.0))
+
+
+def unit_of(*parts: Array | Product) -> float:
+    """Return the power of two up to the largest entry of all."""
+    return octave(max(map(largest_of, parts)))
+
+
+def norm_of(x: Array) -> float:
+    """Return the 2-norm (Frobenius), also where the squares leave float64's range."""
+    unit = largest_of(x)
+    return unit * float(np.linalg.norm(x / unit)) if unit else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    """How far parameters of equal models may be apart: ``rtol`` times their size plus ``atol``."""
+
+    rtol: float = 0.0
+    atol: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not (self.rtol >= 0 and self.atol >= 0):
+            raise ValueError("rtol and atol must be 0 or more.")
+
+    @property
+    def exact(self) -> bool:
+        """Whether only equal numbers will do."""
+        return not (self.rtol or self.atol)
+
+    def allows(self, difference: float, size: float, unit: float = 1.0) -> bool:
+        """Tell whether a difference is within the tolerance; both were divided by ``unit``."""
+        return difference <= self.rtol * size + self.atol / unit
+
+    def compare(self, mine: Array, other: Array) -> tuple[bool, float]:
+        """Tell whether two arrays are within the tolerance, and their relative difference."""
+        unit = unit_of(mine, other)
+        difference = norm_of(mine / unit - other / unit)
+        size = max(norm_of(mine / unit), norm_of(other / unit))
+        within = self.allows(difference, size, unit)
+        if self.exact:
+            within = np.array_equal(mine, other)
+        return within, difference / size if size else 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class Product:
     """The matrix ``left @ right``."""
@@ -45,8 +99,7 @@ class Product:
     @property
     def norm(self) -> float:
         """‖left @ right‖_F."""
-        factors = (self.left, self.right.T)
-        left, right = (np.asarray(np.linalg.qr(factor, mode="r")) for factor in factors)
+        left, right = (np.asarray(np.linalg.qr(x, mode="r")) for x in (self.left, self.right.T))
         return float(np.linalg.norm(left @ right.T))
 
     @property
@@ -82,8 +135,8 @@ class Product:
         sums = 8 * max(len(self.left), self.right.shape[1]) * UNIT
         rank = int(np.sum(s > sums * s.max(initial=0.0)))
         U, V = Q @ U[:, :rank], V[:rank] @ P.T
-        top = np.argmax(np.abs(U), axis=0) if rank else np.zeros(0, dtype=np.intp)
-        sign = np.where(U[top, np.arange(rank)] < 0, -1.0, 1.0)
+        top = np.take_along_axis(U, np.abs(U).argmax(axis=0)[None], axis=0)[0] if rank else s[:0]
+        sign = np.where(top < 0, -1.0, 1.0)
         return Product(U * sign, (sign * s[:rank])[:, None] * V)
 
 
@@ -136,7 +189,7 @@ def size_of(product: Product) -> float:
 def _exponents(*products: Product) -> tuple[int, int]:
     """Return the powers of two above all factors."""
     left, right = (
-        max(int(np.frexp(np.max(np.abs(factor), initial=0.0))[1]) for factor in factors)
+        max(int(np.frexp(largest_of(factor))[1]) for factor in factors)
         for factors in zip(*((one.left, one.right) for one in products), strict=True)
     )
     return left, right

@@ -55,20 +55,18 @@ class Family:
         return [name + end for end in self.norm_ends]
 
 
-_EACH = {"q": "q_proj.", "k": "k_proj.", "v": "v_proj."}
-_FUSED = {"qkv": "in_proj_", "o": "out_proj."}
+_OPT = {"q": "q_proj.", "k": "k_proj.", "v": "v_proj.", "o": "out_proj."}
+_LLAMA = _OPT | {"o": "o_proj."}
+_TORCH = {"qkv": "in_proj_", "o": "out_proj."}
+_GPT_2 = {"qkv": "c_attn.", "o": "c_proj."}
 _BERT = {"q": "self.query.", "k": "self.key.", "v": "self.value.", "o": "output.dense."}
 
 FAMILIES: Mapping[str, Family] = {
-    "torch": Family(_FUSED, "{parent}norm1.", before=False, square=True),
+    "torch": Family(_TORCH, "{parent}norm1.", before=False, square=True),
     "BERT": Family(_BERT, "{layer}output.LayerNorm.", before=False, square=True),
-    "Llama": Family(
-        _EACH | {"o": "o_proj."}, "{parent}input_layernorm.", before=True, bare=True, rotary=True
-    ),
-    "OPT": Family(_EACH | {"o": "out_proj."}, "{stem}_layer_norm.", square=True),
-    "GPT-2": Family(
-        {"qkv": "c_attn.", "o": "c_proj."}, "{parent}ln_1.", before=True, transposed=True
-    ),
+    "Llama": Family(_LLAMA, "{parent}input_layernorm.", before=True, bare=True, rotary=True),
+    "OPT": Family(_OPT, "{stem}_layer_norm.", square=True),
+    "GPT-2": Family(_GPT_2, "{parent}ln_1.", before=True, transposed=True),
 }
 _OURS = Family({r: r for r in "qkvo"}, "norm_", ends=("", "_bias"), norm_ends=("scale", "shift"))
 

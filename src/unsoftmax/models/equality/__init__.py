@@ -8,18 +8,70 @@ witnesses (`witnesses`); other maps array by array. So a class, or a map, needs 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TypeVar
+from dataclasses import dataclass, replace
+from typing import Literal, TypeVar
 
 from unsoftmax.models.equality.canonical_form import CANONICAL
 from unsoftmax.models.equality.certificates import share_of_bounds
-from unsoftmax.models.equality.equivalence import Equivalence, Tolerance, within_certificate
+from unsoftmax.models.equality.neuron_form import Basis
 from unsoftmax.models.equality.verdicts import NEARLY_ONE, compare
 from unsoftmax.models.equality.witnesses import search
 from unsoftmax.models.model import FrozenModel
+from unsoftmax.models.products import Tolerance
+from unsoftmax.probes import Array
 
 __all__ = ["Equivalence", "canonical", "equivalent"]
 
 M = TypeVar("M", bound=FrozenModel)
+
+
+# Models that differ by more than this share of their parameters are not equal by a certificate,
+# however wide: it tells too little.
+_VAGUE = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Equivalence:
+    """The answer to `equivalent`; true exactly when the verdict is "equal".
+
+    Attributes
+    ----------
+    verdict : {"equal", "different", "undecided"}
+        "undecided": the parameters differ by more than the tolerance, yet no sequence was
+        found on which float64 tells the functions apart; or heads of one model are within
+        the tolerance of each other, and only if they count as one are the models equal; or
+        several heads are compared with a Transformer whose network is affine within the
+        tolerance; or a certificate is so wide that it allows differences of a tenth.
+    witness : ndarray, shape (N, d), or None
+        A sequence on which the two functions differ; only with "different", and None even
+        then when the two do not take the same sequences.
+    gap : float
+        The largest difference between canonical parameters, [W w] and [v c] each relative
+        to the larger of the two norms, of several heads [W w] head by head and all v with c;
+        of ReLU networks, between all jumps of the gradient and the affine parts, relative to
+        theirs; a neuron whose hyperplane is far from 0 counts by its slope. Products W = KᵀQ
+        are rounded for it: it may be 0 where they differ.
+    by : {"canonical form", "cells", "certificate", "witness", "shape", "nothing"}
+        What decided: equal canonical forms; a network's values in the cells at all
+        hyperplanes; the bounds on one model's errors that were given; the witness; that the two
+        take other sequences; or nothing.
+    share : float or None
+        By a certificate: the largest share of its bounds that the differences take. Above 1 the
+        verdict is "different", whatever answers differ by: the witness then shows two functions,
+        as it would for a recovery and its own target, and is no proof.
+    reason : str
+        Why the verdict is "undecided".
+    """
+
+    verdict: Literal["equal", "different", "undecided"]
+    witness: Array | None
+    gap: float
+    by: Basis | Literal["certificate", "witness", "shape", "nothing"] = "canonical form"
+    share: float | None = None
+    reason: str = ""
+
+    def __bool__(self) -> bool:
+        return self.verdict == "equal"
 
 
 def canonical(model: M) -> M:
@@ -118,7 +170,23 @@ def equivalent(
     if witness is None:
         result = Equivalence("undecided", None, found.gap, "nothing", reason=found.undecided)
     if errors and forms is not None:
-        return within_certificate(result, share_of_bounds((a, b), forms, errors))
+        return _within_certificate(result, share_of_bounds((a, b), forms, errors))
+    return result
+
+
+def _within_certificate(result: Equivalence, share: float) -> Equivalence:
+    """Say what the bounds of a certificate make of models that are not equal without it.
+
+    ``share`` is the part of the bounds that the differences take; infinite where a bound is not
+    there, which decides nothing.
+    """
+    if share <= 1:
+        if result.gap <= _VAGUE:
+            return Equivalence("equal", None, result.gap, "certificate", share)
+        reason = "the bounds allow differences of a tenth"
+        return Equivalence("undecided", None, result.gap, "certificate", share, reason)
+    if result.verdict == "different" and share < float("inf"):
+        return replace(result, by="certificate", share=share)
     return result
 
 

@@ -14,17 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from unsoftmax.models.arrays import UNIT
 from unsoftmax.models.attention_layer import AttentionLayer, LayerHead
-from unsoftmax.models.equality.equivalence import norm_of
-from unsoftmax.models.equality.form import (
-    Form,
-    canonical_form,
-    compacted,
-    let_through,
-    read,
-    seen_through,
-)
+from unsoftmax.models.equality.form import Form, canonical_form, compacted, read, visible
 from unsoftmax.models.equality.neuron_form import Network, around, first_is_negative, signed_size
 from unsoftmax.models.equality.score_form import as_turning
 from unsoftmax.models.feed_forward import FeedForward
@@ -32,7 +23,7 @@ from unsoftmax.models.hinge_sum import HingeSum
 from unsoftmax.models.model import FrozenModel
 from unsoftmax.models.multi_head import MultiHead
 from unsoftmax.models.multi_head_transformer import MultiHeadTransformer
-from unsoftmax.models.products import Product
+from unsoftmax.models.products import Product, norm_of
 from unsoftmax.models.relu_network import ReluNetwork
 from unsoftmax.models.rotary import Rotary
 from unsoftmax.models.rotary_head import RotaryHead
@@ -74,8 +65,7 @@ def _network(model: ReluNetwork) -> ReluNetwork:
     d = model.dim
     A, b, w_o = parts.u[order, :d], parts.u[order, d], parts.s[order]
     norm = float(np.linalg.norm(parts.linear[:d]))
-    size = norm + float(np.sum(np.abs(parts.s)))
-    if norm > 8 * UNIT * (1 + len(parts.s)) * size:  # else it is the rounding of the sum
+    if norm > parts.lost:
         direction = parts.linear[:d] / norm
         A = np.vstack([A, direction, -direction])
         b, w_o = np.append(b, [0.0, 0.0]), np.append(w_o, [norm, -norm])
@@ -90,21 +80,16 @@ def _transformer(model: Transformer) -> Transformer:
 
 
 def _feed_forward(model: FeedForward) -> FeedForward:
-    form = let_through(seen_through(_form_of(model)))
+    form = visible(_form_of(model))
     d, (parts, order) = model.dim, _ordered(form)
     size = signed_size(form, parts)
     A, b, B = parts.u[order, :d], parts.u[order, d], parts.s[order]
-    whole = np.atleast_2d(parts.linear)
-    linear, B = whole[:, :d], B.reshape(len(order), len(whole))
-    used = np.linalg.norm(linear, axis=0)
-    total = float(np.linalg.norm(linear)) + float(np.sum(np.linalg.norm(B, axis=1)))
-    used = used > 8 * UNIT * (1 + len(parts.s)) * total
-    E, L = np.eye(d)[used], linear.T[used]
+    whole, unit = np.atleast_2d(parts.linear), size or 1.0
+    used = np.linalg.norm(whole[:, :d], axis=0) > parts.lost
+    E, L = np.eye(d)[used], whole[:, :d].T[used]
     A, b = np.vstack([A, E, -E]), np.append(b, np.zeros(2 * len(E)))
-    unit = size or 1.0
-    B, c = np.vstack([B, L, -L]).T / unit, whole[:, d] / unit
-    beside = around(form, size)
-    return FeedForward(A, b, B, c, beside.residual, beside.norm)
+    B, beside = np.vstack([B.reshape(len(order), len(whole)), L, -L]), around(form, size)
+    return FeedForward(A, b, B.T / unit, whole[:, d] / unit, beside.residual, beside.norm)
 
 
 def _attention_layer(model: AttentionLayer) -> AttentionLayer:
@@ -120,16 +105,16 @@ def _attention_layer(model: AttentionLayer) -> AttentionLayer:
 def _rotary_layer(model: RotaryLayer) -> RotaryLayer:
     form, d = compacted(canonical_form(_form_of(model))), model.dim
     planes = [as_turning(A).canonical() for A in form.scores]
-    H, r = len(planes), max((len(A.arrays["K"]) for A in planes), default=0)
-    s = max((len(M.right) for M in form.values), default=0)
+    H, s = len(planes), max((len(M.right) for M in form.values), default=0)
     O, V = np.zeros((H, model.outputs, s)), np.zeros((H, s, d))  # noqa: E741
     for h, M in enumerate(form.values):
         O[h, :, : len(M.right)], V[h, : len(M.right)] = M.left, M.right
-    arrays: dict[str, Any] = {"norm": form.norm} if form.norm is not None else {}
-    for name, shape in (("K", (H, r, d)), ("Q", (H, r, d)), ("k_bias", (H, r)), ("q_bias", (H, r))):
-        arrays[name] = np.reshape([A.arrays[name] for A in planes], shape)
     rotary = planes[0].rotary if planes else Rotary([])
-    return RotaryLayer(O, V, c=form.c, rotary=rotary, residual=form.residual, **arrays)
+    arrays: dict[str, Any] = {"residual": form.residual, "norm": form.norm}
+    for name, last in {"K": (d,), "Q": (d,), "k_bias": (), "q_bias": ()}.items():
+        each = [A.arrays[name] for A in planes]
+        arrays[name] = np.reshape(each, (H, 2 * len(rotary), *last))
+    return RotaryLayer(O, V, c=form.c, rotary=rotary, **arrays)
 
 
 def _rotary_head(model: RotaryHead) -> RotaryHead:
@@ -141,17 +126,13 @@ def _rotary_head(model: RotaryHead) -> RotaryHead:
 
 
 def _rotary_heads(model: RotaryHeads) -> RotaryHeads:
-    groups: dict[bytes, list[RotaryHead]] = {}
+    groups: dict[bytes, tuple[dict[str, Array], list[Array]]] = {}
     for head in model.heads:
         if np.any(head.v):
             scores = head.scores.canonical(empty=False)
-            form = RotaryHead.from_arrays({**scores.arrays, "v": head.v})
-            groups.setdefault(scores.numbers, []).append(form)
-    kept = []
-    for first, *more in groups.values():
-        v = _sum_of_rows(np.array([head.v for head in (first, *more)]))
-        if np.any(v):
-            kept.append(RotaryHead.from_arrays({**first.arrays(), "v": v}))
+            groups.setdefault(scores.numbers, (scores.arrays, []))[1].append(head.v)
+    sums = [(arrays, _sum_of_rows(np.array(values))) for arrays, values in groups.values()]
+    kept = [RotaryHead.from_arrays({**arrays, "v": v}) for arrays, v in sums if np.any(v)]
     return RotaryHeads.of(sorted(kept, key=_place), model.dim, model.c)
 
 

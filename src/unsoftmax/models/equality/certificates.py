@@ -15,21 +15,13 @@ import numpy as np
 from unsoftmax.models.arrays import UNIT
 from unsoftmax.models.attention import token_scores
 from unsoftmax.models.attention_map import Attention
-from unsoftmax.models.equality.equivalence import Tolerance, norm_of, share_of
-from unsoftmax.models.equality.form import Form, canonical_form, same_kind
+from unsoftmax.models.equality.form import Form, canonical_form
 from unsoftmax.models.equality.neuron_form import Network, points
 from unsoftmax.models.equality.score_form import FARTHEST, Scores, score_distances, whole_at
-from unsoftmax.models.equality.verdicts import (
-    HeadMatching,
-    beside,
-    match,
-    networks,
-    pairs_of,
-    placed,
-)
-from unsoftmax.models.equality.witnesses import aimed_sequences, rounding_of
+from unsoftmax.models.equality.verdicts import HeadMatching, beside, match, networks, paired, placed
+from unsoftmax.models.equality.witnesses import aimed_sequences, differences, rounding_of
 from unsoftmax.models.model import FrozenModel
-from unsoftmax.models.products import Product, apart
+from unsoftmax.models.products import Product, Tolerance, apart, norm_of
 from unsoftmax.models.relu_network import typical_length
 from unsoftmax.models.scores import RotaryScores
 from unsoftmax.probes import Array
@@ -60,9 +52,9 @@ def share_of_bounds(
         # an affine network is v·p + c: at p = 0, and far out
         errors = {"v": errors.get("slope", 0.0), "c": errors["constant"], **errors}
     if a.neurons is not None or b.neurons is not None:
-        places, _ = placed(score_distances(a.scores, b.scores, Tolerance(0.0, 0.0))[0])
+        places, _ = placed(score_distances(a.scores, b.scores, Tolerance())[0])
         shares = [_share_of_networks(models, *networks(a, b, places), errors)]
-        pairs = pairs_of(places, len(a.scores))
+        pairs = paired(places, len(a.scores))
         shares += [_score_share(a.scores[g], b.scores[h], errors) for g, h in pairs]
         return max(shares)
     a, b = canonical_form(a), canonical_form(b)
@@ -75,31 +67,23 @@ def share_of_bounds(
 
 def _share_of_heads(a: Form, b: Form, errors: Errors) -> float:
     """Compare canonical heads with the bounds on W, w and values, c and a norm with theirs."""
-    if not same_kind(a, b):
+    if a.kind != b.kind:
         return float("inf")
-    off, name = np.subtract(*beside(a, b)), "v" if "v" in errors else "M"
-    shares = [
-        share_of(norm_of(off[:, 0]), errors, "c"),
-        share_of(norm_of(off[:, 1:]), errors, name),
-    ]
-    its = b.of_norm
-    shares += [share_of(norm_of(x - its[name]), errors, name) for name, x in a.of_norm.items()]
+    off = np.subtract(*beside(a, b))
+    moved = {"c": off[:, 0], "v" if "v" in errors else "M": off[:, 1:]}
+    moved |= {name: x - b.of_norm[name] for name, x in a.of_norm.items()}
+    shares = [_share_of(norm_of(x), errors, name) for name, x in moved.items()]
     given = {**dict.fromkeys("WwM", _AMPLE), **errors}  # a bound that is not there matches all
     shape = len(a.scores), len(b.scores)
     scores = np.reshape([_score_share(A, B, given) for A in a.scores for B in b.scores], shape)
     values = np.reshape([_value_share(M, N, given) for M in a.values for N in b.values], shape)
-    cost = np.maximum(scores, values)
-    alone, missing = (
-        np.array([_value_share(M, M.nothing, given) for M in f.values]) for f in (a, b)
-    )
+    lone = [np.array([_value_share(M, M.nothing, given) for M in f.values]) for f in (a, b)]
     # one share above 1 weighs more than any number below; beyond, shares differ by many orders
-    count = 1.0 + sum(cost.shape)
-
-    def weight(x: Array) -> Array:
-        return np.where(x <= 1, x / count, 1 + np.log(np.clip(x, 1, np.finfo(float).max)))
-
+    count, most = 1.0 + sum(shape), np.finfo(float).max
+    shared = np.maximum(scores, values), *lone
+    costs = (np.where(x <= 1, x / count, 1 + np.log(np.clip(x, 1, most))) for x in shared)
     partners: list[list[int]] = [[] for _ in a.scores]
-    for _, g, h in match(weight(cost), weight(alone), weight(missing)):
+    for _, g, h in match(*costs):
         if g < 0 and len(scores):
             nearest = int(np.argmin(scores[:, h]))
             alike = _score_share(a.scores[nearest], b.scores[h], errors) <= 1
@@ -117,7 +101,7 @@ def _share_of_heads(a: Form, b: Form, errors: Errors) -> float:
 
 def _value_share(M: Product, N: Product, errors: Errors) -> float:
     found = apart(M, N)
-    return share_of(found.difference * found.unit, errors, "v" if "v" in errors else "M")
+    return _share_of(found.difference * found.unit, errors, "v" if "v" in errors else "M")
 
 
 def _score_share(A: Scores, B: Scores, errors: Errors) -> float:
@@ -128,7 +112,7 @@ def _score_share(A: Scores, B: Scores, errors: Errors) -> float:
         off = whole_at(A, distance) - whole_at(B, distance)
         W, w = norm_of(off[:-1, :-1]), norm_of(np.append(off[-1], off[:-1, -1]))
         biased = "w" in errors or w > UNIT * W or not turning
-        most = max(most, share_of(W, errors, "W"), share_of(w, errors, "w") if biased else 0.0)
+        most = max(most, _share_of(W, errors, "W"), _share_of(w, errors, "w") if biased else 0.0)
         if most > 1:  # other distances need not be looked at
             break
     return most
@@ -139,11 +123,10 @@ def _share_of_function(
 ) -> float:
     """Compare answers to sequences aimed at heads with constant + slope·max‖x_i‖."""
     constant, slope = (errors.get(name, 0.0) for name in ("constant", "slope"))
-    places, worst = HeadMatching(a, b, Tolerance(0.0, 0.0)).gap()[1], 0.0
+    places, worst = HeadMatching(a, b, Tolerance()).gap()[1], 0.0
     with np.errstate(all="ignore"):
         for X in aimed_sequences(a, b, places):
-            off = np.abs(np.subtract(*(np.reshape(model(X), -1) for model in models)))
-            lost = sum(np.reshape(rounding_of(model, X), -1) for model in models)
+            off, lost = (x[:, 0] for x in differences(models, X, rounding_of))
             allowed = constant + slope * np.linalg.norm(X, axis=2).max(axis=1)
             told = (off > lost) & np.all([_logits(model, X) < _REACH for model in models], axis=0)
             share = np.where(told, (off - lost) / (_AIMED * allowed), 0.0)
@@ -169,12 +152,10 @@ def _share_of_networks(
         return float("inf")
     x = points(a, b, typical_length(a.hyperplanes, b.hyperplanes))
     constant, slope = (errors.get(name, 0.0) for name in ("constant", "slope"))
+    off, lost = np.abs(a(x) - b(x)), a.rounding(x) + b.rounding(x)
     if vector:
-        answers = [np.reshape(model(x), (len(x), -1)) for model in models]
-        lost = sum(np.reshape(rounding_of(model, x[:, None]), (len(x), -1)) for model in models)
-    else:
-        answers, lost = [g(x) for g in (a, b)], a.rounding(x) + b.rounding(x)
-    beyond = np.linalg.norm(np.subtract(*answers), axis=1) - np.linalg.norm(lost, axis=1)
+        off, lost = differences(models, x[:, None], rounding_of)
+    beyond = np.linalg.norm(off, axis=1) - np.linalg.norm(lost, axis=1)
     if not np.any(beyond > 0):
         return 0.0
     if not np.isfinite(constant + slope):
@@ -185,3 +166,14 @@ def _share_of_networks(
         allowed = norm.moved_at_most(a(x), allowed, errors)
     with np.errstate(divide="ignore", invalid="ignore"):
         return float(np.max((beyond / allowed)[beyond > 0]))
+
+
+def _share_of(difference: float, errors: Mapping[str, float], name: str) -> float:
+    """Return a difference over its bound; 0 where nothing differs.
+
+    A bound that is not finite says nothing: no difference is within it.
+    """
+    if not difference:
+        return 0.0
+    bound = errors.get(name, 0.0)
+    return difference / bound if 0 < bound < float("inf") else float("inf")

@@ -26,11 +26,10 @@ import numpy as np
 from unsoftmax.models.arrays import UNIT
 from unsoftmax.models.attention_map import Attention
 from unsoftmax.models.composition import Composition, Map
-from unsoftmax.models.equality.equivalence import Tolerance, largest_of
-from unsoftmax.models.equality.score_form import Scores, plain, scores_apart, turning
+from unsoftmax.models.equality.score_form import Scores, scores_apart, scores_of
 from unsoftmax.models.layer_norm import LayerNorm
 from unsoftmax.models.neurons import Neurons
-from unsoftmax.models.products import Product, size_of
+from unsoftmax.models.products import Product, Tolerance, largest_of, size_of
 from unsoftmax.models.scores import RotaryScores
 from unsoftmax.probes import Array
 
@@ -90,6 +89,19 @@ class Form:
         return {name: np.atleast_1d(arrays[name]) for name in ("scale", "shift", "eps") if arrays}
 
     @property
+    def kind(self) -> tuple[object, ...]:
+        """Whether there is a residual, and where a norm stands and whether it is centred."""
+        return self.residual, self.norm and (self.norm.before, self.norm.centred)
+
+    def compare_norms(self, other: Form, tolerance: Tolerance) -> tuple[bool, float]:
+        """Tell whether norms are of one kind and within the tolerance; their largest difference."""
+        if self.kind != other.kind:
+            return False, float("inf")
+        pairs = zip(self.of_norm.values(), other.of_norm.values(), strict=True)
+        compared = [tolerance.compare(mine, its) for mine, its in pairs]
+        return all(within for within, _ in compared), max((gap for _, gap in compared), default=0.0)
+
+    @property
     def rounding(self) -> float:
         """Share of a matrix that its products may be off by."""
         return _ROUNDOFFS * UNIT * max(self.dim, len(self.c))
@@ -127,7 +139,12 @@ def _inside(parts: list[Map]) -> Form | None:
         if form is None:
             dim = len(neurons.a) if neurons.A is None else neurons.A.shape[1]
             form = Form((), (), np.eye(dim), np.zeros(dim), None, False, None, dim, False, 0)
-        form, parts = _through(form, neurons), parts[1:]
+        A, c, last, values = neurons.A, form.c, form.last, form.values
+        if A is not None:  # the first layer is part of what neurons are given
+            c, last = A @ c, None if last is None else A @ last
+            values = tuple(Product(A @ M.left, M.right) for M in values)
+        own, parts = (neurons.B, neurons.c), parts[1:]
+        form = replace(form, values=values, last=last, c=c + neurons.a, neurons=own)
     return None if parts else form
 
 
@@ -139,34 +156,42 @@ def _of_heads(heads: Attention) -> Form:
     H, dim = len(heads.Q), heads.Q.shape[2]
     places = np.arange(H) if heads.groups is None else heads.groups
     scores, values = [], []
-
-    def of(stack: Array | None, place: int) -> Array | None:
-        return None if stack is None else stack[place]
-
+    of_groups = (heads.K, heads.V, heads.k_bias, heads.frequencies)
+    of_heads = (heads.O, heads.w, heads.q_bias)
     for h, g in enumerate(places.tolist()):
-        K, q_bias, M, V = of(heads.K, g), of(heads.q_bias, h), of(heads.O, h), of(heads.V, g)
-        if K is not None and heads.frequencies is not None:
-            biases = of(heads.k_bias, g), q_bias
-            scores.append(turning(K, heads.Q[h], biases, heads.frequencies[g]))
-        else:
-            scores.append(plain(K, heads.Q[h], of(heads.w, h), q_bias))
-        if M is None or V is None:
-            [whole] = [x for x in (M, V) if x is not None] or [np.eye(dim)]
-            values.append(Product.of(whole))
-        else:
+        K, V, k_bias, theta = (None if x is None else x[g] for x in of_groups)
+        M, w, q_bias = (None if x is None else x[h] for x in of_heads)
+        scores.append(scores_of(K, heads.Q[h], w, k_bias, q_bias, theta))
+        if M is not None and V is not None:
             values.append(Product(M, V))
+        else:
+            whole = V if M is None else M
+            values.append(Product.of(np.eye(dim) if whole is None else whole))
     k = dim if heads.O is None else heads.O.shape[1]
     c = np.zeros(k) if heads.c is None else heads.c
     return Form(tuple(scores), tuple(values), heads.R, c, None, False, None, dim, True, H)
 
 
-def _through(form: Form, neurons: Neurons) -> Form:
-    """Put the first layer of neurons into what they are given."""
-    A, c, last, values = neurons.A, form.c, form.last, form.values
-    if A is not None:
-        c, last = A @ c, None if last is None else A @ last
-        values = tuple(Product(A @ M.left, M.right) for M in values)
-    return replace(form, values=values, last=last, c=c + neurons.a, neurons=(neurons.B, neurons.c))
+def refuse_range(form: Form) -> None:
+    """Refuse parameters whose squares, summed, leave float64's range, with a norm before taken in.
+
+    Raises
+    ------
+    ValueError
+        One is larger than 1e145.
+    """
+    with np.errstate(over="ignore"):
+        seen, norm = seen_through(form), form.norm
+    parts = {"c": [seen.c, *(seen.neurons or ())], "A": [] if seen.last is None else [seen.last]}
+    parts |= {} if norm is None else {"scale": [norm.scale], "shift": [norm.shift]}
+    W = [A for A in seen.scores if isinstance(A, Product)]
+    for name, some in {**parts, "M": seen.values, "W": W}.items():
+        size = max(map(largest_of, some), default=0.0)
+        if not size <= 1e145:
+            raise ValueError(
+                f"{name} is as large as {size:.0e}: beyond 1e+145 sums of squares leave float64's "
+                "range, and layers are not compared. Scale both layers' weights."
+            )
 
 
 # -- towards the canonical form
@@ -183,13 +208,16 @@ def seen_through(form: Form) -> Form:
     if last is not None:
         c, last = c + last @ norm.shift, norm.without_mean(last * norm.scale, axis=1)
     values = [Product(M.left, norm.without_mean(M.right * norm.scale, axis=1)) for M in form.values]
-    # 0 for what is but the rounding of a difference of larger numbers
-    share = form.rounding * largest_of(norm.scale)
-    pairs = zip(values, form.values, strict=True)
-    values = [x if x.norm > share * y.norm else x.nothing for x, y in pairs]
+    seen = _without_rounding(form, values, largest_of(norm.scale))
     scores = tuple(_scores_through(A, norm) for A in form.scores)
     plain_norm = LayerNorm(np.ones(form.dim), None, norm.eps, before=True, centred=norm.centred)
-    return replace(form, values=tuple(values), scores=scores, c=c, last=last, norm=plain_norm)
+    return replace(form, values=seen, scores=scores, c=c, last=last, norm=plain_norm)
+
+
+def _without_rounding(form: Form, values: list[Product], size: float = 1.0) -> tuple[Product, ...]:
+    """Return what M became, 0 for what is but the rounding of a difference of larger numbers."""
+    pairs, share = zip(values, form.values, strict=True), form.rounding * size
+    return tuple(x if x.norm > share * y.norm else x.nothing for x, y in pairs)
 
 
 def _scores_through(A: Scores, norm: LayerNorm) -> Scores:
@@ -213,30 +241,28 @@ def let_through(form: Form) -> Form:
         B, c = (norm.without_mean(x, axis=0) for x in form.neurons)
         return replace(form, neurons=(B, c))
     values = [Product(norm.without_mean(M.left, axis=0), M.right) for M in form.values]
-    pairs = zip(values, form.values, strict=True)
-    values = [x if x.norm > form.rounding * y.norm else x.nothing for x, y in pairs]
-    return replace(form, values=tuple(values), c=norm.without_mean(form.c, axis=0))
+    c = norm.without_mean(form.c, axis=0)
+    return replace(form, values=_without_rounding(form, values), c=c)
 
 
 def merged(form: Form) -> Form:
     """Add up M of heads with equal scores, and leave those out whose M is 0."""
-    groups: list[list[int]] = []
-    for h, A in enumerate(form.scores):
-        for group in groups:
-            off = scores_apart(form.scores[group[0]], A, form.rounding)
+    groups: list[tuple[Scores, list[Product]]] = []
+    for A, M in zip(form.scores, form.values, strict=True):
+        for scores, values in groups:
+            off = scores_apart(scores, A, form.rounding)
             if off.difference <= form.rounding * off.size:
-                group.append(h)
+                values.append(M)
                 break
         else:
-            groups.append([h])
-    scores, values = [], []
-    for first, *more in groups:
-        total = sum((form.values[h] for h in more), form.values[first])
-        size = sum(size_of(form.values[h]) for h in (first, *more)) if more else 0.0
+            groups.append((A, [M]))
+    kept = []
+    for scores, (first, *more) in groups:
+        total = sum(more, first)
+        size = sum(size_of(M) for M in (first, *more)) if more else 0.0
         if size_of(total) > form.rounding * size:
-            values.append(total)
-            scores.append(form.scores[first])
-    return replace(form, values=tuple(values), scores=tuple(scores))
+            kept.append((scores, total))
+    return replace(form, scores=tuple(A for A, _ in kept), values=tuple(M for _, M in kept))
 
 
 def without_needless_norm(form: Form) -> Form:
@@ -246,7 +272,7 @@ def without_needless_norm(form: Form) -> Form:
         return form
     constant = replace(form, values=(), scores=(), residual=False, norm=None)
     if norm.before:
-        return replace(form, norm=norm if form.values or form.last is not None else None)
+        return form if form.values or form.last is not None else replace(form, norm=None)
     if not norm.scale.any() or (norm.centred and norm.width == 1):
         return replace(constant, c=norm.shift)
     return form if form.values or form.residual else replace(constant, c=norm(form.c))
@@ -263,11 +289,14 @@ def of_unit_size(form: Form) -> Form:
     return replace(form, values=values, c=form.c / signed, norm=norm.behind_share(signed))
 
 
+def visible(form: Form) -> Form:
+    """Return the form without what a norm before or behind hides."""
+    return let_through(seen_through(form))
+
+
 def canonical_form(form: Form) -> Form:
     """Return the form that stands for all of one function; of neurons what is before them."""
-    for step in (seen_through, let_through, merged, without_needless_norm, of_unit_size):
-        form = step(form)
-    return form
+    return of_unit_size(without_needless_norm(merged(visible(form))))
 
 
 def compacted(form: Form) -> Form:
@@ -276,23 +305,3 @@ def compacted(form: Form) -> Form:
     order = sorted(range(len(values)), key=lambda h: -float(np.linalg.norm(values[h].right)))
     scores = tuple(form.scores[h] for h in order)
     return replace(form, values=tuple(values[h] for h in order), scores=scores)
-
-
-# -- norms
-
-
-def same_kind(a: Form, b: Form) -> bool:
-    """Tell whether residuals are alike, and norms in place and centring."""
-    kinds = [
-        (form.residual, form.norm and (form.norm.before, form.norm.centred)) for form in (a, b)
-    ]
-    return kinds[0] == kinds[1]
-
-
-def compare_norms(a: Form, b: Form, tolerance: Tolerance) -> tuple[bool, float]:
-    """Tell whether scale, shift and eps are within the tolerance, and their largest difference."""
-    if not same_kind(a, b):
-        return False, float("inf")
-    pairs = zip(a.of_norm.values(), b.of_norm.values(), strict=True)
-    compared = [tolerance.compare(mine, its) for mine, its in pairs]
-    return all(within for within, _ in compared), max((gap for _, gap in compared), default=0.0)

@@ -30,12 +30,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unsoftmax.models.arrays import UNIT
-from unsoftmax.models.equality.equivalence import Tolerance
-from unsoftmax.models.equality.form import Form, compare_norms, merged
+from unsoftmax.models.equality.form import Form, merged
 from unsoftmax.models.hinge_sum import HingeSum, squared_distance
-from unsoftmax.models.products import Product
+from unsoftmax.models.products import Product, Tolerance
 from unsoftmax.models.relu_network import ReluNetwork, typical_length
 from unsoftmax.probes import Array
+
+Basis = Literal["canonical form", "cells"]
+"""By what sub-layers are equal."""
 
 # Unit normals closer than this are one hyperplane. Smaller: the rounding of weights splits one;
 # larger: two that are close become one.
@@ -67,7 +69,7 @@ class Network:
 
         Heads of one place are added up.
         """
-        d, residual = form.dim, form.residual and form.before is None
+        d = form.dim
         placed = np.zeros((max(1, count + last), len(form.c), d))
         for place, M in zip(places, form.values, strict=True):
             placed[place] += M.whole
@@ -75,17 +77,14 @@ class Network:
             placed[-1] += form.last
         A = placed.transpose(1, 0, 2).reshape(len(form.c), len(placed) * d)
         if form.neurons is None:  # what is given is the answer
-            none = np.zeros((0, A.shape[1]))
             B, linear = np.zeros((len(form.c), 0)), np.column_stack([A, form.c])
-            return cls(none, np.zeros(0), B, linear, form)
+            return cls(A[:0], form.c[:0], B, linear, form)
         B, c = form.neurons
-        linear = np.zeros((len(c), A.shape[1] + 1))
-        linear[:, -1] = c
-        if residual:
+        linear = np.column_stack([np.zeros((len(c), A.shape[1])), c])
+        if form.residual and form.before is None:
             own = np.eye(len(c), d)
-            linear[:, -1 - d : -1] += (
-                own if form.behind is None else form.behind.without_mean(own, axis=0)
-            )
+            own = own if form.behind is None else form.behind.without_mean(own, axis=0)
+            linear[:, -1 - d : -1] += own
         return cls(A, form.c, B, linear, form)
 
     @property
@@ -103,10 +102,10 @@ class Network:
         if self.form.before is not None:
             A, a, linear = _without_idle(A, a, self.B, linear)
         linear = linear * np.append(np.full(A.shape[1], length), 1.0)
-        if not (self.form.vector if vector is None else vector):
-            return HingeSum.of_neurons(length * A, a, self.B[0], linear[0]).merged(PARALLEL)
-        parts = HingeSum.of_neurons(length * A, a, self.B.T, linear).merged(PARALLEL)
-        return parts.turned(first_is_negative(parts.u))
+        vector = self.form.vector if vector is None else vector
+        s, linear = (self.B.T, linear) if vector else (self.B[0], linear[0])
+        parts = HingeSum.of_neurons(length * A, a, s, linear).merged(PARALLEL)
+        return parts.turned(first_is_negative(parts.u)) if vector else parts
 
     def __call__(self, x: Array) -> Array:
         """Map points to answers (B, m), before a norm behind."""
@@ -131,29 +130,17 @@ def straightened(form: Form, tolerance: Tolerance) -> Form:
     H, d = len(form.values), form.dim
     network = Network.of(replace(form, residual=False), range(H), H, True)
     parts = network.parts(1.0)
-    jumps = parts.s if parts.s.ndim > 1 else parts.s[:, None]
-    linear = np.atleast_2d(parts.linear)
-    size = float(np.linalg.norm(linear[:, :-1])) + float(np.sum(np.linalg.norm(jumps, axis=1)))
+    linear, lost = np.atleast_2d(parts.linear), parts.lost
     slots = [slice(h * d, h * d + d) for h in range(H + 1)]
-    lost = 8 * UNIT * (1 + len(parts.s)) * size
     seen = [bool(np.any(parts.u[:, s]) or np.linalg.norm(linear[:, s]) > lost) for s in slots]
-    values, last, c, neurons = form.values, form.last, form.c, form.neurons
     if not len(parts.s):
-        values = tuple(Product.of(linear[:, slot]) for slot in slots[:-1])
-        last, c, neurons = linear[:, slots[-1]], linear[:, -1], None
-    return replace(
-        form,
-        scores=tuple(compress(form.scores, seen)),
-        values=tuple(compress(values, seen)),
-        last=last if seen[-1] else None,
-        c=c,
-        neurons=neurons,
-    )
+        values, last = (Product.of(linear[:, slot]) for slot in slots[:-1]), linear[:, slots[-1]]
+        form = replace(form, values=tuple(values), last=last, c=linear[:, -1], neurons=None)
+    scores, kept = tuple(compress(form.scores, seen)), tuple(compress(form.values, seen))
+    return replace(form, scores=scores, values=kept, last=form.last if seen[-1] else None)
 
 
-def agreement(
-    a: Network, b: Network, tolerance: Tolerance
-) -> tuple[Literal["canonical form", "cells"] | None, float]:
+def agreement(a: Network, b: Network, tolerance: Tolerance) -> tuple[Basis | None, float]:
     """Say by what two networks are equal, None if they are not, and their relative difference.
 
     No witness is looked for where they are not.
@@ -165,7 +152,7 @@ def agreement(
     sizes = [signed_size(g.form, parts) for g, parts in zip((a, b), found, strict=True)]
     first, second = (x.scaled(1 / (size or 1.0)) for x, size in zip(found, sizes, strict=True))
     beside = around(a.form, sizes[0]), around(b.form, sizes[1])
-    alike, norm_gap = compare_norms(*beside, tolerance)
+    alike, norm_gap = beside[0].compare_norms(beside[1], tolerance)
     size = max(first.norm, second.norm)
     difference = float(np.sqrt(squared_distance(first, second, _NEAR)))
     gap = max(difference / size if size else 0.0, norm_gap)
@@ -199,14 +186,13 @@ def first_is_negative(u: Array) -> NDArray[np.bool_]:
 
 def points(a: Network, b: Network, length: float) -> Array:
     """Return points at all hyperplanes and, where there is a norm, of all sizes."""
-    x = points_in_cells([(g.A, g.a) for g in (a, b)], length, _POINTS)
-    norms = [g.form.norm for g in (a, b) if g.form.norm is not None]
-    if not norms:
-        return x
     rng = np.random.default_rng(1)
+    x = [points_in_cells([(g.A, g.a) for g in (a, b)], length, _POINTS)]
     powers = 4.0 ** rng.integers(-_SIZES, _SIZES + 1, (_POINTS, 1))
-    sizes = [(norm.eps**0.5 or 1.0) * powers for norm in norms]
-    return np.vstack([x, *(size * rng.standard_normal((_POINTS, x.shape[1])) for size in sizes)])
+    for norm in (g.form.norm for g in (a, b) if g.form.norm is not None):
+        size = (norm.eps**0.5 or 1.0) * powers
+        x.append(size * rng.standard_normal((_POINTS, a.A.shape[1])))
+    return np.vstack(x)
 
 
 def points_in_cells(neurons: Sequence[tuple[Array, Array]], length: float, count: int) -> Array:

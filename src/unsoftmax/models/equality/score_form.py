@@ -15,7 +15,7 @@ at 20 bits a prime. Matrices that differ do so at the first prime, nearly always
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Self, TypeAlias
@@ -23,14 +23,14 @@ from typing import Self, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from unsoftmax.models.equality.equivalence import Tolerance, largest_of, norm_of
-from unsoftmax.models.products import Apart, Product, apart
+from unsoftmax.models.products import Apart, Product, Tolerance, apart, largest_of, norm_of
 from unsoftmax.models.rotary import Rotary
 from unsoftmax.models.scores import RotaryScores
 from unsoftmax.probes import Array
 
 Scores: TypeAlias = Product | RotaryScores
 """[W | w], (d, d + 1), or what turns with distance."""
+Perhaps: TypeAlias = Array | None
 
 # Scores that differ by more than this share of their size at one token are looked at no further.
 FAR = 0.1
@@ -40,18 +40,13 @@ FARTHEST = 20
 _BITS, _TERMS = 21, 2**11 - 1
 
 
-def turning(K: Array, Q: Array, biases: tuple[Array | None, Array | None], theta: Array) -> Scores:
-    """Return the scores of planes K, Q (r, d), as [W | w] where none turns."""
-    rotary = Rotary(theta)
-    if not np.any(rotary.folded):
-        return plain(K, Q, None, biases[1])
-    scores = {"K": K, "Q": Q, "k_bias": biases[0], "q_bias": biases[1]}
-    return RotaryScores(K.shape[1], scores, rotary)
-
-
-def plain(K: Array | None, Q: Array, w: Array | None, q_bias: Array | None = None) -> Product:
-    """Return [W | w] of W = Q, or of KᵀQ and w + Kᵀb_q."""
+def scores_of(
+    K: Perhaps, Q: Array, w: Perhaps, k_bias: Perhaps, q_bias: Perhaps, theta: Perhaps
+) -> Scores:
+    """Return planes K, Q (r, d) where one turns; else [W | w] of W = Q, or KᵀQ and w + Kᵀb_q."""
     d = Q.shape[1]
+    if K is not None and theta is not None and np.any((rotary := Rotary(theta)).folded):
+        return RotaryScores(d, {"K": K, "Q": Q, "k_bias": k_bias, "q_bias": q_bias}, rotary)
     w = np.zeros(d) if w is None else w
     if K is None:
         return Product(np.column_stack([Q, w]), np.eye(d + 1))
@@ -96,7 +91,7 @@ def scores_apart(a: Scores, b: Scores, enough: float = np.inf) -> Apart:
     last = max(FARTHEST, 2 * (len(mine.rotary) + len(its.rotary)))
     for distance in (1, 0, *range(2, last + 1)):
         both = mine.whole(distance), its.whole(distance)
-        size = max(size, *(norm_of(x) for x in both))
+        size = max(size, *map(norm_of, both))
         worst = max(worst, (norm_of(both[0] - both[1]), distance), key=lambda found: found[0])
         if worst[0] > enough * size:
             break
@@ -109,18 +104,14 @@ def _at_one(scores: RotaryScores) -> Product:
     return Product(scores.arrays["K"].T, scores.rotary.turned(queries.T, np.array(1.0)).T)
 
 
-def _within_ranges(a: RotaryScores, b: RotaryScores) -> tuple[RotaryScores, RotaryScores]:
-    """Return scores of the same norms, of as many dimensions as keys and queries have together."""
-    both = {name: np.vstack([a.arrays[name], b.arrays[name]]) for name in "KQ"}
-    if len(both["K"]) >= both["K"].shape[1]:
-        return a, b
-    bases = {name: np.linalg.qr(rows.T)[0] for name, rows in both.items()}
-
-    def seen(scores: RotaryScores) -> RotaryScores:
-        arrays = {**scores.arrays, **{name: scores.arrays[name] @ bases[name] for name in "KQ"}}
-        return RotaryScores(len(both["K"]), arrays, scores.rotary)
-
-    return seen(a), seen(b)
+def _within_ranges(*scores: RotaryScores) -> Iterator[RotaryScores]:
+    """Yield scores of the same norms, of as many dimensions as keys and queries have together."""
+    rows = {name: np.vstack([one.arrays[name] for one in scores]) for name in "KQ"}
+    r, d = rows["K"].shape
+    bases = {name: np.linalg.qr(rows[name].T)[0] for name in ("KQ" if r < d else "")}
+    for one in scores:
+        seen = {name: one.arrays[name] @ basis for name, basis in bases.items()}
+        yield RotaryScores(min(r, d), {**one.arrays, **seen}, one.rotary)
 
 
 def score_distances(
@@ -156,9 +147,8 @@ def places_exactly(scores: Sequence[Scores]) -> list[int]:
         for one in scores
     ]
     for k, one in enumerate(scores):
-        alike = (j for j in range(k) if marks[j] == marks[k] and _same(scores[j], one))
-        first = next(alike, None)
-        places.append(1 + max(places, default=-1) if first is None else places[first])
+        alike = (places[j] for j in range(k) if marks[j] == marks[k] and _same(scores[j], one))
+        places.append(next(alike, 1 + max(places, default=-1)))
     return places
 
 
@@ -212,15 +202,13 @@ class Dyadics:
     @property
     def low(self) -> int:
         """All entries are multiples of 2^low; 0 where all are 0."""
-        used = self.e[self.m != 0]
-        return int(used.min()) if used.size else 0
+        return min(self.e[self.m != 0].tolist(), default=0)
 
     @property
     def high(self) -> int:
         """All entries are below 2^high, or 0."""
         bits = np.frexp(self.m.astype(np.float64))[1] + self.e
-        used = bits[self.m != 0]
-        return int(used.max()) if used.size else 0
+        return max(bits[self.m != 0].tolist(), default=0)
 
     def modulo(self, p: int) -> Array:
         """Return the residues, from 0 to p − 1."""

@@ -24,17 +24,8 @@ from numpy.typing import NDArray
 
 from unsoftmax.models.attention_map import Attention
 from unsoftmax.models.composition import Composition, Map
-from unsoftmax.models.equality.equivalence import Basis, Tolerance, largest_of, norm_of, octave
-from unsoftmax.models.equality.form import (
-    Form,
-    canonical_form,
-    compare_norms,
-    let_through,
-    merged,
-    read,
-    seen_through,
-)
-from unsoftmax.models.equality.neuron_form import Network, agreement, straightened
+from unsoftmax.models.equality.form import Form, canonical_form, merged, read, refuse_range, visible
+from unsoftmax.models.equality.neuron_form import Basis, Network, agreement, straightened
 from unsoftmax.models.equality.score_form import (
     FAR,
     Scores,
@@ -45,7 +36,7 @@ from unsoftmax.models.equality.score_form import (
 )
 from unsoftmax.models.layer_norm import LayerNorm
 from unsoftmax.models.neurons import Neurons
-from unsoftmax.models.products import Product, distances, size_of
+from unsoftmax.models.products import Product, Tolerance, distances, norm_of, size_of, unit_of
 from unsoftmax.probes import Array
 
 Places = list[tuple[int, int]]
@@ -138,15 +129,14 @@ def _compare_sublayers(
 def decide(a: Form, b: Form, tolerance: Tolerance) -> Decision:
     """Compare two sub-layers that take the same sequences and answer alike."""
     for form in (a, b) if a.vector or b.vector else ():
-        _refuse_range(form)
+        refuse_range(form)
     if a.neurons is not None or b.neurons is not None:
         return _networks(a, b, tolerance)
     first, second = canonical_form(a), canonical_form(b)
     matching = HeadMatching(first, second, tolerance)
     gap, places = matching.gap()
-    alike, norm_gap = compare_norms(first, second, tolerance)
-    gap = max(gap, norm_gap)
-    within = alike and matching.allows(matching.distance())
+    alike, norm_gap = first.compare_norms(second, tolerance)
+    gap, within = max(gap, norm_gap), alike and matching.allows(matching.distance())
     if equal_exactly(a, b) if tolerance.exact else within:
         return Decision("canonical form", gap)
     if alike and not matching.lone and matching.allows(matching.distance_merged()):
@@ -156,13 +146,11 @@ def decide(a: Form, b: Form, tolerance: Tolerance) -> Decision:
 
 def _networks(a: Form, b: Form, tolerance: Tolerance) -> Decision:
     """Match the heads, then compare the networks on what all of them pool."""
-    a, b = (let_through(seen_through(form)) for form in (a, b))
-    if not tolerance.exact:
-        a, b = merged(a), merged(b)
-    scores, worst = [*a.scores, *b.scores], 0.0
+    a, b = (visible(x) if tolerance.exact else merged(visible(x)) for x in (a, b))
+    scores = [*a.scores, *b.scores]
     relative, close = score_distances(a.scores, b.scores, tolerance)
     if tolerance.exact:
-        places = places_exactly(scores)
+        places, worst = places_exactly(scores), 0.0
     else:
         places, worst = placed(np.where(close, relative, np.inf))
     by, gap = agreement(*networks(a, b, places), tolerance)
@@ -174,37 +162,11 @@ def _networks(a: Form, b: Form, tolerance: Tolerance) -> Decision:
         return Decision(None, max(gap, worst), [], NEARLY_ONE)
     nearest, worst = placed(relative)
     if nearest != places:
-        gap = agreement(*networks(a, b, nearest), Tolerance(0.0, 0.0))[1]
-    return Decision(None, max(gap, worst), pairs_of(nearest, len(a.scores)))
-
-
-def _refuse_range(form: Form) -> None:
-    """Refuse parameters whose squares, summed, leave float64's range, with a norm before taken in.
-
-    Raises
-    ------
-    ValueError
-        One is larger than 1e145.
-    """
-    with np.errstate(over="ignore"):
-        seen, norm = seen_through(form), form.norm
-    parts = {"c": [seen.c, *(seen.neurons or ())], "A": [] if seen.last is None else [seen.last]}
-    parts |= {} if norm is None else {"scale": [norm.scale], "shift": [norm.shift]}
-    sizes = {name: max(map(largest_of, some), default=0.0) for name, some in parts.items()}
-    for name, some in (("M", seen.values), ("W", seen.scores)):
-        each = [largest_of(x.left) * largest_of(x.right) for x in some if isinstance(x, Product)]
-        sizes[name] = max(each, default=0.0)
-    for name, size in sizes.items():
-        if not size <= 1e145:
-            raise ValueError(
-                f"{name} is as large as {size:.0e}: beyond 1e+145 sums of squares leave float64's "
-                "range, and layers are not compared. Scale both layers' weights."
-            )
+        gap = agreement(*networks(a, b, nearest), Tolerance())[1]
+    return Decision(None, max(gap, worst), paired(nearest, len(a.scores)))
 
 
 # -- heads matched with heads
-
-
 class HeadMatching:
     """How far the heads of two canonical forms are apart; values and c in units of 2^k.
 
@@ -216,9 +178,7 @@ class HeadMatching:
         self.scores, self.tolerance = (a.scores, b.scores), tolerance
         self.lone = a.heads == b.heads == 1
         own = beside(a, b)
-        largest = [largest_of(x) for x in own]
-        largest += [largest_of(M.left) * largest_of(M.right) for M in (*a.values, *b.values)]
-        self.unit = octave(max(largest))
+        self.unit = unit_of(*own, *a.values, *b.values)
         self.values = [[Product(M.left / self.unit, M.right) for M in f.values] for f in (a, b)]
         first, second = (x / self.unit for x in own)
         self.alone, self.missing = (np.array([size_of(M) for M in some]) for some in self.values)
@@ -245,9 +205,7 @@ class HeadMatching:
         """Return the largest relative difference, and the heads that differ, the worst first."""
         scale = self.size or 1.0
         cost = np.maximum(self.relative, self.apart / scale)
-        least = 1.0 if self.lone else 0.0
-        alone, missing = (np.maximum(x / scale, least) for x in (self.alone, self.missing))
-        best = match(cost, alone, missing)
+        best = match(cost, *(np.maximum(x / scale, self.lone) for x in (self.alone, self.missing)))
         for k, (share, g, h) in enumerate(best):
             if min(g, h) >= 0 and self.relative[g, h] > FAR:  # at all distances
                 in_full = scores_apart(self.scores[0][g], self.scores[1][h]).relative
@@ -260,11 +218,9 @@ class HeadMatching:
         """Return what differs when all heads whose scores are within tolerance are merged."""
         label = places_nearly([*self.scores[0], *self.scores[1]], self.tolerance)
         signed = [*self.values[0], *(-M for M in self.values[1])]
-        groups = [
-            sum((signed[h] for h in np.flatnonzero(label == group)), signed[0].nothing)
-            for group in np.unique(label)
-        ]
-        return norm_of(np.array([*(size_of(M) for M in groups), self.constant]))
+        groups = [np.flatnonzero(label == group) for group in np.unique(label)]
+        sums = [sum((signed[h] for h in group), signed[0].nothing) for group in groups]
+        return norm_of(np.array([*map(size_of, sums), self.constant]))
 
 
 def places_nearly(scores: Sequence[Scores], tolerance: Tolerance) -> NDArray[np.intp]:
@@ -282,19 +238,17 @@ def equal_exactly(a: Form, b: Form) -> bool:
     Neither sums of M nor products are rounded. False does not say that the functions differ: a
     norm before may share its scale with the heads in other ways.
     """
-    if not compare_norms(a, b, Tolerance(0.0, 0.0))[0]:
+    if not a.compare_norms(b, Tolerance())[0]:
         return False
     first, second = (Product.of(x) for x in beside(a, b))
     groups = {-1: first - second}
     signed = [*a.values, *(-M for M in b.values)]
     for place, M in zip(places_exactly([*a.scores, *b.scores]), signed, strict=True):
         groups[place] = groups[place] + M if place in groups else M
+    sums = list(groups.values())
     if a.behind is not None and a.behind.centred:  # what all rows share is not seen
-        groups = {
-            k: M - Product(np.repeat(M.left[:1], len(M.left), axis=0), M.right)
-            for k, M in groups.items()
-        }
-    return all(same_product(total, total.nothing) for total in groups.values())
+        sums = [M - Product(np.repeat(M.left[:1], len(M.left), axis=0), M.right) for M in sums]
+    return all(same_product(total, total.nothing) for total in sums)
 
 
 def beside(a: Form, b: Form) -> tuple[Array, Array]:
@@ -318,11 +272,9 @@ def match(cost: Array, alone: Array, missing: Array) -> list[tuple[float, int, i
     whole[:rows, :columns] = cost
     whole[:rows, columns:] = alone[:, None]
     whole[rows:, :columns] = missing
-    return [
-        (float(whole[g, h]), int(g) if g < rows else -1, int(h) if h < columns else -1)
-        for g, h in zip(*linear_sum_assignment(whole), strict=True)
-        if g < rows or h < columns
-    ]
+    pairs = np.transpose(linear_sum_assignment(whole)).tolist()
+    matched = [(whole[g, h].item(), g, h) for g, h in pairs if g < rows or h < columns]
+    return [(x, g if g < rows else -1, h if h < columns else -1) for x, g, h in matched]
 
 
 def networks(a: Form, b: Form, places: list[int]) -> tuple[Network, Network]:
@@ -331,7 +283,7 @@ def networks(a: Form, b: Form, places: list[int]) -> tuple[Network, Network]:
     Where one is given the query token itself, that follows in both.
     """
     last, H = any(f.last is not None or f.residual for f in (a, b)), len(a.scores)
-    count = 1 + max([-1, *places])
+    count = 1 + max(places, default=-1)
     return Network.of(a, places[:H], count, last), Network.of(b, places[H:], count, last)
 
 
@@ -341,8 +293,7 @@ def placed(cost: Array) -> tuple[list[int], float]:
     A pair that costs more than two heads without a partner is none.
     """
     rows, columns = cost.shape
-    places, worst = list(range(rows)) + [-1] * columns, 0.0
-    fresh = rows
+    places, worst, fresh = list(range(rows)) + [-1] * columns, 0.0, rows
     for share, g, h in match(cost, np.ones(rows), np.ones(columns)):
         if h >= 0:
             places[rows + h] = fresh if g < 0 else g
@@ -350,7 +301,7 @@ def placed(cost: Array) -> tuple[list[int], float]:
     return places, worst
 
 
-def pairs_of(places: list[int], rows: int) -> Places:
+def paired(places: list[int], rows: int) -> Places:
     """Return the heads of the first model with those of the second in the same place."""
     return [(g, h) for h, g in enumerate(places[rows:]) if g < rows]
 
@@ -367,24 +318,21 @@ def _arrays_alike(a: Composition, b: Composition, tolerance: Tolerance) -> Decis
         its = b.leaves[name]
         if isinstance(mine, Neurons) and isinstance(its, Neurons):
             its = its.in_order_of(mine)
-        first, second = _fields(mine), _fields(its)
-        for field, value in first.items():
-            within, off = _compare(value, second[field], tolerance)
+        for value, other in zip(_fields(mine), _fields(its), strict=True):
+            within, off = _compare(value, other, tolerance)
             alike, gap = alike and within, max(gap, off)
     return Decision("canonical form", gap) if alike else Decision(None, gap, [], NO_FORM)
 
 
-def _fields(leaf: Map) -> dict[str, Any]:
+def _fields(leaf: Map) -> list[Any]:
     if is_dataclass(leaf):
-        return {field.name: getattr(leaf, field.name) for field in fields(leaf)}
+        return [getattr(leaf, field.name) for field in fields(leaf)]
     # a norm stands where it stands, whatever it says
-    return {name: x for name, x in vars(leaf)["_arrays"].items() if name != "before"}
+    return [x for name, x in vars(leaf)["_arrays"].items() if name != "before"]
 
 
 def _compare(value: Any, other: Any, tolerance: Tolerance) -> tuple[bool, float]:
-    if isinstance(value, np.ndarray) and isinstance(other, np.ndarray):
-        if value.shape == other.shape:
-            return tolerance.compare(np.atleast_1d(value), np.atleast_1d(other))
-        return False, float("inf")
-    alike = type(value) is type(other) and bool(np.all(value == other))
-    return alike, 0.0 if alike else float("inf")
+    alike = type(value) is type(other) and np.shape(value) == np.shape(other)
+    if alike and isinstance(value, np.ndarray):
+        return tolerance.compare(np.atleast_1d(value), np.atleast_1d(other))
+    return (True, 0.0) if alike and value == other else (False, float("inf"))

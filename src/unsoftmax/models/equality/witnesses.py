@@ -9,14 +9,13 @@ from typing import TypeVar
 import numpy as np
 
 from unsoftmax.models.arrays import TINY, UNIT
-from unsoftmax.models.equality.equivalence import norm_of
 from unsoftmax.models.equality.form import Form
 from unsoftmax.models.equality.neuron_form import points_in_cells
 from unsoftmax.models.equality.score_form import Scores, scores_apart, whole_at
 from unsoftmax.models.equality.verdicts import Places
 from unsoftmax.models.layer_norm import LayerNorm
 from unsoftmax.models.model import FrozenModel
-from unsoftmax.models.products import Product
+from unsoftmax.models.products import Product, norm_of
 from unsoftmax.models.relu_network import ReluNetwork, typical_length
 from unsoftmax.models.single_head import SingleHead
 from unsoftmax.probes import Array
@@ -35,7 +34,7 @@ _DRAWS, _DRAWS_OF_NETWORKS = 16, 128
 # Powers of 4 that sizes go up and down from 1, from where neurons and norms bend, and from where
 # logits are about 1. A parameter that is 4¹² times smaller than others of its block still shows;
 # one that is smaller may not.
-_SIZES = 12
+_POWERS = 4.0 ** np.arange(-12, 13)
 # Tokens longer than a norm lets through are put this far below the largest length.
 _NEARLY_WHOLE = 1e-6
 # How many sequences are asked at once: what heads compute of them is kept.
@@ -56,6 +55,15 @@ def rounding_of(model: FrozenModel, X: Array) -> Array:
     return np.asarray(_LOST * np.sqrt(terms) * UNIT * model.linearise(X).rounding)
 
 
+def differences(
+    models: tuple[M, M], X: Array, rounding: Callable[[M, Array], Array]
+) -> tuple[Array, Array]:
+    """Return how far two models' answers are apart, and how far rounding may take them, (B, m)."""
+    mine, its = (np.reshape(model(X), (len(X), -1)) for model in models)
+    lost = [np.reshape(rounding(model, X), (len(X), -1)) for model in models]
+    return np.abs(mine - its), lost[0] + lost[1]
+
+
 def search(
     models: tuple[FrozenModel, FrozenModel], forms: tuple[Form, Form] | None, places: Places
 ) -> Array | None:
@@ -73,9 +81,8 @@ def search(
 def aimed_sequences(a: Form, b: Form, places: Places) -> Iterator[Array]:
     """Make sequences at which the sums of values and the heads at these places differ most."""
     for one, other, distance in _aimed_at(a, b, places):
-        for X in candidates(one, other):
-            for tokens in _placed(X, distance):
-                yield tokens if a.before is None else _let_in(tokens, a.before.eps)
+        for tokens in (x for X in candidates(one, other) for x in _placed(X, distance)):
+            yield tokens if a.before is None else _let_in(tokens, a.before.eps)
 
 
 def _of_all_sizes(
@@ -86,27 +93,23 @@ def _of_all_sizes(
     leaves = [leaf for model in models for leaf in model.maps.leaves.values()]
     units = {leaf.eps**0.5 or 1.0 for leaf in leaves if isinstance(leaf, LayerNorm)}
     draws, beside = _DRAWS, [np.asarray(np.zeros(d))]
-    if forms is not None:
-        known = [_on_single_tokens(form) for form in forms]
-        if any(form.neurons for form in forms):
-            shown = [ReluNetwork(A.T, np.ones(len(a)), a) for A, a in known]
-            units |= {typical_length(*shown)}
-            draws = _DRAWS_OF_NETWORKS
-            if not long:
-                yield points_in_cells(known, max(units), 4 * draws)[:, None]
-        elif any(form.behind for form in forms):  # tokens of which nothing is left to normalise
-            beside += [np.asarray(np.linalg.lstsq(A, -a, rcond=None)[0]) for A, a in known]
-    powers = 4.0 ** np.arange(-_SIZES, _SIZES + 1)
+    known = [_on_single_tokens(form) for form in forms or ()]
+    if any(form.neurons for form in forms or ()):
+        units |= {typical_length(*(ReluNetwork(A.T, np.ones(len(a)), a) for A, a in known))}
+        draws = _DRAWS_OF_NETWORKS
+        if not long:
+            yield points_in_cells(known, max(units), 4 * draws)[:, None]
+    elif any(form.behind for form in forms or ()):  # nothing of these tokens is normalised
+        beside += [np.asarray(np.linalg.lstsq(A, -a, rcond=None)[0]) for A, a in known]
     for unit in sorted({1.0, *units}):
-        sizes = unit * np.repeat(powers, draws)[:, None, None]
+        sizes = unit * np.repeat(_POWERS, draws)[:, None, None]
         for length in (1, 2, 3, 6, 24) if models[0].maps.attends else (1,):
             X = rng.standard_normal((len(sizes), length, d))
             # few large tokens: gates are neither all open nor all closed
             spread = 10.0 ** rng.uniform(-3, 3, (len(X), length, 1)) if length > 2 else None
-            if long == (spread is not None):
+            if long == (length > 2):
                 yield from (token + sizes * X for token in beside[: None if length == 1 else 1])
-                if spread is not None:
-                    yield sizes * X * spread
+                yield from () if spread is None else (sizes * X * spread,)
 
 
 def _on_single_tokens(form: Form) -> tuple[Array, Array]:
@@ -121,28 +124,27 @@ def _aimed_at(a: Form, b: Form, places: Places) -> Iterator[tuple[SingleHead, Si
 
     Heads answer with numbers; with them the distance of tokens at which they differ most.
     """
-    neurons = a.neurons is not None or b.neurons is not None
-    nothing = [(Product.zeros(f.dim, f.dim + 1), Product.zeros(len(f.c), f.dim)) for f in (a, b)]
-    found: list[list[tuple[Scores, Product]]] = []
-    for pair in places[:PAIRS]:
-        each = zip((a, b), pair, nothing, strict=True)
-        found.append([(f.scores[h], f.values[h]) if h >= 0 else none for f, h, none in each])
-    if not neurons:
-        both = zip((a, b), nothing, strict=True)
-        found.append([(flat, sum(f.values, none)) for f, (flat, none) in both])
+    found = [(_head(a, g), _head(b, h)) for g, h in places[:PAIRS]]
+    weights = [np.ones(1) if f.neurons is None else f.neurons[0][0] for f in (a, b)]
+    bent = a.neurons is not None or b.neurons is not None
+    if not bent:
+        (flat, M), (_, N) = _head(a, -1), _head(b, -1)
+        found.append(((flat, sum(a.values, M)), (flat, sum(b.values, N))))
     for (A, M), (B, N) in found:
         distance = max(1, scores_apart(A, B).distance)
-        seen = [[_along(M, N)] * 2]
-        if neurons:
-            weights = [np.ones(1) if f.neurons is None else f.neurons[0][0] for f in (a, b)]
-            seen = [weights, [np.abs(w) for w in weights]]
+        seen = [weights, [np.abs(w) for w in weights]] if bent else [[_along(M, N)] * 2]
         W, U = (whole_at(scores, distance) for scores in (A, B))
         for y, z in seen:
-            yield (
-                SingleHead(W[:-1, :-1], (y @ M.left) @ M.right, W[:-1, -1], float(y @ a.c)),
-                SingleHead(U[:-1, :-1], (z @ N.left) @ N.right, U[:-1, -1], float(z @ b.c)),
-                distance,
-            )
+            one = SingleHead(W[:-1, :-1], (y @ M.left) @ M.right, W[:-1, -1], float(y @ a.c))
+            other = SingleHead(U[:-1, :-1], (z @ N.left) @ N.right, U[:-1, -1], float(z @ b.c))
+            yield one, other, distance
+
+
+def _head(form: Form, h: int) -> tuple[Scores, Product]:
+    """Return a head's scores and values, nothing where there is none."""
+    if h >= 0:
+        return form.scores[h], form.values[h]
+    return Product.zeros(form.dim, form.dim + 1), Product.zeros(len(form.c), form.dim)
 
 
 def _along(M: Product, other: Product) -> Array:
@@ -163,12 +165,12 @@ def _placed(X: Array, distance: int) -> Iterator[Array]:
     if X.shape[1] == 1:
         yield X
         return
+    first, last = X[:, :1], X[:, 1:]
     between = np.zeros((len(X), distance - 1, X.shape[2]))
-    first, last, none = X[:, :1], X[:, 1:], np.zeros_like(X[:, :1])
     # another pair's offset beside the first
     other = np.roll(first - last, _QUERIES + 2, axis=0) + last
-    for ahead in ((), (first,), (other,), *(((none,),) if distance > 1 else ())):
-        yield np.concatenate([*ahead, first, between, last], axis=1)
+    for ahead in (first[:, :0], first, other, *([0 * first] if distance > 1 else [])):
+        yield np.concatenate([ahead, first, between, last], axis=1)
 
 
 def _let_in(X: Array, eps: float) -> Array:
@@ -179,10 +181,7 @@ def _let_in(X: Array, eps: float) -> Array:
 
 
 def witness_of(
-    a: M,
-    b: M,
-    families: Iterable[Array],
-    rounding: Callable[[M, Array], Array],
+    a: M, b: M, families: Iterable[Array], rounding: Callable[[M, Array], Array]
 ) -> Array | None:
     """Return a sequence whose answers differ by more than their rounding, None where none does.
 
@@ -204,10 +203,8 @@ def witness_of(
         for family in families:
             for start in range(0, len(family), _AT_ONCE):
                 X = family[start : start + _AT_ONCE]
-                lost = [np.reshape(rounding(model, X), (len(X), -1)) for model in (a, b)]
-                mine, its = (np.reshape(model(X), (len(X), -1)) for model in (a, b))
-                ratio = np.abs(mine - its) / np.maximum(lost[0] + lost[1], TINY)
-                ratio = np.nan_to_num(ratio, nan=0.0, posinf=0.0)
+                off, lost = differences((a, b), X, rounding)
+                ratio = np.nan_to_num(off / np.maximum(lost, TINY), nan=0.0, posinf=0.0)
                 k = int(np.argmax(ratio.max(axis=1)))
                 if ratio[k].max() > best:
                     best, witness = float(ratio[k].max()), X[k]
@@ -245,8 +242,7 @@ def _aimed(a: SingleHead, b: SingleHead) -> tuple[list[Array], list[Array]]:
     left, right = rng.standard_normal((2, a.dim))
     for _ in range(_ITERATIONS):
         left, right = _unit(difference @ right), _unit(difference.T @ left)
-    value = _unit(a.v / v + b.v / v)
-    bias = _unit(a.w)
+    value, bias = _unit(a.v / v + b.v / v), _unit(a.w)
     across = left - (left @ bias) * bias  # sees W alone, however large w is
     lines = (left, across, _unit(a.w - b.w))
     offsets = [_unit(u + s * value) for u in lines for s in (0.0, 1.0, -1.0)]
@@ -256,9 +252,7 @@ def _aimed(a: SingleHead, b: SingleHead) -> tuple[list[Array], list[Array]]:
 
 def _sizes(middle: float) -> Array:
     """Return sizes around one, of which no square leaves float64's range."""
-    powers = 4.0 ** np.arange(-_SIZES, _SIZES + 1)
-    sizes: Array = np.clip(middle * powers, 2.0**-480, 2.0**480)
-    return sizes
+    return np.asarray(np.clip(middle * _POWERS, 2.0**-480, 2.0**480))
 
 
 def _unit(x: Array) -> Array:
