@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TypeAlias
 
 import numpy as np
 
@@ -34,7 +35,6 @@ from unsoftmax.questions.answer_errors import AnswerErrors, Seen, seen_at
 from unsoftmax.questions.claim import Claim
 from unsoftmax.questions.claim_probes import LOGIT, LONGEST, as_float32, lines, random_sequences
 from unsoftmax.questions.hypotheses import RESIDUAL, Block, Fit, Hypotheses
-from unsoftmax.questions.located import NEAR, Located, Search
 from unsoftmax.questions.rotary_tokens import FEWER, alike_in_scores
 
 DIVIDED = "how B is divided among heads"
@@ -48,6 +48,7 @@ LAYOUT = (
     "Rows of K and Q in another layout change two tensors at once; so does one O beside value "
     "biases, which are part of c."
 )
+NEAR = "the change is near what answers hide."
 NORM = "a norm before the layer is not looked at by itself."
 ALONE = "no question shows one head alone."
 
@@ -82,6 +83,22 @@ _SURE = 1e6
 # as there are frequencies. Frequencies of a recovery that all heads share differ by so much.
 _TURNED, _SPARE, _ALIKE = (2, 3, 5, 2, 4, 8), 12, 1e-3
 _SCORES = ("W", "w", "K", "Q", "k_bias", "q_bias", "frequencies")
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """What was changed; None with the reason why that could not be told."""
+
+    tensor: str | None
+    why: str = ""
+
+    @classmethod
+    def of(cls, names: Sequence[str], why: str = NEAR) -> Located:
+        """List what was changed, or say why nothing is listed."""
+        return cls(", ".join(names)) if names else cls(None, why)
+
+
+Search: TypeAlias = Generator[Round, Answers, Located]
 
 
 def changed_tensor(

@@ -33,8 +33,7 @@ from unsoftmax.protocol import Answers, Oracle, Outputs, Plan
 from unsoftmax.questions.answer_errors import MISSED, NOT_SERVED, AnswerErrors, Seen, power, seen_at
 from unsoftmax.questions.claim import SINGLE_TOKENS, Claim
 from unsoftmax.questions.claim_probes import Design, lengths
-from unsoftmax.questions.located import Located, Search
-from unsoftmax.questions.tensor_search import changed_tensor
+from unsoftmax.questions.tensor_search import Located, Search, changed_tensor
 
 Verdict: TypeAlias = Literal["same", "different", "undecided"]
 
