@@ -260,9 +260,10 @@ class Claim:
         longer = max(1.0, X.shape[1] / SHORT_SUMS)
         for prefix, leaf in self.leaves.items():
             for name, own in whole.items():
-                if prefix + own not in back.by:
+                size = leaf.size("M") if name == "M" else None
+                if prefix + own not in back.by or (size and not size.shape):
                     continue
-                rows = leaf.size("M").shape[1] if name == "M" else self.dim
+                rows = size.shape[1] if size else self.dim
                 met = min(1.0, self.alignment / np.sqrt(rows * self.dim)) * self.errors[name]
                 met = met if name == "M" else met * longer
                 for gradient in back.by[prefix + own]:

@@ -53,8 +53,8 @@ _STEPS = 48
 # none does the whole step is taken all the same, so often: it changes what answers hardly show, and
 # the next ones mend what that did to others. If not, steps are damped less.
 _PARTS, _GAIN, _UPHILL, _LESS = (1.0, 0.25, 0.0625), 0.8, 2, 1e-3
-# A change explains misses that are no more than this share of what bounds let through.
-_EXPLAINED = 0.25
+# Steps end where misses are no more than this share of what bounds let through.
+_ENOUGH = 0.25
 # Right answers miss by a quarter of their bounds, even where a fit leaves no room for it.
 _FITTED = 0.25
 # Share of the misses that may come from solving for the change.
@@ -258,6 +258,8 @@ class Hypotheses:
         kept, damping = (p, scaled), max(1.0, fit.left**2)
         for _ in range(_STEPS if len(p) else 0):
             rows = _derivatives(block, spaces, self._changed(spaces, p))
+            if not np.all(np.isfinite(rows)):
+                break
             U, S, V = np.linalg.svd(rows, full_matrices=False)
             met = np.where(_ROUNDED_AWAY * S.max(initial=0.0) < S, S * S / (S * S + 1), 0.0)
             least_left = float(scaled @ scaled - met @ (U.T @ scaled) ** 2)
@@ -266,7 +268,7 @@ class Hypotheses:
                 allowed = np.abs(np.eye(len(U)) - (U * met) @ U.T).sum(axis=1) + least + _FITTED
                 left, change = np.max(np.abs(scaled) / allowed), _FURTHEST * np.linalg.norm(p)
                 fit = Fit(float(left), float(np.sum(met)), float(change))
-                if fit.left <= _EXPLAINED or least_left > _GAIN * (scaled @ scaled):
+                if fit.left <= _ENOUGH or least_left > _GAIN * (scaled @ scaled):
                     break
             q = V.T @ (np.where(met > 0, S / (S * S + damping), 0.0) * (U.T @ (scaled + rows @ p)))
             for part in _PARTS:
@@ -278,6 +280,8 @@ class Hypotheses:
             else:
                 tried, moved = q, scaled_at(q)
             uphill = 0 if cost < _GAIN * now else uphill + 1
+            if not np.all(np.isfinite(moved)):
+                uphill = _UPHILL + 1
             p, scaled = tried, moved
             if uphill == 0:
                 kept = p, scaled
