@@ -57,8 +57,8 @@ _PARTS, _GAIN, _UPHILL, _LESS = (1.0, 0.25, 0.0625), 0.8, 2, 1e-3
 _ENOUGH = 0.25
 # Right answers miss by a quarter of their bounds, even where a fit leaves no room for it.
 _FITTED = 0.25
-# Share of the misses that may come from solving for the change.
-_ROUNDED = 1e-8
+# Share of the misses that may come from solving for the change: tokens are float32 numbers.
+_ROUNDED = 1e-7
 
 
 @dataclass(frozen=True)
