@@ -232,7 +232,8 @@ def test_more_tokens_and_fewer():
     np.testing.assert_array_equal(wider.y[:4], grid.y)
     assert np.all(np.isnan(wider.y[4:]))
     kept = wider.kept(np.array([0, 3]))
-    np.testing.assert_array_equal(kept.measured(), grid.measured()[[0, 3]])
+    # rows of a smaller product are added up in another order on some processors
+    np.testing.assert_allclose(kept.measured(), grid.measured()[[0, 3]], rtol=1e-12)
     assert kept.again == grid.again
 
 
