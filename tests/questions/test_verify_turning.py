@@ -210,6 +210,9 @@ def test_several_changed_tensors_are_not_called_one():
     found = us.verify(fine_tuned, layer)
     assert (found.verdict, found.tensor) == ("different", None)
     assert any("no change of one tensor alone" in note for note in found.notes)
+    alone = claimed("layer", 3)  # of one head, whose K explains in few planes what Q did
+    both = with_change(with_change(alone, "K", 1e-2, 0), "Q", 1e-2, 1)
+    assert us.verify(both, alone, seed=3).tensor is None
     heads = several_rotary(4, 16, 8, 0)
     for tensor in ("K", "Q"):
         for size in (1e-10, 1e-3):

@@ -301,10 +301,14 @@ class TensorSearch:
         if not names and not claim.ordered:
             pairs = [(f"W of head {h}", f"w of head {h}") for h in range(len(self._heads.Q))]
             names = self._explaining({", ".join(pair): pair for pair in pairs}, blocks)
-        if claim.ordered and len(names) > 1 and all(x.split(" of ")[0] in _SCORES for x in names):
+        # in few planes K may explain what Q's change did as well
+        doubted = len(names) > 1 or any(name.startswith("K of") for name in names)
+        if claim.ordered and doubted and all(x.split(" of ")[0] in _SCORES for x in names):
             own, room = {name: [name] for name in names}, self.room - len(every)
             told = yield from self._of_one(self._head_of(names), own, blocks, room)
-            return told if told.tensor is not None else self._listed(names)
+            if told.tensor is not None:
+                return told
+            names = names if told.why in (FEWER, NO_QUESTIONS) else []
         if names:
             return self._listed(names)
         here = f"{SEVERAL[:-1]}; {NORM}" if claim.before is not None else SEVERAL
