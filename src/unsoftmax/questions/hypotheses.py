@@ -200,8 +200,7 @@ class Fit:
 
     def simpler(self, other: Fit) -> bool:
         """Whether this is an explanation beside which the other says nothing."""
-        larger = other.change > _LARGER * self.change
-        return bool(other.freedom > _FREER * self.freedom or larger)
+        return other.freedom > _FREER * self.freedom or other.change > _LARGER * self.change
 
 
 @dataclass(frozen=True, slots=True)

@@ -316,15 +316,10 @@ class TensorSearch:
 
     def _head_of(self, names: Sequence[str]) -> int:
         """Return the first head that has one of these tensors."""
-        place, groups = 0, self._heads.groups
-        for one in (self.claim.model.tensors[name] for name in names):
-            if one.place is None:
-                continue
-            place = one.place
-            if groups is not None and one.path.endswith(("K", "k_bias")):
-                place = groups.tolist().index(place)
-            break
-        return place
+        tensors, groups = [self.claim.model.tensors[name] for name in names], self._heads.groups
+        place, path = next(((x.place, x.path) for x in tensors if x.place is not None), (0, ""))
+        by_group = groups is not None and path.endswith(("K", "k_bias"))
+        return groups.tolist().index(place) if groups is not None and by_group else place
 
     def _before(self, name: str) -> bool:
         return self.claim.before is not None and name.endswith(" of the norm")
