@@ -10,18 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from unsoftmax.measure.token_map import AnswerNoise
 from unsoftmax.models.arrays import UNIT
 from unsoftmax.models.attention import mean_shift
-from unsoftmax.models.attention_layer import AttentionLayer
 from unsoftmax.models.layer_norm import LayerNorm
-from unsoftmax.models.rotary_layer import RotaryLayer
 from unsoftmax.probes import Array
 from unsoftmax.validate.close_heads import CloseHeads, nearest
+from unsoftmax.validate.fresh_sequences import Layer
 from unsoftmax.validate.judge import Residuals
 
 SAFETY = 12.0
@@ -35,7 +34,7 @@ ROUNDOFFS = 16.0
 """Roundoffs, or measured errors of one answer, that predictions and answers may differ by."""
 
 
-L = TypeVar("L", AttentionLayer, RotaryLayer)
+L = TypeVar("L", bound=Layer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +45,15 @@ class DrawnModels(Generic[L]):
     ----------
     model : Layer
         The layer.
-    others : sequence of Layer
-        The others, with the same heads in the same order.
+    others : sequence
+        The others, of its class, with the same heads in the same order.
     noise : AnswerNoise
         What answers are off by. Behind a norm numbers are off one by one, by its ``relative`` part
         of themselves and of the norm's scale; else whole answers are.
     """
 
     model: L
-    others: Sequence[L]
+    others: Sequence[Any]
     noise: AnswerNoise
     least_most: float = LEAST_MOST
     """Residuals up to this share of an answer are not refused."""
