@@ -82,7 +82,8 @@ class FreshSequences:
             most = max(LONG.together, LONG.most_numbers // self.model.dim)
             long = [self._drawn(one._replace(tokens=min(one.tokens, most))) for one in shapes]
         else:
-            long = draw_long(self.model, left, self.rng, self._at, LONG)
+            drawn = draw_long(self.model, left, self.rng, self._at, LONG)
+            long = [self._sent(X) for X in drawn]
         short = map(self._drawn, self._short(left - len(long)))
         families = by_length([*long, *own], "hold-out, long")
         return by_length(short, "hold-out"), LONG.rounds(families)
@@ -97,7 +98,10 @@ class FreshSequences:
     def _at(self, others: Array, query: Array, logits: float) -> Array:
         """Make a sequence whose largest logits, over heads, have the root mean square wanted."""
         X = np.vstack([others, query])
-        X = length_for(self.model, X, logits) * X
+        return self._sent(length_for(self.model, X, logits) * X)
+
+    def _sent(self, X: Array) -> Array:
+        """Keep tokens within the radius, and round them to float32 numbers."""
         longest = float(np.linalg.norm(X, axis=1).max())
         inside = self.radius / longest if longest > self.radius else 1.0
         return np.asarray((inside * X).astype(np.float32).astype(np.float64))
@@ -118,8 +122,7 @@ class FreshSequences:
         still = -np.linalg.lstsq(whole, norm.without_mean(model.c, 0), rcond=None)[0]
         direction = self.rng.standard_normal(model.dim)
         length = np.sqrt(norm.eps / np.mean((whole @ direction) ** 2))
-        X = still + length * direction
-        return np.asarray(X[None].astype(np.float32).astype(np.float64))
+        return self._sent((still + length * direction)[None])
 
 
 def length_for(model: Scored, X: Array, logits: float) -> float:
