@@ -33,6 +33,9 @@ from unsoftmax.validate.long_sequences import looked_at
 
 CONFIRMING = 4
 """Fresh sequences that a layer must predict before the hold-out, after which nothing is mended."""
+MORE = 100.0
+"""What bounds explain of the hold-out is believed up to so many times the share of an answer that
+is believed before it, where another search may find a better layer."""
 USUAL = 3.0
 """Bounds grow where fresh answers are missed by more than so many times what one drawn error and
 the noise make. Of 210 layers with exact, rounded and noisy answers one was missed by 3.6 times
@@ -64,7 +67,7 @@ class Conclusion(Generic[L]):
     def confirmed(self) -> Generator[Round, Answers, None]:
         """Try some sequences before the hold-out, after which nothing can be mended."""
         tried = yield from fresh_answers(self.fresh.confirming(CONFIRMING))
-        self._believed(self._judged(tried, 0), True)
+        self._believed(self._judged(tried, 0, 1.0), True)
 
     def run(self, checks: int, earlier: Sequence[Answered] = ()) -> Steps[L]:
         """Ask the hold-out; return the layer and how sure it is.
@@ -84,7 +87,7 @@ class Conclusion(Generic[L]):
         drawn, model = self.drawn, self.drawn.model
         short, rounds = self.fresh.holdout(checks - sum(len(y) for _, y in earlier))
         answered = yield from fresh_answers(short, earlier, rounds)
-        judgement = self._judged(answered, checks)
+        judgement = self._judged(answered, checks, MORE)
         self._believed(judgement, bool(checks))
         strain = max((drawn.strain(X, y) for X, y in answered if len(X)), default=0.0)
         widened = max(1.0, strain / USUAL)
@@ -101,8 +104,9 @@ class Conclusion(Generic[L]):
         notes = (*self.said.notes, *self._alike(bounds))
         return Found(model, Certificate(bounds, assumed), judgement.evidence, notes)
 
-    def _judged(self, answered: Sequence[Answered], queries: int) -> Judgement:
-        compared = ((X.shape[1], self.drawn.residuals(X, y)) for X, y in answered if len(X))
+    def _judged(self, answered: Sequence[Answered], queries: int, more: float) -> Judgement:
+        asked = [(X, y) for X, y in answered if len(X)]
+        compared = [(X.shape[1], self.drawn.residuals(X, y, more)) for X, y in asked]
         return judge(Residuals.of_lengths(compared), queries)
 
     def _believed(self, judgement: Judgement, asked: bool) -> None:

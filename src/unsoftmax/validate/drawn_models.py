@@ -101,9 +101,12 @@ class DrawnModels(Generic[L]):
         norm = self.model.norm
         return None if norm is None or norm.before else norm
 
-    def residuals(self, X: Array, y: Array) -> Residuals:
-        """Compare fresh answers (B, m): by norms, or number by number behind a norm."""
-        predicted = self.model(X)
+    def residuals(self, X: Array, y: Array, more: float = 1.0) -> Residuals:
+        """Compare fresh answers (B, m): by norms, or number by number behind a norm.
+
+        ``more``: how many times larger residuals may be where errors explain them.
+        """
+        predicted, most = self.model(X), self._most(more)
         size, allowed = self._size(X), SAFETY * self._moved(X, predicted)
         return Residuals.of(
             self._measured(y - predicted),
@@ -111,8 +114,8 @@ class DrawnModels(Generic[L]):
             allowed=allowed,
             size=size,
             # next to nothing may be left of a single token, and errors of c be as large
-            telling=(allowed < self._most * size) | (X.shape[1] > 1),
-            most=self._most,
+            telling=(allowed < most * size) | (X.shape[1] > 1),
+            most=most,
         )
 
     def strain(self, X: Array, y: Array) -> float:
@@ -142,16 +145,16 @@ class DrawnModels(Generic[L]):
         off = unit * (np.maximum(self._size(X), np.linalg.norm(y, axis=1)) + self._scored(X))
         return off + absolute, ROUNDOFFS * off + absolute
 
-    @property
-    def _most(self) -> float:
+    def _most(self, more: float) -> float:
         """Largest relative residual, whatever errors explain.
 
         Answers rounded to 4 decimals leave 5e-2. Behind a norm small errors of W_h weigh at
         logits of 30.
         """
+        least, noise, most = self.least_most, 1e8, 1e-2
         if self._norm is not None:
-            return max(1e-4, min(0.2, 1e7 * self.noise.relative))
-        return max(self.least_most, min(1e-2, 1e8 * self.noise.relative))
+            least, noise, most = 1e-4, 1e7, 0.2
+        return min(most, more * max(least, noise * self.noise.relative))
 
     def _moved(self, X: Array, predicted: Array) -> Array:
         """Return the most that drawn errors move a prediction by."""
