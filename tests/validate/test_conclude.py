@@ -101,7 +101,7 @@ def test_a_model_that_is_off_by_more_than_its_errors_is_refused(kind):
     target = KINDS[kind](rng)
     conclusion = concluding(kind, target, rng)
     wrong = KINDS[kind](rng, 1e-3, conclusion.drawn.model)
-    with pytest.raises(ModelMismatch, match="misses a fresh answer.*no layer"):
+    with pytest.raises(ModelMismatch, match=r"misses a fresh answer.*no layer"):
         driven(conclusion.run(16), wrong)
     with pytest.raises(ModelMismatch, match="misses a fresh answer"):
         driven(conclusion.confirmed(), wrong)
@@ -171,5 +171,5 @@ def test_tokens_stay_within_a_radius_and_are_float32_numbers():
     fresh = FreshSequences(plain(rng), rng, radius=0.5)
     short, rounds = fresh.holdout(32)
     for part in [*short, *(part for one in rounds for part in one)]:
-        assert np.linalg.norm(part.X, axis=2).max() <= 0.5 * (1 + 1e-6)
-        assert np.array_equal(part.X, part.X.astype(np.float32))
+        assert np.linalg.norm(part[:], axis=2).max() <= 0.5 * (1 + 1e-6)
+        assert np.array_equal(part[:], part[:].astype(np.float32))
