@@ -43,7 +43,8 @@ def turning(rng, off=0.0, other=None):
     else:
         own = (other.O, other.V, other.K, other.Q)
         arrays, c = [moved(x, off, rng) for x in own], other.c
-    return us.AttentionLayer.from_factors(*arrays, c, rotary=us.Rotary([1.0, 0.1]))
+    O, V, K, Q = arrays  # noqa: E741 - the projections' own names
+    return us.AttentionLayer.from_factors(O, V, K, Q, c, rotary=us.Rotary([1.0, 0.1]))
 
 
 KINDS = {"plain": plain, "behind a norm": behind, "with positions": turning}
