@@ -144,7 +144,7 @@ class AttentionLayerLearner(Configured):
     rotary_base: float | None = field(default=None, kw_only=True)
     tuning: AttentionLayerTuning = field(default=AttentionLayerTuning(), kw_only=True)
 
-    revision: ClassVar[int] = 5
+    revision: ClassVar[int] = 6
     outputs: ClassVar[Outputs] = "vector"
 
     def __post_init__(self) -> None:
