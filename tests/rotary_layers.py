@@ -134,17 +134,17 @@ def nearly_rotary(layer):
         return np.arange(X.shape[1])[::-1]
 
     def scaled_beyond(X, length=256):
-        scores, beyond = layer.scores(X), max(0, X.shape[1] - length)
-        scores[..., :beyond] = slower.scores(X)[..., :beyond]
+        scores, beyond = layer.scored(X), max(0, X.shape[1] - length)
+        scores[..., :beyond] = slower.scored(X)[..., :beyond]
         return answered(layer, scores, X)
 
     def windowed(X, length=100):
-        scores = layer.scores(X)
+        scores = layer.scored(X)
         scores[..., : max(0, X.shape[1] - length)] = -np.inf
         return answered(layer, scores, X)
 
     def from_the_start(X):
-        places, scores = np.arange(X.shape[1]), layer.scores(X)
+        places, scores = np.arange(X.shape[1]), layer.scored(X)
         for h, g in enumerate(layer.groups):
             keys = layer.rotary.turned(X @ layer.K[g].T + layer.k_bias[g], places)
             query = X[:, -1] @ layer.Q[h].T + layer.q_bias[h]
@@ -152,17 +152,17 @@ def nearly_rotary(layer):
         return answered(layer, scores, X)
 
     def normalised(X):
-        scores = layer.scores(X)
+        scores = layer.scored(X)
         return answered(layer, scores / (1e-9 + np.linalg.norm(X[:, -1], axis=1)[:, None, None]), X)
 
     def learned(X):
         table = np.random.default_rng(d).standard_normal(1024)
-        return answered(layer, layer.scores(X) + 0.1 * table[: X.shape[1]][::-1], X)
+        return answered(layer, layer.scored(X) + 0.1 * table[: X.shape[1]][::-1], X)
 
     slopes = 2.0 ** -np.arange(1, layer.H + 1)[:, None]
     return {
-        "ALiBi beside rotary": lambda X: answered(layer, layer.scores(X) - slopes * far(X), X),
-        "faint ALiBi": lambda X: answered(layer, layer.scores(X) - 1e-4 * far(X), X),
+        "ALiBi beside rotary": lambda X: answered(layer, layer.scored(X) - slopes * far(X), X),
+        "faint ALiBi": lambda X: answered(layer, layer.scored(X) - 1e-4 * far(X), X),
         "a learned bias per distance": learned,
         "scaled frequencies beyond a length": scaled_beyond,
         "scaled frequencies in long sequences": lambda X: (slower if X.shape[1] > 100 else layer)(
@@ -170,10 +170,10 @@ def nearly_rotary(layer):
         ),
         "a window": windowed,
         "positions counted from the other end": from_the_start,
-        "tanh in the values": lambda X: answered(layer, layer.scores(X), np.tanh(X)),
-        "keys that decay": lambda X: answered(layer, layer.scores(X) * 0.99 ** far(X), X),
+        "tanh in the values": lambda X: answered(layer, layer.scored(X), np.tanh(X)),
+        "keys that decay": lambda X: answered(layer, layer.scored(X) * 0.99 ** far(X), X),
         "queries normalised": normalised,
         "a temperature by length": lambda X: answered(
-            layer, layer.scores(X) * np.log(1 + X.shape[1]), X
+            layer, layer.scored(X) * np.log(1 + X.shape[1]), X
         ),
     }

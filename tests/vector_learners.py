@@ -68,8 +68,11 @@ class VectorHeadModel(_Arrays):
     def scores_of(self, queries):
         return queries @ self.W.T
 
+    def scored(self, X):
+        return token_scores(X, self.scores_of(X[:, -1]))
+
     def __call__(self, X):
-        scores = token_scores(X, self.scores_of(X[:, -1]))
+        scores = self.scored(X)
         weights = np.exp(scores - scores.max(axis=1, keepdims=True))
         pooled = np.einsum("bn,bnd->bd", weights, X) / weights.sum(axis=1, keepdims=True)
         return pooled @ self.V.T + self.c

@@ -196,7 +196,7 @@ def test_what_a_norm_before_shows_is_what_heads_see():
     before = norm(True)
     layer, X = turning(norm=before), batch()
     np.testing.assert_array_equal(layer.attention(X), turning().attention(before(X)))
-    np.testing.assert_array_equal(layer.scores(X), turning().scores(before(X)))
+    np.testing.assert_array_equal(layer.scored(X), turning().scored(before(X)))
     with pytest.raises(ValueError, match="only where the layer has no norm"):
         layer.coordinate(np.ones(D))
 

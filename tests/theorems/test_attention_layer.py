@@ -383,8 +383,7 @@ def test_queries_are_near_what_no_algorithm_stays_below():
 
 def test_a_budget_of_rounds_and_queries_is_kept():
     plan = Learner(16, max_heads=2, head_dim=4).plan()
-    tuning = replace(Learner(16).tuning, samples=1)
-    recovery = us.learn(layer(2, 4, 16), Learner(16, tuning=tuning))
+    recovery = us.learn(layer(2, 4, 16), Learner(16))
     assert recovery.queries < plan.at_most
     assert recovery.certificate.errors["c"] >= UNIT * np.linalg.norm(recovery.model.c)
 

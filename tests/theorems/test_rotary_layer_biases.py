@@ -333,7 +333,7 @@ def test_weights_are_those_of_the_target(between):
     assert set(probes.design()) == {"keys", "queries", "places", "scale", "between", "base"}
     answered = asked.replaced(np.arange(5), scale, target(X))
     scores = answered.scores(layer, values).reshape(5, 4, 2, 3)
-    wanted = target.scores(X)
+    wanted = target.scored(X)
     for k in range(5):
         expected = wanted[k, :, :3] - wanted[k, :, -1:]
         assert np.allclose(scores[k, :, block[k]], expected, rtol=0, atol=1e-8)

@@ -286,6 +286,43 @@ class AttentionLayer(SubLayer, HeadsModel):
 
     c = Parameter(np.asarray, "Constant (m,) of every answer, before a norm behind.")
 
+    def values_of(self, head: int) -> Product:
+        """Return M_h, which is never formed."""
+        return self._heads[head].values
+
+    def score_norm(self, head: int) -> float:
+        """Return ‖[W_h w_h]‖_F."""
+        return self._heads[head].scores.norm
+
+    def vectors(self, queries: Array) -> Array:
+        """Map query tokens (B, d) to what heads score tokens with, W_h x + w_h, (B, H, d)."""
+        found = np.empty((len(queries), self.H, self.dim))
+        for h, head in enumerate(self._heads):
+            found[:, h] = head.vectors(queries)
+        return found
+
+    def score_sizes(self, X: Array) -> Array:
+        """Return the sizes of what scores are added up of, (B, H, N), of tokens as heads see them.
+
+        A score is off by so many roundoffs.
+        """
+        vectors = np.linalg.norm(self.vectors(X[:, -1]), axis=2)
+        return np.asarray(vectors[..., None] * np.linalg.norm(X, axis=2)[:, None])
+
+    def apart(self, other: AttentionLayer) -> dict[str, float]:
+        """Return how far the parameters of a layer with the same heads are, the most over heads."""
+        d, far = self.dim, {"c": float(np.linalg.norm(self.c - other.c)), **self._norm_apart(other)}
+        if self.H != other.H:
+            return {**far, "M": np.inf, "W": np.inf, "w": np.inf}
+        pairs = [*zip(self._heads, other._heads, strict=True)]
+        scores = [a.scores - b.scores for a, b in pairs]
+        each = {
+            "M": [(a.values - b.values).norm for a, b in pairs],
+            "W": [Product(off.left, off.right[:, :d]).norm for off in scores],
+            "w": [Product(off.left, off.right[:, d:]).norm for off in scores],
+        }
+        return far | {name: max(own, default=0.0) for name, own in each.items()}
+
     def parameter_norm(self, name: str) -> float:
         """Return a parameter's norm: of M, W (Frobenius, without forming them) or w the least.
 
@@ -297,10 +334,7 @@ class AttentionLayer(SubLayer, HeadsModel):
         return super().parameter_norm(name)
 
     def _scored(self, X: Array) -> Array:
-        vectors = np.empty((len(X), self.H, self.dim))
-        for h, head in enumerate(self._heads):
-            vectors[:, h] = head.vectors(X[:, -1])
-        return token_scores(X, vectors)
+        return token_scores(X, self.vectors(X[:, -1]))
 
     def _entries(self, tokens: int) -> int:
         return max(1, self.H) * max(self.dim, tokens)

@@ -203,6 +203,12 @@ class Attention:
             u = np.einsum("bhr,hrd->bhd", turned_on, self.K[self._places])
         return np.asarray(u if self.w is None else u + self.w)
 
+    def score_sizes(self, X: Array) -> Array:
+        """Return the sizes of what scores are made of at the last position, (B, H, N)."""
+        at = self._at(X, False)
+        at = at._replace(keys=self._each(at.keys))
+        return self._score_sizes(at, lin.lengths_of(X))[:, :, 0]
+
     def pooled(self, X: Array) -> Array:
         """Return what heads pool of the tokens of sequences (B, N, d), (B, H, d)."""
         return np.asarray(self._at(X, False).alpha[:, :, 0] @ X)

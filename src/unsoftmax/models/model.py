@@ -202,9 +202,13 @@ class HeadsModel(FrozenModel):
         """Return tokens as heads see them."""
         return X
 
+    def scored(self, X: Array) -> Array:
+        """Map sequences (B, N, d) to the scores of tokens, (B, N) or of H heads (B, H, N)."""
+        return self._scored(self._seen(sequences(X, self.dim, self._noun)))
+
     def attention(self, X: Array) -> Array:
         """Map sequences (B, N, d) to the weights α, (B, N) or of H heads (B, H, N)."""
-        return softmax(self._scored(self._seen(sequences(X, self.dim, self._noun))))
+        return softmax(self.scored(X))
 
     def _heads_with(self, **outer: Any) -> Attention:
         """Return what weighs tokens, of one head as of several, with what follows."""

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import ArrayLike
 
-from unsoftmax.models.arrays import Length, Parameter, axes, frozen, sequences
+from unsoftmax.models.arrays import Length, Parameter, axes, frozen
 from unsoftmax.models.attention_map import Attention
 from unsoftmax.models.layer_norm import NORM_TENSORS, LayerNorm, SubLayer
 from unsoftmax.models.model import HeadsModel, TurnedProjections
@@ -22,6 +22,9 @@ from unsoftmax.models.rotary import Rotary
 from unsoftmax.models.rotary_heads import RotaryHeads
 from unsoftmax.models.scores import RotaryScores, least
 from unsoftmax.probes import Array, Indices
+
+FARTHEST_BOUNDED = 20
+"""Bounds on the errors of scores are those of W(Δ) up to this distance: beyond it they grow."""
 
 
 class RotaryLayer(SubLayer, HeadsModel, TurnedProjections):
@@ -156,6 +159,50 @@ class RotaryLayer(SubLayer, HeadsModel, TurnedProjections):
         """Return M_h = O_h V_g, which is never formed."""
         return Product(self.O[head], self.V[self.groups[head]])
 
+    def score_norm(self, head: int) -> float:
+        """Return ‖W_h(0)‖_F, and what biases add."""
+        scores = self.scores_of(head)
+        return float(np.hypot(scores.norm, scores.bias_norm))
+
+    def vectors(self, queries: Array) -> Array:
+        """Map query tokens (B, d) to what heads score the tokens before them with, (B, H, d)."""
+        return self._map.scored(queries)
+
+    def score_sizes(self, X: Array) -> Array:
+        """Return the sizes of what scores are added up of, (B, H, N), of tokens as heads see them.
+
+        A score is off by so many roundoffs: those of its angle grow with distance.
+        """
+        return self._map.score_sizes(X)
+
+    @property
+    def biased(self) -> bool:
+        """Whether keys or queries have biases."""
+        return bool(np.any(self.k_bias) or np.any(self.q_bias))
+
+    def apart(self, other: RotaryLayer) -> dict[str, float]:
+        """Return how far the parameters of a layer with the same heads are, the most over heads.
+
+        Of W(Δ) and what biases add to scores, at distances of 0, 1 and `FARTHEST_BOUNDED`.
+        """
+        heads = range(self.H)
+        scores = [
+            self.scores_of(h).whole(distance) - other.scores_of(h).whole(distance)
+            for h in heads
+            for distance in (0, 1, FARTHEST_BOUNDED)
+        ]
+        M = [(self.values_of(h) - other.values_of(h)).norm for h in heads]
+        W = [float(np.linalg.norm(off[:-1, :-1])) for off in scores]
+        far = {
+            "M": max(M, default=0.0),
+            "W": max(W, default=0.0),
+            "c": float(np.linalg.norm(self.c - other.c)),
+            **self._norm_apart(other),
+        }
+        if self.biased:
+            far["w"] = max(float(np.linalg.norm([*off[-1], *off[:-1, -1]])) for off in scores)
+        return far
+
     def coordinate(self, weights: ArrayLike) -> RotaryHeads:
         """Return one sum of its outputs, with ``weights`` (m,), as several heads.
 
@@ -203,13 +250,6 @@ class RotaryLayer(SubLayer, HeadsModel, TurnedProjections):
 
     def _entries(self, tokens: int) -> int:
         return self.maps.entries(tokens, False)
-
-    def scores(self, X: Array) -> Array:
-        """Map sequences (B, N, d) to all heads' scores, (B, H, N).
-
-        Keys are turned back, once for all heads of a group.
-        """
-        return self._scored(self._seen(sequences(X, self.dim, self._noun)))
 
     def _scored(self, X: Array) -> Array:
         return self._map.scores(X)[:, :, 0]

@@ -24,7 +24,6 @@ from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 
-from unsoftmax.models.attention import token_scores
 from unsoftmax.probes import Array, Probes, Round
 from unsoftmax.validate.judge import Answered
 
@@ -112,8 +111,8 @@ class Scored(Protocol):
     def dim(self) -> int:
         """Dimension d of a token."""
 
-    def scores_of(self, queries: Array) -> Array:
-        """Return what tokens are scored with beside query tokens (B, d): (B, d) or (B, H, d)."""
+    def scored(self, X: Array) -> Array:
+        """Return the scores of tokens of sequences (B, N, d), (B, N) or of H heads (B, H, N)."""
 
 
 def draw_long(
@@ -188,7 +187,7 @@ def _highest(
 
 def second_score(model: Scored, X: Array) -> float:
     """Return the largest number that two tokens of a sequence (N, d) reach with their scores."""
-    scores = token_scores(X[None], model.scores_of(X[-1:]))
+    scores = model.scored(X[None])
     return float(np.max(np.partition(scores, -2, axis=-1)[..., -2], initial=-np.inf))
 
 
@@ -202,8 +201,8 @@ def _alone(
     """
     q = rng.standard_normal((tuning.tried, model.dim))
     q = q / np.linalg.norm(q, axis=1, keepdims=True)
-    linear = token_scores(q[:, None], model.scores_of(np.zeros_like(q))).reshape(len(q), -1)
-    square = token_scores(q[:, None], model.scores_of(q)).reshape(len(q), -1) - linear
+    there, opposite = (model.scored(x[:, None]).reshape(len(q), -1) for x in (q, -q))
+    linear, square = (there - opposite) / 2, (there + opposite) / 2
     for score in (-below, below):
         # β > 0 with square·β² + linear·β = score: the root that needs no difference
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
@@ -235,5 +234,5 @@ def looked_at(model: Scored, answered: Sequence[Answered], long: Iterable[Probes
 
 
 def _largest_logit(model: Scored, X: Array) -> float:
-    scores: Array = token_scores(X, model.scores_of(X[:, -1]))
+    scores = model.scored(X)
     return float(np.max(np.abs(scores - scores[..., -1:]), initial=0.0))

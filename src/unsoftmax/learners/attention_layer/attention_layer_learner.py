@@ -15,7 +15,7 @@ The mathematics, with z = o − c − M b:
    problem, log(p_h,i/p_h,0) = a_i·(W_h b + w_h) (`score_reading`). W_h has low rank: some b are
    asked with all keys, the others with as many as its column space needs.
 5. Coarse answers: ranges once more, and the same answers decoded again (`range_polish`).
-6. Fresh sequences confirm or refuse; the certificate is what drawn errors do (`layer_conclusion`).
+6. Fresh sequences confirm or refuse; the certificate is what drawn errors do (`validate.conclude`).
 
 With ``rotary`` scores turn with distance, and `learners.rotary_layer` takes over.
 """
@@ -30,7 +30,6 @@ import numpy as np
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.learners.attention_layer.attention_layer_tuning import AttentionLayerTuning
 from unsoftmax.learners.attention_layer.head_search import HeadsAlike, HeadSearch
-from unsoftmax.learners.attention_layer.layer_conclusion import LayerConclusion
 from unsoftmax.learners.attention_layer.layer_cost import LayerCost
 from unsoftmax.learners.attention_layer.map_reading import MapReading
 from unsoftmax.learners.attention_layer.norm_search import find_norm
@@ -38,7 +37,7 @@ from unsoftmax.learners.attention_layer.normalised_layer import normalised_cost,
 from unsoftmax.learners.attention_layer.opening_tokens import OpeningSearch, OpeningTokens
 from unsoftmax.learners.attention_layer.prenorm_layer import prenorm_cost, prenorm_steps
 from unsoftmax.learners.attention_layer.range_polish import RangePolish
-from unsoftmax.learners.attention_layer.recovered_layer import LayerAnswers
+from unsoftmax.learners.attention_layer.recovered_layer import SAID, LayerAnswers
 from unsoftmax.learners.attention_layer.score_reading import ScoreReading, keys_of
 from unsoftmax.learners.attention_layer.soft_gate_reading import SoftGateReading
 from unsoftmax.learners.attention_layer.soft_search import soft_search
@@ -49,10 +48,12 @@ from unsoftmax.learners.rotary_layer.told_turning import ToldTurning, told_turni
 from unsoftmax.learners.rotary_layer.turned_layer import TurnedLayerTask, turned_plan
 from unsoftmax.learners.settings import Configured, one_of, whole_number
 from unsoftmax.measure.token_map import TokenMapAnswers
-from unsoftmax.models import Rotary
+from unsoftmax.models import AttentionLayer, Rotary
 from unsoftmax.probes import FARTHEST
 from unsoftmax.protocol import Outputs, Plan, Steps
 from unsoftmax.theory import counts
+from unsoftmax.validate.conclude import CONFIRMING, Conclusion
+from unsoftmax.validate.fresh_sequences import LONG, SHORT, FreshSequences
 
 PROFILES = ("auto", "lean", "fine", "finest")
 NORMS = ("none", "post", "pre")
@@ -143,7 +144,7 @@ class AttentionLayerLearner(Configured):
     rotary_base: float | None = field(default=None, kw_only=True)
     tuning: AttentionLayerTuning = field(default=AttentionLayerTuning(), kw_only=True)
 
-    revision: ClassVar[int] = 5
+    revision: ClassVar[int] = 6
     outputs: ClassVar[Outputs] = "vector"
 
     def __post_init__(self) -> None:
@@ -186,7 +187,7 @@ class AttentionLayerLearner(Configured):
         pilots = tuning.pilot_rounds * (tuning.pilot_tokens + 2) + 3 * tuning.score_pilots
         maps = tuning.tries * (H * d + tuning.checked) + H * d
         scores = (2 + tuning.again) * d * (d + 1)
-        search = searches + pilots + maps + scores + tuning.confirm + unseen_cost(H, tuning)
+        search = searches + pilots + maps + scores + CONFIRMING + unseen_cost(H, tuning)
         behind = normalised_cost(d, H, tuning.normalised)
         plain = d + 8 + tuning.attempts * search + tuning.softly(after.queries)
         at_most = max(plain, behind.queries)
@@ -209,14 +210,14 @@ class AttentionLayerLearner(Configured):
             rounds=max(tuning.most_rounds + tuning.softly(after.rounds), behind.rounds),
             formula=formula,
             longest_token=FARTHEST,
-            most_tokens=max(d + 1, tuning.long.most_tokens(d, *tuning.lengths)),
+            most_tokens=max(d + 1, LONG.most_tokens(d, *(shape.tokens for shape in SHORT))),
         )
 
     def _plan_behind(self) -> Plan:
         """Say what a layer behind a LayerNorm costs."""
         d, H, tuning = int(self.dim), self._most, self.tuning.normalised
         r = max(1, d // H) if self.head_dim is None else int(self.head_dim)
-        behind, fresh = normalised_cost(d, H, tuning), tuning.conclusion
+        behind = normalised_cost(d, H, tuning)
         return Plan(
             queries=None,
             at_most=behind.queries,
@@ -228,12 +229,12 @@ class AttentionLayerLearner(Configured):
                 f"{counts.normalised_layer_queries(d, H, r):,} for {H} of rank {r}"
             ),
             longest_token=FARTHEST,
-            most_tokens=max(d + 1, fresh.long.most_tokens(d, *fresh.lengths)),
+            most_tokens=max(d + 1, LONG.most_tokens(d, *(shape.tokens for shape in SHORT))),
         )
 
     def _plan_after(self, after: LayerCost) -> Plan:
         """Say what a layer after a norm costs."""
-        d, H, tuning = int(self.dim), self._most, self.tuning
+        d, H = int(self.dim), self._most
         r = max(1, d // H) if self.head_dim is None else int(self.head_dim)
         return Plan(
             queries=None,
@@ -246,7 +247,7 @@ class AttentionLayerLearner(Configured):
                 f"{counts.prenorm_layer_queries(d, H, r):,} for {H} of rank {r}"
             ),
             longest_token=FARTHEST,
-            most_tokens=max(d + 1, tuning.long.most_tokens(d, *tuning.lengths)),
+            most_tokens=max(d + 1, LONG.most_tokens(d, *(shape.tokens for shape in SHORT))),
         )
 
     def steps(self, checks: int) -> Steps[Any]:
@@ -303,7 +304,7 @@ class AttentionLayerLearner(Configured):
 
     def _softly(
         self, tokens: TokenMapAnswers, rng: np.random.Generator, refusal: HeadsAlike
-    ) -> Asking[LayerConclusion]:
+    ) -> Asking[Conclusion[AttentionLayer]]:
         """Search for heads by copies of tokens, whose gates are neither 0 nor 1."""
         tuning, noise = self.tuning, tokens.noise()
         reading = replace(tuning.prenorm.reading, shares=tuning.soft_shares)
@@ -326,7 +327,7 @@ class AttentionLayerLearner(Configured):
 
     def _searched(
         self, tokens: TokenMapAnswers, rng: np.random.Generator
-    ) -> Asking[LayerConclusion]:
+    ) -> Asking[Conclusion[AttentionLayer]]:
         """Search for all heads; what was found predicts a few fresh answers."""
         tuning, noise = self.tuning, tokens.noise()
         effort = tuning.effort(self.profile, noise.relative)
@@ -350,27 +351,23 @@ class AttentionLayerLearner(Configured):
         answers = LayerAnswers(maps, (yield from reading.run()))
         if effort.polish and not maps.whole:
             answers = yield from self._polished(answers, reading, opening)
-        samples = answers.samples(noise, rng, tuning.samples)
-        conclusion = LayerConclusion(answers.solved(), samples, noise, (), rng, tuning)
+        drawn = answers.drawn(noise, rng)
+        conclusion = Conclusion(drawn, FreshSequences(drawn.model, rng), SAID)
         try:
             yield from conclusion.confirmed()
         except ModelMismatch as refusal:
-            yield from self._refuse_unseen(conclusion, refusal)
-            raise
-        return conclusion
-
-    def _refuse_unseen(self, conclusion: LayerConclusion, refusal: ModelMismatch) -> Asking[None]:
-        """Raise if heads were taken for one, which copies of tokens may tell apart."""
-        found, noise = conclusion.found, conclusion.noise
-        seen = len(found.values.U)
-        heads = yield from heads_at_moderate_logits(found, noise, conclusion.rng, self.tuning)
-        if seen < heads <= self._most:
+            # heads may have been taken for one, which copies of tokens may tell apart
+            seen = drawn.model.H
+            heads = yield from heads_at_moderate_logits(drawn.model, layer, noise, rng, tuning)
+            if not seen < heads <= self._most:
+                raise
             raise HeadsAlike(
                 f"Where weights are 0 or 1 the answers show {seen} heads, and {heads} where they "
                 "are between: some weigh tokens so much alike (W beside 2W, for example) that two "
                 "tokens do not tell which is which.",
-                determined={"c": found.layer.c, "M": found.layer.M},
+                determined={"c": layer.c, "M": layer.M},
             ) from refusal
+        return conclusion
 
     def _tokens(self, rng: np.random.Generator) -> Asking[TokenMapAnswers]:
         """Ask single tokens; refuse what is not affine there."""

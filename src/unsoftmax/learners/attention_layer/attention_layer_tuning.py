@@ -10,8 +10,7 @@ from unsoftmax.learners.attention_layer.prenorm_tuning import PrenormTuning
 from unsoftmax.learners.rotary_layer.turned_layer_tuning import TurnedLayerTuning
 from unsoftmax.solve.gate_columns import GateColumnTuning
 from unsoftmax.solve.key_blocks import KeyBlockTuning
-from unsoftmax.validate.close_heads import CloseHeads
-from unsoftmax.validate.long_sequences import LongSequenceTuning
+from unsoftmax.validate.fresh_sequences import LONG
 
 
 class Effort(NamedTuple):
@@ -197,36 +196,6 @@ class AttentionLayerTuning:
     attempts: int = field(default=2, metadata={"least": 1})
     """Searches, along other tokens, before a target is refused. Of layers of two heads of rank 1
     in 4 dimensions one in 60 is missed by the first."""
-    samples: int = 4
-    """How often answers are taken with errors drawn at random, to see what these do."""
-    safety: float = 12.0
-    """Certified errors, in multiples of the largest of these samples."""
-    fresh_safety: float = 12.0
-    """Fresh answers may be missed by so many times what these samples do to predictions."""
-    close: CloseHeads = field(default=CloseHeads())
-    """What is said of heads that answers leave nearly alike."""
-    usual: float = 3.0
-    """Bounds grow where fresh answers are missed by more than so many times what one sample and
-    the noise make. The noise is that of the first answers: of 150 layers with exact, rounded and
-    noisy answers one was missed by 3.6 times that, others by less than 3 times; those whose answers
-    drift by 4 to 14 times."""
-    roundoffs: float = 16.0
-    """Roundoffs that predictions and answers may differ by beside the measured noise."""
-    confirm: int = 4
-    """Fresh sequences that a layer must predict before the hold-out."""
-    most: float = 1e-2
-    """Largest relative residual of a fresh answer, whatever errors explain: answers rounded to 4
-    decimals leave 5e-2."""
-    most_noise: float = 1e8
-    """The same in units of the noise, where answers are precise ..."""
-    least_most: float = 1e-7
-    """... and never below this."""
-    lengths: tuple[int, ...] = (24, 5, 9, 3)
-    """Tokens of short fresh sequences, in turn."""
-    logits: tuple[float, ...] = (1.0, 3.0)
-    """Root mean squares of their logits, in turn."""
-    long: LongSequenceTuning = field(default=LongSequenceTuning())
-    """The long ones."""
 
     def effort(self, profile: str, noise: float) -> Effort:
         """Return what a profile spends, on answers of this relative noise."""
@@ -253,4 +222,4 @@ class AttentionLayerTuning:
         maps = self.tries * (self.offset_rounds + 1)
         scores = self.score_pilots + 14 * (1 + self.again)
         every = search + 2 * self.pilot_rounds + maps + scores + 4
-        return 1 + self.attempts * every + 1 + self.long.most_rounds
+        return 1 + self.attempts * every + 1 + LONG.most_rounds

@@ -65,6 +65,7 @@ from unsoftmax.learners.attention_layer.normalised_values import (
 from unsoftmax.learners.compose import Asking
 from unsoftmax.models import AttentionLayer
 from unsoftmax.protocol import Found
+from unsoftmax.validate.fresh_sequences import LONG
 from unsoftmax.validate.judge import fresh_answers
 from unsoftmax.validate.sequences import opening
 
@@ -84,7 +85,7 @@ def normalised_cost(dim: int, max_heads: int, tuning: NormalisedTuning) -> Layer
     queries = d + 16 + patterns + tuning.tries * search
     rounds = 8 + len(heads.longer) * (heads.rounds + 1)
     rounds += tuning.tries * (8 + 2 * values.rounds + tuning.scores.shorter)
-    rounds += tuning.conclusion.long.most_rounds + 1
+    rounds += LONG.most_rounds + 1
     return LayerCost(queries, 2 * queries + tuning.tries * 4 * (d + 1) ** 2, rounds)
 
 

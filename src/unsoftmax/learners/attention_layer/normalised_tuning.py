@@ -6,8 +6,6 @@ from dataclasses import dataclass, field, replace
 
 from unsoftmax.solve.gate_columns import GateColumnTuning
 from unsoftmax.solve.key_blocks import KeyBlockTuning
-from unsoftmax.validate.close_heads import CloseHeads
-from unsoftmax.validate.long_sequences import LongSequenceTuning
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,44 +188,6 @@ class EpsTuning:
 
 
 @dataclass(frozen=True, slots=True)
-class NormalisedConclusionTuning:
-    """Knobs of the certificate and the hold-out."""
-
-    perturbed: int = 3
-    """Solutions of perturbed answers."""
-    safety: float = 16.0
-    """How many times the most that a perturbation moves is the bound: with three, an error along
-    one direction is beyond by chance once in 10⁴."""
-    close: CloseHeads = field(default=CloseHeads())
-    """What is said of heads that answers leave nearly alike."""
-    usual: float = 3.0
-    """Bounds grow where fresh answers are missed by more than so many times what one perturbation
-    makes: of 60 layers with exact, rounded and noisy answers one was missed by 2.1 times that,
-    others by less, those whose answers drift by 3 to 12 times."""
-    roundoffs: float = 4.0
-    """Roundoffs that answers are perturbed by, relative to y and to the scale."""
-    noisy: float = 256.0
-    """Answers further than so many roundoffs from the affine map are perturbed by what they are
-    off, not by roundoffs."""
-    own: float = 64.0
-    """Roundoffs that a fresh answer may be off by itself, relative to y and to the scale."""
-    with_eps: int = 8
-    """A hold-out of so many sequences or more has a token at which eps counts."""
-    lengths: tuple[int, ...] = (3, 24, 8)
-    """Tokens of short fresh sequences, in turn."""
-    logits: tuple[float, ...] = (0.5, 2.0, 6.0)
-    """Their logits' rms, in turn."""
-    most: float = 1e-4
-    """Answers missed by a larger share refuse the layer, whatever the bounds allow."""
-    most_noisy: float = 0.2
-    """The same where answers are noisy: at logits of 30 small errors of W_h weigh ..."""
-    amplified: float = 1e7
-    """... and no more than so many times their noise."""
-    long: LongSequenceTuning = field(default=LongSequenceTuning())
-    """The long fresh sequences."""
-
-
-@dataclass(frozen=True, slots=True)
 class NormalisedTuning:
     """Knobs of the recovery of a layer behind a LayerNorm, by step."""
 
@@ -251,7 +211,6 @@ class NormalisedTuning:
     scores: NormalisedScoresTuning = field(default=NormalisedScoresTuning())
     polish: NormalisedPolishTuning = field(default=NormalisedPolishTuning())
     eps: EpsTuning = field(default=EpsTuning())
-    conclusion: NormalisedConclusionTuning = field(default=NormalisedConclusionTuning())
 
     def beside(self, noise: float, profile: str) -> NormalisedTuning:
         """Return the knobs for answers that are off by so much, relative to the scale.

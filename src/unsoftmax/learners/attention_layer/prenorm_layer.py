@@ -39,6 +39,9 @@ from unsoftmax.measure.token_map import AnswerNoise, TokenMapAnswers
 from unsoftmax.models import AttentionLayer
 from unsoftmax.probes import Sequences, Singles, UnitVectors
 from unsoftmax.protocol import Certificate, Found
+from unsoftmax.validate.conclude import CONFIRMING
+from unsoftmax.validate.drawn_models import SAFETY
+from unsoftmax.validate.fresh_sequences import LONG, SHORT
 
 
 def prenorm_steps(
@@ -64,7 +67,7 @@ def prenorm_steps(
     normed = yield from find_normed_tokens(dim, kind, rng, tuning.prenorm)
     inner = _BallLayer(normed, most_heads, profile, rng, tuning)
     found, noise = yield from normed.asked_of(inner.steps(checks))
-    certificate = _widened(found, tuning.safety * normed.eps_error(noise.relative), normed.eps)
+    certificate = _widened(found, SAFETY * normed.eps_error(noise.relative), normed.eps)
     return replace(found, model=normed.layer(found.model), certificate=certificate)
 
 
@@ -77,14 +80,14 @@ def prenorm_cost(dim: int, most_heads: int, tuning: AttentionLayerTuning) -> Lay
     maps = heads + (1 + reading.again) * d * (H + beside)
     scores = (2 + tuning.again) * d * (d + 1) + 3 * tuning.score_pilots
     queries = d + 6 + 8 + own.rungs + 2 * own.refined
-    queries += own.tries * (maps + scores + tuning.confirm)
+    queries += own.tries * (maps + scores + CONFIRMING)
     most_copies = max(map(sum, reading.copies))
     tokens = 2 * queries + own.tries * (most_copies * maps + scores)
-    tokens += own.tries * tuning.confirm * max(tuning.lengths)
+    tokens += own.tries * CONFIRMING * max(shape.tokens for shape in SHORT)
     offsets = (2 + reading.again) * (1 + int(np.log2(d + 1)))
     searched = len(reading.shares) * (1 + int(np.log2(H + 2))) + offsets
     asked = tuning.score_pilots + 14 * (1 + tuning.again) + 4
-    rounds = 6 + own.tries * (searched + asked) + 1 + tuning.long.most_rounds
+    rounds = 6 + own.tries * (searched + asked) + 1 + LONG.most_rounds
     return LayerCost(queries, tokens, rounds)
 
 
@@ -137,7 +140,8 @@ class _BallLayer:
                     base,
                     profile=self.profile,
                     fresh=self.tuning.prenorm.fresh * self.radius,
-                    tuning=replace(self.tuning, least_most=self.tuning.prenorm.least_most),
+                    tuning=self.tuning,
+                    least_most=self.tuning.prenorm.least_most,
                 )
             except (ModelMismatch, np.linalg.LinAlgError):
                 if not again:

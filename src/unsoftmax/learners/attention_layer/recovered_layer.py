@@ -18,8 +18,13 @@ from unsoftmax.learners.attention_layer.score_reading import ScoreAnswers
 from unsoftmax.learners.attention_layer.value_answers import HeadMaps, LayerMap, ValueAnswers
 from unsoftmax.measure.token_map import AnswerNoise
 from unsoftmax.models import AttentionLayer, LayerHead
-from unsoftmax.models.products import Product
-from unsoftmax.probes import Array
+from unsoftmax.validate.conclude import Said
+from unsoftmax.validate.drawn_models import DRAWN, DrawnModels
+
+SAID = Said(
+    "layer of softmax attention with scores x·(W x_N + w)",
+    "a window, positions, a nonlinearity in the values, a second layer",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,15 +35,6 @@ class RecoveredLayer:
     values: HeadMaps
     scores: HeadScores
 
-    @property
-    def dim(self) -> int:
-        """Dimension d of a token."""
-        return int(self.layer.M.shape[1])
-
-    def scores_of(self, queries: Array) -> Array:
-        """Map query tokens (B, d) to all heads' vectors W_h x + w_h, (B, H, d)."""
-        return np.stack([self.scores.vectors(h, queries) for h in range(len(self.scores.C))], 1)
-
     def model(self) -> AttentionLayer:
         """Return it as a model, in factors."""
         heads = [
@@ -48,26 +44,6 @@ class RecoveredLayer:
             )
         ]
         return AttentionLayer(heads, self.layer.c, residual=self.layer.residual)
-
-    def distances(self, other: RecoveredLayer) -> dict[str, float]:
-        """Return how far the parameters of another recovery are, the largest over heads."""
-        far = [
-            [(M - N).norm, _columns(A - B, slice(-1)), _columns(A - B, slice(-1, None))]
-            for (M, A), (N, B) in zip(self._products(), other._products(), strict=True)
-        ]
-        M, W, w = np.max(far, axis=0).tolist()
-        return {"c": float(np.linalg.norm(self.layer.c - other.layer.c)), "M": M, "W": W, "w": w}
-
-    def _products(self) -> list[tuple[Product, Product]]:
-        """Return every head's M and [W w], in factors."""
-        values, scores = self.values, self.scores
-        heads = zip(values.U, values.V, scores.C, scores.R, strict=True)
-        return [(Product(U, V), Product(C, R)) for U, V, C, R in heads]
-
-
-def _columns(matrix: Product, which: slice) -> float:
-    """Return the norm of some columns."""
-    return Product(matrix.left, matrix.right[:, which]).norm
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,20 +63,21 @@ class LayerAnswers:
         values = self.values.with_errors(noise, rng)
         return LayerAnswers(values, self.scores.with_errors(noise, rng)).solved()
 
-    def samples(
-        self, noise: AnswerNoise, rng: np.random.Generator, count: int
-    ) -> list[RecoveredLayer]:
-        """Compute it so often from such answers.
+    def drawn(
+        self, noise: AnswerNoise, rng: np.random.Generator, **least: float
+    ) -> DrawnModels[AttentionLayer]:
+        """Compute it, and again from answers with such errors.
 
         Raises
         ------
         ModelMismatch
             Errors as large as those of the answers leave no layer.
         """
-        drawn = [self.sampled(noise, rng) for _ in range(count)]
-        if not all(np.isfinite(R).all() for one in drawn for R in one.scores.R):
-            raise negative_weights(noise, len(drawn[0].values.U))
-        return drawn
+        others = [self.sampled(noise, rng) for _ in range(DRAWN)]
+        if not all(np.isfinite(R).all() for one in others for R in one.scores.R):
+            raise negative_weights(noise, len(others[0].values.U))
+        models = [one.model() for one in others]
+        return DrawnModels(self.solved().model(), models, noise, **least)
 
 
 def negative_weights(noise: AnswerNoise, heads: int) -> ModelMismatch:

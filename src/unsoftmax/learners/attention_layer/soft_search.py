@@ -5,13 +5,16 @@ from __future__ import annotations
 import numpy as np
 
 from unsoftmax.learners.attention_layer.attention_layer_tuning import AttentionLayerTuning
-from unsoftmax.learners.attention_layer.layer_conclusion import LayerConclusion
-from unsoftmax.learners.attention_layer.recovered_layer import LayerAnswers
+from unsoftmax.learners.attention_layer.recovered_layer import SAID, LayerAnswers
 from unsoftmax.learners.attention_layer.score_reading import ScoreReading, keys_of
 from unsoftmax.learners.attention_layer.soft_gate_reading import BaseOffset, SoftGateReading
 from unsoftmax.learners.attention_layer.value_answers import HeadMaps, LayerMap
 from unsoftmax.learners.compose import Asking
 from unsoftmax.measure.token_map import AnswerNoise
+from unsoftmax.models import AttentionLayer
+from unsoftmax.validate.conclude import Conclusion
+from unsoftmax.validate.drawn_models import LEAST_MOST
+from unsoftmax.validate.fresh_sequences import FreshSequences
 
 
 def soft_search(
@@ -21,7 +24,8 @@ def soft_search(
     profile: str,
     fresh: float,
     tuning: AttentionLayerTuning,
-) -> Asking[LayerConclusion]:
+    least_most: float = LEAST_MOST,
+) -> Asking[Conclusion[AttentionLayer]]:
     """Go on from the heads that one offset showed.
 
     Parameters
@@ -36,6 +40,8 @@ def soft_search(
         Longest token of a fresh sequence; those of keys are no longer than the reading's.
     tuning : AttentionLayerTuning
         Knobs.
+    least_most : float
+        Share of an answer up to which a residual is not refused.
     """
     noise, rng = reading.noise, reading.rng
     effort = tuning.effort(profile, noise.relative)
@@ -61,7 +67,7 @@ def soft_search(
         redrawn=redrawn,
     ).run()
     answers = LayerAnswers(maps, scores)
-    samples = answers.samples(noise, rng, tuning.samples)
-    conclusion = LayerConclusion(answers.solved(), samples, noise, (), rng, tuning, fresh)
+    drawn = answers.drawn(noise, rng, least_most=least_most)
+    conclusion = Conclusion(drawn, FreshSequences(drawn.model, rng, fresh), SAID)
     yield from conclusion.confirmed()
     return conclusion

@@ -13,10 +13,11 @@ import numpy as np
 
 from unsoftmax.learners.attention_layer.attention_layer_tuning import AttentionLayerTuning
 from unsoftmax.learners.attention_layer.offset_questions import asked_in_pairs
-from unsoftmax.learners.attention_layer.recovered_layer import RecoveredLayer
+from unsoftmax.learners.attention_layer.value_answers import LayerMap
 from unsoftmax.learners.compose import Asking
 from unsoftmax.measure.binary_grid import on_one_grid
 from unsoftmax.measure.token_map import AnswerNoise
+from unsoftmax.models import AttentionLayer
 from unsoftmax.models.arrays import TINY
 
 
@@ -26,23 +27,24 @@ def unseen_cost(heads: int, tuning: AttentionLayerTuning) -> int:
 
 
 def heads_at_moderate_logits(
-    found: RecoveredLayer,
+    model: AttentionLayer,
+    layer: LayerMap,
     noise: AnswerNoise,
     rng: np.random.Generator,
     tuning: AttentionLayerTuning,
 ) -> Asking[int]:
     """Ask for the rank of what one offset adds; 0 where it has none below the number of answers."""
-    d, spare = found.dim, tuning.tested_by
-    count = unseen_cost(len(found.values.U), tuning)
+    d, spare = model.dim, tuning.tested_by
+    count = unseen_cost(model.H, tuning)
     a, b = rng.standard_normal(d), rng.standard_normal((count, d))
-    bias, whole = found.scores_of(np.zeros((1, d))), found.scores_of(b)
+    bias, whole = model.vectors(np.zeros((1, d))), model.vectors(b)
     linear = float(np.sqrt(np.mean((bias @ a) ** 2)))
     square = float(np.sqrt(np.mean(((whole - bias) @ a) ** 2)))
     wanted = tuning.unseen_logits
     length = 2 * wanted / max(linear + np.sqrt(linear**2 + 4 * square * wanted), TINY)
     a, b = on_one_grid(length * a[None], length * b)
     y = yield from asked_in_pairs(np.repeat(a, count, axis=0), b, "heads, unseen", "pilot")
-    rows = np.vstack([found.layer.heads @ a[0], found.layer.beyond(y, b)])
+    rows = np.vstack([layer.heads @ a[0], layer.beyond(y, b)])
     floor = tuning.rank_noise * float(np.max(noise.of(y)))
     rank = int(np.count_nonzero(np.linalg.svd(rows, compute_uv=False) > floor))
     return rank if rank <= min(count - spare, rows.shape[1] - 1) else 0

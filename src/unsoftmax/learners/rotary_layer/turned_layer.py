@@ -11,7 +11,7 @@ biases r(G + H), and an answer tells m:
 3. [2⁴⁰a_1; …; 2⁴⁰a_n; 0 × m; 2⁻⁴⁰b]: keys, queries, frequencies (`turned_scores`).
    With a query bias the gates of 2 are the same beside every b: then, and where a layer without
    biases is refused, tokens of moderate lengths instead (`mirrored_opening`, `biased_scores`).
-4. Fresh sequences of up to 512 tokens confirm or refuse (`turned_layer_conclusion`).
+4. Fresh sequences of up to 512 tokens confirm or refuse (`validate.conclude`).
 
 Source: beyond arXiv 2601.16873; positions are in no paper.
 """
@@ -37,15 +37,17 @@ from unsoftmax.learners.rotary_layer.long_offsets import with_long_offsets
 from unsoftmax.learners.rotary_layer.mirrored_opening import MirroredOpening
 from unsoftmax.learners.rotary_layer.shared_values import with_shared_values
 from unsoftmax.learners.rotary_layer.told_turning import ToldTurning
-from unsoftmax.learners.rotary_layer.turned_layer_conclusion import TurnedLayerConclusion
 from unsoftmax.learners.rotary_layer.turned_layer_tuning import TurnedLayerTuning
 from unsoftmax.learners.rotary_layer.turned_score_reading import TurnedScoreReading
 from unsoftmax.learners.rotary_layer.turned_scores import TurnedAnswers, TurnedHeads
 from unsoftmax.measure.token_map import AnswerNoise, TokenMapAnswers
-from unsoftmax.models.rotary_layer import RotaryLayer
+from unsoftmax.models.rotary_layer import FARTHEST_BOUNDED, RotaryLayer
 from unsoftmax.probes import FARTHEST
 from unsoftmax.protocol import Plan, Steps
 from unsoftmax.theory import counts
+from unsoftmax.validate.conclude import CONFIRMING, Conclusion, Said
+from unsoftmax.validate.drawn_models import DRAWN, DrawnModels
+from unsoftmax.validate.fresh_sequences import LONG, SHORT, FreshSequences
 
 _REFUSALS = (ModelMismatch, NotIdentifiable, np.linalg.LinAlgError)
 _COARSE = (
@@ -154,7 +156,7 @@ class TurnedLayerTask:
                 raise _naming_biases(again, _LARGE) from again
         return (yield from conclusion.run(checks))
 
-    def _attempted(self, biased: bool) -> Asking[TurnedLayerConclusion]:
+    def _attempted(self, biased: bool) -> Asking[Conclusion[RotaryLayer]]:
         """Search for heads with biases or without, once more where that fails."""
         for again in reversed(range(self.tuning.attempts)):
             try:
@@ -174,7 +176,7 @@ class TurnedLayerTask:
         """Whether answers are coarser than those of float64."""
         return self.tokens.noise().relative > self.tuning.exact
 
-    def _searched(self, biased: bool, dense: bool) -> Asking[TurnedLayerConclusion]:
+    def _searched(self, biased: bool, dense: bool) -> Asking[Conclusion[RotaryLayer]]:
         """Search for all heads; what was found predicts a few fresh answers.
 
         Where it is ``dense`` maps are read in all directions.
@@ -185,12 +187,13 @@ class TurnedLayerTask:
             whole, gain = LayerMap.of(self.tokens), self.turned.positions.gain
             read = with_long_offsets(read, whole, gain)
         answers = yield from read
-        drawn = [answers.sampled(noise, self.rng) for _ in range(self.turned.samples)]
-        if not all(np.isfinite(x).all() for one in drawn for x in (one.heads.K, one.heads.Q)):
-            raise negative_weights(noise, len(drawn[0].heads.Q))
-        samples = [one.model() for one in drawn]
-        found = answers.solved().model()
-        conclusion = TurnedLayerConclusion(found, samples, noise, self.rng, self.tuning)
+        others = [answers.sampled(noise, self.rng) for _ in range(DRAWN)]
+        if not all(np.isfinite(x).all() for one in others for x in (one.heads.K, one.heads.Q)):
+            raise negative_weights(noise, len(others[0].heads.Q))
+        model = answers.solved().model()
+        drawn = DrawnModels(model, [one.model() for one in others], noise)
+        fresh = FreshSequences(model, self.rng, by_distance=True)
+        conclusion = Conclusion(drawn, fresh, _said(model))
         yield from conclusion.confirmed()
         return conclusion
 
@@ -258,6 +261,31 @@ class TurnedLayerTask:
         return TurnedLayerAnswers(maps, (yield from reading.run()), not exact)
 
 
+def _said(model: RotaryLayer) -> Said:
+    """Say what is taken for granted of a layer with positions."""
+    without = "Keys and queries are taken to have no biases: what those add is not bounded."
+    shared = f"{model.H} heads share the keys and values of {model.G} groups."
+    still = "Scores do not turn with distance: all frequencies are 0."
+    return Said(
+        "layer of softmax attention with rotary positions",
+        "others beside them, positions that change beyond some distance, a window, a nonlinearity "
+        "in the values, a second layer"
+        + ", key and query biases that are too large"
+        * model.biased,
+        (
+            "The bound on W is one on W(Δ) = Kᵀ R(Δ) Q of every head, for distances Δ from 0 to "
+            f"{FARTHEST_BOUNDED}; beyond it grows as the distance does."
+            + " That on w is one on what biases add to scores there."
+            * model.biased,
+            *(() if model.biased else (without,)),
+        ),
+        (
+            *((shared,) if model.G < model.H else ()),
+            *(() if np.any(model.rotary.frequencies) else (still,)),
+        ),
+    )
+
+
 def _naming_biases(refused: Exception, reason: str) -> Exception:
     """Return a refusal of a layer whose gates do not change beside long offsets."""
     if isinstance(refused, NotIdentifiable):
@@ -276,7 +304,7 @@ def turned_plan(dim: int, heads: int, rank: int | None, tuning: AttentionLayerTu
     maps = tuning.tries * (heads * dim + tuning.checked)
     keys = (1 + tuning.again) * 4 * dim * (dim + 1)
     searches = len(tuning.offset_lengths) * tuning.most_search(heads)
-    at_most = dim + 8 + tuning.attempts * (searches + pilots + maps + keys + tuning.confirm)
+    at_most = dim + 8 + tuning.attempts * (searches + pilots + maps + keys + CONFIRMING)
     queries = counts.rotary_layer_queries(dim, heads, heads, r)
     biased = counts.rotary_layer_queries(dim, heads, heads, r, biases=True)
     longest = max(turned.longest, turned.longest_coarse) + dim + 1
@@ -284,12 +312,12 @@ def turned_plan(dim: int, heads: int, rank: int | None, tuning: AttentionLayerTu
         queries=None,
         at_most=at_most,
         tokens=2 * at_most + tuning.attempts * keys * longest,
-        rounds=tuning.most_rounds + turned.holdout.together,
+        rounds=tuning.most_rounds + LONG.most_rounds,
         formula=(
             "about 2d + 61 + (H − 1)r + 2⌈d/r⌉(⌈rG/H⌉ + 1) for H heads of rank r with rotary "
             f"positions that share the keys and values of G groups: {queries:,} for {heads} of "
             f"rank {r} that share nothing, {biased:,} where keys and queries have biases"
         ),
         longest_token=FARTHEST,
-        most_tokens=max(longest, turned.holdout.most_tokens(dim)),
+        most_tokens=max(longest, LONG.most_tokens(dim, *(shape.tokens for shape in SHORT))),
     )

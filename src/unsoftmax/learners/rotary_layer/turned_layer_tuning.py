@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from unsoftmax.learners.rotary_head.rotary_conclusion import RotaryHoldoutTuning
 from unsoftmax.learners.rotary_head.rotary_reading import RotaryTuning
 
 
@@ -97,11 +96,5 @@ class TurnedLayerTuning:
     """Of frequencies, and of the certificate."""
     unread: float = 1e3
     """Planes whose turning differs from none by so many times the noise turn."""
-    samples: int = 3
-    """How often answers are taken with errors drawn at random, to see what these do."""
-    safety: float = 16.0
-    """Certified errors, in multiples of the largest of these samples."""
     biased: BiasedLayerTuning = field(default=BiasedLayerTuning())
     """Of layers with biases."""
-    holdout: RotaryHoldoutTuning = field(default=RotaryHoldoutTuning())
-    """Which fresh sequences are asked."""

@@ -36,6 +36,7 @@ from unsoftmax.models.rotary import Rotary
 from unsoftmax.probes import Array
 from unsoftmax.solve.key_blocks import KeyAims, chosen_keys
 from unsoftmax.solve.turning_planes import TurningPlanes
+from unsoftmax.validate.drawn_models import SAFETY
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +224,7 @@ class TurnedScoreReading(KeyAsking):
     def _unsure(self, moved: list[Array], between: int) -> float:
         """Return by how much angles of planes may be off, per token."""
         largest = max(float(np.max(one, initial=0.0)) for one in moved)
-        unsure = self.turned.safety * largest + self.turned.unread * self.noise.relative
+        unsure = SAFETY * largest + self.turned.unread * self.noise.relative
         if not unsure / between <= self.turned.positions.unknown:
             raise NotIdentifiable(
                 "The answers do not determine how scores turn with distance: errors of "
