@@ -199,7 +199,7 @@ class MultiHeadTransformerLearner(Configured):
         kinks = tuning.layer.unseen
         beside = kinks.rays * (kinks.points + 7) * (tuning.layer.by_poles + 1) + on_lines
         beside += tuning.layer.cancelling_neurons.at_most
-        long = tuning.evidence.closing.long
+        closing = tuning.evidence.closing.sequences
         one += int(tuning.polishing.spare * tuning.polishing.largest)
         one += 2 * len(tuning.evidence.straddling.sides) * m
         at_most = first.at_most + tries * one + beside
@@ -213,7 +213,7 @@ class MultiHeadTransformerLearner(Configured):
             f"{counts.multi_head_transformer_queries(d, H, 4 * d):,} for {H} heads and {4 * d} "
             "neurons",
             longest_token=FARTHEST,
-            most_tokens=long.most_tokens(d, *tuning.evidence.closing.tokens, *poles.lengths),
+            most_tokens=closing.long.most_tokens(d, *closing.tokens, *poles.lengths),
         )
 
     def steps(self, checks: int) -> Steps[MultiHeadTransformer]:
