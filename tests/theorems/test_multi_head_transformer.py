@@ -423,6 +423,14 @@ def test_without_biases_nothing_is_left_of_them():
     assert us.equivalent(recovery.model, target, rtol=1e-7)
 
 
+def test_a_polish_that_gains_nothing_is_left_out():
+    """Biases that may be there, and are not, put the polish where no head shows."""
+    target = transformer(1, 4, 8, 0, _no_biases)
+    recovery = learned(target, polish=True)
+    assert us.equivalent(recovery.model, target, rtol=1e-7)
+    assert any("gained nothing" in note for note in recovery.notes)
+
+
 def test_a_constant_is_a_layer_without_heads():
     recovery = us.learn(lambda X: np.full(len(X), 2.5), Learner(4, 3))
     assert recovery.model.H == 0

@@ -11,16 +11,15 @@ import unsoftmax as us
 from tests.by_hand import driven
 from tests.networks import network
 from unsoftmax.learners.transformer.attention_recovery import AssumedAttention, RecoveredAttention
-from unsoftmax.learners.transformer.closing_sequences import (
+from unsoftmax.learners.transformer.closing import (
     ClosingSequenceTuning,
-    telling_sequences,
+    HeadsBeforeNetwork,
+    TransformerEvidenceTuning,
 )
 from unsoftmax.learners.transformer.network_recovery import TransformerHoldOut, learned_network
 from unsoftmax.learners.transformer.transformer_evidence import (
-    TransformerEvidenceTuning,
     TransformerParts,
     conclude_transformer,
-    transformer_residuals,
 )
 from unsoftmax.measure.precision import Precision
 from unsoftmax.measure.through_network.learned_network import LearnedNetwork
@@ -45,15 +44,16 @@ def near(model, W_off, rng):
 
 def sequences(model, count=24, seed=0, **knobs):
     learned = LearnedNetwork(model.network, 1e-15, 1e-15, Precision())
-    rng = np.random.default_rng(seed)
-    return telling_sequences(model, learned, count, rng, replace(TUNING.closing, **knobs))
+    tuning = replace(TUNING, sequences=replace(TUNING.sequences, **knobs))
+    found = HeadsBeforeNetwork.of(model, learned, {}, tuning)
+    return found.short(count, np.random.default_rng(seed))
 
 
 def judged(model, target, W_error, precision=COARSE, tuning=TUNING, **bounds):
     learned = LearnedNetwork(model.network, 1e-12, 1e-12, precision)
     errors = {"constant": 1e-12, "slope": 1e-12, "W": W_error, "w": 0.0, **bounds}
     answered = [(part.X, target(part.X)) for part in sequences(target)]
-    return judge(transformer_residuals(model, learned, errors, answered, tuning), 24)
+    return judge(HeadsBeforeNetwork.of(model, learned, errors, tuning).residuals(answered), 24)
 
 
 @pytest.mark.parametrize("W_error", [1e-9, 1e-7, 1e-5])
@@ -99,8 +99,8 @@ def test_without_a_bound_on_the_network_one_percent_is_asked_for():
 
 def test_no_answers_no_evidence():
     learned = LearnedNetwork(model_of(0).network, 0.0, 0.0, Precision())
-    residuals = transformer_residuals(model_of(0), learned, {"W": 0.0, "w": 0.0}, [], TUNING)
-    assert not judge(residuals, 0).evidence.passed
+    found = HeadsBeforeNetwork.of(model_of(0), learned, {"W": 0.0, "w": 0.0}, TUNING)
+    assert not judge(found.residuals([]), 0).evidence.passed
 
 
 @pytest.mark.parametrize(

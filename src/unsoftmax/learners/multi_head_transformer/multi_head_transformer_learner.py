@@ -171,7 +171,7 @@ class MultiHeadTransformerLearner(Configured):
     seed: int = 0
     tuning: MultiHeadTransformerTuning = field(default=MultiHeadTransformerTuning(), kw_only=True)
 
-    revision: ClassVar[int] = 4
+    revision: ClassVar[int] = 5
 
     def __post_init__(self) -> None:
         whole_number("dim", self.dim, 1)
@@ -199,7 +199,7 @@ class MultiHeadTransformerLearner(Configured):
         kinks = tuning.layer.unseen
         beside = kinks.rays * (kinks.points + 7) * (tuning.layer.by_poles + 1) + on_lines
         beside += tuning.layer.cancelling_neurons.at_most
-        long = tuning.evidence.closing.long
+        closing = tuning.evidence.closing.sequences
         one += int(tuning.polishing.spare * tuning.polishing.largest)
         one += 2 * len(tuning.evidence.straddling.sides) * m
         at_most = first.at_most + tries * one + beside
@@ -213,7 +213,7 @@ class MultiHeadTransformerLearner(Configured):
             f"{counts.multi_head_transformer_queries(d, H, 4 * d):,} for {H} heads and {4 * d} "
             "neurons",
             longest_token=FARTHEST,
-            most_tokens=long.most_tokens(d, *tuning.evidence.closing.tokens, *poles.lengths),
+            most_tokens=closing.long.most_tokens(d, *closing.tokens, *poles.lengths),
         )
 
     def steps(self, checks: int) -> Steps[MultiHeadTransformer]:
@@ -240,13 +240,18 @@ class MultiHeadTransformerLearner(Configured):
         hinges = NetworkHinges.of(found.model, self.tuning.layer.cells.parallel)
         if coarse and len(hinges):
             raise self._too_coarse(precision, learned)
-        layer = yield from self._layer(learned, hinges, rng)
+        opening = [(held.opening.X, held.answers)]
+        layer = yield from self._layer(learned, hinges, opening, rng)
         return (yield from conclude_layer(layer, learned, held, rng, self.tuning.evidence))
 
     def _layer(
-        self, learned: LearnedNetwork, hinges: NetworkHinges, rng: np.random.Generator
+        self,
+        learned: LearnedNetwork,
+        hinges: NetworkHinges,
+        answered: list[Answered],
+        rng: np.random.Generator,
     ) -> Asking[RecoveredTransformer]:
-        """Find the heads and first layers behind a network, or say why not."""
+        """Find heads and first layers that predict what was answered, or say why not."""
         if not len(hinges):
             return self._without_neurons(learned, hinges)
         if self.dim == 1:  # half a circle needs a plane
@@ -257,7 +262,6 @@ class MultiHeadTransformerLearner(Configured):
         sought = SoughtHeads(self.max_heads, True, self.rank, tuning.first.heads)
         search = LayerSearch(learned, hinges, sought, bool(self.biases), rng, tuning)
         too_many = unpooled = apart = 0
-        answered: list[Answered] = []
         for number, together in self._searches():
             try:
                 layer = yield from search.run(number, together)
@@ -319,11 +323,12 @@ class MultiHeadTransformerLearner(Configured):
         if not wanted or missed > tuning.nearly:
             return layer, seen
         better = yield from polished_layer(layer, learned, bool(self.biases), rng, tuning.polishing)
-        if better is None:
-            note = "Polishing the layer gained nothing, or it has too many parameters for it."
-            return replace(layer, notes=(*layer.notes, note)), seen
-        again = yield from first_look(better, learned, seen.answered, rng, tuning.evidence)
-        return better, again
+        if better is not None:
+            again = yield from first_look(better, learned, seen.answered, rng, tuning.evidence)
+            if seen.judgement.refuses or not again.judgement.refuses:
+                return better, again
+        note = "Polishing the layer gained nothing, or it has too many parameters for it."
+        return replace(layer, notes=(*layer.notes, note)), seen
 
     def _too_many(self, what: str) -> ModelMismatch:
         return ModelMismatch(

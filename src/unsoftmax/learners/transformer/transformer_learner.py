@@ -36,9 +36,9 @@ from unsoftmax.learners.transformer.attention_recovery import (
     most_rounds,
     recover_attention,
 )
+from unsoftmax.learners.transformer.closing import TransformerEvidenceTuning
 from unsoftmax.learners.transformer.network_recovery import learned_network, open_hold_out
 from unsoftmax.learners.transformer.transformer_evidence import (
-    TransformerEvidenceTuning,
     TransformerParts,
     conclude_transformer,
 )
@@ -210,7 +210,7 @@ class TransformerLearner(Configured):
         else:
             asked = most_queries(self._assumed, bool(self.anchored), self.tuning.local)
             rounds, formula = most_rounds(self.tuning.local), self._formula
-        closing = self.tuning.evidence.closing
+        closing = self.tuning.evidence.sequences
         return Plan(
             queries=None,
             at_most=first.at_most + asked,
