@@ -10,7 +10,7 @@ import pytest
 
 from tests.learners.multi_head.synthetic import ETA, Scene, driven
 from unsoftmax.arrangement.jumps import JumpSearch, SoftStart, find_jumps
-from unsoftmax.learners.multi_head.in_plane import InPlaneTuning, measure_in_plane
+from unsoftmax.learners.multi_head.in_plane import measure_in_plane
 from unsoftmax.learners.multi_head.out_of_plane import (
     OutOfPlaneTuning,
     SearchPlane,
@@ -54,9 +54,7 @@ def in_a_plane(scene):
     def measured():
         jumps = yield from find_jumps(circle, 16)
         eta = reduced.error(max(1 / lengths.length, lengths.near), lengths.length)
-        return (
-            yield from measure_in_plane(jumps, circle, ask, eta, lengths, tuning=InPlaneTuning())
-        )
+        return (yield from measure_in_plane(jumps, circle, ask, eta, lengths))
 
     found, _ = driven(measured(), scene.model)
     return plane, found

@@ -9,7 +9,7 @@ from unsoftmax.learners.multi_head.cell_gradients import CellGradientTuning
 from unsoftmax.learners.multi_head.column_table import ColumnTableTuning
 from unsoftmax.learners.multi_head.conclusions import HeadsConclusionTuning
 from unsoftmax.learners.multi_head.head_sums import HeadSumsTuning
-from unsoftmax.learners.multi_head.in_plane import InPlaneTuning
+from unsoftmax.learners.multi_head.in_plane import STEEPER
 from unsoftmax.learners.multi_head.newton_correction import CorrectionTuning
 from unsoftmax.learners.multi_head.orientation import OrientationTuning
 from unsoftmax.learners.multi_head.out_of_plane import OutOfPlaneTuning
@@ -131,7 +131,8 @@ class MultiHeadTuning:
     sums: HeadSumsTuning = field(default=HeadSumsTuning())
     search: TokenSearchTuning = field(default=TokenSearchTuning())
     jumps: JumpTuning = field(default=JumpTuning())
-    in_plane: InPlaneTuning = field(default=InPlaneTuning())
+    slower: float = STEEPER
+    """The first head's slope is found by so much a reading once one overshot."""
     out_of_plane: OutOfPlaneTuning = field(default=OutOfPlaneTuning())
     values: ValueTuning = field(default=ValueTuning())
     windows: WindowTuning = field(default=WindowTuning())
@@ -158,7 +159,7 @@ class MultiHeadTuning:
         return replace(
             self,
             sums=replace(self.sums, line=own.line, pairs=own.pairs),
-            in_plane=replace(self.in_plane, slower=own.slower),
+            slower=own.slower,
             out_of_plane=replace(
                 self.out_of_plane, move=own.move, value_over_jump=own.value_over_jump
             ),

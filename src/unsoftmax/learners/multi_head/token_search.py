@@ -125,7 +125,7 @@ class TokenSearch:
                 eta,
                 lengths,
                 mirrored=self.sought.shifted,
-                tuning=tuning.in_plane,
+                slower=tuning.slower,
             )
         )
 
