@@ -5,6 +5,16 @@
 A_h holds the offsets of window h, s_h their logits. A head whose column space C_h is known is
 solved for from as many rows as its rank, W_h q = C_h (A_h C_h)⁻¹ (…) (`solve.skeleton`). Nothing is
 asked here.
+
+A head's logits at rows A of its window, M = A W, tell W q for every q from rows R alone if W q lies
+in the span Q of earlier columns. The other rows X, which check, then show what is left of it,
+
+    ρ = M_Xq − C M_Rq,    C = A_X Q (A_R Q)⁻¹,    ρ = (A_X − C A_R) W q.
+
+Noise of the entries of M moves ρ by n² = n_Xq² + C² n_Rq² + Σ_j k_j² (n_Xj² + C² n_Rj²) at most
+(k: q's coefficients in the earlier columns j). What is more is not in the span. What is less may be
+a tail of W, t beside Q: rows as different as these see τ = |ρ|/‖A_X − C A_R‖ of it, and W q is off
+by (1 − Q (A_R Q)⁻¹ A_R) t.
 """
 
 from __future__ import annotations
@@ -14,14 +24,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import scipy
 
-from unsoftmax.learners.multi_head.column_rests import (
-    ColumnRests,
-    LogitTable,
-    rests_of,
-    telling_rows,
-)
 from unsoftmax.learners.multi_head.window_sweeps import (
-    SweepTuning,
     WindowAnswers,
     moved,
     settled_base,
@@ -30,59 +33,49 @@ from unsoftmax.learners.multi_head.window_sweeps import (
 from unsoftmax.measure.windows import Window, WindowedHeads, predicted
 from unsoftmax.models.arrays import TINY
 from unsoftmax.probes import Array, Flags, Indices
-from unsoftmax.solve.skeleton import Skeleton, basis_of
+from unsoftmax.solve.skeleton import Skeleton, basis_of, pivots
+
+# Where only columns that span a head are read, their least singular value, over the largest:
+# further columns cost a few queries, dependent ones digits of all that is read after.
+SPANNED = 2e-3
+# A column is predicted by those before if what is left of its rows is up to so many times what
+# noise may leave there (exact ranks left 7 at most, 800 heads). Fewer: noise counts as rank;
+# more: what answers show of W is left to the bound.
+NOISES = 9.0
+# While the other heads' columns are not known, which move saturated gates a little, this share of
+# the column's rows may be left beside that; and it is the most that noise may excuse.
+LOOSELY = 1e-3
+# Singular values of normalised columns below so many times their errors do not count to a column
+# space.
+COUNTED = 3.0
+# Choices of rows among which those with the least error are taken.
+CHOICES = 8
+# Columns of a head whose rank was given are read in full where this share of them at most is
+# left; a head that leaves more has a larger rank.
+TAIL = 0.1
+# Answers are perturbed at random until so many errors of a head's entries were seen: the largest
+# of few would be too small by chance.
+SEEN = 64
+# Times that they are perturbed at least; the largest change is taken as the error of W_h.
+DISTURBED = 2
 
 
 @dataclass(frozen=True, slots=True)
-class ColumnTableTuning:
-    """How columns are asked again, ranks found and errors estimated."""
+class ColumnTuning:
+    """How columns are asked: where answers are coarse, or heads have positions, otherwise."""
 
-    sweep: SweepTuning = field(default=SweepTuning())
-    query_nearer_by: float = 5.0
-    """Where a logit is too large to be read, the query token is asked again so many times closer to
-    b. A larger factor loses more digits of W b at once, a smaller one takes more rounds."""
     widest: float = np.inf
-    """Logits beyond are asked again in the same way, though they can be read: where answers are
-    coarse a gate near ±1 tells too little of them."""
-    query_nearer_times: int = 6
-    """Times that this is done: a logit that is still too large then is read wrongly."""
-    tried: int = 8
-    """Ranks up to this one are tried one by one, each in a round of its own."""
-    steps: int = 8
-    """Larger ranks are tried in steps of the columns known over this, up to half of d: fewer
-    rounds, and at most an eighth more queries."""
-    spanned: float = 2e-3
-    """Where only columns that span a head are read, their least singular value, over the largest:
-    further columns cost a few queries, dependent ones digits of all that is read after."""
-    noises: float = 9.0
-    """A column is predicted by those before if what is left of its rows is up to so many times
-    what noise may leave there (exact ranks left 7 at most, 800 heads). Fewer: noise counts as rank;
-    more: what answers show of W is left to the bound."""
-    loosely: float = 1e-3
-    """While the other heads' columns are not known, which move saturated gates a little, this share
-    of the column's rows may be left beside that; and it is the most that noise may excuse."""
-    counted: float = 3.0
-    """Singular values of normalised columns below so many times their errors do not count to a
-    column space."""
+    """Logits beyond are asked again closer to b, though they can be read: where answers are coarse
+    a gate near ±1 tells too little of them."""
     ample: float = 1.0
     """Columns that a column space is made of, per rank. As many as the rank tell it where answers
     are exact; coarse ones leave its weakest direction a hundred times coarser."""
     extra: int = 4
     """Rows more than its rank that a column is asked with to see whether those before predict it:
     one alone may be predicted by chance."""
-    choices: int = 8
-    """Choices of rows among which those with the least error are taken."""
     checked: int = 4
     """Columns that are asked with so many rows after the rank is known: what is left of them is
     read in full where answers show it, and counts to the bound where they do not."""
-    tail: float = 0.1
-    """Columns of a head whose rank was given are read in full where this share of them at most is
-    left; a head that leaves more has a larger rank."""
-    seen: int = 64
-    """Answers are perturbed at random until so many errors of a head's entries were seen: the
-    largest of few would be too small by chance."""
-    disturbed: int = 2
-    """Times that they are perturbed at least; the largest change is taken as the error of W_h."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,14 +117,14 @@ class ColumnTable:
     """Logits too large to be read, in the last sweep (H, d, k)."""
     wide: Flags
     """Logits larger than they should be (H, d, k)."""
-    tuning: ColumnTableTuning
+    tuning: ColumnTuning
     spaces: dict[int, ColumnSpace]
     """Of the heads whose rank is known."""
     rested: dict[int, ColumnRests] = field(default_factory=dict)
     """What their columns leave beside these."""
 
     @classmethod
-    def empty(cls, answers: WindowAnswers, s: Array, tuning: ColumnTableTuning) -> ColumnTable:
+    def empty(cls, answers: WindowAnswers, s: Array, tuning: ColumnTuning) -> ColumnTable:
         """Return the table before any column is known."""
         lost, W = np.zeros(answers.y.shape, dtype=bool), np.zeros(answers.y.shape)
         return cls(answers, answers.token.seen, s, W, lost, lost.copy(), tuning, {})
@@ -178,10 +171,10 @@ class ColumnTable:
         length = np.linalg.norm(vectors, axis=0)
         with np.errstate(divide="ignore"):
             off = window.error * np.append(window.t, np.ones(known)) / length
-        share = min(self.tuning.loosely, self.tuning.counted * float(np.max(off)))
+        share = min(LOOSELY, COUNTED * float(np.max(off)))
         basis = self._spanned(vectors, share, rank)
         noise = self.heads.error.of_logits(window.a, self.heads.v, h, self.s[h])
-        rows = telling_rows(window.a, noise, basis, self.tuning.choices)
+        rows = telling_rows(window.a, noise, basis)
         others = np.setdiff1d(np.arange(d), rows)
         quiet = others[np.argsort((noise / np.linalg.norm(window.a, axis=1))[others])]
         return ColumnSpace(basis, rows, np.sort(quiet[: self.tuning.extra]), known)
@@ -204,18 +197,18 @@ class ColumnTable:
             vectors = vectors[:-1] if self.heads.shifted else vectors
             length = np.linalg.norm(vectors, axis=0)
             singular = np.linalg.svd(vectors / np.maximum(length, TINY), compute_uv=False)
-            if singular[min(rank, len(singular)) - 1] < self.tuning.spanned * singular[0]:
+            if singular[min(rank, len(singular)) - 1] < SPANNED * singular[0]:
                 return False
         return True
 
     def predicts(self, h: int, column: int, space: ColumnSpace, *, loosely: bool) -> bool:
         """Tell whether the column of head h that was asked lies in a space; enter it."""
         columns = np.array([column])
-        rests, tuning = self.rests(h, space, columns), self.tuning
+        rests = self.rests(h, space, columns)
         size = np.linalg.norm(self._changes(h, space.both, columns)[:, 0])
-        allowed = np.minimum(tuning.noises * rests.noise[:, 0], tuning.loosely * size)
+        allowed = np.minimum(NOISES * rests.noise[:, 0], LOOSELY * size)
         if loosely:
-            allowed = allowed + tuning.loosely * size
+            allowed = allowed + LOOSELY * size
         fits = bool(np.all(np.abs(rests.rest[:, 0]) < allowed))
         fits &= not np.any(self.lost[h, space.both, column])
         here = self._changes(h, space.rows, columns)
@@ -280,7 +273,7 @@ class ColumnTable:
                 self._solve(h, columns)
             return moved(self.W[:, :, columns], before)
 
-        return swept(sweep, self.tuning.sweep)
+        return swept(sweep)
 
     def settle_all(self) -> float:
         """Settle all columns, take column spaces anew from the first ones, settle again."""
@@ -299,12 +292,12 @@ class ColumnTable:
 
     def tailed(self, given: bool) -> list[int]:
         """List closed heads whose columns leave more than noise; a given rank excuses no more."""
-        tuning, rested = self.tuning, self.rested
+        rested = self.rested
         return [
             h
             for h in self.spaces
-            if rested[h].shown(tuning.noises)
-            and not (given and np.max(rested[h].share, initial=0.0) > tuning.tail)
+            if rested[h].shown(NOISES)
+            and not (given and np.max(rested[h].share, initial=0.0) > TAIL)
         ]
 
     def _solve(self, h: int, columns: Indices) -> None:
@@ -327,10 +320,10 @@ class ColumnTable:
         One head's errors pass on to others, and those of the first columns to a column space.
         Returns what each entry of W and u moves by as well.
         """
-        tuning, errors = self.tuning, np.zeros(len(self.W))
+        errors = np.zeros(len(self.W))
         W_off, u_off = np.zeros(self.W.shape), np.zeros(self.heads.u.shape)
         entries = max(1, self.W[0].size)  # of a head of rank 1 u alone may have been read
-        for _ in range(max(tuning.disturbed, tuning.seen // entries)):
+        for _ in range(max(DISTURBED, SEEN // entries)):
             other = self._perturbed(rng)
             W, u = other.W - self.W, other.heads.u - self.heads.u
             along = np.linalg.norm(u, axis=1) / self.heads.error.length
@@ -360,7 +353,7 @@ class ColumnTable:
         turned *= heads.error.v_error / np.linalg.norm(turned, axis=1, keepdims=True)
         y = np.array([predicted(heads.v, heads.u, window.a) for window in heads.windows])
         y = y.reshape(noise.shape) + noise * rng.standard_normal(noise.shape)
-        there, s, _ = settled_base(replace(heads, v=heads.v + turned), y, self.tuning.sweep)
+        there, s, _ = settled_base(replace(heads, v=heads.v + turned), y)
         columns = self.answers.y
         other = replace(
             self,
@@ -375,3 +368,103 @@ class ColumnTable:
         )
         other.settle_all()
         return other
+
+
+# -- what columns leave beside a span
+
+
+@dataclass(frozen=True, slots=True)
+class LogitTable:
+    """A head's logits (m, k) at rows A (m, d), and how far each may be off."""
+
+    A: Array
+    M: Array
+    noise: Array
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnRests:
+    """What is left of some columns at the rows beside those that solve for them, (m, k) each."""
+
+    rest: Array
+    noise: Array
+    """What noise may leave there."""
+    share: Array
+    """What is left, as a share of the column's rows (k,)."""
+    tail: float
+    """‖t‖ of a column, for a tail without preferred directions."""
+    tilt: float
+    """‖1 − Q (A_R Q)⁻¹ A_R‖_F/√d: how many times that a column is off by."""
+
+    def shown(self, noises: float) -> bool:
+        """Tell whether answers show more than so many times the noise."""
+        return bool(np.any(np.abs(self.rest) > noises * self.noise))
+
+    @property
+    def error(self) -> float:
+        """Return what one column is off by."""
+        return self.tilt * self.tail
+
+
+def rests_of(
+    basis: Array, known: tuple[Array, LogitTable], asked: tuple[LogitTable, int]
+) -> ColumnRests:
+    """Return what some columns leave beside a span.
+
+    Parameters
+    ----------
+    basis : ndarray (d, r)
+        The span Q.
+    known : tuple of ndarray (d, n) and LogitTable
+        The columns that it came from, and the noise of their logits at the rows of ``asked``.
+    asked : tuple of LogitTable and int
+        The columns, and how many rows, the first ones, solve for them.
+    """
+    (vectors, before), (table, count) = known, asked
+    A_R, A_X = table.A[:count], table.A[count:]
+    skeleton = Skeleton(basis, A_R)
+    C = np.asarray(np.linalg.lstsq(skeleton.core.T, (A_X @ basis).T, rcond=None)[0].T)
+    rest = table.M[count:] - C @ table.M[:count]
+    # how much of every earlier column is in each of these
+    k = np.linalg.lstsq(vectors, skeleton.solve(table.M[:count]), rcond=None)[0]
+    square = _carried(table.noise, C, count) + _carried(before.noise, C, count) @ k**2
+    seen = np.linalg.norm(A_X - C @ A_R, axis=1)
+    d = len(basis)
+    left = np.eye(d) - skeleton.solve(A_R)
+    tau = np.abs(rest) / np.where(seen > 0, seen, np.inf)[:, None]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        share = np.linalg.norm(rest, axis=0) / np.linalg.norm(table.M, axis=0)
+    # a tail has d directions, of which a checking row sees one
+    tail = float(np.sqrt(d * np.mean(tau**2))) if tau.size else 0.0
+    return ColumnRests(
+        rest, np.sqrt(square), np.nan_to_num(share), tail, float(np.linalg.norm(left)) / np.sqrt(d)
+    )
+
+
+def telling_rows(A: Array, noise: Array, basis: Array) -> Indices:
+    """Choose as many rows of A (d, d) as solve for vectors of a span, with little error.
+
+    Noise of the rows and a tail that it hides count alike. Pivoted QR takes what is long: rows
+    weighted at random offer other choices.
+    """
+    length, rank = np.linalg.norm(A, axis=1), basis.shape[1]
+    rng, hidden = np.random.default_rng(rank), np.median(noise / length)
+    best, least = np.arange(rank), np.inf
+    for n in range(CHOICES):
+        weight = length * np.exp(rng.standard_normal(len(A)) * (n > 0))
+        rows = pivots((A @ basis / weight[:, None]).T, rank)
+        try:
+            inverse = np.linalg.inv(A[rows] @ basis)
+        except np.linalg.LinAlgError:
+            continue
+        error = np.hypot(
+            np.linalg.norm(inverse * noise[rows]), hidden * np.linalg.norm(inverse @ A[rows])
+        )
+        if error < least:
+            best, least = rows, error
+    return best
+
+
+def _carried(noise: Array, C: Array, count: int) -> Array:
+    """Return the squares of what noise (m, k) at all rows leaves in rests."""
+    return np.asarray(noise[count:] ** 2 + C**2 @ noise[:count] ** 2)

@@ -17,16 +17,22 @@ turn. *Source*: beyond Proposition 7.1 of arXiv 2601.16873; positions are in no 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from unsoftmax.arrangement.jumps import JumpTuning
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.multi_head.multi_head_tuning import MultiHeadTuning
 from unsoftmax.learners.multi_head.reduced_answers import ReducedAnswers
-from unsoftmax.learners.multi_head.restarts import Restarts, SearchState
-from unsoftmax.learners.multi_head.search_outcomes import ENDINGS, CoincidentJumps, SearchOutcome
+from unsoftmax.learners.multi_head.search_outcomes import (
+    ENDINGS,
+    CoincidentJumps,
+    Restarts,
+    SearchState,
+    searched,
+)
 from unsoftmax.learners.multi_head.searches import too_many_heads
 from unsoftmax.learners.multi_head.token_search import SoughtHeads
 from unsoftmax.learners.rotary_head.rotary_reading import PositionErrors
@@ -103,6 +109,8 @@ class _BiasedSearches:
     reduced: ReducedAnswers
     told: Rotary | None
     rng: np.random.Generator
+    endings: list[type[Exception]] = field(default_factory=list)
+    """What ended those so far."""
 
     @property
     def tuning(self) -> MultiHeadTuning:
@@ -110,19 +118,22 @@ class _BiasedSearches:
 
     def run(self) -> Asking[RecoveredRotaryHeads]:
         """Search with one query token after another until one shows all heads."""
-        restarts, endings = Restarts(self.tuning.restarts), list[type[Exception]]()
-        while restarts.state is SearchState.SEARCHING:
-            try:
-                return (yield from self._searched(restarts.start, restarts.failures))
-            except tuple(ENDINGS) as ending:
-                endings.append(type(ending))
-            if endings.count(endings[-1]) == self.tuning.rotary.biased.sure:
-                self._refuse_named(endings[-1])
-            outcome = ENDINGS.get(endings[-1], SearchOutcome.COINCIDENT)
-            restarts = restarts.after(outcome, soft=False)
+        restarts, found = yield from searched(self._search, Restarts(self.tuning.restarts))
+        if found is not None:
+            return found
         if restarts.state is SearchState.TOO_MANY_HEADS:
             raise too_many_heads(self.sought.max_heads)
         raise ModelMismatch(" ".join([NONE, *self.reduced.precision.why]))
+
+    def _search(self, restarts: Restarts) -> Asking[RecoveredRotaryHeads]:
+        """Search once; refuse for a reason that other query tokens gave as well."""
+        try:
+            return (yield from self._searched(restarts.start, restarts.failures))
+        except tuple(ENDINGS) as ending:
+            self.endings.append(type(ending))
+            if self.endings.count(type(ending)) == self.tuning.rotary.biased.sure:
+                self._refuse_named(type(ending))
+            raise
 
     def _refuse_named(self, ending: type[Exception]) -> None:
         """Refuse for a reason that another query token hardly changes."""
@@ -153,7 +164,7 @@ class _BiasedSearches:
             unexplained(one, positions) > biased.unexplained for one in read
         ):
             raise Crooked
-        rest = yield from read_rest(found, list(sides), ranks, self.tuning.columns)
+        rest = yield from read_rest(found, list(sides), ranks)
         read = [replace(one, rest=of) for one, of in zip(read, rest, strict=True)]
         return self._recovered(self._solved(read), found)
 
@@ -199,7 +210,7 @@ class _BiasedSearches:
         heads = [RotaryHead(none, none, reduced.s, Rotary([]))] if reduced.scale > 0 else []
         model = RotaryHeads.of(heads, reduced.dim, reduced.c)
         error = float(reduced.precision.error(reduced.scale))
-        unseen = tuning.conclusion.safety * tuning.jumps.deviations * reduced.eta
+        unseen = tuning.conclusion.safety * JumpTuning().deviations * reduced.eta
         errors = (PositionErrors(unseen, 0.0, True),) * model.H
         return RecoveredRotaryHeads(model, errors, error, reduced, tuning.rotary.positions.farthest)
 

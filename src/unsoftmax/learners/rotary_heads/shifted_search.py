@@ -145,20 +145,20 @@ def search_shifted(
 
 def _base(one: TokenSearch, values: HeadValues, rough: Array) -> Asking[tuple[TokenHeads, Array]]:
     """Choose windows of d + 1 rows, and read (u, s) in them: ``rough`` (H, d + 1) beforehand."""
-    reduced, tuning, b = one.reduced, one.tuning, one.plane.b
+    reduced, b = one.reduced, one.plane.b
     u, v = rough[:, :-1], values.v
     error = reduced.errors_at(one.plane.length, values.error, u)
     step = reduced.lengths.step(error.length)
     room = OffsetRoom(step, reduced.lengths.longest(error.length, step))
-    windows = choose_windows((u, v), error, room, one.rng, tuning.windows)
+    windows = choose_windows((u, v), error, room, one.rng)
     # one t for all heads: what shifts the others at a token is known at that token alone
     t = min(window.t for window in windows)
     windows = [
         with_shift(replace(window, t=t), h, rough[h], v, error) for h, window in enumerate(windows)
     ]
     beside = np.column_stack([v, np.zeros(len(v))])
-    heads = WindowedHeads(rough, beside, windows, error, tuning.windows, shifted=True)
-    return (yield from read_base(TokenHeads(reduced, b, heads), None, tuning.columns.sweep))
+    heads = WindowedHeads(rough, beside, windows, error, shifted=True)
+    return (yield from read_base(TokenHeads(reduced, b, heads)))
 
 
 def _signs(token: TokenHeads, logits: Array, tuning: BiasedHeadsTuning) -> Asking[Array]:
