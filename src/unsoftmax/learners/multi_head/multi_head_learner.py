@@ -249,38 +249,29 @@ class MultiHeadLearner(Configured):
         return (yield from limited(steps, error, queries=plan.at_most, rounds=plan.rounds))
 
     def _steps(self, checks: int) -> Steps[Any]:
-        rng = np.random.default_rng(self.seed)
+        rng, conclusion = np.random.default_rng(self.seed), self.tuning.conclusion
         if (positions := self._positions()) is not None:
             tuning = self.tuning.with_positions()
-            if self.biases:
-                return (yield from self._biased(positions, checks, rng, tuning))
-            return (yield from positions.steps(self._found(rng, tuning), checks, rng))
-        tuning, biases = self.tuning, self.biases
-        searches, found = yield from self._searched(rng, tuning)
-        reduced, conclusion = searches.reduced, tuning.conclusion
+            if not self.biases:
+                return (yield from positions.steps(self._found(rng, tuning), checks, rng))
+            reduced = yield from self._sums(rng, tuning)
+            columns = replace(tuning.columns, extra=tuning.rotary.biased.extra)
+            tuning = replace(tuning, columns=columns)
+            sought = SoughtHeads(self.max_heads, True, self.rank, tuning, shifted=True)
+            return (yield from learn_biased(sought, reduced, positions.told, checks, rng))
+        searches, found = yield from self._searched(rng, self.tuning)
+        reduced = searches.reduced
         if found is None and self.functional and self.dim > 1:
             yield from searches.as_if_coarser()
         if found is None and self.functional and searches.contradicted and reduced.scale > 0:
             share, best = min(searches.contradicted, key=lambda pair: pair[0])
             if share <= conclusion.farthest:
                 return (yield from predicting(best, share, reduced, checks, rng, tuning=conclusion))
-        found = found or (yield from self._by_poles(searches))
-        return (yield from concluded(found, reduced, checks, biases, rng, tuning=conclusion))
-
-    def _biased(
-        self,
-        positions: RotaryHeadsTask,
-        checks: int,
-        rng: np.random.Generator,
-        tuning: MultiHeadTuning,
-    ) -> Steps[Any]:
-        """Learn heads with positions and biases."""
-        sums = read_head_sums(self.dim, True, TokenLengths(), rng, tuning.line, tuning.pairs)
-        reduced = yield from sums
-        columns = replace(tuning.columns, extra=tuning.rotary.biased.extra)
-        tuning = replace(tuning, columns=columns)
-        sought = SoughtHeads(self.max_heads, True, self.rank, tuning, shifted=True)
-        return (yield from learn_biased(sought, reduced, positions.told, checks, rng))
+        if found is None:
+            found = yield from searches.by_poles()
+        if found is None:
+            raise self._refusal(searches)
+        return (yield from concluded(found, reduced, checks, self.biases, rng, tuning=conclusion))
 
     def _found(
         self, rng: np.random.Generator, tuning: MultiHeadTuning
@@ -291,53 +282,40 @@ class MultiHeadLearner(Configured):
             raise self._refusal(searches)
         return searches.reduced, found
 
+    def _sums(self, rng: np.random.Generator, tuning: MultiHeadTuning) -> Asking[ReducedAnswers]:
+        lengths = TokenLengths.under(self.radius, self.biases)
+        return read_head_sums(self.dim, self.biases, lengths, rng, tuning.line, tuning.pairs)
+
     def _searched(
         self, rng: np.random.Generator, tuning: MultiHeadTuning
     ) -> Asking[tuple[HeadSearches, RecoveredHeads | None]]:
         """Search along half circles; correct what is found where that was asked for."""
-        lengths = TokenLengths.under(self.radius, self.biases)
-        sums = read_head_sums(self.dim, self.biases, lengths, rng, tuning.line, tuning.pairs)
-        reduced = yield from sums
+        reduced = yield from self._sums(rng, tuning)
         sought = SoughtHeads(self.max_heads, self.biases, self.rank, tuning)
         restarts = Restarts(tuning.restarts, refuse_many=not self.functional)
         searches = HeadSearches(sought, reduced, self.functional, rng, restarts)
-        found = None
         # half a circle needs a plane
-        if self.dim > 1:
-            found = yield from searches.run()
+        found = (yield from searches.run()) if self.dim > 1 else None
         if found is not None and self.polish:
-            found = yield from polished(
-                found, searches.reduced, self.biases, rng, tuning.correction
-            )
+            reduced = searches.reduced
+            found = yield from polished(found, reduced, self.biases, rng, tuning.correction)
         return searches, found
 
-    def _by_poles(self, searches: HeadSearches) -> Asking[RecoveredHeads]:
-        """Find heads by their poles, or refuse."""
-        found = yield from searches.by_poles()
-        if found is None:
-            raise self._refusal(searches)
-        return found
-
     def _refusal(self, searches: HeadSearches) -> ModelMismatch:
-        reasons = self._reasons(searches.restarts)
-        coarse = self._too_coarse(searches.reduced.eta)
-        return ModelMismatch(" ".join([*reasons, *coarse, *searches.reduced.precision.why]))
-
-    def _too_coarse(self, eta: float) -> Iterator[str]:
-        """Say by how much answers are too coarse, where they may be."""
-        if eta <= COARSE:
-            return
-        beyond = ""
+        eta, beyond = searches.reduced.eta, ""
+        reasons = list(self._reasons(searches.restarts))
         if eta > ENOUGH:
             beyond = (
-                f", {eta / ENOUGH:.2g} times more than layers took whose heads were told "
-                "apart: they are too coarse"
+                f", {eta / ENOUGH:.2g} times more than layers took whose heads were told apart: "
+                "they are too coarse"
             )
-        yield (
-            f"Tokens of {1 + len(NOISES)} lengths were tried, and offsets at which other "
-            f"heads are silent, since answers are off by {eta:.1e} of the size of their terms"
-            f"{beyond}."
-        )
+        if eta > COARSE:
+            reasons.append(
+                f"Tokens of {1 + len(NOISES)} lengths were tried, and offsets at which other heads "
+                f"are silent, since answers are off by {eta:.1e} of the size of their terms"
+                f"{beyond}."
+            )
+        return ModelMismatch(" ".join([*reasons, *searches.reduced.precision.why]))
 
     def _reasons(self, restarts: Restarts) -> Iterator[str]:
         """Say why nothing was found, in sentences."""

@@ -147,18 +147,19 @@ def read_out_of_plane(
     pieces on both sides of a jump are exact, and values read far away are not.
     """
     H, m = len(v), len(plane.Z)
-    crossings = _crossings(reduced, plane, heads, v, move, value_over_jump)
+    at, own_at, others_at, gates = _crossings(reduced, plane, heads, v, move, value_over_jump)
     tau = np.repeat((move / heads.slope)[:, None], m, axis=1)
-    a, y = np.empty((H, m, reduced.dim)), np.zeros((H, m))
+    a, y, across = np.empty((H, m, reduced.dim)), np.zeros((H, m)), v @ plane.Z.T
     own, others = np.zeros((H, m)), np.zeros((H, m))
     left = np.ones((H, m), dtype=bool)
     for _ in range(REPEATS):
         if not np.any(left):
             break
         h, i = np.nonzero(left)
-        a[h, i] = crossings.a[h] + tau[h, i, None] * plane.Z[i]
+        a[h, i] = at[h] + tau[h, i, None] * plane.Z[i]
         y[h, i] = yield from reduced.ask(a[h, i], plane.b, "out of the plane")
-        own, others = crossings.values(tau, (plane.Z @ v.T).T)
+        own = own_at[:, None] + tau * across
+        others = others_at[:, None] + tau * (gates @ across)
         with np.errstate(invalid="ignore", divide="ignore"):
             s = 2 * np.arctanh((y - others) / own)
         left = ~(np.abs(s) < USABLE)
@@ -169,24 +170,6 @@ def read_out_of_plane(
     return readings.vectors(readings.outside(own, others)), readings
 
 
-@dataclass(frozen=True, slots=True)
-class _CrossingOffsets:
-    """Offsets a (H, d) at which each head's logit is 0, and what reduced answers are there."""
-
-    a: Array
-    own: Array
-    """v_h·a of the head itself (H,)."""
-    others: Array
-    """What the others add (H,)."""
-    gates: Array
-    """(k, g): the gate of head g at crossing k, almost always ±1; 0 for its own."""
-
-    def values(self, tau: Array, outside: Array) -> tuple[Array, Array]:
-        """Return both at steps τ (H, m) beside the crossings, v_h·z being ``outside`` (H, m)."""
-        own = self.own[:, None] + tau * outside
-        return own, self.others[:, None] + tau * (self.gates @ outside)
-
-
 def _crossings(
     reduced: ReducedAnswers,
     plane: SearchPlane,
@@ -194,37 +177,30 @@ def _crossings(
     v: Array,
     move: float,
     value_over_jump: float,
-) -> _CrossingOffsets:
-    """Choose how far out every crossing is read, and predict what is answered there."""
-    angle = heads.angle
+) -> tuple[Array, Array, Array, Array]:
+    """Choose how far out every crossing is read, and predict what is answered there.
+
+    Returns offsets a (H, d) at which each head's logit is 0, v_h·a of the head itself (H,), what
+    the others add (H,), and at crossing k the gate of head g, almost always ±1, 0 for its own.
+    """
+    angle, K = heads.angle, heads.slope
     towards = np.stack([np.cos(angle), np.sin(angle)], axis=1)
     before, after = (
         reduced.scale * side(angle) for side in (heads.jumps.before, heads.jumps.after)
     )
-    T = _lengths(reduced, plane, heads, np.abs(after - before) / 2, move, value_over_jump)
-    gates = np.tanh(T[:, None] * (towards @ heads.u.T) / 2)
-    np.fill_diagonal(gates, 0.0)
-    opened = np.sum((gates - np.sign(gates)) * (towards @ (v @ plane.plane.T).T), axis=1)
-    own, others = T * (after - before) / 2, T * ((after + before) / 2 + opened)
-    # out there a shift is a small step aside
-    aside = (heads.shift / heads.slope**2)[:, None] * (heads.u @ plane.plane)
-    return _CrossingOffsets(plane.offsets(angle, T) - aside, own, others, gates)
-
-
-def _lengths(
-    reduced: ReducedAnswers,
-    plane: SearchPlane,
-    heads: InPlane,
-    jump: Array,
-    move: float,
-    value_over_jump: float,
-) -> Array:
-    """Return T at every crossing: far out, but not further than its angle is known to."""
-    K, spread = heads.slope, reduced.scale * np.sqrt(reduced.dim / 2)
+    # far out, but not further than the angle is known to
+    spread, jump = reduced.scale * np.sqrt(reduced.dim / 2), np.abs(after - before) / 2
     with np.errstate(divide="ignore"):
         T = np.maximum(FAR, value_over_jump * spread / jump) / K
     T = np.maximum(heads.T, np.minimum(T, heads.T * OFF / heads.noise))
     longest, step = reduced.lengths.longest(plane.length), move / K
     if np.any(longest <= step):
         raise UnsaturatedGates
-    return np.asarray(np.minimum(T, np.sqrt(longest - step) * np.sqrt(longest + step)))
+    T = np.minimum(T, np.sqrt(longest - step) * np.sqrt(longest + step))
+    gates = np.tanh(T[:, None] * (towards @ heads.u.T) / 2)
+    np.fill_diagonal(gates, 0.0)
+    opened = np.sum((gates - np.sign(gates)) * (towards @ (v @ plane.plane.T).T), axis=1)
+    own, others = T * (after - before) / 2, T * ((after + before) / 2 + opened)
+    # out there a shift is a small step aside
+    aside = (heads.shift / K**2)[:, None] * (heads.u @ plane.plane)
+    return plane.offsets(angle, T) - aside, own, others, gates

@@ -25,7 +25,7 @@ from unsoftmax.learners.multi_head.search_outcomes import CoincidentJumps
 from unsoftmax.learners.multi_head.token_lengths import FAR, TokenLengths
 from unsoftmax.measure.precision import KAPPA, Precision
 from unsoftmax.measure.windows import ReducedError
-from unsoftmax.probes import Array, Pairs, Purpose, Round, Singles, UnitVectors
+from unsoftmax.probes import Array, Pairs, Purpose, Singles, UnitVectors
 
 # Norm of the tokens that tell s: what is constant or rounded to decimals is lost beside them; a
 # power of two divides out exactly.
@@ -120,128 +120,6 @@ class ReducedAnswers:
 # -- before the search
 
 
-@dataclass(frozen=True, slots=True)
-class _FirstTokens:
-    """What is asked first: single tokens and pairs, all of norm 1 but for a factor."""
-
-    near: Array
-    far: Array
-    b: Array
-    a: Array
-    lengths: TokenLengths
-
-    @classmethod
-    def random(
-        cls, dim: int, lengths: TokenLengths, rng: np.random.Generator, line: int, pairs: int
-    ) -> _FirstTokens:
-        near, far = (_directions(dim, rng, line) for _ in range(2))
-        b, a = (_directions(dim, rng, pairs) for _ in range(2))
-        return cls(near, far, b, lengths.turned(a, b), lengths)
-
-    @property
-    def short(self) -> float:
-        return self.lengths.short
-
-    @property
-    def long(self) -> float:
-        return self.lengths.single(LONG)
-
-    @property
-    def longest(self) -> float:
-        return self.lengths.single(FAR)
-
-    @property
-    def offset(self) -> float:
-        """Norm of the offsets at which gates are steps."""
-        return self.lengths.far(self.short)
-
-    def pairs(self, offset: float) -> Pairs:
-        n, ones = np.arange(len(self.a)), np.ones(len(self.a))
-        scales = offset * ones, self.short * ones
-        return Pairs(self.a, self.b, n, n, *scales, phase="scale", purpose="pilot")
-
-    def moderate(self) -> Singles:
-        return Singles(self.near, self.short, phase="linearity", purpose="pilot")
-
-    def round(self) -> Round:
-        # what depends on all parameters comes first: a run that is resumed knows its target by it
-        dim = self.near.shape[1]
-        return [
-            self.pairs(self.short),
-            Singles(np.zeros((1, dim)), phase="c", purpose="data"),
-            Singles(UnitVectors(dim), self.long, phase="Σv", purpose="data"),
-            self.moderate(),
-            Singles(self.far, self.longest, phase="linearity", purpose="pilot"),
-            self.pairs(self.offset),
-        ]
-
-    def searching(self, rng: np.random.Generator) -> _FirstTokens:
-        """Return many more pairs."""
-        dim, count = self.near.shape[1], SEARCHED
-        b, a = (_directions(dim, rng, count) for _ in range(2))
-        return replace(self, b=b, a=self.lengths.turned(a, b))
-
-
-@dataclass(frozen=True, slots=True)
-class _FirstAnswers:
-    """What they were answered, in the order of the round, and what follows from it."""
-
-    tokens: _FirstTokens
-    gates: Array
-    zero: Array
-    line: Array
-    moderate: Array
-    straight: Array
-    stepped: Array
-
-    @property
-    def c(self) -> float:
-        return float(self.zero[0])
-
-    @property
-    def s(self) -> Array:
-        return np.asarray((self.line - self.c) / self.tokens.long)
-
-    @property
-    def cancelling(self) -> bool:
-        """Whether far answers are so small that values must have cancelled."""
-        tokens = self.tokens
-        near = (self.gates - self.c) / tokens.short - tokens.b @ self.s
-        moderate = float(np.max(np.abs(2 * near - tokens.a @ self.s)))
-        far = float(np.max(np.abs(self.stepped))) / tokens.offset
-        share = CANCELLED_OPEN if tokens.lengths.soft else CANCELLED
-        return max(far, float(np.linalg.norm(self.s))) <= share * moderate
-
-    @property
-    def scale(self) -> float:
-        """Size of the values."""
-        tokens, s = self.tokens, self.s
-        rest = self.stepped - self.c - tokens.short * (tokens.b @ s)
-        steps = np.abs(2 * rest / tokens.offset - tokens.a @ s)
-        return float(max(np.linalg.norm(s), np.max(steps)))
-
-    @property
-    def terms(self) -> float:
-        """Size of an answer's terms, for tokens of norm 1."""
-        return self.scale if self.scale > 0 else 1.0
-
-    @property
-    def bent(self) -> float:
-        """How much long single tokens miss x·s + c by, relative to the terms."""
-        tokens, dim = self.tokens, len(self.s)
-        missed = (self.straight - self.c) / tokens.longest - tokens.far @ self.s
-        # under a cap c may be longer than what tokens add: its own rounding is counted with it
-        of_c = 1 / tokens.longest + np.sqrt(dim) / tokens.long
-        own = KAPPA * FLOAT64 * abs(self.c) * of_c
-        return float(max(0.0, float(np.max(np.abs(missed))) - own) / self.terms)
-
-    @property
-    def off(self) -> Array:
-        """What moderate single tokens miss x·s + c by."""
-        short = self.tokens.short
-        return np.asarray(self.moderate - self.c - short * (self.tokens.near @ self.s))
-
-
 def read_head_sums(
     dim: int,
     biases: bool,
@@ -255,47 +133,74 @@ def read_head_sums(
     Where answers are rounded to decimals or carry noise of a fixed size, query tokens are tiny
     and offsets huge: logits stay, values grow, and what is absolute in the noise vanishes.
     """
-    tokens = _FirstTokens.random(dim, lengths, rng, line, pairs)
-    first = _FirstAnswers(tokens, *(yield tokens.round()))
-    gates = first.gates
-    if first.cancelling:
-        tokens = tokens.searching(rng)
-        [stepped] = yield [tokens.pairs(tokens.offset)]
-        first = replace(first, tokens=tokens, stepped=stepped)
-    form = Precision.of_format([first.moderate, first.straight, first.stepped, gates])
-    if first.scale == 0:
-        form = Precision()  # one constant, which may be as round as it likes
-    _refuse_bent(first.bent, form, lengths)
-    yield from _refuse_repeating(form, first)
-    eta = max(FLOAT64, form.relative, 2 * form.unit, BY_CHANCE * first.bent)
-    absolute = _absolute(form, first, eta)
-    c = first.c if biases else _without_biases(form, first, eta, absolute)
+    short, long, longest = lengths.short, lengths.single(LONG), lengths.single(FAR)
+    offset = lengths.far(short)  # gates are steps there
+    near, far = (_directions(dim, rng, line) for _ in range(2))
+    b, a = _pairs(dim, pairs, lengths, rng)
+    beside = Singles(near, short, phase="linearity", purpose="pilot")
+    # what depends on all parameters comes first: a run that is resumed knows its target by it
+    gates, zero, along, moderate, straight, stepped = yield [
+        _asked(b, a, short, short),
+        Singles(np.zeros((1, dim)), phase="c", purpose="data"),
+        Singles(UnitVectors(dim), long, phase="Σv", purpose="data"),
+        beside,
+        Singles(far, longest, phase="linearity", purpose="pilot"),
+        _asked(b, a, short, offset),
+    ]
+    c = float(zero[0])
+    s = np.asarray((along - c) / long)
+    open_by = float(np.max(np.abs(2 * ((gates - c) / short - b @ s) - a @ s)))
+    share = CANCELLED_OPEN if lengths.soft else CANCELLED
+    if max(float(np.max(np.abs(stepped))) / offset, np.linalg.norm(s)) <= share * open_by:
+        b, a = _pairs(dim, SEARCHED, lengths, rng)
+        [stepped] = yield [_asked(b, a, short, offset)]
+    steps = np.abs(2 * (stepped - c - short * (b @ s)) / offset - a @ s)
+    scale = float(max(np.linalg.norm(s), np.max(steps)))
+    # one constant may be as round as it likes
+    form = Precision.of_format([moderate, straight, stepped, gates]) if scale > 0 else Precision()
+    terms = scale if scale > 0 else 1.0  # of an answer to tokens of norm 1
+    missed = float(np.max(np.abs((straight - c) / longest - far @ s)))
+    # under a cap c may be longer than what tokens add: its own rounding is counted with it
+    own = KAPPA * FLOAT64 * abs(c) * (1 / longest + np.sqrt(dim) / long)
+    bent = float(max(0.0, missed - own) / terms)
+    _refuse_bent(bent, form, lengths)
+    off = float(np.max(np.abs(moderate - c - short * (near @ s))))
+    more = off - BY_CHANCE * form.absolute
+    if more > ODD * terms * short:
+        [again] = yield [beside]
+        _refuse_repeating(more, terms * short, short, np.abs(again - moderate))
+    eta = max(FLOAT64, form.relative, 2 * form.unit, BY_CHANCE * bent)
+    # what answers may be off by however small they are
+    of_c = KAPPA * eta * abs(c)
+    absolute = max(form.absolute, BY_CHANCE * off - KAPPA * eta * terms)
+    absolute = absolute if absolute > ABSOLUTE * terms + of_c else of_c
+    if not biases:
+        if abs(c) > BY_CHANCE * (absolute + (of_c + form.absolute)):
+            raise ModelMismatch(
+                f"The zero token is answered by {c:.3g}: the target has biases; learn with "
+                "biases=True."
+            )
+        c = 0.0
     why = form.why
-    if first.bent > WORTH_A_WORD and not why:
-        why = (f"Long single tokens are answered by x·v + c to {first.bent:.1e} of their size.",)
+    if bent > WORTH_A_WORD and not why:
+        why = (f"Long single tokens are answered by x·v + c to {bent:.1e} of their size.",)
     if absolute > 0 and not biases:
         lengths = lengths.with_tiny_tokens()
     precision = Precision.relative_to_terms(eta, absolute, why)
-    return ReducedAnswers(first.s, c, precision, first.scale, lengths)
+    return ReducedAnswers(s, c, precision, scale, lengths)
 
 
-def _absolute(form: Precision, first: _FirstAnswers, eta: float) -> float:
-    """Return what answers may be off by however small they are."""
-    of_c = KAPPA * eta * abs(first.c)
-    beside = BY_CHANCE * float(np.max(np.abs(first.off))) - KAPPA * eta * first.terms
-    absolute = max(form.absolute, beside)
-    return absolute if absolute > ABSOLUTE * first.terms + of_c else of_c
+def _pairs(
+    dim: int, count: int, lengths: TokenLengths, rng: np.random.Generator
+) -> tuple[Array, Array]:
+    """Draw query tokens b and offsets a (count, d) of norm 1."""
+    b, a = (_directions(dim, rng, count) for _ in range(2))
+    return b, lengths.turned(a, b)
 
 
-def _without_biases(form: Precision, first: _FirstAnswers, eta: float, absolute: float) -> float:
-    """Return c = 0, or refuse a constant that is no error of answers."""
-    constant = KAPPA * eta * abs(first.c) + form.absolute
-    if abs(first.c) > BY_CHANCE * (absolute + constant):
-        raise ModelMismatch(
-            f"The zero token is answered by {first.c:.3g}: the target has biases; learn with "
-            "biases=True."
-        )
-    return 0.0
+def _asked(b: Array, a: Array, length: float, offset: float) -> Pairs:
+    n, ones = np.arange(len(a)), np.ones(len(a))
+    return Pairs(a, b, n, n, offset * ones, length * ones, phase="scale", purpose="pilot")
 
 
 def _refuse_bent(bent: float, form: Precision, lengths: TokenLengths) -> None:
@@ -319,19 +224,13 @@ def _refuse_bent(bent: float, form: Precision, lengths: TokenLengths) -> None:
     )
 
 
-def _refuse_repeating(form: Precision, first: _FirstAnswers) -> Asking[None]:
+def _refuse_repeating(more: float, size: float, norm: float, change: Array) -> None:
     """Refuse what moderate single tokens miss x·v + c by, if it is large and the same each time."""
-    tokens = first.tokens
-    more = float(np.max(np.abs(first.off))) - BY_CHANCE * form.absolute
-    if more <= ODD * first.terms * tokens.short:
-        return
-    [again] = yield [tokens.moderate()]
-    if np.max(np.abs(again - first.moderate)) < more / 2:
+    if np.max(change) < more / 2:
         raise ModelMismatch(
-            f"Single tokens of norm {tokens.short:g} are not answered by x·v + c: it is missed by "
-            f"up to {more:.1e}, each time the same, beside values of "
-            f"{first.terms * tokens.short:.1e}. The target is no sum of attention heads, or adds "
-            "something to one."
+            f"Single tokens of norm {norm:g} are not answered by x·v + c: it is missed by up to "
+            f"{more:.1e}, each time the same, beside values of {size:.1e}. The target is no sum of "
+            "attention heads, or adds something to one."
         )
 
 
