@@ -31,7 +31,6 @@ from unsoftmax.learners.multi_head.window_sweeps import (
     swept,
 )
 from unsoftmax.measure.windows import Window, WindowedHeads, predicted
-from unsoftmax.models.arrays import TINY
 from unsoftmax.probes import Array, Flags, Indices
 from unsoftmax.solve.skeleton import Skeleton, basis_of, pivots
 
@@ -103,6 +102,24 @@ class ColumnSpace:
         return np.concatenate([self.rows, self.beside])
 
 
+@dataclass(frozen=True, slots=True)
+class ColumnRests:
+    """What is left of some columns at the rows beside those that solve for them, (m, k) each."""
+
+    rest: Array
+    noise: Array
+    """What noise may leave there."""
+    share: Array
+    """What is left, as a share of the column's rows (k,)."""
+    error: float
+    """What one column is off by, for a tail without preferred directions."""
+
+    @property
+    def shown(self) -> bool:
+        """Tell whether answers show more than noise leaves."""
+        return bool(np.any(np.abs(self.rest) > NOISES * self.noise))
+
+
 @dataclass(slots=True)
 class ColumnTable:
     """All answers to the windows' offsets at b + t q, and what they say so far."""
@@ -131,15 +148,9 @@ class ColumnTable:
 
     def first(self, count: int) -> ColumnTable:
         """Return the table of the first columns alone, which were read in full."""
-        now = slice(count)
-        return replace(
-            self,
-            answers=self.answers.first(count),
-            W=self.W[:, :, now],
-            lost=self.lost[:, :, now],
-            wide=self.wide[:, :, now],
-            spaces={},
-        )
+        other = ColumnTable.empty(self.answers.first(count), self.s, self.tuning)
+        other.W[:] = self.W[:, :, :count]
+        return other
 
     @property
     def ranks(self) -> Indices:
@@ -172,18 +183,16 @@ class ColumnTable:
         with np.errstate(divide="ignore"):
             off = window.error * np.append(window.t, np.ones(known)) / length
         share = min(LOOSELY, COUNTED * float(np.max(off)))
-        basis = self._spanned(vectors, share, rank)
+        if self.heads.shifted:  # of a shift nothing is known beforehand
+            spanned = basis_of(vectors[:-1], share=share)[:, :rank]
+            basis = scipy.linalg.block_diag(spanned, np.eye(1))
+        else:
+            basis = basis_of(vectors, share=share)[:, :rank]
         noise = self.heads.error.of_logits(window.a, self.heads.v, h, self.s[h])
         rows = telling_rows(window.a, noise, basis)
         others = np.setdiff1d(np.arange(d), rows)
         quiet = others[np.argsort((noise / np.linalg.norm(window.a, axis=1))[others])]
         return ColumnSpace(basis, rows, np.sort(quiet[: self.tuning.extra]), known)
-
-    def _spanned(self, vectors: Array, share: float, rank: int | None) -> Array:
-        """Return a basis of what columns span; of a shift nothing is known beforehand."""
-        if not self.heads.shifted:
-            return basis_of(vectors, share=share)[:, :rank]
-        return scipy.linalg.block_diag(basis_of(vectors[:-1], share=share)[:, :rank], np.eye(1))
 
     def close(self, h: int, known: int, rank: int | None = None) -> None:
         """Take the span of u_h and the first columns as the column space of head h."""
@@ -195,9 +204,7 @@ class ColumnTable:
         for h, rank in enumerate(ranks):
             vectors = np.column_stack([self.heads.u[h], self.W[h, :, :known]])
             vectors = vectors[:-1] if self.heads.shifted else vectors
-            length = np.linalg.norm(vectors, axis=0)
-            singular = np.linalg.svd(vectors / np.maximum(length, TINY), compute_uv=False)
-            if singular[min(rank, len(singular)) - 1] < SPANNED * singular[0]:
+            if basis_of(vectors, share=SPANNED).shape[1] < min(rank, *vectors.shape):
                 return False
         return True
 
@@ -218,16 +225,32 @@ class ColumnTable:
 
     def rests(self, h: int, space: ColumnSpace, columns: Indices) -> ColumnRests:
         """Return what columns, asked at all rows of a space, leave beside it."""
-        known = np.arange(space.known)
+        known, count = np.arange(space.known), len(space.rows)
         vectors = np.column_stack([self.heads.u[h], self.W[h][:, known]])
-        A = self.heads.windows[h].a[space.both]
+        A, M = self.heads.windows[h].a[space.both], self._changes(h, space.both, columns)
+        noise = self._noise(h, space.both, columns)
         base = self.heads.error.of_logits(A, self.heads.v, h, self.s[h, space.both])
         before = np.column_stack([base, self._noise(h, space.both, known)])
-        asked = LogitTable(
-            A, self._changes(h, space.both, columns), self._noise(h, space.both, columns)
-        )
-        earlier = LogitTable(A, np.zeros_like(before), before)
-        return rests_of(space.basis, (vectors, earlier), (asked, len(space.rows)))
+        A_R, A_X = A[:count], A[count:]
+        skeleton = Skeleton(space.basis, A_R)
+        C = np.asarray(np.linalg.lstsq(skeleton.core.T, (A_X @ space.basis).T, rcond=None)[0].T)
+
+        def carried(noise: Array) -> Array:
+            return np.asarray(noise[count:] ** 2 + C**2 @ noise[:count] ** 2)
+
+        rest = M[count:] - C @ M[:count]
+        # how much of every earlier column is in each of these
+        k = np.linalg.lstsq(vectors, skeleton.solve(M[:count]), rcond=None)[0]
+        square = carried(noise) + carried(before) @ k**2
+        sees = np.linalg.norm(A_X - C @ A_R, axis=1)
+        tau = np.abs(rest) / np.where(sees > 0, sees, np.inf)[:, None]
+        with np.errstate(invalid="ignore", divide="ignore"):
+            share = np.linalg.norm(rest, axis=0) / np.linalg.norm(M, axis=0)
+        # a tail has d directions, of which a checking row sees one
+        d = len(space.basis)
+        tail = float(np.sqrt(d * np.mean(tau**2))) if tau.size else 0.0
+        tilt = float(np.linalg.norm(np.eye(d) - skeleton.solve(A_R))) / np.sqrt(d)
+        return ColumnRests(rest, np.sqrt(square), np.nan_to_num(share), tilt * tail)
 
     def _changes(self, h: int, rows: Indices, columns: Indices) -> Array:
         """Return a·W_h q as it was read (rows, columns)."""
@@ -296,8 +319,7 @@ class ColumnTable:
         return [
             h
             for h in self.spaces
-            if rested[h].shown(NOISES)
-            and not (given and np.max(rested[h].share, initial=0.0) > TAIL)
+            if rested[h].shown and not (given and np.max(rested[h].share, initial=0.0) > TAIL)
         ]
 
     def _solve(self, h: int, columns: Indices) -> None:
@@ -354,91 +376,12 @@ class ColumnTable:
         y = np.array([predicted(heads.v, heads.u, window.a) for window in heads.windows])
         y = y.reshape(noise.shape) + noise * rng.standard_normal(noise.shape)
         there, s, _ = settled_base(replace(heads, v=heads.v + turned), y)
-        columns = self.answers.y
-        other = replace(
-            self,
-            answers=replace(self.answers, y=columns + noise * rng.standard_normal(columns.shape)),
-            heads=there,
-            s=s,
-            W=self.W.copy(),
-            lost=self.lost.copy(),
-            wide=self.wide.copy(),
-            spaces=dict(self.spaces),
-            rested={},
-        )
+        columns = self.answers.y + noise * rng.standard_normal(self.answers.y.shape)
+        other = ColumnTable.empty(replace(self.answers, y=columns), s, self.tuning)
+        other.heads, other.spaces = there, dict(self.spaces)
+        other.W[:] = self.W
         other.settle_all()
         return other
-
-
-# -- what columns leave beside a span
-
-
-@dataclass(frozen=True, slots=True)
-class LogitTable:
-    """A head's logits (m, k) at rows A (m, d), and how far each may be off."""
-
-    A: Array
-    M: Array
-    noise: Array
-
-
-@dataclass(frozen=True, slots=True)
-class ColumnRests:
-    """What is left of some columns at the rows beside those that solve for them, (m, k) each."""
-
-    rest: Array
-    noise: Array
-    """What noise may leave there."""
-    share: Array
-    """What is left, as a share of the column's rows (k,)."""
-    tail: float
-    """‖t‖ of a column, for a tail without preferred directions."""
-    tilt: float
-    """‖1 − Q (A_R Q)⁻¹ A_R‖_F/√d: how many times that a column is off by."""
-
-    def shown(self, noises: float) -> bool:
-        """Tell whether answers show more than so many times the noise."""
-        return bool(np.any(np.abs(self.rest) > noises * self.noise))
-
-    @property
-    def error(self) -> float:
-        """Return what one column is off by."""
-        return self.tilt * self.tail
-
-
-def rests_of(
-    basis: Array, known: tuple[Array, LogitTable], asked: tuple[LogitTable, int]
-) -> ColumnRests:
-    """Return what some columns leave beside a span.
-
-    Parameters
-    ----------
-    basis : ndarray (d, r)
-        The span Q.
-    known : tuple of ndarray (d, n) and LogitTable
-        The columns that it came from, and the noise of their logits at the rows of ``asked``.
-    asked : tuple of LogitTable and int
-        The columns, and how many rows, the first ones, solve for them.
-    """
-    (vectors, before), (table, count) = known, asked
-    A_R, A_X = table.A[:count], table.A[count:]
-    skeleton = Skeleton(basis, A_R)
-    C = np.asarray(np.linalg.lstsq(skeleton.core.T, (A_X @ basis).T, rcond=None)[0].T)
-    rest = table.M[count:] - C @ table.M[:count]
-    # how much of every earlier column is in each of these
-    k = np.linalg.lstsq(vectors, skeleton.solve(table.M[:count]), rcond=None)[0]
-    square = _carried(table.noise, C, count) + _carried(before.noise, C, count) @ k**2
-    seen = np.linalg.norm(A_X - C @ A_R, axis=1)
-    d = len(basis)
-    left = np.eye(d) - skeleton.solve(A_R)
-    tau = np.abs(rest) / np.where(seen > 0, seen, np.inf)[:, None]
-    with np.errstate(invalid="ignore", divide="ignore"):
-        share = np.linalg.norm(rest, axis=0) / np.linalg.norm(table.M, axis=0)
-    # a tail has d directions, of which a checking row sees one
-    tail = float(np.sqrt(d * np.mean(tau**2))) if tau.size else 0.0
-    return ColumnRests(
-        rest, np.sqrt(square), np.nan_to_num(share), tail, float(np.linalg.norm(left)) / np.sqrt(d)
-    )
 
 
 def telling_rows(A: Array, noise: Array, basis: Array) -> Indices:
@@ -463,8 +406,3 @@ def telling_rows(A: Array, noise: Array, basis: Array) -> Indices:
         if error < least:
             best, least = rows, error
     return best
-
-
-def _carried(noise: Array, C: Array, count: int) -> Array:
-    """Return the squares of what noise (m, k) at all rows leaves in rests."""
-    return np.asarray(noise[count:] ** 2 + C**2 @ noise[:count] ** 2)

@@ -72,7 +72,7 @@ def read_columns(
         if spanning and len(table.spaces) == H:
             table = yield from _spanning(table, first)
             break
-        yield from answers.ask(_wanted(table, now, rank), "columns")
+        yield from answers.ask(_wanted(table, now), "columns")
         yield from _settle(table, now)
     last_move = table.settle_all()
     while tailed := table.tailed(given=rank is not None):
@@ -104,24 +104,19 @@ def blocks(d: int, k: int, rank: int | None, ample: float = 1.0) -> list[tuple[i
     return list(itertools.pairwise(edges))
 
 
-def _wanted(table: ColumnTable, block: Indices, rank: int | None) -> list[WindowCells]:
+def _wanted(table: ColumnTable, block: Indices) -> list[WindowCells]:
     """List what to ask of a block of columns; its first one may have been asked in part.
 
     The first columns of a head whose rank is known are asked with more rows than that.
     """
     wanted: list[WindowCells] = []
-    asked = table.answers.asked[:, :, block[0]]
-    for h in range(len(table.W)):
+    for h, asked in enumerate(table.answers.asked):
         rows = table.rows_of(h)
-        if h in table.spaces or rank is not None or not asked[h].any():
-            missing = rows[~asked[h, rows]]
-        else:
-            missing = np.flatnonzero(~asked[h])
-        wanted += [(h, missing, block[:1]), (h, rows, block[1:])]
+        wanted += [(h, rows[~asked[rows, block[0]]], block[:1]), (h, rows, block[1:])]
         if h in table.spaces:
             space = table.spaces[h]
             new = block[(block < space.known + table.tuning.checked) & (block >= space.known)]
-            asked_beside = table.answers.asked[h][np.ix_(space.beside, new)].all(axis=0)
+            asked_beside = asked[np.ix_(space.beside, new)].all(axis=0)
             wanted.append((h, space.beside, new[~asked_beside]))
     return wanted
 
