@@ -111,10 +111,10 @@ class SimpleTarget(SimpleNamespace):
 def test_keys_and_queries_follow_from_two_distances(spread):
     target = biased(3, 6, 4, 1, spread)
     found, heads, _ = searched(target)
-    rng, tuning = np.random.default_rng(0), TUNING.rotary.biased.steps
-    ranks = shifted_ranks(found, tuning)
+    rng = np.random.default_rng(0)
+    ranks = shifted_ranks(found)
     assert ranks.tolist() == [4, 4, 4]
-    steps, _ = driven(read_shifted_steps(found, ranks, rng, tuning), target)
+    steps, _ = driven(read_shifted_steps(found, ranks, rng), target)
     read = [ShiftedReadings(found, h, step) for h, step in enumerate(steps)]
     for head, step in zip(heads, steps, strict=True):
         twice = seen_by(head, step.tokens, 2.0)
@@ -141,8 +141,8 @@ def test_keys_and_queries_follow_from_two_distances(spread):
 def test_key_biases_miss_their_equations_where_shifts_are_others():
     target = biased(2, 6, 4, 0, 0.3)
     found, _, _ = searched(target)
-    rng, tuning = np.random.default_rng(0), TUNING.rotary.biased.steps
-    steps, _ = driven(read_shifted_steps(found, np.array([4, 4]), rng, tuning), target)
+    rng = np.random.default_rng(0)
+    steps, _ = driven(read_shifted_steps(found, np.array([4, 4]), rng), target)
     wrong = replace(found, base=found.base * np.append(np.ones(6), 1.1))
     assert ShiftedReadings(found, 0, steps[0]).keys(0.0)[1] < 1e-9
     assert ShiftedReadings(wrong, 0, steps[0]).keys(0.0)[1] > 1e-3

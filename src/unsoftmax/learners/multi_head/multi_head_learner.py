@@ -48,7 +48,7 @@ from unsoftmax.learners.multi_head.silent_search import SILENT_STARTS, silent_qu
 from unsoftmax.learners.multi_head.token_lengths import COARSE, ENOUGH, NOISES, TokenLengths
 from unsoftmax.learners.multi_head.token_search import SoughtHeads
 from unsoftmax.learners.rotary_head.rotary_learner import told_frequencies
-from unsoftmax.learners.rotary_heads.biased_rotary_heads import learn_biased
+from unsoftmax.learners.rotary_heads.biased_rotary_heads import EXTRA, learn_biased
 from unsoftmax.learners.rotary_heads.rotary_heads_task import RotaryHeadsTask
 from unsoftmax.learners.settings import Configured, flag, positive, rank_up_to, whole_number
 from unsoftmax.models import MultiHead, Rotary
@@ -183,9 +183,7 @@ class MultiHeadLearner(Configured):
         turns, told = told_frequencies(self.rotary, self.rotary_base, rank)
         if not turns:
             return None
-        return RotaryHeadsTask(
-            int(self.dim), int(self.seed), told, self.tuning.rotary, self.tuning.conclusion
-        )
+        return RotaryHeadsTask(int(self.dim), int(self.seed), told, self.tuning.with_positions())
 
     def plan(self) -> Plan:
         """Say what learning costs at most; what it takes is known only with the heads."""
@@ -207,7 +205,7 @@ class MultiHeadLearner(Configured):
         more: tuple[int, ...] = ()
         if positions is not None:
             turned = positions.queries(H, r, biases=shifted) * (tries if shifted else 1)
-            more = (tuning.rotary.holdout.most_tokens(d),)
+            more = (tuning.holdout.most_tokens(d),)
         at_most += turned
         by_poles, pole_tokens = pole_queries(H, d, self.biases)
         copies = tries * (H + 1) * (d + 2)
@@ -251,11 +249,11 @@ class MultiHeadLearner(Configured):
     def _steps(self, checks: int) -> Steps[Any]:
         rng, conclusion = np.random.default_rng(self.seed), self.tuning.conclusion
         if (positions := self._positions()) is not None:
-            tuning = self.tuning.with_positions()
+            tuning = positions.tuning
             if not self.biases:
                 return (yield from positions.steps(self._found(rng, tuning), checks, rng))
             reduced = yield from self._sums(rng, tuning)
-            columns = replace(tuning.columns, extra=tuning.rotary.biased.extra)
+            columns = replace(tuning.columns, extra=EXTRA)
             tuning = replace(tuning, columns=columns)
             sought = SoughtHeads(self.max_heads, True, self.rank, tuning, shifted=True)
             return (yield from learn_biased(sought, reduced, positions.told, checks, rng))

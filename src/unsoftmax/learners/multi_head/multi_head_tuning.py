@@ -9,7 +9,8 @@ from unsoftmax.learners.multi_head.column_table import ColumnTuning
 from unsoftmax.learners.multi_head.conclusions import HeadsConclusionTuning
 from unsoftmax.learners.multi_head.newton_correction import CorrectionTuning
 from unsoftmax.learners.multi_head.search_outcomes import RestartTuning
-from unsoftmax.learners.rotary_heads.rotary_heads_tuning import RotaryHeadsTuning
+from unsoftmax.learners.rotary_head.rotary_conclusion import RotaryHoldoutTuning
+from unsoftmax.learners.rotary_head.rotary_reading import RotaryTuning
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,20 +27,26 @@ class MultiHeadTuning:
     correction: CorrectionTuning = field(default=CorrectionTuning())
     conclusion: HeadsConclusionTuning = field(default=HeadsConclusionTuning())
     restarts: RestartTuning = field(default=RestartTuning())
-    rotary: RotaryHeadsTuning = field(default=RotaryHeadsTuning())
-    """What is more where there are rotary positions."""
+    positions: RotaryTuning = field(default=RotaryTuning())
+    holdout: RotaryHoldoutTuning = field(default=RotaryHoldoutTuning())
+    """Both of heads with rotary positions."""
 
     def with_positions(self) -> MultiHeadTuning:
         """Return the knobs of a search among heads with positions (`learners.rotary_heads`)."""
-        own = self.rotary
-        fresh = replace(self.conclusion.fresh, alike=True)
+        conclusion = self.conclusion
         return replace(
             self,
-            line=own.line,
-            pairs=own.pairs,
-            slower=own.slower,
-            move=own.move,
-            value_over_jump=own.value_over_jump,
-            columns=replace(self.columns, checked=own.checked, extra=own.extra),
-            conclusion=replace(self.conclusion, fresh=fresh, confirm=own.confirm),
+            # [g a; b/g] loses nothing beside b, and the search has digits to spare: fewer tokens
+            # tell the answers' precision and the size of the values
+            line=3,
+            pairs=2,
+            slower=8.0,
+            # shorter steps out of the plane: fewer logits are too large and asked again. What it
+            # costs in digits offsets further out make up for: they may be as long as they like
+            move=0.3,
+            value_over_jump=1e4,
+            # W(2), which has to have the same range, and fresh sequences show what more rows would
+            columns=replace(self.columns, checked=0, extra=2),
+            # one answer at each size of logits before W(2) is asked for
+            conclusion=replace(conclusion, fresh=replace(conclusion.fresh, alike=True), confirm=3),
         )

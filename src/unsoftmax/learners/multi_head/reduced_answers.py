@@ -151,7 +151,7 @@ def read_head_sums(
     s = np.asarray((along - c) / long)
     open_by = float(np.max(np.abs(2 * ((gates - c) / short - b @ s) - a @ s)))
     share = CANCELLED_OPEN if lengths.soft else CANCELLED
-    if max(float(np.max(np.abs(stepped))) / offset, np.linalg.norm(s)) <= share * open_by:
+    if max(float(np.max(np.abs(stepped))) / offset, float(np.linalg.norm(s))) <= share * open_by:
         b, a = _pairs(dim, SEARCHED, lengths, rng)
         [stepped] = yield [_asked(b, a, short, offset)]
     steps = np.abs(2 * (stepped - c - short * (b @ s)) / offset - a @ s)

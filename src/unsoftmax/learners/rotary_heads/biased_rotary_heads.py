@@ -59,6 +59,25 @@ from unsoftmax.models.rotary_head import RotaryHead
 from unsoftmax.models.rotary_heads import RotaryHeads
 from unsoftmax.protocol import Found
 
+# Rows more than its rank that a column is asked with while the rank is found: the shift is a row
+# more already.
+EXTRA = 1
+# Key biases that miss their equations by more than this share of the shifts are none.
+MISSED = 1e-3
+# Nor are those that miss them by more than this share of what they miss them by once all that was
+# read is moved by as much as it may be off: 0.3 at most in 201 heads, and 1 where a plane has a
+# key bias and no keys.
+UNEXPLAINED = 0.7
+# Logits that open fillers may have moved by more were not read.
+LEAKING = 1e-6
+# So many searches have to end for one and the same reason that another query token hardly
+# changes.
+SURE = 2
+# Norms of the query token of each search: biases that open no gate beside a long one may beside a
+# short one.
+LENGTHS = (1.0, 0.25, 1.0, 0.25, 0.0625, 1.0)
+
+
 NONE = (
     "No search along half a circle gave heads with rotary positions and biases. Biases may be so "
     "large that no query token opens gates one by one, two heads may score as multiples of each "
@@ -94,7 +113,7 @@ def learn_biased(
     """Find the heads, or refuse; then ask fresh sequences."""
     found = yield from _BiasedSearches(sought, reduced, told, rng).run()
     tuning = sought.tuning
-    return (yield from conclude_heads(found, checks, rng, tuning.rotary.holdout, tuning.conclusion))
+    return (yield from conclude_heads(found, checks, rng, tuning.holdout, tuning.conclusion))
 
 
 class Crooked(CoincidentJumps):
@@ -131,7 +150,7 @@ class _BiasedSearches:
             return (yield from self._searched(restarts.start, restarts.failures))
         except tuple(ENDINGS) as ending:
             self.endings.append(type(ending))
-            if self.endings.count(type(ending)) == self.tuning.rotary.biased.sure:
+            if self.endings.count(type(ending)) == SURE:
                 self._refuse_named(type(ending))
             raise
 
@@ -146,7 +165,7 @@ class _BiasedSearches:
             raise ModelMismatch(CROOKED + why)
 
     def _searched(self, start: tuple[int, float], failures: int) -> Asking[RecoveredRotaryHeads]:
-        lengths, each = self.reduced.lengths, self.tuning.rotary.biased.lengths
+        lengths, each = self.reduced.lengths, LENGTHS
         lengths = replace(lengths, length=lengths.length * each[failures % len(each)])
         reduced = replace(self.reduced, lengths=lengths)
         found = None
@@ -155,13 +174,12 @@ class _BiasedSearches:
         if found is None:
             return self._unswitched(reduced)
         self._refuse_more_heads(found)
-        biased, positions = self.tuning.rotary.biased, self.tuning.rotary.positions
-        ranks = shifted_ranks(found, biased.steps)
-        steps = yield from read_shifted_steps(found, ranks, self.rng, biased.steps)
+        positions, ranks = self.tuning.positions, shifted_ranks(found)
+        steps = yield from read_shifted_steps(found, ranks, self.rng)
         read = [ShiftedReadings(found, h, step) for h, step in enumerate(steps)]
         sides, missed = zip(*(one.keys(0.0) for one in read), strict=True)
-        if not max(missed) <= biased.missed or any(
-            unexplained(one, positions) > biased.unexplained for one in read
+        if not max(missed) <= MISSED or any(
+            unexplained(one, positions) > UNEXPLAINED for one in read
         ):
             raise Crooked
         rest = yield from read_rest(found, list(sides), ranks)
@@ -170,7 +188,7 @@ class _BiasedSearches:
 
     def _solved(self, read: list[ShiftedReadings]) -> list[tuple[RotaryHead, PositionErrors]]:
         """Solve for all heads; what fillers turn out to leave open counts to the bounds."""
-        biased, positions = self.tuning.rotary.biased, self.tuning.rotary.positions
+        positions = self.tuning.positions
 
         def heads(read: list[ShiftedReadings]) -> list[tuple[RotaryHead, PositionErrors]]:
             return [solved(one, _values(one.found, one.h), self.told, positions) for one in read]
@@ -178,7 +196,7 @@ class _BiasedSearches:
         first = heads(read)
         leaking = [one.step.leaking([head for head, _ in first], one.h) for one in read]
         more = [step.off - one.step.off for step, one in zip(leaking, read, strict=True)]
-        if not all(np.all(off <= biased.leaking) for off in more):
+        if not all(np.all(off <= LEAKING) for off in more):
             raise OutOfReach
         if all(np.all(off <= one.step.off) for off, one in zip(more, read, strict=True)):
             return first
@@ -197,7 +215,7 @@ class _BiasedSearches:
             errors,
             tuning.conclusion.safety * found.v_error,
             found.reduced,
-            tuning.rotary.positions.farthest,
+            tuning.positions.farthest,
             () if np.any(model.frequencies) else (STILL,),
         )
 
@@ -212,7 +230,7 @@ class _BiasedSearches:
         error = float(reduced.precision.error(reduced.scale))
         unseen = tuning.conclusion.safety * JumpTuning().deviations * reduced.eta
         errors = (PositionErrors(unseen, 0.0, True),) * model.H
-        return RecoveredRotaryHeads(model, errors, error, reduced, tuning.rotary.positions.farthest)
+        return RecoveredRotaryHeads(model, errors, error, reduced, tuning.positions.farthest)
 
     def _refuse_more_heads(self, found: ShiftedHeads) -> None:
         heads, dim = len(found.v), self.reduced.dim

@@ -34,9 +34,11 @@ from unsoftmax.learners.multi_head.search_outcomes import CoincidentJumps
 from unsoftmax.learners.multi_head.token_search import SoughtHeads, TokenSearch
 from unsoftmax.learners.multi_head.value_system import HeadValues
 from unsoftmax.learners.multi_head.window_sweeps import TokenHeads, WindowAnswers, read_base
-from unsoftmax.learners.rotary_heads.rotary_heads_tuning import BiasedHeadsTuning
 from unsoftmax.measure.windows import OffsetRoom, WindowedHeads, choose_windows, with_shift
 from unsoftmax.probes import Array, Sequences
+
+# Values with their signs add up to Σv to this share of their size.
+SUMMED = 1e-6
 
 
 class UnseenValues(CoincidentJumps):
@@ -139,7 +141,7 @@ def search_shifted(
     if np.ptp(answers.t) > 0:  # some were asked again closer to b, and others' shifts not
         raise CoincidentJumps
     one.refuse_vague(token, columns)
-    signs = yield from _signs(token, logits, sought.tuning.rotary.biased)
+    signs = yield from _signs(token, logits)
     return _oriented(answers, values, columns, signs)
 
 
@@ -161,18 +163,18 @@ def _base(one: TokenSearch, values: HeadValues, rough: Array) -> Asking[tuple[To
     return (yield from read_base(TokenHeads(reduced, b, heads)))
 
 
-def _signs(token: TokenHeads, logits: Array, tuning: BiasedHeadsTuning) -> Asking[Array]:
+def _signs(token: TokenHeads, logits: Array) -> Asking[Array]:
     """Return the signs (H,) by which (u, s, v) are as they are: Σ ±v_h = Σv, as a rule.
 
     Values that depend on each other are asked for theirs.
     """
     v, reduced = token.seen.v[:, :-1], token.reduced
     least = np.linalg.lstsq(v.T, reduced.s, rcond=None)[0]
-    if np.max(np.abs(np.abs(least) - 1)) > tuning.summed:
+    if np.max(np.abs(np.abs(least) - 1)) > SUMMED:
         least = yield from _asked_signs(token, logits)
     signs = np.sign(least)
     # not so either where a sign was not read
-    if not np.linalg.norm(signs @ v - reduced.s) <= tuning.summed * reduced.scale:
+    if not np.linalg.norm(signs @ v - reduced.s) <= SUMMED * reduced.scale:
         raise UnseenValues
     return np.asarray(signs)
 
