@@ -10,8 +10,8 @@ import pytest
 
 from tests.by_hand import driven
 from tests.theorems.test_rotary_heads_biases import biased, changed
-from unsoftmax.learners.multi_head.head_sums import read_head_sums
 from unsoftmax.learners.multi_head.multi_head_tuning import MultiHeadTuning
+from unsoftmax.learners.multi_head.reduced_answers import read_head_sums
 from unsoftmax.learners.multi_head.token_lengths import TokenLengths
 from unsoftmax.learners.multi_head.token_search import SoughtHeads
 from unsoftmax.learners.rotary_head.turned_keys import TurnedKeys
@@ -32,8 +32,8 @@ def searched(target, seed=0, rank=None):
 
     def steps():
         rng = np.random.default_rng(seed)
-        lengths = TokenLengths(tuning=TUNING.lengths)
-        reduced = yield from read_head_sums(target.dim, True, lengths, rng, TUNING.sums)
+        sums = read_head_sums(target.dim, True, TokenLengths(), rng, TUNING.line, TUNING.pairs)
+        reduced = yield from sums
         sought = SoughtHeads(8, True, rank, TUNING, shifted=True)
         return (yield from search_shifted(sought, reduced, (1, 1.0), rng))
 
@@ -111,10 +111,10 @@ class SimpleTarget(SimpleNamespace):
 def test_keys_and_queries_follow_from_two_distances(spread):
     target = biased(3, 6, 4, 1, spread)
     found, heads, _ = searched(target)
-    rng, tuning = np.random.default_rng(0), TUNING.rotary.biased.steps
-    ranks = shifted_ranks(found, tuning)
+    rng = np.random.default_rng(0)
+    ranks = shifted_ranks(found)
     assert ranks.tolist() == [4, 4, 4]
-    steps, _ = driven(read_shifted_steps(found, ranks, rng, tuning), target)
+    steps, _ = driven(read_shifted_steps(found, ranks, rng), target)
     read = [ShiftedReadings(found, h, step) for h, step in enumerate(steps)]
     for head, step in zip(heads, steps, strict=True):
         twice = seen_by(head, step.tokens, 2.0)
@@ -124,7 +124,7 @@ def test_keys_and_queries_follow_from_two_distances(spread):
         assert np.allclose(step.there[:, -1], own, rtol=0, atol=1e-8)
     sides, missed = zip(*(one.keys(0.0) for one in read), strict=True)
     assert max(missed) < 1e-8
-    rest, _ = driven(read_rest(found, list(sides), ranks, TUNING.columns), target)
+    rest, _ = driven(read_rest(found, list(sides), ranks), target)
     for one, head, left, side in zip(read, heads, rest, sides, strict=True):
         assert len(left.tokens) == 6 - len(found.directions)
         own = left.queries(side)
@@ -141,8 +141,8 @@ def test_keys_and_queries_follow_from_two_distances(spread):
 def test_key_biases_miss_their_equations_where_shifts_are_others():
     target = biased(2, 6, 4, 0, 0.3)
     found, _, _ = searched(target)
-    rng, tuning = np.random.default_rng(0), TUNING.rotary.biased.steps
-    steps, _ = driven(read_shifted_steps(found, np.array([4, 4]), rng, tuning), target)
+    rng = np.random.default_rng(0)
+    steps, _ = driven(read_shifted_steps(found, np.array([4, 4]), rng), target)
     wrong = replace(found, base=found.base * np.append(np.ones(6), 1.1))
     assert ShiftedReadings(found, 0, steps[0]).keys(0.0)[1] < 1e-9
     assert ShiftedReadings(wrong, 0, steps[0]).keys(0.0)[1] > 1e-3
@@ -152,7 +152,7 @@ def test_a_window_of_shifted_logits_has_the_logits_it_had():
     rng = np.random.default_rng(0)
     u, v = rng.standard_normal((2, 3, 5))
     error = ReducedError(Precision.relative_to_terms(4e-16, 0.0, ()), 1.0, 1.0, 0.0, 0.0)
-    windows = choose_windows((u, v), error, OffsetRoom(0.5, 1e9), rng, TUNING.windows)
+    windows = choose_windows((u, v), error, OffsetRoom(0.5, 1e9), rng)
     for h, window in enumerate(windows):
         shifted = np.append(u[h], 3.0)
         lifted = with_shift(window, h, shifted, v, error)

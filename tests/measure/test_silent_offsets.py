@@ -6,10 +6,8 @@ import numpy as np
 import pytest
 
 from unsoftmax.measure.precision import Precision
-from unsoftmax.measure.silent_offsets import SilentFrame, SilentWindowTuning, silent_windows
+from unsoftmax.measure.silent_offsets import LOGIT, SATURATED, SilentFrame, silent_windows
 from unsoftmax.measure.windows import ReducedError, WindowedHeads, predicted
-
-TUNING = SilentWindowTuning()
 
 
 def drawn(heads, dim, seed=0):
@@ -22,7 +20,7 @@ def chosen(heads, dim, eta=4e-16, seed=0, spread=1.0):
     u[0] *= spread
     scale = float(np.linalg.norm(v, axis=1).max())
     error = ReducedError(Precision.relative_to_terms(eta), 1.0, scale, 0.0, 0.0)
-    windows = silent_windows(u, SilentFrame.of(v, rng), error, 0.5, TUNING)
+    windows = silent_windows(u, SilentFrame.of(v, rng), error, 0.5)
     return WindowedHeads(u, v, windows, error), rng
 
 
@@ -42,15 +40,15 @@ def test_others_are_silent_or_saturated(heads, dim, trials):
         seen, _ = chosen(heads, dim, seed=seed, spread=(1.0, 10.0, 0.1)[seed % 3])
         for h, window in enumerate(seen.windows):
             values, logits = window.a @ seen.v.T, window.a @ seen.u.T
-            assert np.all(np.abs(logits[:, h]) <= 1.01 * TUNING.logit)
+            assert np.all(np.abs(logits[:, h]) <= 1.01 * LOGIT)
             # rows across all values have logits of one size
             across = np.abs(logits[: dim - heads, h])
-            np.testing.assert_allclose(across, TUNING.logit, rtol=1e-6)
+            np.testing.assert_allclose(across, LOGIT, rtol=1e-6)
             others = np.delete(np.arange(heads), h)
             heard = np.abs(values[:, others]) > 1e-8 * np.linalg.norm(window.a, axis=1)[:, None]
             assert np.all(np.sum(heard, axis=1) <= 1)
             assert np.sum(heard) == heads - 1
-            np.testing.assert_allclose(logits[:, others][heard], TUNING.saturated, rtol=1e-6)
+            np.testing.assert_allclose(logits[:, others][heard], SATURATED, rtol=1e-6)
 
 
 @pytest.mark.parametrize(("heads", "dim"), [(2, 8), (4, 16), (12, 48)])

@@ -7,18 +7,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from unsoftmax.measure import windows
 from unsoftmax.measure.precision import Precision
 from unsoftmax.measure.windows import (
     NoWindow,
     OffsetRoom,
     ReducedError,
     WindowedHeads,
-    WindowTuning,
     choose_windows,
     predicted,
 )
 
-TUNING = WindowTuning()
 FREE = OffsetRoom(step=0.5, longest=1e14)
 ETA = 4e-16
 
@@ -34,10 +33,9 @@ def error_of(v, eta=ETA, v_error=0.0):
     return ReducedError(Precision.relative_to_terms(eta), 1.0, scale, 0.0, v_error)
 
 
-def chosen(u, v, rng, room=FREE, tuning=TUNING):
+def chosen(u, v, rng, room=FREE):
     error = error_of(v)
-    windows = choose_windows((u, v), error, room, rng, tuning)
-    return WindowedHeads(u, v, windows, error, tuning)
+    return WindowedHeads(u, v, choose_windows((u, v), error, room, rng), error)
 
 
 @pytest.mark.parametrize(("heads", "dim"), [(2, 8), (8, 8), (12, 6), (4, 32)])
@@ -48,12 +46,12 @@ def test_others_are_saturated_and_the_head_is_open(heads, dim, trials):
         size = np.linalg.norm(u, axis=1)
         for h, window in enumerate(seen.windows):
             logits = window.a @ u.T
-            assert np.all(np.abs(logits[:, h]) >= TUNING.logits[0] * 0.999)
-            assert np.all(np.abs(logits[:, h]) <= TUNING.logits[1] * 1.001)
-            strong = np.flatnonzero((size > TUNING.strong * size[h]) & (np.arange(heads) != h))
+            assert np.all(np.abs(logits[:, h]) >= windows.LOGITS[0] * 0.999)
+            assert np.all(np.abs(logits[:, h]) <= windows.LOGITS[1] * 1.001)
+            strong = np.flatnonzero((size > windows.STRONG * size[h]) & (np.arange(heads) != h))
             # the head's own part s n may take a few units from what T z gives the others
-            own = TUNING.logits[1] * size[strong] / size[h]
-            assert np.all(np.abs(logits[:, strong]) >= TUNING.saturated - own)
+            own = windows.LOGITS[1] * size[strong] / size[h]
+            assert np.all(np.abs(logits[:, strong]) >= windows.SATURATED - own)
 
 
 @pytest.mark.parametrize(("heads", "dim"), [(1, 2), (2, 8), (6, 8), (8, 32)])
@@ -142,7 +140,7 @@ def test_nearly_parallel_heads_cost_digits_and_say_so(apart):
     errors = [window.error for window in chosen(u, v, rng).windows]
     assert min(errors) > ordinary / apart / 100
     lengths = [np.linalg.norm(window.a, axis=1).max() for window in chosen(u, v, rng).windows]
-    assert max(lengths) <= 2 * TUNING.most / np.linalg.norm(u, axis=1).min()
+    assert max(lengths) <= 2 * windows.MOST / np.linalg.norm(u, axis=1).min()
 
 
 def test_parallel_heads_have_rows_of_limited_length():
@@ -152,7 +150,7 @@ def test_parallel_heads_have_rows_of_limited_length():
     for window in chosen(u, v, rng).windows:
         assert np.all(np.isfinite(window.a))
         # n is along both heads, z across: the other one's logit is as open as the head's own
-        assert np.abs(window.a @ u.T).max() <= 2 * TUNING.logits[1] * 1.01 + 1e-6
+        assert np.abs(window.a @ u.T).max() <= 2 * windows.LOGITS[1] * 1.01 + 1e-6
         assert window.error > 1
 
 
@@ -178,10 +176,11 @@ def test_values_errors_count_for_logits():
     np.testing.assert_allclose(doubled, 2 * error_of(v).of_answers(window.a, v))
 
 
-def test_knobs_are_used():
+def test_larger_logits_of_the_others_take_longer_offsets(monkeypatch):
     u, v, _ = drawn(3, 8)
-    rng = np.random.default_rng(1)
-    far = chosen(u, v, rng, tuning=replace(TUNING, saturated=40.0, least=1.0))
-    near = chosen(u, v, np.random.default_rng(1), tuning=replace(TUNING, least=1.0))
+    monkeypatch.setattr(windows, "LEAST", 1.0)
+    near = chosen(u, v, np.random.default_rng(1))
+    monkeypatch.setattr(windows, "SATURATED", 40.0)
+    far = chosen(u, v, np.random.default_rng(1))
     for one, other in zip(far.windows, near.windows, strict=True):
         assert np.linalg.norm(one.a) > 1.5 * np.linalg.norm(other.a)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from unsoftmax.solve.row_products import RowProducts, RowProductTuning
+from unsoftmax.solve import row_products
+from unsoftmax.solve.row_products import RowProducts
 
 
 def drawn(heads, dim, rows, seed=0):
@@ -22,9 +23,10 @@ def condition(A, gates):
 
 @pytest.mark.parametrize("largest", [0, 10**6], ids=["conjugate gradients", "dense"])
 @pytest.mark.parametrize(("heads", "dim"), [(1, 3), (4, 5), (8, 16)])
-def test_values_are_solved(largest, heads, dim):
+def test_values_are_solved(largest, heads, dim, monkeypatch):
+    monkeypatch.setattr(row_products, "LARGEST_DENSE", largest)
     A, gates, v, rng = drawn(heads, dim, 4 * heads * dim)
-    system = RowProducts(A, gates, RowProductTuning(largest_dense=largest))
+    system = RowProducts(A, gates)
     y = system.of(v)
     found = system.solved(y)
     found = found + system.solved(y - system.of(found))
@@ -40,9 +42,10 @@ def test_the_adjoint_is_one():
     assert system.of(v) @ r == pytest.approx(np.sum(v * system.adjoint(r)))
 
 
-def test_few_accuracy_take_few_steps():
+def test_few_accuracy_take_few_steps(monkeypatch):
+    monkeypatch.setattr(row_products, "LARGEST_DENSE", 0)
     A, gates, v, _ = drawn(6, 12, 100)
-    system = RowProducts(A, gates, RowProductTuning(largest_dense=0))
+    system = RowProducts(A, gates)
     rough = np.linalg.norm(system.solved(system.of(v), accuracy=1e-2) - v)
     fine = np.linalg.norm(system.solved(system.of(v)) - v)
     assert fine < 1e-7
@@ -61,7 +64,8 @@ def test_rows_that_do_not_determine_the_values_are_refused():
         RowProducts(A, gates).solved(A @ v[0])
 
 
-def test_nothing_to_solve_is_zero():
+def test_nothing_to_solve_is_zero(monkeypatch):
+    monkeypatch.setattr(row_products, "LARGEST_DENSE", 0)
     A, gates, v, _ = drawn(2, 3, 10)
-    system = RowProducts(A, gates, RowProductTuning(largest_dense=0))
+    system = RowProducts(A, gates)
     assert np.all(system.solved(np.zeros(10)) == np.zeros_like(v))

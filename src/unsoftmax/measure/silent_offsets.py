@@ -20,23 +20,18 @@ import numpy as np
 from unsoftmax.measure.windows import ReducedError, Window
 from unsoftmax.probes import Array
 
-
-@dataclass(frozen=True, slots=True)
-class SilentWindowTuning:
-    """How long the parts of silent offsets are."""
-
-    ahead: float = 2.0
-    """α‖e_h‖, in units of the part z: longer shows a logit better beside what the query token
-    adds, up to where it moves too far with the query token (1, 2 and 3 were measured)."""
-    beside: float = 0.5
-    """δ‖e_k‖ in these units."""
-    saturated: float = 16.0
-    """Logit of a head that answers as well: what e⁻¹⁶ leaves of it is subtracted. Longer offsets
-    move logits too far."""
-    logit: float = 1.0
-    """Size of head h's logits."""
-    moved: float = 1.0
-    """They move by about this much with the query token: gates stay open."""
+# α‖e_h‖, in units of the part z: longer shows a logit better beside what the query token adds, up
+# to where it moves too far with the query token (1, 2 and 3 were measured).
+AHEAD = 2.0
+# δ‖e_k‖ in these units.
+BESIDE = 0.5
+# Logit of a head that answers as well: what e⁻¹⁶ leaves of it is subtracted. Longer offsets move
+# logits too far.
+SATURATED = 16.0
+# Size of head h's logits.
+LOGIT = 1.0
+# They move by about this much with the query token: gates stay open.
+MOVED = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +62,11 @@ class SilentFrame:
         return np.asarray(np.linalg.lstsq(across, np.array(logits), rcond=None)[0] @ self.Z)
 
 
-def silent_windows(
-    u: Array, frame: SilentFrame, error: ReducedError, step: float, tuning: SilentWindowTuning
-) -> list[Window]:
+def silent_windows(u: Array, frame: SilentFrame, error: ReducedError, step: float) -> list[Window]:
     """Choose d silent offsets for each head, u (H, d); query tokens may move by ``step``."""
-    share = tuning.moved / (tuning.logit * np.hypot(1.0, tuning.ahead))
+    share = MOVED / (LOGIT * np.hypot(1.0, AHEAD))
     t = min(step, share * error.length)
-    return [_window(u, h, frame, error, (t, tuning)) for h in range(len(u))]
+    return [_window(u, h, frame, error, t) for h in range(len(u))]
 
 
 def _window(
@@ -81,20 +74,19 @@ def _window(
     h: int,
     frame: SilentFrame,
     error: ReducedError,
-    how: tuple[float, SilentWindowTuning],
+    t: float,
 ) -> Window:
-    t, tuning = how
     across, own = frame.Z @ u[h], frame.duals[h]
     # turned within the silent offsets so that its logit is 0, however long it is
     level = own - (own @ u[h]) / (across @ across) * (across @ frame.Z)
-    size = tuning.logit * np.sqrt(len(across)) / float(np.linalg.norm(across))
-    level = tuning.ahead * size / np.linalg.norm(level) * level
+    size = LOGIT * np.sqrt(len(across)) / float(np.linalg.norm(across))
+    level = AHEAD * size / np.linalg.norm(level) * level
     rows = [level + size * _balanced(across) @ frame.Z, level[None]]
     for k in range(len(u)):
         if k != h:
-            other = tuning.beside * size / np.linalg.norm(frame.duals[k]) * frame.duals[k]
+            other = BESIDE * size / np.linalg.norm(frame.duals[k]) * frame.duals[k]
             start = level + other
-            logits = -float(other @ u[h]), tuning.saturated - float(start @ u[k])
+            logits = -float(other @ u[h]), SATURATED - float(start @ u[k])
             rows.append((start + frame.beside(u, (h, k), logits))[None])
     a = np.concatenate(rows)
     off = np.linalg.norm(np.linalg.inv(a) * error.of_logits(a, frame.v, h, a @ u[h]))

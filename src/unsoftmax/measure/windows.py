@@ -24,40 +24,36 @@ class NoWindow(Exception):
     """No offset that is allowed is long enough for the logits of a window."""
 
 
-@dataclass(frozen=True, slots=True)
-class WindowTuning:
-    """How windows are chosen, and which logits are read in them."""
-
-    logits: tuple[float, float] = (0.5, 1.1)
-    """Sizes of head h's logits at its rows are drawn from here. They differ: equal ones would make
-    the rows of heads with a common column space equal, and ranks look lower."""
-    saturated: float = 14.0
-    """Logits of the other heads at least, more for heads of larger values: they add e⁻¹⁴ of what
-    head h does, and two or three sweeps subtract it."""
-    least: float = 8.0
-    """T at least: a head alone needs no other to be saturated, but rows that point apart."""
-    most: float = 1e8
-    """T at most: beyond, rounding of answers leaves no digits of the logit."""
-    strong: float = 0.1
-    """Heads with ‖u‖ below this share of head h's are left open: to saturate them takes a T that
-    costs more digits than subtracting them."""
-    margins: tuple[float, ...] = (1.0, 0.6, 0.35, 0.2)
-    """Distances of z from the other hyperplanes that are tried, in units of 1/√d. Large ones allow
-    a small T but make rows nearly dependent; the window of the least error is kept."""
-    pushes: int = 60
-    """Steps that push z to such a distance; many heads leave no place for some."""
-    push: float = 0.4
-    """Size of a step, as a share of what is missing: larger ones overshoot where heads crowd."""
-    bases: int = 2
-    """Random orthonormal bases that the z begin with."""
-    others_move: float = 12.0
-    """Query tokens move so little that no other head's logit comes nearer to 0 than by a share of
-    √d over this of its distance: saturated heads stay so."""
-    largest_logit: float = 9.0
-    """Logits beyond are lost: their gates are within 10⁻⁴ of ±1, with too few digits."""
-    largest_gate: float = 0.999
-    """Where a logit is lost, the last estimate of its gate stands in, at most this: one that is
-    ±1 would let the sweeps stop at infinity."""
+# Sizes of head h's logits at its rows are drawn from here. They differ: equal ones would make the
+# rows of heads with a common column space equal, and ranks look lower.
+LOGITS = (0.5, 1.1)
+# Logits of the other heads at least, more for heads of larger values: they add e⁻¹⁴ of what head
+# h does, and two or three sweeps subtract it.
+SATURATED = 14.0
+# T at least: a head alone needs no other to be saturated, but rows that point apart.
+LEAST = 8.0
+# T at most: beyond, rounding of answers leaves no digits of the logit.
+MOST = 1e8
+# Heads with ‖u‖ below this share of head h's are left open: to saturate them takes a T that costs
+# more digits than subtracting them.
+STRONG = 0.1
+# Distances of z from the other hyperplanes that are tried, in units of 1/√d. Large ones allow a
+# small T but make rows nearly dependent; the window of the least error is kept.
+MARGINS = (1.0, 0.6, 0.35, 0.2)
+# Steps that push z to such a distance; many heads leave no place for some.
+PUSHES = 60
+# Size of a step, as a share of what is missing: larger ones overshoot where heads crowd.
+PUSH = 0.4
+# Random orthonormal bases that the z begin with.
+BASES = 2
+# Query tokens move so little that no other head's logit comes nearer to 0 than by a share of √d
+# over this of its distance: saturated heads stay so.
+OTHERS_MOVE = 12.0
+# Logits beyond are lost: their gates are within 10⁻⁴ of ±1, with too few digits.
+LARGEST_LOGIT = 9.0
+# Where a logit is lost, the last estimate of its gate stands in, at most this: one that is ±1
+# would let the sweeps stop at infinity.
+LARGEST_GATE = 0.999
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +125,6 @@ def choose_windows(
     error: ReducedError,
     room: OffsetRoom,
     rng: np.random.Generator,
-    tuning: WindowTuning,
 ) -> list[Window]:
     """Choose a window for every head of ``heads``, their u and v (H, d).
 
@@ -139,7 +134,7 @@ def choose_windows(
         Offsets are too short for the logits.
     """
     u, v = heads
-    return [_WindowChoice(h, u, v, error, room, tuning).chosen(rng) for h in range(len(u))]
+    return [_WindowChoice(h, u, v, error, room).chosen(rng) for h in range(len(u))]
 
 
 def with_shift(window: Window, h: int, shifted: Array, v: Array, error: ReducedError) -> Window:
@@ -169,7 +164,6 @@ class _WindowChoice:
     v: Array
     error: ReducedError
     room: OffsetRoom
-    tuning: WindowTuning
 
     @property
     def size(self) -> Array:
@@ -180,7 +174,7 @@ class _WindowChoice:
     def others(self) -> Indices:
         """The heads that have to be saturated."""
         size = self.size
-        strong = size > self.tuning.strong * size[self.h]
+        strong = size > STRONG * size[self.h]
         strong[self.h] = False
         return np.flatnonzero(strong)
 
@@ -188,12 +182,12 @@ class _WindowChoice:
         """Try bases and margins; return the window of the least error."""
         d, n = self.u.shape[1], self.u[self.h] / self.size[self.h]
         avoided = self._avoided(n)
-        s = rng.uniform(*self.tuning.logits, d) * np.where(np.arange(d) % 2, 1.0, -1.0)
+        s = rng.uniform(*LOGITS, d) * np.where(np.arange(d) % 2, 1.0, -1.0)
         s[-1] = -s[0]  # z_d = z_1: the two rows tell n
         tried = []
-        for _ in range(self.tuning.bases):
+        for _ in range(BASES):
             basis, _ = np.linalg.qr(np.column_stack([n, rng.standard_normal((d, d - 1))]))
-            for margin in self.tuning.margins:
+            for margin in MARGINS:
                 z = self._pushed(basis[:, 1:].T, avoided, margin / np.sqrt(d))
                 tried.append(self._window(np.concatenate([z, z[:1]]), s, n))
         return min(tried, key=lambda window: window.error)
@@ -212,12 +206,12 @@ class _WindowChoice:
 
     def _pushed(self, z: Array, normals: Array, margin: float) -> Array:
         """Push unit rows z until every ``|z·normal|`` is at least ``margin``, as far as it goes."""
-        for _ in range(self.tuning.pushes):
+        for _ in range(PUSHES):
             along = z @ normals.T
             short = np.maximum(0.0, margin - np.abs(along))
             if not np.any(short):
                 break
-            z = z + self.tuning.push * (short * np.where(along < 0, -1.0, 1.0)) @ normals
+            z = z + PUSH * (short * np.where(along < 0, -1.0, 1.0)) @ normals
             z /= np.linalg.norm(z, axis=1, keepdims=True)
         return z
 
@@ -238,20 +232,18 @@ class _WindowChoice:
 
     def _saturating(self, z: Array, s: Array) -> tuple[Array, float]:
         """Return T that saturate the others, and how far b may move, as a share of ‖b‖."""
-        tuning, size, others = self.tuning, self.size, self.others
+        size, others = self.size, self.others
         along = np.abs(z @ self.u[others].T)
         weight = np.linalg.norm(self.v, axis=1)
-        needed = tuning.saturated + np.log(np.maximum(1.0, weight[others] / weight[self.h]))
+        needed = SATURATED + np.log(np.maximum(1.0, weight[others] / weight[self.h]))
         with np.errstate(divide="ignore"):
             T = size[self.h] / np.min(along / needed, axis=1, initial=np.inf)
             nearest = np.sqrt(z.shape[1]) * np.min(along / size[others], initial=np.inf)
         longest = self.room.longest * size[self.h]
         if longest <= 2 * np.abs(s).max():
             raise NoWindow
-        T = np.minimum(
-            np.clip(T, tuning.least, tuning.most), np.sqrt(longest**2 - np.square(s).max())
-        )
-        return T, float(nearest / tuning.others_move)
+        T = np.minimum(np.clip(T, LEAST, MOST), np.sqrt(longest**2 - np.square(s).max()))
+        return T, float(nearest / OTHERS_MOVE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,7 +254,6 @@ class WindowedHeads:
     v: Array
     windows: list[Window]
     error: ReducedError
-    tuning: WindowTuning = WindowTuning()
     shifted: bool = False
     """Whether logits are a·u + s: u, v and the windows' rows then have an entry more, for s."""
 
@@ -288,7 +279,6 @@ class WindowedHeads:
         with np.errstate(invalid="ignore", divide="ignore"):
             s = 2 * np.arctanh((y - rest) / values[h][:, None])
         # the others' logits may still be wrong: where a gate seems past ±1, keep the last estimate
-        lost = ~(np.abs(s) < self.tuning.largest_logit)
-        most = self.tuning.largest_gate
-        s[lost] = 2 * np.arctanh(np.clip(own[lost], -most, most))
+        lost = ~(np.abs(s) < LARGEST_LOGIT)
+        s[lost] = 2 * np.arctanh(np.clip(own[lost], -LARGEST_GATE, LARGEST_GATE))
         return s, lost

@@ -12,20 +12,15 @@ import numpy as np
 
 from unsoftmax.probes import Array
 
-
-@dataclass(frozen=True, slots=True)
-class RowProductTuning:
-    """When such a system is solved how."""
-
-    largest_dense: int = 900
-    """Unknowns up to which the matrix is formed: beyond, its decomposition takes longer than all
-    the rest of a recovery."""
-    accuracy: float = 1e-10
-    """Conjugate gradients end when the residual of the normal equations has shrunk by this. Twice,
-    the second time for what was left, is as exact as a decomposition."""
-    iterations: int = 2000
-    """Steps after which they end anyway: as many as a condition number of 160 needs. Random systems
-    with a fifth more rows than unknowns have 40 to 160."""
+# Unknowns up to which the matrix is formed: beyond, its decomposition takes longer than all the
+# rest of a recovery.
+LARGEST_DENSE = 900
+# Conjugate gradients end when the residual of the normal equations has shrunk by this. Twice, the
+# second time for what was left, is as exact as a decomposition.
+ACCURACY = 1e-10
+# Steps after which they end anyway: as many as a condition number of 160 needs. Random systems
+# with a fifth more rows than unknowns have 40 to 160.
+ITERATIONS = 2000
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +29,6 @@ class RowProducts:
 
     A: Array
     gates: Array
-    tuning: RowProductTuning = RowProductTuning()
 
     def of(self, v: Array) -> Array:
         """Apply the map to v (H, d)."""
@@ -54,10 +48,8 @@ class RowProducts:
         """
         n, d = self.A.shape
         H = self.gates.shape[1]
-        if H * d > self.tuning.largest_dense:
-            return self._conjugate_gradients(
-                y, self.tuning.accuracy if accuracy is None else accuracy
-            )
+        if H * d > LARGEST_DENSE:
+            return self._conjugate_gradients(y, ACCURACY if accuracy is None else accuracy)
         rows = (self.gates[:, :, None] * self.A[:, None, :]).reshape(n, H * d)
         v, _, rank, _ = np.linalg.lstsq(rows, y, rcond=None)
         if rank < H * d:
@@ -70,7 +62,7 @@ class RowProducts:
         z = self.adjoint(r)
         p, now = z, float(np.sum(z * z))
         enough = accuracy**2 * now
-        for _ in range(self.tuning.iterations):
+        for _ in range(ITERATIONS):
             if now <= enough or now == 0:
                 break
             q = self.of(p)

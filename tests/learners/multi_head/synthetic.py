@@ -10,7 +10,7 @@ from unsoftmax.learners.multi_head.reduced_answers import ReducedAnswers
 from unsoftmax.learners.multi_head.token_lengths import TokenLengths
 from unsoftmax.learners.multi_head.window_sweeps import TokenHeads
 from unsoftmax.measure.precision import Precision
-from unsoftmax.measure.windows import OffsetRoom, WindowedHeads, WindowTuning, choose_windows
+from unsoftmax.measure.windows import OffsetRoom, WindowedHeads, choose_windows
 from unsoftmax.models import MultiHead
 
 ETA = 4e-16
@@ -65,10 +65,10 @@ class Scene:
     def length(self):
         return float(np.linalg.norm(self.b))
 
-    def token(self, u=None, v=None, v_error=0.0, tuning=None):
+    def token(self, u=None, v=None, v_error=0.0):
         """Return the heads seen from b, with windows made from u and v."""
         u, v = (self.u if u is None else u), (self.model.v if v is None else v)
-        error, tuning = self.reduced.errors_at(self.length, v_error), tuning or WindowTuning()
+        error = self.reduced.errors_at(self.length, v_error)
         room = OffsetRoom(0.5 * self.length, 1e14)
-        windows = choose_windows((u, v), error, room, self.rng, tuning)
-        return TokenHeads(self.reduced, self.b, WindowedHeads(u, v, windows, error, tuning))
+        windows = choose_windows((u, v), error, room, self.rng)
+        return TokenHeads(self.reduced, self.b, WindowedHeads(u, v, windows, error))

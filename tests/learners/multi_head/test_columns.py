@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from tests.learners.multi_head.synthetic import Scene, driven
-from unsoftmax.learners.multi_head.column_table import ColumnTable, ColumnTableTuning
-from unsoftmax.learners.multi_head.columns import blocks, read_columns
+from unsoftmax.learners.multi_head import window_sweeps
+from unsoftmax.learners.multi_head.column_table import ColumnTable, ColumnTuning
+from unsoftmax.learners.multi_head.columns import STEPS, blocks, read_columns
 from unsoftmax.learners.multi_head.search_outcomes import CoincidentJumps
 from unsoftmax.learners.multi_head.window_sweeps import (
-    SweepTuning,
     WindowAnswers,
     moved,
     read_base,
@@ -22,7 +22,7 @@ from unsoftmax.learners.multi_head.window_sweeps import (
 )
 from unsoftmax.measure.windows import predicted
 
-TUNING = ColumnTableTuning()
+TUNING = ColumnTuning()
 
 
 def directions_of(scene):
@@ -63,7 +63,7 @@ def test_rough_heads_are_read_to_full_precision():
     scene = Scene.random(4, 8)
     rough = scene.u + 1e-4 * scene.rng.standard_normal(scene.u.shape)
     token = scene.token(u=rough)
-    (found, s), asked = driven(read_base(token, None, SweepTuning()), scene.model)
+    (found, s), asked = driven(read_base(token), scene.model)
     assert asked == 4 * 8
     np.testing.assert_allclose(found.seen.u, scene.u, rtol=1e-11, atol=1e-12)
     for h, window in enumerate(found.seen.windows):
@@ -74,10 +74,10 @@ def test_answers_of_other_heads_are_refused():
     """Windows for heads that are not there: some gate is past its end whatever is assumed."""
     scene, other = Scene.random(2, 6), Scene.random(2, 6, seed=1)
     y = np.array([predicted(3 * other.model.v, other.u, w.a) for w in scene.token().seen.windows])
-    _, _, lost = settled_base(scene.token().seen, y[:, :, None], SweepTuning())
+    _, _, lost = settled_base(scene.token().seen, y[:, :, None])
     assert np.any(lost)
     with pytest.raises(CoincidentJumps):
-        driven(read_base(scene.token(), None, SweepTuning()), lambda X: 5 * other.model(X))
+        driven(read_base(scene.token()), lambda X: 5 * other.model(X))
 
 
 # -- sweeps
@@ -95,13 +95,14 @@ def test_answers_of_other_heads_are_refused():
 )
 def test_sweeps_end_when_nothing_moves_or_never_will(moves, sweeps):
     todo = list(moves)
-    assert swept(lambda: todo.pop(0), SweepTuning()) == moves[sweeps - 1]
+    assert swept(lambda: todo.pop(0)) == moves[sweeps - 1]
     assert len(moves) - len(todo) == sweeps
 
 
-def test_sweeps_that_shrink_go_on_to_the_limit():
+def test_sweeps_that_shrink_go_on_to_the_limit(monkeypatch):
+    monkeypatch.setattr(window_sweeps, "SWEEPS", 50)
     shrinking = (0.9**n for n in itertools.count())
-    assert swept(lambda: next(shrinking), SweepTuning(sweeps=50)) == 0.9**49
+    assert swept(lambda: next(shrinking)) == 0.9**49
 
 
 def test_the_largest_relative_change_counts():
@@ -258,13 +259,13 @@ def test_columns_that_never_fit_are_refused():
     ],
 )
 def test_blocks_of_columns(d, k, rank, expected):
-    assert blocks(d, k, rank, TUNING) == expected
+    assert blocks(d, k, rank) == expected
 
 
 def test_blocks_grow_with_what_is_known():
-    every = blocks(384, 384, None, TUNING)
+    every = blocks(384, 384, None)
     assert every[0][0] == 0
     assert every[-1][1] == 384
     assert all(one[1] == two[0] for one, two in itertools.pairwise(every))
-    assert all(last - first <= max(1, first // TUNING.steps) for first, last in every[:-1])
+    assert all(last - first <= max(1, first // STEPS) for first, last in every[:-1])
     assert len(every) < 40

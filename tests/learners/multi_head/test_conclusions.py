@@ -23,9 +23,9 @@ from unsoftmax.learners.multi_head.newton_correction import (
     polished,
     token_frame,
 )
+from unsoftmax.learners.multi_head.orientation import bound_unseen_logits
 from unsoftmax.learners.multi_head.recovered_heads import RecoveredHeads
-from unsoftmax.learners.multi_head.restarts import RestartTuning
-from unsoftmax.learners.multi_head.unseen_logits import UnseenLogitsTuning, bound_unseen_logits
+from unsoftmax.learners.multi_head.search_outcomes import RestartTuning
 from unsoftmax.models import MultiHead
 
 TUNING = HeadsConclusionTuning()
@@ -224,7 +224,7 @@ def test_logits_that_are_not_seen_are_bounded():
     v = np.random.default_rng(0).standard_normal((1, 5))
     scene = Scene.of(np.zeros((1, 5, 5)), v, radius=1.0)
     bounds, asked = driven(
-        bound_unseen_logits(scene.model, scene.reduced, scene.rng, UnseenLogitsTuning()),
+        bound_unseen_logits(scene.model, scene.reduced, scene.rng),
         scene.model,
     )
     assert asked == 8

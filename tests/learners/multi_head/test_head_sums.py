@@ -7,8 +7,7 @@ import pytest
 
 from tests.learners.multi_head.synthetic import driven
 from unsoftmax.errors import ModelMismatch
-from unsoftmax.learners.multi_head.head_sums import HeadSumsTuning, read_head_sums
-from unsoftmax.learners.multi_head.reduced_answers import ReducedAnswers
+from unsoftmax.learners.multi_head.reduced_answers import ReducedAnswers, read_head_sums
 from unsoftmax.learners.multi_head.token_lengths import TokenLengths
 from unsoftmax.measure.precision import Precision
 from unsoftmax.measure.windows import predicted
@@ -23,9 +22,9 @@ def target(seed=0, c=0.0):
     return MultiHead(W, rng.standard_normal((3, D)), c=c)
 
 
-def sums(function, biases=False, radius=None, tuning=None):
+def sums(function, biases=False, radius=None):
     lengths = TokenLengths.under(radius, biases)
-    steps = read_head_sums(D, biases, lengths, np.random.default_rng(1), tuning or HeadSumsTuning())
+    steps = read_head_sums(D, biases, lengths, np.random.default_rng(1))
     return driven(steps, function)
 
 

@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
 from unsoftmax.arrangement.jumps import JumpSearch, find_jumps
-from unsoftmax.learners.multi_head.crossing_states import (
-    Bracketed,
-    Estimated,
-    GateReading,
-    Measured,
-    ReadOnce,
-)
-from unsoftmax.learners.multi_head.crossings import Crossings
-from unsoftmax.learners.multi_head.in_plane import InPlaneTuning, measure_in_plane
+from unsoftmax.learners.multi_head import in_plane
+from unsoftmax.learners.multi_head.in_plane import Crossings, Stage, measure_in_plane
 from unsoftmax.learners.multi_head.search_outcomes import CoincidentJumps
 from unsoftmax.learners.multi_head.token_lengths import TokenLengths
 
 ETA = 4e-16
-TUNING = InPlaneTuning()
 
 
 class HalfCircle:
@@ -48,7 +38,7 @@ class HalfCircle:
         return self.values(theta, np.full(len(theta), self.lengths.far(1.0)))
         yield
 
-    def measured(self, tuning=TUNING):
+    def measured(self):
         circle = JumpSearch(self.far, self.eta, 40, self.lengths.baseline)
         jumps = finished(find_jumps(circle, 1))
         steps = measure_in_plane(
@@ -58,7 +48,6 @@ class HalfCircle:
             self.eta,
             self.lengths,
             mirrored=bool(np.any(self.shift)),
-            tuning=tuning,
         )
         return finished(steps)
 
@@ -159,17 +148,19 @@ def test_one_hyperplane_of_two_heads_is_refused():
         HalfCircle([[0.6, 0.9], [1.2, 1.8]], [[1.0, 0.2], [0.4, 1.0]]).measured()
 
 
-def test_too_few_rounds_are_refused():
+def test_too_few_rounds_are_refused(monkeypatch):
     u, v = drawn(3, 0)
+    monkeypatch.setattr(in_plane, "ROUNDS", 2)
     with pytest.raises(CoincidentJumps):
-        HalfCircle(u, v).measured(InPlaneTuning(rounds=2))
+        HalfCircle(u, v).measured()
 
 
-def test_a_head_too_steep_for_any_length_is_refused():
+def test_a_head_too_steep_for_any_length_is_refused(monkeypatch):
     """A step at every scale: the guessed slope grows without end."""
     u = np.array([[1e40, 0.5e40], [1.0, -0.4]])
+    monkeypatch.setattr(in_plane, "STEEPEST", 1e6)
     with pytest.raises(CoincidentJumps):
-        HalfCircle(u, [[1.0, 0.2], [0.4, 1.0]]).measured(InPlaneTuning(steepest=1e6))
+        HalfCircle(u, [[1.0, 0.2], [0.4, 1.0]]).measured()
 
 
 # -- the table of crossings
@@ -180,43 +171,49 @@ def jumps_of(u, v):
     return finished(find_jumps(JumpSearch(circle.far, ETA, 40, circle.lengths.baseline), 1))
 
 
+def put(crossings, k, stage, **known):
+    for name, value in {"stage": stage, **known}.items():
+        crossings.rows[name][k] = value
+
+
 def test_intervals_that_were_cut_begin_anew_and_others_stay():
     u, v = drawn(3, 2)
     jumps = jumps_of(u, v)
-    crossings = Crossings.unread(jumps)
-    crossings.guess(5.0)
-    crossings.states[0] = Measured(np.array([1.0, 2.0]), 3.0, 5.0)
-    crossings.states[2] = Estimated(np.array([0.0, 4.0]), 5.0, missed=2)
-    fewer = jumps.take(np.array([False, True, True]))
-    moved = crossings.moved(fewer)
-    assert isinstance(moved.states[0], Bracketed)
-    assert moved.states[1] == crossings.states[2]
+    crossings = Crossings.unread(jumps, 5.0)
+    put(crossings, 0, Stage.MEASURED, u=[1.0, 2.0], T=3.0)
+    put(crossings, 2, Stage.ESTIMATED, u=[0.0, 4.0], missed=2)
+    moved = crossings.moved(jumps.take(np.array([False, True, True])))
+    assert moved.rows["stage"].tolist() == [Stage.BRACKETED, Stage.ESTIMATED]
+    np.testing.assert_array_equal(moved.rows[1], crossings.rows[2])
     crossings.reset(np.array([True, False, False]))
-    assert crossings.states[0] == Bracketed(jumps.low[0], jumps.high[0], 5.0)
-    other = Crossings.unread(jumps.take(np.array([True, False, False])))
-    other.states[0] = crossings.states[0]
+    begun = crossings.rows[0]
+    assert begun["stage"] == Stage.BRACKETED
+    assert (begun["low"], begun["high"], begun["slope"]) == (jumps.low[0], jumps.high[0], 5.0)
     # the new ones take the slope that is usual
-    assert [state.slope for state in crossings.moved(jumps).states] == [5.0] * 3
-    again = other.moved(jumps)
-    assert [state.slope for state in again.states] == [5.0] * 3
+    fewer = Crossings.unread(jumps.take(np.array([True, False, False])), 5.0)
+    assert fewer.moved(jumps).rows["slope"].tolist() == [5.0] * 3
+    assert crossings.moved(jumps_of(*drawn(3, 4))).rows["slope"].tolist() == [4.0] * 3
 
 
 def test_brackets_stay_within_narrower_intervals():
     u, v = drawn(2, 3)
     jumps = jumps_of(u, v)
-    crossings = Crossings.unread(jumps, 1.0)
     low, high = jumps.low[0], jumps.high[0]
     third = (high - low) / 3
-    wide = Bracketed(low + third, high, 1.0)
-    crossings.states[0] = wide
     narrower = jumps.changed(high=jumps.high - third)
-    inside = Bracketed(low + third, high - third, 1.0)
-    assert crossings.moved(narrower).states[0] == inside
-    once = ReadOnce(wide, 2.0, GateReading(low + third, 0.5))
-    crossings.states[0] = once
-    assert crossings.moved(narrower).states[0] == replace(once, bracket=inside)
-    crossings.states[0] = Bracketed(high - third / 2, high, 1.0)
-    assert crossings.moved(narrower).states[0] == Bracketed(low, high - third, 1.0)
+
+    def moved(**known):
+        crossings = Crossings.unread(jumps, 1.0)
+        put(crossings, 0, **known)
+        row = crossings.moved(narrower).rows[0]
+        return Stage(row["stage"]), row["low"], row["high"]
+
+    once = {"stage": Stage.READ_ONCE, "T": 2.0, "theta": low + third, "r": 0.5}
+    inside = (low + third, high - third)
+    assert moved(stage=Stage.BRACKETED, low=low + third) == (Stage.BRACKETED, *inside)
+    assert moved(low=low + third, **once) == (Stage.READ_ONCE, *inside)
+    beyond = moved(stage=Stage.BRACKETED, low=high - third / 2)
+    assert beyond == (Stage.BRACKETED, low, high - third)
 
 
 def test_known_heads_say_how_far_out_they_are_saturated():
@@ -224,8 +221,6 @@ def test_known_heads_say_how_far_out_they_are_saturated():
     crossings = Crossings.unread(jumps_of(u, v), 1.0)
     every, theta = np.arange(3), np.array([0.1, 0.2, 0.3])
     assert np.all(crossings.others_saturated(every, theta, 45.0) == 0)
-    assert crossings.having(Bracketed, ReadOnce).tolist() == [0, 1, 2]
-    assert not crossings.measured
-    crossings.states[1] = Estimated(np.array([3.0, 0.0]), 1.0)
+    put(crossings, 1, Stage.ESTIMATED, u=[3.0, 0.0])
     quiet = crossings.others_saturated(every, theta, 45.0)
     np.testing.assert_allclose(quiet, [15 / np.cos(0.1), 0.0, 15 / np.cos(0.3)])

@@ -9,14 +9,11 @@ import pytest
 
 from tests.learners.multi_head.synthetic import Scene, driven
 from unsoftmax.learners.multi_head.orientation import (
-    OrientationTuning,
     OrientedHeads,
     orient,
     shifted_gate,
 )
 from unsoftmax.learners.multi_head.search_outcomes import UnsaturatedGates
-
-TUNING = OrientationTuning()
 
 
 def drawn(heads, dim, seed=0):
@@ -28,7 +25,7 @@ def drawn(heads, dim, seed=0):
 def oriented(scene, u, v, **more):
     """Orient heads that two tokens found as u and v (H, d)."""
     token = scene.token(u=u, v=v, **more)
-    return driven(orient(token, scene.rng, TUNING), scene.model)
+    return driven(orient(token, scene.rng), scene.model)
 
 
 def test_the_gate_is_shifted_by_ln_3():
@@ -118,7 +115,7 @@ def test_gates_that_a_cap_leaves_open_are_refused():
     scene = Scene.of(1e-2 * W, v, radius=3.0)
     token = scene.token()
     with pytest.raises(UnsaturatedGates):
-        driven(orient(token, scene.rng, TUNING), scene.model)
+        driven(orient(token, scene.rng), scene.model)
 
 
 def test_values_that_are_hardly_known_make_no_second_head():

@@ -11,17 +11,17 @@ from tests.heads import several
 from tests.learners.multi_head.synthetic import driven
 from unsoftmax.arrangement.jumps import Jumps
 from unsoftmax.arrangement.pieces import Pieces
-from unsoftmax.learners.multi_head.cell_gradients import (
-    CellGradientTuning,
-    CircleCells,
-    read_cell_values,
-)
+from unsoftmax.learners.multi_head import silent_search
 from unsoftmax.learners.multi_head.multi_head_tuning import MultiHeadTuning
 from unsoftmax.learners.multi_head.out_of_plane import SearchPlane
 from unsoftmax.learners.multi_head.reduced_answers import ReducedAnswers
 from unsoftmax.learners.multi_head.search_outcomes import CoincidentJumps
-from unsoftmax.learners.multi_head.silent_readings import SilentReadings, SilentReadingTuning
-from unsoftmax.learners.multi_head.silent_search import silently
+from unsoftmax.learners.multi_head.silent_search import (
+    CircleCells,
+    SilentReadings,
+    read_cell_values,
+    silently,
+)
 from unsoftmax.learners.multi_head.token_lengths import TokenLengths
 from unsoftmax.learners.multi_head.token_search import SoughtHeads
 from unsoftmax.measure.precision import Precision
@@ -72,7 +72,7 @@ def test_values_from_the_cells(heads):
     angle, order = crossings(model, plane)
     end = np.append(angle[1:], angle[0] + np.pi)
     cells = CircleCells((angle + end) / 2, (end - angle) / 2)
-    v, asked = driven(read_cell_values(reduced, plane, cells, CellGradientTuning()), coarse(model))
+    v, asked = driven(read_cell_values(reduced, plane, cells), coarse(model))
     assert matched(v, model.v[order]) <= 1e-3
     assert asked <= 3 * 2 * heads * 16
 
@@ -83,7 +83,7 @@ def test_a_cell_that_holds_a_hyperplane_is_given_up():
     angle, _ = crossings(model, plane)
     cells = CircleCells(angle + 1e-9, np.full(2, 0.5))
     with pytest.raises(CoincidentJumps):
-        driven(read_cell_values(reduced, plane, cells, CellGradientTuning()), coarse(model))
+        driven(read_cell_values(reduced, plane, cells), coarse(model))
 
 
 def pieces_of(intervals):
@@ -102,21 +102,21 @@ def test_a_piece_that_is_none_is_left_out():
     left, wrong, right = (1.0, 0.0), (1.1, 0.3), (-0.5, 0.8)
     jumps = pieces_of([(1.0, 1.001, left, wrong), (1.00101, 1.002, wrong, left),
                        (2.0, 2.01, left, right)])  # fmt: skip
-    cells = CircleCells.between(jumps, ETA, CellGradientTuning())
+    cells = CircleCells.between(jumps, ETA)
     np.testing.assert_allclose(cells.middle, [2.01 + (np.pi - 0.01) / 2])
     np.testing.assert_allclose(cells.half, [(np.pi - 0.01) / 2])
     turned = (-left[0], -left[1])
     beyond = pieces_of([(0.0, 1e-5, wrong, left), (2.0, 2.01, left, right),
                         (np.pi - 1e-5, np.pi, right, (-wrong[0], -wrong[1]))])  # fmt: skip
     # the piece at 0 is wrong: what is jumped to and from it is right's, turned, and left
-    cells = CircleCells.between(beyond, ETA, CellGradientTuning())
+    cells = CircleCells.between(beyond, ETA)
     assert len(cells) == 2
     np.testing.assert_allclose(cells.middle, [(1e-5 + 2.0) / 2, (2.01 + np.pi - 1e-5) / 2])
     nothing = pieces_of([(0.0, 1e-5, wrong, left), (np.pi - 1e-5, np.pi, turned, turned)])
     with pytest.raises(CoincidentJumps):
-        CircleCells.between(pieces_of([(0.0, np.pi, left, left)]), ETA, CellGradientTuning())
-    assert len(CircleCells.between(nothing, ETA, CellGradientTuning())) == 0
-    assert len(CircleCells.between(pieces_of([]), ETA, CellGradientTuning())) == 0
+        CircleCells.between(pieces_of([(0.0, np.pi, left, left)]), ETA)
+    assert len(CircleCells.between(nothing, ETA)) == 0
+    assert len(CircleCells.between(pieces_of([]), ETA)) == 0
 
 
 @pytest.mark.parametrize("heads", [1, 3, 6])
@@ -125,7 +125,7 @@ def test_all_heads_of_one_query_token_from_rough_values(heads, trials):
         model = several(heads, 24, seed, rank=4, biases=True)
         reduced, plane, rng = seen(model, seed=seed)
         rough = model.v + 1e-3 * rng.standard_normal(model.v.shape)
-        readings = SilentReadings(reduced, plane.b, SilentReadingTuning())
+        readings = SilentReadings(reduced, plane.b)
         (u, v, v_error), _ = driven(readings.read(rough, rng), coarse(model))
         assert matched(u, model.scores_of(plane.b[None])[0]) <= 0.1  # near enough for windows
         off = np.linalg.norm(v - model.v, axis=1)
@@ -137,16 +137,14 @@ def test_values_that_are_no_values_are_given_up():
     """Other heads are not silent then."""
     model = several(4, 12, 3)
     reduced, plane, rng = seen(model)
-    readings = SilentReadings(reduced, plane.b, SilentReadingTuning())
+    readings = SilentReadings(reduced, plane.b)
     with pytest.raises(CoincidentJumps):
         driven(readings.read(rng.standard_normal(model.v.shape), rng), coarse(model))
 
 
-def searched(model, max_heads=8, eta=ETA, seed=0, **changed):
-    tuning = MultiHeadTuning()
-    tuning = replace(tuning, silence=replace(tuning.silence, **changed))
+def searched(model, max_heads=8, eta=ETA, seed=0):
     reduced, _, rng = seen(model, seed=seed)
-    sought = SoughtHeads(max_heads, biases=True, rank=None, tuning=tuning)
+    sought = SoughtHeads(max_heads, biases=True, rank=None, tuning=MultiHeadTuning())
     return driven(silently(sought, reduced, rng), coarse(model, eta))
 
 
@@ -172,7 +170,8 @@ def test_more_heads_than_allowed_are_given_up_early():
         searched(several(4, 32, 2, rank=4), max_heads=2)
 
 
-def test_two_heads_that_a_half_circle_shows_as_one_are_noticed():
+def test_two_heads_that_a_half_circle_shows_as_one_are_noticed(monkeypatch):
     """A check with nothing in it to be trusted refuses all."""
+    monkeypatch.setattr(silent_search, "CHECK_AGREES", 0.0)
     with pytest.raises(CoincidentJumps):
-        searched(several(3, 16, 0), agrees=0.0)
+        searched(several(3, 16, 0))

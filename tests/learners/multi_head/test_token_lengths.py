@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from unsoftmax.learners.multi_head.token_lengths import TokenLengths, TokenLengthTuning
+from unsoftmax.learners.multi_head import token_lengths
+from unsoftmax.learners.multi_head.token_lengths import TokenLengths
 
 RADII = (1e-5, 0.1, 3.0, 30.0, 1e3, 1e6, 1e9, 1e14, 1e20)
 
@@ -59,12 +60,12 @@ def test_gates_are_soft_below_a_radius():
     assert not TokenLengths.under(1e9, False).soft
     soft_lengths = TokenLengths.under(30.0, False)
     assert soft_lengths.silent > 0
-    assert soft_lengths.baseline > TokenLengthTuning().baseline
+    assert soft_lengths.baseline > token_lengths.BASELINE
     assert soft_lengths.narrowest == soft_lengths.baseline / 100
 
 
-def test_knobs_are_used():
-    tuning = TokenLengthTuning(far=1e10, longest=10.0)
-    lengths = TokenLengths.under(1e6, False, tuning)
-    assert lengths.length == 10.0
-    assert TokenLengths.under(None, False, tuning).far(1.0) == 1e10
+def test_how_far_and_how_long_tokens_are_at_most(monkeypatch):
+    monkeypatch.setattr(token_lengths, "FAR", 1e10)
+    monkeypatch.setattr(token_lengths, "LONGEST", 10.0)
+    assert TokenLengths.under(1e6, False).length == 10.0
+    assert TokenLengths.under(None, False).far(1.0) == 1e10

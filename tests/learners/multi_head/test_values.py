@@ -10,18 +10,16 @@ import pytest
 
 from tests.learners.multi_head.synthetic import ETA, Scene, driven
 from unsoftmax.arrangement.jumps import JumpSearch, SoftStart, find_jumps
-from unsoftmax.learners.multi_head.in_plane import InPlaneTuning, measure_in_plane
+from unsoftmax.learners.multi_head import value_system
+from unsoftmax.learners.multi_head.in_plane import measure_in_plane
 from unsoftmax.learners.multi_head.out_of_plane import (
-    OutOfPlaneTuning,
     SearchPlane,
     read_cells,
     read_out_of_plane,
 )
 from unsoftmax.learners.multi_head.search_outcomes import CoincidentJumps, UnsaturatedGates
-from unsoftmax.learners.multi_head.value_system import ValueTuning, read_values
-from unsoftmax.solve.row_products import RowProductTuning
-
-PLANE, VALUES = OutOfPlaneTuning(), ValueTuning()
+from unsoftmax.learners.multi_head.value_system import read_values
+from unsoftmax.solve import row_products
 
 
 def in_plane(scene):
@@ -54,9 +52,7 @@ def in_a_plane(scene):
     def measured():
         jumps = yield from find_jumps(circle, 16)
         eta = reduced.error(max(1 / lengths.length, lengths.near), lengths.length)
-        return (
-            yield from measure_in_plane(jumps, circle, ask, eta, lengths, tuning=InPlaneTuning())
-        )
+        return (yield from measure_in_plane(jumps, circle, ask, eta, lengths))
 
     found, _ = driven(measured(), scene.model)
     return plane, found
@@ -82,32 +78,32 @@ def test_vectors_out_of_the_plane_then_values_then_better_vectors(heads, dim):
     plane, crossings = in_plane(scene)
     v = scene.reduced.scale * crossings.jumps.plane_vectors() @ plane.plane
     (u, readings), asked = driven(
-        read_out_of_plane(scene.reduced, plane, crossings, v, PLANE), scene.model
+        read_out_of_plane(scene.reduced, plane, crossings, v), scene.model
     )
     true = of_plane(scene, plane)
     order, turned = signs(u, true)
     assert heads * (dim - 2) <= asked <= 2 * heads * (dim - 2)
     assert np.linalg.norm(turned * u - true[order]) < 2e-2 * np.linalg.norm(true)
     (values, better), asked = driven(
-        read_values(scene.reduced, crossings, (u, v, readings), scene.rng, VALUES), scene.model
+        read_values(scene.reduced, crossings, (u, v, readings), scene.rng), scene.model
     )
-    assert asked == heads * dim + VALUES.checks
+    assert asked == heads * dim + value_system.CHECKS
     expected = turned * scene.model.v[order]
     assert np.linalg.norm(values.v - expected) < 1e-12 * np.linalg.norm(expected)
     assert np.linalg.norm(turned * better - true[order]) < 1e-8 * np.linalg.norm(true)
     np.testing.assert_allclose(values.equations.solved(better), values.v, atol=1e-12)
 
 
-def test_a_large_system_is_solved_by_conjugate_gradients():
+def test_a_large_system_is_solved_by_conjugate_gradients(monkeypatch):
     scene = Scene.random(4, 8)
     plane, crossings = in_plane(scene)
     v = scene.reduced.scale * crossings.jumps.plane_vectors() @ plane.plane
-    (u, readings), _ = driven(
-        read_out_of_plane(scene.reduced, plane, crossings, v, PLANE), scene.model
-    )
-    tuning = ValueTuning(solve=RowProductTuning(largest_dense=0), spare=2.0)
+    (u, readings), _ = driven(read_out_of_plane(scene.reduced, plane, crossings, v), scene.model)
+    for module in (value_system, row_products):
+        monkeypatch.setattr(module, "LARGEST_DENSE", 0)
+    monkeypatch.setattr(value_system, "SPARE", 2.0)
     (values, better), asked = driven(
-        read_values(scene.reduced, crossings, (u, v, readings), scene.rng, tuning), scene.model
+        read_values(scene.reduced, crossings, (u, v, readings), scene.rng), scene.model
     )
     order, turned = signs(better, of_plane(scene, plane))
     expected = turned * scene.model.v[order]
@@ -119,12 +115,10 @@ def test_values_whose_answers_disagree_are_refused():
     scene = Scene.random(3, 6)
     plane, crossings = in_plane(scene)
     v = scene.reduced.scale * crossings.jumps.plane_vectors() @ plane.plane
-    (u, readings), _ = driven(
-        read_out_of_plane(scene.reduced, plane, crossings, v, PLANE), scene.model
-    )
+    (u, readings), _ = driven(read_out_of_plane(scene.reduced, plane, crossings, v), scene.model)
     with pytest.raises(CoincidentJumps):
         driven(
-            read_values(scene.reduced, crossings, (u, v, readings), scene.rng, VALUES),
+            read_values(scene.reduced, crossings, (u, v, readings), scene.rng),
             lambda X: scene.model(X) + 1e-3 * np.abs(X[:, 0, 0]),
         )
 
@@ -135,7 +129,7 @@ def test_no_usable_reading_out_of_the_plane_is_refused():
     v = scene.reduced.scale * crossings.jumps.plane_vectors() @ plane.plane
     with pytest.raises(CoincidentJumps):
         driven(
-            read_out_of_plane(scene.reduced, plane, crossings, v, PLANE),
+            read_out_of_plane(scene.reduced, plane, crossings, v),
             lambda X: 3 * scene.model(X),
         )
 
@@ -145,13 +139,11 @@ def test_under_a_cap_values_come_from_cells(heads, dim, radius):
     """Unknown values are not small beside such offsets: the cells' gradients give them."""
     scene = Scene.random(heads, dim, radius=radius)
     plane, crossings = in_plane(scene)
-    v, asked = driven(read_cells(scene.reduced, plane, crossings, PLANE), scene.model)
+    v, asked = driven(read_cells(scene.reduced, plane, crossings), scene.model)
     assert asked == heads * (dim - 2)
-    (u, readings), _ = driven(
-        read_out_of_plane(scene.reduced, plane, crossings, v, PLANE), scene.model
-    )
+    (u, readings), _ = driven(read_out_of_plane(scene.reduced, plane, crossings, v), scene.model)
     (values, better), _ = driven(
-        read_values(scene.reduced, crossings, (u, v, readings), scene.rng, VALUES), scene.model
+        read_values(scene.reduced, crossings, (u, v, readings), scene.rng), scene.model
     )
     order, turned = signs(better, of_plane(scene, plane))
     expected = turned * scene.model.v[order]
@@ -164,5 +156,5 @@ def test_tokens_too_short_to_leave_the_plane_are_refused():
     plane, crossings = in_plane(scene)
     weak = replace(crossings, u=1e-9 * crossings.u)
     with pytest.raises(UnsaturatedGates):
-        driven(read_out_of_plane(scene.reduced, plane, weak, scene.model.v, PLANE), scene.model)
+        driven(read_out_of_plane(scene.reduced, plane, weak, scene.model.v), scene.model)
     assert scene.reduced.eta == pytest.approx(ETA)

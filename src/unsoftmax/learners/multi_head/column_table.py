@@ -5,6 +5,16 @@
 A_h holds the offsets of window h, s_h their logits. A head whose column space C_h is known is
 solved for from as many rows as its rank, W_h q = C_h (A_h C_h)⁻¹ (…) (`solve.skeleton`). Nothing is
 asked here.
+
+A head's logits at rows A of its window, M = A W, tell W q for every q from rows R alone if W q lies
+in the span Q of earlier columns. The other rows X, which check, then show what is left of it,
+
+    ρ = M_Xq − C M_Rq,    C = A_X Q (A_R Q)⁻¹,    ρ = (A_X − C A_R) W q.
+
+Noise of the entries of M moves ρ by n² = n_Xq² + C² n_Rq² + Σ_j k_j² (n_Xj² + C² n_Rj²) at most
+(k: q's coefficients in the earlier columns j). What is more is not in the span. What is less may be
+a tail of W, t beside Q: rows as different as these see τ = |ρ|/‖A_X − C A_R‖ of it, and W q is off
+by (1 − Q (A_R Q)⁻¹ A_R) t.
 """
 
 from __future__ import annotations
@@ -14,75 +24,57 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import scipy
 
-from unsoftmax.learners.multi_head.column_rests import (
-    ColumnRests,
-    LogitTable,
-    rests_of,
-    telling_rows,
-)
 from unsoftmax.learners.multi_head.window_sweeps import (
-    SweepTuning,
     WindowAnswers,
     moved,
     settled_base,
     swept,
 )
 from unsoftmax.measure.windows import Window, WindowedHeads, predicted
-from unsoftmax.models.arrays import TINY
 from unsoftmax.probes import Array, Flags, Indices
-from unsoftmax.solve.skeleton import Skeleton, basis_of
+from unsoftmax.solve.skeleton import Skeleton, basis_of, pivots
+
+# Where only columns that span a head are read, their least singular value, over the largest:
+# further columns cost a few queries, dependent ones digits of all that is read after.
+SPANNED = 2e-3
+# A column is predicted by those before if what is left of its rows is up to so many times what
+# noise may leave there (exact ranks left 7 at most, 800 heads). Fewer: noise counts as rank;
+# more: what answers show of W is left to the bound.
+NOISES = 9.0
+# While the other heads' columns are not known, which move saturated gates a little, this share of
+# the column's rows may be left beside that; and it is the most that noise may excuse.
+LOOSELY = 1e-3
+# Singular values of normalised columns below so many times their errors do not count to a column
+# space.
+COUNTED = 3.0
+# Choices of rows among which those with the least error are taken.
+CHOICES = 8
+# Columns of a head whose rank was given are read in full where this share of them at most is
+# left; a head that leaves more has a larger rank.
+TAIL = 0.1
+# Answers are perturbed at random until so many errors of a head's entries were seen: the largest
+# of few would be too small by chance.
+SEEN = 64
+# Times that they are perturbed at least; the largest change is taken as the error of W_h.
+DISTURBED = 2
 
 
 @dataclass(frozen=True, slots=True)
-class ColumnTableTuning:
-    """How columns are asked again, ranks found and errors estimated."""
+class ColumnTuning:
+    """How columns are asked: where answers are coarse, or heads have positions, otherwise."""
 
-    sweep: SweepTuning = field(default=SweepTuning())
-    query_nearer_by: float = 5.0
-    """Where a logit is too large to be read, the query token is asked again so many times closer to
-    b. A larger factor loses more digits of W b at once, a smaller one takes more rounds."""
     widest: float = np.inf
-    """Logits beyond are asked again in the same way, though they can be read: where answers are
-    coarse a gate near ±1 tells too little of them."""
-    query_nearer_times: int = 6
-    """Times that this is done: a logit that is still too large then is read wrongly."""
-    tried: int = 8
-    """Ranks up to this one are tried one by one, each in a round of its own."""
-    steps: int = 8
-    """Larger ranks are tried in steps of the columns known over this, up to half of d: fewer
-    rounds, and at most an eighth more queries."""
-    spanned: float = 2e-3
-    """Where only columns that span a head are read, their least singular value, over the largest:
-    further columns cost a few queries, dependent ones digits of all that is read after."""
-    noises: float = 9.0
-    """A column is predicted by those before if what is left of its rows is up to so many times
-    what noise may leave there (exact ranks left 7 at most, 800 heads). Fewer: noise counts as rank;
-    more: what answers show of W is left to the bound."""
-    loosely: float = 1e-3
-    """While the other heads' columns are not known, which move saturated gates a little, this share
-    of the column's rows may be left beside that; and it is the most that noise may excuse."""
-    counted: float = 3.0
-    """Singular values of normalised columns below so many times their errors do not count to a
-    column space."""
+    """Logits beyond are asked again closer to b, though they can be read: where answers are coarse
+    a gate near ±1 tells too little of them."""
     ample: float = 1.0
     """Columns that a column space is made of, per rank. As many as the rank tell it where answers
     are exact; coarse ones leave its weakest direction a hundred times coarser."""
     extra: int = 4
     """Rows more than its rank that a column is asked with to see whether those before predict it:
     one alone may be predicted by chance."""
-    choices: int = 8
-    """Choices of rows among which those with the least error are taken."""
     checked: int = 4
     """Columns that are asked with so many rows after the rank is known: what is left of them is
     read in full where answers show it, and counts to the bound where they do not."""
-    tail: float = 0.1
-    """Columns of a head whose rank was given are read in full where this share of them at most is
-    left; a head that leaves more has a larger rank."""
-    seen: int = 64
-    """Answers are perturbed at random until so many errors of a head's entries were seen: the
-    largest of few would be too small by chance."""
-    disturbed: int = 2
-    """Times that they are perturbed at least; the largest change is taken as the error of W_h."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +102,24 @@ class ColumnSpace:
         return np.concatenate([self.rows, self.beside])
 
 
+@dataclass(frozen=True, slots=True)
+class ColumnRests:
+    """What is left of some columns at the rows beside those that solve for them, (m, k) each."""
+
+    rest: Array
+    noise: Array
+    """What noise may leave there."""
+    share: Array
+    """What is left, as a share of the column's rows (k,)."""
+    error: float
+    """What one column is off by, for a tail without preferred directions."""
+
+    @property
+    def shown(self) -> bool:
+        """Tell whether answers show more than noise leaves."""
+        return bool(np.any(np.abs(self.rest) > NOISES * self.noise))
+
+
 @dataclass(slots=True)
 class ColumnTable:
     """All answers to the windows' offsets at b + t q, and what they say so far."""
@@ -124,29 +134,23 @@ class ColumnTable:
     """Logits too large to be read, in the last sweep (H, d, k)."""
     wide: Flags
     """Logits larger than they should be (H, d, k)."""
-    tuning: ColumnTableTuning
+    tuning: ColumnTuning
     spaces: dict[int, ColumnSpace]
     """Of the heads whose rank is known."""
     rested: dict[int, ColumnRests] = field(default_factory=dict)
     """What their columns leave beside these."""
 
     @classmethod
-    def empty(cls, answers: WindowAnswers, s: Array, tuning: ColumnTableTuning) -> ColumnTable:
+    def empty(cls, answers: WindowAnswers, s: Array, tuning: ColumnTuning) -> ColumnTable:
         """Return the table before any column is known."""
         lost, W = np.zeros(answers.y.shape, dtype=bool), np.zeros(answers.y.shape)
         return cls(answers, answers.token.seen, s, W, lost, lost.copy(), tuning, {})
 
     def first(self, count: int) -> ColumnTable:
         """Return the table of the first columns alone, which were read in full."""
-        now = slice(count)
-        return replace(
-            self,
-            answers=self.answers.first(count),
-            W=self.W[:, :, now],
-            lost=self.lost[:, :, now],
-            wide=self.wide[:, :, now],
-            spaces={},
-        )
+        other = ColumnTable.empty(self.answers.first(count), self.s, self.tuning)
+        other.W[:] = self.W[:, :, :count]
+        return other
 
     @property
     def ranks(self) -> Indices:
@@ -178,19 +182,17 @@ class ColumnTable:
         length = np.linalg.norm(vectors, axis=0)
         with np.errstate(divide="ignore"):
             off = window.error * np.append(window.t, np.ones(known)) / length
-        share = min(self.tuning.loosely, self.tuning.counted * float(np.max(off)))
-        basis = self._spanned(vectors, share, rank)
+        share = min(LOOSELY, COUNTED * float(np.max(off)))
+        if self.heads.shifted:  # of a shift nothing is known beforehand
+            spanned = basis_of(vectors[:-1], share=share)[:, :rank]
+            basis = scipy.linalg.block_diag(spanned, np.eye(1))
+        else:
+            basis = basis_of(vectors, share=share)[:, :rank]
         noise = self.heads.error.of_logits(window.a, self.heads.v, h, self.s[h])
-        rows = telling_rows(window.a, noise, basis, self.tuning.choices)
+        rows = telling_rows(window.a, noise, basis)
         others = np.setdiff1d(np.arange(d), rows)
         quiet = others[np.argsort((noise / np.linalg.norm(window.a, axis=1))[others])]
         return ColumnSpace(basis, rows, np.sort(quiet[: self.tuning.extra]), known)
-
-    def _spanned(self, vectors: Array, share: float, rank: int | None) -> Array:
-        """Return a basis of what columns span; of a shift nothing is known beforehand."""
-        if not self.heads.shifted:
-            return basis_of(vectors, share=share)[:, :rank]
-        return scipy.linalg.block_diag(basis_of(vectors[:-1], share=share)[:, :rank], np.eye(1))
 
     def close(self, h: int, known: int, rank: int | None = None) -> None:
         """Take the span of u_h and the first columns as the column space of head h."""
@@ -202,20 +204,18 @@ class ColumnTable:
         for h, rank in enumerate(ranks):
             vectors = np.column_stack([self.heads.u[h], self.W[h, :, :known]])
             vectors = vectors[:-1] if self.heads.shifted else vectors
-            length = np.linalg.norm(vectors, axis=0)
-            singular = np.linalg.svd(vectors / np.maximum(length, TINY), compute_uv=False)
-            if singular[min(rank, len(singular)) - 1] < self.tuning.spanned * singular[0]:
+            if basis_of(vectors, share=SPANNED).shape[1] < min(rank, *vectors.shape):
                 return False
         return True
 
     def predicts(self, h: int, column: int, space: ColumnSpace, *, loosely: bool) -> bool:
         """Tell whether the column of head h that was asked lies in a space; enter it."""
         columns = np.array([column])
-        rests, tuning = self.rests(h, space, columns), self.tuning
+        rests = self.rests(h, space, columns)
         size = np.linalg.norm(self._changes(h, space.both, columns)[:, 0])
-        allowed = np.minimum(tuning.noises * rests.noise[:, 0], tuning.loosely * size)
+        allowed = np.minimum(NOISES * rests.noise[:, 0], LOOSELY * size)
         if loosely:
-            allowed = allowed + tuning.loosely * size
+            allowed = allowed + LOOSELY * size
         fits = bool(np.all(np.abs(rests.rest[:, 0]) < allowed))
         fits &= not np.any(self.lost[h, space.both, column])
         here = self._changes(h, space.rows, columns)
@@ -225,16 +225,32 @@ class ColumnTable:
 
     def rests(self, h: int, space: ColumnSpace, columns: Indices) -> ColumnRests:
         """Return what columns, asked at all rows of a space, leave beside it."""
-        known = np.arange(space.known)
+        known, count = np.arange(space.known), len(space.rows)
         vectors = np.column_stack([self.heads.u[h], self.W[h][:, known]])
-        A = self.heads.windows[h].a[space.both]
+        A, M = self.heads.windows[h].a[space.both], self._changes(h, space.both, columns)
+        noise = self._noise(h, space.both, columns)
         base = self.heads.error.of_logits(A, self.heads.v, h, self.s[h, space.both])
         before = np.column_stack([base, self._noise(h, space.both, known)])
-        asked = LogitTable(
-            A, self._changes(h, space.both, columns), self._noise(h, space.both, columns)
-        )
-        earlier = LogitTable(A, np.zeros_like(before), before)
-        return rests_of(space.basis, (vectors, earlier), (asked, len(space.rows)))
+        A_R, A_X = A[:count], A[count:]
+        skeleton = Skeleton(space.basis, A_R)
+        C = np.asarray(np.linalg.lstsq(skeleton.core.T, (A_X @ space.basis).T, rcond=None)[0].T)
+
+        def carried(noise: Array) -> Array:
+            return np.asarray(noise[count:] ** 2 + C**2 @ noise[:count] ** 2)
+
+        rest = M[count:] - C @ M[:count]
+        # how much of every earlier column is in each of these
+        k = np.linalg.lstsq(vectors, skeleton.solve(M[:count]), rcond=None)[0]
+        square = carried(noise) + carried(before) @ k**2
+        sees = np.linalg.norm(A_X - C @ A_R, axis=1)
+        tau = np.abs(rest) / np.where(sees > 0, sees, np.inf)[:, None]
+        with np.errstate(invalid="ignore", divide="ignore"):
+            share = np.linalg.norm(rest, axis=0) / np.linalg.norm(M, axis=0)
+        # a tail has d directions, of which a checking row sees one
+        d = len(space.basis)
+        tail = float(np.sqrt(d * np.mean(tau**2))) if tau.size else 0.0
+        tilt = float(np.linalg.norm(np.eye(d) - skeleton.solve(A_R))) / np.sqrt(d)
+        return ColumnRests(rest, np.sqrt(square), np.nan_to_num(share), tilt * tail)
 
     def _changes(self, h: int, rows: Indices, columns: Indices) -> Array:
         """Return a·W_h q as it was read (rows, columns)."""
@@ -280,7 +296,7 @@ class ColumnTable:
                 self._solve(h, columns)
             return moved(self.W[:, :, columns], before)
 
-        return swept(sweep, self.tuning.sweep)
+        return swept(sweep)
 
     def settle_all(self) -> float:
         """Settle all columns, take column spaces anew from the first ones, settle again."""
@@ -299,12 +315,11 @@ class ColumnTable:
 
     def tailed(self, given: bool) -> list[int]:
         """List closed heads whose columns leave more than noise; a given rank excuses no more."""
-        tuning, rested = self.tuning, self.rested
+        rested = self.rested
         return [
             h
             for h in self.spaces
-            if rested[h].shown(tuning.noises)
-            and not (given and np.max(rested[h].share, initial=0.0) > tuning.tail)
+            if rested[h].shown and not (given and np.max(rested[h].share, initial=0.0) > TAIL)
         ]
 
     def _solve(self, h: int, columns: Indices) -> None:
@@ -327,10 +342,10 @@ class ColumnTable:
         One head's errors pass on to others, and those of the first columns to a column space.
         Returns what each entry of W and u moves by as well.
         """
-        tuning, errors = self.tuning, np.zeros(len(self.W))
+        errors = np.zeros(len(self.W))
         W_off, u_off = np.zeros(self.W.shape), np.zeros(self.heads.u.shape)
         entries = max(1, self.W[0].size)  # of a head of rank 1 u alone may have been read
-        for _ in range(max(tuning.disturbed, tuning.seen // entries)):
+        for _ in range(max(DISTURBED, SEEN // entries)):
             other = self._perturbed(rng)
             W, u = other.W - self.W, other.heads.u - self.heads.u
             along = np.linalg.norm(u, axis=1) / self.heads.error.length
@@ -360,18 +375,34 @@ class ColumnTable:
         turned *= heads.error.v_error / np.linalg.norm(turned, axis=1, keepdims=True)
         y = np.array([predicted(heads.v, heads.u, window.a) for window in heads.windows])
         y = y.reshape(noise.shape) + noise * rng.standard_normal(noise.shape)
-        there, s, _ = settled_base(replace(heads, v=heads.v + turned), y, self.tuning.sweep)
-        columns = self.answers.y
-        other = replace(
-            self,
-            answers=replace(self.answers, y=columns + noise * rng.standard_normal(columns.shape)),
-            heads=there,
-            s=s,
-            W=self.W.copy(),
-            lost=self.lost.copy(),
-            wide=self.wide.copy(),
-            spaces=dict(self.spaces),
-            rested={},
-        )
+        there, s, _ = settled_base(replace(heads, v=heads.v + turned), y)
+        columns = self.answers.y + noise * rng.standard_normal(self.answers.y.shape)
+        other = ColumnTable.empty(replace(self.answers, y=columns), s, self.tuning)
+        other.heads, other.spaces = there, dict(self.spaces)
+        other.W[:] = self.W
         other.settle_all()
         return other
+
+
+def telling_rows(A: Array, noise: Array, basis: Array) -> Indices:
+    """Choose as many rows of A (d, d) as solve for vectors of a span, with little error.
+
+    Noise of the rows and a tail that it hides count alike. Pivoted QR takes what is long: rows
+    weighted at random offer other choices.
+    """
+    length, rank = np.linalg.norm(A, axis=1), basis.shape[1]
+    rng, hidden = np.random.default_rng(rank), np.median(noise / length)
+    best, least = np.arange(rank), np.inf
+    for n in range(CHOICES):
+        weight = length * np.exp(rng.standard_normal(len(A)) * (n > 0))
+        rows = pivots((A @ basis / weight[:, None]).T, rank)
+        try:
+            inverse = np.linalg.inv(A[rows] @ basis)
+        except np.linalg.LinAlgError:
+            continue
+        error = np.hypot(
+            np.linalg.norm(inverse * noise[rows]), hidden * np.linalg.norm(inverse @ A[rows])
+        )
+        if error < least:
+            best, least = rows, error
+    return best

@@ -5,7 +5,7 @@ solved together (`learners.multi_head.column_table`). Once a column is predicted
 it, which takes a few rows more than there are columns, a head's other columns are asked with as
 many rows as its rank. A few of them are asked with more: where answers show a tail of W beside that
 rank, as they do where a W of low rank is stored as float32, all columns are read in full; a tail
-that they do not show counts to the error (`learners.multi_head.column_rests`).
+that they do not show counts to the error.
 """
 
 from __future__ import annotations
@@ -16,10 +16,21 @@ from dataclasses import dataclass
 import numpy as np
 
 from unsoftmax.learners.compose import Asking
-from unsoftmax.learners.multi_head.column_table import ColumnTable, ColumnTableTuning
+from unsoftmax.learners.multi_head.column_table import ColumnTable, ColumnTuning
 from unsoftmax.learners.multi_head.search_outcomes import CoincidentJumps
-from unsoftmax.learners.multi_head.window_sweeps import WindowAnswers, WindowCells
+from unsoftmax.learners.multi_head.window_sweeps import UNSETTLED, WindowAnswers, WindowCells
 from unsoftmax.probes import Array, Indices
+
+# Where a logit is too large to be read, the query token is asked again so many times closer to b.
+# A larger factor loses more digits of W b at once, a smaller one takes more rounds.
+QUERY_NEARER_BY = 5.0
+# Times that this is done: a logit that is still too large then is read wrongly.
+QUERY_NEARER_TIMES = 6
+# Ranks up to this one are tried one by one, each in a round of its own.
+TRIED = 8
+# Larger ranks are tried in steps of the columns known over this, up to half of d: fewer rounds,
+# and at most an eighth more queries.
+STEPS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +52,7 @@ def read_columns(
     s: Array,
     rank: int | None,
     rng: np.random.Generator,
-    tuning: ColumnTableTuning,
+    tuning: ColumnTuning,
     *,
     spanning: bool = False,
 ) -> Asking[HeadColumns]:
@@ -51,7 +62,7 @@ def read_columns(
     """
     table = ColumnTable.empty(answers, s, tuning)
     H, d, k = table.W.shape
-    for first, last in blocks(d, k, rank, tuning):
+    for first, last in blocks(d, k, rank, tuning.ample):
         now = np.arange(first, last)
         if rank is not None and first >= rank - 1:
             for h in range(H):
@@ -61,13 +72,13 @@ def read_columns(
         if spanning and len(table.spaces) == H:
             table = yield from _spanning(table, first)
             break
-        yield from answers.ask(_wanted(table, now, rank), "columns")
+        yield from answers.ask(_wanted(table, now), "columns")
         yield from _settle(table, now)
     last_move = table.settle_all()
     while tailed := table.tailed(given=rank is not None):
         yield from _read_whole(table, tailed, np.arange(k))
         last_move = table.settle_all()
-    if np.any(table.lost) or last_move > tuning.sweep.unsettled:
+    if np.any(table.lost) or last_move > UNSETTLED:
         raise CoincidentJumps
     unsettled = last_move * np.linalg.norm(table.W, axis=(1, 2))
     errors, off, base_off = table.errors(rng)
@@ -80,37 +91,32 @@ def no_columns(dim: int) -> HeadColumns:
     return HeadColumns(W, np.zeros(0), np.zeros(0, dtype=np.intp), W, u)
 
 
-def blocks(d: int, k: int, rank: int | None, tuning: ColumnTableTuning) -> list[tuple[int, int]]:
+def blocks(d: int, k: int, rank: int | None, ample: float = 1.0) -> list[tuple[int, int]]:
     """Divide k columns: with a rank in two, else so that ranks can be tried between."""
     if rank is not None:
-        cut = min(max(int(np.ceil(tuning.ample * rank)) - 1, 0), k)
+        cut = min(max(int(np.ceil(ample * rank)) - 1, 0), k)
         return [block for block in ((0, cut), (cut, k)) if block[0] < block[1]]
     edges = [0]
     while edges[-1] < k:
         at = edges[-1]
-        step = 1 if at < tuning.tried else at // tuning.steps
+        step = 1 if at < TRIED else at // STEPS
         edges.append(min(k, at + step) if 2 * (at + step) <= d else k)
     return list(itertools.pairwise(edges))
 
 
-def _wanted(table: ColumnTable, block: Indices, rank: int | None) -> list[WindowCells]:
+def _wanted(table: ColumnTable, block: Indices) -> list[WindowCells]:
     """List what to ask of a block of columns; its first one may have been asked in part.
 
     The first columns of a head whose rank is known are asked with more rows than that.
     """
     wanted: list[WindowCells] = []
-    asked = table.answers.asked[:, :, block[0]]
-    for h in range(len(table.W)):
+    for h, asked in enumerate(table.answers.asked):
         rows = table.rows_of(h)
-        if h in table.spaces or rank is not None or not asked[h].any():
-            missing = rows[~asked[h, rows]]
-        else:
-            missing = np.flatnonzero(~asked[h])
-        wanted += [(h, missing, block[:1]), (h, rows, block[1:])]
+        wanted += [(h, rows[~asked[rows, block[0]]], block[:1]), (h, rows, block[1:])]
         if h in table.spaces:
             space = table.spaces[h]
             new = block[(block < space.known + table.tuning.checked) & (block >= space.known)]
-            asked_beside = table.answers.asked[h][np.ix_(space.beside, new)].all(axis=0)
+            asked_beside = asked[np.ix_(space.beside, new)].all(axis=0)
             wanted.append((h, space.beside, new[~asked_beside]))
     return wanted
 
@@ -163,14 +169,14 @@ def _settle(table: ColumnTable, columns: Indices) -> Asking[None]:
     """Settle columns; ask those whose logits moved too far again, closer to b."""
     answers = table.answers
     table.settle(columns)
-    for _ in range(table.tuning.query_nearer_times):
+    for _ in range(QUERY_NEARER_TIMES):
         lost = (table.lost | table.wide)[:, :, columns].any(axis=1)
         if not np.any(lost):
             return
         wanted: list[WindowCells] = []
         for h, n in zip(*np.nonzero(lost), strict=True):
             column = columns[n : n + 1]
-            answers.t[h, column] /= table.tuning.query_nearer_by
+            answers.t[h, column] /= QUERY_NEARER_BY
             table.W[h][:, column] = 0.0
             wanted.append((int(h), np.flatnonzero(answers.asked[h, :, column[0]]), column))
         yield from answers.ask(wanted, "columns again")

@@ -5,7 +5,7 @@ against d. Proposition 7.1 of arXiv 2601.16873 says what can be known: heads of 
 w_h are one. How to know it is beyond the paper, which leaves it open for heads that are not in
 orthogonal subspaces. One query token b, u_h = W_h b + w_h, offsets a:
 
-1. c, Σ v_h and the precision of answers, from single tokens (`head_sums`);
+1. c, Σ v_h and the precision of answers, from single tokens (`reduced_answers`);
 2. half a circle of huge a crosses every hyperplane a·u_h = 0 once (`arrangement.jumps`);
 3. near each crossing one gate alone is open: u_h in the plane (`in_plane`), then out of it
    (`out_of_plane`), then all v_h from one linear system (`value_system`);
@@ -14,11 +14,11 @@ orthogonal subspaces. One query token b, u_h = W_h b + w_h, offsets a:
 5. three copies of a token tell W_h from −W_h (`orientation`);
 6. fresh sequences confirm or refuse (`fresh_sequences`, `conclusions`); heads that are right but
    not known precisely enough, as close ones are, are corrected (`newton_correction`); after a
-   failure steps 2 to 5 (`token_search`) begin again with another b (`searches`, `restarts`);
+   failure steps 2 to 5 (`token_search`) begin again with another b (`searches`, `search_outcomes`);
 7. where answers are coarse, as those of float32 services are, offsets at which all heads but one
    are silent take the place of steps 3 and 4 (`silent_search`), and after them shorter tokens;
 8. where no half circle shows the heads one by one, as with W and 2W, or in one dimension, all are
-   read off the poles of answers along one line (`pole_lines`, `pole_search`).
+   read off the poles of answers along one line (`pole_search`).
 
 Under a cap on tokens (`token_lengths`) gates may stay open at the longest offsets. Such parts of
 the half circle are left out of the search, and open gates are counted with their values.
@@ -37,22 +37,31 @@ import numpy as np
 from unsoftmax.errors import ModelMismatch
 from unsoftmax.learners.compose import Asking, limited
 from unsoftmax.learners.multi_head.conclusions import concluded, predicting
-from unsoftmax.learners.multi_head.head_sums import read_head_sums
 from unsoftmax.learners.multi_head.multi_head_tuning import MultiHeadTuning
 from unsoftmax.learners.multi_head.newton_correction import polished
+from unsoftmax.learners.multi_head.pole_search import LINES, POLE_LENGTHS, pole_queries
 from unsoftmax.learners.multi_head.recovered_heads import RecoveredHeads
-from unsoftmax.learners.multi_head.reduced_answers import ReducedAnswers
-from unsoftmax.learners.multi_head.restarts import Precise, Restarts
-from unsoftmax.learners.multi_head.searches import HeadSearches, searched_at_lengths
-from unsoftmax.learners.multi_head.token_lengths import TokenLengths
+from unsoftmax.learners.multi_head.reduced_answers import ReducedAnswers, read_head_sums
+from unsoftmax.learners.multi_head.search_outcomes import SEARCH_COUNTS, Restarts
+from unsoftmax.learners.multi_head.searches import PRECISIONS, SHORTER, HeadSearches
+from unsoftmax.learners.multi_head.silent_search import SILENT_STARTS, silent_queries
+from unsoftmax.learners.multi_head.token_lengths import COARSE, ENOUGH, NOISES, TokenLengths
 from unsoftmax.learners.multi_head.token_search import SoughtHeads
 from unsoftmax.learners.rotary_head.rotary_learner import told_frequencies
-from unsoftmax.learners.rotary_heads.biased_rotary_heads import learn_biased
+from unsoftmax.learners.rotary_heads.biased_rotary_heads import EXTRA, learn_biased
 from unsoftmax.learners.rotary_heads.rotary_heads_task import RotaryHeadsTask
 from unsoftmax.learners.settings import Configured, flag, positive, rank_up_to, whole_number
 from unsoftmax.models import MultiHead, Rotary
 from unsoftmax.probes import FARTHEST
 from unsoftmax.protocol import Plan, Steps
+
+# What is planned for, at most. The bulk may be asked so often: columns again where logits are lost,
+# heads corrected where they are close.
+TIMES = 3
+# Queries per head of one search along half a circle: 20 are usual, more where heads crowd.
+PER_HEAD = 200
+# Rounds of one search: 90 for 64 heads in 64 dimensions.
+ROUNDS = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,9 +183,7 @@ class MultiHeadLearner(Configured):
         turns, told = told_frequencies(self.rotary, self.rotary_base, rank)
         if not turns:
             return None
-        return RotaryHeadsTask(
-            int(self.dim), int(self.seed), told, self.tuning.rotary, self.tuning.conclusion
-        )
+        return RotaryHeadsTask(int(self.dim), int(self.seed), told, self.tuning.with_positions())
 
     def plan(self) -> Plan:
         """Say what learning costs at most; what it takes is known only with the heads."""
@@ -185,22 +192,22 @@ class MultiHeadLearner(Configured):
         positions = self._positions()
         shifted = self.biases and positions is not None
         bulk = H * (r + shifted) * (2 * d + self.biases - r)
-        tries = len(tuning.restarts.starts) + len(tuning.search.precisions) * self.functional
-        soft = TokenLengths.under(self.radius, self.biases, tuning.lengths).soft
+        tries = len(tuning.restarts.starts) + len(PRECISIONS) * self.functional
+        soft = TokenLengths.under(self.radius, self.biases).soft
         unlucky = tuning.restarts.most_unlucky if soft else 0
-        shorter = len(tuning.lengths.noises) * len(tuning.shorter.starts)  # for coarse answers
+        shorter = len(NOISES) * len(SHORTER.starts)  # for coarse answers
         half_circles = tries + unlucky + shorter
-        searches = tries * 4 * H * d + half_circles * tuning.plan.per_head * (H + 1)
+        searches = tries * 4 * H * d + half_circles * PER_HEAD * (H + 1)
         whole = H * d * (d + self.biases) if r < d else 0  # where W has that rank but nearly
-        at_most = tries * (tuning.plan.times * bulk + whole) + searches + bulk * self.polish
-        at_most += tuning.silence.at_most(H, d, bulk + whole)
+        at_most = tries * (TIMES * bulk + whole) + searches + bulk * self.polish
+        at_most += silent_queries(H, d, bulk + whole)
         turned = 0
         more: tuple[int, ...] = ()
         if positions is not None:
             turned = positions.queries(H, r, biases=shifted) * (tries if shifted else 1)
-            more = (tuning.rotary.holdout.most_tokens(d),)
+            more = (tuning.holdout.most_tokens(d),)
         at_most += turned
-        by_poles, pole_tokens = tuning.poles.at_most(H, d, self.biases)
+        by_poles, pole_tokens = pole_queries(H, d, self.biases)
         copies = tries * (H + 1) * (d + 2)
         fresh = tuning.conclusion.fresh
         usual, formula = self._usual(r)
@@ -208,11 +215,11 @@ class MultiHeadLearner(Configured):
             queries=None,
             at_most=at_most + by_poles,
             tokens=2 * at_most + turned + 4 * copies + pole_tokens,
-            rounds=tuning.plan.rounds
-            * (tries + shorter + tuning.silence.tries + unlucky // tuning.restarts.search_counts),
+            rounds=ROUNDS
+            * (tries + shorter + len(SILENT_STARTS.starts) + unlucky // SEARCH_COUNTS),
             formula=f"{formula}: {usual:,} for {H} of rank {r}",
             longest_token=FARTHEST if self.radius is None else float(self.radius),
-            most_tokens=fresh.long.most_tokens(d, *fresh.lengths, *tuning.poles.lengths, *more),
+            most_tokens=fresh.long.most_tokens(d, *fresh.lengths, *POLE_LENGTHS, *more),
         )
 
     def _usual(self, r: int) -> tuple[int, str]:
@@ -240,38 +247,29 @@ class MultiHeadLearner(Configured):
         return (yield from limited(steps, error, queries=plan.at_most, rounds=plan.rounds))
 
     def _steps(self, checks: int) -> Steps[Any]:
-        rng = np.random.default_rng(self.seed)
+        rng, conclusion = np.random.default_rng(self.seed), self.tuning.conclusion
         if (positions := self._positions()) is not None:
-            tuning = self.tuning.with_positions()
-            if self.biases:
-                return (yield from self._biased(positions, checks, rng, tuning))
-            return (yield from positions.steps(self._found(rng, tuning), checks, rng))
-        tuning, biases = self.tuning, self.biases
-        searches, found = yield from self._searched(rng, tuning)
-        reduced, conclusion = searches.reduced, tuning.conclusion
+            tuning = positions.tuning
+            if not self.biases:
+                return (yield from positions.steps(self._found(rng, tuning), checks, rng))
+            reduced = yield from self._sums(rng, tuning)
+            columns = replace(tuning.columns, extra=EXTRA)
+            tuning = replace(tuning, columns=columns)
+            sought = SoughtHeads(self.max_heads, True, self.rank, tuning, shifted=True)
+            return (yield from learn_biased(sought, reduced, positions.told, checks, rng))
+        searches, found = yield from self._searched(rng, self.tuning)
+        reduced = searches.reduced
         if found is None and self.functional and self.dim > 1:
             yield from searches.as_if_coarser()
         if found is None and self.functional and searches.contradicted and reduced.scale > 0:
             share, best = min(searches.contradicted, key=lambda pair: pair[0])
             if share <= conclusion.farthest:
                 return (yield from predicting(best, share, reduced, checks, rng, tuning=conclusion))
-        found = found or (yield from self._by_poles(searches))
-        return (yield from concluded(found, reduced, checks, biases, rng, tuning=conclusion))
-
-    def _biased(
-        self,
-        positions: RotaryHeadsTask,
-        checks: int,
-        rng: np.random.Generator,
-        tuning: MultiHeadTuning,
-    ) -> Steps[Any]:
-        """Learn heads with positions and biases."""
-        lengths = TokenLengths(tuning=tuning.lengths)
-        reduced = yield from read_head_sums(self.dim, True, lengths, rng, tuning.sums)
-        columns = replace(tuning.columns, extra=tuning.rotary.biased.extra)
-        tuning = replace(tuning, columns=columns)
-        sought = SoughtHeads(self.max_heads, True, self.rank, tuning, shifted=True)
-        return (yield from learn_biased(sought, reduced, positions.told, checks, rng))
+        if found is None:
+            found = yield from searches.by_poles()
+        if found is None:
+            raise self._refusal(searches)
+        return (yield from concluded(found, reduced, checks, self.biases, rng, tuning=conclusion))
 
     def _found(
         self, rng: np.random.Generator, tuning: MultiHeadTuning
@@ -282,57 +280,44 @@ class MultiHeadLearner(Configured):
             raise self._refusal(searches)
         return searches.reduced, found
 
+    def _sums(self, rng: np.random.Generator, tuning: MultiHeadTuning) -> Asking[ReducedAnswers]:
+        lengths = TokenLengths.under(self.radius, self.biases)
+        return read_head_sums(self.dim, self.biases, lengths, rng, tuning.line, tuning.pairs)
+
     def _searched(
         self, rng: np.random.Generator, tuning: MultiHeadTuning
     ) -> Asking[tuple[HeadSearches, RecoveredHeads | None]]:
         """Search along half circles; correct what is found where that was asked for."""
-        lengths = TokenLengths.under(self.radius, self.biases, tuning.lengths)
-        reduced = yield from read_head_sums(self.dim, self.biases, lengths, rng, tuning.sums)
+        reduced = yield from self._sums(rng, tuning)
         sought = SoughtHeads(self.max_heads, self.biases, self.rank, tuning)
         restarts = Restarts(tuning.restarts, refuse_many=not self.functional)
         searches = HeadSearches(sought, reduced, self.functional, rng, restarts)
-        found = None
         # half a circle needs a plane
-        if self.dim > 1:
-            searches, found = yield from searched_at_lengths(searches, tuning.shorter)
+        found = (yield from searches.run()) if self.dim > 1 else None
         if found is not None and self.polish:
-            found = yield from polished(
-                found, searches.reduced, self.biases, rng, tuning.correction
-            )
+            reduced = searches.reduced
+            found = yield from polished(found, reduced, self.biases, rng, tuning.correction)
         return searches, found
 
-    def _by_poles(self, searches: HeadSearches) -> Asking[RecoveredHeads]:
-        """Find heads by their poles, or refuse."""
-        found = yield from searches.by_poles()
-        if found is None:
-            raise self._refusal(searches)
-        return found
-
     def _refusal(self, searches: HeadSearches) -> ModelMismatch:
-        reasons = self._reasons(searches.restarts)
-        coarse = self._too_coarse(searches.reduced.eta)
-        return ModelMismatch(" ".join([*reasons, *coarse, *searches.reduced.precision.why]))
-
-    def _too_coarse(self, eta: float) -> Iterator[str]:
-        """Say by how much answers are too coarse, where they may be."""
-        tuning = self.tuning.lengths
-        if eta <= tuning.coarse:
-            return
-        beyond = ""
-        if eta > tuning.enough:
+        eta, beyond = searches.reduced.eta, ""
+        reasons = list(self._reasons(searches.restarts))
+        if eta > ENOUGH:
             beyond = (
-                f", {eta / tuning.enough:.2g} times more than layers took whose heads were told "
-                "apart: they are too coarse"
+                f", {eta / ENOUGH:.2g} times more than layers took whose heads were told apart: "
+                "they are too coarse"
             )
-        yield (
-            f"Tokens of {1 + len(tuning.noises)} lengths were tried, and offsets at which other "
-            f"heads are silent, since answers are off by {eta:.1e} of the size of their terms"
-            f"{beyond}."
-        )
+        if eta > COARSE:
+            reasons.append(
+                f"Tokens of {1 + len(NOISES)} lengths were tried, and offsets at which other heads "
+                f"are silent, since answers are off by {eta:.1e} of the size of their terms"
+                f"{beyond}."
+            )
+        return ModelMismatch(" ".join([*reasons, *searches.reduced.precision.why]))
 
     def _reasons(self, restarts: Restarts) -> Iterator[str]:
         """Say why nothing was found, in sentences."""
-        if restarts.precise is Precise.COARSER:
+        if restarts.coarse > 0:
             yield (
                 f"Tokens no longer than radius = {self.radius:g} do not switch the heads one by "
                 "one: along every half circle that was tried gates stay open, or two of them open "
@@ -343,7 +328,7 @@ class MultiHeadLearner(Configured):
             return
         positions = self._positions() is not None
         circles = f"{len(self.tuning.restarts.starts)} searches along half circles"
-        poles = f"{self.tuning.poles.lines} for poles along lines"
+        poles = f"{LINES} for poles along lines"
         searches = [circles] * (self.dim > 1) + [poles] * (not positions)
         yield (
             f"None of {' and '.join(searches)} gave heads that predict fresh answers. Heads with "

@@ -8,6 +8,11 @@ Three copies of a+b and one b shift every logit by ℓ = ln 3. With v_h = α_h �
 
 ψ_h is ½ where head h is saturated, so its own window gives m_h. One row of it tells m_h = ±v_h,
 the usual case of a single head; else all d rows are asked.
+
+What a cap on tokens may hide: heads whose logits are too small to be seen. Where no gate switches
+along a half circle, heads are taken for W = 0. Without a cap that leaves nothing out. Under one,
+logits may be small at the longest tokens: then v·a·a·(W b)/4 is left of each head, which is looked
+for there by eight queries, and what cannot be seen is bounded.
 """
 
 from __future__ import annotations
@@ -17,31 +22,34 @@ from dataclasses import dataclass
 import numpy as np
 
 from unsoftmax.learners.compose import Asking
+from unsoftmax.learners.multi_head.reduced_answers import ReducedAnswers
 from unsoftmax.learners.multi_head.search_outcomes import UnsaturatedGates
 from unsoftmax.learners.multi_head.window_sweeps import TokenHeads
+from unsoftmax.models import MultiHead
 from unsoftmax.probes import Array, Indices, Sequences
 
 # Copies of a+b beside one b: the smallest number that shifts logits, by ln 3, and keeps all digits.
 COPIES = 3
 
-
-@dataclass(frozen=True, slots=True)
-class OrientationTuning:
-    """What counts as a sign, and as a head W = 0."""
-
-    sign: float = 1e-8
-    """m_h counts as ±v_h if it is so to this accuracy: a head beside its opposite is missed where
-    the values of that one are smaller by this."""
-    noises: float = 30.0
-    """The same in units of what answers' precision leaves; the larger of the two counts."""
-    candidates: int = 2000
-    """Random directions among which those farthest from all hyperplanes show a head W = 0."""
-    unseen: float = 1e-8
-    """Logits up to this move answers by less than the search for jumps resolves."""
-    too_open: float = 1e-6
-    """Gates that leave more open than this share of the values hide a head W = 0."""
-    sweeps: int = 4
-    """Sweeps over heads that have their opposite beside them: each leaves e⁻¹⁴ of the error."""
+# m_h counts as ±v_h if it is so to this accuracy: a head beside its opposite is missed where the
+# values of that one are smaller by this.
+SIGN = 1e-8
+# The same in units of what answers' precision leaves; the larger of the two counts.
+NOISES = 30.0
+# Random directions among which those farthest from all hyperplanes show a head W = 0.
+CANDIDATES = 2000
+# Logits up to this move answers by less than the search for jumps resolves.
+UNSEEN = 1e-8
+# Gates that leave more open than this share of the values hide a head W = 0.
+TOO_OPEN = 1e-6
+# Sweeps over heads that have their opposite beside them: each leaves e⁻¹⁴ of the error.
+PAIR_SWEEPS = 4
+# Pairs of tokens that are asked.
+PAIRS = 8
+# What is more than this many times the answers' error is seen.
+UNSEEN_NOISES = 30.0
+# a·(W b) is ‖W‖‖a‖‖b‖/d for random a and b; of eight, all are below a third of that once in 10⁶.
+SMALL = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,44 +82,40 @@ class OrientedHeads:
         return max(1.0, float(np.linalg.norm(np.sum(values, axis=0) - s) / expected))
 
 
-def orient(
-    token: TokenHeads, rng: np.random.Generator, tuning: OrientationTuning
-) -> Asking[OrientedHeads]:
+def orient(token: TokenHeads, rng: np.random.Generator) -> Asking[OrientedHeads]:
     """Tell every head's sign, and the heads that two tokens cannot see."""
     v, error = token.seen.v, token.seen.error.v_error
-    v0, v0_error = yield from _constant(token, rng, tuning)
+    v0, v0_error = yield from _constant(token, rng)
     if v0 is not None:
         error = max(error, v0_error)
-    f, paired = yield from _signs(token, v0, tuning)
+    f, paired = yield from _signs(token, v0)
     m = np.sign(f)[:, None] * v
     if len(paired):
-        m, m_error = yield from _sums_of_pairs(token, paired, m, v0, tuning)
+        m, m_error = yield from _sums_of_pairs(token, paired, m, v0)
         error = max(error, m_error)
     index: list[int] = []
     sign: list[float] = []
     values: list[Array] = []
     for h in range(len(v)):
         if h in paired:
-            found = list(_pair(m[h], v[h], error, tuning))
+            found = list(_pair(m[h], v[h], error))
         else:
             found = [(float(np.sign(f[h])), np.sign(f[h]) * v[h])]
         index += [h] * len(found)
         sign += [turned for turned, _ in found]
         values += [value for _, value in found]
-    unswitched = tuning.unseen / token.reduced.lengths.far(token.length)
+    unswitched = UNSEEN / token.reduced.lengths.far(token.length)
     return OrientedHeads(index, sign, values, v0, error, unswitched)
 
 
-def _pair(m: Array, v: Array, error: float, tuning: OrientationTuning) -> list[tuple[float, Array]]:
+def _pair(m: Array, v: Array, error: float) -> list[tuple[float, Array]]:
     """Return signs and values of W and −W, from their sum and difference; leave out zeros."""
     both = ((1.0, (m + v) / 2), (-1.0, (m - v) / 2))
-    least = max(tuning.sign * float(np.linalg.norm(v)), tuning.noises * error)
+    least = max(SIGN * float(np.linalg.norm(v)), NOISES * error)
     return [(sign, value) for sign, value in both if float(np.linalg.norm(value)) > least]
 
 
-def _signs(
-    token: TokenHeads, v0: Array | None, tuning: OrientationTuning
-) -> Asking[tuple[Array, Indices]]:
+def _signs(token: TokenHeads, v0: Array | None) -> Asking[tuple[Array, Indices]]:
     """Ask one row of every window; return f with m_h = f_h v_h, and the heads with |f| ≠ 1."""
     seen = token.seen
     H, d = seen.u.shape
@@ -122,7 +126,7 @@ def _signs(
     still = np.zeros(1)
     noise = np.array([seen.error.of_logits(a[[h]], seen.v, h, still)[0] for h in range(H)])
     own = np.abs(np.diag(psi)) if H else np.zeros(0)
-    allowed = np.maximum(tuning.sign, tuning.noises * noise / own)
+    allowed = np.maximum(SIGN, NOISES * noise / own)
     return f, np.flatnonzero(np.abs(np.abs(f) - 1) > allowed)
 
 
@@ -151,13 +155,11 @@ def shifted_gate(s: Array) -> Array:
     return np.asarray(COPIES / (COPIES + np.exp(-np.clip(s, -700, 700))))
 
 
-def _constant(
-    token: TokenHeads, rng: np.random.Generator, tuning: OrientationTuning
-) -> Asking[tuple[Array | None, float]]:
+def _constant(token: TokenHeads, rng: np.random.Generator) -> Asking[tuple[Array | None, float]]:
     """Look for a head W = 0: far out, where all gates are steps, copies change it alone."""
     reduced, seen = token.reduced, token.seen
     d, far = reduced.dim, reduced.lengths.far(token.length)
-    directions = rng.standard_normal((tuning.candidates, d))
+    directions = rng.standard_normal((CANDIDATES, d))
     directions /= np.linalg.norm(directions, axis=1, keepdims=True)
     directions = reduced.lengths.turned(directions, token.b)
     size = np.linalg.norm(seen.u, axis=1)
@@ -166,8 +168,8 @@ def _constant(
     first = yield from _quarter(token, picked[:1], far)
     noise = 8 * reduced.error(far, token.length) * reduced.scale
     noise += seen.error.v_error * np.sqrt(len(seen.v))
-    noise += _open(token, picked[: d + 1], far, tuning)
-    if abs(first[0]) <= max(tuning.sign * reduced.scale, tuning.noises * noise):
+    noise += _open(token, picked[: d + 1], far)
+    if abs(first[0]) <= max(SIGN * reduced.scale, NOISES * noise):
         return None, 0.0
     A = picked[1 : d + 1]
     v0 = np.asarray(np.linalg.solve(A, (yield from _quarter(token, A, far))), dtype=np.float64)
@@ -183,13 +185,13 @@ def _quarter(token: TokenHeads, directions: Array, far: float) -> Asking[Array]:
     return np.asarray(4 * (y - directions @ token.reduced.s / 2 - steps / 2))
 
 
-def _open(token: TokenHeads, directions: Array, far: float, tuning: OrientationTuning) -> float:
+def _open(token: TokenHeads, directions: Array, far: float) -> float:
     """Return what is added to v₀·a, at most, by gates that a cap leaves open."""
     s = far * (directions @ token.seen.u.T)
     psi = np.abs(shifted_gate(s) + shifted_gate(-s) - 1) / 2
     values = np.abs(directions @ token.seen.v.T)
     added = 4 * float(np.max(np.sum(values * psi, axis=1), initial=0.0))
-    if added > tuning.too_open * token.reduced.scale:
+    if added > TOO_OPEN * token.reduced.scale:
         raise UnsaturatedGates
     return added
 
@@ -199,7 +201,6 @@ def _sums_of_pairs(
     paired: Indices,
     m: Array,
     v0: Array | None,
-    tuning: OrientationTuning,
 ) -> Asking[tuple[Array, float]]:
     """Read the whole m_h of heads that have their opposite beside them, and its error."""
     seen, d = token.seen, token.reduced.dim
@@ -207,7 +208,7 @@ def _sums_of_pairs(
     rest, psi = yield from _shifted(token, a, v0)
     m = m.copy()
     m[paired] = 0.0
-    for _ in range(tuning.sweeps):
+    for _ in range(PAIR_SWEEPS):
         for n, h in enumerate(paired):
             rows = slice(n * d, (n + 1) * d)
             terms = (a[rows] @ m.T) * psi[rows]
@@ -221,3 +222,37 @@ def _sums_of_pairs(
         left = logits * np.abs(window @ seen.v[h]) / np.abs(here)
         error = max(error, float(np.linalg.norm(np.linalg.inv(window) * left)))
     return m, error
+
+
+def bound_unseen_logits(
+    model: MultiHead,
+    reduced: ReducedAnswers,
+    rng: np.random.Generator,
+) -> Asking[dict[str, float]]:
+    """Look for logits that the model has not; return bounds on its errors.
+
+    Raises
+    ------
+    UnsaturatedGates
+        There are some.
+    """
+    d, lengths = model.dim, reduced.lengths
+    length = lengths.length
+    far = lengths.far(length)
+    b, a = (rng.standard_normal((PAIRS, d)) for _ in range(2))
+    total = model.v.sum(axis=0)
+    if np.any(total):  # heads show in their values: half of a along them
+        a = a / np.linalg.norm(a, axis=1, keepdims=True) + total / np.linalg.norm(total)
+    a, b = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (a, b))
+    a, b = far * lengths.turned(a, b), length * b
+    X = np.stack([a + b, b], axis=1)
+    [y] = yield [Sequences(X, phase="hidden heads", purpose="pilot")]
+    size = reduced.scale * (far + length) + abs(reduced.c)
+    allowed = UNSEEN_NOISES * float(reduced.precision.error(size))
+    if np.any(np.abs(y - model(X)) > allowed):
+        raise UnsaturatedGates
+    values = max(float(np.median(np.abs(a @ total))), allowed)
+    logit = 4 * allowed / values
+    error = SMALL * d * logit / far
+    v = float(allowed / far * np.sqrt(d) + logit * reduced.scale)
+    return {"W": error / length, "v": v, "w": error}

@@ -20,28 +20,23 @@ from unsoftmax.learners.multi_head.reduced_answers import ReducedAnswers
 from unsoftmax.learners.multi_head.search_outcomes import CoincidentJumps, UnsaturatedGates
 from unsoftmax.probes import Array
 
-
-@dataclass(frozen=True, slots=True)
-class OutOfPlaneTuning:
-    """Where the u_h are read out of the plane, and what is good enough."""
-
-    move: float = 0.8
-    """Logit that the step τ z makes, were u_h as long out of the plane along z as in it."""
-    usable: float = 2.5
-    """Larger logits are read again nearer to the hyperplane: their gates have too few digits."""
-    nearer_by: float = 4.0
-    """They are then so many times nearer."""
-    repeats: int = 8
-    """Readings of a direction at most: a head without a usable one 4⁷ times nearer is refused."""
-    far: float = 1e5
-    """T·K at least: the logit of other heads is that much larger."""
-    value_over_jump: float = 3e3
-    """In-plane values are so many times larger than the unknown v_h·z: the logit is off by
-    1/3000, enough to know on which side of an offset a hyperplane is."""
-    off: float = 0.3
-    """Further out than angles were read to, noise may move the logit by at most this."""
-    inside: float = 0.3
-    """A cell's gradient is read this share of its half width from its middle: no gate is open."""
+# Logit that the step τ z makes, were u_h as long out of the plane along z as in it.
+MOVE = 0.8
+# Larger logits are read again nearer to the hyperplane: their gates have too few digits.
+USABLE = 2.5
+# They are then so many times nearer.
+NEARER_BY = 4.0
+# Readings of a direction at most: a head without a usable one 4⁷ times nearer is refused.
+REPEATS = 8
+# T·K at least: the logit of other heads is that much larger.
+FAR = 1e5
+# In-plane values are so many times larger than the unknown v_h·z: the logit is off by 1/3000,
+# enough to know on which side of an offset a hyperplane is.
+VALUE_OVER_JUMP = 3e3
+# Further out than angles were read to, noise may move the logit by at most this.
+OFF = 0.3
+# A cell's gradient is read this share of its half width from its middle: no gate is open.
+INSIDE = 0.3
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +107,7 @@ class OutOfPlaneReadings:
         return self.vectors(np.where(np.isfinite(outside), outside, u @ self.plane.Z.T))
 
 
-def read_cells(
-    reduced: ReducedAnswers, plane: SearchPlane, heads: InPlane, tuning: OutOfPlaneTuning
-) -> Asking[Array]:
+def read_cells(reduced: ReducedAnswers, plane: SearchPlane, heads: InPlane) -> Asking[Array]:
     """Read all v_h (H, d) from one gradient in the middle of each cell of the half circle.
 
     Far out a cell's answers are linear in a; from one cell to the next Σ_g sign(a·u_g) v_g grows
@@ -125,7 +118,7 @@ def read_cells(
     jumps = heads.jumps
     low, high = jumps.high, np.append(jumps.low[1:], jumps.low[0] + np.pi)
     middle = (low + high) / 2
-    tau = tuning.inside * far * np.minimum(1.0, (high - low) / 2)
+    tau = INSIDE * far * np.minimum(1.0, (high - low) / 2)
     # after() turns the last piece's sign: beyond π it is the first one again
     centre = np.asarray(jumps.after(middle))
     if np.any(tau <= 0):  # no cell between two jumps
@@ -144,7 +137,9 @@ def read_out_of_plane(
     plane: SearchPlane,
     heads: InPlane,
     v: Array,
-    tuning: OutOfPlaneTuning,
+    *,
+    move: float = MOVE,
+    value_over_jump: float = VALUE_OVER_JUMP,
 ) -> Asking[tuple[Array, OutOfPlaneReadings]]:
     """Read every u_h out of the plane, to about three digits; return what was read as well.
 
@@ -152,44 +147,27 @@ def read_out_of_plane(
     pieces on both sides of a jump are exact, and values read far away are not.
     """
     H, m = len(v), len(plane.Z)
-    crossings = _crossings(reduced, plane, heads, v, tuning)
-    tau = np.repeat((tuning.move / heads.slope)[:, None], m, axis=1)
-    a, y = np.empty((H, m, reduced.dim)), np.zeros((H, m))
+    at, own_at, others_at, gates = _crossings(reduced, plane, heads, v, move, value_over_jump)
+    tau = np.repeat((move / heads.slope)[:, None], m, axis=1)
+    a, y, across = np.empty((H, m, reduced.dim)), np.zeros((H, m)), v @ plane.Z.T
     own, others = np.zeros((H, m)), np.zeros((H, m))
     left = np.ones((H, m), dtype=bool)
-    for _ in range(tuning.repeats):
+    for _ in range(REPEATS):
         if not np.any(left):
             break
         h, i = np.nonzero(left)
-        a[h, i] = crossings.a[h] + tau[h, i, None] * plane.Z[i]
+        a[h, i] = at[h] + tau[h, i, None] * plane.Z[i]
         y[h, i] = yield from reduced.ask(a[h, i], plane.b, "out of the plane")
-        own, others = crossings.values(tau, (plane.Z @ v.T).T)
+        own = own_at[:, None] + tau * across
+        others = others_at[:, None] + tau * (gates @ across)
         with np.errstate(invalid="ignore", divide="ignore"):
             s = 2 * np.arctanh((y - others) / own)
-        left = ~(np.abs(s) < tuning.usable)
-        tau[left] /= tuning.nearer_by
+        left = ~(np.abs(s) < USABLE)
+        tau[left] /= NEARER_BY
     if np.any(left):
         raise CoincidentJumps
     readings = OutOfPlaneReadings(plane, a, y, heads.u @ plane.plane, heads.shift, tau)
     return readings.vectors(readings.outside(own, others)), readings
-
-
-@dataclass(frozen=True, slots=True)
-class _CrossingOffsets:
-    """Offsets a (H, d) at which each head's logit is 0, and what reduced answers are there."""
-
-    a: Array
-    own: Array
-    """v_h·a of the head itself (H,)."""
-    others: Array
-    """What the others add (H,)."""
-    gates: Array
-    """(k, g): the gate of head g at crossing k, almost always ±1; 0 for its own."""
-
-    def values(self, tau: Array, outside: Array) -> tuple[Array, Array]:
-        """Return both at steps τ (H, m) beside the crossings, v_h·z being ``outside`` (H, m)."""
-        own = self.own[:, None] + tau * outside
-        return own, self.others[:, None] + tau * (self.gates @ outside)
 
 
 def _crossings(
@@ -197,37 +175,32 @@ def _crossings(
     plane: SearchPlane,
     heads: InPlane,
     v: Array,
-    tuning: OutOfPlaneTuning,
-) -> _CrossingOffsets:
-    """Choose how far out every crossing is read, and predict what is answered there."""
-    angle = heads.angle
+    move: float,
+    value_over_jump: float,
+) -> tuple[Array, Array, Array, Array]:
+    """Choose how far out every crossing is read, and predict what is answered there.
+
+    Returns offsets a (H, d) at which each head's logit is 0, v_h·a of the head itself (H,), what
+    the others add (H,), and at crossing k the gate of head g, almost always ±1, 0 for its own.
+    """
+    angle, K = heads.angle, heads.slope
     towards = np.stack([np.cos(angle), np.sin(angle)], axis=1)
     before, after = (
         reduced.scale * side(angle) for side in (heads.jumps.before, heads.jumps.after)
     )
-    T = _lengths(reduced, plane, heads, np.abs(after - before) / 2, tuning)
+    # far out, but not further than the angle is known to
+    spread, jump = reduced.scale * np.sqrt(reduced.dim / 2), np.abs(after - before) / 2
+    with np.errstate(divide="ignore"):
+        T = np.maximum(FAR, value_over_jump * spread / jump) / K
+    T = np.maximum(heads.T, np.minimum(T, heads.T * OFF / heads.noise))
+    longest, step = reduced.lengths.longest(plane.length), move / K
+    if np.any(longest <= step):
+        raise UnsaturatedGates
+    T = np.minimum(T, np.sqrt(longest - step) * np.sqrt(longest + step))
     gates = np.tanh(T[:, None] * (towards @ heads.u.T) / 2)
     np.fill_diagonal(gates, 0.0)
     opened = np.sum((gates - np.sign(gates)) * (towards @ (v @ plane.plane.T).T), axis=1)
     own, others = T * (after - before) / 2, T * ((after + before) / 2 + opened)
     # out there a shift is a small step aside
-    aside = (heads.shift / heads.slope**2)[:, None] * (heads.u @ plane.plane)
-    return _CrossingOffsets(plane.offsets(angle, T) - aside, own, others, gates)
-
-
-def _lengths(
-    reduced: ReducedAnswers,
-    plane: SearchPlane,
-    heads: InPlane,
-    jump: Array,
-    tuning: OutOfPlaneTuning,
-) -> Array:
-    """Return T at every crossing: far out, but not further than its angle is known to."""
-    K, spread = heads.slope, reduced.scale * np.sqrt(reduced.dim / 2)
-    with np.errstate(divide="ignore"):
-        T = np.maximum(tuning.far, tuning.value_over_jump * spread / jump) / K
-    T = np.maximum(heads.T, np.minimum(T, heads.T * tuning.off / heads.noise))
-    longest, move = reduced.lengths.longest(plane.length), tuning.move / K
-    if np.any(longest <= move):
-        raise UnsaturatedGates
-    return np.asarray(np.minimum(T, np.sqrt(longest - move) * np.sqrt(longest + move)))
+    aside = (heads.shift / K**2)[:, None] * (heads.u @ plane.plane)
+    return plane.offsets(angle, T) - aside, own, others, gates

@@ -4,7 +4,10 @@ W beside 2W, rank-one W_h with one column space, (W, v) beside (−W, v), any he
 dimension: their hyperplanes coincide for every query token, but the paper's identifiability says
 they are there, and copies of a token, which shift logits, show them.
 
-1. One line λe at one query token b: the e·u_h and e·v_h of all heads (`pole_lines`).
+1. One line λe at one query token b, nine copies of each λe + b, or three, and one b: 130 queries
+   find its scale, 200 show the poles of the answers (`measure.poles`), which differ on nearly every
+   line. A fit (`solve.head_equations`) with as few heads as answers allow makes the e·u_h and e·v_h
+   precise: heads that are equal stay one.
 2. Offsets and query tokens near that line, moved by a thousandth: what they add is linear in the
    rest of the u_h, v_h and W_h, which a fit finds from there, close heads being tied at first.
 3. Offsets and query tokens everywhere, at moderate logits: the same fit, now well conditioned.
@@ -16,135 +19,308 @@ of Σ v_h is the value of a head W = 0.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import scipy
 
 from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.multi_head.orientation import COPIES
-from unsoftmax.learners.multi_head.pole_lines import (
-    CopiedTokens,
-    HeadLine,
-    PoleLineTuning,
-    read_line,
-)
-from unsoftmax.learners.multi_head.recovered_heads import RecoveredHeads
+from unsoftmax.learners.multi_head.recovered_heads import RecoveredHeads, no_heads
 from unsoftmax.learners.multi_head.reduced_answers import ReducedAnswers
+from unsoftmax.learners.multi_head.search_outcomes import CoincidentJumps
+from unsoftmax.learners.multi_head.token_lengths import ROUNDING
+from unsoftmax.measure.poles import read_poles
 from unsoftmax.models import MultiHead
-from unsoftmax.probes import Array
+from unsoftmax.probes import Array, Indices, Sequences
 from unsoftmax.solve.head_equations import FittedHeads, HeadEquations, fit_heads
 
+# Copies of λe + b, for one line after the other: more of them set poles further apart, which shows
+# four heads of which two are 1 % apart on 60 of 100 lines instead of 35.
+LINE_COPIES = (9, 3)
+# Lines that are tried: one may meet a head at a right angle, or two heads with equal logits.
+LINES = 8
+# Tokens of the longest sequences.
+POLE_LENGTHS = (max(LINE_COPIES) + 1, COPIES + 1)
+# Offsets between 2⁻³² and 2³² are looked at, in both directions, in units of one over the query
+# token: logits are about ‖W‖ times that.
+OCTAVES = 32
+# Logits show from this share of the largest change on: they are then about 1/20.
+SEEN = 1e-2
+# The largest logit where this is so, taken twice as large as that of a single head.
+FIRST_LOGIT = 0.08
+# Gates are taken for saturated where all changes by less than this share: at logits of 12, beyond
+# which the nearest poles show no more.
+SATURATED = 1e-5
+# What is below this many times the answers' error is not seen, and no head.
+NOISES = 30.0
+# Logits of a few lie this much further out than those that show first; query tokens are made as
+# long as these offsets, where W alone makes the logits.
+MIDDLE = 40.0
+# Under a cap a query token takes the first share of it, where logits need all of it, and offsets
+# the second: two hundredths are left for moving both.
+QUERY_SHARE, OFFSET_SHARE = 0.4, 0.58
+# Offsets of the line: near 0 they are even in λ, further out in log λ.
+POINTS = 200
+# Two heads whose poles show as one are looked for this far apart, relative to their rate; fits from
+# there find those from 0.3 to 5 % apart.
+APART = 0.01
+# Heads are added beyond the poles while each lowers what is missed to this share.
+GAIN = 0.3
+# Heads explain answers that they miss by at most this many times their error (root mean square):
+# right ones miss them by 0.1 to 1.
+FITS = 2.0
+# How far offsets and query tokens are moved from the line at first, in turn until a fit succeeds,
+# as shares of their norms. Larger: what is added is not linear; smaller: it drowns.
+MOVED = (1e-3, 1e-4)
+# How far they are moved next, where answers are so coarse, or heads so close, that a fit to all
+# offsets fails from there.
+FURTHER = (0.03, 0.3)
+# Heads whose logits on the line are this close, relative to them, are fitted as one direction at
+# first.
+TIED = 0.1
+# Equations per unknown, and so many more.
+AMPLE, SPARE = 1.3, 20
+# Smallest and largest logit, of one head, at random offsets.
+LOGITS = (0.5, 6.0)
+# Systems of more unknowns are not tried: a fit would take minutes.
+MOST_UNKNOWNS = 1200
+# A head W = 0 with values below this share of the others' is none.
+FAINT = 1e-8
 
-@dataclass(frozen=True, slots=True)
-class PoleSearchTuning:
-    """How many lines are tried, and what is asked beside them."""
 
-    line: PoleLineTuning = field(default=PoleLineTuning())
-    lines: int = 8
-    """Lines that are tried: one may meet a head at a right angle, or two heads with equal
-    logits."""
-    moved: tuple[float, ...] = (1e-3, 1e-4)
-    """How far offsets and query tokens are moved from the line at first, in turn until a fit
-    succeeds, as shares of their norms. Larger: what is added is not linear; smaller: it drowns."""
-    further: tuple[float, ...] = (0.03, 0.3)
-    """How far they are moved next, where answers are so coarse, or heads so close, that a fit to
-    all offsets fails from there."""
-    tied: float = 0.1
-    """Heads whose logits on the line are this close, relative to them, are fitted as one direction
-    at first."""
-    ample: float = 1.3
-    """Equations per unknown,"""
-    spare: int = 20
-    """and so many more."""
-    least_logit: float = 0.5
-    """Smallest logit, of one head, at random offsets,"""
-    largest_logit: float = 6.0
-    """and the largest."""
-    most_unknowns: int = 1200
-    """Systems of more unknowns are not tried: a fit would take minutes."""
-    faint: float = 1e-8
-    """A head W = 0 with values below this share of the others' is none."""
-
-    @property
-    def lengths(self) -> tuple[int, ...]:
-        """Tokens of the longest sequences."""
-        return max(self.line.copies) + 1, COPIES + 1
-
-    def at_most(self, heads: int, dim: int, biases: bool) -> tuple[int, int]:
-        """Return how many queries, and tokens, are asked at most."""
-        line = 4 * self.line.octaves + 4 + self.line.points
-        unknowns = min(heads * dim * (dim + 1 + biases), self.most_unknowns)
-        around = (len(self.moved + self.further) + 1) * (int(self.ample * unknowns) + self.spare)
-        tokens = line * (max(self.line.copies) + 1) + around * (COPIES + 1)
-        return self.lines * (line + around), self.lines * tokens
+def pole_queries(heads: int, dim: int, biases: bool, lines: int = LINES) -> tuple[int, int]:
+    """Return how many queries, and tokens, are asked at most."""
+    line = 4 * OCTAVES + 4 + POINTS
+    unknowns = min(heads * dim * (dim + 1 + biases), MOST_UNKNOWNS)
+    around = (len(MOVED + FURTHER) + 1) * (int(AMPLE * unknowns) + SPARE)
+    tokens = line * (max(LINE_COPIES) + 1) + around * (COPIES + 1)
+    return lines * (line + around), lines * tokens
 
 
 def separated(
-    reduced: ReducedAnswers,
-    most: int,
-    copies: int,
-    biases: bool,
-    *,
-    rng: np.random.Generator,
-    tuning: PoleSearchTuning,
-) -> Asking[RecoveredHeads | None]:
-    """Read all heads, ``most`` at most, off one line; None where its answers do not tell them.
+    reduced: ReducedAnswers, most: int, copies: int, biases: bool, rng: np.random.Generator
+) -> Asking[RecoveredHeads]:
+    """Read all heads, ``most`` at most, off one line, whose tokens are sent in so many ``copies``.
 
-    Tokens of the line are sent in so many ``copies``.
+    Raises
+    ------
+    CoincidentJumps
+        Its answers do not tell them: another line may.
     """
-    tokens, d = CopiedTokens(reduced, biases), reduced.dim
+    d = reduced.dim
     if reduced.scale == 0:
-        nothing = MultiHead(np.zeros((0, d, d)), np.zeros((0, d)), c=reduced.c)
-        return RecoveredHeads(nothing, dict.fromkeys("Wvw", np.zeros(0)), reduced.lengths.length)
-    line = yield from read_line(tokens, most, copies, rng, tuning.line)
-    if line is None or len(line.rate) * d * (d + 1 + biases) > tuning.most_unknowns:
-        return None
-    search = _PoleSearch(tokens, line, rng, tuning)
+        return no_heads(reduced)
+    tokens = _CopiedTokens(reduced, biases)
+    line = yield from _read_line(tokens, most, copies, rng)
+    if len(line.rate) * d * (d + 1 + biases) > MOST_UNKNOWNS:
+        raise CoincidentJumps
+    search = _PoleSearch(tokens, line, rng)
     if not len(line.rate):  # no logits
         none = FittedHeads(np.zeros((0, d, d + biases)), np.zeros((0, d)), 0.0)
         return search.recovered(none, line.equations)
     near = yield from search.near()
-    if near is None:
-        return None
     equations, found = yield from search.everywhere(near)
-    if found is None:
-        return None
     return search.recovered(found, equations)
+
+
+# -- along the line
+
+
+@dataclass(frozen=True, slots=True)
+class _HeadLine:
+    """The line λe (d,) at query token b, out to ``far``, and what explains its answers."""
+
+    b: Array
+    direction: Array
+    far: float
+    equations: HeadEquations
+    rate: Array
+    """t_h = e·u_h (H,)."""
+
+
+@dataclass(frozen=True, slots=True)
+class _CopiedTokens:
+    """Answers to n copies of a+b and one b, as equations for all heads."""
+
+    reduced: ReducedAnswers
+    biases: bool
+
+    def ask_line(
+        self, b: Array, direction: Array, offsets: Array, copies: int
+    ) -> Asking[HeadEquations]:
+        """Ask offsets along a direction at one query token."""
+        n = len(offsets)
+        a, b = offsets[:, None] * direction, np.repeat(b[None], n, axis=0)
+        return (yield from self.ask(a, b, np.full(n, copies), "poles"))
+
+    def ask(self, a: Array, b: Array, copies: Indices, phase: str) -> Asking[HeadEquations]:
+        """Ask offsets a (n, d), query tokens b (n, d), so many copies of each (n,)."""
+        reduced, groups, probes = self.reduced, [], []
+        for n in np.unique(copies):
+            rows = np.flatnonzero(copies == n)
+            X = np.repeat((a + b)[rows, None], n + 1, axis=1)
+            X[:, -1] = b[rows]
+            groups.append(rows)
+            probes.append(Sequences(X, phase=phase, purpose="data"))
+        answers = yield list(probes)
+        y = np.empty(len(a))
+        for rows, answer in zip(groups, answers, strict=True):
+            y[rows] = answer
+        y = y - reduced.c - b @ reduced.s - (a @ reduced.s) * copies / (copies + 1)
+        size = np.linalg.norm(a, axis=1) + np.linalg.norm(b, axis=1)
+        noise = reduced.precision.error(reduced.scale * size + abs(reduced.c))
+        return HeadEquations(a, self.coordinates(b), np.log(copies), y, noise)
+
+    def coordinates(self, b: Array) -> Array:
+        """Return what u_h is linear in: b, and 1 with biases."""
+        return np.concatenate([b, np.ones((len(b), 1))], axis=1) if self.biases else b
+
+
+def _read_line(
+    tokens: _CopiedTokens, most: int, copies: int, rng: np.random.Generator
+) -> Asking[_HeadLine]:
+    """Ask a random line at a random query token, and explain it by ``most`` heads.
+
+    Where nothing shows logits there are no heads on it.
+    """
+    d, lengths = tokens.reduced.dim, tokens.reduced.lengths
+    b, direction = rng.standard_normal((2, d))
+    b *= min(lengths.length, QUERY_SHARE * lengths.room) / np.linalg.norm(b)
+    direction /= np.linalg.norm(direction)
+    wide, scale = yield from _scale(tokens, b, direction, copies)
+    if scale is None:
+        return _HeadLine(b, direction, np.inf, wide, np.zeros(0))
+    b, steepest, far = scale
+    ends = np.arcsinh(far * steepest / 2)
+    offsets = 2 / steepest * np.sinh(np.linspace(-ends, ends, POINTS))
+    asked = yield from tokens.ask_line(b, direction, offsets, copies)
+    ones = np.ones((len(offsets), 1))
+    along = HeadEquations(offsets[:, None], ones, asked.shift, asked.y, asked.noise)
+    return _HeadLine(b, direction, far, asked, _fewest(along, most).M.ravel())
+
+
+def _scale(
+    tokens: _CopiedTokens, b: Array, direction: Array, copies: int
+) -> Asking[tuple[HeadEquations, tuple[Array, float, float] | None]]:
+    """Find where logits show and where gates are saturated.
+
+    Return what was asked, and a query token as long as such offsets, the largest rate and the
+    farthest offset; None where no logits show.
+    """
+    lengths, length = tokens.reduced.lengths, float(np.linalg.norm(b))
+    longest = (lengths.room - length) * (1 - ROUNDING)
+    sizes = 2.0 ** np.arange(-OCTAVES, OCTAVES + 1) / length
+    sizes = np.append(sizes[sizes < longest], longest) if lengths.capped else sizes
+    both = np.concatenate([sizes, -sizes])
+    answers = yield from tokens.ask_line(b, direction, both, copies)
+    g, noise = (x.reshape(2, -1) / sizes for x in (answers.y, NOISES * answers.noise))
+    largest = float(np.max(np.abs(g), where=np.abs(g) > noise, initial=0.0))
+    if largest == 0:
+        return answers, None
+    shows = np.any(np.abs(g) > np.maximum(SEEN * largest, noise), axis=0)
+    change = np.abs(g - g[:, -1:])
+    moves = np.any(change > np.maximum(SATURATED * largest, noise + noise[:, -1:]), axis=0)
+    first = int(np.argmax(shows))
+    last = min(int(np.max(np.flatnonzero(moves), initial=first)) + 1, len(sizes) - 1)
+    steepest, far = FIRST_LOGIT / float(sizes[first]), float(sizes[last])
+    # noise of a fixed size is small beside long offsets and tiny query tokens
+    fixed = tokens.biases or tokens.reduced.precision.absolute > 0
+    share = 1.0 if fixed else np.sqrt(MIDDLE * float(sizes[first]) / length)
+    if share * length + far / share > lengths.room:
+        share = 1.0 if fixed else QUERY_SHARE * lengths.room / length
+        far = min(far, share * OFFSET_SHARE * lengths.room)
+    return answers, (share * b, share * steepest, far / share)
+
+
+def _fewest(line: HeadEquations, most: int) -> FittedHeads:
+    """Return the fewest heads that explain a line.
+
+    One more head at a time: the next pole, or one of the heads so far taken for two, since the
+    poles of close heads may show as one.
+    """
+    offsets, shift = line.a[:, 0], float(line.shift[0])
+    poles = read_poles(offsets, line.y, shift, line.noise)
+    best: FittedHeads | None = None
+    for count in range(1, most + 1):
+        starts = [] if best is None else list(_split(best.M[:, 0, 0]))
+        if count <= len(poles):
+            starts.insert(0, poles.rate[:count])
+        if not starts:
+            break
+        last, best = best, _first(fit_heads(line, rates[:, None, None]) for rates in starts)
+        if best.missed <= FITS:
+            return _without_poles_that_are_none(best, line)
+        if last is not None and count > len(poles) and best.missed > GAIN * last.missed:
+            break
+    raise CoincidentJumps
+
+
+def _first(fits: Iterator[FittedHeads]) -> FittedHeads:
+    """Return the first fit that misses by little enough, or the best."""
+    best = next(fits)
+    for found in fits:
+        if best.missed <= FITS:
+            break
+        best = min(best, found, key=lambda one: one.missed)
+    return best
+
+
+def _split(rates: Array) -> Iterator[Array]:
+    """Take each of the heads for two, ``APART`` apart."""
+    for h in range(len(rates)):
+        pair = rates[h] * np.array([1 - APART / 2, 1 + APART / 2])
+        yield np.concatenate([np.delete(rates, h), pair])
+
+
+def _without_poles_that_are_none(found: FittedHeads, line: HeadEquations) -> FittedHeads:
+    """Leave out heads whose values are in the noise."""
+    _, deviation = found.deviations(line)
+    heads = np.abs(found.v[:, 0]) > NOISES * deviation[:, 0]
+    if np.all(heads):
+        return found
+    if np.any(heads):
+        fewer = fit_heads(line, found.M[heads])
+        if fewer.missed <= FITS:
+            return fewer
+    raise CoincidentJumps
+
+
+# -- beside the line
 
 
 @dataclass(frozen=True, slots=True)
 class _PoleSearch:
     """The steps that follow a line."""
 
-    tokens: CopiedTokens
-    line: HeadLine
+    tokens: _CopiedTokens
+    line: _HeadLine
     rng: np.random.Generator
-    tuning: PoleSearchTuning
 
     @property
     def length(self) -> float:
         """Norm of the query tokens."""
         return float(np.linalg.norm(self.line.b))
 
-    def near(self) -> Asking[FittedHeads | None]:
+    def near(self) -> Asking[FittedHeads]:
         """Find all heads from what is near the line."""
-        line, tuning = self.line, self.tuning
+        line = self.line
         estimates, ties = self.tied()
-        for moved in tuning.moved:
+        for moved in MOVED:
             around = yield from self._around(moved)
             equations = line.equations.joined(around)
-            tied = fit_heads(equations, estimates, tuning.line.fit, ties=ties)
-            found = fit_heads(equations, tied.M, tuning.line.fit)
-            if found.missed <= tuning.line.fits:
+            tied = fit_heads(equations, estimates, ties=ties)
+            found = fit_heads(equations, tied.M)
+            if found.missed <= FITS:
                 return found
-        return None
+        raise CoincidentJumps
 
     def tied(self) -> tuple[Array, Array]:
         """Return the C_k (K, d, k) as far as the line tells them, and the ties T (H, K)."""
         line, order = self.line, np.argsort(self.line.rate)
         rate, clusters = line.rate[order], [[int(order[0])]]
-        apart = np.diff(rate) > self.tuning.tied * np.minimum(np.abs(rate[1:]), np.abs(rate[:-1]))
+        apart = np.diff(rate) > TIED * np.minimum(np.abs(rate[1:]), np.abs(rate[:-1]))
         for h, other in zip(order[1:], apart, strict=True):
             if other:
                 clusters.append([])
@@ -159,13 +335,13 @@ class _PoleSearch:
 
     def _logits(self, n: int) -> Array:
         """Draw logits of either sign."""
-        sizes = self.rng.uniform(self.tuning.least_logit, self.tuning.largest_logit, n)
+        sizes = self.rng.uniform(*LOGITS, n)
         return np.asarray(sizes * self.rng.choice([-1.0, 1.0], n))
 
     def _count(self) -> int:
         d, H = self.tokens.reduced.dim, len(self.line.rate)
         unknowns = H * d * (d + 1 + self.tokens.biases)
-        return int(self.tuning.ample * unknowns) + self.tuning.spare
+        return int(AMPLE * unknowns) + SPARE
 
     def _around(self, moved: float) -> Asking[HeadEquations]:
         """Ask offsets and query tokens that are moved a little from the line's."""
@@ -179,19 +355,19 @@ class _PoleSearch:
         a *= np.minimum(1.0, longest / np.linalg.norm(a, axis=1))[:, None]
         return (yield from self.tokens.ask(a, b, 1 + np.arange(n) % 2 * (COPIES - 1), "near poles"))
 
-    def everywhere(self, near: FittedHeads) -> Asking[tuple[HeadEquations, FittedHeads | None]]:
+    def everywhere(self, near: FittedHeads) -> Asking[tuple[HeadEquations, FittedHeads]]:
         """Ask random offsets and query tokens at moderate logits; fit all."""
-        line, tuning = self.line, self.tuning
+        line = self.line
         equations = yield from self._moderate(near)
-        found = fit_heads(equations, near.M, tuning.line.fit)
-        for moved in tuning.further:
-            if found.missed <= tuning.line.fits:
+        for further in (*FURTHER, None):
+            found = fit_heads(equations, near.M)
+            if found.missed <= FITS:
                 return equations, found
-            # what was read beside the line is too rough to go so far at once
-            around = line.equations.joined((yield from self._around(moved)))
-            near = fit_heads(around, near.M, tuning.line.fit)
-            found = fit_heads(equations, near.M, tuning.line.fit)
-        return equations, found if found.missed <= tuning.line.fits else None
+            if further is not None:
+                # what was read beside the line is too rough to go so far at once
+                around = line.equations.joined((yield from self._around(further)))
+                near = fit_heads(around, near.M)
+        raise CoincidentJumps
 
     def _moderate(self, near: FittedHeads) -> Asking[HeadEquations]:
         """Ask random offsets and query tokens at which logits of ``near`` are moderate."""
@@ -223,7 +399,7 @@ class _PoleSearch:
         W, w, v = found.M[:, :, :d], found.M[:, :, d:].sum(axis=2), found.v
         rest, error = reduced.s - v.sum(axis=0), reduced.eta * reduced.scale
         error = float(np.hypot(error, np.linalg.norm(errors["v"])))
-        faint = max(self.tuning.faint * reduced.scale, self.tuning.line.noises * error)
+        faint = max(FAINT * reduced.scale, NOISES * error)
         if float(np.linalg.norm(rest)) > faint:  # a head W = 0
             W, w = np.concatenate([W, np.zeros((1, d, d))]), np.concatenate([w, np.zeros((1, d))])
             v = np.concatenate([v, rest[None]])
@@ -240,7 +416,7 @@ class _PoleSearch:
     def unseen(self, v: Array, equations: HeadEquations) -> float:
         """Return the size of u_h that a head of values v has before its logits are seen."""
         gate = scipy.special.expit(equations.shift)
-        seen = self.tuning.line.noises * equations.noise / (gate * (1 - gate))
+        seen = NOISES * equations.noise / (gate * (1 - gate))
         with np.errstate(divide="ignore"):
             sizes = seen / np.abs(equations.a @ v) / np.linalg.norm(equations.a, axis=1)
         return float(np.median(sizes))

@@ -8,6 +8,7 @@ import numpy as np
 
 from unsoftmax.learners.multi_head.columns import HeadColumns
 from unsoftmax.learners.multi_head.orientation import OrientedHeads
+from unsoftmax.learners.multi_head.reduced_answers import ReducedAnswers
 from unsoftmax.learners.multi_head.window_sweeps import TokenHeads
 from unsoftmax.models import MultiHead
 from unsoftmax.probes import Array
@@ -56,6 +57,13 @@ class RecoveredHeads:
     def with_note(self, note: str) -> RecoveredHeads:
         """Add a sentence to the notes."""
         return replace(self, notes=(*self.notes, note))
+
+
+def no_heads(reduced: ReducedAnswers) -> RecoveredHeads:
+    """Return what answers that are all one constant tell: nothing."""
+    d = reduced.dim
+    model = MultiHead(np.zeros((0, d, d)), np.zeros((0, d)), c=reduced.c)
+    return RecoveredHeads(model, dict.fromkeys("Wvw", np.zeros(0)), reduced.lengths.length)
 
 
 def assembled(

@@ -6,6 +6,11 @@ A *reduced answer* is the sum of the last terms, Σ_h (v_h·a) tanh(a·u_h / 2).
 under (v_h, u_h) → (−v_h, −u_h), so heads are found up to that sign; heads W and −W are one v_h
 here (the difference of theirs), heads W = 0 none. `learners.multi_head.orientation` tells them
 apart.
+
+Before the search, c and s are read from single tokens, f([x]) = x·s + c: d + 23 queries. c comes
+from the zero token, s from d long ones. What moderate and very long single tokens miss x·s + c by,
+and the format of the answers, give their precision; a few pairs of tokens give the size of the
+values, which may cancel in s.
 """
 
 from __future__ import annotations
@@ -14,12 +19,44 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from unsoftmax.errors import ModelMismatch
 from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.multi_head.search_outcomes import CoincidentJumps
-from unsoftmax.learners.multi_head.token_lengths import TokenLengths
+from unsoftmax.learners.multi_head.token_lengths import FAR, TokenLengths
 from unsoftmax.measure.precision import KAPPA, Precision
 from unsoftmax.measure.windows import ReducedError
-from unsoftmax.probes import Array, Pairs, Purpose
+from unsoftmax.probes import Array, Pairs, Purpose, Singles, UnitVectors
+
+# Norm of the tokens that tell s: what is constant or rounded to decimals is lost beside them; a
+# power of two divides out exactly.
+LONG = 2.0**40
+# Pairs of tokens that tell the size of the values.
+PAIRS = 3
+# Single tokens of each of two norms that must be answered by x·s + c.
+LINE = 8
+# Pairs asked where the first ones were answered by nearly nothing: values may cancel there and
+# not elsewhere.
+SEARCHED = 64
+# Far answers this much smaller than moderate ones come from values that cancel.
+CANCELLED = 1e-6
+# The same under a cap, where gates that are open leave a part of what cancels.
+CANCELLED_OPEN = 0.3
+# Best that float64 answers are, relative to their terms (measured: 1e-16 to 4e-16).
+FLOAT64 = 4e-16
+# Answers that miss x·s + c by more are mentioned in the certificate.
+WORTH_A_WORD = 1e-14
+# The largest defect of linearity of a few may have been small by chance: it is taken so many
+# times.
+BY_CHANCE = 2.0
+# Coarser answers tell no jumps apart: refused.
+COARSEST = 1e-4
+# Answers that miss x·s + c by less than this share are called too coarse: those of bfloat16 do,
+# which keep eight bits. What misses it by more is something else.
+ROUNDED = 3e-2
+# What is beside x·s + c, and more than this share of the values, is asked again: noise changes.
+ODD = 1e-2
+# Noise of a fixed size counts from here on, in units of the values' size.
+ABSOLUTE = 1e-14
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,3 +115,127 @@ class ReducedAnswers:
         probes = Pairs(a, b[None], n, 0 * n, ones, ones, phase=phase, purpose=purpose)
         [y] = yield [probes]
         return self.of(y, a, b)
+
+
+# -- before the search
+
+
+def read_head_sums(
+    dim: int,
+    biases: bool,
+    lengths: TokenLengths,
+    rng: np.random.Generator,
+    line: int = LINE,
+    pairs: int = PAIRS,
+) -> Asking[ReducedAnswers]:
+    """Learn c, Σ v_h and the precision of answers; choose the norm of query tokens.
+
+    Where answers are rounded to decimals or carry noise of a fixed size, query tokens are tiny
+    and offsets huge: logits stay, values grow, and what is absolute in the noise vanishes.
+    """
+    short, long, longest = lengths.short, lengths.single(LONG), lengths.single(FAR)
+    offset = lengths.far(short)  # gates are steps there
+    near, far = (_directions(dim, rng, line) for _ in range(2))
+    b, a = _pairs(dim, pairs, lengths, rng)
+    beside = Singles(near, short, phase="linearity", purpose="pilot")
+    # what depends on all parameters comes first: a run that is resumed knows its target by it
+    gates, zero, along, moderate, straight, stepped = yield [
+        _asked(b, a, short, short),
+        Singles(np.zeros((1, dim)), phase="c", purpose="data"),
+        Singles(UnitVectors(dim), long, phase="Σv", purpose="data"),
+        beside,
+        Singles(far, longest, phase="linearity", purpose="pilot"),
+        _asked(b, a, short, offset),
+    ]
+    c = float(zero[0])
+    s = np.asarray((along - c) / long)
+    open_by = float(np.max(np.abs(2 * ((gates - c) / short - b @ s) - a @ s)))
+    share = CANCELLED_OPEN if lengths.soft else CANCELLED
+    if max(float(np.max(np.abs(stepped))) / offset, float(np.linalg.norm(s))) <= share * open_by:
+        b, a = _pairs(dim, SEARCHED, lengths, rng)
+        [stepped] = yield [_asked(b, a, short, offset)]
+    steps = np.abs(2 * (stepped - c - short * (b @ s)) / offset - a @ s)
+    scale = float(max(np.linalg.norm(s), np.max(steps)))
+    # one constant may be as round as it likes
+    form = Precision.of_format([moderate, straight, stepped, gates]) if scale > 0 else Precision()
+    terms = scale if scale > 0 else 1.0  # of an answer to tokens of norm 1
+    missed = float(np.max(np.abs((straight - c) / longest - far @ s)))
+    # under a cap c may be longer than what tokens add: its own rounding is counted with it
+    own = KAPPA * FLOAT64 * abs(c) * (1 / longest + np.sqrt(dim) / long)
+    bent = float(max(0.0, missed - own) / terms)
+    _refuse_bent(bent, form, lengths)
+    off = float(np.max(np.abs(moderate - c - short * (near @ s))))
+    more = off - BY_CHANCE * form.absolute
+    if more > ODD * terms * short:
+        [again] = yield [beside]
+        _refuse_repeating(more, terms * short, short, np.abs(again - moderate))
+    eta = max(FLOAT64, form.relative, 2 * form.unit, BY_CHANCE * bent)
+    # what answers may be off by however small they are
+    of_c = KAPPA * eta * abs(c)
+    absolute = max(form.absolute, BY_CHANCE * off - KAPPA * eta * terms)
+    absolute = absolute if absolute > ABSOLUTE * terms + of_c else of_c
+    if not biases:
+        if abs(c) > BY_CHANCE * (absolute + (of_c + form.absolute)):
+            raise ModelMismatch(
+                f"The zero token is answered by {c:.3g}: the target has biases; learn with "
+                "biases=True."
+            )
+        c = 0.0
+    why = form.why
+    if bent > WORTH_A_WORD and not why:
+        why = (f"Long single tokens are answered by x·v + c to {bent:.1e} of their size.",)
+    if absolute > 0 and not biases:
+        lengths = lengths.with_tiny_tokens()
+    precision = Precision.relative_to_terms(eta, absolute, why)
+    return ReducedAnswers(s, c, precision, scale, lengths)
+
+
+def _pairs(
+    dim: int, count: int, lengths: TokenLengths, rng: np.random.Generator
+) -> tuple[Array, Array]:
+    """Draw query tokens b and offsets a (count, d) of norm 1."""
+    b, a = (_directions(dim, rng, count) for _ in range(2))
+    return b, lengths.turned(a, b)
+
+
+def _asked(b: Array, a: Array, length: float, offset: float) -> Pairs:
+    n, ones = np.arange(len(a)), np.ones(len(a))
+    return Pairs(a, b, n, n, offset * ones, length * ones, phase="scale", purpose="pilot")
+
+
+def _refuse_bent(bent: float, form: Precision, lengths: TokenLengths) -> None:
+    """Refuse a target whose long single tokens are not answered by x·s + c, or too coarsely."""
+    bent = max(bent, form.relative) if form.relative > COARSEST else bent
+    if bent < COARSEST:
+        return
+    if bent < ROUNDED:
+        raise ModelMismatch(
+            f"Answers are too coarse: those to single tokens miss x·v + c by {bent:.1e} of their "
+            f"size, {bent / COARSEST:.0f} times more than the {COARSEST:.0e} up to "
+            "which several heads are looked for"
+            + " ".join([".", *form.why])
+            + " Or the target is no sum of attention heads, or clips tokens or answers."
+        )
+    raise ModelMismatch(
+        "Single tokens are not answered by x·v + c: answers to long ones miss it by "
+        f"{bent:.1e} of their size. The target is no sum of attention heads, or it clips "
+        "tokens or answers"
+        + (", or these are too coarse for tokens so short." if lengths.capped else ".")
+    )
+
+
+def _refuse_repeating(more: float, size: float, norm: float, change: Array) -> None:
+    """Refuse what moderate single tokens miss x·v + c by, if it is large and the same each time."""
+    if np.max(change) < more / 2:
+        raise ModelMismatch(
+            f"Single tokens of norm {norm:g} are not answered by x·v + c: it is missed by up to "
+            f"{more:.1e}, each time the same, beside values of {size:.1e}. The target is no sum of "
+            "attention heads, or adds something to one."
+        )
+
+
+def _directions(dim: int, rng: np.random.Generator, count: int) -> Array:
+    x = rng.standard_normal((count, dim))
+    if dim == 1:  # answers to ±1 are as round as v
+        return np.asarray(np.sign(x) * rng.uniform(0.5, 1.0, x.shape))
+    return np.asarray(x / np.linalg.norm(x, axis=1, keepdims=True))

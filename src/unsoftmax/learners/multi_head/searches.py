@@ -1,13 +1,21 @@
-"""Searches for several heads, until one gives a model that predicts fresh answers.
+"""Searches for several heads, one way after another, until a model predicts fresh answers.
 
-Each search takes another query token and half circle; `learners.multi_head.restarts` says what
-its outcome counts for and what the next one does otherwise.
+Each way is a search with one query token, which `search_outcomes.searched` repeats with others:
+
+1. half circles of long offsets (`token_search`);
+2. where answers are coarse, offsets at which all heads but one are silent (`silent_search`):
+   rounding of long tokens moves logits, and what the longest tokens hide these show, or
+3. half circles with shorter tokens, of several lengths;
+4. poles of answers along a line (`pole_search`): heads that no half circle tells apart.
+
+What a search found is compared with fresh answers. What is right but not known precisely enough,
+as close heads are, is corrected (`newton_correction`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from itertools import cycle
 
 import numpy as np
 
@@ -15,14 +23,40 @@ from unsoftmax.errors import ModelMismatch
 from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.multi_head.fresh_sequences import FreshResiduals, fresh_residuals
 from unsoftmax.learners.multi_head.newton_correction import NoHeadsNearby, corrected
-from unsoftmax.learners.multi_head.pole_search import separated
+from unsoftmax.learners.multi_head.pole_search import LINE_COPIES, LINES, NOISES, separated
 from unsoftmax.learners.multi_head.recovered_heads import RecoveredHeads
 from unsoftmax.learners.multi_head.reduced_answers import ReducedAnswers
-from unsoftmax.learners.multi_head.restarts import Restarts, RestartTuning, SearchState
-from unsoftmax.learners.multi_head.search_outcomes import ENDINGS, SearchOutcome
-from unsoftmax.learners.multi_head.silent_search import silently
+from unsoftmax.learners.multi_head.search_outcomes import (
+    ENDINGS,
+    CoincidentJumps,
+    Contradicted,
+    Restarts,
+    RestartTuning,
+    SearchState,
+    searched,
+)
+from unsoftmax.learners.multi_head.silent_search import SILENT_STARTS, silently
+from unsoftmax.learners.multi_head.token_lengths import COARSE
 from unsoftmax.learners.multi_head.token_search import SoughtHeads, search
 from unsoftmax.models import canonical
+
+# Heads with an error larger than this, relative to them, are corrected, where that may make it
+# smaller.
+IMPROVED = 1e-6
+# Heads with an error larger than this are none, unless a correction makes it smaller.
+VAGUE = 0.01
+# Precisions that answers are taken for where only the function is wanted: heads up to about a
+# thirtieth of that apart become one.
+PRECISIONS = (1e-9, 1e-7, 1e-5)
+# Restarts at each length of tokens that is tried for coarse answers: others follow.
+SHORTER = RestartTuning(starts=((1, 1.0), (16, 100.0)), most_unlucky=30)
+# Lines are asked in one number of copies after another.
+LINE_STARTS = RestartTuning(
+    starts=tuple((LINE_COPIES[n % len(LINE_COPIES)], 1.0) for n in range(LINES)), most_unlucky=0
+)
+
+Way = Callable[[Restarts], Asking[RecoveredHeads]]
+"""One search, with what those before came to."""
 
 
 @dataclass(slots=True)
@@ -34,96 +68,115 @@ class HeadSearches:
     functional: bool
     rng: np.random.Generator
     restarts: Restarts
+    """How half circles ended."""
     contradicted: list[tuple[float, RecoveredHeads]] = field(default_factory=list)
     """Models that were not believed, with the largest share that they miss answers by."""
 
     def run(self) -> Asking[RecoveredHeads | None]:
-        """Search until a model is confirmed; None where none was."""
-        while self.restarts.state is SearchState.SEARCHING:
-            if self.restarts.longest_tokens:
-                lengths = self.reduced.lengths.with_longest_tokens()
-                self.reduced = replace(self.reduced, lengths=lengths)
-            outcome, found = yield from self._searched()
-            self.restarts = self.restarts.after(outcome, self.reduced.lengths.soft)
-            if self.restarts.state is SearchState.FOUND:
+        """Search along half circles, and where answers are coarse in other ways.
+
+        Raises
+        ------
+        ModelMismatch
+            There are more heads than allowed.
+        """
+        first, coarse = self.reduced, self.reduced.eta > COARSE
+        self.restarts, found = yield from self._along_circles(self.restarts)
+        if found is None and coarse and self.reduced.scale > 0 and not self.reduced.lengths.soft:
+            found = yield from self._searched(self._silent, SILENT_STARTS)
+        states, contradicted = [], self.contradicted
+        main = self.reduced
+        for lengths in first.lengths.for_coarse(first.eta, self.sought.biases):
+            if found is not None:
                 return found
-        return None
+            self.reduced, self.contradicted = replace(first, lengths=lengths), []
+            shorter = Restarts(SHORTER, self.restarts.refuse_many)
+            ended, found = yield from self._along_circles(shorter)
+            states.append(ended.state)
+        if found is None:
+            self.reduced, self.contradicted = main, contradicted
+            # rounding of long tokens makes jumps that are none
+            unsure = states and SearchState.TOO_MANY_HEADS not in states
+            if self.restarts.state is SearchState.TOO_MANY_HEADS and not unsure:
+                raise too_many_heads(self.sought.max_heads)
+        return found
 
     def by_poles(self) -> Asking[RecoveredHeads | None]:
         """Read all heads off the poles of lines, until a model is confirmed."""
-        sought, tuning = self.sought, self.sought.tuning.poles
-        for _, copies in zip(range(tuning.lines), cycle(tuning.line.copies), strict=False):
-            found = yield from separated(
-                self.reduced,
-                sought.max_heads,
-                copies,
-                sought.biases,
-                rng=self.rng,
-                tuning=tuning,
-            )
-            if found is not None and not found.above(sought.rank, tuning.line.noises):
-                found, confirmed = yield from self._confirmed(found)
-                if confirmed:
-                    return found
-        return None
+        return (yield from self._searched(self._of_line, LINE_STARTS))
 
-    def by_silence(self) -> Asking[RecoveredHeads | None]:
-        """Search with offsets at which other heads are silent, until a model is confirmed.
-
-        Where answers are coarse, gates are steps far out, and values do not cancel there.
-        """
-        reduced, tuning = self.reduced, self.sought.tuning
-        coarse = reduced.eta > tuning.lengths.coarse
-        shown = reduced.scale > 0 and not reduced.lengths.soft
-        for _ in range(tuning.silence.tries if coarse and shown else 0):
+    def as_if_coarser(self) -> Asking[None]:
+        """Search as if answers were coarser, which do not tell close heads apart."""
+        start, confirm = self.restarts.tuning.starts[0], self.sought.tuning.conclusion.confirm
+        for eta in PRECISIONS:
+            coarser = self.reduced.coarser(eta)
             try:
-                found = yield from silently(self.sought, self.reduced, self.rng)
+                found = yield from search(self.sought, coarser, start, 0.0, self.rng)
             except tuple(ENDINGS):
                 continue
-            found, confirmed = yield from self._confirmed(found)
-            if confirmed:
-                return found
-        return None
+            fresh = yield from self._fresh(found, confirm)
+            self.contradicted.append((float(fresh.missed.max()), found))
 
-    def refuse_many(self) -> None:
-        """Refuse a target that has more heads than allowed."""
-        if self.restarts.state is SearchState.TOO_MANY_HEADS:
-            raise too_many_heads(self.sought.max_heads)
+    def _searched(self, way: Way, tuning: RestartTuning) -> Asking[RecoveredHeads | None]:
+        """Search in one way until a model is confirmed; None where none was."""
+        _, found = yield from searched(self._believed(way), Restarts(tuning, refuse_many=False))
+        return found
 
-    def _searched(
-        self,
-    ) -> Asking[tuple[SearchOutcome, RecoveredHeads | None]]:
-        """Search once; return what came of it, and the heads."""
-        start, coarse = self.restarts.start, self.restarts.coarse
-        try:
-            found = yield from search(self.sought, self.reduced, start, coarse, self.rng)
-        except tuple(ENDINGS) as error:
-            return ENDINGS[type(error)], None
-        found, confirmed = yield from self._confirmed(found)
-        return (SearchOutcome.CONFIRMED if confirmed else SearchOutcome.CONTRADICTED), found
+    def _along_circles(self, restarts: Restarts) -> Asking[tuple[Restarts, RecoveredHeads | None]]:
+        way = self._believed(self._half_circle)
+        return (yield from searched(way, restarts, lambda _: self.reduced.lengths.soft))
 
-    def _confirmed(self, found: RecoveredHeads) -> Asking[tuple[RecoveredHeads, bool]]:
-        """Compare heads with fresh answers; correct those that are right but not precise enough."""
-        vague, tuning = self.sought.tuning.search.vague, self.sought.tuning
-        fresh = yield from self._fresh(found)
-        imprecise = found.vague(tuning.search.improved) or np.any(fresh.allowed < fresh.explained)
+    # -- one search
+
+    def _half_circle(self, restarts: Restarts) -> Asking[RecoveredHeads]:
+        if restarts.longest_tokens:
+            lengths = self.reduced.lengths.with_longest_tokens()
+            self.reduced = replace(self.reduced, lengths=lengths)
+        start, coarse = restarts.start, restarts.coarse
+        return search(self.sought, self.reduced, start, coarse, self.rng)
+
+    def _silent(self, _: Restarts) -> Asking[RecoveredHeads]:
+        return silently(self.sought, self.reduced, self.rng)
+
+    def _of_line(self, restarts: Restarts) -> Asking[RecoveredHeads]:
+        sought, (copies, _) = self.sought, restarts.start
+        steps = separated(self.reduced, sought.max_heads, copies, sought.biases, self.rng)
+        found = yield from steps
+        if found.above(sought.rank, NOISES):
+            raise CoincidentJumps
+        return found
+
+    def _believed(self, way: Way) -> Way:
+        """Let a search compare its heads with fresh answers; correct those not precise enough."""
+
+        def steps(restarts: Restarts) -> Asking[RecoveredHeads]:
+            return (yield from self._confirmed((yield from way(restarts))))
+
+        return steps
+
+    def _confirmed(self, found: RecoveredHeads) -> Asking[RecoveredHeads]:
+        conclusion = self.sought.tuning.conclusion
+        # with pilots for a bound on the function, or a few sequences to believe a model
+        count = conclusion.pilots if self.functional else conclusion.confirm
+        fresh = yield from self._fresh(found, count)
+        imprecise = found.vague(IMPROVED) or np.any(fresh.allowed < fresh.explained)
         allowed = fresh.allowed
         if np.all(fresh.missed <= fresh.explained) and imprecise:
             # right as far as it is known, which is not far enough: close heads, coarse answers
             found, nearby = yield from self._corrected(found)
-            fresh = yield from self._fresh(found)
+            fresh = yield from self._fresh(found, count)
             # one head in the place of two close ones is imprecise as well, and near no solution
             allowed = fresh.allowed if nearby else fresh.precise
-        if not np.all(fresh.missed <= allowed) or found.vague(vague):
+        if not np.all(fresh.missed <= allowed) or found.vague(VAGUE):
             self.contradicted.append((float(fresh.missed.max()), found))
-            return found, False
+            raise Contradicted
         distinct = canonical(found.model).H
         if distinct > self.sought.max_heads:
             raise ModelMismatch(
                 f"The target has {distinct} distinct heads, more than max_heads = "
                 f"{self.sought.max_heads}: raise max_heads."
             )
-        return found, True
+        return found
 
     def _corrected(self, found: RecoveredHeads) -> Asking[tuple[RecoveredHeads, bool]]:
         """Correct heads where that gains something; tell whether any heads are near them."""
@@ -134,35 +187,10 @@ class HeadSearches:
             return found, False
         return better or found, True
 
-    def _fresh(self, found: RecoveredHeads) -> Asking[FreshResiduals]:
-        """Ask pilots for a bound on the function, or a few sequences to believe a model."""
-        tuning = self.sought.tuning.conclusion
-        count = tuning.pilots if self.functional else tuning.confirm
-        return (
-            yield from fresh_residuals(
-                found, self.reduced, count, self.rng, "pilot", tuning=tuning.fresh
-            )
-        )
-
-    def as_if_coarser(self) -> Asking[None]:
-        """Search as if answers were coarser, which do not tell close heads apart."""
-        tuning = self.sought.tuning
-        start = tuning.restarts.starts[0]
-        for eta in tuning.search.precisions:
-            coarser = self.reduced.coarser(eta)
-            try:
-                found = yield from search(self.sought, coarser, start, 0.0, self.rng)
-            except tuple(ENDINGS):
-                continue
-            fresh = yield from fresh_residuals(
-                found,
-                self.reduced,
-                tuning.conclusion.confirm,
-                self.rng,
-                "pilot",
-                tuning=tuning.conclusion.fresh,
-            )
-            self.contradicted.append((float(fresh.missed.max()), found))
+    def _fresh(self, found: RecoveredHeads, count: int) -> Asking[FreshResiduals]:
+        tuning = self.sought.tuning.conclusion.fresh
+        steps = fresh_residuals(found, self.reduced, count, self.rng, "pilot", tuning=tuning)
+        return (yield from steps)
 
 
 def too_many_heads(most: int) -> ModelMismatch:
@@ -172,41 +200,3 @@ def too_many_heads(most: int) -> ModelMismatch:
         "(raise max_heads), or W so small that the longest offsets asked do not switch a head, or "
         "is no sum of attention heads."
     )
-
-
-def searched_at_lengths(
-    searches: HeadSearches, shorter: RestartTuning
-) -> Asking[tuple[HeadSearches, RecoveredHeads | None]]:
-    """Search, and where answers are coarse search in other ways; return what came of it.
-
-    Rounding of long tokens moves logits: what the longest tokens hide, offsets at which other
-    heads are silent show, or shorter tokens.
-
-    Raises
-    ------
-    ModelMismatch
-        There are more heads than allowed.
-    """
-    reduced, refuse_many = searches.reduced, searches.restarts.refuse_many
-    found = yield from searches.run()
-    if found is None:
-        found = yield from searches.by_silence()
-    states = []
-    for lengths in reduced.lengths.for_coarse(reduced.eta, searches.sought.biases):
-        if found is not None:
-            return searches, found
-        restarts = Restarts(shorter, refuse_many=refuse_many)
-        other = replace(
-            searches,
-            reduced=replace(reduced, lengths=lengths),
-            restarts=restarts,
-            contradicted=[],
-        )
-        found = yield from other.run()
-        states.append(other.restarts.state)
-        if found is not None:
-            return other, found
-    # rounding of long tokens makes jumps that are none
-    if not states or SearchState.TOO_MANY_HEADS in states:
-        searches.refuse_many()
-    return searches, found

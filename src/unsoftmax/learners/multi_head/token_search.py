@@ -16,25 +16,39 @@ import numpy as np
 
 from unsoftmax.arrangement.jumps import JumpSearch, find_jumps
 from unsoftmax.learners.compose import Asking
-from unsoftmax.learners.multi_head.column_table import ColumnTableTuning
+from unsoftmax.learners.multi_head.column_table import ColumnTuning
 from unsoftmax.learners.multi_head.columns import HeadColumns, no_columns, read_columns
 from unsoftmax.learners.multi_head.in_plane import InPlane, measure_in_plane
 from unsoftmax.learners.multi_head.multi_head_tuning import MultiHeadTuning
-from unsoftmax.learners.multi_head.orientation import orient
+from unsoftmax.learners.multi_head.orientation import bound_unseen_logits, orient
 from unsoftmax.learners.multi_head.out_of_plane import (
     SearchPlane,
     read_cells,
     read_out_of_plane,
 )
-from unsoftmax.learners.multi_head.recovered_heads import RecoveredHeads, assembled
+from unsoftmax.learners.multi_head.recovered_heads import RecoveredHeads, assembled, no_heads
 from unsoftmax.learners.multi_head.reduced_answers import ReducedAnswers
 from unsoftmax.learners.multi_head.search_outcomes import CoincidentJumps
-from unsoftmax.learners.multi_head.unseen_logits import bound_unseen_logits
 from unsoftmax.learners.multi_head.value_system import HeadValues, read_values
 from unsoftmax.learners.multi_head.window_sweeps import TokenHeads, WindowAnswers, read_base
 from unsoftmax.measure.windows import OffsetRoom, WindowedHeads, choose_windows
-from unsoftmax.models import MultiHead
 from unsoftmax.probes import Array
+
+# Offsets in windows are about this long in units of 1/‖W b‖.
+OFFSETS = 50.0
+# A query token so many times longer than those offsets hides what heads add to answers: a shorter
+# one is taken.
+LONGEST_QUERY = 5.0
+# Under a cap offsets in windows take the cap over this: the rest is room for other heads.
+SHARE = 4.0
+# Under a cap values at this share of T are asked as well: they are the same where gates are steps,
+# and differ where one is open.
+SOFT_SHARE = 0.8
+# The two values count as the same up to so many times their error: logits are then 40 and more, and
+# what is left of a step is too little to tell anything else.
+STEP = 60.0
+# Heads with an error larger than this, relative to them, cannot be corrected: the search failed.
+HARDLY = 0.3
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +80,9 @@ def search(
     Exception
         One of `search_outcomes.ENDINGS`: nothing was found, another query token may do better.
     """
-    d, length = reduced.dim, reduced.lengths.length
     if reduced.scale == 0:
-        nothing = MultiHead(np.zeros((0, d, d)), np.zeros((0, d)), c=reduced.c)
-        return RecoveredHeads(nothing, dict.fromkeys("Wvw", np.zeros(0)), length)
-    plane = SearchPlane.random(d, length, rng)
+        return no_heads(reduced)
+    plane = SearchPlane.random(reduced.dim, reduced.lengths.length, rng)
     one = TokenSearch(sought, reduced, plane, coarse, rng)
     crossings = yield from one.crossings(*start)
     if not len(crossings.u):
@@ -104,13 +116,13 @@ class TokenSearch:
     def tolerance(self) -> float:
         """Error of a value of the half circle."""
         reduced, soft = self.reduced, self.reduced.lengths.soft
-        T = self.far * self.tuning.search.soft_share if soft else self.far
+        T = self.far * SOFT_SHARE if soft else self.far
         return max(self.coarse, reduced.error(T, reduced.lengths.length))
 
     def crossings(self, start: int, longer: float) -> Asking[InPlane]:
         """Find all heads on half a circle of offsets, and measure them in its plane."""
-        lengths, tuning = self.reduced.lengths, self.tuning
-        circle = self.circle(self.tolerance, self.sought.max_heads)
+        lengths, sought = self.reduced.lengths, self.sought
+        circle = self.circle(self.tolerance, sought.max_heads)
         jumps = yield from find_jumps(circle, start, longer)
         if not len(jumps):
             return InPlane(jumps, np.zeros((0, 2)), *np.zeros((3, 0)))
@@ -124,15 +136,14 @@ class TokenSearch:
                 self._ask,
                 eta,
                 lengths,
-                mirrored=self.sought.shifted,
-                tuning=tuning.in_plane,
+                mirrored=sought.shifted,
+                slower=sought.tuning.slower,
             )
         )
 
     def circle(self, error: float, most: int) -> JumpSearch:
         """Return what is asked on the half circle, values being off by ``error``."""
-        baseline = self.reduced.lengths.baseline
-        return JumpSearch(self._values, error, most, baseline, tuning=self.tuning.jumps)
+        return JumpSearch(self._values, error, most, self.reduced.lengths.baseline)
 
     def _ask(self, theta: Array, T: Array) -> Asking[Array]:
         """Ask offsets of norm T at angles θ; return the values g."""
@@ -146,26 +157,26 @@ class TokenSearch:
         Under a cap nearer offsets are asked as well: values are the same there where gates are
         steps.
         """
-        search, soft = self.tuning.search, self.reduced.lengths.soft
-        T = self.far * np.repeat([1.0, search.soft_share] if soft else [1.0], len(theta))
+        soft = self.reduced.lengths.soft
+        T = self.far * np.repeat([1.0, SOFT_SHARE] if soft else [1.0], len(theta))
         a = self.plane.offsets(np.resize(theta, len(T)), T)
         y = yield from self.reduced.ask(a, self.plane.b, "half circle")
         g = y / (T * self.reduced.scale)
         first, last = g[: len(theta)], g[-len(theta) :]
-        return np.where(np.abs(first - last) <= search.step * self.tolerance, first, np.nan)
+        return np.where(np.abs(first - last) <= STEP * self.tolerance, first, np.nan)
 
     def without_crossings(self) -> Asking[RecoveredHeads]:
         """Look for a head W = 0, where no gate switches."""
         reduced, sought, d = self.reduced, self.sought, self.reduced.dim
         none = np.zeros((0, d))
         error = reduced.errors_at(self.plane.length, 0.0)
-        seen = WindowedHeads(none, none, [], error, self.tuning.windows)
+        seen = WindowedHeads(none, none, [], error)
         token = TokenHeads(reduced, self.plane.b, seen)
-        oriented = yield from orient(token, self.rng, self.tuning.orientation)
+        oriented = yield from orient(token, self.rng)
         found = assembled(token, no_columns(d), np.eye(d), oriented, sought.biases)
         if not reduced.lengths.capped:
             return found
-        unseen = yield from bound_unseen_logits(found.model, reduced, self.rng, self.tuning.unseen)
+        unseen = yield from bound_unseen_logits(found.model, reduced, self.rng)
         # a model without heads may have lost one, whose errors these are
         errors = {name: np.full(max(1, found.model.H), bound) for name, bound in unseen.items()}
         errors["v"] = np.maximum(errors["v"], found.largest["v"])
@@ -175,31 +186,32 @@ class TokenSearch:
         """Learn all v_h, and the u_h (H, d) to many digits."""
         reduced, plane, tuning = self.reduced, self.plane, self.tuning
         if reduced.lengths.soft:
-            v = yield from read_cells(reduced, plane, crossings, tuning.out_of_plane)
+            v = yield from read_cells(reduced, plane, crossings)
         else:
             v = reduced.scale * crossings.jumps.plane_vectors() @ plane.plane
-        u, readings = yield from read_out_of_plane(
-            reduced, plane, crossings, v, tuning.out_of_plane
+        out_of_plane = read_out_of_plane(
+            reduced,
+            plane,
+            crossings,
+            v,
+            move=tuning.move,
+            value_over_jump=tuning.value_over_jump,
         )
-        return (
-            yield from read_values(reduced, crossings, (u, v, readings), self.rng, tuning.values)
-        )
+        u, readings = yield from out_of_plane
+        return (yield from read_values(reduced, crossings, (u, v, readings), self.rng))
 
     def base(self, values: HeadValues, u: Array) -> Asking[tuple[TokenHeads, Array]]:
         """Choose windows; read all u_h in them. Return the heads and the logits measured (H, d)."""
-        lengths, length, tuning = self.reduced.lengths, self.reduced.lengths.length, self.tuning
+        lengths, length = self.reduced.lengths, self.reduced.lengths.length
         share = 1.0 if self.sought.biases else self._balanced(u) / length
         b, u, values = share * self.plane.b, share * u, values.at_share(share)
         error = self.reduced.errors_at(share * length, values.error, u)
         step = lengths.step(error.length)
         room = OffsetRoom(step, lengths.longest(error.length, step))
-        windows = choose_windows((u, values.v), error, room, self.rng, tuning.windows)
+        windows = choose_windows((u, values.v), error, room, self.rng)
         windows = [replace(window, a=lengths.turned(window.a, b)) for window in windows]
-        token = TokenHeads(
-            self.reduced, b, WindowedHeads(u, values.v, windows, error, tuning.windows)
-        )
-        again = values.equations if lengths.soft else None
-        return (yield from read_base(token, again, tuning.columns.sweep))
+        token = TokenHeads(self.reduced, b, WindowedHeads(u, values.v, windows, error))
+        return (yield from read_base(token, values.equations if lengths.soft else None))
 
     def _balanced(self, u: Array) -> float:
         """Return the norm that b had better have, where u are its heads' vectors.
@@ -207,15 +219,15 @@ class TokenSearch:
         Where windows' offsets are about as long as b, neither hides the other. Noise of a fixed
         size is small beside long offsets; under a cap b stays long enough to keep weak heads open.
         """
-        lengths, tuning = self.reduced.lengths, self.tuning.search
+        lengths = self.reduced.lengths
         size = np.linalg.norm(u, axis=1) / lengths.length
-        shorter = np.sqrt(tuning.offsets / np.median(size))
+        shorter = np.sqrt(OFFSETS / np.median(size))
         if lengths.capped:
-            longest = lengths.radius / tuning.share
+            longest = lengths.radius / SHARE
             if self.reduced.precision.absolute > 0:
-                shorter = min(shorter, tuning.offsets / (np.median(size) * longest))
-            shorter = max(shorter, tuning.offsets / (np.min(size) * longest))
-        return float(shorter) if shorter < lengths.length / tuning.longest_query else lengths.length
+                shorter = min(shorter, OFFSETS / (np.median(size) * longest))
+            shorter = max(shorter, OFFSETS / (np.min(size) * longest))
+        return float(shorter) if shorter < lengths.length / LONGEST_QUERY else lengths.length
 
     def directions(self, token: TokenHeads) -> Array:
         """Return orthonormal directions (k, d) in which query tokens are moved from b."""
@@ -226,14 +238,14 @@ class TokenSearch:
         return np.asarray(np.roll(Q, -1, axis=1).T if self.sought.biases else Q[:, 1:].T)
 
     def heads_from(
-        self, token: TokenHeads, s: Array, tuning: ColumnTableTuning
+        self, token: TokenHeads, s: Array, tuning: ColumnTuning
     ) -> Asking[RecoveredHeads]:
         """Read all columns in the heads' windows, whose logits at b are s (H, d); and the signs."""
         rank, directions = self.sought.rank, self.directions(token)
         answers = WindowAnswers.none(token, directions)
         columns = yield from read_columns(answers, s, rank, self.rng, tuning)
         self.refuse_vague(token, columns)
-        oriented = yield from orient(token, self.rng, self.tuning.orientation)
+        oriented = yield from orient(token, self.rng)
         found = assembled(token, columns, directions, oriented, self.sought.biases)
         if rank is None or np.all(columns.ranks <= rank):
             return found
@@ -245,5 +257,5 @@ class TokenSearch:
         """Give up where a head is not known to a digit."""
         beside = np.linalg.norm(token.seen.u, axis=1) / token.seen.error.length
         size = np.linalg.norm(columns.W, axis=(1, 2)) + beside
-        if np.any(columns.error > self.tuning.search.hardly * size):
+        if np.any(columns.error > HARDLY * size):
             raise CoincidentJumps

@@ -10,7 +10,7 @@ Under a cap gates that stay open are no signs but tanh(a·u_h/2), known from the
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import scipy
@@ -21,56 +21,49 @@ from unsoftmax.learners.multi_head.out_of_plane import OutOfPlaneReadings, Searc
 from unsoftmax.learners.multi_head.reduced_answers import ReducedAnswers
 from unsoftmax.learners.multi_head.search_outcomes import CoincidentJumps
 from unsoftmax.probes import Array
-from unsoftmax.solve.row_products import RowProducts, RowProductTuning
+from unsoftmax.solve.row_products import LARGEST_DENSE, RowProducts
 
-
-@dataclass(frozen=True, slots=True)
-class ValueTuning:
-    """Which offsets make the system, and when its solution is believed."""
-
-    solve: RowProductTuning = field(default=RowProductTuning())
-    candidates: int = 6
-    """Where the system is small, rows are picked among so many times as many candidates by pivoted
-    QR: of random rows the condition number would be H·d."""
-    spare: float = 1.2
-    """Where it is large, so many times as many random rows as unknowns: they make the condition
-    number 40 to 160, and conjugate gradients converge."""
-    checks: int = 2
-    """Rows more than unknowns: wrong signs show."""
-    closest: float = 8e-3
-    """Directions closer to a hyperplane (in units of 1/√d) are not asked: four times what the
-    rough u_h are off by, if not for the rounding of logits, which counts beside it."""
-    ample: float = 0.25
-    """Where heads crowd, closer directions have to do: this divided by H over ``crowd``."""
-    crowd: float = 8.0
-    """Number of heads from which on they crowd."""
-    draws: int = 50
-    """Times that directions are drawn until enough are clear of all hyperplanes."""
-    shut: float = 40.0
-    """Logits from which on gates are steps. Under a cap directions are asked at which all gates
-    are."""
-    eased_every: int = 5
-    """Where so many draws gave too few of these, half the logit has to do, again and again."""
-    parallel: float = 0.98
-    """Neighbours on the half circle more parallel than this (cosine) get rows of their own between
-    them, where random ones seldom fall."""
-    room: float = 0.5
-    """Such rows take this share of the room between the two hyperplanes."""
-    noises: float = 100.0
-    """Rows agree to so many times what random errors of answers leave, if all signs are right."""
-    agrees: float = 1e-9
-    """Under a cap gates that are open are known as far as the u_h are: rows that agree to this, in
-    units of the values' size, do as well."""
-    most: float = 1e4
-    """Rows that are off by so many times the answers' error do not agree, whatever that leaves."""
-    again: int = 5
-    """Times that signs are taken anew."""
-    again_open: int = 40
-    """The same under a cap: gates that are open settle slowly."""
-    probes: int = 2
-    """Solutions for random noise, from which the error is estimated."""
-    coarse: float = 1e-2
-    """Accuracy of those solutions: two digits of an error are enough."""
+# Where the system is small, rows are picked among so many times as many candidates by pivoted QR:
+# of random rows the condition number would be H·d.
+CANDIDATES = 6
+# Where it is large, so many times as many random rows as unknowns: they make the condition number
+# 40 to 160, and conjugate gradients converge.
+SPARE = 1.2
+# Rows more than unknowns: wrong signs show.
+CHECKS = 2
+# Directions closer to a hyperplane (in units of 1/√d) are not asked: four times what the rough
+# u_h are off by, if not for the rounding of logits, which counts beside it.
+CLOSEST = 8e-3
+# Where heads crowd, closer directions have to do: this divided by H over ``crowd``.
+AMPLE = 0.25
+# Number of heads from which on they crowd.
+CROWD = 8.0
+# Times that directions are drawn until enough are clear of all hyperplanes.
+DRAWS = 50
+# Logits from which on gates are steps. Under a cap directions are asked at which all gates are.
+SHUT = 40.0
+# Where so many draws gave too few of these, half the logit has to do, again and again.
+EASED_EVERY = 5
+# Neighbours on the half circle more parallel than this (cosine) get rows of their own between
+# them, where random ones seldom fall.
+PARALLEL = 0.98
+# Such rows take this share of the room between the two hyperplanes.
+ROOM = 0.5
+# Rows agree to so many times what random errors of answers leave, if all signs are right.
+NOISES = 100.0
+# Under a cap gates that are open are known as far as the u_h are: rows that agree to this, in
+# units of the values' size, do as well.
+AGREES = 1e-9
+# Rows that are off by so many times the answers' error do not agree, whatever that leaves.
+MOST = 1e4
+# Times that signs are taken anew.
+AGAIN = 5
+# The same under a cap: gates that are open settle slowly.
+AGAIN_OPEN = 40
+# Solutions for random noise, from which the error is estimated.
+PROBES = 2
+# Accuracy of those solutions: two digits of an error are enough.
+COARSE = 1e-2
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +73,10 @@ class ValueEquations:
     A: Array
     y: Array
     T: float
-    tuning: RowProductTuning
 
     def at(self, u: Array) -> RowProducts:
         """Return the linear map of the values, gates being those of u (H, d)."""
-        return RowProducts(self.A, np.tanh(self.T * (self.A @ u.T) / 2), self.tuning)
+        return RowProducts(self.A, np.tanh(self.T * (self.A @ u.T) / 2))
 
     def solved(self, u: Array) -> Array:
         """Return the v_h (H, d), gates being those of u."""
@@ -111,7 +103,6 @@ def read_values(
     heads: InPlane,
     rough: tuple[Array, Array, OutOfPlaneReadings],
     rng: np.random.Generator,
-    tuning: ValueTuning,
 ) -> Asking[tuple[HeadValues, Array]]:
     """Learn all v_h from one system; return them with better u (H, d).
 
@@ -121,16 +112,16 @@ def read_values(
     plane, soft = readings.plane, reduced.lengths.soft
     far = reduced.lengths.far(plane.length)
     error = reduced.error(far, plane.length) * reduced.scale
-    shut = tuning.shut / far if soft else 0.0
+    shut = SHUT / far if soft else 0.0
     read_at = float(np.linalg.norm(readings.a, axis=2).max(initial=0.0))
     rounding = reduced.eta * read_at * float(np.linalg.norm(u, axis=1).max(initial=0.0))
-    directions = _Directions(heads, plane, u, shut, rounding, tuning)
+    directions = _Directions(heads, plane, u, shut, rounding)
     A = reduced.lengths.turned(directions.chosen(rng), plane.b)
     y = (yield from reduced.ask(far * A, plane.b, "values")) / far
-    equations = ValueEquations(A, y, far, tuning.solve)
-    noise = rng.standard_normal((tuning.probes, len(A))) * error
+    equations = ValueEquations(A, y, far)
+    noise = rng.standard_normal((PROBES, len(A))) * error
     gates: Array | None = None
-    for _ in range(tuning.again_open if soft else tuning.again):
+    for _ in range(AGAIN_OPEN if soft else AGAIN):
         system = equations.at(u)
         if gates is not None and np.array_equal(system.gates, gates):
             break
@@ -140,11 +131,11 @@ def read_values(
         u = readings.read_again(v, u)
         # where gates are steps a right system leaves noise alone: more is a wrong sign of a head
         # whose values are as small
-        agreed = soft and bool(np.all(missed < tuning.agrees * reduced.scale))
-        if agreed or np.all(missed < tuning.most * error):
-            errors = [system.solved(row, tuning.coarse) for row in noise]
+        agreed = soft and bool(np.all(missed < AGREES * reduced.scale))
+        if agreed or np.all(missed < MOST * error):
+            errors = [system.solved(row, COARSE) for row in noise]
             left = np.abs([system.of(x) - row for x, row in zip(errors, noise, strict=True)])
-            if agreed or np.all(missed < tuning.noises * np.max(left)):
+            if agreed or np.all(missed < NOISES * np.max(left)):
                 for _ in range(2):
                     u = readings.read_again(v, u)
                 return HeadValues(v, float(np.max(np.linalg.norm(errors, axis=2))), equations), u
@@ -174,7 +165,6 @@ class _Directions:
     shut: float
     rounding: float
     """What rounding inside the target may move the logits by that the ``u`` were read from."""
-    tuning: ValueTuning
 
     @property
     def size(self) -> Array:
@@ -187,15 +177,14 @@ class _Directions:
     @property
     def picking(self) -> bool:
         """Whether the system is small enough for rows to be picked."""
-        return self.u.size <= self.tuning.solve.largest_dense
+        return self.u.size <= LARGEST_DENSE
 
     def chosen(self, rng: np.random.Generator) -> Array:
         """Return the directions; those that check come last."""
-        tuning = self.tuning
-        wanted = int(self.u.size * (tuning.candidates if self.picking else tuning.spare))
-        found = self._clear(wanted + tuning.checks, rng)
+        wanted = int(self.u.size * (CANDIDATES if self.picking else SPARE))
+        found = self._clear(wanted + CHECKS, rng)
         between = self._between(rng)
-        checks, others = found[: tuning.checks], found[tuning.checks : wanted + tuning.checks]
+        checks, others = found[:CHECKS], found[CHECKS : wanted + CHECKS]
         candidates = np.concatenate([between, others])
         if self.picking:
             candidates = self._picked(candidates)
@@ -203,12 +192,12 @@ class _Directions:
 
     def _clear(self, wanted: int, rng: np.random.Generator) -> Array:
         """Draw directions away from all hyperplanes."""
-        (H, d), tuning, shut = self.u.shape, self.tuning, self.shut
-        closest = max(tuning.closest, self.rounding)
-        closest = min(closest, tuning.ample / max(1.0, H / tuning.crowd)) / np.sqrt(d)
+        (H, d), shut = self.u.shape, self.shut
+        closest = max(CLOSEST, self.rounding)
+        closest = min(closest, AMPLE / max(1.0, H / CROWD)) / np.sqrt(d)
         found = np.zeros((0, d))
-        for draw in range(tuning.draws):
-            if draw and draw % tuning.eased_every == 0:
+        for draw in range(DRAWS):
+            if draw and draw % EASED_EVERY == 0:
                 shut /= 2
             A = rng.standard_normal((2 * wanted, d))
             A /= np.linalg.norm(A, axis=1, keepdims=True)
@@ -225,7 +214,7 @@ class _Directions:
         """
         unit, angle = self.unit, self.heads.angle
         parallel = np.abs(np.sum(unit * np.roll(unit, -1, axis=0), axis=1))
-        gaps = np.flatnonzero(parallel > (0.0 if self.picking else self.tuning.parallel))
+        gaps = np.flatnonzero(parallel > (0.0 if self.picking else PARALLEL))
         middle = (angle + np.append(angle[1:], angle[:1] + np.pi))[gaps] / 2
         centres = self.plane.offsets(middle, np.ones(len(middle)))
         centres = np.repeat(centres, self.u.shape[1] + 1, axis=0)
@@ -233,7 +222,7 @@ class _Directions:
         with np.errstate(divide="ignore"):
             ratio = np.abs(centres @ unit.T) / np.abs(moves @ unit.T)
         room = np.min(ratio, axis=1, initial=1.0)
-        between = centres + self.tuning.room * room[:, None] * moves
+        between = centres + ROOM * room[:, None] * moves
         return np.asarray(between / np.linalg.norm(between, axis=1, keepdims=True))
 
     def _picked(self, candidates: Array) -> Array:

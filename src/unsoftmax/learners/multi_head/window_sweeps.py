@@ -24,19 +24,14 @@ from unsoftmax.probes import Array, Flags, Grid, Indices
 WindowCells: TypeAlias = "tuple[int, Indices, Indices]"
 """A head, rows of its window, and query tokens by their number."""
 
-
-@dataclass(frozen=True, slots=True)
-class SweepTuning:
-    """When sweeps over heads end."""
-
-    sweeps: int = 300
-    """At most so many: two to four are usual, a hundred where heads of rank one overlap."""
-    settled: float = 4e-15
-    """Sweeps end when no head moves by more than this, relative to it: what is left is rounding."""
-    unsettled: float = 1e-10
-    """Heads that still move by more are read wrongly."""
-    few: int = 30
-    """What moves more from one sweep to the next after so many never settles."""
+# At most so many: two to four are usual, a hundred where heads of rank one overlap.
+SWEEPS = 300
+# Sweeps end when no head moves by more than this, relative to it: what is left is rounding.
+SETTLED = 4e-15
+# Heads that still move by more are read wrongly.
+UNSETTLED = 1e-10
+# What moves more from one sweep to the next after so many never settles.
+FEW = 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +104,7 @@ class WindowAnswers:
 
 
 def read_base(
-    token: TokenHeads, values: ValueEquations | None, tuning: SweepTuning
+    token: TokenHeads, values: ValueEquations | None = None
 ) -> Asking[tuple[TokenHeads, Array]]:
     """Read all u_h at b to full precision; return them with the logits measured (H, d).
 
@@ -119,14 +114,14 @@ def read_base(
     H, d = token.seen.u.shape
     answers = WindowAnswers.none(token, np.zeros((1, token.reduced.dim)))
     yield from answers.ask([(h, np.arange(d), np.arange(1)) for h in range(H)], "base")
-    seen, s, lost = settled_base(token.seen, answers.y, tuning, values)
+    seen, s, lost = settled_base(token.seen, answers.y, values)
     if np.any(lost):
         raise CoincidentJumps
     return replace(token, seen=seen), s
 
 
 def settled_base(
-    seen: WindowedHeads, y: Array, tuning: SweepTuning, values: ValueEquations | None = None
+    seen: WindowedHeads, y: Array, values: ValueEquations | None = None
 ) -> tuple[WindowedHeads, Array, Flags]:
     """Sweep until the u_h agree with reduced answers y (H, d, 1); return their logits as well."""
     u, s = seen.u.copy(), np.zeros(seen.u.shape)
@@ -144,17 +139,17 @@ def settled_base(
             seen = replace(seen, v=values.solved(u))
         return moved(u, before)
 
-    swept(sweep, tuning)
+    swept(sweep)
     return replace(seen, u=u), s, lost
 
 
-def swept(sweep: Callable[[], float], tuning: SweepTuning) -> float:
+def swept(sweep: Callable[[], float]) -> float:
     """Sweep until nothing moves but rounding, or never will; return how much moved last."""
     now = np.inf
-    for n in range(tuning.sweeps):
+    for n in range(SWEEPS):
         last, now = now, sweep()
-        stuck = last <= now and (now < tuning.unsettled or n > tuning.few)
-        if now <= tuning.settled or stuck:
+        stuck = last <= now and (now < UNSETTLED or n > FEW)
+        if now <= SETTLED or stuck:
             break
     return now
 

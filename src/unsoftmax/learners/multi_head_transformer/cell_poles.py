@@ -11,12 +11,13 @@ several heads with query biases u_h under a cap: all steps of that search serve.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from unsoftmax.learners.compose import Asking, T, mapped
-from unsoftmax.learners.multi_head.pole_search import PoleSearchTuning, separated
+from unsoftmax.learners.multi_head.pole_search import LINE_COPIES, separated
 from unsoftmax.learners.multi_head.recovered_heads import RecoveredHeads
 from unsoftmax.learners.multi_head.search_outcomes import CoincidentJumps
 from unsoftmax.learners.multi_head.token_lengths import TokenLengths
@@ -31,8 +32,8 @@ from unsoftmax.probes import Array, Moved, Round
 class CellPoleTuning:
     """Where in a cell heads are read off poles."""
 
-    poles: PoleSearchTuning = field(default=PoleSearchTuning(lines=2))
-    """Knobs of the search. Few lines of each cell: others have other cells."""
+    lines: int = 2
+    """Few lines of each cell: others have other cells."""
     beyond_biases: float = 5.0
     """Query tokens are so many times as long as the farthest hyperplane on their way,"""
     moves: float = 3.0
@@ -73,11 +74,10 @@ def _around(
     lengths = TokenLengths(radius, tuning.query_share * radius)
     precision = replace(seen.precision, absolute=seen.eta * seen.scale * length)
     reduced = replace(seen, c=seen.c + float(b @ seen.s), precision=precision, lengths=lengths)
-    for copies in tuning.poles.line.copies[: tuning.poles.lines]:
-        steps = separated(reduced, sought.max_heads, copies, True, rng=rng, tuning=tuning.poles)
-        found = yield from moved_by(steps, b)
-        if found is not None:
-            return _around_zero(found, b)
+    for copies in LINE_COPIES[: tuning.lines]:
+        steps = separated(reduced, sought.max_heads, copies, True, rng)
+        with suppress(CoincidentJumps):
+            return _around_zero((yield from moved_by(steps, b)), b)
     raise CoincidentJumps
 
 

@@ -33,6 +33,7 @@ from unsoftmax.arrangement.base_points import NetworkHinges
 from unsoftmax.arrangement.breakpoints import TooManyBreakpoints
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.learners.compose import Asking, as_planned, named
+from unsoftmax.learners.multi_head.pole_search import POLE_LENGTHS, pole_queries
 from unsoftmax.learners.multi_head.search_outcomes import ENDINGS
 from unsoftmax.learners.multi_head.token_search import SoughtHeads
 from unsoftmax.learners.multi_head_transformer.first_cell import NothingPooled
@@ -194,8 +195,8 @@ class MultiHeadTransformerLearner(Configured):
         cells = (m + 1) * ((H + 1) * d + tuning.layer.values.checks + 1)
         tries = sum(1 for _ in self._searches())
         one = tuning.times * (H * d * (d + 3) + cells) + tuning.per_head * (H + 1) + 16 * d
-        poles = tuning.layer.poles.poles
-        on_lines, on_poles = (tuning.layer.by_poles * n for n in poles.at_most(H, d, True))
+        poles = pole_queries(H, d, True, tuning.layer.poles.lines)
+        on_lines, on_poles = (tuning.layer.by_poles * n for n in poles)
         kinks = tuning.layer.unseen
         beside = kinks.rays * (kinks.points + 7) * (tuning.layer.by_poles + 1) + on_lines
         beside += tuning.layer.cancelling_neurons.at_most
@@ -213,7 +214,7 @@ class MultiHeadTransformerLearner(Configured):
             f"{counts.multi_head_transformer_queries(d, H, 4 * d):,} for {H} heads and {4 * d} "
             "neurons",
             longest_token=FARTHEST,
-            most_tokens=closing.long.most_tokens(d, *closing.tokens, *poles.lengths),
+            most_tokens=closing.long.most_tokens(d, *closing.tokens, *POLE_LENGTHS),
         )
 
     def steps(self, checks: int) -> Steps[MultiHeadTransformer]:

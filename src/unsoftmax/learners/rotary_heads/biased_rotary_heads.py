@@ -17,16 +17,22 @@ turn. *Source*: beyond Proposition 7.1 of arXiv 2601.16873; positions are in no 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from unsoftmax.arrangement.jumps import JumpTuning
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.multi_head.multi_head_tuning import MultiHeadTuning
 from unsoftmax.learners.multi_head.reduced_answers import ReducedAnswers
-from unsoftmax.learners.multi_head.restarts import Restarts, SearchState
-from unsoftmax.learners.multi_head.search_outcomes import ENDINGS, CoincidentJumps, SearchOutcome
+from unsoftmax.learners.multi_head.search_outcomes import (
+    ENDINGS,
+    CoincidentJumps,
+    Restarts,
+    SearchState,
+    searched,
+)
 from unsoftmax.learners.multi_head.searches import too_many_heads
 from unsoftmax.learners.multi_head.token_search import SoughtHeads
 from unsoftmax.learners.rotary_head.rotary_reading import PositionErrors
@@ -52,6 +58,25 @@ from unsoftmax.models.rotary import Rotary
 from unsoftmax.models.rotary_head import RotaryHead
 from unsoftmax.models.rotary_heads import RotaryHeads
 from unsoftmax.protocol import Found
+
+# Rows more than its rank that a column is asked with while the rank is found: the shift is a row
+# more already.
+EXTRA = 1
+# Key biases that miss their equations by more than this share of the shifts are none.
+MISSED = 1e-3
+# Nor are those that miss them by more than this share of what they miss them by once all that was
+# read is moved by as much as it may be off: 0.3 at most in 201 heads, and 1 where a plane has a
+# key bias and no keys.
+UNEXPLAINED = 0.7
+# Logits that open fillers may have moved by more were not read.
+LEAKING = 1e-6
+# So many searches have to end for one and the same reason that another query token hardly
+# changes.
+SURE = 2
+# Norms of the query token of each search: biases that open no gate beside a long one may beside a
+# short one.
+LENGTHS = (1.0, 0.25, 1.0, 0.25, 0.0625, 1.0)
+
 
 NONE = (
     "No search along half a circle gave heads with rotary positions and biases. Biases may be so "
@@ -88,7 +113,7 @@ def learn_biased(
     """Find the heads, or refuse; then ask fresh sequences."""
     found = yield from _BiasedSearches(sought, reduced, told, rng).run()
     tuning = sought.tuning
-    return (yield from conclude_heads(found, checks, rng, tuning.rotary.holdout, tuning.conclusion))
+    return (yield from conclude_heads(found, checks, rng, tuning.holdout, tuning.conclusion))
 
 
 class Crooked(CoincidentJumps):
@@ -103,6 +128,8 @@ class _BiasedSearches:
     reduced: ReducedAnswers
     told: Rotary | None
     rng: np.random.Generator
+    endings: list[type[Exception]] = field(default_factory=list)
+    """What ended those so far."""
 
     @property
     def tuning(self) -> MultiHeadTuning:
@@ -110,19 +137,22 @@ class _BiasedSearches:
 
     def run(self) -> Asking[RecoveredRotaryHeads]:
         """Search with one query token after another until one shows all heads."""
-        restarts, endings = Restarts(self.tuning.restarts), list[type[Exception]]()
-        while restarts.state is SearchState.SEARCHING:
-            try:
-                return (yield from self._searched(restarts.start, restarts.failures))
-            except tuple(ENDINGS) as ending:
-                endings.append(type(ending))
-            if endings.count(endings[-1]) == self.tuning.rotary.biased.sure:
-                self._refuse_named(endings[-1])
-            outcome = ENDINGS.get(endings[-1], SearchOutcome.COINCIDENT)
-            restarts = restarts.after(outcome, soft=False)
+        restarts, found = yield from searched(self._search, Restarts(self.tuning.restarts))
+        if found is not None:
+            return found
         if restarts.state is SearchState.TOO_MANY_HEADS:
             raise too_many_heads(self.sought.max_heads)
         raise ModelMismatch(" ".join([NONE, *self.reduced.precision.why]))
+
+    def _search(self, restarts: Restarts) -> Asking[RecoveredRotaryHeads]:
+        """Search once; refuse for a reason that other query tokens gave as well."""
+        try:
+            return (yield from self._searched(restarts.start, restarts.failures))
+        except tuple(ENDINGS) as ending:
+            self.endings.append(type(ending))
+            if self.endings.count(type(ending)) == SURE:
+                self._refuse_named(type(ending))
+            raise
 
     def _refuse_named(self, ending: type[Exception]) -> None:
         """Refuse for a reason that another query token hardly changes."""
@@ -135,7 +165,7 @@ class _BiasedSearches:
             raise ModelMismatch(CROOKED + why)
 
     def _searched(self, start: tuple[int, float], failures: int) -> Asking[RecoveredRotaryHeads]:
-        lengths, each = self.reduced.lengths, self.tuning.rotary.biased.lengths
+        lengths, each = self.reduced.lengths, LENGTHS
         lengths = replace(lengths, length=lengths.length * each[failures % len(each)])
         reduced = replace(self.reduced, lengths=lengths)
         found = None
@@ -144,22 +174,21 @@ class _BiasedSearches:
         if found is None:
             return self._unswitched(reduced)
         self._refuse_more_heads(found)
-        biased, positions = self.tuning.rotary.biased, self.tuning.rotary.positions
-        ranks = shifted_ranks(found, biased.steps)
-        steps = yield from read_shifted_steps(found, ranks, self.rng, biased.steps)
+        positions, ranks = self.tuning.positions, shifted_ranks(found)
+        steps = yield from read_shifted_steps(found, ranks, self.rng)
         read = [ShiftedReadings(found, h, step) for h, step in enumerate(steps)]
         sides, missed = zip(*(one.keys(0.0) for one in read), strict=True)
-        if not max(missed) <= biased.missed or any(
-            unexplained(one, positions) > biased.unexplained for one in read
+        if not max(missed) <= MISSED or any(
+            unexplained(one, positions) > UNEXPLAINED for one in read
         ):
             raise Crooked
-        rest = yield from read_rest(found, list(sides), ranks, self.tuning.columns)
+        rest = yield from read_rest(found, list(sides), ranks)
         read = [replace(one, rest=of) for one, of in zip(read, rest, strict=True)]
         return self._recovered(self._solved(read), found)
 
     def _solved(self, read: list[ShiftedReadings]) -> list[tuple[RotaryHead, PositionErrors]]:
         """Solve for all heads; what fillers turn out to leave open counts to the bounds."""
-        biased, positions = self.tuning.rotary.biased, self.tuning.rotary.positions
+        positions = self.tuning.positions
 
         def heads(read: list[ShiftedReadings]) -> list[tuple[RotaryHead, PositionErrors]]:
             return [solved(one, _values(one.found, one.h), self.told, positions) for one in read]
@@ -167,7 +196,7 @@ class _BiasedSearches:
         first = heads(read)
         leaking = [one.step.leaking([head for head, _ in first], one.h) for one in read]
         more = [step.off - one.step.off for step, one in zip(leaking, read, strict=True)]
-        if not all(np.all(off <= biased.leaking) for off in more):
+        if not all(np.all(off <= LEAKING) for off in more):
             raise OutOfReach
         if all(np.all(off <= one.step.off) for off, one in zip(more, read, strict=True)):
             return first
@@ -186,7 +215,7 @@ class _BiasedSearches:
             errors,
             tuning.conclusion.safety * found.v_error,
             found.reduced,
-            tuning.rotary.positions.farthest,
+            tuning.positions.farthest,
             () if np.any(model.frequencies) else (STILL,),
         )
 
@@ -199,9 +228,9 @@ class _BiasedSearches:
         heads = [RotaryHead(none, none, reduced.s, Rotary([]))] if reduced.scale > 0 else []
         model = RotaryHeads.of(heads, reduced.dim, reduced.c)
         error = float(reduced.precision.error(reduced.scale))
-        unseen = tuning.conclusion.safety * tuning.jumps.deviations * reduced.eta
+        unseen = tuning.conclusion.safety * JumpTuning().deviations * reduced.eta
         errors = (PositionErrors(unseen, 0.0, True),) * model.H
-        return RecoveredRotaryHeads(model, errors, error, reduced, tuning.rotary.positions.farthest)
+        return RecoveredRotaryHeads(model, errors, error, reduced, tuning.positions.farthest)
 
     def _refuse_more_heads(self, found: ShiftedHeads) -> None:
         heads, dim = len(found.v), self.reduced.dim

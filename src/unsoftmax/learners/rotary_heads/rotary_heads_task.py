@@ -20,23 +20,31 @@ import numpy as np
 
 from unsoftmax.errors import ModelMismatch
 from unsoftmax.learners.compose import Asking
-from unsoftmax.learners.multi_head.conclusions import HeadsConclusionTuning, heads_apart
+from unsoftmax.learners.multi_head.conclusions import heads_apart
+from unsoftmax.learners.multi_head.multi_head_tuning import MultiHeadTuning
 from unsoftmax.learners.multi_head.recovered_heads import RecoveredHeads
 from unsoftmax.learners.multi_head.reduced_answers import ReducedAnswers
 from unsoftmax.learners.rotary_head.rotary_reading import PositionErrors, RotaryTuning, StepReadings
+from unsoftmax.learners.rotary_heads import shifted_steps
 from unsoftmax.learners.rotary_heads.one_apart import one_apart
 from unsoftmax.learners.rotary_heads.rotary_heads_conclusion import (
     RecoveredRotaryHeads,
     conclude_heads,
 )
-from unsoftmax.learners.rotary_heads.rotary_heads_tuning import QueryBiasTuning, RotaryHeadsTuning
-from unsoftmax.learners.rotary_heads.second_distance import read_steps
+from unsoftmax.learners.rotary_heads.second_distance import TRIES, read_steps
 from unsoftmax.measure.single_tokens import Values
 from unsoftmax.models.rotary import Rotary
 from unsoftmax.models.rotary_head import RotaryHead
 from unsoftmax.models.rotary_heads import RotaryHeads
 from unsoftmax.probes import Array, Sequences, Singles
 from unsoftmax.protocol import Found
+
+# Of their tokens, beside the learner's own.
+QUERY_BIAS_SEED = 0x626961
+# Answers that differ by this share of their size at most are the same, ...
+ALIKE = 1e-12
+# ... and are half of a single token's to this share where all tokens weigh alike.
+EVENLY = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +55,11 @@ class RotaryHeadsTask:
     seed: int
     told: Rotary | None
     """The frequencies, where they are known."""
-    tuning: RotaryHeadsTuning
-    conclusion: HeadsConclusionTuning
+    tuning: MultiHeadTuning
 
     def queries(self, heads: int, rank: int, *, biases: bool) -> int:
         """Return what W(2) takes at most."""
-        tries = self.tuning.biased.steps.tries if biases else self.tuning.second.tries
-        return heads * rank * (rank + biases) * tries
+        return heads * rank * (rank + biases) * (shifted_steps.TRIES if biases else TRIES)
 
     def steps(
         self,
@@ -64,11 +70,11 @@ class RotaryHeadsTask:
         """Learn W(1) as ``search`` does of heads without positions, then how scores turn."""
         tuning = self.tuning
         gain = tuning.positions.gain
-        yield from refuse_query_biases(self.dim, self.seed, gain, tuning.query_biases)
+        yield from refuse_query_biases(self.dim, self.seed, gain)
         (reduced, found), c = yield from one_apart(search, gain)
-        readings = yield from read_steps(found, (reduced.precision, c), gain, rng, tuning.second)
+        readings = yield from read_steps(found, (reduced.precision, c), gain, rng)
         read = self._turned(readings, found, replace(reduced, c=c))
-        return (yield from conclude_heads(read, checks, rng, tuning.holdout, self.conclusion))
+        return (yield from conclude_heads(read, checks, rng, tuning.holdout, tuning.conclusion))
 
     def _turned(
         self,
@@ -78,17 +84,17 @@ class RotaryHeadsTask:
     ) -> RecoveredRotaryHeads:
         """Find every head's planes."""
         model, positions = found.model, self.tuning.positions
-        v_error = self.conclusion.safety * found.times_off * found.largest["v"]
+        v_error = self.tuning.conclusion.safety * found.times_off * found.largest["v"]
         heads, errors = [], []
         for v, read in zip(model.v, readings, strict=True):
             heads.append(_head(v, read, reduced, v_error, self.told, positions))
             errors.append(PositionErrors(0.0, 0.0) if read is None else read.errors(positions))
         if any(read is None for read in readings):
             # of a head that was not seen to switch
-            unseen = self.conclusion.safety * float(found.errors["W"][readings.index(None)])
+            unseen = self.tuning.conclusion.safety * float(found.errors["W"][readings.index(None)])
             errors[readings.index(None)] = PositionErrors(unseen, 0.0)
         far = max((float(one.near) for one in errors), default=0.0)
-        if far > self.conclusion.close.share * heads_apart(model):
+        if far > self.tuning.conclusion.close.share * heads_apart(model):
             errors = [PositionErrors(np.inf, np.inf)] * len(errors)
         turned = RotaryHeads.of(heads, model.dim, reduced.c)
         notes = found.notes if np.any(turned.frequencies) or not turned.H else (*found.notes, STILL)
@@ -97,12 +103,12 @@ class RotaryHeadsTask:
         )
 
 
-def refuse_query_biases(dim: int, seed: int, gain: float, tuning: QueryBiasTuning) -> Asking[None]:
+def refuse_query_biases(dim: int, seed: int, gain: float) -> Asking[None]:
     """Refuse query biases by five questions: a long offset beside short query tokens b and −b.
 
     Gates σ(±a·W(1) b) are unlike, but beside a query bias both are the same step.
     """
-    rng = np.random.default_rng([seed, tuning.seed])
+    rng = np.random.default_rng([seed, QUERY_BIAS_SEED])
     a, b = rng.standard_normal((2, dim)) / np.sqrt(dim)
     pairs = np.array([[gain * a, b / gain], [gain * a, -b / gain]])
     asked = [
@@ -112,12 +118,12 @@ def refuse_query_biases(dim: int, seed: int, gain: float, tuning: QueryBiasTunin
     pair, single = yield asked
     here, there, alone = (float(y - single[1]) for y in (*pair, single[0]))
     size = max(abs(here), abs(there), abs(alone))
-    alike = abs(here - there) <= tuning.alike * size
-    evenly = abs(here - alone / 2) <= tuning.evenly * size
+    alike = abs(here - there) <= ALIKE * size
+    evenly = abs(here - alone / 2) <= EVENLY * size
     if not size or not alike or evenly:
         return
     [half] = yield [Singles(gain / 2 * a[None], phase="query biases", purpose="pilot")]
-    if abs(float(half[0] - single[1]) - alone / 2) <= tuning.evenly * size:  # not clipped
+    if abs(float(half[0] - single[1]) - alone / 2) <= EVENLY * size:  # not clipped
         raise ModelMismatch(
             "Beside long tokens attention weights are the same for a query token and its opposite, "
             "as where queries have biases. Learn with biases=True.",

@@ -7,7 +7,7 @@ in the span of its rows; T = (Bᵀ W_h(2) X)(L X)⁻¹ turns its planes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -21,29 +21,23 @@ from unsoftmax.measure.precision import Precision
 from unsoftmax.probes import Array, Indices, Sequences
 from unsoftmax.solve.skeleton import rank_by_gap
 
-
-@dataclass(frozen=True, slots=True)
-class SecondDistanceTuning:
-    """Knobs of reading W_h(2)."""
-
-    fillers: FillerTuning = field(default=FillerTuning())
-    pilot: float = 0.3
-    """Root mean square of the logits of a head's first token, if a step of distance leaves scores
-    of their size; where keys are nearly dependent it makes them up to 30 times as large."""
-    logit: float = 1.0
-    """The same of the others, as the first one tells."""
-    largest: float = 8.0
-    """Tokens with larger logits are asked again with shorter offsets: weights near 0 and 1 have few
-    digits."""
-    shorter: float = 4.0
-    """So many times shorter."""
-    tries: int = 8
-    """Times that a token is asked at most."""
-    draws: int = 8
-    """Draws of query tokens, of which those with the shortest fillers are asked: long ones cost
-    digits."""
-    counted: float = 3.0
-    """Singular values of W_h(1) above so many times its error count to its rank."""
+# Root mean square of the logits of a head's first token, if a step of distance leaves scores of
+# their size; where keys are nearly dependent it makes them up to 30 times as large.
+PILOT = 0.3
+# The same of the others, as the first one tells.
+LOGIT = 1.0
+# Tokens with larger logits are asked again with shorter offsets: weights near 0 and 1 have few
+# digits.
+LARGEST = 8.0
+# So many times shorter.
+SHORTER = 4.0
+# Times that a token is asked at most.
+TRIES = 8
+# Draws of query tokens, of which those with the shortest fillers are asked: long ones cost
+# digits.
+DRAWS = 8
+# Singular values of W_h(1) above so many times its error count to its rank.
+COUNTED = 3.0
 
 
 DEPENDENT = (
@@ -69,12 +63,12 @@ class SteppedHead:
     alpha: Array
     """How many times as long offsets are asked with each token, (r,)."""
 
-    def shut_by(self, W: Array, v: Array, tuning: FillerTuning) -> Array | None:
+    def shut_by(self, W: Array, v: Array) -> Array | None:
         """Return the tokens that shut all other heads, (r, d)."""
         lengths = self.alpha * float(np.linalg.norm(self.rows, axis=1).max())
         others = np.delete(W, self.place, axis=0)
         u = np.einsum("gij,mj->mgi", np.concatenate([W[[self.place]], others]), self.tokens)
-        return fillers(u, v[self.place], lengths, tuning)
+        return fillers(u, v[self.place], lengths)
 
     def probes(self, z: Array, picked: Indices, gain: float) -> Sequences:
         """Ask all offsets with some query tokens."""
@@ -91,7 +85,6 @@ def read_steps(
     precision_and_c: tuple[Precision, float],
     gain: float,
     rng: np.random.Generator,
-    tuning: SecondDistanceTuning,
 ) -> Asking[tuple[StepReadings | None, ...]]:
     """Read W_h(2) of all heads; None of a head whose scores are 0.
 
@@ -102,13 +95,13 @@ def read_steps(
     """
     precision, c = precision_and_c
     model, W_error = found.model, found.errors["W"] * found.times_off
-    ranks = [_rank(W, error, tuning) for W, error in zip(model.W, W_error, strict=True)]
+    ranks = [_rank(W, error) for W, error in zip(model.W, W_error, strict=True)]
     scored = [h for h, rank in enumerate(ranks) if rank]
     _refuse_more_heads(len(scored), model.dim, found)
     W, v = model.W[scored], model.v[scored]
     constant = model.v.sum(axis=0) - v.sum(axis=0)
-    heads = [_head(W, v, (place, ranks[h]), rng, tuning) for place, h in enumerate(scored)]
-    asking = [_answered(head, W, (v, constant, c), gain, tuning) for head in heads]
+    heads = [_head(W, v, (place, ranks[h]), rng) for place, h in enumerate(scored)]
+    asking = [_answered(head, W, (v, constant, c), gain) for head in heads]
     answered = yield from together(asking)
     v_error = float(np.max(found.errors["v"] * found.times_off, initial=0.0))
     readings: list[StepReadings | None] = [None] * model.H
@@ -128,30 +121,29 @@ def _answered(
     W: Array,
     values: tuple[Array, Array, float],
     gain: float,
-    tuning: SecondDistanceTuning,
 ) -> Asking[OpenedAnswers]:
     """Ask one head; tokens with large logits again, with shorter offsets."""
-    (v, constant, c), left = values, float(np.exp(-tuning.fillers.closed))
+    (v, constant, c), left = values, float(np.exp(-FillerTuning().closed))
     alpha, y = np.array(head.alpha), np.full((len(head.tokens), len(head.rows)), np.nan)
-    z = head.shut_by(W, v, tuning.fillers)
+    z = head.shut_by(W, v)
     # the first token tells how long offsets of the others had better be
     missing = np.arange(min(1, len(y)))
-    for _ in range(tuning.tries):
+    for _ in range(TRIES):
         if z is None:
             raise NotIdentifiable(DEPENDENT, determined={"v": v})
         [given] = yield [replace(head, alpha=alpha).probes(z, missing, gain)]
         y[missing] = np.reshape((given - c) / gain, (len(missing), -1))
         read = OpenedAnswers(head.rows, alpha.copy(), z.copy(), y, v, head.place, constant, left)
         logits = read.logits
-        well = np.all(np.abs(logits) < tuning.largest, axis=1)
+        well = np.all(np.abs(logits) < LARGEST, axis=1)
         if np.all(well):
             return read
         asked = ~np.isnan(y[:, 0])
         if well[0] and not np.any(asked[1:]):
-            alpha[1:] *= tuning.logit / np.sqrt(np.mean(logits[0] ** 2))
-        alpha[asked & ~well] /= tuning.shorter
+            alpha[1:] *= LOGIT / np.sqrt(np.mean(logits[0] ** 2))
+        alpha[asked & ~well] /= SHORTER
         missing = np.flatnonzero(~well) if well[0] else missing
-        shut = replace(head, alpha=alpha).shut_by(W, v, tuning.fillers)
+        shut = replace(head, alpha=alpha).shut_by(W, v)
         if shut is not None:
             z[missing] = shut[missing]
     raise NotIdentifiable(
@@ -167,7 +159,6 @@ def _head(
     v: Array,
     place_and_rank: tuple[int, int],
     rng: np.random.Generator,
-    tuning: SecondDistanceTuning,
 ) -> SteppedHead:
     """Choose offsets and query tokens of one head."""
     place, rank = place_and_rank
@@ -178,11 +169,11 @@ def _head(
     outside = direction - basis @ within
     rows = offsets.balanced(within, rng).made() @ basis.T + outside
     best, chosen = np.inf, None
-    for _ in range(tuning.draws):
+    for _ in range(DRAWS):
         tokens = _tokens(L, rng)
-        alpha = tuning.pilot * np.sqrt(rank) / np.linalg.norm(tokens @ L.T, axis=1)
+        alpha = PILOT * np.sqrt(rank) / np.linalg.norm(tokens @ L.T, axis=1)
         drawn = SteppedHead(place, basis, L, rows, tokens, alpha)
-        z = drawn.shut_by(W, v, tuning.fillers)
+        z = drawn.shut_by(W, v)
         longest = np.inf if z is None else float(np.linalg.norm(z, axis=1).max())
         if chosen is None or longest < best:
             best, chosen = longest, drawn
@@ -199,9 +190,9 @@ def _tokens(L: Array, rng: np.random.Generator) -> Array:
     return np.asarray(within + (other - other @ rows.T @ rows) / 2)
 
 
-def _rank(W: Array, error: float, tuning: SecondDistanceTuning) -> int:
+def _rank(W: Array, error: float) -> int:
     singular = np.asarray(np.linalg.svd(W, compute_uv=False))
-    return rank_by_gap(singular, tuning.counted * float(error))
+    return rank_by_gap(singular, COUNTED * float(error))
 
 
 def _refuse_more_heads(heads: int, dim: int, found: RecoveredHeads) -> None:

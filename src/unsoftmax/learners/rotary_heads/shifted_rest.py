@@ -15,10 +15,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from unsoftmax.learners.compose import Asking
-from unsoftmax.learners.multi_head.column_rests import telling_rows
-from unsoftmax.learners.multi_head.column_table import ColumnTableTuning
+from unsoftmax.learners.multi_head.column_table import telling_rows
 from unsoftmax.learners.multi_head.search_outcomes import CoincidentJumps
-from unsoftmax.learners.multi_head.window_sweeps import swept
+from unsoftmax.learners.multi_head.window_sweeps import UNSETTLED, swept
 from unsoftmax.learners.rotary_head.biased_answers import KeySide
 from unsoftmax.learners.rotary_heads.shifted_search import ShiftedHeads
 from unsoftmax.models.arrays import TINY
@@ -58,7 +57,6 @@ def read_rest(
     found: ShiftedHeads,
     sides: list[KeySide],
     ranks: Indices,
-    tuning: ColumnTableTuning,
 ) -> Asking[list[RestReadings]]:
     """Ask the tokens that are left; ``sides`` have what is known of each head."""
     answers, n = found.answers, found.columns.shape[2]
@@ -69,7 +67,7 @@ def read_rest(
     for h, (side, rank) in enumerate(zip(sides, ranks, strict=True)):
         a = seen.windows[h].a
         noise = seen.error.of_logits(a, seen.v, h, a @ seen.u[h])
-        rows = telling_rows(a, noise, _lifted(side, found.b, int(rank)), tuning.choices)
+        rows = telling_rows(a, noise, _lifted(side, found.b, int(rank)))
         # some were asked already, to see whether earlier columns predict them
         new = rest[~answers.asked[h][:, rest].any(axis=0)]
         wanted.append((h, rows, new))
@@ -86,7 +84,7 @@ def read_rest(
         size = np.linalg.norm(before, axis=1)
         return float(np.max(np.linalg.norm(shifted - before, axis=1) / (size + TINY), initial=0.0))
 
-    if swept(sweep, tuning.sweep) > tuning.sweep.unsettled:
+    if swept(sweep) > UNSETTLED:
         raise CoincidentJumps
     return readings
 

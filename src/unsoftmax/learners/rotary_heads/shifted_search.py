@@ -34,9 +34,11 @@ from unsoftmax.learners.multi_head.search_outcomes import CoincidentJumps
 from unsoftmax.learners.multi_head.token_search import SoughtHeads, TokenSearch
 from unsoftmax.learners.multi_head.value_system import HeadValues
 from unsoftmax.learners.multi_head.window_sweeps import TokenHeads, WindowAnswers, read_base
-from unsoftmax.learners.rotary_heads.rotary_heads_tuning import BiasedHeadsTuning
 from unsoftmax.measure.windows import OffsetRoom, WindowedHeads, choose_windows, with_shift
 from unsoftmax.probes import Array, Sequences
+
+# Values with their signs add up to Σv to this share of their size.
+SUMMED = 1e-6
 
 
 class UnseenValues(CoincidentJumps):
@@ -139,40 +141,40 @@ def search_shifted(
     if np.ptp(answers.t) > 0:  # some were asked again closer to b, and others' shifts not
         raise CoincidentJumps
     one.refuse_vague(token, columns)
-    signs = yield from _signs(token, logits, sought.tuning.rotary.biased)
+    signs = yield from _signs(token, logits)
     return _oriented(answers, values, columns, signs)
 
 
 def _base(one: TokenSearch, values: HeadValues, rough: Array) -> Asking[tuple[TokenHeads, Array]]:
     """Choose windows of d + 1 rows, and read (u, s) in them: ``rough`` (H, d + 1) beforehand."""
-    reduced, tuning, b = one.reduced, one.tuning, one.plane.b
+    reduced, b = one.reduced, one.plane.b
     u, v = rough[:, :-1], values.v
     error = reduced.errors_at(one.plane.length, values.error, u)
     step = reduced.lengths.step(error.length)
     room = OffsetRoom(step, reduced.lengths.longest(error.length, step))
-    windows = choose_windows((u, v), error, room, one.rng, tuning.windows)
+    windows = choose_windows((u, v), error, room, one.rng)
     # one t for all heads: what shifts the others at a token is known at that token alone
     t = min(window.t for window in windows)
     windows = [
         with_shift(replace(window, t=t), h, rough[h], v, error) for h, window in enumerate(windows)
     ]
     beside = np.column_stack([v, np.zeros(len(v))])
-    heads = WindowedHeads(rough, beside, windows, error, tuning.windows, shifted=True)
-    return (yield from read_base(TokenHeads(reduced, b, heads), None, tuning.columns.sweep))
+    heads = WindowedHeads(rough, beside, windows, error, shifted=True)
+    return (yield from read_base(TokenHeads(reduced, b, heads)))
 
 
-def _signs(token: TokenHeads, logits: Array, tuning: BiasedHeadsTuning) -> Asking[Array]:
+def _signs(token: TokenHeads, logits: Array) -> Asking[Array]:
     """Return the signs (H,) by which (u, s, v) are as they are: Σ ±v_h = Σv, as a rule.
 
     Values that depend on each other are asked for theirs.
     """
     v, reduced = token.seen.v[:, :-1], token.reduced
     least = np.linalg.lstsq(v.T, reduced.s, rcond=None)[0]
-    if np.max(np.abs(np.abs(least) - 1)) > tuning.summed:
+    if np.max(np.abs(np.abs(least) - 1)) > SUMMED:
         least = yield from _asked_signs(token, logits)
     signs = np.sign(least)
     # not so either where a sign was not read
-    if not np.linalg.norm(signs @ v - reduced.s) <= tuning.summed * reduced.scale:
+    if not np.linalg.norm(signs @ v - reduced.s) <= SUMMED * reduced.scale:
         raise UnseenValues
     return np.asarray(signs)
 

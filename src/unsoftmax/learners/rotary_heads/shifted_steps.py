@@ -19,15 +19,37 @@ import numpy as np
 from unsoftmax.errors import NotIdentifiable
 from unsoftmax.learners.compose import Asking, together
 from unsoftmax.learners.multi_head.search_outcomes import CoincidentJumps
-from unsoftmax.learners.rotary_heads.rotary_heads_tuning import ShiftedStepTuning
 from unsoftmax.learners.rotary_heads.second_distance import DEPENDENT
 from unsoftmax.learners.rotary_heads.shifted_search import ShiftedHeads
 from unsoftmax.measure import offsets
-from unsoftmax.measure.opened_heads import fillers
+from unsoftmax.measure.opened_heads import FillerTuning, fillers
 from unsoftmax.models.arrays import TINY
 from unsoftmax.models.rotary_head import RotaryHead
 from unsoftmax.probes import Array, Indices, Sequences
 from unsoftmax.solve.skeleton import rank_by_gap
+
+# What shifts a head's gate is known but for what is quadratic in a query token: six more than
+# without biases, and closed as much.
+FILLERS = FillerTuning(shut=46.0, closed=46.0)
+# Root mean square of the logits of a head's first token, if a step of distance leaves scores of
+# their size.
+PILOT = 0.3
+# The same of the others, as the first one tells ...
+LOGIT = 1.0
+# ... but for at most so many times the first one's length.
+CHANGED = 10.0
+# Tokens with larger logits are asked again with shorter offsets, closer to b.
+LARGEST = 8.0
+# So many times shorter, and closer.
+SHORTER = 4.0
+# Times that a token is asked at most.
+TRIES = 8
+# Draws of query tokens, of which the best is asked,
+DRAWS = 64
+# at these distances, in lengths of b.
+SIZES = (1.0, 0.5, 0.25)
+# Singular values of W_h(1) above so many times its error count to its rank.
+COUNTED = 3.0
 
 
 class OutOfReach(CoincidentJumps):
@@ -88,7 +110,6 @@ def read_shifted_steps(
     found: ShiftedHeads,
     ranks: Indices,
     rng: np.random.Generator,
-    tuning: ShiftedStepTuning,
 ) -> Asking[list[ShiftedStep]]:
     """Read W_h(2) of all heads, of these ranks.
 
@@ -99,17 +120,17 @@ def read_shifted_steps(
     OutOfReach
         Another query token may do better.
     """
-    opened = [_Opened.of(found, h, int(r), rng, tuning) for h, r in enumerate(ranks)]
+    opened = [_Opened.of(found, h, int(r), rng) for h, r in enumerate(ranks)]
     asking = [one.read(rng) for one in opened]
     return list((yield from together(asking)))
 
 
-def shifted_ranks(found: ShiftedHeads, tuning: ShiftedStepTuning) -> Indices:
+def shifted_ranks(found: ShiftedHeads) -> Indices:
     """Return the ranks of the heads' keys, (H,)."""
     d, ranks = found.reduced.dim, []
     for h, off in enumerate(found.columns_off):
         singular = np.asarray(np.linalg.svd(found.spanning(h), compute_uv=False))
-        ranks.append(rank_by_gap(singular, tuning.counted * float(np.linalg.norm(off[:d]))))
+        ranks.append(rank_by_gap(singular, COUNTED * float(np.linalg.norm(off[:d]))))
     if not all(ranks):  # a head of which errors leave nothing
         raise CoincidentJumps
     return np.array(ranks, dtype=np.intp)
@@ -124,7 +145,6 @@ class _Opened:
     basis: Array
     rows: Array
     """Offsets (r + 1, d), of length about 1."""
-    tuning: ShiftedStepTuning
 
     @classmethod
     def of(
@@ -133,7 +153,6 @@ class _Opened:
         h: int,
         rank: int,
         rng: np.random.Generator,
-        tuning: ShiftedStepTuning,
     ) -> _Opened:
         """Choose offsets, which all see v_h by one sign."""
         v = found.v[h]
@@ -141,35 +160,32 @@ class _Opened:
         direction = v / np.linalg.norm(v)
         within = basis.T @ direction
         rows = offsets.balanced(within, rng).made() @ basis.T + (direction - basis @ within)
-        return cls(found, h, basis, np.concatenate([rows, rows[:1] / 2]), tuning)
+        return cls(found, h, basis, np.concatenate([rows, rows[:1] / 2]))
 
     def read(self, rng: np.random.Generator) -> Asking[ShiftedStep]:
         """Ask; where logits are large shorter offsets, and query tokens closer together."""
-        tuning = self.tuning
         centre, x = self._tokens(rng)
         r = len(x)
-        alpha = tuning.pilot * np.sqrt(r) / np.linalg.norm(self._seen(centre + x)[0][:, 0], axis=1)
+        alpha = PILOT * np.sqrt(r) / np.linalg.norm(self._seen(centre + x)[0][:, 0], axis=1)
         logits, off, slopes = np.full((r, r + 1), np.nan), *np.zeros((2, r, r + 1))
         z = np.zeros(x.shape)
         # the first token tells how long offsets of the others had better be
         missing = np.arange(1)
-        for _ in range(tuning.tries):
+        for _ in range(TRIES):
             b = centre + x
             z[missing] = self._filled(b[missing], alpha[missing])
             answered = yield from self._asked(b[missing], alpha[missing], z[missing])
             logits[missing], off[missing], slopes[missing] = answered
-            well = np.all(np.abs(logits) < tuning.largest, axis=1)
+            well = np.all(np.abs(logits) < LARGEST, axis=1)
             if np.all(well):
                 a = self._offsets(b, alpha)
                 return ShiftedStep(self.basis, b, a, logits, off, z, slopes)
             lost = np.isin(np.arange(r), missing) & ~well
-            alpha[lost] /= tuning.shorter
-            x[lost] /= tuning.shorter
+            alpha[lost] /= SHORTER
+            x[lost] /= SHORTER
             if well[0] and len(missing) == 1 and missing[0] == 0:
                 moved = logits[0, :-1] - (2 * logits[0, -1] - logits[0, 0])
-                alpha[1:] *= np.clip(
-                    tuning.logit / np.sqrt(np.mean(moved**2)), 1 / tuning.changed, tuning.changed
-                )
+                alpha[1:] *= np.clip(LOGIT / np.sqrt(np.mean(moved**2)), 1 / CHANGED, CHANGED)
             missing = np.flatnonzero(~well) if well[0] else np.arange(1)
         raise OutOfReach
 
@@ -179,15 +195,15 @@ class _Opened:
         Of some draws the one that answers tell most of: their columns u span best, fillers are
         short, and shifts small.
         """
-        found, r, tuning = self.found, self.basis.shape[1], self.tuning
+        found, r = self.found, self.basis.shape[1]
         columns = self.basis.T @ found.spanning(self.h)[:, 1:]
         within = np.linalg.svd(columns)[2][:r] @ found.directions
         length, best, chosen = float(np.linalg.norm(found.b)), np.inf, None
         for centre in (found.b, self._unshifted()):
-            for draw in range(tuning.draws):
+            for draw in range(DRAWS):
                 # as many as there are directions are orthogonal to each other
                 x = np.linalg.qr(rng.standard_normal((r, len(within))))[0] @ within
-                x *= length * tuning.sizes[draw % len(tuning.sizes)]
+                x *= length * SIZES[draw % len(SIZES)]
                 u, beside = self._seen(centre + x)
                 z = self._fillers(centre + x, np.zeros(r))
                 if z is None:
@@ -233,7 +249,7 @@ class _Opened:
         u, beside = self._seen(b)
         longest = alpha * float(np.linalg.norm(self.rows, axis=1).max())
         v = self.found.v[self.h]
-        return fillers(u, v, longest, self.tuning.fillers, beside=beside)
+        return fillers(u, v, longest, FILLERS, beside=beside)
 
     def _filled(self, b: Array, alpha: Array) -> Array:
         z = self._fillers(b, alpha)

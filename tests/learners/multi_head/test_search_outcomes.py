@@ -1,0 +1,184 @@
+"""The table of endings: each one, with answers as they are and as if they were coarser."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from unsoftmax.arrangement.breakpoints import TooManyBreakpoints
+from unsoftmax.arrangement.jumps import SoftStart, SoftTransition
+from unsoftmax.learners.multi_head.search_outcomes import (
+    ENDINGS,
+    CoincidentJumps,
+    Contradicted,
+    Restarts,
+    RestartTuning,
+    SearchState,
+    UnsaturatedGates,
+    searched,
+)
+from unsoftmax.measure.windows import NoWindow
+
+TUNING = RestartTuning()
+COARSE = Restarts(bad_luck=25)
+
+
+def counts(restarts):
+    return restarts.failures, restarts.bad_luck, restarts.too_many
+
+
+# (failures, bad luck, too many) that one ending adds, with answers as they are and as if coarser
+COUNTED = {
+    Contradicted: ((1, 0, 0), (0, 3, 0)),
+    CoincidentJumps: ((1, 0, 0), (0, 3, 0)),
+    np.linalg.LinAlgError: ((1, 0, 0), (0, 3, 0)),
+    TooManyBreakpoints: ((1, 0, 1), (0, 3, 0)),
+    UnsaturatedGates: ((0, 3, 0), (0, 3, 0)),
+    NoWindow: ((0, 3, 0), (0, 3, 0)),
+    SoftTransition: ((0, 3, 0), (0, 3, 0)),
+    SoftStart: ((0, 1, 0), (0, 1, 0)),
+}
+
+
+def test_the_table_says_what_every_ending_counts_for():
+    assert set(ENDINGS) == set(COUNTED)
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize("start", [Restarts(), COARSE])
+@pytest.mark.parametrize("soft", [False, True])
+def test_what_every_ending_counts_for(ending, start, soft):
+    after = start.after(ending, soft)
+    assert counts(after) == tuple(np.add(counts(start), COUNTED[ending][start is COARSE]))
+    assert after.state is SearchState.SEARCHING
+
+
+def test_an_ending_of_another_kind_counts_as_what_it_is():
+    class Crooked(CoincidentJumps):
+        pass
+
+    assert Restarts().after(Crooked) == Restarts().after(CoincidentJumps)
+
+
+def test_where_nothing_is_luck_every_ending_is_a_failure():
+    restarts = Restarts(RestartTuning(starts=((1, 1.0),) * 8, most_unlucky=0), refuse_many=False)
+    for n, ending in enumerate(ENDINGS):
+        assert counts(restarts)[:2] == (n, 0)
+        assert restarts.coarse == 0
+        restarts = restarts.after(ending)
+    assert restarts.state is SearchState.EXHAUSTED
+
+
+def test_precision_is_coarser_after_each_quarter_of_the_bad_luck():
+    levels = [Restarts(bad_luck=luck).coarse for luck in range(101)]
+    assert levels == [0.0] * 25 + [1e-7] * 25 + [1e-6] * 25 + [1e-5] * 26
+
+
+def test_query_tokens_are_longest_after_some_bad_luck():
+    assert not Restarts(bad_luck=3).longest_tokens
+    assert Restarts(bad_luck=4).longest_tokens
+
+
+def test_later_searches_begin_with_more_intervals_and_then_again():
+    starts = [Restarts(failures=n).start for n in range(len(TUNING.starts))]
+    assert tuple(starts) == TUNING.starts
+    assert [start[0] for start in starts[:4]] == sorted(start[0] for start in starts[:4])
+    assert set(starts[4:]) <= set(starts[:4]) | {(64, 100.0)}
+
+
+@pytest.mark.parametrize("ending", [Contradicted, CoincidentJumps])
+def test_as_many_failures_as_starts_exhaust(ending):
+    restarts = Restarts()
+    for _ in range(len(TUNING.starts) - 1):
+        restarts = restarts.after(ending, False)
+        assert restarts.state is SearchState.SEARCHING
+    assert restarts.after(ending, False).state is SearchState.EXHAUSTED
+
+
+@pytest.mark.parametrize(("ending", "searches"), [(SoftStart, 100), (UnsaturatedGates, 34)])
+def test_bad_luck_exhausts(ending, searches):
+    restarts, n = Restarts(), 0
+    while restarts.state is SearchState.SEARCHING:
+        restarts, n = restarts.after(ending, True), n + 1
+    assert restarts.state is SearchState.EXHAUSTED
+    assert n == searches
+    assert restarts.coarse > 0
+
+
+@pytest.mark.parametrize(("soft", "needed"), [(False, 2), (True, 4)])
+def test_too_many_jumps_are_believed_when_seen_often_enough(soft, needed):
+    restarts = Restarts()
+    for n in range(needed):
+        assert restarts.state is SearchState.SEARCHING, n
+        restarts = restarts.after(TooManyBreakpoints, soft)
+    assert restarts.state is SearchState.TOO_MANY_HEADS
+
+
+def test_where_the_function_is_wanted_too_many_jumps_are_failures_like_others():
+    restarts = Restarts(refuse_many=False)
+    for _ in TUNING.starts:
+        assert restarts.state is SearchState.SEARCHING
+        restarts = restarts.after(TooManyBreakpoints, False)
+    assert restarts.state is SearchState.EXHAUSTED
+
+
+def test_too_many_jumps_between_other_failures():
+    restarts = Restarts()
+    for ending in (TooManyBreakpoints, CoincidentJumps, TooManyBreakpoints):
+        restarts = restarts.after(ending, False)
+    assert restarts.state is SearchState.TOO_MANY_HEADS
+
+
+@pytest.mark.parametrize("refuse_many", [False, True])
+def test_every_sequence_of_endings_ends(refuse_many):
+    """Any state within reach leads on to a counted one; the longest way is bad luck."""
+    todo, seen = [Restarts(replace(TUNING, most_unlucky=8), refuse_many)], set()
+    while todo:
+        restarts = todo.pop()
+        if restarts in seen:
+            continue
+        seen.add(restarts)
+        if restarts.state is not SearchState.SEARCHING:
+            continue
+        for ending, soft in itertools.product(ENDINGS, (False, True)):
+            after = restarts.after(ending, soft)
+            assert sum(counts(after)) > sum(counts(restarts))
+            todo.append(after)
+    states = {restarts.state for restarts in seen}
+    never = set() if refuse_many else {SearchState.TOO_MANY_HEADS}
+    assert states == set(SearchState) - never - {SearchState.FOUND}
+    assert all(restarts.failures <= len(TUNING.starts) for restarts in seen)
+
+
+def test_searches_end_with_what_one_of_them_finds():
+    starts, ended = [], [TooManyBreakpoints(3), UnsaturatedGates(), CoincidentJumps()]
+
+    def search(restarts):
+        starts.append(restarts.start)
+        if ended:
+            raise ended.pop()
+        return "heads"
+        yield
+
+    with pytest.raises(StopIteration) as end:
+        next(searched(search, Restarts()))
+    restarts, found = end.value.value
+    assert found == "heads"
+    assert restarts.state is SearchState.FOUND
+    assert counts(restarts) == (2, 3, 1)
+    assert starts == [TUNING.starts[n] for n in (0, 1, 1, 2)]
+
+
+def test_searches_end_where_none_is_left():
+    def search(_):
+        raise CoincidentJumps
+        yield
+
+    with pytest.raises(StopIteration) as end:
+        next(searched(search, Restarts()))
+    restarts, found = end.value.value
+    assert found is None
+    assert restarts.state is SearchState.EXHAUSTED
