@@ -34,15 +34,19 @@ from unsoftmax.learners.attention_layer.layer_cost import LayerCost
 from unsoftmax.learners.attention_layer.map_reading import MapReading
 from unsoftmax.learners.attention_layer.norm_search import find_norm
 from unsoftmax.learners.attention_layer.normalised_layer import normalised_cost, normalised_steps
-from unsoftmax.learners.attention_layer.opening_tokens import OpeningSearch, OpeningTokens
+from unsoftmax.learners.attention_layer.opening_tokens import OpeningSearch
 from unsoftmax.learners.attention_layer.prenorm_layer import prenorm_cost, prenorm_steps
-from unsoftmax.learners.attention_layer.range_polish import RangePolish
+from unsoftmax.learners.attention_layer.range_polish import polished
 from unsoftmax.learners.attention_layer.recovered_layer import SAID, LayerAnswers
 from unsoftmax.learners.attention_layer.score_reading import ScoreReading, keys_of
 from unsoftmax.learners.attention_layer.soft_gate_reading import SoftGateReading
 from unsoftmax.learners.attention_layer.soft_search import soft_search
 from unsoftmax.learners.attention_layer.unseen_heads import heads_at_moderate_logits, unseen_cost
-from unsoftmax.learners.attention_layer.value_answers import HeadMaps, LayerMap, ValueAnswers
+from unsoftmax.learners.attention_layer.value_answers import (
+    AffineAnswers,
+    HeadMaps,
+    LayerMap,
+)
 from unsoftmax.learners.compose import Asking, as_planned
 from unsoftmax.learners.rotary_layer.told_turning import ToldTurning, told_turning
 from unsoftmax.learners.rotary_layer.turned_layer import TurnedLayerTask, turned_plan
@@ -188,7 +192,7 @@ class AttentionLayerLearner(Configured):
         maps = tuning.tries * (H * d + tuning.checked) + H * d
         scores = (2 + tuning.again) * d * (d + 1)
         search = searches + pilots + maps + scores + CONFIRMING + unseen_cost(H, tuning)
-        behind = normalised_cost(d, H, tuning.normalised)
+        behind = normalised_cost(d, H, tuning)
         plain = d + 8 + tuning.attempts * search + tuning.softly(after.queries)
         at_most = max(plain, behind.queries)
         queries = counts.attention_layer_queries(d, H, r)
@@ -215,9 +219,9 @@ class AttentionLayerLearner(Configured):
 
     def _plan_behind(self) -> Plan:
         """Say what a layer behind a LayerNorm costs."""
-        d, H, tuning = int(self.dim), self._most, self.tuning.normalised
+        d, H = int(self.dim), self._most
         r = max(1, d // H) if self.head_dim is None else int(self.head_dim)
-        behind = normalised_cost(d, H, tuning)
+        behind = normalised_cost(d, H, self.tuning)
         return Plan(
             queries=None,
             at_most=behind.queries,
@@ -271,8 +275,9 @@ class AttentionLayerLearner(Configured):
                 d,
                 self.seed,
                 checks,
-                tuning=tuning.normalised,
+                tuning=tuning,
                 max_heads=self.max_heads,
+                head_dim=self.head_dim,
                 profile=self.profile,
             )
             return (yield from behind)
@@ -334,8 +339,9 @@ class AttentionLayerLearner(Configured):
         found = yield from HeadSearch(LayerMap.of(tokens), noise, self._most, rng, tuning).run()
         layer = LayerMap.of(tokens, found.residual)
         opening = yield from OpeningSearch(layer, noise, found.gates, rng, tuning).run()
+        single = AffineAnswers(tokens, found.residual)
         maps = yield from MapReading(
-            tokens, layer, noise, found.gates, opening, self.head_dim, effort.whole, rng, tuning
+            single, layer, noise, found.gates, opening, self.head_dim, effort.whole, rng, tuning
         ).run()
         values = maps.solved()
         n = keys_of(values, noise.relative, effort.share, tuning)
@@ -350,7 +356,8 @@ class AttentionLayerLearner(Configured):
         )
         answers = LayerAnswers(maps, (yield from reading.run()))
         if effort.polish and not maps.whole:
-            answers = yield from self._polished(answers, reading, opening)
+            length = float(np.linalg.norm(opening.a))
+            answers = yield from polished(answers, reading, length)
         drawn = answers.drawn(noise, rng)
         conclusion = Conclusion(drawn, FreshSequences(drawn.model, rng), SAID)
         try:
@@ -412,19 +419,3 @@ class AttentionLayerLearner(Configured):
                 "tokens behind the norm."
             )
         return " Leave out norm, and one is looked for." if self.norm == "none" else ""
-
-    def _polished(
-        self, answers: LayerAnswers, reading: ScoreReading, opening: OpeningTokens
-    ) -> Asking[LayerAnswers]:
-        """Read ranges again, and what keys weigh beside the new ones."""
-        assert isinstance(answers.values, ValueAnswers)
-        found = answers.solved()
-        length = float(np.linalg.norm(opening.a))
-        polish = RangePolish(reading.layer, found.values, found.scores, length, self.tuning)
-        again = yield from polish.run()
-        if again is None:
-            return answers
-        maps = replace(answers.values, saturated=again)
-        reading = replace(reading, values=maps.solved())
-        scores = yield from reading.mended(answers.scores)
-        return LayerAnswers(maps, scores)

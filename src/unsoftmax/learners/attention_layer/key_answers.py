@@ -12,10 +12,9 @@ b + w_h) is enough, r_h numbers from a block of keys that was chosen for them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
-import scipy
 
 from unsoftmax.learners.attention_layer.value_answers import HeadMaps, LayerMap
 from unsoftmax.measure.token_map import AnswerNoise
@@ -31,6 +30,8 @@ class Weights:
     """(Q, H, n)."""
     query: Array
     """(Q, H)."""
+    taus: Array = field(default_factory=lambda: np.zeros((0, 0, 0)))
+    """τ_h − τ_H, (Q, H − 1, k), where values are open."""
 
     @property
     def least(self) -> Array:
@@ -66,10 +67,12 @@ class Decoding:
         if self.heads:
             each = zip(self.values.V, self.heads, strict=True)
             weights = np.stack([solved(V @ keys.T, part[:, which]).T for V, part in each], axis=1)
+            unknown = np.zeros((len(weights), 0))
         else:
-            through = self.values.through(keys).reshape(-1, H * n)
-            weights = solved(through, self.z[which].T).T.reshape(-1, H, n)
-        return Weights(weights, 1 - weights.sum(axis=2))
+            every = solved(self.values.columns(keys), self.z[which].T).T
+            weights, unknown = every[:, : H * n].reshape(-1, H, n), every[:, H * n :]
+        taus = unknown.reshape(len(weights), H - 1, self.values.open_in)
+        return Weights(weights, 1 - weights.sum(axis=2), taus)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,13 +166,41 @@ class KeyAnswers:
         """Decode every answer, block by block."""
         if not len(self.block):
             return []
-        z = layer.beyond(self.y, self.tokens[self.token]) / self.scale[:, None]
+        z = layer.beyond(self._read(layer, values), self.tokens[self.token]) / self.scale[:, None]
         decoding, found = Decoding.of(values, self.keys.shape[1], z), []
         for k, keys in enumerate(self.keys):
             asked = np.flatnonzero(self.block == k)
             if len(asked):
                 found.append((asked, decoding.weights(keys, asked)))
         return found
+
+    def _read(self, layer: LayerMap, values: HeadMaps) -> Array:
+        """Return the answers in full."""
+        if not layer.up_to_factor:
+            return self.y
+        y = np.empty((len(self.y), len(layer.c)))
+        for k, keys in enumerate(self.keys):
+            asked = np.flatnonzero(self.block == k)
+            b = self.tokens[self.token[asked]]
+            y[asked] = layer.read(self.y[asked], b, values.columns(keys))
+        return y
+
+    def closed(self, layer: LayerMap, values: HeadMaps) -> HeadMaps:
+        """Return the values with what was open of them: τ_h − τ_H = T A (p_h − p_H).
+
+        All blocks are beside a few query tokens.
+        """
+        if not values.open_in:
+            return values
+        parts = []
+        for _, read in self.weights(layer, values):
+            differences = (read.keys[:, :-1] - read.keys[:, -1:]).reshape(-1, read.keys.shape[2])
+            taus = read.taus.reshape(-1, values.open_in)
+            parts.append(np.linalg.lstsq(differences, taus, rcond=None)[0])
+        keys = self.keys.reshape(-1, self.keys.shape[2])
+        return values.with_open(
+            np.asarray(np.linalg.lstsq(keys, np.vstack(parts), rcond=None)[0].T)
+        )
 
     def scores(self, layer: LayerMap, values: HeadMaps) -> Array:
         """Return a_i·(W_h b + w_h) of all that was asked: (T, H, blocks·n), NaN elsewhere."""
@@ -213,31 +244,3 @@ class HeadScores:
     def vectors(self, h: int, b: Array) -> Array:
         """Return W_h b + w_h, (n, d), of tokens (n, d)."""
         return np.asarray((b @ self.R[h][:, :-1].T + self.R[h][:, -1]) @ self.C[h].T)
-
-
-def assembled(
-    columns: Array, C: list[Array], first: KeyAnswers, further: KeyAnswers, scores: Array
-) -> HeadScores:
-    """Put the scores together that all query tokens gave.
-
-    Parameters
-    ----------
-    columns : ndarray (H, d, T₁)
-        W_h b + w_h of the first query tokens.
-    C : list of ndarray (d, r_h)
-        Bases of the column spaces.
-    first, further : KeyAnswers
-        What the first query tokens were asked, and what all others.
-    scores : ndarray (T₂, H, n₂)
-        Scores of the others.
-    """
-    tokens = np.vstack([first.tokens, further.tokens])
-    homogeneous = np.hstack([tokens, np.ones((len(tokens), 1))])
-    known = scipy.linalg.lu_factor(homogeneous, check_finite=False)
-    keys = further.keys.reshape(-1, further.keys.shape[2])
-    rows = []
-    for h, C_h in enumerate(C):
-        others = np.linalg.lstsq(keys @ C_h, scores[:, h].T, rcond=None)[0]
-        seen = np.hstack([C_h.T @ columns[h], others])
-        rows.append(scipy.linalg.lu_solve(known, seen.T, check_finite=False).T)
-    return HeadScores(C, rows)

@@ -57,18 +57,17 @@ class KeyAsking:
         """Find lengths at which logits are moderate."""
         tuning = self.tuning
         slope, bias = self.typical
-        d = units.shape[2]
         lengths = self._wanted(np.array([slope]), bias)
         for _ in range(tuning.score_pilots):
-            few = self.tokens(units[:1], np.vstack([np.zeros(d), directions[:2]]), lengths)
+            few = self.tokens(units[:1], self._pilots(directions), lengths)
             asked = yield from self._answered(self.grid(*few), "pilot")
             scores = asked.scores(self.layer, self.values)
             if np.isnan(scores).any():
                 lengths = Lengths(lengths.keys / 4, lengths.tokens)
                 continue
-            rms = np.sqrt(np.mean(scores**2, axis=2))
-            beside = np.sqrt(np.mean((scores[1:] - scores[0]) ** 2, axis=2))
-            bias = float(np.max(rms[0])) / lengths.keys
+            at_zero = self._at_zero(scores)
+            beside = np.sqrt(np.mean((scores[1:] - at_zero) ** 2, axis=2))
+            bias = float(np.max(np.sqrt(np.mean(at_zero**2, axis=1)))) / lengths.keys
             wanted = self._wanted(beside.max(axis=0) / (lengths.keys * lengths.tokens), bias)
             if 1 / 2 <= wanted.keys / lengths.keys * (wanted.tokens / lengths.tokens) <= 2:
                 return wanted
@@ -77,6 +76,14 @@ class KeyAsking:
             "No length of keys gives all heads moderate weights: scores are no x·(W x_N + w), or "
             "answers are too coarse to read weights from."
         )
+
+    def _pilots(self, directions: Array) -> Array:
+        """Return the query tokens of pilots, of norm 1: 0 and two more."""
+        return np.vstack([np.zeros(directions.shape[1]), directions[:2]])
+
+    def _at_zero(self, scores: Array) -> Array:
+        """Return what the scores of pilots are beside the query token 0, (H, n)."""
+        return np.asarray(scores[0])
 
     def _wanted(self, slopes: Array, bias: float) -> Lengths:
         """Choose lengths: keys as long as the bias allows, query tokens to match.
@@ -115,7 +122,7 @@ class KeyAsking:
         """Pair every block with every query token, not yet answered."""
         blocks, count = len(keys), len(tokens)
         token, block = np.divmod(np.arange(blocks * count), max(1, blocks))
-        nothing = np.zeros((blocks * count, len(self.layer.c)))
+        nothing = np.zeros((blocks * count, self.layer.numbers))
         return KeyAnswers(keys, tokens, block, token, np.ones(blocks * count), nothing, between)
 
     def _answered(self, answers: KeyAnswers, phase: str) -> Asking[KeyAnswers]:

@@ -24,13 +24,14 @@ from unsoftmax.learners.attention_layer.value_answers import (
     GateAnswers,
     HeadMaps,
     LayerMap,
+    MapAnswers,
     OffsetAnswers,
     ValueAnswers,
     leading,
 )
 from unsoftmax.learners.compose import Asking
 from unsoftmax.measure.binary_grid import on_one_grid
-from unsoftmax.measure.token_map import AnswerNoise, TokenMapAnswers
+from unsoftmax.measure.token_map import AnswerNoise
 from unsoftmax.probes import Array, Flags
 
 
@@ -38,7 +39,7 @@ from unsoftmax.probes import Array, Flags
 class MapReading:
     """What maps are read with."""
 
-    tokens: TokenMapAnswers
+    single: MapAnswers
     layer: LayerMap
     noise: AnswerNoise
     gates: GateAnswers
@@ -54,7 +55,9 @@ class MapReading:
     def run(self) -> Asking[ValueAnswers]:
         """Ask offsets until the maps explain random saturated queries."""
         tuning = self.tuning
-        margins = np.sort(self.opening.margins)[1:]  # the smallest is not asked
+        margins = self.opening.margins
+        if self._left_out() is not None:
+            margins = np.sort(margins)[1:]
         step = float(np.min(margins / tuning.deviations, initial=tuning.spread))
         for _ in range(tuning.tries):
             found = yield from self._read(step)
@@ -85,8 +88,8 @@ class MapReading:
             if count == d:
                 break
             if max(answers.ranks) <= count:
-                if self._independent(answers, step):
-                    return answers
+                if (divided := self._divided(answers, step)) is not None:
+                    return divided
                 counts = itertools.repeat(d)
                 if self.shared and count < 2 * max(answers.ranks):
                     # as many offsets as ranks tell thin directions of a range badly
@@ -109,11 +112,15 @@ class MapReading:
             count *= 2
 
     def _none(self) -> OffsetAnswers:
-        opening, m = self.opening, len(self.layer.c)
+        opening, left_out = self.opening, self._left_out()
         H, d = opening.b.shape
-        left_out = int(np.argmin(opening.margins))
-        share, y = np.ones((H - 1, 0)), np.zeros((H - 1, 0, m))
+        asked = H if left_out is None else H - 1
+        share, y = np.ones((asked, 0)), np.zeros((asked, 0, self.layer.numbers))
         return OffsetAnswers(opening.a, np.zeros((0, d)), share, opening.b, left_out, y)
+
+    def _left_out(self) -> int | None:
+        """Return the head of the smallest margin, where what is asked of others tells of it."""
+        return None if self.layer.up_to_factor else int(np.argmin(self.opening.margins))
 
     def _asked(self, offsets: OffsetAnswers, steps: Array) -> Asking[OffsetAnswers]:
         """Ask more offsets; steps keep their directions when they are shortened."""
@@ -138,9 +145,7 @@ class MapReading:
 
     def _ranked(self, offsets: OffsetAnswers, step: float) -> ValueAnswers:
         """Count the singular values of each head's range that are above the errors."""
-        answers = ValueAnswers(
-            self.tokens, self.layer.residual, self.gates, offsets, (), self.whole
-        )
+        answers = ValueAnswers(self.single, self.gates, offsets, (), self.whole)
         noise = self._map_noise(step)
         ranks = [
             max(1, int(np.count_nonzero(np.linalg.svd(span, compute_uv=False) > noise)))
@@ -154,6 +159,9 @@ class MapReading:
             offsets = answers.offsets
             shortest = self.tuning.nearer**self.tuning.flip_rounds
             flipped = self._flipped(answers) | self._alone(answers)
+            if self.layer.up_to_factor:
+                # an answer is read beside all others to its offset
+                flipped = flipped | flipped.any(axis=0)
             place = np.nonzero(flipped & (offsets.share > shortest))
             if not len(place[0]):
                 break
@@ -195,10 +203,13 @@ class MapReading:
         share = max(self.noise.relative * self.tuning.rank_noise, self.tuning.rank_share)
         return share * size / step
 
-    def _independent(self, answers: ValueAnswers, step: float) -> bool:
-        """Whether the ranges are so independent, beside their errors, that maps are right."""
+    def _divided(self, answers: ValueAnswers, step: float) -> ValueAnswers | None:
+        """Return the answers where their ranges divide the sum of all maps; None otherwise.
+
+        They do where they are so independent, beside their errors, that maps are right.
+        """
         if sum(answers.ranks) > len(self.layer.c):
-            return False
+            return None
         spans = answers.spans()
         U = [leading(s, r) for s, r in zip(spans, answers.ranks, strict=True)]
         least = float(np.linalg.svd(np.concatenate(U, axis=1), compute_uv=False)[-1])
@@ -209,7 +220,7 @@ class MapReading:
             for s, r in zip(spans, answers.ranks, strict=True)
         )
         turned = self.noise.relative * size / (step * thinnest)
-        return bool(turned <= self.tuning.independent * least)
+        return answers if turned <= self.tuning.independent * least else None
 
     def _explained(self, answers: ValueAnswers) -> Asking[bool]:
         """Ask random saturated queries, and compare them with sums of maps."""

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from unsoftmax.learners.attention_layer.normalised_singles import NormalisedFrame
 from unsoftmax.learners.attention_layer.normalised_tuning import EpsTuning
+from unsoftmax.learners.attention_layer.readout import DirectionMap
 from unsoftmax.learners.compose import Asking
 from unsoftmax.probes import Array, Singles
 
@@ -23,13 +23,11 @@ class EpsRound:
     y: Array
 
 
-def find_eps(
-    frame: NormalisedFrame, rng: np.random.Generator, tuning: EpsTuning
-) -> Asking[EpsRound]:
+def find_eps(frame: DirectionMap, rng: np.random.Generator, tuning: EpsTuning) -> Asking[EpsRound]:
     """Ask tokens at which u is small."""
-    still = -np.linalg.lstsq(frame.B, frame.c, rcond=None)[0]
+    still = -np.linalg.lstsq(frame.M, frame.c, rcond=None)[0]
     direction = rng.standard_normal(frame.dim)
-    moved = frame.answers.centred(frame.B @ direction)
+    moved = frame.norm.centred(frame.M @ direction)
     lengths = np.sqrt(np.array(tuning.variances)) / np.sqrt(np.mean(moved**2))
     # as float32 sees them; where they are rounded to is known
     tokens = (still + lengths[:, None] * direction).astype(np.float32).astype(np.float64)
@@ -37,10 +35,10 @@ def find_eps(
     return EpsRound(tokens, y)
 
 
-def read_eps(frame: NormalisedFrame, asked: EpsRound, tuning: EpsTuning) -> tuple[float, float]:
+def read_eps(frame: DirectionMap, asked: EpsRound, tuning: EpsTuning) -> tuple[float, float]:
     """Read eps where the variance is known best beside it, and about what it is off by."""
-    u = frame.answers.centred(frame.of(asked.tokens).T)
-    n = frame.answers.gain * (asked.y - frame.answers.shift)
+    u = frame.norm.centred(frame.known(asked.tokens).T)
+    n = frame.norm.gain * (asked.y - frame.norm.shift)
     variance, length = np.mean(u**2, axis=0), np.mean(n**2, axis=1)
     eps = variance * (1 / length - 1)
     # u is off by a share of the token's length, n by a share of itself

@@ -18,10 +18,16 @@ import numpy as np
 import scipy
 
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
-from unsoftmax.learners.attention_layer.normalised_singles import NormalisedFrame
-from unsoftmax.learners.attention_layer.normalised_tuning import NormalisedHeadsTuning
+from unsoftmax.learners.attention_layer.normalised_singles import SingleRound, read_singles
+from unsoftmax.learners.attention_layer.normalised_tuning import (
+    NormalisedHeadsTuning,
+    NormalisedTuning,
+)
+from unsoftmax.learners.attention_layer.readout import DirectionMap
+from unsoftmax.learners.attention_layer.value_answers import GateAnswers
 from unsoftmax.learners.compose import Asking
 from unsoftmax.measure.normalised import scales_by_null_space
+from unsoftmax.measure.token_map import AnswerNoise
 from unsoftmax.probes import Array, Indices, Pairs
 from unsoftmax.solve.gate_columns import gate_columns
 
@@ -37,29 +43,43 @@ class PatternRound:
 
 
 @dataclass(frozen=True, slots=True)
-class NormalisedHeads:
-    """Heads by what one offset does.
+class PatternAnswers:
+    """All answers that K and γ are read off.
 
     Attributes
     ----------
-    frame : NormalisedFrame
-        In true units.
-    values : ndarray, shape (H, d − 1)
-        m_h = P_w M_h a.
-    offset : ndarray, shape (d,)
-        a, as asked.
-    gates : ndarray, shape (n + 1, H)
-        0 or 1: the first row all heads together, then every query token.
+    singles : SingleRound
+        Those of single tokens.
+    patterns : PatternRound
+        Those that tell a size and a sign.
+    gates : ndarray, shape (n, H)
+        0 or 1, of every query token.
     """
 
-    frame: NormalisedFrame
-    values: Array
-    offset: Array
+    singles: SingleRound
+    patterns: PatternRound
     gates: Array
+    tuning: NormalisedTuning
+
+    def layer(self) -> DirectionMap:
+        """Return K in true units."""
+        frame = read_singles(self.singles, self.tuning.singles)
+        return read_heads(frame, self.patterns, self.tuning.heads, self.gates)[0]
+
+    def with_errors(self, noise: AnswerNoise, rng: np.random.Generator) -> PatternAnswers:
+        """Return the same answers, with errors drawn as large as theirs may be."""
+        moved = self.patterns.y + noise.drawn(self.patterns.y, rng)
+        singles = self.singles.with_errors(noise, rng)
+        return replace(self, singles=singles, patterns=replace(self.patterns, y=moved))
+
+    def gate_answers(self) -> GateAnswers:
+        """Return what one offset tells of all heads."""
+        asked = self.patterns
+        return GateAnswers(asked.offset, asked.tokens, asked.y, self.gates)
 
 
 def find_heads(
-    frame: NormalisedFrame, rng: np.random.Generator, tuning: NormalisedHeadsTuning
+    frame: DirectionMap, rng: np.random.Generator, tuning: NormalisedHeadsTuning
 ) -> Asking[PatternRound]:
     """Ask until there are exactly H patterns of gates.
 
@@ -87,22 +107,22 @@ def find_heads(
 
 
 def read_heads(
-    frame: NormalisedFrame,
+    frame: DirectionMap,
     asked: PatternRound,
     tuning: NormalisedHeadsTuning,
     gates: Array | None = None,
-) -> NormalisedHeads:
-    """Read H and m_h, as `find_heads` asks until they are read; gates may be known."""
-    known = frame.of(asked.tokens)
+) -> tuple[DirectionMap, Array]:
+    """Read K in true units and all gates, as `find_heads` asks until it can; these may be known."""
+    known = frame.known(asked.tokens)
     w = frame.directions(asked.y)
-    inside = _orthonormal(np.column_stack([frame.B @ asked.plane, frame.c]), frame.noise)
+    inside = _orthonormal(np.column_stack([frame.M @ asked.plane, frame.c]), frame.noise)
     outside = w - w @ inside @ inside.T
     _, s, right = np.linalg.svd(outside.T, full_matrices=True)
     noise = frame.noise * np.sqrt(len(known) * frame.dim)
     H = int(np.sum(s > tuning.rank * noise)) if gates is None else gates.shape[1]
     if H == 0:
         raise ModelMismatch("No second token changes an answer: there are no heads.")
-    room = len(frame.B) - inside.shape[1]
+    room = len(frame.M) - inside.shape[1]
     if room <= H:
         raise too_few(frame)
     if min(tuning.columns.most, len(known) - 2) < H:
@@ -120,40 +140,39 @@ def read_heads(
     sums = w / scales[:, None] - known
     sigma, rows = _with_total(frame, asked, sums, H, tuning)
     if gates is None:
-        gates = _told_apart(rows, H, tuning)
-    values = np.linalg.lstsq(gates, rows, rcond=None)[0] / abs(sigma)
-    return NormalisedHeads(frame.scaled(sigma), np.asarray(values), asked.offset, gates)
+        gates = _told_apart(rows, H, tuning)[1:]
+    return frame.scaled(sigma), gates
 
 
-def too_few(frame: NormalisedFrame) -> NotIdentifiable:
+def too_few(frame: DirectionMap) -> NotIdentifiable:
     """Say that answers have too few numbers for the heads there are."""
     return NotIdentifiable(
         f"{frame.dim} dimensions are too few behind a LayerNorm for the heads there are: of the "
         f"{frame.dim - 1} numbers that an answer tells, too few are left to tell heads apart.",
-        determined={"shift": frame.answers.shift, "scale": np.abs(1 / frame.answers.gain)},
+        determined={"shift": frame.norm.shift, "scale": np.abs(1 / frame.norm.gain)},
     )
 
 
 def _with_total(
-    frame: NormalisedFrame, asked: PatternRound, sums: Array, H: int, tuning: NormalisedHeadsTuning
+    frame: DirectionMap, asked: PatternRound, sums: Array, H: int, tuning: NormalisedHeadsTuning
 ) -> tuple[float, Array]:
     """Find σ; return it with Σ m_h above the rows Σ g_h m_h."""
     span = np.linalg.svd(sums.T, full_matrices=False)[0][:, :H]
-    own, residual = frame.B @ asked.offset, frame.answers.projection @ asked.offset
+    own, residual = frame.M @ asked.offset, frame.norm.projection @ asked.offset
     own_out, residual_out = own - span @ (span.T @ own), residual - span @ (span.T @ residual)
     sigma = float(own_out @ residual_out / (residual_out @ residual_out))
     if abs(sigma) < tuning.residual:
         raise NotIdentifiable(
             "No residual connection is seen: behind a norm the sign and the size of all M_h and c "
             "are free without one.",
-            determined={"shift": frame.answers.shift},
+            determined={"shift": frame.norm.shift},
         )
     apart = float(np.linalg.norm(own_out - sigma * residual_out) / np.linalg.norm(own_out))
-    if not frame.answers.takes_mean and apart > tuning.same_signs:
+    if not frame.norm.takes_mean and apart > tuning.same_signs:
         raise NotIdentifiable(
             "The RMSNorm behind the layer seems to have a scale of entries of both signs: its "
             "answers tell their sizes alone, and signs are not searched for.",
-            determined={"shift": frame.answers.shift, "size": 1 / frame.answers.gain},
+            determined={"shift": frame.norm.shift, "size": 1 / frame.norm.gain},
         )
     return sigma, np.vstack([own - sigma * residual, sums])
 

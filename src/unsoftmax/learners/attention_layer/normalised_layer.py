@@ -22,31 +22,27 @@ anything of the target but its answers.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from unsoftmax.errors import ModelMismatch
+from unsoftmax.learners.attention_layer.attention_layer_tuning import AttentionLayerTuning, Effort
+from unsoftmax.learners.attention_layer.direction_reading import (
+    DirectionMaps,
+    DirectionScores,
+    keys_beside_factor,
+)
 from unsoftmax.learners.attention_layer.layer_cost import LayerCost
 from unsoftmax.learners.attention_layer.normalised_conclusion import concluded
 from unsoftmax.learners.attention_layer.normalised_eps import find_eps
 from unsoftmax.learners.attention_layer.normalised_heads import (
-    NormalisedHeads,
-    PatternRound,
+    PatternAnswers,
     find_heads,
     read_heads,
     too_few,
 )
-from unsoftmax.learners.attention_layer.normalised_keys import open_values
-from unsoftmax.learners.attention_layer.normalised_one_hot import find_one_hot
-from unsoftmax.learners.attention_layer.normalised_polish import find_polish, polished_spaces
-from unsoftmax.learners.attention_layer.normalised_rows import find_rows, read_rows
-from unsoftmax.learners.attention_layer.normalised_scores import (
-    ScoreTokens,
-    find_columns,
-    find_lengths,
-    read_columns,
-)
 from unsoftmax.learners.attention_layer.normalised_singles import (
-    SingleRound,
     ask_more_singles,
     ask_singles,
     read_singles,
@@ -54,14 +50,13 @@ from unsoftmax.learners.attention_layer.normalised_singles import (
 from unsoftmax.learners.attention_layer.normalised_solution import (
     NormalisedRounds,
     SolvedLayer,
-    layer_of,
+    solved_alike,
 )
-from unsoftmax.learners.attention_layer.normalised_tuning import NormalisedTuning
-from unsoftmax.learners.attention_layer.normalised_values import (
-    find_values,
-    find_whole_values,
-    read_values,
-)
+from unsoftmax.learners.attention_layer.opening_tokens import OpeningSearch
+from unsoftmax.learners.attention_layer.range_polish import polished
+from unsoftmax.learners.attention_layer.readout import DirectionMap, NormedNoise
+from unsoftmax.learners.attention_layer.recovered_layer import LayerAnswers
+from unsoftmax.learners.attention_layer.value_answers import HeadMaps, LayerMap
 from unsoftmax.learners.compose import Asking
 from unsoftmax.models import AttentionLayer
 from unsoftmax.protocol import Found
@@ -70,23 +65,26 @@ from unsoftmax.validate.judge import fresh_answers
 from unsoftmax.validate.sequences import opening
 
 
-def normalised_cost(dim: int, max_heads: int, tuning: NormalisedTuning) -> LayerCost:
+def normalised_cost(dim: int, max_heads: int, tuning: AttentionLayerTuning) -> LayerCost:
     """Bound queries, tokens and rounds, the hold-out's apart.
 
     Every search may ask offsets in all directions, keys one by one for all query tokens, and as
     many additional tokens as there are corners.
     """
-    d, heads, values = dim, tuning.heads, tuning.values
+    d, own = dim, tuning.normalised
+    heads = own.heads
     patterns = len(heads.longer) * (heads.queries + heads.rounds * heads.more)
-    gates = len(tuning.one_hot.pilots) + tuning.one_hot.plane + 1
-    offsets = min(max_heads, d) * (2**values.rounds + 1) * (d + values.spare)
-    keys = 2 * tuning.scores.shorter + (d + 1) * d + (d + 1) + 2 * d + tuning.scores.fewest_extras
-    search = gates + offsets + keys + len(tuning.eps.variances)
-    queries = d + 16 + patterns + tuning.tries * search
+    gates = tuning.pilot_rounds * (tuning.pilot_tokens + 2)
+    offsets = (1 + tuning.flip_rounds) * tuning.tries * min(max_heads, d) * d
+    keys = (2 + tuning.again) * (d + 1) * d + 2 * tuning.score_pilots + 2 * d
+    polish = d + min(max_heads, d)
+    search = gates + offsets + keys + polish + len(own.eps.variances)
+    queries = d + 16 + 2 * own.singles.pairs + patterns + own.tries * search
     rounds = 8 + len(heads.longer) * (heads.rounds + 1)
-    rounds += tuning.tries * (8 + 2 * values.rounds + tuning.scores.shorter)
-    rounds += LONG.most_rounds + 1
-    return LayerCost(queries, 2 * queries + tuning.tries * 4 * (d + 1) ** 2, rounds)
+    maps = tuning.tries * tuning.offset_rounds * (1 + tuning.flip_rounds)
+    asked = 2 * tuning.pilot_rounds + maps + tuning.score_pilots + 14 * (1 + tuning.again) + 2
+    rounds += own.tries * asked + LONG.most_rounds + 1
+    return LayerCost(queries, 2 * queries + own.tries * (4 + tuning.again) * (d + 1) ** 2, rounds)
 
 
 def normalised_steps(
@@ -94,8 +92,9 @@ def normalised_steps(
     seed: int,
     checks: int,
     *,
-    tuning: NormalisedTuning,
+    tuning: AttentionLayerTuning,
     max_heads: int | None = None,
+    head_dim: int | None = None,
     profile: str = "auto",
 ) -> Asking[Found[AttentionLayer]]:
     """Recover a layer behind a LayerNorm, of no more than ``max_heads`` heads where that is given.
@@ -107,79 +106,101 @@ def normalised_steps(
     NotIdentifiable
         The answers cannot determine it: an entry of γ is 0, d is too small, no residual.
     """
-    rng = np.random.default_rng(seed)
+    rng, own = np.random.default_rng(seed), tuning.normalised
     first = [opening(dim, checks // 4, rng)] if checks // 4 else []
     earlier = yield from fresh_answers(first)
-    singles = yield from ask_singles(dim, rng, tuning.singles)
-    frame = read_singles(singles, tuning.singles)
-    tuning = tuning.beside(frame.noise, profile)
-    if tuning.polish.asked:
-        singles = yield from ask_more_singles(singles, rng, tuning.singles)
-        frame = read_singles(singles, tuning.singles)
-    patterns = yield from find_heads(frame, rng, tuning.heads)
-    heads = read_heads(frame, patterns, tuning.heads)
-    H = len(heads.values)
+    singles = yield from ask_singles(dim, rng, own.singles)
+    frame = read_singles(singles, own.singles)
+    effort = _effort(frame, profile, tuning)
+    if effort.polish:
+        singles = yield from ask_more_singles(singles, rng, own.singles)
+        frame = read_singles(singles, own.singles)
+    patterns = yield from find_heads(frame, rng, own.heads)
+    layer, gates = read_heads(frame, patterns, own.heads)
+    H = gates.shape[1]
     if max_heads is not None and max_heads < H:
         raise ModelMismatch(f"There are {H} heads: raise max_heads from {max_heads}.")
+    search = DirectionSearch(
+        PatternAnswers(singles, patterns, gates, own), layer, head_dim, effort, rng, tuning
+    )
     try:
-        found = yield from _searched(heads, (singles, patterns), rng, tuning)
-        return (yield from concluded(*found, frame.noise, checks, earlier, rng=rng, tuning=tuning))
+        found = yield from search.run()
+        return (yield from concluded(*found, frame.noise, checks, earlier, rng=rng, tuning=own))
     except ModelMismatch as error:
-        if dim > tuning.heads.few:
+        if dim > own.heads.few:
             raise
         # heads may open together along a line, which is all there is room for
-        raise too_few(frame) from error
+        raise too_few(layer) from error
 
 
-def _searched(
-    heads: NormalisedHeads,
-    before: tuple[SingleRound, PatternRound],
-    rng: np.random.Generator,
-    tuning: NormalisedTuning,
-) -> Asking[tuple[SolvedLayer, NormalisedRounds]]:
-    """Go on from the heads, again with other tokens where these were unlucky."""
-    failure: ModelMismatch | None = None
-    for _ in range(tuning.tries):
-        try:
-            return (yield from _of_heads(heads, before, rng, tuning))
-        except ModelMismatch as error:
-            failure = error
-    assert failure is not None
-    raise failure
+def _effort(frame: DirectionMap, profile: str, tuning: AttentionLayerTuning) -> Effort:
+    """Return what is spent: exact answers have square systems enough."""
+    own = tuning.normalised
+    exact = frame.noise * np.sqrt(frame.dim) <= own.coarse
+    effort = tuning.lean if exact or profile == "lean" else tuning.fine
+    if profile == "finest" and not exact:
+        effort = effort._replace(share=own.finest * effort.share)
+    return effort._replace(logits=own.told.logits, strongest=own.told.strongest)
 
 
-def _of_heads(
-    heads: NormalisedHeads,
-    before: tuple[SingleRound, PatternRound],
-    rng: np.random.Generator,
-    tuning: NormalisedTuning,
-) -> Asking[tuple[SolvedLayer, NormalisedRounds]]:
-    """Go on from the heads: values, scores, eps."""
-    frame = heads.frame
-    one_hot = yield from find_one_hot(heads, rng, tuning.one_hot)
-    offsets = yield from find_values(heads, one_hot, rng, tuning.values)
-    spaces = read_values(heads, offsets, tuning.values)
-    values = open_values(frame, spaces, tuning.scores)
-    if tuning.scores.dense * values.keys() < values.most_keys():
-        share = one_hot.share
-        offsets = yield from find_whole_values(heads, offsets, share, rng, tuning.values)
-        spaces = read_values(heads, offsets, tuning.values)
-        values = open_values(frame, spaces, tuning.scores)
-    if values.keys() < 1:
-        raise too_few(frame)
-    lengths = yield from find_lengths(frame, values, one_hot, rng, tuning.scores)
-    tokens = ScoreTokens.drawn(frame.dim, lengths, rng)
-    keys = yield from find_columns(frame, spaces, tokens, rng, tuning.scores)
-    columns = read_columns(frame, spaces, keys, tuning.scores)
-    rows = yield from find_rows(columns, tokens, rng, tuning.scores)
-    scores = read_rows(frame, columns, tokens, rows, tuning.scores)
-    polish = None
-    if tuning.polish.asked and spaces.values is None:
-        polish = yield from find_polish(columns, tokens, scores, tuning.polish)
-    if polish is not None:
-        spaces = polished_spaces(frame, spaces, polish)
-        columns = read_columns(frame, spaces, keys, tuning.scores, columns)
-        scores = read_rows(frame, columns, tokens, rows, tuning.scores)
-    eps = yield from find_eps(frame, rng, tuning.eps)
-    asked = NormalisedRounds(*before, offsets, tokens, keys, rows, polish, eps)
-    return layer_of(heads, (spaces, columns), (tokens, scores), eps, tuning), asked
+@dataclass(frozen=True, slots=True)
+class DirectionSearch:
+    """The search for values and scores, from the heads on."""
+
+    single: PatternAnswers
+    layer: DirectionMap
+    head_dim: int | None
+    effort: Effort
+    rng: np.random.Generator
+    tuning: AttentionLayerTuning
+
+    def run(self) -> Asking[tuple[SolvedLayer, NormalisedRounds]]:
+        """Search, again with other tokens where these were unlucky."""
+        own = self.tuning.normalised
+        failure: ModelMismatch | None = None
+        for _ in range(own.tries):
+            try:
+                answers = yield from self._searched()
+                eps = yield from find_eps(self.layer, self.rng, own.eps)
+                asked = NormalisedRounds(answers, eps)
+                return solved_alike(asked, None, own), asked
+            except (ModelMismatch, np.linalg.LinAlgError) as error:
+                failure = ModelMismatch(str(error))
+        assert failure is not None
+        raise failure
+
+    def _searched(self) -> Asking[LayerAnswers]:
+        layer, effort, rng, tuning = self.layer, self.effort, self.rng, self.tuning
+        told, gates = tuning.normalised.told, self.single.gate_answers()
+        noise = NormedNoise(layer.noise * np.sqrt(layer.dim), scale=1 / layer.norm.gain)
+        opening = yield from OpeningSearch(layer, noise, gates, rng, tuning).run()
+        maps = yield from DirectionMaps(
+            self.single,
+            layer,
+            noise,
+            gates,
+            opening,
+            self.head_dim,
+            effort.whole,
+            rng,
+            tuning,
+            told=told,
+        ).run()
+        values = maps.solved()
+        n = keys_beside_factor(values, effort.share)
+        if n < 1:
+            raise too_few(layer)
+        typical = float(opening.typical.max()), float(opening.bias.max())
+
+        def redrawn(rng: np.random.Generator) -> tuple[LayerMap, HeadMaps]:
+            other = maps.with_errors(noise, rng)
+            return other.layer(), other.solved()
+
+        reading = DirectionScores(
+            layer, values, noise, n, effort, typical, rng, tuning, redrawn=redrawn, told=told
+        )
+        answers = LayerAnswers(maps, (yield from reading.run()))
+        if effort.polish and not maps.whole:
+            length = float(np.linalg.norm(opening.a))
+            answers = yield from polished(answers, reading, length)
+        return answers

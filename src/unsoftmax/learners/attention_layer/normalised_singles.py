@@ -12,13 +12,14 @@ of c comes from the zero token, its length from tokens about as long.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Self
 
 import numpy as np
 
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.learners.attention_layer.normalised_tuning import NormalisedSinglesTuning
+from unsoftmax.learners.attention_layer.readout import DirectionMap
 from unsoftmax.learners.compose import Asking
 from unsoftmax.measure.normalised import (
     NormedAnswers,
@@ -28,6 +29,7 @@ from unsoftmax.measure.normalised import (
     uncentred_gain_of,
 )
 from unsoftmax.measure.precision import UNIT
+from unsoftmax.measure.token_map import AnswerNoise
 from unsoftmax.probes import Array, Sequences, Singles, UnitVectors
 
 
@@ -46,55 +48,11 @@ class SingleRound:
     y_check: Array
     y_zero: Array
 
-
-@dataclass(frozen=True, slots=True)
-class NormalisedFrame:
-    """What single tokens tell: K(b) = B b + c in the coordinates of `NormedAnswers`.
-
-    Attributes
-    ----------
-    answers : NormedAnswers
-        β, g and R.
-    B : ndarray, shape (d − 1, d)
-        s P_w(I + M).
-    c : ndarray, shape (d − 1,)
-        s P_w c.
-    noise : float
-        What a number of a normalised answer is off by.
-    """
-
-    answers: NormedAnswers
-    B: Array
-    c: Array
-    noise: float
-
-    @property
-    def dim(self) -> int:
-        """Dimension d of a token."""
-        return int(self.B.shape[1])
-
-    def of(self, tokens: Array) -> Array:
-        """Return K of tokens (n, d), as rows."""
-        return tokens @ self.B.T + self.c
-
-    def directions(self, y: Array) -> Array:
-        """Return the directions of answers (…, d), as unit rows."""
-        w = self.answers.directions(y.reshape(-1, y.shape[-1]))
-        return np.asarray(w / np.maximum(np.linalg.norm(w, axis=1, keepdims=True), UNIT))
-
-    def scaled(self, sigma: float) -> Self:
-        """Return the frame in true units, ``sigma`` being s with the sign that g lacks."""
-        return replace(
-            self,
-            answers=self.answers.with_sign(sigma),
-            B=self.B / abs(sigma),
-            c=self.c / abs(sigma),
-        )
-
-    @property
-    def values(self) -> Array:
-        """P_w M (d − 1, d) of all heads together; of a frame in true units."""
-        return self.B - self.answers.projection
+    def with_errors(self, noise: AnswerNoise, rng: np.random.Generator) -> Self:
+        """Return the same answers, with errors drawn as large as theirs may be."""
+        answers = {part.name: getattr(self, part.name) for part in fields(self)}
+        drawn = {n: y + noise.drawn(y, rng) for n, y in answers.items() if n.startswith("y")}
+        return replace(self, **drawn)
 
 
 def ask_singles(
@@ -143,7 +101,7 @@ def ask_more_singles(
     )
 
 
-def read_singles(asked: SingleRound, tuning: NormalisedSinglesTuning) -> NormalisedFrame:
+def read_singles(asked: SingleRound, tuning: NormalisedSinglesTuning) -> DirectionMap:
     """Read β, g up to its sign, and s P_w[I + M, c].
 
     Raises
@@ -153,9 +111,8 @@ def read_singles(asked: SingleRound, tuning: NormalisedSinglesTuning) -> Normali
     NotIdentifiable
         An entry of the scale is 0.
     """
-    answers = _read_norm(asked, tuning)
-    units = answers.directions(asked.y_units).T
-    sums = answers.directions(asked.y_signs).T
+    norm = _read_norm(asked, tuning)
+    units, sums = norm.directions(asked.y_units).T, norm.directions(asked.y_signs).T
     found = column_scales(units, asked.signs, sums)
     if np.min(found.gain) <= 0 or found.missed > tuning.gap * found.next:
         raise ModelMismatch(
@@ -163,15 +120,15 @@ def read_singles(asked: SingleRound, tuning: NormalisedSinglesTuning) -> Normali
             "answers' directions do not add up as the tokens do."
         )
     B = units * found.gain
-    B *= np.linalg.norm(answers.projection) / np.linalg.norm(B)
-    missed = _apart(answers.directions(asked.y_check), (B @ asked.check)[None])
+    B *= np.linalg.norm(norm.projection) / np.linalg.norm(B)
+    missed = _apart(norm.directions(asked.y_check), (B @ asked.check)[None])
     noise = max(float(missed[0]) / np.sqrt(len(B)), 4 * UNIT / np.sqrt(len(B)))
     if noise > tuning.most_noise:
         raise ModelMismatch(
             f"A fresh single token is answered {noise:.1e} from a normalised affine map: no such "
             "map, or answers too coarse for what is behind a LayerNorm."
         )
-    frame = NormalisedFrame(answers, B, np.zeros(len(B)), noise)
+    frame = DirectionMap(np.zeros(len(B)), B, True, norm, noise)
     return replace(frame, c=_read_constant(asked, frame, tuning))
 
 
@@ -209,16 +166,16 @@ def _read_norm(asked: SingleRound, tuning: NormalisedSinglesTuning) -> NormedAns
 
 
 def _read_constant(
-    asked: SingleRound, frame: NormalisedFrame, tuning: NormalisedSinglesTuning
+    asked: SingleRound, frame: DirectionMap, tuning: NormalisedSinglesTuning
 ) -> Array:
     """Weigh c, known by its direction, against tokens of a few lengths."""
-    zero = frame.answers.directions(asked.y_zero)[0]
+    zero = frame.norm.directions(asked.y_zero)[0]
     size = np.linalg.norm(zero)
-    known = frame.B @ asked.signs[0]
+    known = frame.M @ asked.signs[0]
     w = frame.directions(asked.y_steps)
     # nothing is left of c in the zero token's answer, or only rounding
-    shift = frame.answers.shift
-    if size <= tuning.zero * UNIT * np.linalg.norm(np.abs(shift) + 1 / np.abs(frame.answers.gain)):
+    shift = frame.norm.shift
+    if size <= tuning.zero * UNIT * np.linalg.norm(np.abs(shift) + 1 / np.abs(frame.norm.gain)):
         constant = np.zeros(len(zero))
     else:
         ratios = [_ratio(known, zero / size, one) for one in w]

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from unsoftmax.solve.gate_columns import GateColumnTuning
-from unsoftmax.solve.key_blocks import KeyBlockTuning
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,104 +76,38 @@ class NormalisedHeadsTuning:
 
 
 @dataclass(frozen=True, slots=True)
-class OneHotTuning:
-    """Knobs of query tokens that open one head's gate and close the others'."""
+class DirectionTuning:
+    """Knobs of reading maps and scores from directions."""
 
-    plane: int = 32
-    """Query tokens are combinations of so many. More: shorter ones, more queries."""
-    pilots: tuple[float, ...] = tuple(2.0**k for k in (8, 6, 4, 2, 0, -2, -4, -6, -8, -10))
-    """Lengths at which gates are looked at."""
-    least_gate: float = 0.01
-    """A gate between this and 1 less it tells its logit."""
-    largest_share: float = 0.5
-    """Offsets differ from the first by at most so much of it."""
-    safety: float = 7.0
-    """And by so many times less than would close a gate by a typical logit."""
-    length: float = 2.0**18
-    """Entries of saturating offsets and query tokens, about."""
-
-
-@dataclass(frozen=True, slots=True)
-class NormalisedValuesTuning:
-    """Knobs of the value subspaces."""
-
-    spare: int = 4
-    """Offsets beyond a basis: they show ranks, and gates that flipped."""
-    leverage: float = 1e-6
-    """An offset whose own share of a subspace misses 1 by less has a flipped gate."""
-    rank: float = 100.0
-    """Singular values above so many times the spare ones' may be of the subspace."""
-    unresolved: float = 1e5
-    """Spare singular values that are so many times what noise makes are none: the head is larger
-    than its offsets show. 100 times is usual, for gates are not quite as independent as noise."""
-    rounds: int = 4
-    """Rounds of offsets, each doubling them, for heads of different sizes."""
-
-
-@dataclass(frozen=True, slots=True)
-class NormalisedScoresTuning:
-    """Knobs of reading the scores, many keys in one sequence."""
-
-    spare: int = 4
-    """Query tokens beyond a basis of the column spaces: they show ranks."""
-    logit: float = 0.35
-    """rms of the logits of the head where it is largest. Larger: the least weight drowns, and W_h
-    of MiniLM's layers is off by twice as much at 1; smaller, from 0.15 on: all are alike."""
-    bias: float = 0.25
-    """The same of what query biases add."""
-    longer: float = 16.0
-    """Keys are at most so many times as long as query tokens."""
-    share: int = 1
-    """One in so many of the keys that can be told apart is asked; with more than 1, all blocks with
-    all query tokens."""
-    shorter: int = 6
-    """Lengths tried: each half of the one before."""
-    pilot_weight: float = 1e-6
-    """A key's weight below this asks for shorter tokens."""
-    keys: KeyBlockTuning = field(default=KeyBlockTuning(steps=25))
-    """How keys are chosen: what more steps gain is less than a factor of 2."""
-    rank: float = 100.0
-    """Singular values above so many times the spare ones' may be of the column space."""
+    rank: float = 3.0
+    """Singular values of a range above so many times what drawn errors make are none of errors."""
+    apart: float = 1e3
+    """Answers to an offset that miss the sum of all maps by so many times what those to others
+    do, in the median, are of other gates."""
+    overlap: float = 1e4
+    """Ranges depend on each other where a singular value of all together is below so many times
+    their error ..."""
+    most_overlap: float = 1e-3
+    """... and below this."""
     dense: int = 4
     """Where fewer than 1/4 of the keys can be told apart that complete values would allow, every
     M_h is read as a whole instead."""
-    most_spare: float = 0.03
-    """Spare singular values that are a larger share of the first are none ..."""
-    unresolved: float = 1e10
-    """... nor are those of so many times the answers' noise: all is asked for all tokens."""
-    overlap: float = 1e4
-    """Value subspaces depend on each other where a singular value is below so many times their
-    error ..."""
-    most_overlap: float = 1e-3
-    """... and below this."""
+    logits: float = 0.5
+    """Root mean square of the logits that W b gives keys, in the median head: at 0.2 errors are 3
+    times as large, at 1 those of W twice. ..."""
+    strongest: float = 1.0
+    """... The same, at most, in the head where they are largest."""
     blocks: int = 12
-    """Key blocks of the rows, at most: tokens of one block lack the same directions, and an
-    additional token tells one number of each block."""
+    """Key blocks of the rows, at most: tokens of one block lack the same directions, and a
+    further token tells one number of each block."""
     extras: float = 2.0
-    """Additional tokens, times what the equations need: 1.6 leave errors a seventh larger."""
+    """Further tokens, times what the equations need: 1.6 leave errors a seventh larger."""
     fewest_extras: int = 4
     """And so many at least, where any are needed."""
     condition: float = 100.0
-    """Additional tokens are drawn until the system of missing numbers is better conditioned."""
+    """Further tokens are drawn until the system of missing numbers is better conditioned."""
     tries: int = 8
     """So often at most; then the best."""
-    least_weight: float = 1e-9
-    """A weight below this tells no score."""
-
-
-@dataclass(frozen=True, slots=True)
-class NormalisedPolishTuning:
-    """Knobs of reading value subspaces again."""
-
-    asked: bool = False
-    """Whether they are: coarse answers gain a factor of 10, exact ones nothing."""
-    length: float = 2.0**24
-    """Length of offsets."""
-    shorter: float = 2.0**-10
-    """Query tokens are so much shorter: what they add to an answer is small beside M_h a."""
-    longest: float = 1e3
-    """A token that opens a gate alone only where it is so many times as long as a typical one is
-    too near to one that opens another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,14 +124,8 @@ class EpsTuning:
 class NormalisedTuning:
     """Knobs of the recovery of a layer behind a LayerNorm, by step."""
 
-    coarse: float = 1e-11
+    coarse: float = 1e-10
     """Answers that are further off, relative to the scale, are coarse, such as float32's."""
-    coarse_scores: NormalisedScoresTuning = field(
-        default=NormalisedScoresTuning(share=2, logit=0.6, bias=0.3, rank=3.0)
-    )
-    """Half as many keys: weights' errors fall by more than the root of it. Logits
-    are smaller, since the least weight is read from as coarse answers. Spare singular values are
-    nearer to those of the heads."""
     finest: int = 3
     """Times fewer keys in a sequence for the profile "finest"."""
     tries: int = 3
@@ -206,21 +133,5 @@ class NormalisedTuning:
     layers, where gates or weights happen to be extreme."""
     singles: NormalisedSinglesTuning = field(default=NormalisedSinglesTuning())
     heads: NormalisedHeadsTuning = field(default=NormalisedHeadsTuning())
-    one_hot: OneHotTuning = field(default=OneHotTuning())
-    values: NormalisedValuesTuning = field(default=NormalisedValuesTuning())
-    scores: NormalisedScoresTuning = field(default=NormalisedScoresTuning())
-    polish: NormalisedPolishTuning = field(default=NormalisedPolishTuning())
+    told: DirectionTuning = field(default=DirectionTuning())
     eps: EpsTuning = field(default=EpsTuning())
-
-    def beside(self, noise: float, profile: str) -> NormalisedTuning:
-        """Return the knobs for answers that are off by so much, relative to the scale.
-
-        A profile, one of `AttentionLayerLearner`, may decide instead where answers are coarse:
-        exact ones have square systems enough.
-        """
-        if profile == "lean" or noise <= self.coarse:
-            return self
-        scores = self.coarse_scores
-        if profile == "finest":
-            scores = replace(scores, share=self.finest * scores.share)
-        return replace(self, scores=scores, polish=replace(self.polish, asked=True))

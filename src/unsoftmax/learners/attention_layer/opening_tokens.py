@@ -73,12 +73,21 @@ class OpeningSearch:
         down = yield from self._pilot(basis[0], down)
         for _ in range(tuning.pilot_rounds):
             a, b = self._scaled(basis, down)
-            logits = yield from self._logits(a, np.vstack([np.zeros(d), b]), "opening tokens")
+            share, beside = self._beside(a, b)
+            logits = yield from self._logits(a, np.vstack([beside, b]), "opening tokens")
             if np.isfinite(logits).all():
-                plane = LogitPlane(a, b, logits[0], logits[1:] - logits[0])
-                return self._chosen(plane)
+                at_zero = (logits[0] - share * logits[1:].sum(axis=0)) / (1 - share * K)
+                return self._chosen(LogitPlane(a, b, at_zero, logits[1:] - at_zero))
             down += 1
         raise _unreadable()
+
+    def _beside(self, a: Array, b: Array) -> tuple[float, Array]:
+        """Return one query token more, (d,), and how many times the sum of all others it is."""
+        if not self.layer.up_to_factor:
+            return 0.0, np.zeros(b.shape[1])
+        # 0 tells nothing where an answer's size is unknown and c = 0
+        share = -1 / np.sqrt(len(b))
+        return share, on_one_grid(a, share * b.sum(axis=0))[1]
 
     def _scaled(self, directions: Array, down: int) -> tuple[Array, Array]:
         """Return the offset 2^−down times as long, and query tokens as long as it allows."""
@@ -110,7 +119,8 @@ class OpeningSearch:
         vectors = self.gates.vectors(self.layer)
         along = self.gates.a
         vectors *= float(a @ along) / float(along @ along)
-        gates = np.linalg.lstsq(vectors.T, self.layer.beyond(y, b).T, rcond=None)[0].T
+        z = self.layer.beyond(self.layer.read(y, b, vectors.T), b)
+        gates = np.linalg.lstsq(vectors.T, z.T, rcond=None)[0].T
         off = self.tuning.gate_off
         open_ = (gates > off) & (gates < 1 - off)
         with np.errstate(divide="ignore", invalid="ignore"):

@@ -9,17 +9,20 @@ of float32 layers fall from 3e-4 to 2e-5.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from unsoftmax.learners.attention_layer.attention_layer_tuning import AttentionLayerTuning
 from unsoftmax.learners.attention_layer.key_answers import HeadScores
 from unsoftmax.learners.attention_layer.offset_questions import asked_in_pairs
+from unsoftmax.learners.attention_layer.recovered_layer import LayerAnswers
+from unsoftmax.learners.attention_layer.score_reading import ScoreReading
 from unsoftmax.learners.attention_layer.value_answers import (
     HeadMaps,
     LayerMap,
     SaturatedAnswers,
+    ValueAnswers,
 )
 from unsoftmax.learners.compose import Asking
 from unsoftmax.measure.binary_grid import on_one_grid
@@ -50,17 +53,16 @@ class RangePolish:
             return None
         a, b = on_one_grid(*(np.array(part) for part in list(zip(*pairs, strict=True))[1:]))
         y = yield from asked_in_pairs(a, b, "maps, again")
-        answers = SaturatedAnswers(np.array([h for h, _, _ in pairs], dtype=np.intp), a, b, y)
+        head = np.array([h for h, _, _ in pairs], dtype=np.intp)
+        U, V = self.values.U, self.values.V
+        known = np.array([U[h] @ (V[h] @ one) for h, one in zip(head, a, strict=True)])
+        answers = SaturatedAnswers(head, a, b, y, known)
         return answers if self._explained(answers) else None
 
     def _explained(self, answers: SaturatedAnswers) -> bool:
         """Whether every answer is what the maps make of it so far: no gate was taken wrongly."""
-        z = self.layer.beyond(answers.y, answers.b)
-        known = [
-            self.values.U[h] @ (self.values.V[h] @ a)
-            for h, a in zip(answers.head, answers.a, strict=True)
-        ]
-        missed = np.linalg.norm(z - known, axis=1)
+        z = answers.beyond(self.layer)
+        missed = np.linalg.norm(z - answers.known, axis=1)
         return bool(np.all(missed <= self.tuning.polished * np.linalg.norm(z, axis=1)))
 
     def _opened(self, direction: Array, h: int) -> tuple[Array, Array | None]:
@@ -89,3 +91,18 @@ class RangePolish:
         saturated = 2 * self.tuning.saturated / (self.length * float(margins.min()))
         shorter = self.length * self.tuning.shorter / float(np.linalg.norm(b))
         return b * max(over_bias, saturated, shorter)
+
+
+def polished(answers: LayerAnswers, reading: ScoreReading, length: float) -> Asking[LayerAnswers]:
+    """Read ranges again, and what keys weigh beside the new ones; offsets are of this length."""
+    assert isinstance(answers.values, ValueAnswers)
+    found = answers.solved()
+    again = yield from RangePolish(
+        reading.layer, found.values, found.scores, length, reading.tuning
+    ).run()
+    if again is None:
+        return answers
+    maps = replace(answers.values, saturated=again)
+    values = answers.scores.first.closed(reading.layer, maps.solved())
+    scores = yield from replace(reading, values=values).mended(answers.scores)
+    return LayerAnswers(maps, scores)

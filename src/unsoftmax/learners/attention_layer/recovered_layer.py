@@ -35,15 +35,18 @@ class RecoveredLayer:
     values: HeadMaps
     scores: HeadScores
 
-    def model(self) -> AttentionLayer:
-        """Return it as a model, in factors."""
-        heads = [
+    def heads(self) -> list[LayerHead]:
+        """Return its heads, in factors."""
+        return [
             LayerHead.from_factors(O=U, V=V, K=C.T, Q=R[:, :-1], w=C @ R[:, -1])
             for U, V, C, R in zip(
                 self.values.U, self.values.V, self.scores.C, self.scores.R, strict=True
             )
         ]
-        return AttentionLayer(heads, self.layer.c, residual=self.layer.residual)
+
+    def model(self) -> AttentionLayer:
+        """Return it as a model."""
+        return AttentionLayer(self.heads(), self.layer.c, residual=self.layer.residual)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +58,18 @@ class LayerAnswers:
 
     def solved(self) -> RecoveredLayer:
         """Compute the layer."""
-        layer, values = self.values.layer(), self.values.solved()
+        layer = self.values.layer()
+        values = self.scores.first.closed(layer, self.values.solved())
         return RecoveredLayer(layer, values, self.scores.solved(layer, values))
 
     def sampled(self, noise: AnswerNoise, rng: np.random.Generator) -> RecoveredLayer:
         """Compute it from answers with errors drawn as large as theirs may be."""
+        return self.with_errors(noise, rng).solved()
+
+    def with_errors(self, noise: AnswerNoise, rng: np.random.Generator) -> LayerAnswers:
+        """Return the same answers, with errors drawn as large as theirs may be."""
         values = self.values.with_errors(noise, rng)
-        return LayerAnswers(values, self.scores.with_errors(noise, rng)).solved()
+        return LayerAnswers(values, self.scores.with_errors(noise, rng))
 
     def drawn(
         self, noise: AnswerNoise, rng: np.random.Generator, **least: float

@@ -13,18 +13,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Self
 
 import numpy as np
+import scipy
 
 from unsoftmax.errors import NotIdentifiable
 from unsoftmax.learners.attention_layer.attention_layer_tuning import AttentionLayerTuning
 from unsoftmax.learners.attention_layer.key_answers import (
     HeadScores,
     KeyAnswers,
-    assembled,
     columns_of,
 )
 from unsoftmax.learners.attention_layer.key_asking import KeyAsking, Lengths
+from unsoftmax.learners.attention_layer.spread_rows import SpreadRows
 from unsoftmax.learners.attention_layer.value_answers import HeadMaps, LayerMap
 from unsoftmax.learners.compose import Asking
 from unsoftmax.measure.token_map import AnswerNoise
@@ -41,11 +43,37 @@ class ScoreAnswers:
     ranks: tuple[int, ...]
 
     def solved(self, layer: LayerMap, values: HeadMaps) -> HeadScores:
-        """Compute all [W_h w_h]."""
+        """Compute all [W_h w_h]; nothing is open of the values."""
         columns = columns_of(self.first, self.first.scores(layer, values))
         C = spaces(columns, self.ranks)
         scores = self.further.scores(layer, values)
-        return assembled(columns, C, self.first, self.further, scores)
+        d = len(C[0])
+        rest = self.further.tokens[: d + 1 - len(self.first.tokens)]
+        homogeneous = np.hstack([np.vstack([self.first.tokens, rest]), np.ones((d + 1, 1))])
+        known = scipy.linalg.lu_factor(homogeneous, check_finite=False)
+        rows = []
+        for h, C_h in enumerate(C):
+            first = C_h.T @ columns[h]
+            seen = np.hstack([first, self._others(C_h, first, scores[:, h])])
+            rows.append(scipy.linalg.lu_solve(known, seen.T, check_finite=False).T)
+        return HeadScores(C, rows)
+
+    def _others(self, C: Array, first: Array, scores: Array) -> Array:
+        """Return C_hᵀ(W_h b + w_h) of the further tokens, from their scores."""
+        keys = self.further.keys
+        if (spread := self.spread()) is not None:
+            own = scores.reshape(len(scores), *keys.shape[:2])
+            return spread.solved(C, first, own[self.further.token, self.further.block])
+        return np.asarray(np.linalg.lstsq(keys.reshape(-1, len(C)) @ C, scores.T, rcond=None)[0])
+
+    def spread(self) -> SpreadRows | None:
+        """Return how the further tokens were asked, where that is each beside one block."""
+        first, further = self.first.tokens, self.further
+        rest = first.shape[1] + 1 - len(first)
+        if len(further.tokens) == rest:
+            return None
+        tokens = further.tokens
+        return SpreadRows(first, tokens[:rest], tokens[rest:], further.keys, further.block)
 
     def with_errors(self, noise: AnswerNoise, rng: np.random.Generator) -> ScoreAnswers:
         """Return the same answers, with errors drawn as large as theirs may be."""
@@ -87,11 +115,11 @@ class ScoreReading(KeyAsking):
         """Ask both parts."""
         d, n = self.layer.M.shape[1], self.keys
         blocks = -(-d // n)
-        whole = KeyAims(self.values.V, [np.eye(d)])
+        whole = KeyAims(self.values.frames(), [np.eye(d)])
         units = chosen_keys(whole, blocks, n, self.rng, self.tuning.keys)
-        directions = np.linalg.qr(self.rng.standard_normal((d, d)))[0]
-        lengths = yield from self.piloted(units, directions)
-        keys, tokens = self.tokens(units, np.vstack([np.zeros(d), directions]), lengths)
+        directions = self._directions(d)
+        lengths = yield from self.piloted(units, directions[-d:])
+        keys, tokens = self.tokens(units, directions, lengths)
         count = min(max(self.values.ranks) + self.tuning.spare_tokens, d + 1)
         first = yield from self.asked(self.grid(keys, tokens[:count]), "column spaces")
         while True:
@@ -101,15 +129,26 @@ class ScoreReading(KeyAsking):
                 break
             more = self.grid(keys, tokens[asked : 2 * asked])
             first = _joined(first, (yield from self.asked(more, "column spaces")))
-        C = spaces(columns, ranks)
-        further = yield from self._further(C, directions[len(first.tokens) - 1 :], lengths)
+        reading = self._closed(first)
+        further = yield from reading._further(columns, ranks, directions, lengths)
         return ScoreAnswers(first, further, ranks)
 
-    def _further(self, C: list[Array], rest: Array, lengths: Lengths) -> Asking[KeyAnswers]:
+    def _directions(self, d: int) -> Array:
+        """Choose d + 1 query tokens of norm 1 or 0: 0 and orthonormal ones."""
+        return np.vstack([np.zeros(d), np.linalg.qr(self.rng.standard_normal((d, d)))[0]])
+
+    def _closed(self, first: KeyAnswers) -> Self:
+        """Read on with what these answers tell of the values."""
+        return self
+
+    def _further(
+        self, columns: Array, ranks: tuple[int, ...], directions: Array, lengths: Lengths
+    ) -> Asking[KeyAnswers]:
+        C, rest = spaces(columns, ranks), directions[columns.shape[2] :]
         n, d = self.keys, len(C[0])
         most = max(1, *(C_h.shape[1] for C_h in C))
         blocks = -(-most // n)
-        aims = KeyAims(self.values.V, [C_h for C_h in C if C_h.shape[1]])
+        aims = KeyAims(self.values.frames(), [C_h for C_h in C if C_h.shape[1]])
         keys = np.zeros((0, n, d))
         if len(rest):
             keys = chosen_keys(aims, blocks, n, self.rng, self.tuning.keys)

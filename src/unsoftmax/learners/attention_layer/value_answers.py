@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 
@@ -38,9 +39,37 @@ class LayerMap:
         """Σ M_h, (m, d)."""
         return np.asarray(self.M - np.eye(*self.M.shape)) if self.residual else self.M
 
+    @property
+    def numbers(self) -> int:
+        """How many numbers an answer has."""
+        return len(self.c)
+
+    @property
+    def up_to_factor(self) -> bool:
+        """Whether an answer tells a direction only, as behind a norm."""
+        return False
+
     def beyond(self, y: Array, b: Array) -> Array:
         """Return y − c − M b: what offsets add to answers beside a query token."""
         return np.asarray(y - self.c - b @ self.M.T)
+
+    # what answers tell: all, unless a norm is behind (`readout`)
+
+    def read(self, y: Array, b: Array, columns: Array) -> Array:
+        """Return answers (Q, m) in full; what is beyond b is in the span of columns (m, k)."""
+        return y
+
+    def read_weighted(self, y: Array, b: Array, weights: Array) -> Array:
+        """Return answers (Q, m) in full; what is beyond b is ``weights`` (Q, k) of k vectors."""
+        return y
+
+    def read_along(self, y: Array, b: Array, expected: Array) -> Array:
+        """Return answers (…, m) in full; what is beyond b is nearly what is expected (…, m)."""
+        return y
+
+    def read_shares(self, y: Array, b: Array, a: Array) -> Array:
+        """Return answers (H, J, m) in full; beyond b (H, 1, d) all heads add M a_j (J, d)."""
+        return y
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +91,15 @@ class GateAnswers:
 
     def vectors(self, layer: LayerMap) -> Array:
         """Return all M_h a, (H, m)."""
+        y = layer.read_weighted(self.y, self.b, self.gates)
         gates = np.vstack([np.ones(self.gates.shape[1]), self.gates])
-        rows = np.vstack([layer.heads @ self.a, layer.beyond(self.y, self.b)])
+        rows = np.vstack([layer.heads @ self.a, layer.beyond(y, self.b)])
         return np.asarray(np.linalg.lstsq(gates, rows, rcond=None)[0])
 
 
 @dataclass(frozen=True, slots=True)
 class OffsetAnswers:
-    """Answers to [b_h + a + s v_j; b_h] where head h's gate alone is open, for all heads but one.
+    """Answers to [b_h + a + s v_j; b_h], head h's gate alone open, for all heads or all but one.
 
     Attributes
     ----------
@@ -77,13 +107,13 @@ class OffsetAnswers:
         The offset a, a power of two times the one of `GateAnswers`.
     steps : ndarray (J, d)
         v_j.
-    share : ndarray (H − 1, J)
+    share : ndarray (H − 1, J), or (H, J)
         s, 1 or a power of two below: shorter where a gate would flip.
     b : ndarray (H, d)
         One query token for each head.
-    left_out : int
+    left_out : int or None
         The head that is not asked: its share is what the others leave of M a_j.
-    y : ndarray (H − 1, J, m)
+    y : ndarray (H − 1, J, m), or (H, J, m)
         Answers, in the order of the heads.
     """
 
@@ -91,7 +121,7 @@ class OffsetAnswers:
     steps: Array
     share: Array
     b: Array
-    left_out: int
+    left_out: int | None
     y: Array
 
     @property
@@ -99,17 +129,24 @@ class OffsetAnswers:
         """The heads that are asked."""
         return [h for h in range(len(self.b)) if h != self.left_out]
 
+    @property
+    def _common(self) -> Array:
+        """Return s of offsets that all heads are asked with, (J,)."""
+        return np.asarray(self.share.min(axis=0, initial=1.0))
+
     def beside(self, layer: LayerMap, vectors: Array) -> Array:
-        """Return M_h s v_j of the heads that are asked, (H − 1, J, m)."""
+        """Return M_h s v_j of the heads that are asked, (H − 1, J, m) or (H, J, m)."""
         b = self.b[self.asked, None]
-        return np.asarray(layer.beyond(self.y, b) - vectors[self.asked, None])
+        y = layer.read_shares(self.y, b, self.base + self._common[:, None] * self.steps)
+        return np.asarray(layer.beyond(y, b) - vectors[self.asked, None])
 
     def spans(self, layer: LayerMap, vectors: Array) -> Array:
         """Return vectors of each head's range: M_h of unit vectors, (H, J + 1, m)."""
         along = vectors / np.linalg.norm(self.base)
-        beside = np.zeros((len(self.b), *self.y.shape[1:]))
+        beside = np.zeros((len(self.b), self.y.shape[1], len(layer.c)))
         beside[self.asked] = self.beside(layer, vectors) / self.share[..., None]
-        beside[self.left_out] = self.steps @ layer.heads.T - beside.sum(axis=0)
+        if self.left_out is not None:
+            beside[self.left_out] = self.steps @ layer.heads.T - beside.sum(axis=0)
         length = np.linalg.norm(self.steps, axis=1)
         return np.concatenate([along[:, None], beside / length[:, None]], axis=1)
 
@@ -127,16 +164,23 @@ class SaturatedAnswers:
     ----------
     head : ndarray (Q,)
     a, b, y : ndarray (Q, d), (Q, d), (Q, m)
+    known : ndarray (Q, m)
+        M_h a as it was known before.
     """
 
     head: Indices
     a: Array
     b: Array
     y: Array
+    known: Array
+
+    def beyond(self, layer: LayerMap) -> Array:
+        """Return M_h a, (Q, m)."""
+        return layer.beyond(layer.read_along(self.y, self.b, self.known), self.b)
 
     def spans(self, layer: LayerMap) -> list[Array]:
         """Return each head's vectors M_h a/‖M_h a‖, rows."""
-        rows = layer.beyond(self.y, self.b)
+        rows = self.beyond(layer)
         rows = rows / np.linalg.norm(rows, axis=1, keepdims=True)
         return [rows[self.head == h] for h in range(int(self.head.max()) + 1)]
 
@@ -148,13 +192,23 @@ class HeadMaps:
     U: Sequence[Array]
     """(m, r_h) each."""
     V: Sequence[Array]
-    """(r_h, d) each."""
+    """(r_h, d) each, up to ν_h T where they are open."""
+    nu: Sequence[Array] = ()
+    """ν_h, (r_h, k) each, where the ranges depend on each other; T (k, d) is one for all heads."""
 
     @classmethod
-    def of_spans(cls, U: Sequence[Array], layer: LayerMap) -> HeadMaps:
-        """Take independent ranges; V_h is what they make of the sum of all maps."""
-        through = solved(np.concatenate(U, axis=1), layer.heads)
-        return cls(list(U), np.split(through, np.cumsum(_sizes(U))[:-1]))
+    def of_spans(cls, U: Sequence[Array], layer: LayerMap, open_in: int = 0) -> HeadMaps:
+        """Take ranges; V_h is what they make of the sum of all maps.
+
+        ``open_in`` is the number of dimensions k in which they depend on each other.
+        """
+        joint, cuts = np.concatenate(U, axis=1), np.cumsum(_sizes(U))[:-1]
+        if not open_in:
+            return cls(list(U), np.split(solved(joint, layer.heads), cuts))
+        left, s, right = np.linalg.svd(joint)
+        rank = joint.shape[1] - open_in
+        through = right[:rank].T @ ((left[:, :rank].T @ layer.heads) / s[:rank, None])
+        return cls(list(U), np.split(through, cuts), np.split(right[rank:].T, cuts))
 
     @classmethod
     def of_maps(cls, M: Sequence[Array], ranks: Sequence[int]) -> HeadMaps:
@@ -169,6 +223,33 @@ class HeadMaps:
     def ranks(self) -> list[int]:
         """r_h."""
         return _sizes(self.U)
+
+    @property
+    def open_in(self) -> int:
+        """k, the number of dimensions that the V_h are open in."""
+        return int(self.nu[0].shape[1]) if self.nu else 0
+
+    def with_open(self, T: Array) -> HeadMaps:
+        """Return all V_h + ν_h T, none of them open."""
+        return HeadMaps(self.U, [V + nu @ T for V, nu in zip(self.V, self.nu, strict=True)])
+
+    def frames(self) -> list[Array]:
+        """Return what keys' weights are told by: V_h, without what is open of it."""
+        if not self.open_in:
+            return list(self.V)
+        pairs = zip(self.V, self.nu, strict=True)
+        return [V - nu @ np.linalg.lstsq(nu, V, rcond=None)[0] for V, nu in pairs]
+
+    def columns(self, keys: Array) -> Array:
+        """Return what weights of keys (n, d) multiply, head by head, (m, H n).
+
+        Where the V_h are open τ_h = T A p_h are unknowns beside the weights, and only differences
+        count: the columns of τ_1 − τ_H, …, τ_(H−1) − τ_H come last.
+        """
+        n = len(keys)
+        through = self.through(keys).reshape(-1, len(self.U) * n)
+        own = [U @ nu for U, nu in zip(self.U[:-1], self.nu[:-1], strict=bool(self.nu))]
+        return np.hstack([through, *own])
 
     def through(self, tokens: Array) -> Array:
         """Return M_h x for tokens (n, d): (m, H, n)."""
@@ -189,22 +270,47 @@ def _sizes(U: Sequence[Array]) -> list[int]:
     return [U_h.shape[1] for U_h in U]
 
 
+class MapAnswers(Protocol):
+    """Answers that c and M are read off."""
+
+    def layer(self) -> LayerMap:
+        """Return c and M."""
+
+    def with_errors(self, noise: AnswerNoise, rng: np.random.Generator) -> MapAnswers:
+        """Return the same answers, with errors drawn as large as theirs may be."""
+
+
+@dataclass(frozen=True, slots=True)
+class AffineAnswers:
+    """Answers of single tokens."""
+
+    tokens: TokenMapAnswers
+    residual: bool
+
+    def layer(self) -> LayerMap:  # noqa: D102
+        return LayerMap.of(self.tokens, self.residual)
+
+    def with_errors(self, noise: AnswerNoise, rng: np.random.Generator) -> MapAnswers:  # noqa: D102
+        return replace(self, tokens=self.tokens.with_errors(noise, rng))
+
+
 @dataclass(frozen=True, slots=True)
 class ValueAnswers:
     """All answers that the maps M_h are computed from."""
 
-    tokens: TokenMapAnswers
-    residual: bool
+    single: MapAnswers
     gates: GateAnswers
     offsets: OffsetAnswers
     ranks: tuple[int, ...]
     whole: bool
     """Whether every M_h is read in all directions."""
+    open_in: int = 0
+    """In how many dimensions the M_h are open, the ranges being dependent there."""
     saturated: SaturatedAnswers | None = None
 
     def layer(self) -> LayerMap:
         """Return c and M."""
-        return LayerMap.of(self.tokens, self.residual)
+        return self.single.layer()
 
     def vectors(self) -> Array:
         """Return M_h a of the offset that others lie around, (H, m)."""
@@ -225,9 +331,8 @@ class ValueAnswers:
             return HeadMaps.of_maps(list(apart), self.ranks)
         layer = self.layer()
         spans = list(self.spans()) if self.saturated is None else self.saturated.spans(layer)
-        return HeadMaps.of_spans(
-            [leading(s, r) for s, r in zip(spans, self.ranks, strict=True)], layer
-        )
+        U = [leading(s, r) for s, r in zip(spans, self.ranks, strict=True)]
+        return HeadMaps.of_spans(U, layer, self.open_in)
 
     def with_errors(self, noise: AnswerNoise, rng: np.random.Generator) -> ValueAnswers:
         """Return the same answers, with errors drawn as large as theirs may be."""
@@ -238,7 +343,7 @@ class ValueAnswers:
         saturated = self.saturated
         return replace(
             self,
-            tokens=self.tokens.with_errors(noise, rng),
+            single=self.single.with_errors(noise, rng),
             gates=replace(self.gates, y=off(self.gates.y)),
             offsets=replace(self.offsets, y=off(self.offsets.y)),
             saturated=saturated and replace(saturated, y=off(saturated.y)),

@@ -29,7 +29,12 @@ from unsoftmax.learners.attention_layer.map_reading import MapReading
 from unsoftmax.learners.attention_layer.opening_tokens import OpeningSearch
 from unsoftmax.learners.attention_layer.recovered_layer import negative_weights
 from unsoftmax.learners.attention_layer.score_reading import keys_of
-from unsoftmax.learners.attention_layer.value_answers import HeadMaps, LayerMap, ValueAnswers
+from unsoftmax.learners.attention_layer.value_answers import (
+    AffineAnswers,
+    HeadMaps,
+    LayerMap,
+    ValueAnswers,
+)
 from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.rotary_layer.biased_score_reading import BiasedScoreReading
 from unsoftmax.learners.rotary_layer.head_groups import Groups, groups_of, shared_rows
@@ -220,7 +225,7 @@ class TurnedLayerTask:
         search = MirroredOpening if biased else OpeningSearch
         opening = yield from search(layer, noise, found.gates, rng, tuning).run()
         maps = yield from MapReading(
-            self.tokens,
+            AffineAnswers(self.tokens, found.residual),
             layer,
             noise,
             found.gates,
