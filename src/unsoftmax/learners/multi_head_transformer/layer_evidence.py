@@ -1,6 +1,6 @@
 """How several heads before a network are concluded: fresh answers, and what is certified.
 
-The closing is that of one head (`transformer.closing`), each head in turn. A layer is believed
+The closing is that of one head (`transformer.hold_out`), each head in turn. A layer is believed
 after a first look: a few such sequences, and some beside its hyperplanes.
 """
 
@@ -19,8 +19,11 @@ from unsoftmax.learners.multi_head_transformer.straddling_sequences import (
     StraddlingSequences,
     StraddlingTuning,
 )
-from unsoftmax.learners.transformer.closing import HeadsBeforeNetwork, TransformerEvidenceTuning
-from unsoftmax.learners.transformer.network_recovery import TransformerHoldOut
+from unsoftmax.learners.transformer.hold_out import (
+    HeadsBeforeNetwork,
+    TransformerEvidenceTuning,
+    TransformerHoldOut,
+)
 from unsoftmax.measure.precision import Precision
 from unsoftmax.measure.through_network.learned_network import LearnedNetwork
 from unsoftmax.models import MultiHeadTransformer, canonical

@@ -58,7 +58,7 @@ from unsoftmax.learners.relu_network.fresh_points import FreshPointTuning
 from unsoftmax.learners.relu_network.network_search import NetworkSearchTuning
 from unsoftmax.learners.relu_network.relu_learner import ReluNetworkLearner, ReluNetworkTuning
 from unsoftmax.learners.settings import Configured, flag, rank_up_to, whole_number
-from unsoftmax.learners.transformer.network_recovery import open_hold_out
+from unsoftmax.learners.transformer.hold_out import open_hold_out
 from unsoftmax.measure.precision import UNIT, Precision, PrecisionTuning, why
 from unsoftmax.measure.through_network.learned_network import LearnedNetwork
 from unsoftmax.models import MultiHeadTransformer
