@@ -16,7 +16,7 @@ has one head; several, which it leaves open, are beyond it.
 4. One linear system gives all B_h (`layer_solution`).
 5. Fresh sequences confirm or refuse (`layer_evidence`).
 6. Where no half circle tells the heads apart poles may (`cell_poles`); where nothing is found it is
-   asked whether a neuron shows in sequences alone (`unseen_neurons`).
+   asked whether a neuron shows in sequences alone (`hidden_neurons`).
 
 It may not know anything of the target but its answers.
 """
@@ -42,10 +42,7 @@ from unsoftmax.learners.multi_head_transformer.layer_evidence import (
     conclude_layer,
     first_look,
 )
-from unsoftmax.learners.multi_head_transformer.layer_polish import (
-    LayerPolishTuning,
-    polished_layer,
-)
+from unsoftmax.learners.multi_head_transformer.layer_polish import LayerPolishTuning, polished_layer
 from unsoftmax.learners.multi_head_transformer.layer_search import (
     DependentCells,
     LayerSearch,

@@ -12,6 +12,10 @@ With query tokens x_j = β_j b_j, b_j orthonormal, and u_j = W x_j + w:
     5. QᵀW b_j = (k_j − Qᵀw)/β_j, so W and w         none
 
 W and w are determined unless g is constant.
+
+*Error.* Vectors read within the span miss what the span itself is off by: with E the error of
+C = (u_j/β_j)_j and k = Qᵀ C K, that is at most ‖E‖·‖K‖ to first order
+(`unsoftmax.solve.skeleton`), and twice that is assumed.
 """
 
 from __future__ import annotations
