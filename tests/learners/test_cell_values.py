@@ -8,6 +8,7 @@ import pytest
 import unsoftmax as us
 from unsoftmax.arrangement.base_points import NetworkHinges
 from unsoftmax.learners.multi_head_transformer.cell_values import (
+    AllValues,
     CellPoint,
     CellReader,
     CellSystem,
@@ -15,7 +16,6 @@ from unsoftmax.learners.multi_head_transformer.cell_values import (
     CellValueTuning,
     SolvedCell,
 )
-from unsoftmax.learners.multi_head_transformer.value_coordinates import AllValues
 
 
 def reader():

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unsoftmax.learners.transformer.score_vectors import ScoreSpan, ScoreVectors, without_bias
+from unsoftmax.learners.transformer.attention_recovery import ScoreSpan, ScoreVectors, without_bias
 
 CASES = {
     "seed": st.integers(0, 9999),

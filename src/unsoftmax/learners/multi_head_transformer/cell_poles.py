@@ -22,8 +22,7 @@ from unsoftmax.learners.multi_head.recovered_heads import RecoveredHeads
 from unsoftmax.learners.multi_head.search_outcomes import CoincidentJumps
 from unsoftmax.learners.multi_head.token_lengths import TokenLengths
 from unsoftmax.learners.multi_head.token_search import SoughtHeads
-from unsoftmax.learners.multi_head_transformer.cell_view import beside_residual
-from unsoftmax.learners.multi_head_transformer.first_cell import FirstCell
+from unsoftmax.learners.multi_head_transformer.first_cell import FirstCell, beside_residual
 from unsoftmax.models import MultiHead
 from unsoftmax.probes import Array, Moved, Round
 

@@ -18,15 +18,13 @@ from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.multi_head.recovered_heads import RecoveredHeads
 from unsoftmax.learners.multi_head.search_outcomes import CoincidentJumps
 from unsoftmax.learners.multi_head.token_search import SoughtHeads
-from unsoftmax.learners.multi_head_transformer.cancelling_neurons import (
-    CancellingNeuronTuning,
-    cancelling_neurons,
-)
 from unsoftmax.learners.multi_head_transformer.cell_poles import CellPoleTuning, heads_by_poles
 from unsoftmax.learners.multi_head_transformer.cell_values import (
     CellReader,
     CellValues,
     CellValueTuning,
+    ValueSpaceTuning,
+    fewer_unknowns,
 )
 from unsoftmax.learners.multi_head_transformer.first_cell import (
     FirstCell,
@@ -34,19 +32,17 @@ from unsoftmax.learners.multi_head_transformer.first_cell import (
     find_heads,
     open_cell,
 )
+from unsoftmax.learners.multi_head_transformer.hidden_neurons import (
+    CancellingNeuronTuning,
+    UnseenNeuronTuning,
+    cancelling_neurons,
+    unseen_neuron,
+)
 from unsoftmax.learners.multi_head_transformer.layer_solution import (
     LayerSolutionTuning,
     SolvedFirstLayers,
     layer_of_one_head,
     solve_layer,
-)
-from unsoftmax.learners.multi_head_transformer.unseen_neurons import (
-    UnseenNeuronTuning,
-    unseen_neuron,
-)
-from unsoftmax.learners.multi_head_transformer.value_coordinates import (
-    ValueSpaceTuning,
-    fewer_unknowns,
 )
 from unsoftmax.measure.through_network.learned_network import LearnedNetwork
 from unsoftmax.models import MultiHead, MultiHeadTransformer

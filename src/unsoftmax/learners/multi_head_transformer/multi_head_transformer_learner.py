@@ -16,7 +16,7 @@ has one head; several, which it leaves open, are beyond it.
 4. One linear system gives all B_h (`layer_solution`).
 5. Fresh sequences confirm or refuse (`layer_evidence`).
 6. Where no half circle tells the heads apart poles may (`cell_poles`); where nothing is found it is
-   asked whether a neuron shows in sequences alone (`unseen_neurons`).
+   asked whether a neuron shows in sequences alone (`hidden_neurons`).
 
 It may not know anything of the target but its answers.
 """
@@ -43,10 +43,7 @@ from unsoftmax.learners.multi_head_transformer.layer_evidence import (
     conclude_layer,
     first_look,
 )
-from unsoftmax.learners.multi_head_transformer.layer_polish import (
-    LayerPolishTuning,
-    polished_layer,
-)
+from unsoftmax.learners.multi_head_transformer.layer_polish import LayerPolishTuning, polished_layer
 from unsoftmax.learners.multi_head_transformer.layer_search import (
     DependentCells,
     LayerSearch,
@@ -59,7 +56,7 @@ from unsoftmax.learners.relu_network.fresh_points import FreshPointTuning
 from unsoftmax.learners.relu_network.network_search import NetworkSearchTuning
 from unsoftmax.learners.relu_network.relu_learner import ReluNetworkLearner, ReluNetworkTuning
 from unsoftmax.learners.settings import Configured, flag, rank_up_to, whole_number
-from unsoftmax.learners.transformer.network_recovery import open_hold_out
+from unsoftmax.learners.transformer.hold_out import open_hold_out
 from unsoftmax.measure.precision import UNIT, Precision, PrecisionTuning, why
 from unsoftmax.measure.through_network.learned_network import LearnedNetwork
 from unsoftmax.models import MultiHeadTransformer

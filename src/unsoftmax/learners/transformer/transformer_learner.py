@@ -23,6 +23,7 @@ from typing import Any, ClassVar, Literal, TypeAlias, cast
 
 import numpy as np
 
+from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.learners.network_algorithm import Algorithm, NetworkAlgorithm
 from unsoftmax.learners.relu_network.relu_learner import ReluNetworkLearner
 from unsoftmax.learners.settings import Configured, as_json, flag, one_of, whole_number
@@ -32,21 +33,24 @@ from unsoftmax.learners.transformer.antisymmetric_attention import recover_antis
 from unsoftmax.learners.transformer.attention_recovery import (
     AssumedAttention,
     LocalAttentionTuning,
+    RecoveredAttention,
     most_queries,
     most_rounds,
     recover_attention,
 )
-from unsoftmax.learners.transformer.closing import TransformerEvidenceTuning
-from unsoftmax.learners.transformer.network_recovery import learned_network, open_hold_out
-from unsoftmax.learners.transformer.transformer_evidence import (
-    TransformerParts,
-    conclude_transformer,
+from unsoftmax.learners.transformer.hold_out import (
+    HeadsBeforeNetwork,
+    TransformerEvidenceTuning,
+    TransformerHoldOut,
+    open_hold_out,
 )
-from unsoftmax.measure.precision import PrecisionTuning
-from unsoftmax.models import ReluNetwork, Transformer
+from unsoftmax.measure.precision import Precision, PrecisionTuning, why
+from unsoftmax.measure.through_network.learned_network import LearnedNetwork
+from unsoftmax.models import ReluNetwork, Transformer, canonical
 from unsoftmax.models.model import FrozenModel
-from unsoftmax.probes import FARTHEST
-from unsoftmax.protocol import Learner, Plan, Steps
+from unsoftmax.probes import FARTHEST, Array
+from unsoftmax.protocol import Certificate, Found, Learner, Plan, Steps
+from unsoftmax.validate.judge import Judgement
 from unsoftmax.validate.sequences import DriftTuning
 
 Head: TypeAlias = ExactHead | LowRankHead
@@ -247,3 +251,133 @@ class TransformerLearner(Configured):
             attention = yield from recover_antisymmetric(learned, head, self.tuning.cancelled)
         parts = TransformerParts(attention, learned, found, self._assumed)
         return (yield from conclude_transformer(parts, held, rng, self.tuning.evidence))
+
+
+@dataclass(frozen=True, slots=True)
+class TransformerParts:
+    """Everything that was learned of a Transformer.
+
+    Attributes
+    ----------
+    attention : RecoveredAttention
+        The model, and bounds on W and w.
+    learned : LearnedNetwork
+        Its network, with what bounds its error and the answers'.
+    network : Found of ReluNetwork
+        What the network's learner returned.
+    assumed : AssumedAttention
+        What W and w were taken to be.
+    """
+
+    attention: RecoveredAttention
+    learned: LearnedNetwork
+    network: Found[ReluNetwork]
+    assumed: AssumedAttention
+
+    @property
+    def errors(self) -> dict[str, float]:
+        """Bounds for the certificate."""
+        return {
+            "constant": self.learned.constant,
+            "slope": self.learned.slope,
+            "W": self.attention.W_error,
+            "w": self.attention.w_error,
+        }
+
+    def assumes(self, looked: str) -> tuple[str, ...]:
+        """Say what the bounds rest on; ``looked`` is how far the hold-out looked."""
+        learned, rank = self.learned, self.assumed.rank
+        given = [
+            "The target is one softmax head followed by the network: what the hold-out tests, it "
+            "cannot prove."
+        ]
+        if rank is not None:
+            given.append(f"{'[W w]' if self.assumed.biases else 'W'} has rank {rank} or less.")
+        if not np.isfinite(learned.constant + learned.slope):
+            given.append(
+                "No bound on W: the network's certificate does not bound its function by constant "
+                "+ slope·‖x‖."
+            )
+        return (*self.network.certificate.assumes, *given, *learned.precision.why, looked)
+
+
+def conclude_transformer(
+    parts: TransformerParts,
+    held: TransformerHoldOut,
+    rng: np.random.Generator,
+    tuning: TransformerEvidenceTuning,
+) -> Steps[Transformer]:
+    """Ask the closing hold-out and return what was found.
+
+    Raises
+    ------
+    ModelMismatch
+        A fresh answer is farther off than the certificate allows.
+    NotIdentifiable
+        The answers are too coarse to say anything of W.
+    """
+    model, errors = parts.attention.model, parts.errors
+    found = HeadsBeforeNetwork.of(model, parts.learned, errors, tuning)
+    judgement, looked = yield from found.judged(held, rng)
+    if judgement.refuses:
+        raise _refusal(found, judgement)
+    notes = parts.network.notes
+    if not np.isfinite(errors["W"]):
+        notes = (*notes, "There is no finite bound on W: see the certificate's assumptions.")
+    return Found(model, Certificate(errors, parts.assumes(looked)), judgement.evidence, notes)
+
+
+def _refusal(found: HeadsBeforeNetwork, judgement: Judgement) -> Exception:
+    """Say why fresh answers do not support the model."""
+    precision = found.learned.precision
+    if judgement.blunt or (precision != Precision() and not found.bounded):
+        return NotIdentifiable(
+            "The answers are too coarse to determine W: what they leave open moves every fresh "
+            "answer more than can be told apart. The network is determined." + why(precision),
+            determined={"network": found.learned.network},
+        )
+    residual, tolerance = judgement.worst
+    return ModelMismatch(
+        f"The recovered model misses fresh sequences by {residual:.1e} of their answers' size "
+        f"where {tolerance:.1e} is expected. The target is not one softmax head followed by a "
+        "ReLU network, or it has query biases, or [W w] a higher rank than was said."
+    )
+
+
+def learned_network(
+    found: Found[ReluNetwork], precision: Precision, answers: Array
+) -> LearnedNetwork:
+    """Return the network that was found, with bounds on what it and the answers are off by.
+
+    ``answers`` are the hold-out's first, to sequences of several tokens.
+
+    Raises
+    ------
+    TypeError
+        What was found is no ReluNetwork.
+    NotIdentifiable, ModelMismatch
+        The network is constant: W is free, or the target is no Transformer.
+    """
+    network, errors = found.model, found.certificate.errors
+    if not isinstance(network, ReluNetwork):
+        raise TypeError(f"network must learn a ReluNetwork; it found {network!r}.")
+    constant, slope = (float(errors.get(name, np.inf)) for name in ("constant", "slope"))
+    learned = LearnedNetwork(network, constant, slope, precision)
+    if not canonical(network).A.shape[1]:
+        raise _constant_network(learned, answers)
+    return learned
+
+
+def _constant_network(learned: LearnedNetwork, answers: Array) -> Exception:
+    """Say what a constant network means: nothing depends on the attention."""
+    c = learned.network.c
+    off = learned.constant + learned.answer_error(np.zeros((1, learned.dim)), np.array([c]))[0]
+    if np.any(np.abs(answers - c) > 2 * off):
+        return ModelMismatch(
+            f"Single tokens are all answered by {c:g}, longer sequences are not: the target is "
+            "not one softmax head followed by a ReLU network."
+        )
+    return NotIdentifiable(
+        f"The network is constant, {c:g}: no answer depends on the attention, and W is free.",
+        determined={"network": learned.network},
+    )

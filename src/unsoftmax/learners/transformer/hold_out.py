@@ -1,4 +1,7 @@
-"""How heads before a network are concluded: which fresh answers, and how far they may be off.
+"""The hold-out of heads before a network: which fresh answers, and how far they may be off.
+
+Its first sequences are asked before anything is learned: they tell the precision of the answers,
+and whether the same question is answered alike. The others are drawn from what was learned.
 
 f̂(X) = ĝ(p̂), p̂ what all heads pool, and the last token with a residual. An answer may differ by
 
@@ -22,22 +25,69 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from unsoftmax.learners.transformer.network_recovery import TransformerHoldOut
-from unsoftmax.measure.precision import KAPPA, UNIT, Precision
+from unsoftmax.measure.precision import KAPPA, UNIT, Precision, PrecisionTuning
 from unsoftmax.measure.through_network.learned_network import LearnedNetwork, network_gradients
 from unsoftmax.models import MultiHeadTransformer, Transformer
 from unsoftmax.models.attention import mean_shift, score_rounding, score_shift
 from unsoftmax.probes import Array, Round, Sequences
 from unsoftmax.protocol import Answers
+from unsoftmax.validate import sequences as holdout
 from unsoftmax.validate.head_comparison import UNBOUNDED, sum_rounding
 from unsoftmax.validate.judge import Answered, Judgement, Residuals, fresh_answers, judge
-from unsoftmax.validate.long_sequences import (
-    LongSequenceTuning,
-    draw_long,
-    looked_at,
-    second_score,
-)
-from unsoftmax.validate.sequences import by_length
+from unsoftmax.validate.long_sequences import LongSequenceTuning, draw_long, looked_at, second_score
+from unsoftmax.validate.sequences import DriftTuning, by_length
+
+
+@dataclass(frozen=True, slots=True)
+class TransformerHoldOut:
+    """The hold-out after its first rounds.
+
+    Attributes
+    ----------
+    opening : Sequences
+        The first sequences.
+    answers, repeated : ndarray
+        Their answers, and the answers when some were asked again.
+    left, queries : int
+        Queries that are left of the hold-out, and all of them.
+    """
+
+    opening: Sequences
+    answers: Array
+    repeated: Array
+    left: int
+    queries: int
+
+    def precision(self, tuning: PrecisionTuning) -> Precision:
+        """Return the precision of the first answers.
+
+        Where g is flat few different answers come; each counts once.
+        """
+        y = self.answers
+        precision = Precision.of_format([np.unique(y)], tuning)
+        noise = holdout.noise_of(y[: len(self.repeated)], self.repeated)
+        return precision.with_noise(noise, len(self.repeated), tuning)
+
+
+def open_hold_out(
+    dim: int, queries: int, part: int, rng: np.random.Generator, drift: DriftTuning
+) -> Generator[Round, Answers, TransformerHoldOut]:
+    """Ask the first ``part`` sequences, and half of them again; keep as many for the network.
+
+    Raises
+    ------
+    ModelMismatch
+        Answers drift.
+    """
+    opening = holdout.opening(dim, part, rng)
+    answers = repeated = np.zeros(0)
+    if part:
+        [answers] = yield [opening]
+    if repeats := part // 2:
+        [repeated] = yield [holdout.repeated(opening, repeats)]
+        holdout.refuse_drift(answers[:repeats], repeated, drift)
+    left = queries - 2 * part - len(repeated)
+    return TransformerHoldOut(opening, answers, repeated, left, queries)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,15 +11,16 @@ import unsoftmax as us
 from tests.by_hand import driven
 from tests.networks import network
 from unsoftmax.learners.transformer.attention_recovery import AssumedAttention, RecoveredAttention
-from unsoftmax.learners.transformer.closing import (
+from unsoftmax.learners.transformer.hold_out import (
     ClosingSequenceTuning,
     HeadsBeforeNetwork,
     TransformerEvidenceTuning,
+    TransformerHoldOut,
 )
-from unsoftmax.learners.transformer.network_recovery import TransformerHoldOut, learned_network
-from unsoftmax.learners.transformer.transformer_evidence import (
+from unsoftmax.learners.transformer.transformer_learner import (
     TransformerParts,
     conclude_transformer,
+    learned_network,
 )
 from unsoftmax.measure.precision import Precision
 from unsoftmax.measure.through_network.learned_network import LearnedNetwork
