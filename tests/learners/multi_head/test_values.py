@@ -19,7 +19,6 @@ from unsoftmax.learners.multi_head.out_of_plane import (
 )
 from unsoftmax.learners.multi_head.search_outcomes import CoincidentJumps, UnsaturatedGates
 from unsoftmax.learners.multi_head.value_system import read_values
-from unsoftmax.solve import row_products
 
 
 def in_plane(scene):
@@ -99,8 +98,7 @@ def test_a_large_system_is_solved_by_conjugate_gradients(monkeypatch):
     plane, crossings = in_plane(scene)
     v = scene.reduced.scale * crossings.jumps.plane_vectors() @ plane.plane
     (u, readings), _ = driven(read_out_of_plane(scene.reduced, plane, crossings, v), scene.model)
-    for module in (value_system, row_products):
-        monkeypatch.setattr(module, "LARGEST_DENSE", 0)
+    monkeypatch.setattr(value_system, "LARGEST_DENSE", 0)
     monkeypatch.setattr(value_system, "SPARE", 2.0)
     (values, better), asked = driven(
         read_values(scene.reduced, crossings, (u, v, readings), scene.rng), scene.model

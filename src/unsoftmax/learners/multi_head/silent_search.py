@@ -10,7 +10,7 @@ on which side of its hyperplane a head is.
    all v_h again, to the answers' precision.
 3. A few answers at moderate logits check both. Two heads that the half circle showed as one are
    noticed here.
-4. Windows of such offsets (`measure.silent_offsets`) give the columns, as in `token_search`.
+4. Windows of such offsets give the columns, as in `token_search`.
 
 Fewer heads than dimensions, and independent v_h, as layers have. About 5·H·d queries before the
 columns, and half as many more of these than a rank has: coarse answers tell the weakest direction
@@ -31,8 +31,7 @@ from unsoftmax.learners.multi_head.reduced_answers import ReducedAnswers
 from unsoftmax.learners.multi_head.search_outcomes import CoincidentJumps, RestartTuning
 from unsoftmax.learners.multi_head.token_search import SoughtHeads, TokenSearch
 from unsoftmax.learners.multi_head.window_sweeps import TokenHeads, read_base
-from unsoftmax.measure.silent_offsets import SilentFrame, silent_windows
-from unsoftmax.measure.windows import WindowedHeads, predicted
+from unsoftmax.measure.windows import ReducedError, Window, WindowedHeads, predicted
 from unsoftmax.probes import Array, Pairs
 
 # Tokens between 2⁻²⁰ and 2²⁰ are looked at for logits,
@@ -96,14 +95,22 @@ LONGEST_OWN = 4.0
 OWN = 0.5
 # Gates at trial directions: at others they are rarely twice as open.
 ALL = 0.7
+# α‖e_h‖ in windows, in units of the part z: longer shows a logit better beside what the query token
+# adds, up to where it moves too far with the query token (1, 2 and 3 were measured).
+AHEAD = 2.0
+# Size of head h's logits in windows.
+LOGIT = 1.0
+# They move by about this much with the query token: gates stay open.
+MOVED = 1.0
 # Larger logits are read again, nearer.
 USABLE = 3.0
 NEARER_BY = 4.0
 # They are then so many times nearer, so often at most.
 TIMES = 5
-# δ‖e_k‖, as a share of the part z.
+# δ‖e_k‖, as a share of the part z, also in windows.
 BESIDE = 0.5
-# Logit of a head that answers as well,
+# Logit of a head that answers as well: what e⁻¹⁶ leaves of it is subtracted in windows, and longer
+# offsets would move logits too far,
 SATURATED = 16.0
 # and so much more per ‖u_k‖/‖u_h‖: what α e_h gives head k is not known yet.
 UNKNOWN = 4.0
@@ -276,10 +283,91 @@ def read_cell_values(
     return np.asarray((gradient - previous) / 2)
 
 
+# -- silent offsets: one head answers, and the values of all others are 0
+#
+# A reduced answer at offset a is Σ_g (v_g·a) tanh(a·u_g / 2). With the dual vectors e_h of the
+# values, v_g·e_h = 1 for g = h and 0 else, and z ⟂ all v_g,
+#
+#     a = α e_h + z:   (v_h·a) tanh(a·u_h / 2) = α tanh((α e_h + z)·u_h / 2),
+#
+# whatever the other gates are: none has to be saturated, so offsets stay short, and where
+# arithmetic is coarse a logit loses little beside them. What these offsets do not span is a part of
+# u_h along the other values: at a = α e_h + δ e_k + z head k answers as well, and z saturates it.
+
+
+@dataclass(frozen=True, slots=True)
+class SilentFrame:
+    """The dual vectors e_h of the values, (H, d), and an orthonormal basis Z of what is across."""
+
+    v: Array
+    duals: Array
+    Z: Array
+
+    @classmethod
+    def of(cls, v: Array, rng: np.random.Generator) -> SilentFrame:
+        """Return the frame of values v (H, d), the basis turned at random."""
+        H, d = v.shape
+        Q, _ = np.linalg.qr(v.T, mode="complete")
+        turned, _ = np.linalg.qr(rng.standard_normal((d - H, d - H)))
+        duals = np.asarray(np.linalg.pinv(v).T, dtype=np.float64)
+        return cls(v, duals, np.asarray(turned @ Q[:, H:].T))
+
+    @property
+    def length(self) -> Array:
+        """‖e_h‖ (H,)."""
+        return np.asarray(np.linalg.norm(self.duals, axis=1))
+
+    def beside(self, u: Array, heads: tuple[int, int], logits: tuple[float, float]) -> Array:
+        """Return the shortest z at which two heads of u (H, d) have these logits."""
+        across = u[list(heads)] @ self.Z.T
+        return np.asarray(np.linalg.lstsq(across, np.array(logits), rcond=None)[0] @ self.Z)
+
+
+def silent_windows(u: Array, frame: SilentFrame, error: ReducedError, step: float) -> list[Window]:
+    """Choose d silent offsets for each head, u (H, d); query tokens may move by ``step``."""
+    share = MOVED / (LOGIT * np.hypot(1.0, AHEAD))
+    t = min(step, share * error.length)
+    return [_window(u, h, frame, error, t) for h in range(len(u))]
+
+
+def _window(
+    u: Array,
+    h: int,
+    frame: SilentFrame,
+    error: ReducedError,
+    t: float,
+) -> Window:
+    across, own = frame.Z @ u[h], frame.duals[h]
+    # turned within the silent offsets so that its logit is 0, however long it is
+    level = own - (own @ u[h]) / (across @ across) * (across @ frame.Z)
+    size = LOGIT * np.sqrt(len(across)) / float(np.linalg.norm(across))
+    level = AHEAD * size / np.linalg.norm(level) * level
+    rows = [level + size * _balanced(across) @ frame.Z, level[None]]
+    for k in range(len(u)):
+        if k != h:
+            other = BESIDE * size / np.linalg.norm(frame.duals[k]) * frame.duals[k]
+            start = level + other
+            logits = -float(other @ u[h]), SATURATED - float(start @ u[k])
+            rows.append((start + frame.beside(u, (h, k), logits))[None])
+    a = np.concatenate(rows)
+    off = np.linalg.norm(np.linalg.inv(a) * error.of_logits(a, frame.v, h, a @ u[h]))
+    return Window(a, t, float(off) / t)
+
+
+def _balanced(x: Array) -> Array:
+    """Return an orthogonal matrix whose rows have products with x of one size, signs in turn."""
+    n = len(x)
+    target = np.where(np.arange(n) % 2, -1.0, 1.0) * np.linalg.norm(x) / np.sqrt(n)
+    normal = x - target
+    size = normal @ normal
+    reflected = np.outer(normal, normal) * (2 / size if size else 0.0)
+    return np.asarray(np.eye(n) - reflected)
+
+
 # -- readings at silent offsets
 #
 # 1. α e_h + z with z ⟂ all v_g: head h alone answers, whatever the others' gates are
-#    (`measure.silent_offsets`). At H·(d − H + 1) such offsets u_h is read across the other values.
+#    (see above). At H·(d − H + 1) such offsets u_h is read across the other values.
 # 2. α e_h + δ e_k + z: head k answers as well, z saturates it. These H(H − 1) tell the rest of u_h.
 # 3. With every u_h to a few digits, offsets are chosen at which all gates are on given sides, with
 #    room around: Σ_g ±v_g from d + 1 far answers, and with the side of one head changed its v_h. In

@@ -6,6 +6,10 @@ conditioned and no hyperplane is near. With the v_h known, the readings out of t
 u_h to many more digits; where these change a side, it is solved again.
 
 Under a cap gates that stay open are no signs but tanh(a·u_h/2), known from the u_h.
+
+The matrix of the system has rows g_n ⊗ a_n of gates and offsets, n of them for H·d unknowns. It is
+formed where that is small and applied factor by factor otherwise, for conjugate gradients on the
+normal equations.
 """
 
 from __future__ import annotations
@@ -21,7 +25,6 @@ from unsoftmax.learners.multi_head.out_of_plane import OutOfPlaneReadings, Searc
 from unsoftmax.learners.multi_head.reduced_answers import ReducedAnswers
 from unsoftmax.learners.multi_head.search_outcomes import CoincidentJumps
 from unsoftmax.probes import Array
-from unsoftmax.solve.row_products import LARGEST_DENSE, RowProducts
 
 # Where the system is small, rows are picked among so many times as many candidates by pivoted QR:
 # of random rows the condition number would be H·d.
@@ -64,6 +67,66 @@ AGAIN_OPEN = 40
 PROBES = 2
 # Accuracy of those solutions: two digits of an error are enough.
 COARSE = 1e-2
+# Unknowns up to which the matrix is formed: beyond, its decomposition takes longer than all the
+# rest of a recovery.
+LARGEST_DENSE = 900
+# Conjugate gradients end when the residual of the normal equations has shrunk by this. Twice, the
+# second time for what was left, is as exact as a decomposition.
+ACCURACY = 1e-10
+# Steps after which they end anyway: as many as a condition number of 160 needs. Random systems
+# with a fifth more rows than unknowns have 40 to 160.
+ITERATIONS = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class RowProducts:
+    """The linear map from v (H, d) to Σ_h g_nh a_n·v_h, for gates (n, H) and A (n, d)."""
+
+    A: Array
+    gates: Array
+
+    def of(self, v: Array) -> Array:
+        """Apply the map to v (H, d)."""
+        return np.asarray(np.sum(self.gates * (self.A @ v.T), axis=1))
+
+    def adjoint(self, r: Array) -> Array:
+        """Apply the adjoint to r (n,)."""
+        return np.asarray((self.gates * r[:, None]).T @ self.A)
+
+    def solved(self, y: Array, accuracy: float | None = None) -> Array:
+        """Return the v (H, d) that fit y (n,) best.
+
+        Raises
+        ------
+        numpy.linalg.LinAlgError
+            The rows do not determine v.
+        """
+        n, d = self.A.shape
+        H = self.gates.shape[1]
+        if H * d > LARGEST_DENSE:
+            return self._conjugate_gradients(y, ACCURACY if accuracy is None else accuracy)
+        rows = (self.gates[:, :, None] * self.A[:, None, :]).reshape(n, H * d)
+        v, _, rank, _ = np.linalg.lstsq(rows, y, rcond=None)
+        if rank < H * d:
+            raise np.linalg.LinAlgError(f"{n} rows of rank {rank} do not determine {H * d} numbers")
+        return np.asarray(v.reshape(H, d))
+
+    def _conjugate_gradients(self, r: Array, accuracy: float) -> Array:
+        """Solve the normal equations without forming them."""
+        x = np.zeros((self.gates.shape[1], self.A.shape[1]))
+        z = self.adjoint(r)
+        p, now = z, float(np.sum(z * z))
+        enough = accuracy**2 * now
+        for _ in range(ITERATIONS):
+            if now <= enough or now == 0:
+                break
+            q = self.of(p)
+            alpha = now / float(q @ q)
+            x, r = x + alpha * p, r - alpha * q
+            z = self.adjoint(r)
+            now, before = float(np.sum(z * z)), now
+            p = z + now / before * p
+        return x
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +178,8 @@ def read_values(
     shut = SHUT / far if soft else 0.0
     read_at = float(np.linalg.norm(readings.a, axis=2).max(initial=0.0))
     rounding = reduced.eta * read_at * float(np.linalg.norm(u, axis=1).max(initial=0.0))
-    directions = _Directions(heads, plane, u, shut, rounding)
-    A = reduced.lengths.turned(directions.chosen(rng), plane.b)
+    A = _directions(heads, plane, u, (shut, rounding), rng)
+    A = reduced.lengths.turned(A, plane.b)
     y = (yield from reduced.ask(far * A, plane.b, "values")) / far
     equations = ValueEquations(A, y, far)
     noise = rng.standard_normal((PROBES, len(A))) * error
@@ -152,82 +215,69 @@ def _as_in_plane(v: Array, known: Array, plane: SearchPlane) -> Array:
     return np.asarray(v + (known - v) @ plane.plane.T @ plane.plane)
 
 
-@dataclass(frozen=True, slots=True)
-class _Directions:
-    """The choice of unit offsets, H·d and some more, away from all hyperplanes.
+def _directions(
+    heads: InPlane,
+    plane: SearchPlane,
+    u: Array,
+    least: tuple[float, float],
+    rng: np.random.Generator,
+) -> Array:
+    """Choose unit offsets, H·d and some more, away from all hyperplanes; those that check last.
 
-    Most have ``|a·u_h|`` above ``shut`` for all h, or above as much of it as there is room for.
+    ``least`` are the logits that most have of all heads, or as much of it as there is room for, and
+    what rounding inside the target may move the logits by that the ``u`` were read from.
     """
-
-    heads: InPlane
-    plane: SearchPlane
-    u: Array
-    shut: float
-    rounding: float
-    """What rounding inside the target may move the logits by that the ``u`` were read from."""
-
-    @property
-    def size(self) -> Array:
-        return np.asarray(np.linalg.norm(self.u, axis=1))
-
-    @property
-    def unit(self) -> Array:
-        return np.asarray(self.u / self.size[:, None])
-
-    @property
-    def picking(self) -> bool:
-        """Whether the system is small enough for rows to be picked."""
-        return self.u.size <= LARGEST_DENSE
-
-    def chosen(self, rng: np.random.Generator) -> Array:
-        """Return the directions; those that check come last."""
-        wanted = int(self.u.size * (CANDIDATES if self.picking else SPARE))
-        found = self._clear(wanted + CHECKS, rng)
-        between = self._between(rng)
-        checks, others = found[:CHECKS], found[CHECKS : wanted + CHECKS]
-        candidates = np.concatenate([between, others])
-        if self.picking:
-            candidates = self._picked(candidates)
-        return np.concatenate([candidates, checks])
-
-    def _clear(self, wanted: int, rng: np.random.Generator) -> Array:
-        """Draw directions away from all hyperplanes."""
-        (H, d), shut = self.u.shape, self.shut
-        closest = max(CLOSEST, self.rounding)
-        closest = min(closest, AMPLE / max(1.0, H / CROWD)) / np.sqrt(d)
-        found = np.zeros((0, d))
-        for draw in range(DRAWS):
-            if draw and draw % EASED_EVERY == 0:
-                shut /= 2
-            A = rng.standard_normal((2 * wanted, d))
-            A /= np.linalg.norm(A, axis=1, keepdims=True)
-            room = np.maximum(closest, shut / self.size)
-            found = np.concatenate([found, A[np.all(np.abs(A @ self.unit.T) > room, axis=1)]])
-            if len(found) >= wanted:
-                break
-        return found
-
-    def _between(self, rng: np.random.Generator) -> Array:
-        """Draw directions halfway between neighbours of the half circle.
-
-        Random ones seldom fall between two hyperplanes that are nearly parallel.
-        """
-        unit, angle = self.unit, self.heads.angle
-        parallel = np.abs(np.sum(unit * np.roll(unit, -1, axis=0), axis=1))
-        gaps = np.flatnonzero(parallel > (0.0 if self.picking else PARALLEL))
-        middle = (angle + np.append(angle[1:], angle[:1] + np.pi))[gaps] / 2
-        centres = self.plane.offsets(middle, np.ones(len(middle)))
-        centres = np.repeat(centres, self.u.shape[1] + 1, axis=0)
-        moves = rng.standard_normal(centres.shape)
-        with np.errstate(divide="ignore"):
-            ratio = np.abs(centres @ unit.T) / np.abs(moves @ unit.T)
-        room = np.min(ratio, axis=1, initial=1.0)
-        between = centres + ROOM * room[:, None] * moves
-        return np.asarray(between / np.linalg.norm(between, axis=1, keepdims=True))
-
-    def _picked(self, candidates: Array) -> Array:
-        """Pick as many rows as unknowns, of a well conditioned system."""
-        signs = np.sign(candidates @ self.u.T)
+    shut, rounding = least
+    size = np.linalg.norm(u, axis=1)
+    unit, picking = np.asarray(u / size[:, None]), u.size <= LARGEST_DENSE
+    wanted = int(u.size * (CANDIDATES if picking else SPARE))
+    found = _clear(unit, shut / size, max(CLOSEST, rounding), wanted + CHECKS, rng)
+    between = _between(heads, plane, unit, 0.0 if picking else PARALLEL, rng)
+    checks, others = found[:CHECKS], found[CHECKS : wanted + CHECKS]
+    candidates = np.concatenate([between, others])
+    if picking:
+        # as many rows as unknowns, of a well conditioned system
+        signs = np.sign(candidates @ u.T)
         rows = (signs[:, :, None] * candidates[:, None, :]).reshape(len(candidates), -1)
         _, pivots = scipy.linalg.qr(rows.T, mode="r", pivoting=True)
-        return np.asarray(candidates[pivots[: self.u.size]])
+        candidates = candidates[pivots[: u.size]]
+    return np.concatenate([candidates, checks])
+
+
+def _clear(
+    unit: Array, shut: Array, closest: float, wanted: int, rng: np.random.Generator
+) -> Array:
+    """Draw directions away from all hyperplanes, of normals ``unit`` (H, d)."""
+    H, d = unit.shape
+    closest = min(closest, AMPLE / max(1.0, H / CROWD)) / np.sqrt(d)
+    found = np.zeros((0, d))
+    for draw in range(DRAWS):
+        if draw and draw % EASED_EVERY == 0:
+            shut = shut / 2
+        A = rng.standard_normal((2 * wanted, d))
+        A /= np.linalg.norm(A, axis=1, keepdims=True)
+        room = np.maximum(closest, shut)
+        found = np.concatenate([found, A[np.all(np.abs(A @ unit.T) > room, axis=1)]])
+        if len(found) >= wanted:
+            break
+    return found
+
+
+def _between(
+    heads: InPlane, plane: SearchPlane, unit: Array, least: float, rng: np.random.Generator
+) -> Array:
+    """Draw directions halfway between neighbours of the half circle of at least this cosine.
+
+    Random ones seldom fall between two hyperplanes that are nearly parallel.
+    """
+    angle = heads.angle
+    parallel = np.abs(np.sum(unit * np.roll(unit, -1, axis=0), axis=1))
+    gaps = np.flatnonzero(parallel > least)
+    middle = (angle + np.append(angle[1:], angle[:1] + np.pi))[gaps] / 2
+    centres = np.repeat(plane.offsets(middle, np.ones(len(middle))), unit.shape[1] + 1, axis=0)
+    moves = rng.standard_normal(centres.shape)
+    with np.errstate(divide="ignore"):
+        ratio = np.abs(centres @ unit.T) / np.abs(moves @ unit.T)
+    room = np.min(ratio, axis=1, initial=1.0)
+    between = centres + ROOM * room[:, None] * moves
+    return np.asarray(between / np.linalg.norm(between, axis=1, keepdims=True))

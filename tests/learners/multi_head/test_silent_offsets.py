@@ -5,8 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from unsoftmax.learners.multi_head.silent_search import (
+    LOGIT,
+    SATURATED,
+    SilentFrame,
+    silent_windows,
+)
 from unsoftmax.measure.precision import Precision
-from unsoftmax.measure.silent_offsets import LOGIT, SATURATED, SilentFrame, silent_windows
 from unsoftmax.measure.windows import ReducedError, WindowedHeads, predicted
 
 
