@@ -23,7 +23,6 @@ from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.multi_head.conclusions import HeadsConclusionTuning, heads_apart
 from unsoftmax.learners.multi_head.recovered_heads import RecoveredHeads
 from unsoftmax.learners.multi_head.reduced_answers import ReducedAnswers
-from unsoftmax.learners.rotary_head.rotary_reading import PositionErrors, RotaryTuning, StepReadings
 from unsoftmax.learners.rotary_heads.one_apart import one_apart
 from unsoftmax.learners.rotary_heads.rotary_heads_conclusion import (
     RecoveredRotaryHeads,
@@ -31,12 +30,18 @@ from unsoftmax.learners.rotary_heads.rotary_heads_conclusion import (
 )
 from unsoftmax.learners.rotary_heads.rotary_heads_tuning import QueryBiasTuning, RotaryHeadsTuning
 from unsoftmax.learners.rotary_heads.second_distance import read_steps
+from unsoftmax.learners.single_head.distances import (
+    StepReadings,
+    errors_of,
+    solved,
+)
 from unsoftmax.measure.single_tokens import Values
 from unsoftmax.models.rotary import Rotary
 from unsoftmax.models.rotary_head import RotaryHead
 from unsoftmax.models.rotary_heads import RotaryHeads
-from unsoftmax.probes import Array, Sequences, Singles
+from unsoftmax.probes import Sequences, Singles
 from unsoftmax.protocol import Found
+from unsoftmax.validate.head_comparison import PositionErrors
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +86,14 @@ class RotaryHeadsTask:
         v_error = self.conclusion.safety * found.times_off * found.largest["v"]
         heads, errors = [], []
         for v, read in zip(model.v, readings, strict=True):
-            heads.append(_head(v, read, reduced, v_error, self.told, positions))
-            errors.append(PositionErrors(0.0, 0.0) if read is None else read.errors(positions))
+            if read is None:  # its scores are 0
+                none = np.zeros((0, len(v)))
+                heads.append(RotaryHead(none, none, v, Rotary([])))
+                errors.append(PositionErrors(0.0, 0.0))
+                continue
+            values = Values(v, 0.0, np.full(len(v), v_error), 0.0, reduced.precision)
+            heads.append(solved(read, values, self.told, positions, biases=False))
+            errors.append(errors_of(heads[-1], read, positions, biases=False))
         if any(read is None for read in readings):
             # of a head that was not seen to switch
             unseen = self.conclusion.safety * float(found.errors["W"][readings.index(None)])
@@ -126,19 +137,3 @@ def refuse_query_biases(dim: int, seed: int, gain: float, tuning: QueryBiasTunin
 
 
 STILL = "Scores do not turn with distance: all frequencies are 0, heads without positions."
-
-
-def _head(
-    v: Array,
-    read: StepReadings | None,
-    reduced: ReducedAnswers,
-    v_error: float,
-    told: Rotary | None,
-    tuning: RotaryTuning,
-) -> RotaryHead:
-    """Return one head; without planes where its scores are 0."""
-    if read is None:
-        none = np.zeros((0, len(v)))
-        return RotaryHead(none, none, v, Rotary([]))
-    values = Values(v, 0.0, np.full(len(v), v_error), 0.0, reduced.precision)
-    return read.head(values, told, tuning)

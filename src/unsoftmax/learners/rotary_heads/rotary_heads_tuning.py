@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from unsoftmax.learners.rotary_head.rotary_conclusion import RotaryHoldoutTuning
-from unsoftmax.learners.rotary_head.rotary_reading import RotaryTuning
 from unsoftmax.learners.rotary_heads.second_distance import SecondDistanceTuning
+from unsoftmax.learners.single_head.distances import RotaryTuning
 from unsoftmax.measure.opened_heads import FillerTuning
+from unsoftmax.validate.sequences import DistanceTuning
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class RotaryHeadsTuning:
     biased: BiasedHeadsTuning = field(default=BiasedHeadsTuning())
     query_biases: QueryBiasTuning = field(default=QueryBiasTuning())
     positions: RotaryTuning = field(default=RotaryTuning())
-    holdout: RotaryHoldoutTuning = field(default=RotaryHoldoutTuning())
+    holdout: DistanceTuning = field(default=DistanceTuning())
     checked: int = 0
     """Columns asked with more rows than the rank of W(1): W(2), which has to have the same range,
     and fresh sequences show what they would."""

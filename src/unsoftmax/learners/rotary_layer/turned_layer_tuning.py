@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from unsoftmax.learners.rotary_head.rotary_conclusion import RotaryHoldoutTuning
-from unsoftmax.learners.rotary_head.rotary_reading import RotaryTuning
+from unsoftmax.learners.single_head.distances import RotaryTuning
+from unsoftmax.validate.sequences import DistanceTuning
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,5 +103,5 @@ class TurnedLayerTuning:
     """Certified errors, in multiples of the largest of these samples."""
     biased: BiasedLayerTuning = field(default=BiasedLayerTuning())
     """Of layers with biases."""
-    holdout: RotaryHoldoutTuning = field(default=RotaryHoldoutTuning())
+    holdout: DistanceTuning = field(default=DistanceTuning())
     """Which fresh sequences are asked."""
