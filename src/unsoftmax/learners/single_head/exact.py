@@ -99,10 +99,10 @@ class ExactHead(Configured):
     Notes
     -----
     *Queries*: d + d², (d+1)² with biases; asked again at most 2 per query token, typically
-    fewer than 15 in all; with rotary positions d + 2d², 1 + 4d + 2d² and 4 to 32 pilots with
-    biases. *Determined up to* nothing; W and w are free when v = 0. *With rotary positions up to*
-    one complex number per plane, by which that of K is multiplied and that of Q divided, and the
-    sign of a frequency and multiples of 2π: all W(Δ) are determined.
+    fewer than 15 in all; with rotary positions d + 2d², and 1 + 4d + 2d² with biases, where at most
+    32 are asked again. *Determined up to* nothing; W and w are free when v = 0. *With rotary
+    positions up to* one complex number per plane, by which that of K is multiplied and that of Q
+    divided, and the sign of a frequency and multiples of 2π: all W(Δ) are determined.
     *Source*: Theorem 4.1 of arXiv 2601.16873; the balanced offsets, the biases and the
     certificate go beyond it.
 
@@ -126,7 +126,7 @@ class ExactHead(Configured):
     rotary: bool | Rotary = field(default=False, kw_only=True)
     rotary_base: float | None = field(default=None, kw_only=True)
 
-    revision: ClassVar[int] = 3
+    revision: ClassVar[int] = 4
 
     def __post_init__(self) -> None:
         whole_number("dim", self.dim, 1)

@@ -1,43 +1,43 @@
-"""A head with positions and biases, of tokens lifted to (x, 1): asked of ordinary tokens, solved.
+"""A head with positions and biases: what the lift of tokens to (x, 1) adds to the readings.
 
-With key k = K a + b_k, query u_b = Q b + b_q and tokens a, b of which b·v < 0 < a·v:
+With offsets a, query tokens b, u = Q b + b_q and everything as long as it is asked,
 
-    [0; b], [0; 0; b]   e^γ_Δ, γ_Δ = b_k·R(Δ)u_b − (K b + b_k)·u_b, what a zero Δ away weighs
-    [a; b]              t − γ_1 = a·KᵀR(1)u_b          d offsets, r query tokens: B = qr
-    [a; 0; b]           t − γ_2 = a·KᵀR(2)u_b          r offsets in the span of B: T = P R(1) P⁻¹
-    γ_1, γ_2            b_k·(R(Δ) − I)u_b = γ_Δ + K b·u_b
-    [a; b], other b     ((K a + b_k)·R(1) − (K b + b_k))·u_b = t, r equations for each u_b
+    [a + b; b]      t = a·KᵀR(1)u + (K b + b_k)·(R(1) − I)u          columns: offsets (a, 1)
+    [a + b; 0; b]   t = a·KᵀR(2)u + (K b + b_k)·(R(2) − I)u          r offsets in the span of Kᵀ, 1
+    [a + b; b]      t = ((K(a + b) + b_k)·R(1) − (K b + b_k))·u      r offsets, all other tokens
 
-The weights are read from y − c = (e^t a·v + b·v)/(e^t + S + 1), S being what zeros weigh. All
-weights are those beside the query token's own. Where biases are, tokens cannot be as short as they
-are without: all have one length, found by a few pilots, at which logits are moderate. Offsets see v
-by one sign and query tokens by the other, so that the weight of every token is read well.
+The last parts of the first two depend on b alone: one offset more tells them, and they tell b_k. A
+zero token between weighs e^ζ beside b, ζ = (K b + b_k)·(R(1) − I)u − b·KᵀR(1)u. When keys, b_k and
+the planes are known, r logits tell u of every other token, 0 among them, which tells b_q.
 
-*Queries*: 2dr + 3r, and 4 for each length tried. Source: beyond Theorem 5.1.
+*Queries*: r(d + 1) + r(r + 1) + r(d − r + 1) = 2dr + 3r. Source: beyond Theorem 5.1.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import count
 
 import numpy as np
+import scipy
 
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.single_head.distances import PositionedReading, RotaryTuning, TurnedKeys
+from unsoftmax.learners.single_head.low_rank_probes import LowRankProbes
 from unsoftmax.measure import offsets
+from unsoftmax.measure.logit_grid import LogitGrid
 from unsoftmax.measure.offsets import DENSE_GRID
 from unsoftmax.measure.precision import KAPPA
+from unsoftmax.measure.scales import Exponents, at_query_scale, even
 from unsoftmax.measure.single_tokens import Values
 from unsoftmax.models.rotary import Rotary
 from unsoftmax.models.rotary_head import RotaryHead
-from unsoftmax.probes import Array, Beside, Sequences, Spaced
+from unsoftmax.probes import Array, Grid, Spaced
 from unsoftmax.solve.skeleton import rank_by_gap
 from unsoftmax.solve.turning_planes import turning_planes
 
 PILOTS = 4
-"""Queries for each length tried; the last of them has a zero token."""
+"""Queries for each length tried."""
 LENGTHS = 8
 """Lengths tried at most."""
 _LOWERED = 3
@@ -58,34 +58,10 @@ and the rank is below the one given,"""
 _GAP = 2.0**10
 """if the next larger singular value is so many times as large: beside biases in which W drowns
 several are small, whatever the rank is."""
-_STRETCHES = (1.0, 0.5, 2.0)
-"""Offsets beside a further query token are so many times as long: of these the one at which its
-equations are conditioned best. At one length alone some token's are singular by chance."""
 _LARGE = (
     "So it is with large biases: tokens that are short drown in them, long ones saturate the "
     "softmax, and no one length of tokens keeps all logits in between."
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Weighed:
-    """Answers to tokens a before query tokens b, (query tokens, offsets)."""
-
-    a: Array
-    """(n, d), unscaled."""
-    b: Array
-    """(m, d), as asked."""
-    alpha: Array
-    """(m,): a is asked α times as long."""
-    y: Array
-    """(m, n)."""
-
-    def logits(self, v: Array, c: float, zeros: Array | float = 0.0) -> Array:
-        """Return t of e^t, what a weighs beside b; ``zeros``, (m,), is what zeros weigh."""
-        Y, S = self.y - c, np.broadcast_to(zeros, len(self.b))[:, None]
-        av, bv = self.alpha[:, None] * (self.a @ v), (self.b @ v)[:, None]
-        with np.errstate(invalid="ignore", divide="ignore"):
-            return np.asarray(np.log((bv - Y * (1 + S)) / (Y - av)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,196 +81,213 @@ class KeySide:
 
 
 @dataclass(frozen=True, slots=True)
+class Table:
+    """Answers to all offsets a with all query tokens b, [αa + b; 0, if any; b]."""
+
+    a: Array
+    """(n, d)."""
+    b: Array
+    """(m, d), as asked."""
+    alpha: Array
+    """(m,)."""
+    y: Array
+    """(m, n)."""
+
+    @classmethod
+    def of(cls, grid: LogitGrid) -> Table:
+        """Take the answers of a grid with one scale for each query token."""
+        a, b = (rows[np.arange(rows.shape[0])] for rows in (grid.offsets, grid.queries))
+        return cls(a, grid.beta[:, :1] * b, grid.alpha[:, 0], grid.y)
+
+    def logits(self, values: Values, zeta: Array | None = None) -> Array:
+        """Return t, (m, n); a zero token between scores ``zeta`` (m,) more than b."""
+        between = 0.0 if zeta is None else scipy.special.expit(zeta)[:, None]
+        bv = (self.b @ values.v)[:, None]
+        rest = self.y - values.c - (1 - between) * bv
+        signal = self.alpha[:, None] * (self.a @ values.v) + between * bv
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return np.asarray(np.log(rest / (signal - rest)) - np.log1p(-between))
+
+    def solved(self, t: Array, basis: Array | None = None) -> tuple[Array, Array]:
+        """Return u and s of t = αa·u + s, (d, m) and (m,); of u in a basis its coordinates."""
+        a = self.a if basis is None else self.a @ basis
+        both = np.linalg.solve(np.column_stack([a, np.ones(len(a))]), t.T)
+        return both[:-1] / self.alpha, both[-1]
+
+    def moved(self, rng: np.random.Generator, values: Values, head: RotaryHead) -> Table:
+        """Move all answers by as much as rounding may move them, of either sign."""
+        a, b = np.linalg.norm(self.a, axis=1), np.linalg.norm(self.b, axis=1)[:, None]
+        a, arrays = self.alpha[:, None] * a, head.scores.arrays
+        key, query = (
+            length * np.linalg.norm(arrays[name], 2) + np.linalg.norm(arrays[bias])
+            for length, name, bias in ((a + b, "K", "k_bias"), (b, "Q", "q_bias"))
+        )
+        off = values.precision.error((a + b) * values.norm + abs(values.c), self.y)
+        off = off + KAPPA * values.precision.unit * key * query * a * values.norm / 4
+        return replace(self, y=self.y + off * rng.choice([-1.0, 1.0], self.y.shape))
+
+
+@dataclass(frozen=True, slots=True)
 class LiftedAnswers:
     """All that the head is solved from; ``spaced`` and ``other`` are None until they are asked."""
 
     values: Values
-    first: Weighed
-    """[a; b], all offsets, r query tokens."""
-    zeros: Array
-    """[0; b] and [0; 0; b], (2, r)."""
-    spaced: Weighed | None = None
-    """[a; 0; b]."""
-    other: Weighed | None = None
-    """[a; b], the other query tokens and 0, which is the last."""
+    near: Table
+    """d + 1 offsets; r query tokens."""
+    spaced: Table | None = None
+    """r + 1 offsets, the same tokens, a zero between."""
+    other: Table | None = None
+    """r offsets; the other query tokens and 0, which is the last."""
 
-    def logits(self, of: Weighed, zeros: Array | float = 0.0) -> Array:
-        """Return logits as `Weighed` does."""
-        return of.logits(self.values.v, self.values.c, zeros)
+    def assuming(self, values: Values) -> LiftedAnswers:
+        """Assume other values and another precision."""
+        return replace(self, values=values)
 
-    @property
-    def fillers(self) -> Array:
-        """What a zero token weighs at Δ = 1 and 2, (2, r)."""
-        with np.errstate(invalid="ignore", divide="ignore"):
-            one, two = self.first.b @ self.values.v / (self.zeros - self.values.c) - 1
-        return np.array([one, two - one])
+    def columns(self) -> tuple[Array, Array]:
+        """Return KᵀR(1)u of the first query tokens, (d, r), and what b adds to their logits."""
+        return self.near.solved(self.near.logits(self.values))
 
-    @property
-    def gammas(self) -> Array:
-        """γ of the first query tokens at Δ = 1 and 2, (2, r); NaN where no zero weighs so."""
-        fillers = self.fillers
-        return np.log(np.where(fillers > 0, fillers, np.nan))
-
-    @property
-    def columns(self) -> Array:
-        """KᵀR(1)u_b of the first query tokens, (d, r)."""
-        t = self.logits(self.first) - self.gammas[0][:, None]
-        return np.asarray(np.linalg.solve(self.first.a, (t / self.first.alpha[:, None]).T))
-
-    @property
-    def basis(self) -> Array:
-        """An orthonormal basis B of the span of Kᵀ, (d, r)."""
-        return np.asarray(np.linalg.qr(self.columns)[0])
+    def steps(self) -> tuple[Array, list[Array], Array]:
+        """Return a basis B of the span of Kᵀ, Bᵀ KᵀR(Δ)u, and what b adds, at Δ = 1 and 2."""
+        assert self.spaced is not None
+        u, here = self.columns()
+        basis = np.linalg.qr(u)[0]
+        zeta = here - np.einsum("md,dm->m", self.near.b, u)
+        farther, there = self.spaced.solved(self.spaced.logits(self.values, zeta), basis)
+        return basis, [basis.T @ u, farther], np.append(here, there)
 
     @property
     def turn(self) -> Array:
         """T, (r, r)."""
-        assert self.spaced is not None
-        basis, spaced = self.basis, self.spaced
-        t = self.logits(spaced, self.fillers[0]) - self.gammas[1][:, None]
-        there = np.linalg.solve(spaced.a @ basis, (t / spaced.alpha[:, None]).T)
-        return np.asarray(np.linalg.solve((basis.T @ self.columns).T, there.T).T)
+        _, (one, two), _ = self.steps()
+        return np.asarray(np.linalg.solve(one.T, two.T).T)
 
     def keys(self, still: float, given: Array | None = None) -> KeySide:
         """Return K, the frequencies, b_k, and the queries of the first tokens."""
-        basis, planes = self.basis, turning_planes(self.turn, still)
+        basis, (one, _), added = self.steps()
+        planes = turning_planes(self.turn, still)
         keys = TurnedKeys.of(basis, planes, planes.angles if given is None else given)
-        queries = keys.queries(basis.T @ self.columns)
-        own = np.sum((self.first.b @ keys.K.T) * queries, axis=1)
+        queries = keys.queries(one)
         turns = [keys.rotary.turned(queries, np.array(n)) - queries for n in (1.0, 2.0)]
-        k_bias = np.linalg.lstsq(np.vstack(turns), (self.gammas + own).ravel(), rcond=None)[0]
+        own = np.einsum("nmr,mr->nm", turns, self.near.b @ keys.K.T).ravel()
+        k_bias = np.linalg.lstsq(np.vstack(turns), added - own, rcond=None)[0]
         return KeySide(keys.K, k_bias, keys.rotary, queries)
 
     def head(self, still: float, given: Array | None = None) -> RotaryHead:
         """Return the head."""
         assert self.other is not None
-        side, other, t = self.keys(still, given), self.other, self.logits(self.other)
+        side, other = self.keys(still, given), self.other
+        each = zip(other.alpha, other.b, other.logits(self.values), strict=True)
         solved = [
-            np.linalg.lstsq(side.rows(alpha * other.a, b), y, rcond=None)[0]
-            for alpha, b, y in zip(other.alpha, other.b, t, strict=True)
+            np.linalg.lstsq(side.rows(alpha * other.a + b, b), t, rcond=None)[0]
+            for alpha, b, t in each
         ]
         *queries, q_bias = [*side.queries, *solved]
-        tokens = np.vstack([self.first.b, other.b[:-1]])
+        tokens = np.vstack([self.near.b, other.b[:-1]])
         Q = np.linalg.solve(tokens, np.array(queries) - q_bias).T
         biases = {"k_bias": side.k_bias, "q_bias": q_bias}
         return RotaryHead(side.K, Q, self.values.v, side.rotary, **biases, c=self.values.c)
-
-    def _answer_error(self) -> float:
-        """Bound what an answer may be off by."""
-        values, arrays = self.values, self.head(0.0).scores.arrays
-        longest = float(np.max(np.linalg.norm(self.first.b, axis=1))) * 2
-        key, query = (
-            longest * np.linalg.norm(arrays[x], 2) + np.linalg.norm(arrays[bias])
-            for x, bias in (("K", "k_bias"), ("Q", "q_bias"))
-        )
-        size = longest * values.norm + abs(values.c)
-        rounded = KAPPA * values.precision.unit * float(key * query) * longest * values.norm / 4
-        return rounded + float(np.max(values.precision.error(size, self.first.y)))
 
     def moved(self, rng: np.random.Generator) -> LiftedAnswers:
         """Move all answers, v and c by as much as they may be off, of either sign."""
         assert self.spaced is not None
         assert self.other is not None
-        off, shared = self._answer_error(), self.values.among_others
-
-        def by(x: Array, size: Array | float) -> Array:
-            return np.asarray(x + size * rng.choice([-1.0, 1.0], np.shape(x)))
-
-        first = replace(self.first, y=by(self.first.y, off))
-        zeros = by(self.zeros, off)
-        values = replace(self.values, v=by(self.values.v, shared.v))
-        values = replace(values, c=float(by(np.array(values.c), shared.c)))
-        spaced = replace(self.spaced, y=by(self.spaced.y, off))
-        return LiftedAnswers(
-            values, first, zeros, spaced, replace(self.other, y=by(self.other.y, off))
-        )
+        values, shared, head = self.values, self.values.among_others, self.head(0.0)
+        asked = (self.near, self.spaced, self.other)
+        tables = (one.moved(rng, values, head) for one in asked)
+        v = values.v + shared.v * rng.choice([-1.0, 1.0], values.v.shape)
+        c = values.c + shared.c * float(rng.choice([-1.0, 1.0]))
+        return LiftedAnswers(replace(values, v=v, c=c), *tables)
 
 
 def read_lifted(
-    values: Values,
+    probes: LowRankProbes,
     rank: int,
     given: Rotary | None,
     rng: np.random.Generator,
     tuning: RotaryTuning,
 ) -> Asking[PositionedReading]:
-    """Read the head of this rank."""
-    Z = offsets.balanced(values.v, rng, DENSE_GRID).made()
-    T = -offsets.balanced(values.v, rng, DENSE_GRID).made()
-    scale = yield from _pilots(Z, T, values)
-    answers = yield from _first_tokens(Z, scale * T[:rank], scale, values)
-    answers = replace(answers, values=values.told_by(answers.first.y.ravel()))
-    _refuse_dependent(answers)
-    v, basis = answers.values.v, answers.basis
+    """Read the head of this rank.
+
+    Raises
+    ------
+    ModelMismatch
+        The rank of keys or queries is lower, or their positions are not rotary.
+    NotIdentifiable
+        Logits are out of the answers' reach, or leave open how scores turn.
+    """
+    offset_rows, tokens = _lifted(probes.Z.made()), probes.tokens(np.arange(rank))
+    grid = probes.grid(offset_rows, tokens, even, "W, columns")
+    k = yield from _pilots(grid)
+    j, i = np.nonzero(np.isnan(grid.y))
+    yield from grid.ask_some(j, i, np.full(len(j), k), "data")
+    yield from grid.retry(np.full(rank, k), 0)
+    answers = LiftedAnswers(grid.values, Table.of(grid))
+    v, basis = grid.values.v, _basis(answers.columns()[0])
     direction = v / np.linalg.norm(v)
     within = offsets.balanced(basis.T @ direction, rng).made() @ basis.T + direction
     rows = np.round(within / DENSE_GRID) * DENSE_GRID
-    spaced = yield from _asked(rows, answers.first.b, answers.first.alpha, 1, "W(2)")
+    alpha, beta = even(np.full(rank, k))
+    within_range = _lifted(rows)
+    pairs = Grid(within_range, tokens, alpha, beta, phase="W(2)", purpose="data")
+    [y] = yield [Spaced.of(pairs, 1)]
+    spaced = Table(within_range, answers.near.b, alpha, pairs.table(y))
     answers = replace(answers, spaced=spaced)
-    _refuse_unread(answers.logits(spaced, answers.fillers[0]), answers.values)
-    rest = np.vstack([scale * T[rank:], np.zeros((1, len(T)))])
-    stretched = scale * _stretches(answers.keys(0.0), rows, rest, scale)
-    other = yield from _asked(rows, rest, stretched, 0, "W, other tokens")
-    answers = replace(answers, other=other)
-    _refuse_unread(answers.logits(other), answers.values)
-
-    def read(values: Values) -> LiftedAnswers:
-        return replace(answers, values=values)
-
+    if not np.all(np.isfinite(answers.turn)):
+        raise NotIdentifiable(
+            "Logits of tokens two apart are out of the answers' reach. v is determined, W is not. "
+            + _LARGE,
+            determined={"v": v, "c": grid.values.c},
+        )
+    rest = np.vstack([probes.T.made()[rank:], np.zeros((1, probes.dim))])
+    split = at_query_scale(beta[0])
+    other = replace(probes, values=grid.values).grid(rows, rest, split, "W, rows")
+    best = _scales(answers.keys(0.0), rows, beta[0] * rest, k)
+    yield from other.ask(slice(None), slice(None), best)
+    yield from other.retry(best, 0)
+    answers = replace(answers, other=Table.of(other))
     try:
-        return PositionedReading.of(answers.values, read, given, True, tuning)
+        return PositionedReading.of(other.values, answers.assuming, given, True, tuning)
     except NotIdentifiable as refused:
         raise NotIdentifiable(f"{refused} {_LARGE}", determined=refused.determined) from None
 
 
-# -- asking
-
-
-def _pilots(Z: Array, T: Array, values: Values) -> Asking[float]:
-    """Find the length, a power of two, at which logits are moderate."""
+def _pilots(grid: LogitGrid) -> Asking[int]:
+    """Find the scale at which logits are moderate, and leave a few answers at it."""
+    tokens, count = grid.shape
+    i = (np.arange(min(PILOTS, count)) - 1) % count
+    j = np.arange(len(i)) % tokens
     # logits of a random W of norm √d are s²/√d
-    power = int(np.round(np.log2(_WANTED * np.sqrt(len(Z))) / 2))
-    places, before = np.arange(PILOTS) % len(Z), np.inf
-    for tried in count(1):
-        scale = 2.0**power
-        a, b = scale * Z[places], scale * T[places]
-        a[-1] = 0.0
-        [y] = yield [Sequences(np.stack([a, b], axis=1), phase="length of tokens", purpose="pilot")]
-        Y = y - values.c
-        with np.errstate(invalid="ignore", divide="ignore"):
-            t = np.log((b @ values.v - Y) / (Y - a @ values.v))
-        if tried == LENGTHS:
-            return scale
+    k, before = 2 * int(np.round(np.log2(_WANTED * np.sqrt(count - 1)) / 2)), np.inf
+    for tried in range(LENGTHS):
+        yield from grid.ask_some(j, i, np.full(len(i), k), "again" if tried else "pilot")
+        t = grid.gates().logit[j, i]
         largest = float(np.max(np.where(np.isfinite(t), np.abs(t), np.inf)))
         if largest > _LARGEST:
             if largest > before / 2:  # biases alone make it so
-                return scale * 2.0**_LOWERED
-            before, power = largest, power - _LOWERED
+                k += 2 * _LOWERED
+                break
+            before, k = largest, k - 2 * _LOWERED
             continue
         ratio = max(float(np.sqrt(np.mean(t**2))), 2.0**-40) / _WANTED
         if 1 / _BELOW <= ratio <= _ABOVE:
-            return scale
+            return k
         # logits are quadratic in the length of tokens, or less
-        power -= int(np.ceil(np.log2(ratio) / 2))
-    raise AssertionError
+        k -= 2 * int(np.ceil(np.log2(ratio) / 2))
+    yield from grid.ask_some(j, i, np.full(len(i), k), "again")
+    return k
 
 
-def _first_tokens(Z: Array, b: Array, scale: float, values: Values) -> Asking[LiftedAnswers]:
-    """Ask all offsets with the first query tokens, and what zeros weigh beside these."""
-    alpha, ones = np.full(len(b), scale), np.ones(len(b))
-    one = Beside(np.zeros((1, len(Z))), b, alpha, ones, phase="zeros", purpose="data")
-    first = Beside(Z, b, alpha, ones, phase="W(1), columns", purpose="data")
-    y, at_one, at_two = yield [first, one, Spaced.of(one, 1)]
-    read = Weighed(Z, b, alpha, first.table(y))
-    answers = LiftedAnswers(values, read, np.array([at_one, at_two]))
-    _refuse_unread(np.append(answers.logits(read), answers.gammas), values)
-    return answers
+def _lifted(rows: Array) -> Array:
+    """Return rows with one more, opposite to their mean: all (row, 1) are independent."""
+    last = np.round(-np.mean(rows, axis=0) / DENSE_GRID) * DENSE_GRID
+    return np.vstack([rows, last])
 
 
-def _refuse_dependent(answers: LiftedAnswers) -> None:
-    """Refuse a rank above that of the columns, where logits are read well enough to tell."""
-    if np.max(np.abs(answers.logits(answers.first))) > _LARGEST:
-        return
-    singular = np.asarray(np.linalg.svd(answers.columns, compute_uv=False))
+def _basis(columns: Array) -> Array:
+    """Return a basis of the columns' span; refuse a rank above theirs."""
+    basis, R = np.linalg.qr(columns)
+    singular = np.asarray(np.linalg.svd(R, compute_uv=False))
     rank = rank_by_gap(singular, share=_DEPENDENT)
     if 0 < rank < len(singular) and singular[rank - 1] > _GAP * singular[rank]:
         raise ModelMismatch(
@@ -302,37 +295,18 @@ def _refuse_dependent(answers: LiftedAnswers) -> None:
             f"LowRankHead with rank={rank}, biases=True and rotary=True is for these. "
             "Keys or queries that have a lower rank than their planes are recovered by none."
         )
+    return np.asarray(basis)
 
 
-def _asked(rows: Array, b: Array, alpha: Array, zeros: int, phase: str) -> Asking[Weighed]:
-    """Ask some offsets with some query tokens."""
-    beside = Beside(rows, b, alpha, np.ones(len(b)), phase=phase, purpose="data")
-    [y] = yield [Spaced.of(beside, zeros) if zeros else beside]
-    return Weighed(rows, b, alpha, beside.table(y))
+def _scales(side: KeySide, rows: Array, tokens: Array, k: int) -> Exponents:
+    """Choose the scale of offsets beside each further query token, of three.
 
+    At one alone some token's equations are singular by chance.
+    """
 
-def _stretches(side: KeySide, rows: Array, rest: Array, scale: float) -> Array:
-    """Choose how long offsets are beside each further query token."""
+    def weakest(scale: int, b: Array) -> float:
+        alpha = 2.0 ** (scale - k // 2)
+        return float(np.linalg.norm(np.linalg.pinv(side.rows(alpha * rows + b, b) / alpha), 2))
 
-    def weakest(stretch: float, b: Array) -> float:
-        M = side.rows(stretch * scale * rows, b) / stretch
-        return float(np.linalg.norm(np.linalg.pinv(M), 2))
-
-    return np.array([min(_STRETCHES, key=lambda s: weakest(s, b)) for b in rest])
-
-
-def _refuse_unread(t: Array, values: Values) -> None:
-    """Refuse weights out of the answers' reach."""
-    lost = np.count_nonzero(~np.isfinite(t))
-    if lost > t.size // 2:
-        raise ModelMismatch(
-            f"{lost} of {t.size} answers lie outside of what any attention weights can give "
-            "beside the values that single tokens have: no single attention head with rotary "
-            "positions answers so."
-        )
-    if lost:
-        raise NotIdentifiable(
-            f"{lost} of {t.size} logits are out of the answers' reach: with biases as large as "
-            "these no one length of tokens keeps all in range. v is determined, W is not.",
-            determined={"v": values.v, "c": values.c},
-        )
+    best = [min((k, k - 1, k + 1), key=lambda one: weakest(one, b)) for b in tokens]
+    return np.array(best, dtype=np.int64)

@@ -151,7 +151,7 @@ class LowRankHead(Configured):
     -----
     *Queries*: d + r(2d − r); 1 + d + r(2d + 1 − r) with biases; asked again at most 2(r + 1), 2
     more with biases, 1 more where r is found. With rotary positions d + 2dr, and 1 + d + 2dr + 3r
-    with biases beside 4 to 32 pilots.
+    with biases, where at most 32 are asked again.
     *Determined up to* nothing; W and w are free when v = 0. A rank above the given one is
     refused, never cut off. *With rotary positions up to* one complex number per plane, by which
     that of K is multiplied and that of Q divided, and the sign of a frequency and multiples of 2π:
@@ -181,7 +181,7 @@ class LowRankHead(Configured):
     rotary: bool | Rotary = field(default=False, kw_only=True)
     rotary_base: float | None = field(default=None, kw_only=True)
 
-    revision: ClassVar[int] = 4
+    revision: ClassVar[int] = 5
 
     def __post_init__(self) -> None:
         whole_number("dim", self.dim, 1)
@@ -208,9 +208,9 @@ class LowRankHead(Configured):
         conclusion = self.tuning.conclusion
         if turns:
             queries = counts.rotary_head_queries(d, r, biases=biases)
-            pilots = PILOTS * LENGTHS
-            spare, rounds, farther = pilots if biases else 2 * (r + 1), 30, r * (r + biases)
-            formula = f"1 + d + 2dr + 3r, and {PILOTS} to {pilots} pilots" if biases else "d + 2dr"
+            spare = PILOTS * LENGTHS if biases else 2 * (r + 1)
+            rounds, farther = 30, r * (r + biases)
+            formula = "1 + d + 2dr + 3r" if biases else "d + 2dr"
             most_tokens = conclusion.distances.most_tokens(d)
         else:
             noisy = self.tolerance is not None
@@ -221,7 +221,7 @@ class LowRankHead(Configured):
             holdout = conclusion.holdout
             most_tokens = holdout.long.most_tokens(d, *holdout.lengths)
         return Plan(
-            queries=queries if known and not (turns and biases) else None,
+            queries=queries if known else None,
             at_most=queries + searched + spare,
             tokens=2 * (queries + searched) - d - biases + farther,
             rounds=rounds + growing,
@@ -257,16 +257,16 @@ class LowRankHead(Configured):
     ) -> Asking[FactoredReading | ZeroReading | PositionedReading]:
         """Read columns, then rows, and join them; with positions at two distances."""
         tuning, noisy, (turns, given) = self.tuning, self.tolerance is not None, self._positions()
-        if turns and self.biases:
-            assert self.rank is not None
-            positions = tuning.positions
-            return (yield from read_lifted(values, int(self.rank), given, rng, positions))
         Z, T = offsets.balanced(values.v, rng, DENSE_GRID), offsets.rotation(self.dim, rng)
         if self.rank == 0:
             return ZeroReading(values, partial(_unseen, tuning))
         gain = tuning.positions.gain if turns else tuning.gain
         split = amplified(gain) if noisy or turns else even
         probes = LowRankProbes(values, Z, T, split, bool(self.biases), tuning.grid)
+        if turns and self.biases:
+            assert self.rank is not None
+            positions = tuning.positions
+            return (yield from read_lifted(probes, int(self.rank), given, rng, positions))
         # with positions no spare token is asked: W(2) is read at the same r tokens
         choice = replace(tuning.columns, condition=_ANY) if turns else tuning.columns
         columns = yield from find_columns(probes, self.rank, choice)
@@ -308,14 +308,11 @@ class LowRankHead(Configured):
         if not turns:
             above = "" if self.rank is None else f", or its rank is above {self.rank}"
             return above + or_biased(biases)
-        other = (
-            ""
-            if self.rank is None
-            else (f", or the rank of its keys and queries is not {self.rank}")
-        )
+        given = f", or the rank of its keys and queries is not {self.rank}"
+        rank = "" if self.rank is None else given
         biased = "" if biases else ", or it has biases: then biases=True"
         return (
-            f", or its positions are not rotary or change beyond some distance{other}{biased}, or "
+            f", or its positions are not rotary or change beyond some distance{rank}{biased}, or "
             "keys or queries of a plane depend on those of others"
         )
 
