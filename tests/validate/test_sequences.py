@@ -208,7 +208,7 @@ def test_sequences_at_distances_are_moderate_for_each_head():
     for part in families:
         if part.tokens == 1:
             continue
-        for X in part.X:
+        for X in part[:]:
             scores = [head.scores.of(X[None])[0] for head in heads]
             sizes = [np.sqrt(np.mean((one - one[-1]) ** 2)) for one in scores]
             assert any(min(wanted) / 2 <= size <= 2 * max(wanted) for size in sizes)
