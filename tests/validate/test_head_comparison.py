@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 
 import unsoftmax as us
+from tests.rotary_heads import rotary_head
 from unsoftmax.measure.precision import FLOAT32_UNIT, KAPPA, Precision
 from unsoftmax.measure.single_tokens import Values
 from unsoftmax.validate.head_comparison import (
     HeadAt,
     JudgeTuning,
+    PositionErrors,
     for_any_error,
     of_straight,
     sum_rounding,
@@ -168,3 +170,29 @@ def test_sums_one_by_one_in_float32_are_within_their_rounding(tokens):
         worst = max(worst, abs(above / below - weights @ values) / float(allowed))
     assert worst <= 1
     assert bool(sum_rounding(weights, values, unit)) == (tokens > 20)
+
+
+@pytest.mark.parametrize("biases", [0.0, 0.3])
+def test_with_positions_errors_count_by_distance(biases):
+    rng, turned = np.random.default_rng(6), rotary_head(8, 4, 0, biases=biases)
+    plain = us.SingleHead(turned.W_at(1), turned.v)
+    X = rng.standard_normal((30, 40, 8))
+    for model in (turned, plain):
+        answers, weights, _ = model.in_parts(X)
+        assert np.allclose(answers, model(X), rtol=1e-13)
+        assert np.allclose(weights, model.attention(X), rtol=1e-13)
+    at, tuning = HeadAt.of(turned, X), JudgeTuning()
+    errors, near = {"W": 1e-6, "w": 0.0}, PositionErrors(1e-8, 1e-9, bool(biases))
+    arrays = turned.arrays()
+    arrays["Q"] = arrays["Q"] * (1 + 1e-9)
+    y = us.RotaryHead.from_arrays(arrays)(X)
+    values = known(turned)
+    compared = to_first_order(at, y, values, errors, tuning, near)
+    assert judge(compared, 30).evidence.passed
+    wider = to_first_order(at, y, values, errors, tuning, replace(near, turning=1e-7))
+    assert np.all(wider.allowed > compared.allowed)
+    # without a bound the head must be right
+    none = PositionErrors(np.inf, np.inf)
+    free = to_first_order(at, y, values, {"W": np.inf}, tuning, none)
+    assert free.telling.all()
+    assert np.all(free.allowed < compared.allowed)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import unsoftmax as us
+from tests.rotary_heads import rotary_head
 from unsoftmax.protocol import Certificate
 from unsoftmax.validate import sequences
 from unsoftmax.validate.long_sequences import LongSequenceTuning
@@ -173,3 +174,41 @@ def test_noise_and_rounding_are_no_drift(trials):
     # too few, or answers of 0, tell nothing
     sequences.refuse_drift(np.ones(3), 2 * np.ones(3), DriftTuning())
     sequences.refuse_drift(np.zeros(8), np.ones(8), DriftTuning())
+
+
+@pytest.mark.parametrize("biases", [0.0, 0.5])
+def test_sizes_of_logits_at_every_scale(biases):
+    rng = np.random.default_rng(9)
+    turned = rotary_head(6, 4, 0, biases=biases)
+    plain = us.SingleHead(turned.W_at(1), turned.v, biases * turned.v)
+    a, b = rng.standard_normal((5, 6)), rng.standard_normal(6)
+    alpha, beta = np.exp2([0.0, 3.0, -2.0]), np.exp2([0.0, -1.0, 1.0])
+    for model in (turned, plain):
+        sizes = sequences.logit_sizes(model, a, b, alpha, beta)
+        for size, x, y in zip(sizes, alpha, beta, strict=True):
+            X = np.vstack([x * a + y * b, y * b])[None]
+            weights = model.attention(X)[0]
+            logits = np.log(weights[:-1] / weights[-1])
+            rms = np.sqrt(np.mean(logits**2))
+            # without positions the sizes of W b and w are added
+            assert size == pytest.approx(rms) if model is turned or not biases else size >= rms
+
+
+def test_sequences_at_distances_are_moderate_for_each_head():
+    heads = [rotary_head(6, 4, seed, biases=0.3, scale=4.0**seed) for seed in range(2)]
+    tuning = sequences.DistanceTuning()
+    near, far = sequences.at_distances(heads, 6, 20, np.random.default_rng(0), tuning)
+    families = [*near, *(part for [part] in far)]
+    assert sum(len(part) for part in families) == 20
+    lengths = [part.tokens for part in families]
+    assert lengths == sorted(set(lengths))
+    assert max(lengths) == tuning.most_tokens(6) == 512
+    assert all(part.tokens <= tuning.together for part in near)
+    wanted = [size for _, size in (*tuning.short, *tuning.long)]
+    for part in families:
+        if part.tokens == 1:
+            continue
+        for X in part[:]:
+            scores = [head.scores.of(X[None])[0] for head in heads]
+            sizes = [np.sqrt(np.mean((one - one[-1]) ** 2)) for one in scores]
+            assert any(min(wanted) / 2 <= size <= 2 * max(wanted) for size in sizes)

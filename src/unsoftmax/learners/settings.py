@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal, Self, Union, get_args, get_origin, ge
 
 import numpy as np
 
+from unsoftmax.models.rotary import Rotary
 from unsoftmax.protocol import Outputs
 
 # Squares of sums of numbers below this, or above its inverse, leave float64.
@@ -74,6 +75,56 @@ def one_of(name: str, value: Any, known: tuple[str, ...]) -> None:
     if value not in known:
         listed = " or ".join([", ".join(f'"{one}"' for one in known[:-1]), f'"{known[-1]}"'])
         raise ValueError(f"{name} must be {listed}; it is {value!r}.")
+
+
+def given_frequencies(
+    rotary: bool | Rotary, rotary_base: float | None, rank: int | None
+) -> tuple[bool, Rotary | None]:
+    """Return whether a learner is to learn of positions, and the frequencies where it was given.
+
+    Raises
+    ------
+    ValueError, TypeError
+        Settings are out of range, not of their type, or do not go together.
+    """
+    if rotary_base is not None and rank is None and not isinstance(rotary, Rotary):
+        raise ValueError(
+            "rank must be given beside rotary_base: it is the head size, twice as many as there "
+            "are frequencies."
+        )
+    refuse_contrary(rotary, rotary_base, "rank", rank)
+    given = rotary if isinstance(rotary, Rotary) else None
+    if rotary_base is not None and rank is not None:
+        given = Rotary.of(float(rotary_base), rank)
+    if given is not None and rank is not None and 2 * len(given) < rank:
+        raise ValueError(
+            f"rotary has {len(given)} frequencies, too few for the planes of rank = {rank}."
+        )
+    return given is not None or bool(rotary), given
+
+
+def refuse_contrary(
+    rotary: bool | Rotary, rotary_base: float | None, rows: str, count: int | None
+) -> None:
+    """Refuse what cannot be said of frequencies; ``rows`` names the setting that counts rows.
+
+    Raises
+    ------
+    ValueError, TypeError
+        Settings are out of range, not of their type, or do not go together.
+    """
+    if not isinstance(rotary, (bool, np.bool_, Rotary)):
+        raise TypeError(f"rotary must be True, False or a Rotary; it is {rotary!r}.")
+    if rotary_base is None:
+        return
+    positive("rotary_base", rotary_base)
+    if isinstance(rotary, Rotary):
+        raise ValueError("rotary_base is given beside rotary: one of them says the same.")
+    if count is not None and count % 2:
+        raise ValueError(
+            f"rotary_base needs an even {rows} of keys and queries, whose planes have two "
+            f"coordinates each; it is {count}."
+        )
 
 
 def knobs(path: str, value: Any, kind: type[Any]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from unsoftmax.models.arrays import axes, sequences
 from unsoftmax.models.attention import exponentials, token_scores
 from unsoftmax.models.model import ValuedAttention, tensors_of
@@ -49,11 +51,12 @@ class SingleHead(ValuedAttention[RotaryHead]):
     _turned = RotaryHead
 
     def in_parts(self, X: Array) -> tuple[Array, Array, Array]:
-        """Return the answers (B,), the weights α (B, N) and the vectors W x_N + w (B, d).
+        """Return the answers (B,), the weights α (B, N), and what scores round by relative to.
 
-        Of one forward pass: three calls would make three.
+        Of one forward pass: three calls would make three. A score rounds as ‖x_i‖·‖W x_N + w‖ does.
         """
         X = sequences(X, self.dim, self._noun)
         vectors = self.scores_of(X[:, -1])
         numerators, total = exponentials(token_scores(X, vectors))
-        return self._mean(X, numerators, total), numerators / total[:, None], vectors
+        sizes = np.linalg.norm(X, axis=2) * np.linalg.norm(vectors, axis=1)[:, None]
+        return self._mean(X, numerators, total), numerators / total[:, None], sizes

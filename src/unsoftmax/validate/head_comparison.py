@@ -5,7 +5,9 @@ the parameters reaches an answer in two ways:
 
 - through the values: |Δ| ≤ Σ_i α_i |x_i|·ν + ν_c, ν the entrywise bound on v's error;
 - through the weights: a score moves by m_i ≤ ‖x_i − x_N‖·(‖x_N‖·‖ΔW‖ + ‖Δw‖) (a shift of all
-  scores changes nothing) and by its own round-off, ‖x_i‖·‖u‖·κ·unit.
+  scores changes nothing) and by its own round-off, ‖x_i‖·‖u‖·κ·unit. With positions W(Δ) is
+  another at every distance: m_i ≤ ‖x_i‖·‖x_N‖·(‖ΔW(Δ_i)‖ + ‖ΔW(0)‖), biases counting to tokens
+  (x, 1).
 
 Two bounds on what moved scores do, for two kinds of learners:
 
@@ -21,13 +23,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from unsoftmax.measure.precision import KAPPA
 from unsoftmax.measure.single_tokens import Values
-from unsoftmax.models import SingleHead
+from unsoftmax.models import RotaryHead, SingleHead
 from unsoftmax.models.attention import (
     largest_mean_shift,
     mean_shift,
@@ -81,6 +84,40 @@ class JudgeTuning:
 
 
 @dataclass(frozen=True, slots=True)
+class PositionErrors:
+    """Bounds on the errors of W(Δ): ``near`` + |Δ − 1|·``turning``."""
+
+    near: float
+    turning: float
+    biases: bool = False
+    """Whether they are on W(Δ) with biases, for tokens (x, 1)."""
+
+    def at(self, distances: Array) -> Array:
+        """Bound ‖Ŵ(Δ) − W(Δ)‖_F."""
+        return np.asarray(self.near + np.abs(distances - 1) * self.turning)
+
+
+class HeadBounds(NamedTuple):
+    """Bounds on the errors of a head."""
+
+    errors: dict[str, float]
+    """Of W, v, w and c."""
+    assumes: tuple[str, ...]
+    """What they assume."""
+    positions: PositionErrors | None = None
+    """Of W(Δ) at every distance; None where there are no positions, and W is the same at all."""
+    notes: tuple[str, ...] = ()
+    """What a user should know of them."""
+
+    @classmethod
+    def of(cls, values: Values, W: float, w: float | None, *assumes: str) -> HeadBounds:
+        """Take bounds on W, and on w if there is one, beside those on v and c."""
+        v = float(np.linalg.norm(values.v_error))
+        errors = {"W": W, "v": v, "w": w, "c": values.c_error}
+        return cls({name: error for name, error in errors.items() if error is not None}, assumes)
+
+
+@dataclass(frozen=True, slots=True)
 class HeadAt:
     """A head at some sequences: all that the errors of its answers there depend on."""
 
@@ -88,18 +125,17 @@ class HeadAt:
     """Sequences (B, N, d)."""
     predicted: Array
     """f̂(X), (B,)."""
-    vectors: Array
-    """The vectors W x_N + w that tokens are scored with, (B, d)."""
     weights: Array
     """Attention weights (B, N)."""
+    rounded: Array
+    """What the rounding of scores is relative to, (B, N)."""
     lengths: Array
     """‖x_i‖, (B, N)."""
 
     @classmethod
-    def of(cls, model: SingleHead, X: Array) -> HeadAt:
+    def of(cls, model: SingleHead | RotaryHead, X: Array) -> HeadAt:
         """Evaluate a head at sequences (B, N, d)."""
-        predicted, weights, vectors = model.in_parts(X)
-        return cls(X, predicted, vectors, weights, np.linalg.norm(X, axis=2))
+        return cls(X, *model.in_parts(X), np.linalg.norm(X, axis=2))
 
     @property
     def longest(self) -> Array:
@@ -108,10 +144,18 @@ class HeadAt:
 
     def score_moves(self, unit: float, W_error: ArrayLike, w_error: float = 0.0) -> Array:
         """Bound how far the scores may be off, (B, N), by the parameters' errors and round-off."""
-        moved = score_shift(self.X, W_error, w_error)
-        # as `score_rounding`, with lengths that are known already
-        rounding = KAPPA * unit * np.linalg.norm(self.vectors, axis=1)
-        return np.asarray(moved + self.lengths * rounding[:, None])
+        return score_shift(self.X, W_error, w_error) + KAPPA * unit * self.rounded
+
+    def score_moves_at(self, unit: float, positions: PositionErrors, met: Array) -> Array:
+        """Bound the same with positions, where shares ``met`` (B,) of their bounds are met.
+
+        Bounds that are not finite count as 0: the head must be right.
+        """
+        distances = np.arange(self.X.shape[1])[::-1].astype(np.float64)
+        off = positions.at(distances) if np.isfinite(positions.near) else 0 * distances
+        seen = np.hypot(self.lengths, 1.0) if positions.biases else self.lengths
+        moved = met[:, None] * seen * seen[:, -1:] * (off + off[-1])
+        return np.asarray(moved + KAPPA * unit * self.rounded)
 
     def through_values(self, v_error: Array) -> Array:
         """Bound what an entrywise error of v does to the answers, (B,)."""
@@ -119,28 +163,36 @@ class HeadAt:
 
 
 def to_first_order(
-    at: HeadAt, y: Array, values: Values, errors: Mapping[str, float], tuning: JudgeTuning
+    at: HeadAt,
+    y: Array,
+    values: Values,
+    errors: Mapping[str, float],
+    tuning: JudgeTuning,
+    positions: PositionErrors | None = None,
 ) -> Residuals:
     """Compare answers with a head whose certificate leaves scores nearly as they are.
 
-    ``errors`` holds the certificate's bounds on W and w. Without finite ones every sequence is
-    telling, and the head must be right to ``most_moved`` all the same.
+    ``errors`` holds the certificate's bounds on W and w, ``positions`` those on W at all distances
+    where it has positions. Without finite ones every sequence is telling, and the head must be
+    right to ``most_moved`` all the same.
     """
-    d = int(at.X.shape[2])
-    W_error, w_error = (min(errors[name], UNBOUNDED) for name in "Ww")
+    d, unit = int(at.X.shape[2]), values.precision.unit
+    W_error, w_error = (min(errors.get(name, 0.0), UNBOUNDED) for name in "Ww")
     bounded = max(W_error, w_error) < UNBOUNDED
     dense = np.count_nonzero(at.X[:, -1], axis=1) > 1
     met = np.minimum(1.0, tuning.alignment / np.where(dense, d, np.sqrt(d)))
-    met_w = min(1.0, tuning.alignment / np.sqrt(d))
-    moved = at.score_moves(values.precision.unit, met * W_error, met_w * w_error)
-
+    if positions is None:
+        met_w = min(1.0, tuning.alignment / np.sqrt(d))
+        moved = at.score_moves(unit, met * W_error, met_w * w_error)
+    else:
+        moved = at.score_moves_at(unit, positions, met)
     size = at.longest * values.norm + abs(values.c)
     tokens = at.X @ values.v
     deviations = np.abs(tokens + values.c - at.predicted[:, None])
     own = values.precision.error(size, y) + values.c_error + at.through_values(values.v_error)
     return Residuals.of(
         y - at.predicted,
-        own=own + sum_rounding(at.weights, tokens, values.precision.unit),
+        own=own + sum_rounding(at.weights, tokens, unit),
         allowed=mean_shift(at.weights, deviations, np.minimum(moved, tuning.most_moved)),
         size=size,
         telling=np.max(moved, axis=1) <= tuning.most_moved if bounded else True,

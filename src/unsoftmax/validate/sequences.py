@@ -9,7 +9,8 @@ Learners that read v from single tokens divide their ``checks`` queries among fo
 - *repeats*, a quarter: the opening asked again; a deterministic target answers the same.
 - *closing*, the rest, last: half of them two to twenty tokens, scaled so that the recovered
   head's logits are moderate, every other one with a query token e_j, so that single columns of W
-  are seen; the other half the long sequences of `validate.long_sequences`.
+  are seen; the other half the long sequences of `validate.long_sequences`. Heads with positions
+  are asked sequences of their own (`at_distances`).
 
 Learners of several heads, of networks and of labels draw short closing sequences of their own
 kind: what makes a wrong model show depends on the class. The long ones are the same for all.
@@ -18,14 +19,15 @@ kind: what makes a wrong model show depends on the class. The long ones are the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from unsoftmax.errors import ModelMismatch
-from unsoftmax.models import SingleHead
-from unsoftmax.probes import Array, Purpose, Sequences
+from unsoftmax.models import RotaryHead, SingleHead
+from unsoftmax.models.arrays import TINY
+from unsoftmax.probes import Array, Purpose, Round, Sequences
 from unsoftmax.protocol import Certificate
 from unsoftmax.validate.head_comparison import UNBOUNDED
 from unsoftmax.validate.long_sequences import LongSequenceTuning, draw_long
@@ -48,6 +50,28 @@ class HoldoutTuning:
     logits without a bias stay, answers grow beside their noise."""
     long: LongSequenceTuning = field(default=LongSequenceTuning())
     """The long sequences."""
+
+
+@dataclass(frozen=True, slots=True)
+class DistanceTuning:
+    """Knobs of the sequences that heads with positions are asked."""
+
+    short: tuple[tuple[int, float], ...] = ((2, 0.5), (3, 2.0), (7, 6.0), (20, 2.0), (33, 0.5))
+    """Tokens and root mean square of the logits of every other sequence, in turn."""
+    long: tuple[tuple[int, float], ...] = ((512, 2.0), (64, 6.0), (512, 0.5), (200, 2.0), (1, 2.0))
+    """The same of the others, the most telling first: frequencies that change, and windows,
+    show beyond their length alone."""
+    together: int = 64
+    """Families of up to so many tokens are asked in one round, each longer one in its own."""
+    most_numbers: int = 2**18
+    """Entries of one sequence: from 513 dimensions on long sequences have fewer tokens."""
+    powers: int = 60
+    """Lengths of tokens are tried from 2 to minus so many, to 2 to so many."""
+
+    def most_tokens(self, dim: int) -> int:
+        """Return the length of the longest sequence."""
+        most = max(self.together, self.most_numbers // dim)
+        return max(3, *(min(n, most) for n, _ in (*self.short, *self.long)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,13 +233,10 @@ class ClosingScale:
         the model has no logits, sizes go in turn through eight powers of 4: whatever a wrong W
         does shows at some size.
         """
-        model = self.model
         norm = np.linalg.norm(offsets, axis=1).max()
-        from_bias = np.sqrt(np.mean((offsets @ model.w) ** 2))
-        from_query = np.sqrt(np.mean((offsets @ (model.scores_of(query[None])[0] - model.w)) ** 2))
         powers = np.arange(-100.0, 101.0)
         alpha, beta = np.exp2(np.maximum(powers, 0)), np.exp2(np.minimum(powers, 0))
-        logits = alpha * (from_bias + beta * from_query)
+        logits = logit_sizes(self.model, offsets, query, alpha, beta)
         if not np.any(logits):
             return 4.0 ** (n % 8), 4.0 ** (n % 8)
         W_error, w_error = (min(self.errors[name], UNBOUNDED) for name in "Ww")
@@ -225,11 +246,73 @@ class ClosingScale:
             # offsets so short that even the bounds move no logit by much: little is told, not none
             most = norm * (w_error + W_error * np.linalg.norm(query))
             return float(np.exp2(np.floor(np.log2(self.tuning.open_by / 2 / most)))), 1.0
-        fits = np.abs(np.log2(np.maximum(logits, 1e-300) / wanted))
-        best = int(np.argmin(np.where(known, fits, np.inf)))
+        best = _nearest(np.where(known, logits, np.inf), wanted)
         # a large bias leaves no size at which logits are moderate: shrink the offsets as well
-        shrink = min(1.0, wanted / max(logits[best], 1e-300))
+        shrink = min(1.0, wanted / max(logits[best], TINY))
         return float(alpha[best] * shrink), float(beta[best] * shrink)
+
+
+def logit_sizes(
+    model: SingleHead | RotaryHead, offsets: Array, query: Array, alpha: Array, beta: Array
+) -> Array:
+    """Return the root mean square of the logits of tokens αa_i + βb before βb, for every α and β.
+
+    They are polynomials: αβ and α with what offsets score; β², β and 1 with what distance makes of
+    b and of a key bias. Without positions the sizes of W b and w are added: where they cancel it
+    is by chance, and only at this very β.
+    """
+    if isinstance(model, SingleHead):
+        from_query, from_bias = model.scores_of(query[None])[0] - model.w, model.w
+        return alpha * (beta * _rms(offsets @ from_query) + _rms(offsets @ from_bias))
+    away = np.arange(len(offsets), 0, -1)
+    keys, own, a, b = offsets @ model.K.T, model.K @ query, alpha[:, None], beta[:, None]
+    logits = np.zeros((len(alpha), len(offsets)))
+    for times, asked in ((b, model.Q @ query), (1.0, model.q_bias)):
+        turned = model.rotary.turned(np.tile(asked, (len(away), 1)), away)
+        of_own, of_bias = ((turned - asked) @ key for key in (own, model.k_bias))
+        logits += times * (a * np.sum(keys * turned, axis=1) + b * of_own + of_bias)
+    return _rms(logits)
+
+
+def _rms(x: Array) -> Array:
+    return np.asarray(np.sqrt(np.mean(x**2, axis=-1)))
+
+
+def _nearest(logits: Array, wanted: float) -> int:
+    """Return which logits are nearest to those wanted, by their quotient."""
+    return int(np.argmin(np.abs(np.log2(np.maximum(logits, TINY) / wanted))))
+
+
+def at_distances(
+    heads: Sequence[RotaryHead],
+    dim: int,
+    count: int,
+    rng: np.random.Generator,
+    tuning: DistanceTuning,
+) -> tuple[list[Sequences], list[Round]]:
+    """Draw ``count`` sequences for heads with positions: short ones, and rounds of longer ones.
+
+    One family for each length, the shortest first. Logits are those of each head in turn. Long
+    sequences look at all distances up to their length: windows and frequencies that change beyond
+    one show there or nowhere.
+    """
+    most, drawn = max(tuning.together, tuning.most_numbers // dim), []
+    for n in range(count):
+        shapes = tuning.long if n % 2 == 0 else tuning.short
+        tokens, wanted = shapes[n // 2 % len(shapes)]
+        X = rng.standard_normal((min(tokens, most), dim)) / np.sqrt(dim)
+        if heads:
+            # each head meets each shape
+            head = heads[(n // 2 + n // (2 * len(shapes))) % len(heads)]
+            if head.scores.norm and len(X) > 1:
+                s = np.exp2(np.arange(-tuning.powers, tuning.powers + 1.0))
+                logits = logit_sizes(head, X[:-1] - X[-1], X[-1], s, s)
+                # of all tokens: the last one's logit is 0
+                X *= s[_nearest(logits * np.sqrt(1 - 1 / len(X)), wanted)]
+        drawn.append(X.astype(np.float32).astype(np.float64))
+    families = sorted(by_length(drawn, "hold-out, closing"), key=lambda part: part.tokens)
+    near = [part for part in families if part.tokens <= tuning.together]
+    return near, [[part] for part in families if part.tokens > tuning.together]
 
 
 def _checked(phase: str, X: Array, radius: float) -> Sequences:

@@ -47,10 +47,16 @@ from unsoftmax.learners.multi_head.searches import PRECISIONS, SHORTER, HeadSear
 from unsoftmax.learners.multi_head.silent_search import SILENT_STARTS, silent_queries
 from unsoftmax.learners.multi_head.token_lengths import COARSE, ENOUGH, NOISES, TokenLengths
 from unsoftmax.learners.multi_head.token_search import SoughtHeads
-from unsoftmax.learners.rotary_head.rotary_learner import told_frequencies
 from unsoftmax.learners.rotary_heads.biased_rotary_heads import EXTRA, learn_biased
 from unsoftmax.learners.rotary_heads.rotary_heads_task import RotaryHeadsTask
-from unsoftmax.learners.settings import Configured, flag, positive, rank_up_to, whole_number
+from unsoftmax.learners.settings import (
+    Configured,
+    flag,
+    given_frequencies,
+    positive,
+    rank_up_to,
+    whole_number,
+)
 from unsoftmax.models import MultiHead, Rotary
 from unsoftmax.probes import FARTHEST
 from unsoftmax.protocol import Plan, Steps
@@ -180,7 +186,7 @@ class MultiHeadLearner(Configured):
     def _positions(self) -> RotaryHeadsTask | None:
         """Say what is to be learned of positions."""
         rank = None if self.rank is None else int(self.rank)
-        turns, told = told_frequencies(self.rotary, self.rotary_base, rank)
+        turns, told = given_frequencies(self.rotary, self.rotary_base, rank)
         if not turns:
             return None
         return RotaryHeadsTask(int(self.dim), int(self.seed), told, self.tuning.with_positions())

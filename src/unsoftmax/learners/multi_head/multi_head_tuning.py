@@ -9,8 +9,8 @@ from unsoftmax.learners.multi_head.column_table import ColumnTuning
 from unsoftmax.learners.multi_head.conclusions import HeadsConclusionTuning
 from unsoftmax.learners.multi_head.newton_correction import CorrectionTuning
 from unsoftmax.learners.multi_head.search_outcomes import RestartTuning
-from unsoftmax.learners.rotary_head.rotary_conclusion import RotaryHoldoutTuning
-from unsoftmax.learners.rotary_head.rotary_reading import RotaryTuning
+from unsoftmax.learners.single_head.distances import RotaryTuning
+from unsoftmax.validate.sequences import DistanceTuning
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class MultiHeadTuning:
     conclusion: HeadsConclusionTuning = field(default=HeadsConclusionTuning())
     restarts: RestartTuning = field(default=RestartTuning())
     positions: RotaryTuning = field(default=RotaryTuning())
-    holdout: RotaryHoldoutTuning = field(default=RotaryHoldoutTuning())
+    holdout: DistanceTuning = field(default=DistanceTuning())
     """Both of heads with rotary positions."""
 
     def with_positions(self) -> MultiHeadTuning:

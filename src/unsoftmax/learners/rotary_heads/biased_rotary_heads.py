@@ -35,7 +35,6 @@ from unsoftmax.learners.multi_head.search_outcomes import (
 )
 from unsoftmax.learners.multi_head.searches import too_many_heads
 from unsoftmax.learners.multi_head.token_search import SoughtHeads
-from unsoftmax.learners.rotary_head.rotary_reading import PositionErrors
 from unsoftmax.learners.rotary_heads.rotary_heads_conclusion import (
     RecoveredRotaryHeads,
     conclude_heads,
@@ -47,17 +46,19 @@ from unsoftmax.learners.rotary_heads.shifted_search import (
     UnseenValues,
     search_shifted,
 )
-from unsoftmax.learners.rotary_heads.shifted_solution import ShiftedReadings, solved, unexplained
+from unsoftmax.learners.rotary_heads.shifted_solution import ShiftedReadings, unexplained
 from unsoftmax.learners.rotary_heads.shifted_steps import (
     OutOfReach,
     read_shifted_steps,
     shifted_ranks,
 )
+from unsoftmax.learners.single_head.distances import errors_of, solved
 from unsoftmax.measure.single_tokens import Values
 from unsoftmax.models.rotary import Rotary
 from unsoftmax.models.rotary_head import RotaryHead
 from unsoftmax.models.rotary_heads import RotaryHeads
 from unsoftmax.protocol import Found
+from unsoftmax.validate.head_comparison import PositionErrors
 
 # Rows more than its rank that a column is asked with while the rank is found: the shift is a row
 # more already.
@@ -190,17 +191,18 @@ class _BiasedSearches:
         """Solve for all heads; what fillers turn out to leave open counts to the bounds."""
         positions = self.tuning.positions
 
-        def heads(read: list[ShiftedReadings]) -> list[tuple[RotaryHead, PositionErrors]]:
-            return [solved(one, _values(one.found, one.h), self.told, positions) for one in read]
+        def head_of(one: ShiftedReadings) -> tuple[RotaryHead, PositionErrors]:
+            head = solved(one, _values(one.found, one.h), self.told, positions)
+            return head, errors_of(head, one, positions)
 
-        first = heads(read)
+        first = [head_of(one) for one in read]
         leaking = [one.step.leaking([head for head, _ in first], one.h) for one in read]
         more = [step.off - one.step.off for step, one in zip(leaking, read, strict=True)]
         if not all(np.all(off <= LEAKING) for off in more):
             raise OutOfReach
         if all(np.all(off <= one.step.off) for off, one in zip(more, read, strict=True)):
             return first
-        return heads([replace(one, step=of) for one, of in zip(read, leaking, strict=True)])
+        return [head_of(replace(one, step=of)) for one, of in zip(read, leaking, strict=True)]
 
     def _recovered(
         self, heads: list[tuple[RotaryHead, PositionErrors]], found: ShiftedHeads

@@ -14,19 +14,15 @@ from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.multi_head.conclusions import HeadsConclusionTuning, unseen_heads
 from unsoftmax.learners.multi_head.reduced_answers import ReducedAnswers
-from unsoftmax.learners.rotary_head.rotary_conclusion import (
-    RotaryHoldoutTuning,
-    ask_turned,
-    left_open,
-    score_rounding,
-)
-from unsoftmax.learners.rotary_head.rotary_reading import PositionErrors
-from unsoftmax.models.attention import mean_shift, pooled_tokens, softmax
+from unsoftmax.learners.single_head.distances import undetermined
+from unsoftmax.measure.precision import KAPPA
+from unsoftmax.models.attention import mean_shift, pooled_tokens
 from unsoftmax.models.rotary_heads import RotaryHeads
 from unsoftmax.probes import Array
 from unsoftmax.protocol import Certificate, Evidence, Found
-from unsoftmax.validate.head_comparison import JudgeTuning, sum_rounding
-from unsoftmax.validate.judge import Judgement, Residuals, judge
+from unsoftmax.validate.head_comparison import HeadAt, JudgeTuning, PositionErrors, sum_rounding
+from unsoftmax.validate.judge import Judgement, Residuals, fresh_answers, judge
+from unsoftmax.validate.sequences import DistanceTuning, at_distances
 
 FLOAT64 = " Positions need float64 answers: ask for these where they are to be had."
 
@@ -55,18 +51,18 @@ def conclude_heads(
     found: RecoveredRotaryHeads,
     checks: int,
     rng: np.random.Generator,
-    holdout: RotaryHoldoutTuning,
+    holdout: DistanceTuning,
     tuning: HeadsConclusionTuning,
 ) -> Asking[Found[RotaryHeads]]:
     """Ask fresh sequences and return what was found, or refuse it."""
-    answered = yield from ask_turned(found.model.heads, found.model.dim, checks, rng, holdout)
-    judging = holdout.conclusion.judge
-    parts = [(X.shape[1], _compared(found, X, y, judging, tuning)) for X, y in answered]
+    near, far = at_distances(found.model.heads, found.model.dim, checks, rng, holdout)
+    answered = yield from fresh_answers(near, further=far)
+    parts = [(X.shape[1], _compared(found, X, y, JudgeTuning(), tuning)) for X, y in answered]
     judgement = judge(Residuals.of_lengths(parts), checks)
     if judgement.refuses:
         _refuse(found, judgement)
     longest = max((X.shape[1] for X, y in answered if len(y)), default=0)
-    left = left_open(found.model.heads, found.turned, found.farthest, holdout)
+    left = undetermined(found.model.heads, found.turned, found.farthest)
     certificate = _certificate(found, judgement.evidence, longest, tuning.safety)
     return Found(found.model, certificate, judgement.evidence, (*found.notes, *left))
 
@@ -80,27 +76,24 @@ def _compared(
 ) -> Residuals:
     """Compare answers with the heads, to first order in the errors of their scores."""
     fresh, precision, most_moved = tuning.fresh, found.reduced.precision, judging.most_moved
-    met = min(1.0, judging.alignment / X.shape[2])
-    lengths = np.linalg.norm(X, axis=2)
-    distances = np.arange(X.shape[1])[::-1].astype(np.float64)
+    met = np.full(len(X), min(1.0, judging.alignment / X.shape[2]))
     predicted, own, allowed = np.full(len(X), found.model.c), np.zeros(len(X)), np.zeros(len(X))
     telling = np.ones(len(X), dtype=bool)
     for head, errors in zip(found.model.heads, found.turned, strict=True):
-        weights, tokens = softmax(head.scores.of(X)), X @ head.v
-        answer = np.einsum("bn,bn->b", weights, tokens)
-        off = met * errors.at(distances) if np.isfinite(errors.near) else np.zeros(len(distances))
-        seen = np.hypot(lengths, 1.0) if errors.biases else lengths
-        moved = seen * seen[:, -1:] * (off + off[-1])
-        deviations = np.abs(tokens - answer[:, None])
-        rounded = score_rounding(head, lengths, distances, precision)
-        own += mean_shift(weights, deviations, np.minimum(rounded, most_moved))
-        own += sum_rounding(weights, tokens, precision.unit)
-        own += np.linalg.norm(pooled_tokens(X, weights), axis=1) * found.v_error
-        allowed += mean_shift(weights, deviations, np.minimum(moved, most_moved))
+        at, tokens = HeadAt.of(head, X), X @ head.v
+        rounded = KAPPA * precision.unit * at.rounded
+        moved = at.score_moves_at(0.0, errors, met)
+        deviations = np.abs(tokens - at.predicted[:, None])
+        own += mean_shift(at.weights, deviations, np.minimum(rounded, most_moved))
+        own += sum_rounding(at.weights, tokens, precision.unit)
+        own += np.linalg.norm(pooled_tokens(X, at.weights), axis=1) * found.v_error
+        allowed += mean_shift(at.weights, deviations, np.minimum(moved, most_moved))
         telling &= (moved + rounded).max(axis=1) <= most_moved
-        predicted += answer
+        predicted += at.predicted
     values = float(np.sum(np.linalg.norm(found.model.v, axis=1)))
-    size = lengths.max(axis=1) * max(values, found.reduced.scale) + abs(found.model.c)
+    size = np.linalg.norm(X, axis=2).max(axis=1) * max(values, found.reduced.scale) + abs(
+        found.model.c
+    )
     times = fresh.times if found.model.H else fresh.nothing
     most = max(fresh.most, fresh.most_coarse * found.reduced.eta)
     return Residuals.of(

@@ -24,7 +24,6 @@ from unsoftmax.learners.multi_head.conclusions import heads_apart
 from unsoftmax.learners.multi_head.multi_head_tuning import MultiHeadTuning
 from unsoftmax.learners.multi_head.recovered_heads import RecoveredHeads
 from unsoftmax.learners.multi_head.reduced_answers import ReducedAnswers
-from unsoftmax.learners.rotary_head.rotary_reading import PositionErrors, RotaryTuning, StepReadings
 from unsoftmax.learners.rotary_heads import shifted_steps
 from unsoftmax.learners.rotary_heads.one_apart import one_apart
 from unsoftmax.learners.rotary_heads.rotary_heads_conclusion import (
@@ -32,12 +31,14 @@ from unsoftmax.learners.rotary_heads.rotary_heads_conclusion import (
     conclude_heads,
 )
 from unsoftmax.learners.rotary_heads.second_distance import TRIES, read_steps
+from unsoftmax.learners.single_head.distances import StepReadings, errors_of, solved
 from unsoftmax.measure.single_tokens import Values
 from unsoftmax.models.rotary import Rotary
 from unsoftmax.models.rotary_head import RotaryHead
 from unsoftmax.models.rotary_heads import RotaryHeads
-from unsoftmax.probes import Array, Sequences, Singles
+from unsoftmax.probes import Sequences, Singles
 from unsoftmax.protocol import Found
+from unsoftmax.validate.head_comparison import PositionErrors
 
 # Of their tokens, beside the learner's own.
 QUERY_BIAS_SEED = 0x626961
@@ -87,8 +88,14 @@ class RotaryHeadsTask:
         v_error = self.tuning.conclusion.safety * found.times_off * found.largest["v"]
         heads, errors = [], []
         for v, read in zip(model.v, readings, strict=True):
-            heads.append(_head(v, read, reduced, v_error, self.told, positions))
-            errors.append(PositionErrors(0.0, 0.0) if read is None else read.errors(positions))
+            if read is None:  # its scores are 0
+                none = np.zeros((0, len(v)))
+                heads.append(RotaryHead(none, none, v, Rotary([])))
+                errors.append(PositionErrors(0.0, 0.0))
+                continue
+            values = Values(v, 0.0, np.full(len(v), v_error), 0.0, reduced.precision)
+            heads.append(solved(read, values, self.told, positions, biases=False))
+            errors.append(errors_of(heads[-1], read, positions, biases=False))
         if any(read is None for read in readings):
             # of a head that was not seen to switch
             unseen = self.tuning.conclusion.safety * float(found.errors["W"][readings.index(None)])
@@ -132,19 +139,3 @@ def refuse_query_biases(dim: int, seed: int, gain: float) -> Asking[None]:
 
 
 STILL = "Scores do not turn with distance: all frequencies are 0, heads without positions."
-
-
-def _head(
-    v: Array,
-    read: StepReadings | None,
-    reduced: ReducedAnswers,
-    v_error: float,
-    told: Rotary | None,
-    tuning: RotaryTuning,
-) -> RotaryHead:
-    """Return one head; without planes where its scores are 0."""
-    if read is None:
-        none = np.zeros((0, len(v)))
-        return RotaryHead(none, none, v, Rotary([]))
-    values = Values(v, 0.0, np.full(len(v), v_error), 0.0, reduced.precision)
-    return read.head(values, told, tuning)

@@ -14,7 +14,7 @@ import numpy as np
 from unsoftmax.errors import NotIdentifiable
 from unsoftmax.learners.compose import Asking, together
 from unsoftmax.learners.multi_head.recovered_heads import RecoveredHeads
-from unsoftmax.learners.rotary_head.rotary_reading import StepReadings
+from unsoftmax.learners.single_head.distances import StepReadings
 from unsoftmax.measure import offsets
 from unsoftmax.measure.opened_heads import FillerTuning, OpenedAnswers, fillers
 from unsoftmax.measure.precision import Precision
@@ -112,7 +112,9 @@ def read_steps(
         # a range that is off by as much as W_h(1) leaves as much of W_h(2) out
         longest = float(np.linalg.norm(head.tokens, axis=1).max())
         off = error + float(W_error[h]) * longest
-        readings[h] = StepReadings(head.basis, head.L, head.tokens, there, float(W_error[h]), off)
+        readings[h] = StepReadings(
+            model.v[h], 0.0, head.basis, head.L, head.tokens, there, float(W_error[h]), off
+        )
     return tuple(readings)
 
 

@@ -16,24 +16,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from unsoftmax.learners.rotary_head.biased_answers import KeySide
-from unsoftmax.learners.rotary_head.rotary_reading import (
-    PositionErrors,
-    RotaryTuning,
-    angles_of,
-    unsure_of,
-    whole_errors,
-)
-from unsoftmax.learners.rotary_head.turned_keys import TurnedKeys
 from unsoftmax.learners.rotary_heads.shifted_rest import RestReadings
 from unsoftmax.learners.rotary_heads.shifted_search import ShiftedHeads
 from unsoftmax.learners.rotary_heads.shifted_steps import ShiftedStep
-from unsoftmax.measure.single_tokens import Values
+from unsoftmax.learners.single_head.distances import RotaryTuning, TurnedKeys
+from unsoftmax.learners.single_head.lifted import KeySide
 from unsoftmax.models.arrays import TINY
-from unsoftmax.models.rotary import Rotary
 from unsoftmax.models.rotary_head import RotaryHead
 from unsoftmax.probes import Array
-from unsoftmax.solve.turning_planes import TurningPlanes, turning_planes
+from unsoftmax.solve.turning_planes import turning_planes
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,16 +100,3 @@ def unexplained(read: ShiftedReadings, tuning: RotaryTuning) -> float:
     missed = read.keys(0.0)[1]
     moved = [read.moved(rng).keys(0.0)[1] for _ in range(tuning.perturbed)]
     return missed / max(*moved, TINY)
-
-
-def solved(
-    read: ShiftedReadings, values: Values, told: Rotary | None, tuning: RotaryTuning
-) -> tuple[RotaryHead, PositionErrors]:
-    """Return the head with bounds on its errors; planes too slow to tell are taken not to turn."""
-    head = read.head(0.0)
-    errors = whole_errors(head, lambda rng: read.moved(rng).head(0.0), tuning)
-    unsure = unsure_of(errors, float(np.linalg.norm(head.W_at(1))), values, tuning)
-    planes: TurningPlanes = turning_planes(read.turn, unsure)
-    angles = angles_of(planes, told, unsure, tuning)
-    head = read.head(unsure, None if told is None else angles)
-    return head, whole_errors(head, lambda rng: read.moved(rng).head(0.0), tuning)

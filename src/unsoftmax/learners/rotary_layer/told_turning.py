@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from unsoftmax.errors import ModelMismatch
-from unsoftmax.learners.rotary_head.rotary_learner import refuse_contrary
+from unsoftmax.learners.settings import refuse_contrary
 from unsoftmax.models.rotary import Rotary
 
 

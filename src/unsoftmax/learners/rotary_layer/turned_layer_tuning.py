@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from unsoftmax.learners.rotary_head.rotary_reading import RotaryTuning
+from unsoftmax.learners.single_head.distances import RotaryTuning
 
 
 @dataclass(frozen=True, slots=True)

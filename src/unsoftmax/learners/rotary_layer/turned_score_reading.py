@@ -21,7 +21,6 @@ from unsoftmax.learners.attention_layer.key_answers import KeyAnswers
 from unsoftmax.learners.attention_layer.key_asking import KeyAsking, Lengths
 from unsoftmax.learners.attention_layer.value_answers import HeadMaps, LayerMap
 from unsoftmax.learners.compose import Asking
-from unsoftmax.learners.rotary_head.rotary_reading import angles_of
 from unsoftmax.learners.rotary_layer.head_groups import Groups, shared_rows
 from unsoftmax.learners.rotary_layer.told_turning import ToldTurning
 from unsoftmax.learners.rotary_layer.turned_layer_tuning import TurnedLayerTuning
@@ -32,6 +31,7 @@ from unsoftmax.learners.rotary_layer.turned_scores import (
     columns_of_groups,
     common_angles,
 )
+from unsoftmax.learners.single_head.distances import angles_of
 from unsoftmax.models.rotary import Rotary
 from unsoftmax.probes import Array
 from unsoftmax.solve.key_blocks import KeyAims, chosen_keys

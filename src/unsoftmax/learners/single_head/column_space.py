@@ -15,7 +15,7 @@ most. Source: beyond Theorem 5.1.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeAlias
 
@@ -104,6 +104,27 @@ def find_columns(
             yield from grid.ask(slice(None), slice(width, None), k)
         yield from grid.retry(k, 2 * (len(tokens) + 1))
     return SpanningColumns(grid, tokens, asked, beta, left_out, notes)
+
+
+def independent(columns: SpanningColumns, tuning: ColumnTuning) -> SpanningColumns:
+    """Leave out tokens whose columns depend on the others': r may be below the given one."""
+    if columns.left_out is not None or not len(columns.tokens):
+        return columns  # the rank was found
+    grid, seen = columns.grid, columns.grid.measured()
+    hidden = partial(_noise, grid, grid.shape[1], tuning)
+    noise = hidden(grid.values)
+    rank = rank_by_gap(np.asarray(np.linalg.svd(seen, compute_uv=False)), noise)
+    if rank == len(columns.tokens) or not np.isfinite(noise):
+        return columns
+    kept = pivots(seen.T, rank)
+    note = f"Keys and queries were found to have rank {rank} together, below the one given."
+    return replace(
+        columns,
+        grid=grid.kept(kept) if rank else grid,
+        tokens=columns.tokens[kept],
+        left_out=hidden,
+        notes=(*columns.notes, note),
+    )
 
 
 def growths(dim: int) -> int:

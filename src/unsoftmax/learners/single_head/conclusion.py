@@ -8,8 +8,10 @@ answers.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import NoReturn, Protocol, TypeAlias, TypeVar
+from itertools import chain
+from typing import Any, NoReturn, Protocol, TypeVar
 
 import numpy as np
 
@@ -18,14 +20,14 @@ from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.single_head.first_round import FirstRound
 from unsoftmax.measure.precision import ADVICE, KAPPA, advice, why
 from unsoftmax.measure.single_tokens import Values
-from unsoftmax.models import SingleHead
-from unsoftmax.probes import Array
+from unsoftmax.models import RotaryHead, SingleHead
+from unsoftmax.probes import Array, Probes, Round
 from unsoftmax.protocol import Certificate, Evidence, Found
 from unsoftmax.validate import sequences as holdout
-from unsoftmax.validate.head_comparison import HeadAt, JudgeTuning, to_first_order
+from unsoftmax.validate.head_comparison import HeadAt, HeadBounds, JudgeTuning, to_first_order
 from unsoftmax.validate.judge import Answered, Judgement, Residuals, fresh_answers, judge
 from unsoftmax.validate.long_sequences import looked_at
-from unsoftmax.validate.sequences import HoldoutTuning
+from unsoftmax.validate.sequences import DistanceTuning, HoldoutTuning
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,8 @@ class ConclusionTuning:
     called passed."""
     holdout: HoldoutTuning = field(default=HoldoutTuning())
     """Which sequences are asked."""
+    distances: DistanceTuning = field(default=DistanceTuning())
+    """The same of heads with positions."""
     judge: JudgeTuning = field(default=JudgeTuning())
     """How their answers are compared."""
 
@@ -62,23 +66,20 @@ UNTESTED = (
     "granted."
 )
 
-Bounds: TypeAlias = tuple[dict[str, float], tuple[str, ...]]
-"""Bounds on the errors of W, v, w and c, and what they assume."""
-
 
 class RecoveredHead(Protocol):
     """A recovered head with everything that bounds its errors; a dataclass."""
 
     @property
-    def model(self) -> SingleHead:
+    def model(self) -> SingleHead | RotaryHead:
         """The head."""
 
     @property
     def values(self) -> Values:
         """v̂, ĉ and the precision of the answers; replacing it replaces what bounds assume."""
 
-    def bounds(self) -> Bounds:
-        """Bound the errors of W, v, w and c; say what that assumes beyond `certificate_of`."""
+    def bounds(self) -> HeadBounds:
+        """Bound the errors; say what that assumes beyond `certificate_of`."""
 
     def notes(self) -> tuple[str, ...]:
         """Say what a user should know."""
@@ -93,7 +94,7 @@ def conclude(
     rng: np.random.Generator,
     otherwise: str,
     tuning: ConclusionTuning,
-) -> Asking[Found[SingleHead]]:
+) -> Asking[Found[Any]]:
     """Ask the closing hold-out and return what was found, or refuse it.
 
     Parameters
@@ -110,11 +111,7 @@ def conclude(
         Knobs.
     """
     bounds = head.bounds()
-    certificate = certificate_of(head, first.checks, bounds=bounds)
-    closing, long = holdout.closing(
-        head.model, certificate, first.closing, rng, tuning=tuning.holdout
-    )
-    rounds = tuning.holdout.long.rounds(long)
+    closing, rounds = _drawn(head, bounds, first.closing, rng, tuning)
     answered = yield from fresh_answers(closing, [first.answered], rounds)
     try:
         found = _supported(head, bounds, answered, first.checks, otherwise, tuning=tuning)
@@ -126,10 +123,10 @@ def conclude(
         bounds = rounded.bounds()
         found = _supported(rounded, bounds, answered, first.checks, otherwise, tuning=tuning)
     head, bounds, evidence = found
-    looked = looked_at(head.model, answered, long)
+    looked = _looked(head.model, answered, chain(*rounds))
     certificate = certificate_of(head, first.checks, looked, bounds=bounds)
     _refuse_unknown(head, certificate, tuning)
-    notes = head.notes()
+    notes = (*head.notes(), *bounds.notes)
     if not np.isfinite(certificate.errors["W"]):
         notes = (*notes, "There is no finite bound on W: see the certificate's assumptions.")
     if first.checks and not evidence.passed:
@@ -137,16 +134,46 @@ def conclude(
     return Found(head.model, certificate, evidence, notes)
 
 
+def _drawn(
+    head: RecoveredHead,
+    bounds: HeadBounds,
+    count: int,
+    rng: np.random.Generator,
+    tuning: ConclusionTuning,
+) -> tuple[Round, list[Round]]:
+    """Draw fresh sequences: what is asked in one round, and what in rounds of its own after it."""
+    model = head.model
+    if isinstance(model, RotaryHead):
+        near, far = holdout.at_distances([model], model.dim, count, rng, tuning.distances)
+        return [*near], far
+    certificate = Certificate(bounds.errors, ())
+    closing, long = holdout.closing(model, certificate, count, rng, tuning=tuning.holdout)
+    return [*closing], tuning.holdout.long.rounds(long)
+
+
+def _looked(
+    model: SingleHead | RotaryHead, answered: list[Answered], further: Iterable[Probes]
+) -> str:
+    """Say how far was looked; ``further`` are the families of the further rounds."""
+    if isinstance(model, SingleHead):
+        return looked_at(model, answered, further)
+    longest = max((X.shape[1] for X, y in answered if len(y)), default=0)
+    return (
+        f"Fresh sequences were of up to {longest} tokens: positions farther apart may be "
+        "something else."
+    )
+
+
 def certificate_of(
-    head: RecoveredHead, checks: int, *looked: str, bounds: Bounds | None = None
+    head: RecoveredHead, checks: int, *looked: str, bounds: HeadBounds | None = None
 ) -> Certificate:
     """Return the head's bounds with all they assume; ``looked`` says how far it was looked.
 
     ``bounds``: those of the head, where they are known already.
     """
-    errors, further = bounds or head.bounds()
+    bounds = bounds or head.bounds()
     assumes = (
-        *assumed_of_values(head.values),
+        *_assumed_of_values(head.values),
         *looked[: int(bool(checks))],
         *(() if checks else ("Nothing was checked: exact float64 answers are taken for granted.",)),
         *(
@@ -157,12 +184,12 @@ def certificate_of(
                 "float64 answers are taken for granted.",
             )
         ),
-        *further,
+        *bounds.assumes,
     )
-    return Certificate(errors, assumes)
+    return Certificate(bounds.errors, assumes)
 
 
-def assumed_of_values(values: Values) -> tuple[str, ...]:
+def _assumed_of_values(values: Values) -> tuple[str, ...]:
     """Say what bounds on a head's errors assume of its values and of the answers' precision."""
     return (
         "The target is a single head: what the hold-out tests, it cannot prove. What takes the "
@@ -183,13 +210,13 @@ def _size_of(values: Values) -> str:
 
 def _supported(
     head: F,
-    bounds: Bounds,
+    bounds: HeadBounds,
     answered: list[Answered],
     checks: int,
     otherwise: str,
     *,
     tuning: ConclusionTuning,
-) -> tuple[F, Bounds, Evidence]:
+) -> tuple[F, HeadBounds, Evidence]:
     """Return the head with bounds that the hold-out supports, or refuse it.
 
     Answers are assumed to be coarser than they look until the hold-out passes, as far as may be.
@@ -201,8 +228,10 @@ def _supported(
     factor, wider = 1.0, head
     seen = [(HeadAt.of(head.model, X), y) for X, y in answered]
     while True:
-        errors, _ = bounds
-        compared = [to_first_order(at, y, wider.values, errors, tuning.judge) for at, y in seen]
+        errors, values = bounds.errors, wider.values
+        compared = [
+            to_first_order(at, y, values, errors, tuning.judge, bounds.positions) for at, y in seen
+        ]
         lengths = (at.X.shape[1] for at, _ in seen)
         judgement = judge(Residuals.of_lengths(zip(lengths, compared, strict=True)), checks)
         evidence = judgement.evidence
@@ -215,18 +244,15 @@ def _supported(
             return wider, bounds, evidence
         factor *= tuning.step * max(1.0, evidence.max_residual / evidence.tolerance)
         if not factor <= limit:  # also when there is nothing to compare
-            bounded = bool(np.isfinite(errors["W"]))
-            refuse_head(head.model.dim, head.values, judgement, bounded, otherwise)
+            _refuse(head, judgement, bool(np.isfinite(errors["W"])), otherwise)
         wider = _coarser(head, factor)
         bounds = wider.bounds()
 
 
-def refuse_head(
-    dim: int, values: Values, judgement: Judgement, bounded: bool, otherwise: str
-) -> NoReturn:
+def _refuse(head: RecoveredHead, judgement: Judgement, bounded: bool, otherwise: str) -> NoReturn:
     """Refuse a head that the hold-out does not support, or that it can tell nothing of."""
     if not bounded or judgement.blunt:
-        precision = values.precision
+        values, precision = head.values, head.values.precision
         seen = (
             "Answers in float64 do not determine W: what their rounding leaves open"
             if precision.exact
@@ -241,7 +267,7 @@ def refuse_head(
     raise ModelMismatch(
         f"The recovered head misses fresh answers by {judgement.worst[0]:.1e} of their size "
         f"where {judgement.worst[1]:.1e} is expected. The target is not a single attention "
-        f"head over {dim} dimensions{otherwise}."
+        f"head over {head.model.dim} dimensions{otherwise}."
     )
 
 
@@ -260,7 +286,7 @@ def _untested(
     model = head.model
     several = [(at, of) for (at, _), of in zip(seen, compared, strict=True) if at.X.shape[1] > 1]
     asked = sum(len(at.X) for at, _ in several)
-    claimed = any(model.parameter_norm(name) > errors[name] for name in ("W", "w"))
+    claimed = any(model.parameter_norm(name) > errors.get(name, np.inf) for name in "Ww")
     if asked < tuning.untested or not claimed:
         return False
     for at, of in several:

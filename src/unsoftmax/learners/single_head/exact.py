@@ -19,17 +19,12 @@ target but its answers.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from unsoftmax.learners.compose import Asking
-from unsoftmax.learners.rotary_head.rotary_learner import (
-    RotaryHeadTuning,
-    RotaryTask,
-    rotary_task,
-)
-from unsoftmax.learners.settings import Configured, flag, one_of, whole_number
+from unsoftmax.learners.settings import Configured, flag, given_frequencies, one_of, whole_number
 from unsoftmax.learners.single_head.conclusion import ConclusionTuning, conclude
 from unsoftmax.learners.single_head.first_round import (
     FirstRoundSettings,
@@ -37,6 +32,7 @@ from unsoftmax.learners.single_head.first_round import (
     ask_first_round,
     or_biased,
 )
+from unsoftmax.learners.single_head.low_rank import LowRankHead
 from unsoftmax.measure import offsets
 from unsoftmax.measure.logit_grid import LogitGrid, measure, measure_unscaled
 from unsoftmax.measure.logit_scales import LogitGridTuning
@@ -49,6 +45,7 @@ from unsoftmax.probes import FARTHEST, Rows, UnitVectors
 from unsoftmax.protocol import Plan, Steps
 from unsoftmax.solve.dense import DenseSolution, solve
 from unsoftmax.theory import counts
+from unsoftmax.validate.head_comparison import HeadBounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +61,6 @@ class ExactTuning:
     large_bias: float = 10.0
     """A query bias so many times the longest column of W is worth a note: it cannot be scaled
     away."""
-    rotary: RotaryHeadTuning = field(default=RotaryHeadTuning())
-    """All of them where there are rotary positions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +99,10 @@ class ExactHead(Configured):
     Notes
     -----
     *Queries*: d + d², (d+1)² with biases; asked again at most 2 per query token, typically
-    fewer than 15 in all; with rotary positions d + 2d², 1 + 4d + 2d² and 4 to 32 pilots with
-    biases. *Determined up to* nothing; W and w are free when v = 0. *With rotary positions up to*
-    one complex number per plane, by which that of K is multiplied and that of Q divided, and the
-    sign of a frequency and multiples of 2π: all W(Δ) are determined.
+    fewer than 15 in all; with rotary positions d + 2d², and 1 + 4d + 2d² with biases, where at most
+    32 are asked again. *Determined up to* nothing; W and w are free when v = 0. *With rotary
+    positions up to* one complex number per plane, by which that of K is multiplied and that of Q
+    divided, and the sign of a frequency and multiples of 2π: all W(Δ) are determined.
     *Source*: Theorem 4.1 of arXiv 2601.16873; the balanced offsets, the biases and the
     certificate go beyond it.
 
@@ -131,7 +126,7 @@ class ExactHead(Configured):
     rotary: bool | Rotary = field(default=False, kw_only=True)
     rotary_base: float | None = field(default=None, kw_only=True)
 
-    revision: ClassVar[int] = 3
+    revision: ClassVar[int] = 4
 
     def __post_init__(self) -> None:
         whole_number("dim", self.dim, 1)
@@ -140,13 +135,13 @@ class ExactHead(Configured):
         one_of("probes", self.probes, ("balanced", "paper", "gaussian", "paper-unit"))
         if self.probes == "paper-unit" and self.biases:
             raise ValueError('probes="paper-unit" is Theorem 4.1 as written, without biases.')
-        if self._positions() is not None and self.probes != "balanced":
+        if self._positioned() is not None and self.probes != "balanced":
             raise ValueError(f'probes is "balanced" beside rotary; it is "{self.probes}".')
 
     def plan(self) -> Plan:
         """Say beforehand what learning costs: as many queries as free parameters."""
-        if (positions := self._positions()) is not None:
-            return positions.plan()
+        if (learner := self._positioned()) is not None:
+            return learner.plan()
         d = int(self.dim)
         queries = counts.single_head(d, biases=self.biases)
         columns = singles = d + self.biases
@@ -164,8 +159,8 @@ class ExactHead(Configured):
 
     def steps(self, checks: int) -> Steps[SingleHead]:
         """Ask, and return what was found; see `unsoftmax.protocol.Learner`."""
-        if (positions := self._positions()) is not None:
-            return (yield from positions.steps(checks))
+        if (learner := self._positioned()) is not None:
+            return (yield from learner.steps(checks))
         rng, tuning = np.random.default_rng(self.seed), self.tuning
         ahead = self.plan().at_most + checks
         given = FirstRoundSettings(
@@ -176,9 +171,12 @@ class ExactHead(Configured):
         head = yield from self._read(first.values, Z)
         return (yield from conclude(head, first, rng, or_biased(self.biases), tuning.conclusion))
 
-    def _positions(self) -> RotaryTask | None:
-        """Say what is to be learned of positions, of keys and queries of full rank."""
-        return rotary_task(self, self.dim, self.tuning.rotary)
+    def _positioned(self) -> LowRankHead | None:
+        """Return the learner of keys and queries of full rank where there are positions."""
+        if not given_frequencies(self.rotary, self.rotary_base, int(self.dim))[0]:
+            return None
+        positions: dict[str, Any] = {"rotary": self.rotary, "rotary_base": self.rotary_base}
+        return LowRankHead(self.dim, self.dim, self.biases, seed=self.seed, **positions)
 
     def _offsets(self, values: Values, rng: np.random.Generator) -> Offsets:
         if self.probes in ("paper", "paper-unit"):
@@ -233,7 +231,7 @@ class ExactReading:
     w: DenseSolution | None
     large_bias: float
 
-    def bounds(self) -> tuple[dict[str, float], tuple[str, ...]]:
+    def bounds(self) -> HeadBounds:
         """Bound the errors; see `unsoftmax.solve.dense`."""
         stretch = self.W.offsets.largest
         w, w_error, shift_error = self.model.w, 0.0, 0.0
@@ -242,13 +240,9 @@ class ExactReading:
             shift_error, w_error = read.total, self.w.error_of(read)
         lengths = np.linalg.norm(self.W.matrix, axis=0)
         measured = self.columns.reading(self.values, lengths, w, stretch, shift_error)
-        errors = {
-            "W": self.W.error_of(measured, w_error),
-            "v": float(np.linalg.norm(self.values.v_error)),
-            "w": w_error,
-            "c": self.values.c_error,
-        }
-        return errors, self.columns.unbounded(self.values)
+        W_error = self.W.error_of(measured, w_error)
+        further = self.columns.unbounded(self.values)
+        return HeadBounds.of(self.values, W_error, w_error, *further)
 
     def notes(self) -> tuple[str, ...]:
         """Say what a user should know."""

@@ -20,6 +20,7 @@ from unsoftmax.models import SingleHead
 from unsoftmax.probes import Array
 from unsoftmax.solve.dense import DenseSolution
 from unsoftmax.solve.skeleton import Amplification, Skeleton, dependence
+from unsoftmax.validate.head_comparison import HeadBounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +36,10 @@ class ZeroReading:
         none = np.zeros((0, len(self.values.v)))
         return SingleHead.from_factors(none, none, self.values.v, None, self.values.c)
 
-    def bounds(self) -> tuple[dict[str, float], tuple[str, ...]]:
+    def bounds(self) -> HeadBounds:
         """Bound the errors of W, v, w and c."""
-        v_error = float(np.linalg.norm(self.values.v_error))
         W_error, w_error = self.errors_beside(self.left_out(self.values))
-        errors = {"W": W_error, "v": v_error, "w": w_error, "c": self.values.c_error}
-        return errors, ("W has rank 0.",)
+        return HeadBounds.of(self.values, W_error, w_error, "W has rank 0.")
 
     def errors_beside(self, left_out: float) -> tuple[float, float]:
         """Bound the errors of W and w where so much is left out."""
@@ -85,21 +84,18 @@ class FactoredReading:
     refined: LogitGrid | None = None
     """W at the row space."""
 
-    def bounds(self) -> tuple[dict[str, float], tuple[str, ...]]:
+    def bounds(self) -> HeadBounds:
         """Bound the errors of W, v, w and c."""
         values, columns = self.values, self.columns
         W_error, w_error = self.errors_beside(
             0.0 if columns.left_out is None else columns.left_out(values)
         )
-        errors = {
-            "W": W_error,
-            "v": float(np.linalg.norm(values.v_error)),
-            "w": w_error,
-            "c": values.c_error,
-        }
         further = columns.grid.unbounded(values)
         further += self.rows.unbounded(values) if self.rows is not None else ()
-        return errors, (
+        return HeadBounds.of(
+            values,
+            W_error,
+            w_error,
             f"W has rank {len(self.skeleton.rows)} or less"
             + (", but for what is below the answers' noise" if columns.left_out else "")
             + "; the row space found is close enough to the true one that it is seen through the "

@@ -32,15 +32,29 @@ from typing import ClassVar
 
 import numpy as np
 
+from unsoftmax.errors import NotIdentifiable
 from unsoftmax.learners.compose import Asking
-from unsoftmax.learners.rotary_head.rotary_learner import RotaryHeadTuning, RotaryTask, rotary_task
-from unsoftmax.learners.settings import Configured, flag, positive, rank_up_to, whole_number
+from unsoftmax.learners.settings import (
+    Configured,
+    flag,
+    given_frequencies,
+    positive,
+    rank_up_to,
+    whole_number,
+)
 from unsoftmax.learners.single_head.column_space import (
     ColumnTuning,
+    SpanningColumns,
     find_columns,
     growths,
+    independent,
 )
 from unsoftmax.learners.single_head.conclusion import ConclusionTuning, conclude
+from unsoftmax.learners.single_head.distances import (
+    PositionedReading,
+    RotaryTuning,
+    StepReadings,
+)
 from unsoftmax.learners.single_head.factored_reading import FactoredReading, ZeroReading
 from unsoftmax.learners.single_head.first_round import (
     FirstRoundSettings,
@@ -48,6 +62,7 @@ from unsoftmax.learners.single_head.first_round import (
     ask_first_round,
     or_biased,
 )
+from unsoftmax.learners.single_head.lifted import LENGTHS, PILOTS, read_lifted
 from unsoftmax.learners.single_head.low_rank_probes import LowRankProbes
 from unsoftmax.learners.single_head.rank_check import check_rank
 from unsoftmax.learners.single_head.row_space import RowTuning, read_on_row_space, read_rows
@@ -57,11 +72,15 @@ from unsoftmax.measure.offsets import DENSE_GRID
 from unsoftmax.measure.precision import Precision
 from unsoftmax.measure.scales import amplified, even
 from unsoftmax.measure.single_tokens import Values
+from unsoftmax.measure.spaced_answers import ask_spaced
 from unsoftmax.models import SingleHead
 from unsoftmax.models.rotary import Rotary
 from unsoftmax.probes import FARTHEST
 from unsoftmax.protocol import Plan, Steps
 from unsoftmax.theory import counts
+
+_ANY = 1e30
+"""No columns are conditioned so badly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +97,9 @@ class LowRankTuning:
     """To explain the hold-out with a given rank, answers may be this many times as coarse as they
     look: what too small a rank leaves out must not pass for coarse arithmetic. Naive loops
     at d = 1024 are 8 times as coarse as is assumed."""
+    most_unexplained_positions: float = 2.0**6
+    """The same with positions: a bias of 0.1 at one distance of 512 makes answers look 100 to 2,000
+    times as coarse."""
     largest_opening: float = 64.0
     """Norm of the hold-out's largest first tokens: with rank 0 they bound what W may be."""
     few_see: float = 2.0**10
@@ -87,8 +109,7 @@ class LowRankTuning:
     rows: RowTuning = field(default=RowTuning())
     grid: LogitGridTuning = field(default=LogitGridTuning())
     conclusion: ConclusionTuning = field(default=ConclusionTuning())
-    rotary: RotaryHeadTuning = field(default=RotaryHeadTuning())
-    """All of them where there are rotary positions."""
+    positions: RotaryTuning = field(default=RotaryTuning())
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +151,7 @@ class LowRankHead(Configured):
     -----
     *Queries*: d + r(2d − r); 1 + d + r(2d + 1 − r) with biases; asked again at most 2(r + 1), 2
     more with biases, 1 more where r is found. With rotary positions d + 2dr, and 1 + d + 2dr + 3r
-    with biases beside 4 to 32 pilots.
+    with biases, where at most 32 are asked again.
     *Determined up to* nothing; W and w are free when v = 0. A rank above the given one is
     refused, never cut off. *With rotary positions up to* one complex number per plane, by which
     that of K is multiplied and that of Q divided, and the sign of a frequency and multiples of 2π:
@@ -160,7 +181,7 @@ class LowRankHead(Configured):
     rotary: bool | Rotary = field(default=False, kw_only=True)
     rotary_base: float | None = field(default=None, kw_only=True)
 
-    revision: ClassVar[int] = 4
+    revision: ClassVar[int] = 5
 
     def __post_init__(self) -> None:
         whole_number("dim", self.dim, 1)
@@ -170,38 +191,47 @@ class LowRankHead(Configured):
             rank_up_to(self.dim, self.rank, 0)
         if self.tolerance is not None:
             positive("tolerance", self.tolerance)
-        if self._positions() is not None and self.rank is not None:
-            whole_number("rank", self.rank, 1)
-        if self._positions() is not None and self.tolerance is not None:
+        rank = None if self.rank is None else int(self.rank)
+        turns, _ = given_frequencies(self.rotary, self.rotary_base, rank)
+        if turns and self.biases and not rank:
+            raise ValueError("rank must be given, 1 or more, beside rotary and biases.")
+        if turns and rank is not None:
+            whole_number("rank", rank, 1)
+        if turns and self.tolerance is not None:
             raise ValueError("tolerance is not taken beside rotary, which needs exact values.")
 
     def plan(self) -> Plan:
         """Say beforehand what learning costs; only a bound when the rank is not known."""
-        if (positions := self._positions()) is not None:
-            return positions.plan()
-        d, biases = int(self.dim), bool(self.biases)
-        r = d if self.rank is None else int(self.rank)
-        once = counts.low_rank_head(d, r, biases=biases)
-        holdout = self.tuning.conclusion.holdout
-        queries = once + (d * r if self.tolerance is not None else 0)
-        searched = 2 * d if self.rank is None else 0
-        formula = "1 + d + r(2d + 1 − r)" if biases else "d + r(2d − r)"
-        formula += " + dr" if self.tolerance is not None else ""
-        formula += ", and at most 2d to find r" if self.rank is None else ""
+        d, biases, turns = int(self.dim), bool(self.biases), self._positions()[0]
+        known, r = self.rank is not None, d if self.rank is None else int(self.rank)
+        searched, growing = (0, 0) if known else (2 * d, 2 * growths(d))
+        conclusion = self.tuning.conclusion
+        if turns:
+            queries = counts.rotary_head_queries(d, r, biases=biases)
+            spare = PILOTS * LENGTHS if biases else 2 * (r + 1)
+            rounds, farther = 30, r * (r + biases)
+            formula = "1 + d + 2dr + 3r" if biases else "d + 2dr"
+            most_tokens = conclusion.distances.most_tokens(d)
+        else:
+            noisy = self.tolerance is not None
+            queries = counts.low_rank_head(d, r, biases=biases) + d * r * noisy
+            spare, rounds, farther = 2 * (r + 1 + biases), 26 + 8 * biases, 0
+            formula = "1 + d + r(2d + 1 − r)" if biases else "d + r(2d − r)"
+            formula += " + dr" * noisy
+            holdout = conclusion.holdout
+            most_tokens = holdout.long.most_tokens(d, *holdout.lengths)
         return Plan(
-            queries=None if self.rank is None else queries,
-            at_most=queries + searched + 2 * (r + 1 + biases),
-            tokens=2 * (queries + searched) - d - biases,
-            rounds=26 + 8 * biases + 2 * (self.rank is None) * growths(d),
-            formula=formula,
+            queries=queries if known else None,
+            at_most=queries + searched + spare,
+            tokens=2 * (queries + searched) - d - biases + farther,
+            rounds=rounds + growing,
+            formula=formula + ("" if known else ", and at most 2d to find r"),
             longest_token=FARTHEST,
-            most_tokens=holdout.long.most_tokens(d, *holdout.lengths),
+            most_tokens=most_tokens,
         )
 
     def steps(self, checks: int) -> Steps[SingleHead]:
         """Ask, and return what was found; see `unsoftmax.protocol.Learner`."""
-        if (positions := self._positions()) is not None:
-            return (yield from positions.steps(checks))
         rng, tuning = np.random.default_rng(self.seed), self.tuning
         declared = None if self.tolerance is None else Precision.declared(self.tolerance)
         long = None if declared is None else tuning.single_gain
@@ -215,42 +245,86 @@ class LowRankHead(Configured):
         )
         first = yield from ask_first_round(self.dim, checks, rng, given)
         head = yield from self._read(first.values, rng)
-        above = "" if self.rank is None else f", or its rank is above {self.rank}"
-        otherwise = above + or_biased(self.biases)
-        return (yield from conclude(head, first, rng, otherwise, self._conclusion()))
+        return (yield from conclude(head, first, rng, self._otherwise(), self._conclusion()))
 
-    def _positions(self) -> RotaryTask | None:
-        """Say what is to be learned of positions."""
-        return rotary_task(self, self.rank, self.tuning.rotary)
+    def _positions(self) -> tuple[bool, Rotary | None]:
+        """Say whether there are positions, and their frequencies where these are given."""
+        rank = None if self.rank is None else int(self.rank)
+        return given_frequencies(self.rotary, self.rotary_base, rank)
 
     def _read(
         self, values: Values, rng: np.random.Generator
-    ) -> Asking[FactoredReading | ZeroReading]:
-        """Read columns, then rows, and join them."""
-        tuning, noisy = self.tuning, self.tolerance is not None
+    ) -> Asking[FactoredReading | ZeroReading | PositionedReading]:
+        """Read columns, then rows, and join them; with positions at two distances."""
+        tuning, noisy, (turns, given) = self.tuning, self.tolerance is not None, self._positions()
         Z, T = offsets.balanced(values.v, rng, DENSE_GRID), offsets.rotation(self.dim, rng)
         if self.rank == 0:
             return ZeroReading(values, partial(_unseen, tuning))
-        split = amplified(tuning.gain) if noisy else even
+        gain = tuning.positions.gain if turns else tuning.gain
+        split = amplified(gain) if noisy or turns else even
         probes = LowRankProbes(values, Z, T, split, bool(self.biases), tuning.grid)
-        columns = yield from find_columns(probes, self.rank, tuning.columns)
+        if turns and self.biases:
+            assert self.rank is not None
+            positions = tuning.positions
+            return (yield from read_lifted(probes, int(self.rank), given, rng, positions))
+        # with positions no spare token is asked: W(2) is read at the same r tokens
+        choice = replace(tuning.columns, condition=_ANY) if turns else tuning.columns
+        columns = yield from find_columns(probes, self.rank, choice)
+        columns = independent(columns, choice) if turns else columns
         values = columns.grid.values
         probes = replace(probes, values=values)
         if not len(columns.tokens) and columns.left_out is not None:
             zero = ZeroReading(values, columns.left_out)
-            yield from check_rank(probes, columns, zero, rng)
+            if not turns:
+                yield from check_rank(probes, columns, zero, rng)
             return zero
         found = yield from read_rows(probes, columns, rng, tuning.rows)
+        if turns:
+            return (yield from self._read_farther(probes, columns, found))
         yield from check_rank(replace(probes, values=found.values), columns, found, rng)
         return (yield from read_on_row_space(probes, found)) if noisy else found
 
+    def _read_farther(
+        self, probes: LowRankProbes, columns: SpanningColumns, near: FactoredReading
+    ) -> Asking[PositionedReading]:
+        """Read W(2) where W(1) says how planes turn: r offsets in its range, r query tokens."""
+        alpha, beta = (float(scale[0]) for scale in probes.split(columns.grid.common_scale()[:1]))
+        tokens = probes.T.rows[columns.tokens]
+        spaced = yield from ask_spaced(near.skeleton.rows, tokens, (alpha, beta), 1, "W(2)")
+        read, given = partial(StepReadings.of, near, spaced), self._positions()[1]
+        try:
+            head = PositionedReading.of(near.values, read, given, False, self.tuning.positions)
+        except NotIdentifiable as refused:
+            raise NotIdentifiable(
+                f"{refused} Keys or queries with biases answer so as well: biases=True, with a "
+                "rank, reads them.",
+                determined=refused.determined,
+            ) from None
+        return replace(head, further=near.columns.notes)
+
+    def _otherwise(self) -> str:
+        """Say what else may explain a target that is not predicted."""
+        turns, biases = self._positions()[0], bool(self.biases)
+        if not turns:
+            above = "" if self.rank is None else f", or its rank is above {self.rank}"
+            return above + or_biased(biases)
+        given = f", or the rank of its keys and queries is not {self.rank}"
+        rank = "" if self.rank is None else given
+        biased = "" if biases else ", or it has biases: then biases=True"
+        return (
+            f", or its positions are not rotary or change beyond some distance{rank}{biased}, or "
+            "keys or queries of a plane depend on those of others"
+        )
+
     def _conclusion(self) -> ConclusionTuning:
         """Say how much coarser answers may be than they look, and how long fresh offsets are."""
-        conclusion = self.tuning.conclusion
+        conclusion, tuning = self.tuning.conclusion, self.tuning
+        if self._positions()[0]:
+            return replace(conclusion, most_unexplained=tuning.most_unexplained_positions)
         if self.rank is not None:
-            conclusion = replace(conclusion, most_unexplained=self.tuning.most_unexplained)
+            conclusion = replace(conclusion, most_unexplained=tuning.most_unexplained)
         if self.tolerance is not None and not self.biases:
-            holdout = replace(conclusion.holdout, gain=self.tuning.gain)
+            holdout = replace(conclusion.holdout, gain=tuning.gain)
             conclusion = replace(conclusion, holdout=holdout)
         return conclusion
 

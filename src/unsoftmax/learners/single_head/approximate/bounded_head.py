@@ -29,7 +29,7 @@ from unsoftmax.probes import Array
 from unsoftmax.protocol import Found, Steps
 from unsoftmax.solve.two_sided import TwoSidedSystem
 from unsoftmax.validate import sequences
-from unsoftmax.validate.head_comparison import HeadAt, for_any_error
+from unsoftmax.validate.head_comparison import HeadAt, HeadBounds, for_any_error
 from unsoftmax.validate.judge import Residuals, fresh_answers, judge
 from unsoftmax.validate.long_sequences import looked_at
 from unsoftmax.validate.sequences import HoldoutTuning
@@ -190,10 +190,9 @@ class BoundedHead:
     W_error: float
     assumes: tuple[str, ...]
 
-    def bounds(self) -> tuple[dict[str, float], tuple[str, ...]]:
+    def bounds(self) -> HeadBounds:
         """Return the bounds; a single head without biases has w = 0 and c = 0."""
-        v_error = float(np.linalg.norm(self.values.v_error))
-        return {"W": self.W_error, "v": v_error, "w": 0.0, "c": 0.0}, self.assumes
+        return HeadBounds.of(self.values, self.W_error, 0.0, *self.assumes)
 
     def notes(self) -> tuple[str, ...]:
         """Say what a user should know."""

@@ -16,6 +16,7 @@ from unsoftmax.models import SingleHead
 from unsoftmax.solve.fixed_rank import fixed_rank_error
 from unsoftmax.solve.nuclear_norm import Minimiser
 from unsoftmax.solve.tangent_space import TangentTuning
+from unsoftmax.validate.head_comparison import HeadBounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,24 +45,22 @@ class SensedHead:
         model = SingleHead.from_factors(K, Q, asked.values.v)
         return cls(model, asked.values, asked, found.rank, rank, tangent)
 
-    def bounds(self) -> tuple[dict[str, float], tuple[str, ...]]:
+    def bounds(self) -> HeadBounds:
         """Bound the errors by the measurements' gain on matrices near Ŵ."""
         if not self._known:
             measured = self.asked.measurements(self.values, self.model)
             ranks = self.found, self.rank
             self._known.append(fixed_rank_error(measured, self.model.W, *ranks, self.tangent))
-        errors = {
-            "W": self._known[0],
-            "v": float(np.linalg.norm(self.values.v_error)),
-            "w": 0.0,
-            "c": 0.0,
-        }
         unbounded = (
             "No bound on W: the measurements' errors are too large beside its singular values, or "
             "their gain is 0.",
         )
-        return errors, (
-            *(() if np.isfinite(errors["W"]) else unbounded),
+        [W_error] = self._known
+        return HeadBounds.of(
+            self.values,
+            W_error,
+            0.0,
+            *(() if np.isfinite(W_error) else unbounded),
             f"W has rank {self.rank} or less, and is near the matrix of least nuclear norm: the "
             "bound comes from the measurements' smallest gain among the matrices of that rank "
             "around it.",

@@ -1,4 +1,4 @@
-"""From W(1), and r × r readings one token farther, to keys, queries and frequencies.
+"""From scores one and two tokens apart to keys, queries and frequencies.
 
 W(Δ) = Kᵀ R(Δ) Q has one range for all Δ, that of Kᵀ. With an orthonormal basis B of it, found
 with W(1) = B L, and r query tokens X that span the row space,
@@ -8,27 +8,31 @@ with W(1) = B L, and r query tokens X that span the row space,
 
 *Errors*: an error δT of T moves W(Δ) = B T^{Δ−1} L by a part that grows with |Δ − 1|. Readings are
 moved by as much as they may be off, in random directions, and all is found again: the bound is
-several times the most that W(Δ) moved.
+several times the most that W(Δ) moved. Pure arrays; nothing is asked here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
 
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
-from unsoftmax.learners.rotary_head.turned_keys import TurnedKeys
 from unsoftmax.learners.single_head.factored_reading import FactoredReading
 from unsoftmax.measure.precision import why
 from unsoftmax.measure.single_tokens import Values
 from unsoftmax.measure.spaced_answers import SpacedAnswers
+from unsoftmax.models.arrays import TINY
 from unsoftmax.models.rotary import Rotary
 from unsoftmax.models.rotary_head import RotaryHead
 from unsoftmax.probes import Array
 from unsoftmax.solve.turning_planes import TurningPlanes, turning_planes
+from unsoftmax.validate.head_comparison import HeadBounds, PositionErrors
+
+LOOSE = 0.01
+"""From this share of W(Δ) on, a note says how much of it answers leave open."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,69 +58,106 @@ class RotaryTuning:
     """Where what is read turns no planes but for this share, it is no rotation of planes."""
 
 
-@dataclass(frozen=True, slots=True)
-class PositionErrors:
-    """Bounds on the errors of W(Δ): ``near`` + |Δ − 1|·``turning``."""
-
-    near: float
-    turning: float
-    biases: bool = False
-    """Whether they are on W(Δ) with biases, for tokens (x, 1)."""
-
-    def at(self, distances: Array) -> Array:
-        """Bound ‖Ŵ(Δ) − W(Δ)‖_F."""
-        return np.asarray(self.near + np.abs(distances - 1) * self.turning)
-
-
-class PositionedHead(Protocol):
-    """A recovered head with positions, with what bounds its errors; a dataclass."""
+class Readings(Protocol):
+    """All that a head with positions is solved from, and by how much it may be off."""
 
     @property
-    def model(self) -> RotaryHead:
-        """The head."""
+    def turn(self) -> Array:
+        """T, (r, r): what one token more of distance does."""
 
-    @property
-    def values(self) -> Values:
-        """v̂, ĉ and the precision of the answers; replacing it replaces what bounds assume."""
+    def head(self, still: float, given: Array | None = None) -> RotaryHead:
+        """Return the head.
 
-    @property
-    def tuning(self) -> RotaryTuning:
-        """Knobs."""
+        Planes that turn by less than ``still`` do not turn, others by ``given`` angles if given.
+        """
 
-    def position_errors(self) -> PositionErrors:
-        """Bound the errors of all W(Δ)."""
-
-    def notes(self) -> tuple[str, ...]:
-        """Say what a user should know."""
+    def moved(self, rng: np.random.Generator) -> Readings:
+        """Move all by as much as it may be off, in random directions."""
 
 
 @dataclass(frozen=True, slots=True)
-class TurnedReading:
-    """A head as it was read, with all that bounds its errors."""
+class PositionedReading:
+    """A head with positions as it was read, with all that bounds its errors."""
 
     model: RotaryHead
     values: Values
     """v̂, ĉ and the precision of the answers; replacing it replaces what bounds assume."""
-    near: FactoredReading
-    """W(1)."""
-    spaced: SpacedAnswers
-    """A W(2) X."""
+    read: Callable[[Values], Readings]
+    """What the head was solved from, with errors as these values assume them."""
+    biases: bool
     tuning: RotaryTuning
+    further: tuple[str, ...] = ()
+    """What a user should know."""
 
-    def position_errors(self) -> PositionErrors:
-        """Bound the errors of all W(Δ), by perturbing what they are made of."""
-        readings = StepReadings.of(self.near, self.spaced, self.values)
-        return readings.errors(self.tuning)
+    @classmethod
+    def of(
+        cls,
+        values: Values,
+        read: Callable[[Values], Readings],
+        given: Rotary | None,
+        biases: bool,
+        tuning: RotaryTuning,
+    ) -> PositionedReading:
+        """Solve the readings; ``given`` frequencies are those of the planes, if they fit."""
+        model = solved(read(values), values, given, tuning, biases)
+        return cls(model, values, read, biases, tuning)
+
+    def bounds(self) -> HeadBounds:
+        """Bound the errors of W(Δ) at distances up to ``RotaryTuning.farthest``, of v and of c."""
+        values, farthest, biases = self.values, self.tuning.farthest, self.biases
+        errors = errors_of(self.model, self.read(values), self.tuning, biases)
+        W_error = float(errors.at(np.array([0.0, farthest])).max())
+        of_w = " The bound on w is one on Kᵀ R(Δ) b_q and on (Q, b_q)ᵀ (R(−Δ) − I) b_k."
+        bounds = HeadBounds.of(
+            values,
+            W_error,
+            W_error if biases else None,
+            f"The bound on W is one on W(Δ) = Kᵀ R(Δ) Q for distances Δ from 0 to {farthest}; "
+            f"beyond it grows by {errors.turning:.1e} a token." + of_w * biases,
+            "It is several times what W(Δ) moves by when readings move by as much as they may "
+            "be off, in a few random directions.",
+        )
+        return bounds._replace(
+            positions=errors, notes=undetermined([self.model], [errors], farthest)
+        )
 
     def notes(self) -> tuple[str, ...]:
         """Say what a user should know."""
-        return (*self.values.precision.why, *self.near.columns.notes, *unturned(self.model))
+        still = "Scores do not turn with distance: all frequencies are 0, a head without positions."
+        turns = np.any(self.model.rotary.frequencies)
+        return (*self.values.precision.why, *self.further, *(() if turns else (still,)))
+
+
+def undetermined(
+    heads: Sequence[RotaryHead], errors: Sequence[PositionErrors], farthest: int
+) -> tuple[str, ...]:
+    """Say how much of W(Δ) is not known, where that is much: answers to fresh ones do not show it.
+
+    A bound of half of W(Δ) is no error of the bound, and yet nothing to predict with.
+    """
+    ends = np.array([0.0, farthest])
+    shares = [
+        float(error.at(ends).max()) / max(float(np.linalg.norm(head.scores.whole(1))), TINY)
+        for head, error in zip(heads, errors, strict=True)
+    ]
+    if max(shares, default=0.0) <= LOOSE:
+        return ()
+    return (
+        f"Answers leave {max(shares):.1%} of W(Δ) open at distances up to {farthest}, and more "
+        "beyond: they are coarse for positions, which need float64. Other sequences, long ones "
+        "above all, may be missed by much more than the fresh ones.",
+    )
+
+
+# -- solving
 
 
 @dataclass(frozen=True, slots=True)
 class StepReadings:
-    """What the planes of one head are found from, each with a bound on its error."""
+    """What a head without biases is solved from, each with a bound on its error."""
 
+    v: Array
+    c: float
     basis: Array
     """B, (d, r)."""
     L: Array
@@ -135,21 +176,29 @@ class StepReadings:
         """Take W(1) as it was read, and W(2) at r query tokens."""
         skeleton, L, X = near.skeleton, near.right.matrix, spaced.queries
         near = replace(near, values=values)
-        E, grows = near.bounds()[0]["W"], skeleton.amplification()
+        E, grows = near.bounds().errors["W"], skeleton.amplification()
         there = skeleton.coordinates(spaced.measured(values).T)
         longest = float(np.linalg.norm(L @ X.T, axis=0).max())
         stretch = float(np.linalg.norm(skeleton.rows, 2))
         read = spaced.reading(values, spaced.beta * longest, stretch).total
         # a range that is off by E is off by as much beside W(2) X
-        return cls(skeleton.basis, L, X, there, E, grows.gain * read + grows.tilt * E)
+        off = grows.gain * read + grows.tilt * E
+        return cls(values.v, values.c, skeleton.basis, L, X, there, E, off)
 
     @property
-    def step(self) -> Array:
+    def turn(self) -> Array:
         """T = (Bᵀ W(2) X)(L X)⁻¹."""
         here = self.L @ self.tokens.T
         return np.asarray(np.linalg.solve(here.T, self.there.T).T)
 
-    def perturbed(self, rng: np.random.Generator) -> StepReadings:
+    def head(self, still: float, given: Array | None = None) -> RotaryHead:
+        """Return the head with Kᵀ = B P and R(1) Q = P⁻¹ L."""
+        planes = turning_planes(self.turn, still)
+        keys = TurnedKeys.of(self.basis, planes, planes.angles if given is None else given)
+        Q = keys.queries(self.L).T
+        return RotaryHead(keys.K, Q, self.v, keys.rotary, c=self.c)
+
+    def moved(self, rng: np.random.Generator) -> StepReadings:
         """Move all by as much as they may be off, in random directions."""
         off, away = (rng.standard_normal(x.shape) for x in (self.L, self.there))
         return replace(
@@ -158,85 +207,63 @@ class StepReadings:
             there=self.there + self.there_error * away / np.linalg.norm(away),
         )
 
-    def errors(self, tuning: RotaryTuning) -> PositionErrors:
-        """Bound what W(Δ) of `head` may be off by, planes that it takes to be still included."""
-        loose, size = self._moved(0.0, tuning), float(np.linalg.norm(self.L))
-        return self._moved(loose.turning / size, tuning) if size else loose
 
-    def _moved(self, still: float, tuning: RotaryTuning) -> PositionErrors:
-        """Return several times what W(Δ) moves when readings do.
-
-        It moves from where planes that turn by less than ``still`` do not turn.
-        """
-        if not np.isfinite(self.W_error + self.there_error + still):
-            return PositionErrors(np.inf, np.inf)
-        rng = np.random.default_rng(0)
-        near = turning = 0.0
-        mine = _turned_to(self.L, self.step, still, tuning)
-        for _ in range(tuning.perturbed):
-            other = self.perturbed(rng)
-            others = _turned_to(other.L, other.step, 0.0, tuning)
-            moved = [float(np.linalg.norm(x - y)) for x, y in zip(mine, others, strict=True)]
-            near = max(near, self.W_error, *moved[:2])
-            turning = max(turning, moved[2] / (tuning.farthest - 1))
-        return PositionErrors(tuning.margin * near, tuning.margin * turning)
-
-    def head(self, values: Values, told: Rotary | None, tuning: RotaryTuning) -> RotaryHead:
-        """Find the planes that T turns, and the keys and queries that they are made of."""
-        size = float(np.linalg.norm(self.L))
-        unsure = unsure_of(self._moved(0.0, tuning), size, values, tuning)
-        planes = turning_planes(self.step, unsure)
-        return self._of(planes, angles_of(planes, told, unsure, tuning), values)
-
-    def _of(self, planes: TurningPlanes, angles: Array, values: Values) -> RotaryHead:
-        """Return the head with Kᵀ = B P and R(1) Q = P⁻¹ L."""
-        keys = TurnedKeys.of(self.basis, planes, angles)
-        return RotaryHead(keys.K, keys.queries(self.L).T, values.v, keys.rotary, c=values.c)
+def solved(
+    read: Readings, values: Values, given: Rotary | None, tuning: RotaryTuning, biases: bool = True
+) -> RotaryHead:
+    """Return the head of these readings, planes that turn too slowly to tell taken not to."""
+    head = read.head(0.0)
+    errors = errors_of(head, read, tuning, biases)
+    unsure = unsure_of(errors, float(np.linalg.norm(head.W_at(1))), values, tuning)
+    angles = angles_of(turning_planes(read.turn, unsure), given, unsure, tuning)
+    return read.head(unsure, None if given is None else angles)
 
 
-def whole_errors(
-    head: RotaryHead, moved: Callable[[np.random.Generator], RotaryHead], tuning: RotaryTuning
+def errors_of(
+    head: RotaryHead, read: Readings, tuning: RotaryTuning, biases: bool = True
 ) -> PositionErrors:
     """Bound what W(Δ) with biases may be off by: several times what it moves by.
 
-    ``moved`` draws the heads of readings that are moved by as much as they may be off, and raises
-    an error where there is none.
+    It moves to the heads of readings that are moved by as much as they may be off, whose planes all
+    turn; there is no bound where there is no such head.
     """
     rng, distances = np.random.default_rng(0), (0.0, 1.0, 2.0, float(tuning.farthest))
     mine = [head.scores.whole(n) for n in distances]
     near = turning = 0.0
     for _ in range(tuning.perturbed):
         try:
-            others = moved(rng).scores
+            others = read.moved(rng).head(0.0).scores
         except (np.linalg.LinAlgError, ValueError):
-            return PositionErrors(np.inf, np.inf, True)
+            return PositionErrors(np.inf, np.inf, biases)
         away = [np.linalg.norm(x - others.whole(n)) for x, n in zip(mine, distances, strict=True)]
         near = max(near, float(max(away[:3])))
         turning = max(turning, float(away[3]) / (tuning.farthest - 1))
-    return PositionErrors(tuning.margin * near, tuning.margin * turning, True)
+    return PositionErrors(tuning.margin * near, tuning.margin * turning, biases)
 
 
-def _turned_to(
-    L: Array, T: Array, still: float, tuning: RotaryTuning
-) -> tuple[Array, Array, Array]:
-    """Return Bᵀ W(Δ) at Δ = 0, 2 and ``farthest``, T being taken to turn planes alone."""
-    planes = turning_planes(T, still)
-    Q = np.linalg.solve(planes.P, L)
-    turn = _padded(planes.angles, len(Q))
-    rotary, odd = Rotary(turn), len(Q) % 2
-    Q = np.pad(Q, ((0, odd), (0, 0)))
-    P = np.pad(planes.P, ((0, 0), (0, odd)))
-    there = (rotary.turned(Q.T, np.array(n)).T for n in (-1.0, 1.0, tuning.farthest - 1.0))
-    first, second, far = (np.asarray(P @ turned) for turned in there)
-    return first, second, far
+@dataclass(frozen=True, slots=True)
+class TurnedKeys:
+    """K (rows, d), an even number of rows, and the frequencies of its planes."""
 
+    K: Array
+    rotary: Rotary
+    planes: TurningPlanes
 
-def turned(
-    near: FactoredReading, spaced: SpacedAnswers, told: Rotary | None, tuning: RotaryTuning
-) -> TurnedReading:
-    """Find the head that W(1) and one step make."""
-    model = StepReadings.of(near, spaced, near.values).head(near.values, told, tuning)
-    return TurnedReading(model, near.values, near, spaced, tuning)
+    @classmethod
+    def of(cls, basis: Array, planes: TurningPlanes, angles: Array) -> TurnedKeys:
+        """Return the keys of these planes, a row of zeros added to an odd number.
+
+        Planes beyond the ``angles`` do not turn.
+        """
+        K = (basis @ planes.P).T
+        rotary = Rotary(np.pad(angles, (0, (len(K) + 1) // 2 - len(angles))))
+        return cls(np.pad(K, ((0, len(K) % 2), (0, 0))), rotary, planes)
+
+    def queries(self, seen: Array) -> Array:
+        """Return q (m, rows) of Bᵀ u (r, m)."""
+        once = np.linalg.solve(self.planes.P, seen)
+        once = np.pad(once, ((0, len(self.K) - len(once)), (0, 0)))
+        return self.rotary.turned(once.T, np.array(-1.0))
 
 
 def unsure_of(errors: PositionErrors, size: float, values: Values, tuning: RotaryTuning) -> float:
@@ -280,18 +307,6 @@ def angles_of(
     if told is None:
         return planes.angles
     return _as_told(planes.angles, told, tuning.told_apart * unsure)
-
-
-def unturned(head: RotaryHead) -> tuple[str, ...]:
-    """Say that a head has no positions, if it has none."""
-    if np.any(head.rotary.frequencies):
-        return ()
-    return ("Scores do not turn with distance: all frequencies are 0, a head without positions.",)
-
-
-def _padded(angles: Array, rank: int) -> Array:
-    """Return the angles of all planes of ``rank`` rows: 0 for those that do not turn."""
-    return np.pad(angles, (0, (rank + 1) // 2 - len(angles)))
 
 
 def _as_told(found: Array, told: Rotary, unsure: float) -> Array:

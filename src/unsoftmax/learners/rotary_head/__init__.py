@@ -1,1 +1,0 @@
-"""One head whose scores turn with distance, from scalar answers."""
