@@ -10,7 +10,6 @@ from unsoftmax.measure.normalised import (
     UnknownScales,
     column_scales,
     gain_of,
-    rank_by_gap,
     scales_by_null_space,
     spreads,
     uncentred_gain_of,
@@ -129,16 +128,3 @@ def test_scales_follow_from_the_null_space_of_patterns():
     found = scales_by_null_space(inside.T @ w, inside.T @ known, null)
     # the part of the values in the plane is part of the unknowns' equations too
     assert np.allclose(found, scales, rtol=1e-11)
-
-
-@pytest.mark.parametrize(
-    ("s", "rank"),
-    [
-        ([1.0, 0.5, 1e-12, 1e-13, 1e-14], 2),
-        ([1.0, 0.5, 0.1], 3),
-        ([1.0, 1e-6, 3e-13, 1e-14], 2),
-        ([1e-14, 1e-14], 0),
-    ],
-)
-def test_a_rank_is_where_the_gap_is_widest(s, rank):
-    assert rank_by_gap(np.array(s), 1e-14, 20.0) == rank

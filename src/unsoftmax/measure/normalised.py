@@ -263,23 +263,6 @@ def column_scales(directions: Array, signs: Array, sums: Array) -> FoundGain:
     return FoundGain(scales, float(s[-1] / s[0]), float(s[-2] / s[0]))
 
 
-def rank_by_gap(s: Array, floor: float, above: float) -> int:
-    """Return how many singular values lie above their widest gap.
-
-    Only those above ``above`` times ``floor``, the noise, count; what is below it is as if at it.
-
-    Examples
-    --------
-    >>> rank_by_gap(np.array([1.0, 0.01, 1e-11, 1e-13]), 1e-13, 30.0)
-    2
-    """
-    count = int(np.sum(s > above * floor))
-    if not count:
-        return 0
-    below = np.append(s[1:], floor)[:count]
-    return 1 + int(np.argmax(s[:count] / np.maximum(below, floor)))
-
-
 def scales_by_null_space(w: Array, k: Array, null: Array) -> Array:
     """Find λ with w_j/λ_j − k_j in one space of low dimension, its null space known.
 

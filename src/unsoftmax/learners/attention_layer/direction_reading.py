@@ -19,6 +19,7 @@ from typing import Self
 
 import numpy as np
 
+from unsoftmax.errors import ModelMismatch
 from unsoftmax.learners.attention_layer.key_answers import KeyAnswers
 from unsoftmax.learners.attention_layer.key_asking import Lengths
 from unsoftmax.learners.attention_layer.map_reading import MapReading
@@ -72,6 +73,11 @@ class DirectionMaps(MapReading):
         a = offsets.base + offsets.share[:1].T * offsets.steps
         whole = a @ self.layer.heads.T
         missed = np.linalg.norm(added - whole, axis=1) / np.linalg.norm(whole, axis=1)
+        if np.median(missed) > self.told.missed:
+            raise ModelMismatch(
+                "Where gates are 0 or 1 the answers of single heads do not add up to those of all: "
+                "there are more heads than long tokens showed, or something else is added to them."
+            )
         apart = missed > self.told.apart * (np.median(missed) + self.noise.relative)
         return np.asarray(super(DirectionMaps, self)._flipped(answers) | apart)
 
@@ -114,6 +120,12 @@ class DirectionScores(ScoreReading):
     def _at_zero(self, scores: Array) -> Array:
         return np.asarray(scores.mean(axis=0))
 
+    def _ranked(self, first: KeyAnswers, most: int) -> tuple[Array, tuple[int, ...]]:
+        """Return the columns and ranks, which do not matter where all tokens have been asked."""
+        columns, ranks = super(DirectionScores, self)._ranked(first, most)
+        d = columns.shape[1]
+        return columns, (d,) * len(ranks) if len(first.tokens) > d else ranks
+
     def _closed(self, first: KeyAnswers) -> Self:
         values = first.closed(self.layer, self.values)
         return replace(self, values=values, keys=keys_beside_factor(values, self.effort.share))
@@ -130,7 +142,7 @@ class DirectionScores(ScoreReading):
         extras = int(np.ceil(told.extras * lacking * len(rest) / min(n, blocks)))
         extras = max(extras, told.fewest_extras)
         grid = (-(-rank // n) - 1) * len(rest)
-        if self.effort.share > 1 or not lacking or grid <= extras:
+        if self.effort.share > 1 or not lacking or grid <= told.dearer * extras:
             plain = super(DirectionScores, self)._further(columns, ranks, directions, lengths)
             return (yield from plain)
         aims = KeyAims([*self.values.frames(), *(one.T for one in C if one.shape[1] >= n)], [])

@@ -92,16 +92,20 @@ def find_heads(
     """
     failure: ModelMismatch | None = None
     for longer in tuning.longer:
-        asked = _drawn(frame.dim, tuning.queries, longer, rng, tuning)
+        asked = _drawn(frame.dim, min(tuning.first, tuning.queries), longer, rng, tuning)
         for _ in range(tuning.rounds):
-            asked = yield from _answered(asked)
+            asked = yield from answered(asked)
             try:
-                read_heads(frame, asked, tuning)
+                H = read_heads(frame, asked, tuning)[1].shape[1]
             except ModelMismatch as error:
-                failure = error
-                asked = _with_more(asked, longer, rng, tuning)
+                failure, more = error, tuning.more
             else:
-                return asked
+                # heads whose gates are alike by chance would pass for one
+                enough = min(tuning.queries, tuning.first + tuning.per_head * (H - 2))
+                more = enough - len(asked.tokens)
+                if more <= 0:
+                    return asked
+            asked = with_more(asked, more, rng, tuning)
     assert failure is not None
     raise failure
 
@@ -210,14 +214,15 @@ def _combined(plane: Array, count: int, rng: np.random.Generator, most: int) -> 
     return np.asarray(coefficients @ plane.T)
 
 
-def _with_more(
-    asked: PatternRound, longer: float, rng: np.random.Generator, tuning: NormalisedHeadsTuning
+def with_more(
+    asked: PatternRound, count: int, rng: np.random.Generator, tuning: NormalisedHeadsTuning
 ) -> PatternRound:
-    more = _combined(asked.plane, tuning.more, rng, tuning.coefficient)
+    """Draw more query tokens of the plane."""
+    more = _combined(asked.plane, count, rng, tuning.coefficient)
     return replace(asked, tokens=np.vstack([asked.tokens, more]))
 
 
-def _answered(asked: PatternRound) -> Asking[PatternRound]:
+def answered(asked: PatternRound) -> Asking[PatternRound]:
     """Ask the query tokens that have no answer yet."""
     fresh = asked.tokens[len(asked.y) :]
     n = len(fresh)

@@ -1,28 +1,26 @@
 """A layer of attention behind a LayerNorm: y = β + γ ⊙ n(x_N + o(X)), all of it, from vectors.
 
 No answer says how long u = x_N + o(X) is: it tells d − 1 numbers, the direction of Pu, so every
-linear system has one more unknown per answer (`measure.normalised`). The steps are those of a
-plain layer all the same:
+linear system has one more unknown per answer (`readout`). The steps are those of a plain layer:
 
 1. single tokens: β, γ up to its sign, (I + M), c (`normalised_singles`);
-2. long tokens: the number of heads and what each makes of one offset (`normalised_heads`);
-3. query tokens at which one head alone looks at the offset (`normalised_one_hot`);
-4. the subspaces that heads answer in (`normalised_values`);
-5. keys by the dozen: values, column spaces of scores (`normalised_keys`, `normalised_scores`);
-6. the scores of all other query tokens (`normalised_rows`);
-7. eps (`normalised_eps`); of coarse answers the subspaces once more (`normalised_polish`);
-8. fresh sequences, and a certificate (`normalised_conclusion`).
+2. long tokens: the number of heads, the size of K and the sign of γ (`normalised_heads`);
+3. query tokens that open one gate, and maps (`opening_tokens`, `map_reading`);
+4. keys by the dozen, column spaces, all other query tokens (`score_reading`, `spread_rows`), with
+   what differs for directions in `direction_reading`;
+5. of coarse answers ranges once more (`range_polish`);
+6. eps (`normalised_eps`), fresh sequences, and a certificate (`normalised_conclusion`).
 
-*Queries*: about d + 13 + 24 + 45 + H(⌈d/H⌉ + 4) + (d_h + 4)⌈d/n⌉ + (d − d_h − 3)(1 + 2/12) + 10
-for H heads of d_h = d/H, n = ⌊(d − H − 1)/H⌋; MiniLM (12 heads of 32): 1,786, and 3,300 of float32,
-where answers of d − 2 numbers allow no fewer than 1,483. *Determined up to* the order of heads,
+*Queries*: about d + 62 + min(32, 4H) + H(⌈d/H⌉ + 1) + (d_h + 2)⌈d/n⌉ + (d − d_h − 1)(1 + 3/12) for
+H heads of d_h = d/H, n = ⌊(d − H − 1)/H⌋; MiniLM (12 heads of 32): 1,739, where answers of d − 2
+numbers allow no fewer than 1,483. *Determined up to* the order of heads,
 factors of M_h and W_h, and the part of M_h and c that is the same in all outputs. It may not know
 anything of the target but its answers.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -120,8 +118,16 @@ def normalised_steps(
     H = gates.shape[1]
     if max_heads is not None and max_heads < H:
         raise ModelMismatch(f"There are {H} heads: raise max_heads from {max_heads}.")
+    told = own.told
+    pilots = min(told.most_pilots, max(8, told.pilots * H))
+    steps = replace(
+        tuning,
+        pilot_tokens=pilots,
+        spare_offsets=told.spare_offsets,
+        spare_tokens=told.spare_tokens,
+    )
     search = DirectionSearch(
-        PatternAnswers(singles, patterns, gates, own), layer, head_dim, effort, rng, tuning
+        PatternAnswers(singles, patterns, gates, own), layer, head_dim, effort, rng, steps
     )
     try:
         found = yield from search.run()

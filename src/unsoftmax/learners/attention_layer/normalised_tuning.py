@@ -47,8 +47,13 @@ class NormalisedSinglesTuning:
 class NormalisedHeadsTuning:
     """Knobs of finding the heads from gates that are 0 or 1."""
 
+    first: int = 14
+    """Two-token queries asked first, ..."""
+    per_head: int = 2
+    """... so many more for every head that they show, ..."""
     queries: int = 24
-    """Two-token queries asked first: 24 rows tell up to 12 heads from their sums."""
+    """... and no more than this before patterns are counted: 24 rows tell up to 12 heads from
+    their sums."""
     more: int = 8
     """Queries added while there are not exactly H patterns."""
     rounds: int = 4
@@ -79,8 +84,21 @@ class NormalisedHeadsTuning:
 class DirectionTuning:
     """Knobs of reading maps and scores from directions."""
 
-    rank: float = 3.0
-    """Singular values of a range above so many times what drawn errors make are none of errors."""
+    rank: float = 1.0
+    """Singular values of a range above so many times what drawn errors make are none of errors:
+    these are about a tenth of those drawn."""
+    pilots: int = 4
+    """Query tokens per head whose logits are read, among which those that open one gate lie."""
+    most_pilots: int = 32
+    """And no more of them than this, but 8 at least."""
+    spare_offsets: int = 2
+    """Offsets beyond the mean rank of the heads: ranks are told by drawn errors, and two vectors
+    more than a range has dimensions tell a gate that flipped."""
+    spare_tokens: int = 2
+    """Query tokens beyond a basis of the column spaces, for the same reason."""
+    missed: float = 1e-2
+    """Answers to offsets that miss the sum of all maps by more, in the median, are of more heads
+    than were found."""
     apart: float = 1e3
     """Answers to an offset that miss the sum of all maps by so many times what those to others
     do, in the median, are of other gates."""
@@ -100,10 +118,14 @@ class DirectionTuning:
     blocks: int = 12
     """Key blocks of the rows, at most: tokens of one block lack the same directions, and a
     further token tells one number of each block."""
-    extras: float = 2.0
-    """Further tokens, times what the equations need: 1.6 leave errors a seventh larger."""
+    extras: float = 3.0
+    """Further tokens, times what the equations need: with twice errors of W are half as large
+    again."""
     fewest_extras: int = 4
     """And so many at least, where any are needed."""
+    dearer: float = 2.0
+    """All blocks are asked with every token where that takes no more than so many times what
+    further tokens do: errors of W are a fifth."""
     condition: float = 100.0
     """Further tokens are drawn until the system of missing numbers is better conditioned."""
     tries: int = 8
@@ -114,8 +136,8 @@ class DirectionTuning:
 class EpsTuning:
     """Knobs of reading eps."""
 
-    variances: tuple[float, ...] = tuple(10.0**k for k in range(-14, 5, 2))
-    """Variances of u at which it is read: eps is a few orders from one of them."""
+    variances: tuple[float, ...] = (1e-14, 1e-10, 1e-6, 1e-2, 1e2)
+    """Variances of u at which it is read: eps is two orders from one of them, or less."""
     told: float = 16.0
     """An eps of fewer times what it may be off by is 0."""
 
