@@ -28,21 +28,16 @@ from unsoftmax.probes import Array
 
 Complex = NDArray[np.complex128]
 
-
-@dataclass(frozen=True, slots=True)
-class PoleTuning:
-    """Which poles of a rational approximation count as heads."""
-
-    finest: float = 1e-13
-    """Accuracy of the approximation, relative to the largest value: finer ones follow rounding,
-    with pairs of a pole and a zero all over the line."""
-    noises: float = 2.0
-    """The same in units of the answers' error; the larger of the two counts."""
-    terms: int = 100
-    """Terms of the approximation at most: four heads take 15 to 30."""
-    off_ray: float = 0.15
-    """A pole may be off its ray by this share of its size: those of slow heads of small values are
-    rough, and those of the next k are off by 0.22."""
+# Accuracy of the approximation, relative to the largest value: finer ones follow rounding, with
+# pairs of a pole and a zero all over the line.
+FINEST = 1e-13
+# The same in units of the answers' error; the larger of the two counts.
+NOISES = 2.0
+# Terms of the approximation at most: four heads take 15 to 30.
+TERMS = 100
+# A pole may be off its ray by this share of its size: those of slow heads of small values are
+# rough, and those of the next k are off by 0.22.
+OFF_RAY = 0.15
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +69,7 @@ class GatePoles:
         return len(self.rate)
 
 
-def read_poles(
-    offsets: Array, y: Array, shift: float, noise: Array, tuning: PoleTuning = PoleTuning()
-) -> GatePoles:
+def read_poles(offsets: Array, y: Array, shift: float, noise: Array) -> GatePoles:
     """Read rates and weights off answers y (n,) at offsets λ (n,).
 
     ``shift`` is ℓ > 0, ``noise`` (n,) what the answers may be off by.
@@ -84,14 +77,14 @@ def read_poles(
     largest = float(np.max(np.abs(y)))
     if not largest > 0:
         return GatePoles(*np.zeros((4, 0)))
-    finest = max(tuning.finest, tuning.noises * float(np.median(noise)) / largest)
-    poles, residues = _poles_of(*_approximation(offsets, y, finest * largest, tuning.terms))
+    finest = max(FINEST, NOISES * float(np.median(noise)) / largest)
+    poles, residues = _poles_of(*_approximation(offsets, y, finest * largest, TERMS))
     upper = (poles.imag > 0) & (poles.real != 0)
     poles, residues = poles[upper], residues[upper]
     towards = -np.sign(poles.real) * 1j * np.pi - shift  # t times the pole, if it is a head's
     rate = np.real(towards * poles.conj()) / np.abs(poles) ** 2
     off = np.abs(towards - rate * poles) / np.abs(towards)
-    order = np.argsort(off)[: np.count_nonzero(off < tuning.off_ray)]
+    order = np.argsort(off)[: np.count_nonzero(off < OFF_RAY)]
     weight = (residues * rate / poles)[order]
     rate = rate[order]
     return GatePoles(rate, weight.real, np.abs(rate) * off[order], np.abs(weight.imag))

@@ -21,30 +21,25 @@ import scipy
 
 from unsoftmax.probes import Array
 
-
-@dataclass(frozen=True, slots=True)
-class HeadFitTuning:
-    """When steps end, and how careful they are."""
-
-    steps: int = 60
-    """Steps at most: 5 to 20 are usual, 60 where two heads are 10⁻² apart."""
-    tries: int = 10
-    """Times that a step is shortened before the fit ends where it is."""
-    damping: float = 1e-3
-    """Of the first step, relative to the columns of the derivative."""
-    bolder: float = 20.0
-    """Damping is divided by this after a step that fits better."""
-    careful: float = 8.0
-    """It is multiplied by this after one that does not."""
-    least: float = 1e-16
-    """Damping below this is rounding."""
-    settled: float = 0.1
-    """A step that lowers the sum of squares by a smaller share is slow. Where all is within the
-    noise it is the last,"""
-    patience: int = 12
-    """elsewhere so many slow steps in a row are followed by no other."""
-    singular: float = 1e-13
-    """Triangular factors with smaller diagonals (columns have norm 1) count as singular."""
+# Steps at most: 5 to 20 are usual, 60 where two heads are 10⁻² apart.
+STEPS = 60
+# Times that a step is shortened before the fit ends where it is.
+TRIES = 10
+# Of the first step, relative to the columns of the derivative.
+DAMPING = 1e-3
+# Damping is divided by this after a step that fits better.
+BOLDER = 20.0
+# It is multiplied by this after one that does not.
+CAREFUL = 8.0
+# Damping below this is rounding.
+LEAST = 1e-16
+# A step that lowers the sum of squares by a smaller share is slow. Where all is within the noise
+# it is the last,
+SETTLED = 0.1
+# elsewhere so many slow steps in a row are followed by no other.
+PATIENCE = 12
+# Triangular factors with smaller diagonals (columns have norm 1) count as singular.
+SINGULAR = 1e-13
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +106,6 @@ class FittedHeads:
 def fit_heads(
     equations: HeadEquations,
     M: Array,
-    tuning: HeadFitTuning = HeadFitTuning(),
     *,
     ties: Array | None = None,
 ) -> FittedHeads:
@@ -119,7 +113,7 @@ def fit_heads(
 
     With ``ties`` T (H, K) the estimates are those of the C_k (K, d, k).
     """
-    return _Fit(equations, np.eye(len(M)) if ties is None else ties, tuning).run(M)
+    return _Fit(equations, np.eye(len(M)) if ties is None else ties).run(M)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,33 +137,32 @@ class _Fit:
 
     equations: HeadEquations
     ties: Array
-    tuning: HeadFitTuning
 
     def run(self, C: Array) -> FittedHeads:
-        tuning, n = self.tuning, len(self.equations.y)
-        here, damping, slow = self.at(C), tuning.damping, 0
-        for _ in range(tuning.steps):
+        n = len(self.equations.y)
+        here, damping, slow = self.at(C), DAMPING, 0
+        for _ in range(STEPS):
             better = self.better(C, here, damping)
             if better is None:
                 break
             last = here.squares
             C, here, damping = better
-            damping = damping / tuning.bolder if damping > tuning.least else 0.0
-            slow = slow + 1 if last - here.squares < tuning.settled * last else 0
-            if slow > (0 if here.squares < n else tuning.patience):
+            damping = damping / BOLDER if damping > LEAST else 0.0
+            slow = slow + 1 if last - here.squares < SETTLED * last else 0
+            if slow > (0 if here.squares < n else PATIENCE):
                 break
         return FittedHeads(here.M, here.v, float(np.sqrt(here.squares / n)))
 
     def better(self, C: Array, here: _Place, damping: float) -> tuple[Array, _Place, float] | None:
         """Return a place that fits better, and the damping that led there, or None."""
         J = self.derivative(here)
-        for _ in range(self.tuning.tries):
+        for _ in range(TRIES):
             step = self.step(J, here.residual, damping)
             if step is not None:
                 there = self.at(C + step.reshape(C.shape))
                 if there.squares < here.squares:
                     return C + step.reshape(C.shape), there, damping
-            damping = max(damping * self.tuning.careful, self.tuning.least)
+            damping = max(damping * CAREFUL, LEAST)
         return None
 
     def at(self, C: Array) -> _Place:
@@ -182,10 +175,10 @@ class _Fit:
         Q, R = np.linalg.qr(columns / size)
         y = self.equations.y / self.equations.noise
         enough = len(R) == len(size)
-        if enough and np.min(np.abs(np.diag(R)), initial=1.0) > self.tuning.singular:
+        if enough and np.min(np.abs(np.diag(R)), initial=1.0) > SINGULAR:
             v = scipy.linalg.solve_triangular(R, Q.T @ y)
         else:
-            v = np.linalg.lstsq(columns / size, y, rcond=self.tuning.singular)[0]
+            v = np.linalg.lstsq(columns / size, y, rcond=SINGULAR)[0]
         v = v / size
         return _Place(M, gates, Q, v.reshape(len(M), -1), y - columns @ v)
 
@@ -206,6 +199,6 @@ class _Fit:
         np.fill_diagonal(damped[n:], np.sqrt(damping))
         triangle = np.asarray(np.linalg.qr(damped, mode="r"))
         R, right = triangle[:unknowns, :-1], triangle[:unknowns, -1]
-        if not np.min(np.abs(np.diag(R)), initial=1.0) > self.tuning.singular:
+        if not np.min(np.abs(np.diag(R)), initial=1.0) > SINGULAR:
             return None
         return np.asarray(scipy.linalg.solve_triangular(R, right) / size)

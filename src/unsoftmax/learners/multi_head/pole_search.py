@@ -112,20 +112,16 @@ def separated(
     d = reduced.dim
     if reduced.scale == 0:
         return no_heads(reduced)
-    tokens = _CopiedTokens(reduced, biases)
-    line = yield from _read_line(tokens, most, copies, rng)
+    search = _PoleSearch(reduced, biases, rng)
+    line = yield from search.read_line(most, copies)
     if len(line.rate) * d * (d + 1 + biases) > MOST_UNKNOWNS:
         raise CoincidentJumps
-    search = _PoleSearch(tokens, line, rng)
     if not len(line.rate):  # no logits
         none = FittedHeads(np.zeros((0, d, d + biases)), np.zeros((0, d)), 0.0)
-        return search.recovered(none, line.equations)
-    near = yield from search.near()
-    equations, found = yield from search.everywhere(near)
-    return search.recovered(found, equations)
-
-
-# -- along the line
+        return search.recovered(none, line.equations, line.b)
+    near = yield from search.near(line)
+    equations, found = yield from search.everywhere(line, near)
+    return search.recovered(found, equations, line.b)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,11 +137,12 @@ class _HeadLine:
 
 
 @dataclass(frozen=True, slots=True)
-class _CopiedTokens:
-    """Answers to n copies of a+b and one b, as equations for all heads."""
+class _PoleSearch:
+    """The steps of one search: answers to copies of tokens are equations for all heads."""
 
     reduced: ReducedAnswers
     biases: bool
+    rng: np.random.Generator
 
     def ask_line(
         self, b: Array, direction: Array, offsets: Array, copies: int
@@ -177,61 +174,178 @@ class _CopiedTokens:
         """Return what u_h is linear in: b, and 1 with biases."""
         return np.concatenate([b, np.ones((len(b), 1))], axis=1) if self.biases else b
 
+    def read_line(self, most: int, copies: int) -> Asking[_HeadLine]:
+        """Ask a random line at a random query token, and explain it by ``most`` heads.
 
-def _read_line(
-    tokens: _CopiedTokens, most: int, copies: int, rng: np.random.Generator
-) -> Asking[_HeadLine]:
-    """Ask a random line at a random query token, and explain it by ``most`` heads.
+        Where nothing shows logits there are no heads on it.
+        """
+        d, lengths = self.reduced.dim, self.reduced.lengths
+        b, direction = self.rng.standard_normal((2, d))
+        b *= min(lengths.length, QUERY_SHARE * lengths.room) / np.linalg.norm(b)
+        direction /= np.linalg.norm(direction)
+        wide, scale = yield from self._scale(b, direction, copies)
+        if scale is None:
+            return _HeadLine(b, direction, np.inf, wide, np.zeros(0))
+        b, steepest, far = scale
+        ends = np.arcsinh(far * steepest / 2)
+        offsets = 2 / steepest * np.sinh(np.linspace(-ends, ends, POINTS))
+        asked = yield from self.ask_line(b, direction, offsets, copies)
+        ones = np.ones((len(offsets), 1))
+        along = HeadEquations(offsets[:, None], ones, asked.shift, asked.y, asked.noise)
+        return _HeadLine(b, direction, far, asked, _fewest(along, most).M.ravel())
 
-    Where nothing shows logits there are no heads on it.
-    """
-    d, lengths = tokens.reduced.dim, tokens.reduced.lengths
-    b, direction = rng.standard_normal((2, d))
-    b *= min(lengths.length, QUERY_SHARE * lengths.room) / np.linalg.norm(b)
-    direction /= np.linalg.norm(direction)
-    wide, scale = yield from _scale(tokens, b, direction, copies)
-    if scale is None:
-        return _HeadLine(b, direction, np.inf, wide, np.zeros(0))
-    b, steepest, far = scale
-    ends = np.arcsinh(far * steepest / 2)
-    offsets = 2 / steepest * np.sinh(np.linspace(-ends, ends, POINTS))
-    asked = yield from tokens.ask_line(b, direction, offsets, copies)
-    ones = np.ones((len(offsets), 1))
-    along = HeadEquations(offsets[:, None], ones, asked.shift, asked.y, asked.noise)
-    return _HeadLine(b, direction, far, asked, _fewest(along, most).M.ravel())
+    def _scale(
+        self, b: Array, direction: Array, copies: int
+    ) -> Asking[tuple[HeadEquations, tuple[Array, float, float] | None]]:
+        """Find where logits show and where gates are saturated.
+
+        Return what was asked, and a query token as long as such offsets, the largest rate and the
+        farthest offset; None where no logits show.
+        """
+        lengths, length = self.reduced.lengths, float(np.linalg.norm(b))
+        longest = (lengths.room - length) * (1 - ROUNDING)
+        sizes = 2.0 ** np.arange(-OCTAVES, OCTAVES + 1) / length
+        sizes = np.append(sizes[sizes < longest], longest) if lengths.capped else sizes
+        both = np.concatenate([sizes, -sizes])
+        answers = yield from self.ask_line(b, direction, both, copies)
+        g, noise = (x.reshape(2, -1) / sizes for x in (answers.y, NOISES * answers.noise))
+        largest = float(np.max(np.abs(g), where=np.abs(g) > noise, initial=0.0))
+        if largest == 0:
+            return answers, None
+        shows = np.any(np.abs(g) > np.maximum(SEEN * largest, noise), axis=0)
+        change = np.abs(g - g[:, -1:])
+        moves = np.any(change > np.maximum(SATURATED * largest, noise + noise[:, -1:]), axis=0)
+        first = int(np.argmax(shows))
+        last = min(int(np.max(np.flatnonzero(moves), initial=first)) + 1, len(sizes) - 1)
+        steepest, far = FIRST_LOGIT / float(sizes[first]), float(sizes[last])
+        # noise of a fixed size is small beside long offsets and tiny query tokens
+        fixed = self.biases or self.reduced.precision.absolute > 0
+        share = 1.0 if fixed else np.sqrt(MIDDLE * float(sizes[first]) / length)
+        if share * length + far / share > lengths.room:
+            share = 1.0 if fixed else QUERY_SHARE * lengths.room / length
+            far = min(far, share * OFFSET_SHARE * lengths.room)
+        return answers, (share * b, share * steepest, far / share)
+
+    def near(self, line: _HeadLine) -> Asking[FittedHeads]:
+        """Find all heads from what is near the line."""
+        estimates, ties = self.tied(line)
+        for moved in MOVED:
+            around = yield from self._around(line, moved)
+            equations = line.equations.joined(around)
+            tied = fit_heads(equations, estimates, ties=ties)
+            found = fit_heads(equations, tied.M)
+            if found.missed <= FITS:
+                return found
+        raise CoincidentJumps
+
+    def tied(self, line: _HeadLine) -> tuple[Array, Array]:
+        """Return the C_k (K, d, k) as far as the line tells them, and the ties T (H, K)."""
+        order = np.argsort(line.rate)
+        rate, clusters = line.rate[order], [[int(order[0])]]
+        apart = np.diff(rate) > TIED * np.minimum(np.abs(rate[1:]), np.abs(rate[:-1]))
+        for h, other in zip(order[1:], apart, strict=True):
+            if other:
+                clusters.append([])
+            clusters[-1].append(int(h))
+        ties = np.zeros((len(rate), len(clusters)))
+        for k, cluster in enumerate(clusters):
+            ties[cluster, k] = line.rate[cluster] / line.rate[cluster[0]]
+        [q] = self.coordinates(line.b[None])
+        outer = np.outer(line.direction, q / (q @ q))
+        first = line.rate[[cluster[0] for cluster in clusters]]
+        return first[:, None, None] * outer, ties
+
+    def _logits(self, n: int) -> Array:
+        """Draw logits of either sign."""
+        sizes = self.rng.uniform(*LOGITS, n)
+        return np.asarray(sizes * self.rng.choice([-1.0, 1.0], n))
+
+    def _count(self, H: int) -> int:
+        d = self.reduced.dim
+        unknowns = H * d * (d + 1 + self.biases)
+        return int(AMPLE * unknowns) + SPARE
+
+    def _around(self, line: _HeadLine, moved: float) -> Asking[HeadEquations]:
+        """Ask offsets and query tokens that are moved a little from the line's."""
+        n = self._count(len(line.rate))
+        rates = np.abs(line.rate[self.rng.integers(len(line.rate), size=n)])
+        along = np.clip(self._logits(n) / rates, -line.far, line.far)
+        a = along[:, None] * (line.direction + moved * self._directions(n))
+        b = line.b + moved * float(np.linalg.norm(line.b)) * self._directions(n)
+        # both were moved: a cap that the line keeps to may be passed
+        longest = self.reduced.lengths.room - np.linalg.norm(b, axis=1)
+        a *= np.minimum(1.0, longest / np.linalg.norm(a, axis=1))[:, None]
+        return (yield from self.ask(a, b, 1 + np.arange(n) % 2 * (COPIES - 1), "near poles"))
+
+    def everywhere(
+        self, line: _HeadLine, near: FittedHeads
+    ) -> Asking[tuple[HeadEquations, FittedHeads]]:
+        """Ask random offsets and query tokens at moderate logits; fit all."""
+        equations = yield from self._moderate(line, near)
+        for further in (*FURTHER, None):
+            found = fit_heads(equations, near.M)
+            if found.missed <= FITS:
+                return equations, found
+            if further is not None:
+                # what was read beside the line is too rough to go so far at once
+                around = line.equations.joined((yield from self._around(line, further)))
+                near = fit_heads(around, near.M)
+        raise CoincidentJumps
+
+    def _moderate(self, line: _HeadLine, near: FittedHeads) -> Asking[HeadEquations]:
+        """Ask random offsets and query tokens at which logits of ``near`` are moderate."""
+        n = self._count(len(line.rate))
+        b = float(np.linalg.norm(line.b)) * self._directions(n)
+        a = self._directions(n)
+        M = near.M[self.rng.integers(len(near.M), size=n)]
+        logits = np.einsum("ni,nij,nj->n", a, M, self.coordinates(b))
+        with np.errstate(divide="ignore"):
+            along = np.clip(self._logits(n) / logits, -line.far, line.far)
+        a *= along[:, None]
+        copies = 1 + np.arange(n) % 2 * (COPIES - 1)
+        return (yield from self.ask(a, b, copies, "moderate logits"))
+
+    def _directions(self, n: int) -> Array:
+        """Draw n unit vectors."""
+        x = self.rng.standard_normal((n, self.reduced.dim))
+        return np.asarray(x / np.linalg.norm(x, axis=1, keepdims=True))
+
+    def recovered(self, found: FittedHeads, equations: HeadEquations, b: Array) -> RecoveredHeads:
+        """Put the heads together, with what the answers' precision makes of each."""
+        reduced, d, length = self.reduced, self.reduced.dim, float(np.linalg.norm(b))
+        of_M, of_v = (max(1.0, found.missed) * x for x in found.deviations(equations))
+        errors = {
+            "W": np.linalg.norm(of_M[:, :, :d], axis=(1, 2)),
+            "v": np.linalg.norm(of_v, axis=1),
+            "w": np.linalg.norm(of_M[:, :, d:], axis=(1, 2)),
+        }
+        W, w, v = found.M[:, :, :d], found.M[:, :, d:].sum(axis=2), found.v
+        rest, error = reduced.s - v.sum(axis=0), reduced.eta * reduced.scale
+        error = float(np.hypot(error, np.linalg.norm(errors["v"])))
+        faint = max(FAINT * reduced.scale, NOISES * error)
+        if float(np.linalg.norm(rest)) > faint:  # a head W = 0
+            W, w = np.concatenate([W, np.zeros((1, d, d))]), np.concatenate([w, np.zeros((1, d))])
+            v = np.concatenate([v, rest[None]])
+            unseen = self.unseen(rest, equations)
+            added = {"W": unseen / length, "v": error, "w": unseen * self.biases}
+            errors = {name: np.append(errors[name], added[name]) for name in errors}
+        count = "1 head" if len(v) == 1 else f"{len(v)} heads"
+        note = (
+            f"{count}; those of equal W and w are one, whose v is the sum of theirs "
+            "(Proposition 7.1). Told apart by the poles of answers along a line."
+        )
+        return RecoveredHeads(MultiHead(W, v, w, reduced.c), errors, length, notes=(note,))
+
+    def unseen(self, v: Array, equations: HeadEquations) -> float:
+        """Return the size of u_h that a head of values v has before its logits are seen."""
+        gate = scipy.special.expit(equations.shift)
+        seen = NOISES * equations.noise / (gate * (1 - gate))
+        with np.errstate(divide="ignore"):
+            sizes = seen / np.abs(equations.a @ v) / np.linalg.norm(equations.a, axis=1)
+        return float(np.median(sizes))
 
 
-def _scale(
-    tokens: _CopiedTokens, b: Array, direction: Array, copies: int
-) -> Asking[tuple[HeadEquations, tuple[Array, float, float] | None]]:
-    """Find where logits show and where gates are saturated.
-
-    Return what was asked, and a query token as long as such offsets, the largest rate and the
-    farthest offset; None where no logits show.
-    """
-    lengths, length = tokens.reduced.lengths, float(np.linalg.norm(b))
-    longest = (lengths.room - length) * (1 - ROUNDING)
-    sizes = 2.0 ** np.arange(-OCTAVES, OCTAVES + 1) / length
-    sizes = np.append(sizes[sizes < longest], longest) if lengths.capped else sizes
-    both = np.concatenate([sizes, -sizes])
-    answers = yield from tokens.ask_line(b, direction, both, copies)
-    g, noise = (x.reshape(2, -1) / sizes for x in (answers.y, NOISES * answers.noise))
-    largest = float(np.max(np.abs(g), where=np.abs(g) > noise, initial=0.0))
-    if largest == 0:
-        return answers, None
-    shows = np.any(np.abs(g) > np.maximum(SEEN * largest, noise), axis=0)
-    change = np.abs(g - g[:, -1:])
-    moves = np.any(change > np.maximum(SATURATED * largest, noise + noise[:, -1:]), axis=0)
-    first = int(np.argmax(shows))
-    last = min(int(np.max(np.flatnonzero(moves), initial=first)) + 1, len(sizes) - 1)
-    steepest, far = FIRST_LOGIT / float(sizes[first]), float(sizes[last])
-    # noise of a fixed size is small beside long offsets and tiny query tokens
-    fixed = tokens.biases or tokens.reduced.precision.absolute > 0
-    share = 1.0 if fixed else np.sqrt(MIDDLE * float(sizes[first]) / length)
-    if share * length + far / share > lengths.room:
-        share = 1.0 if fixed else QUERY_SHARE * lengths.room / length
-        far = min(far, share * OFFSET_SHARE * lengths.room)
-    return answers, (share * b, share * steepest, far / share)
+# -- along the line
 
 
 def _fewest(line: HeadEquations, most: int) -> FittedHeads:
@@ -285,138 +399,3 @@ def _without_poles_that_are_none(found: FittedHeads, line: HeadEquations) -> Fit
         if fewer.missed <= FITS:
             return fewer
     raise CoincidentJumps
-
-
-# -- beside the line
-
-
-@dataclass(frozen=True, slots=True)
-class _PoleSearch:
-    """The steps that follow a line."""
-
-    tokens: _CopiedTokens
-    line: _HeadLine
-    rng: np.random.Generator
-
-    @property
-    def length(self) -> float:
-        """Norm of the query tokens."""
-        return float(np.linalg.norm(self.line.b))
-
-    def near(self) -> Asking[FittedHeads]:
-        """Find all heads from what is near the line."""
-        line = self.line
-        estimates, ties = self.tied()
-        for moved in MOVED:
-            around = yield from self._around(moved)
-            equations = line.equations.joined(around)
-            tied = fit_heads(equations, estimates, ties=ties)
-            found = fit_heads(equations, tied.M)
-            if found.missed <= FITS:
-                return found
-        raise CoincidentJumps
-
-    def tied(self) -> tuple[Array, Array]:
-        """Return the C_k (K, d, k) as far as the line tells them, and the ties T (H, K)."""
-        line, order = self.line, np.argsort(self.line.rate)
-        rate, clusters = line.rate[order], [[int(order[0])]]
-        apart = np.diff(rate) > TIED * np.minimum(np.abs(rate[1:]), np.abs(rate[:-1]))
-        for h, other in zip(order[1:], apart, strict=True):
-            if other:
-                clusters.append([])
-            clusters[-1].append(int(h))
-        ties = np.zeros((len(rate), len(clusters)))
-        for k, cluster in enumerate(clusters):
-            ties[cluster, k] = line.rate[cluster] / line.rate[cluster[0]]
-        [q] = self.tokens.coordinates(line.b[None])
-        outer = np.outer(line.direction, q / (q @ q))
-        first = line.rate[[cluster[0] for cluster in clusters]]
-        return first[:, None, None] * outer, ties
-
-    def _logits(self, n: int) -> Array:
-        """Draw logits of either sign."""
-        sizes = self.rng.uniform(*LOGITS, n)
-        return np.asarray(sizes * self.rng.choice([-1.0, 1.0], n))
-
-    def _count(self) -> int:
-        d, H = self.tokens.reduced.dim, len(self.line.rate)
-        unknowns = H * d * (d + 1 + self.tokens.biases)
-        return int(AMPLE * unknowns) + SPARE
-
-    def _around(self, moved: float) -> Asking[HeadEquations]:
-        """Ask offsets and query tokens that are moved a little from the line's."""
-        line, n = self.line, self._count()
-        rates = np.abs(line.rate[self.rng.integers(len(line.rate), size=n)])
-        along = np.clip(self._logits(n) / rates, -line.far, line.far)
-        a = along[:, None] * (line.direction + moved * self._directions(n))
-        b = line.b + moved * self.length * self._directions(n)
-        # both were moved: a cap that the line keeps to may be passed
-        longest = self.tokens.reduced.lengths.room - np.linalg.norm(b, axis=1)
-        a *= np.minimum(1.0, longest / np.linalg.norm(a, axis=1))[:, None]
-        return (yield from self.tokens.ask(a, b, 1 + np.arange(n) % 2 * (COPIES - 1), "near poles"))
-
-    def everywhere(self, near: FittedHeads) -> Asking[tuple[HeadEquations, FittedHeads]]:
-        """Ask random offsets and query tokens at moderate logits; fit all."""
-        line = self.line
-        equations = yield from self._moderate(near)
-        for further in (*FURTHER, None):
-            found = fit_heads(equations, near.M)
-            if found.missed <= FITS:
-                return equations, found
-            if further is not None:
-                # what was read beside the line is too rough to go so far at once
-                around = line.equations.joined((yield from self._around(further)))
-                near = fit_heads(around, near.M)
-        raise CoincidentJumps
-
-    def _moderate(self, near: FittedHeads) -> Asking[HeadEquations]:
-        """Ask random offsets and query tokens at which logits of ``near`` are moderate."""
-        line, n = self.line, self._count()
-        b = self.length * self._directions(n)
-        a = self._directions(n)
-        M = near.M[self.rng.integers(len(near.M), size=n)]
-        logits = np.einsum("ni,nij,nj->n", a, M, self.tokens.coordinates(b))
-        with np.errstate(divide="ignore"):
-            along = np.clip(self._logits(n) / logits, -line.far, line.far)
-        a *= along[:, None]
-        copies = 1 + np.arange(n) % 2 * (COPIES - 1)
-        return (yield from self.tokens.ask(a, b, copies, "moderate logits"))
-
-    def _directions(self, n: int) -> Array:
-        """Draw n unit vectors."""
-        x = self.rng.standard_normal((n, self.tokens.reduced.dim))
-        return np.asarray(x / np.linalg.norm(x, axis=1, keepdims=True))
-
-    def recovered(self, found: FittedHeads, equations: HeadEquations) -> RecoveredHeads:
-        """Put the heads together, with what the answers' precision makes of each."""
-        reduced, d = self.tokens.reduced, self.tokens.reduced.dim
-        of_M, of_v = (max(1.0, found.missed) * x for x in found.deviations(equations))
-        errors = {
-            "W": np.linalg.norm(of_M[:, :, :d], axis=(1, 2)),
-            "v": np.linalg.norm(of_v, axis=1),
-            "w": np.linalg.norm(of_M[:, :, d:], axis=(1, 2)),
-        }
-        W, w, v = found.M[:, :, :d], found.M[:, :, d:].sum(axis=2), found.v
-        rest, error = reduced.s - v.sum(axis=0), reduced.eta * reduced.scale
-        error = float(np.hypot(error, np.linalg.norm(errors["v"])))
-        faint = max(FAINT * reduced.scale, NOISES * error)
-        if float(np.linalg.norm(rest)) > faint:  # a head W = 0
-            W, w = np.concatenate([W, np.zeros((1, d, d))]), np.concatenate([w, np.zeros((1, d))])
-            v = np.concatenate([v, rest[None]])
-            unseen = self.unseen(rest, equations)
-            added = {"W": unseen / self.length, "v": error, "w": unseen * self.tokens.biases}
-            errors = {name: np.append(errors[name], added[name]) for name in errors}
-        count = "1 head" if len(v) == 1 else f"{len(v)} heads"
-        note = (
-            f"{count}; those of equal W and w are one, whose v is the sum of theirs "
-            "(Proposition 7.1). Told apart by the poles of answers along a line."
-        )
-        return RecoveredHeads(MultiHead(W, v, w, reduced.c), errors, self.length, notes=(note,))
-
-    def unseen(self, v: Array, equations: HeadEquations) -> float:
-        """Return the size of u_h that a head of values v has before its logits are seen."""
-        gate = scipy.special.expit(equations.shift)
-        seen = NOISES * equations.noise / (gate * (1 - gate))
-        with np.errstate(divide="ignore"):
-            sizes = seen / np.abs(equations.a @ v) / np.linalg.norm(equations.a, axis=1)
-        return float(np.median(sizes))
