@@ -14,7 +14,8 @@ The mathematics, with z = o − c − M b:
 4. [b + a_1; …; b + a_n; b] has z = Σ_h M_h A p_h: all weights p_h by one joint least squares
    problem, log(p_h,i/p_h,0) = a_i·(W_h b + w_h) (`score_reading`). W_h has low rank: some b are
    asked with all keys, the others with as many as its column space needs.
-5. Coarse answers: ranges once more, and the same answers decoded again (`range_polish`).
+5. Coarse answers: maps are fitted to all of them (`range_fit`), many ranges are read once more
+   (`range_polish`), and the same answers are decoded again.
 6. Fresh sequences confirm or refuse; the certificate is what drawn errors do (`validate.conclude`).
 
 With ``rotary`` scores turn with distance, and `learners.rotary_layer` takes over.
@@ -82,8 +83,10 @@ class AttentionLayerLearner(Configured):
         those after a norm are linear in what the norm makes of them.
     profile : {"auto", "lean", "fine", "finest"}
         How many queries buy how much accuracy: "lean" as few as possible, for exact answers; "fine"
-        twice as many, for answers of float32; "finest" four to eight times. "auto" is lean where
-        answers are of float64 and fine where they are coarser.
+        1.3 to 2 times as many, for answers of float32; "finest" two to eight times, which pays
+        for M_h, and in layers whose heads' values have more than 64 dimensions together: in
+        smaller ones "fine" gives W_h as well. "auto" is lean where answers are of float64 and fine
+        where they are coarser.
     seed : int
         Decides tokens and the hold-out: the same seed asks the same.
     rotary : bool or Rotary
@@ -107,10 +110,10 @@ class AttentionLayerLearner(Configured):
     -----
     *Queries*: for H heads of rank r and blocks of n keys, H·r ≤ d, about
     d + 76 + (H − 1)(r + 3) + (r + 4)⌈d/n⌉ + (d − r − 3)⌈r/n⌉ and up to 40 more, with n = r for
-    exact answers and r/2 behind float32, and H·r more there: 1,626 to 1,643 for twelve heads of 32
-    at d = 384, which have 1,474·d numbers, and 2,791 to 2,808 behind float32. Where ranges of
-    values are dependent (H·r > d, or nearly so beside coarse answers), (H − 1)·d in the second
-    place. After a norm (⌈d/H⌉ + 3)(H + 10) there: 2,007 to 2,073. With rotary positions
+    exact answers and r/2 behind float32, and H·r more there if that is over 64: 1,626 to 1,643 for
+    twelve heads of 32 at d = 384, which have 1,474·d numbers, and 2,791 to 2,808 behind float32.
+    Where ranges of values are dependent (H·r > d, or nearly so beside coarse answers), (H − 1)·d
+    in the second place. After a norm (⌈d/H⌉ + 3)(H + 10) there: 2,007 to 2,073. With positions
     2d + 61 + (H − 1)r + 2⌈d/r⌉(⌈rG/H⌉ + 1) for G groups: 309 for H, G, r = 4, 2, 16 at d = 64;
     with key and query biases 2d + 81 + (H − 1)r + (⌈rG/H⌉ + 1)(2⌈(d + 2)/n⌉ + ⌈(r + 1)/n⌉ − 1),
     n = ⌊3r/4⌋: 374 there, and about 100 more where biases are as large as keys and queries.
@@ -344,6 +347,8 @@ class AttentionLayerLearner(Configured):
             single, layer, noise, found.gates, opening, self.head_dim, effort.whole, rng, tuning
         ).run()
         values = maps.solved()
+        fit = effort.polish and not maps.whole and sum(values.ranks) <= tuning.fitted_alone
+        effort = tuning.fitted if fit else effort
         n = keys_of(values, noise.relative, effort.share, tuning)
         typical = float(opening.typical.max()), float(opening.bias.max())
 
@@ -355,7 +360,9 @@ class AttentionLayerLearner(Configured):
             layer, values, noise, n, effort, typical, rng, tuning, redrawn=redrawn
         )
         answers = LayerAnswers(maps, (yield from reading.run()))
-        if effort.polish and not maps.whole:
+        if fit:
+            answers = yield from _fitted(answers, reading)
+        elif effort.polish and not maps.whole:
             length = float(np.linalg.norm(opening.a))
             answers = yield from polished(answers, reading, length)
         drawn = answers.drawn(noise, rng)
@@ -419,3 +426,11 @@ class AttentionLayerLearner(Configured):
                 "tokens behind the norm."
             )
         return " Leave out norm, and one is looked for." if self.norm == "none" else ""
+
+
+def _fitted(answers: LayerAnswers, reading: ScoreReading) -> Asking[LayerAnswers]:
+    """Fit maps to all answers, and ask again what has small weights beside them."""
+    answers = replace(answers, fitted=reading.noise)
+    layer, values = answers.maps()
+    reading = replace(reading, layer=layer, values=values)
+    return replace(answers, scores=(yield from reading.mended(answers.scores)))

@@ -39,6 +39,13 @@ class AttentionLayerTuning:
     """As few queries as possible: the joint least squares problem is square."""
     fine: Effort = field(default=Effort(2, True, False, 0.25, 1.0))
     """Half as many keys: their weights are overdetermined, and larger."""
+    fitted: Effort = field(default=Effort(2, False, False, 0.5, 2.0))
+    """Instead of "fine" where maps are fitted to all answers: larger logits pay beside such maps.
+    With half of them errors of W are twice as large; with twice as many ten times: small weights
+    lose their digits."""
+    fitted_alone: int = 64
+    """Dimensions of all heads' values up to which maps are fitted. In 384 the fit converges slowly,
+    from a start as far as that; reading ranges again, a query per dimension, does better."""
     finest: Effort = field(default=Effort(4, False, True, 0.25, 1.0))
     """A quarter, and no range whose errors the others amplify."""
     exact: float = 1e-12

@@ -7,13 +7,14 @@ predictions move is what is certified, a safety factor apart.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from unsoftmax.errors import ModelMismatch
 from unsoftmax.learners.attention_layer.copied_answers import SoftGates
 from unsoftmax.learners.attention_layer.key_answers import HeadScores
+from unsoftmax.learners.attention_layer.range_fit import fitted_maps
 from unsoftmax.learners.attention_layer.score_reading import ScoreAnswers
 from unsoftmax.learners.attention_layer.value_answers import HeadMaps, LayerMap, ValueAnswers
 from unsoftmax.measure.token_map import AnswerNoise
@@ -55,11 +56,21 @@ class LayerAnswers:
 
     values: ValueAnswers | SoftGates
     scores: ScoreAnswers
+    fitted: AnswerNoise | None = None
+    """Of maps that all answers are fitted by, what those are off by."""
+
+    def maps(self) -> tuple[LayerMap, HeadMaps]:
+        """Compute c and M, and every M_h."""
+        layer = self.values.layer()
+        values = self.scores.first.closed(layer, self.values.solved())
+        if self.fitted is None or not isinstance(self.values, ValueAnswers):
+            return layer, values
+        keyed = self.scores.first, self.scores.further
+        return fitted_maps(layer, values, self.values, keyed, self.fitted)
 
     def solved(self) -> RecoveredLayer:
         """Compute the layer."""
-        layer = self.values.layer()
-        values = self.scores.first.closed(layer, self.values.solved())
+        layer, values = self.maps()
         return RecoveredLayer(layer, values, self.scores.solved(layer, values))
 
     def sampled(self, noise: AnswerNoise, rng: np.random.Generator) -> RecoveredLayer:
@@ -69,7 +80,7 @@ class LayerAnswers:
     def with_errors(self, noise: AnswerNoise, rng: np.random.Generator) -> LayerAnswers:
         """Return the same answers, with errors drawn as large as theirs may be."""
         values = self.values.with_errors(noise, rng)
-        return LayerAnswers(values, self.scores.with_errors(noise, rng))
+        return replace(self, values=values, scores=self.scores.with_errors(noise, rng))
 
     def drawn(
         self, noise: AnswerNoise, rng: np.random.Generator, **least: float
