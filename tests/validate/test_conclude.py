@@ -12,7 +12,7 @@ from unsoftmax.errors import ModelMismatch, OracleError
 from unsoftmax.measure.token_map import AnswerNoise
 from unsoftmax.validate.conclude import Conclusion, Said
 from unsoftmax.validate.drawn_models import DRAWN, SAFETY, DrawnModels
-from unsoftmax.validate.fresh_sequences import WITH_EPS, FreshSequences, length_for
+from unsoftmax.validate.layer_sequences import WITH_EPS, LayerSequences, length_for
 
 OFF = 1e-9
 """How far the models of these tests are from their targets, relatively."""
@@ -59,7 +59,7 @@ def concluding(kind, target, rng, off=OFF):
     make = KINDS[kind]
     model = make(rng, off, target)
     drawn = DrawnModels(model, [make(rng, off, model) for _ in range(DRAWN)], AnswerNoise(1e-15))
-    fresh = FreshSequences(model, rng, by_distance=kind == "with positions")
+    fresh = LayerSequences(model, rng, by_distance=kind == "with positions")
     return Conclusion(drawn, fresh, Said("layer", "anything else"))
 
 
@@ -169,7 +169,7 @@ def test_logits_have_the_size_wanted(seed, kind, logits, size):
 
 def test_tokens_stay_within_a_radius_and_are_float32_numbers():
     rng = np.random.default_rng(5)
-    fresh = FreshSequences(plain(rng), rng, radius=0.5)
+    fresh = LayerSequences(plain(rng), rng, radius=0.5)
     short, rounds = fresh.holdout(32)
     for part in [*short, *(part for one in rounds for part in one)]:
         assert np.linalg.norm(part[:], axis=2).max() <= 0.5 * (1 + 1e-6)

@@ -20,7 +20,6 @@ from unsoftmax.models.attention_layer import AttentionLayer
 from unsoftmax.probes import Round
 from unsoftmax.protocol import Answers, Certificate, Found, Steps
 from unsoftmax.validate.drawn_models import DRAWN, SAFETY, DrawnModels, L
-from unsoftmax.validate.fresh_sequences import FreshSequences, Layer
 from unsoftmax.validate.judge import (
     Answered,
     Judgement,
@@ -29,6 +28,7 @@ from unsoftmax.validate.judge import (
     judge,
     more_than_usual,
 )
+from unsoftmax.validate.layer_sequences import Layer, LayerSequences
 from unsoftmax.validate.long_sequences import looked_at
 
 CONFIRMING = 4
@@ -61,7 +61,7 @@ class Conclusion(Generic[L]):
     """A recovered layer beside drawn ones, and the sequences that it is tried with."""
 
     drawn: DrawnModels[L]
-    fresh: FreshSequences
+    fresh: LayerSequences
     said: Said
 
     def confirmed(self) -> Generator[Round, Answers, None]:

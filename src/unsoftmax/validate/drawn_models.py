@@ -20,8 +20,8 @@ from unsoftmax.models.attention import mean_shift
 from unsoftmax.models.layer_norm import LayerNorm
 from unsoftmax.probes import Array
 from unsoftmax.validate.close_heads import CloseHeads, nearest
-from unsoftmax.validate.fresh_sequences import Layer
 from unsoftmax.validate.judge import Residuals
+from unsoftmax.validate.layer_sequences import Layer
 
 SAFETY = 12.0
 """Certified errors, and what fresh answers may be missed by, in multiples of the most that drawn

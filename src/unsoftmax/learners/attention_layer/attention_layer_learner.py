@@ -58,7 +58,7 @@ from unsoftmax.probes import FARTHEST
 from unsoftmax.protocol import Outputs, Plan, Steps
 from unsoftmax.theory import counts
 from unsoftmax.validate.conclude import CONFIRMING, Conclusion
-from unsoftmax.validate.fresh_sequences import LONG, SHORT, FreshSequences
+from unsoftmax.validate.layer_sequences import LONG, SHORT, LayerSequences
 
 PROFILES = ("auto", "lean", "fine", "finest")
 NORMS = ("none", "post", "pre")
@@ -366,7 +366,7 @@ class AttentionLayerLearner(Configured):
             length = float(np.linalg.norm(opening.a))
             answers = yield from polished(answers, reading, length)
         drawn = answers.drawn(noise, rng)
-        conclusion = Conclusion(drawn, FreshSequences(drawn.model, rng), SAID)
+        conclusion = Conclusion(drawn, LayerSequences(drawn.model, rng), SAID)
         try:
             yield from conclusion.confirmed()
         except ModelMismatch as refusal:

@@ -10,7 +10,7 @@ from unsoftmax.learners.attention_layer.prenorm_tuning import PrenormTuning
 from unsoftmax.learners.rotary_layer.turned_layer_tuning import TurnedLayerTuning
 from unsoftmax.solve.gate_columns import GateColumnTuning
 from unsoftmax.solve.key_blocks import KeyBlockTuning
-from unsoftmax.validate.fresh_sequences import LONG
+from unsoftmax.validate.layer_sequences import LONG
 
 
 class Effort(NamedTuple):

@@ -19,8 +19,8 @@ from unsoftmax.models import AttentionLayer
 from unsoftmax.protocol import Found
 from unsoftmax.validate.conclude import Conclusion, Said
 from unsoftmax.validate.drawn_models import DRAWN, DrawnModels
-from unsoftmax.validate.fresh_sequences import FreshSequences
 from unsoftmax.validate.judge import Answered
+from unsoftmax.validate.layer_sequences import LayerSequences
 
 # Roundoffs that answers are perturbed by, relative to y and to the scale; answers further than so
 # many from the affine map are perturbed by what they are off.
@@ -67,4 +67,4 @@ def concluded(
         "a window, positions, a nonlinearity in the values, a second layer",
         (assumed,),
     )
-    return (yield from Conclusion(drawn, FreshSequences(model, rng), said).run(checks, earlier))
+    return (yield from Conclusion(drawn, LayerSequences(model, rng), said).run(checks, earlier))

@@ -58,8 +58,8 @@ from unsoftmax.learners.attention_layer.value_answers import HeadMaps, LayerMap
 from unsoftmax.learners.compose import Asking
 from unsoftmax.models import AttentionLayer
 from unsoftmax.protocol import Found
-from unsoftmax.validate.fresh_sequences import LONG
 from unsoftmax.validate.judge import fresh_answers
+from unsoftmax.validate.layer_sequences import LONG
 from unsoftmax.validate.sequences import opening
 
 

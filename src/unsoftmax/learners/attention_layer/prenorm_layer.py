@@ -41,7 +41,7 @@ from unsoftmax.probes import Sequences, Singles, UnitVectors
 from unsoftmax.protocol import Certificate, Found
 from unsoftmax.validate.conclude import CONFIRMING
 from unsoftmax.validate.drawn_models import SAFETY
-from unsoftmax.validate.fresh_sequences import LONG, SHORT
+from unsoftmax.validate.layer_sequences import LONG, SHORT
 
 
 def prenorm_steps(

@@ -14,7 +14,7 @@ from unsoftmax.measure.token_map import AnswerNoise
 from unsoftmax.models import AttentionLayer
 from unsoftmax.validate.conclude import Conclusion
 from unsoftmax.validate.drawn_models import LEAST_MOST
-from unsoftmax.validate.fresh_sequences import FreshSequences
+from unsoftmax.validate.layer_sequences import LayerSequences
 
 
 def soft_search(
@@ -68,6 +68,6 @@ def soft_search(
     ).run()
     answers = LayerAnswers(maps, scores)
     drawn = answers.drawn(noise, rng, least_most=least_most)
-    conclusion = Conclusion(drawn, FreshSequences(drawn.model, rng, fresh), SAID)
+    conclusion = Conclusion(drawn, LayerSequences(drawn.model, rng, fresh), SAID)
     yield from conclusion.confirmed()
     return conclusion

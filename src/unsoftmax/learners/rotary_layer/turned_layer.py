@@ -52,7 +52,7 @@ from unsoftmax.protocol import Plan, Steps
 from unsoftmax.theory import counts
 from unsoftmax.validate.conclude import CONFIRMING, Conclusion, Said
 from unsoftmax.validate.drawn_models import DRAWN, DrawnModels
-from unsoftmax.validate.fresh_sequences import LONG, SHORT, FreshSequences
+from unsoftmax.validate.layer_sequences import LONG, SHORT, LayerSequences
 
 _REFUSALS = (ModelMismatch, NotIdentifiable, np.linalg.LinAlgError)
 _COARSE = (
@@ -197,7 +197,7 @@ class TurnedLayerTask:
             raise negative_weights(noise, len(others[0].heads.Q))
         model = answers.solved().model()
         drawn = DrawnModels(model, [one.model() for one in others], noise)
-        fresh = FreshSequences(model, self.rng, by_distance=True)
+        fresh = LayerSequences(model, self.rng, by_distance=True)
         conclusion = Conclusion(drawn, fresh, _said(model))
         yield from conclusion.confirmed()
         return conclusion
