@@ -56,7 +56,7 @@ Layer: TypeAlias = AttentionLayer | RotaryLayer
 
 
 @dataclass(frozen=True, slots=True)
-class FreshSequences:
+class LayerSequences:
     """Sequences that a layer is tried with."""
 
     model: Layer
