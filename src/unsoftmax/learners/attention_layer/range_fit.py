@@ -122,12 +122,6 @@ class RangeFit:
             z = layer.beyond(offsets.y[k], offsets.b[h])
             alone = np.eye(len(a))[:, None]
             yield LinearAnswers(a, [h], alone, z, _scale(offsets.y[k], noise))
-        if (again := seen.saturated) is not None:
-            z, scale = layer.beyond(again.y, again.b), _scale(again.y, noise)
-            for h in every:
-                own = again.head == h
-                alone = np.eye(int(np.count_nonzero(own)))[:, None]
-                yield LinearAnswers(again.a[own], [h], alone, z[own], scale[own])
 
     def _keys(self) -> Iterator[LinearAnswers]:
         """Return those to blocks of keys, whose weights are what fits them best."""
