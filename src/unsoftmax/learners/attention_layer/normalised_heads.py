@@ -13,6 +13,7 @@ Gates are the 0/1 columns in the span of the rows {Σ m_h, sums}, the first entr
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import scipy
@@ -42,7 +43,7 @@ class PatternRound:
     y: Array
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PatternAnswers:
     """All answers that K and γ are read off.
 
@@ -63,6 +64,10 @@ class PatternAnswers:
 
     def layer(self) -> DirectionMap:
         """Return K in true units."""
+        return self._layer
+
+    @cached_property
+    def _layer(self) -> DirectionMap:
         frame = read_singles(self.singles, self.tuning.singles)
         return read_heads(frame, self.patterns, self.tuning.heads, self.gates)[0]
 
