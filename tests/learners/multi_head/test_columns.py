@@ -10,7 +10,7 @@ import pytest
 
 from tests.learners.multi_head.synthetic import Scene, driven
 from unsoftmax.learners.multi_head import window_sweeps
-from unsoftmax.learners.multi_head.column_table import ColumnTable, ColumnTuning
+from unsoftmax.learners.multi_head.column_table import ColumnTable, ColumnTableTuning
 from unsoftmax.learners.multi_head.columns import STEPS, blocks, read_columns
 from unsoftmax.learners.multi_head.search_outcomes import CoincidentJumps
 from unsoftmax.learners.multi_head.window_sweeps import (
@@ -22,7 +22,7 @@ from unsoftmax.learners.multi_head.window_sweeps import (
 )
 from unsoftmax.measure.windows import predicted
 
-TUNING = ColumnTuning()
+TUNING = ColumnTableTuning()
 
 
 def directions_of(scene):

@@ -11,7 +11,7 @@ from unsoftmax.learners.multi_head.in_plane import (
     SPAN,
     STEEPER,
     Crossings,
-    Stage,
+    CrossingStage,
     along,
     grows,
     through,
@@ -41,7 +41,7 @@ def bracketed(**known):
 
 
 def read_once(theta=1.15, r=0.5):
-    return bracketed(stage=Stage.READ_ONCE, theta=theta, r=r, T=T)
+    return bracketed(stage=CrossingStage.READ_ONCE, theta=theta, r=r, T=T)
 
 
 def after_one(crossings, theta, value):
@@ -52,7 +52,7 @@ def after_one(crossings, theta, value):
 
 
 def state(row):
-    return (Stage(row["stage"]), row["low"], row["high"], row["missed"])
+    return (CrossingStage(row["stage"]), row["low"], row["high"], row["missed"])
 
 
 @pytest.mark.parametrize("begin", [bracketed, read_once])
@@ -70,7 +70,7 @@ def state(row):
 )
 def test_a_gate_that_is_not_open_narrows_or_flattens(begin, value, ends, slope, suspect):
     row, suspected = after_one(begin(), 1.1, value)
-    assert state(row) == (Stage.BRACKETED, *ends, 1)
+    assert state(row) == (CrossingStage.BRACKETED, *ends, 1)
     assert row["slope"] == pytest.approx(slope)
     assert suspected is suspect
 
@@ -78,7 +78,7 @@ def test_a_gate_that_is_not_open_narrows_or_flattens(begin, value, ends, slope, 
 @pytest.mark.parametrize("theta", [1.05, 1.1])
 def test_an_open_gate_is_kept_and_narrows(theta):
     row, suspect = after_one(bracketed(), theta, gate(theta))
-    assert row["stage"] == Stage.READ_ONCE
+    assert row["stage"] == CrossingStage.READ_ONCE
     assert not suspect
     assert row["low"] <= ROOT <= row["high"]
     assert theta in (row["low"], row["high"])
@@ -92,7 +92,7 @@ def test_two_open_gates_are_an_estimate():
     [second] = crossings.next_angles(ONE, 0.0)
     assert ROOT < second < 1.1
     row, suspect = after_one(crossings, second, gate(second))
-    assert row["stage"] == Stage.ESTIMATED
+    assert row["stage"] == CrossingStage.ESTIMATED
     assert not suspect
     np.testing.assert_allclose(row["u"], U, rtol=1e-6)
     assert (row["slope"], row["missed"]) == (50.0, 1)
@@ -102,7 +102,7 @@ def test_two_gates_that_fall_or_are_none_are_no_estimate():
     for value in (gate(1.12), np.nan):  # larger before the first one
         row, suspect = after_one(read_once(1.1, SLOPE * np.sin(1.1 - ROOT)), 1.05, value)
         assert suspect
-        assert state(row) == (Stage.BRACKETED, 1.0, 1.2, 1)
+        assert state(row) == (CrossingStage.BRACKETED, 1.0, 1.2, 1)
         assert row["slope"] == pytest.approx(5.0)
         assert np.all(np.isnan(row["u"]))
 
@@ -114,7 +114,7 @@ def test_the_second_reading_is_further_away_where_answers_are_noisy(noise, share
 
 
 def after_two(theta, gates):
-    crossings = bracketed(stage=Stage.ESTIMATED, u=U)
+    crossings = bracketed(stage=CrossingStage.ESTIMATED, u=U)
     two = (np.reshape(x, (2, 1)) for x in (theta, gates))
     theta, gates = two
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -126,7 +126,7 @@ def test_two_gates_where_they_should_be_are_a_measurement():
     step = np.arcsin(2 / (T * SLOPE))
     theta = (ROOT - step, ROOT + step)
     after = after_two(theta, (gate(theta[0]), gate(theta[1])))
-    assert after["stage"] == Stage.MEASURED
+    assert after["stage"] == CrossingStage.MEASURED
     np.testing.assert_allclose(after["u"], U, rtol=1e-9)
     assert (after["T"], after["slope"], after["missed"], after["shift"]) == (T, 50.0, 1, 0.25)
 
@@ -134,7 +134,7 @@ def test_two_gates_where_they_should_be_are_a_measurement():
 def test_two_open_gates_elsewhere_are_a_better_estimate():
     theta = (ROOT + 0.03, ROOT + 0.05)
     after = after_two(theta, (gate(theta[0]), gate(theta[1])))
-    assert after["stage"] == Stage.ESTIMATED
+    assert after["stage"] == CrossingStage.ESTIMATED
     np.testing.assert_allclose(after["u"], U, rtol=1e-6)
     assert after["missed"] == 2
 
@@ -146,7 +146,7 @@ def test_two_open_gates_elsewhere_are_a_better_estimate():
 )
 def test_gates_that_tell_nothing_begin_anew(gates):
     after = after_two((ROOT - 0.01, ROOT + 0.01), gates)
-    assert state(after) == (Stage.BRACKETED, 1.0, 1.2, 2)
+    assert state(after) == (CrossingStage.BRACKETED, 1.0, 1.2, 2)
     assert after["slope"] == pytest.approx(SPAN / (0.2 * T))
     assert np.all(np.isnan(after["u"]))
 

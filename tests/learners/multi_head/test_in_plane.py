@@ -7,7 +7,7 @@ import pytest
 
 from unsoftmax.arrangement.jumps import JumpSearch, find_jumps
 from unsoftmax.learners.multi_head import in_plane
-from unsoftmax.learners.multi_head.in_plane import Crossings, Stage, measure_in_plane
+from unsoftmax.learners.multi_head.in_plane import Crossings, CrossingStage, measure_in_plane
 from unsoftmax.learners.multi_head.search_outcomes import CoincidentJumps
 from unsoftmax.learners.multi_head.token_lengths import TokenLengths
 
@@ -180,14 +180,14 @@ def test_intervals_that_were_cut_begin_anew_and_others_stay():
     u, v = drawn(3, 2)
     jumps = jumps_of(u, v)
     crossings = Crossings.unread(jumps, 5.0)
-    put(crossings, 0, Stage.MEASURED, u=[1.0, 2.0], T=3.0)
-    put(crossings, 2, Stage.ESTIMATED, u=[0.0, 4.0], missed=2)
+    put(crossings, 0, CrossingStage.MEASURED, u=[1.0, 2.0], T=3.0)
+    put(crossings, 2, CrossingStage.ESTIMATED, u=[0.0, 4.0], missed=2)
     moved = crossings.moved(jumps.take(np.array([False, True, True])))
-    assert moved.rows["stage"].tolist() == [Stage.BRACKETED, Stage.ESTIMATED]
+    assert moved.rows["stage"].tolist() == [CrossingStage.BRACKETED, CrossingStage.ESTIMATED]
     np.testing.assert_array_equal(moved.rows[1], crossings.rows[2])
     crossings.reset(np.array([True, False, False]))
     begun = crossings.rows[0]
-    assert begun["stage"] == Stage.BRACKETED
+    assert begun["stage"] == CrossingStage.BRACKETED
     assert (begun["low"], begun["high"], begun["slope"]) == (jumps.low[0], jumps.high[0], 5.0)
     # the new ones take the slope that is usual
     fewer = Crossings.unread(jumps.take(np.array([True, False, False])), 5.0)
@@ -206,14 +206,17 @@ def test_brackets_stay_within_narrower_intervals():
         crossings = Crossings.unread(jumps, 1.0)
         put(crossings, 0, **known)
         row = crossings.moved(narrower).rows[0]
-        return Stage(row["stage"]), row["low"], row["high"]
+        return CrossingStage(row["stage"]), row["low"], row["high"]
 
-    once = {"stage": Stage.READ_ONCE, "T": 2.0, "theta": low + third, "r": 0.5}
+    once = {"stage": CrossingStage.READ_ONCE, "T": 2.0, "theta": low + third, "r": 0.5}
     inside = (low + third, high - third)
-    assert moved(stage=Stage.BRACKETED, low=low + third) == (Stage.BRACKETED, *inside)
-    assert moved(low=low + third, **once) == (Stage.READ_ONCE, *inside)
-    beyond = moved(stage=Stage.BRACKETED, low=high - third / 2)
-    assert beyond == (Stage.BRACKETED, low, high - third)
+    assert moved(stage=CrossingStage.BRACKETED, low=low + third) == (
+        CrossingStage.BRACKETED,
+        *inside,
+    )
+    assert moved(low=low + third, **once) == (CrossingStage.READ_ONCE, *inside)
+    beyond = moved(stage=CrossingStage.BRACKETED, low=high - third / 2)
+    assert beyond == (CrossingStage.BRACKETED, low, high - third)
 
 
 def test_known_heads_say_how_far_out_they_are_saturated():
@@ -221,6 +224,6 @@ def test_known_heads_say_how_far_out_they_are_saturated():
     crossings = Crossings.unread(jumps_of(u, v), 1.0)
     every, theta = np.arange(3), np.array([0.1, 0.2, 0.3])
     assert np.all(crossings.others_saturated(every, theta, 45.0) == 0)
-    put(crossings, 1, Stage.ESTIMATED, u=[3.0, 0.0])
+    put(crossings, 1, CrossingStage.ESTIMATED, u=[3.0, 0.0])
     quiet = crossings.others_saturated(every, theta, 45.0)
     np.testing.assert_allclose(quiet, [15 / np.cos(0.1), 0.0, 15 / np.cos(0.3)])

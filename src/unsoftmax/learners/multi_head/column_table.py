@@ -60,7 +60,7 @@ DISTURBED = 2
 
 
 @dataclass(frozen=True, slots=True)
-class ColumnTuning:
+class ColumnTableTuning:
     """How columns are asked: where answers are coarse, or heads have positions, otherwise."""
 
     widest: float = np.inf
@@ -134,14 +134,14 @@ class ColumnTable:
     """Logits too large to be read, in the last sweep (H, d, k)."""
     wide: Flags
     """Logits larger than they should be (H, d, k)."""
-    tuning: ColumnTuning
+    tuning: ColumnTableTuning
     spaces: dict[int, ColumnSpace]
     """Of the heads whose rank is known."""
     rested: dict[int, ColumnRests] = field(default_factory=dict)
     """What their columns leave beside these."""
 
     @classmethod
-    def empty(cls, answers: WindowAnswers, s: Array, tuning: ColumnTuning) -> ColumnTable:
+    def empty(cls, answers: WindowAnswers, s: Array, tuning: ColumnTableTuning) -> ColumnTable:
         """Return the table before any column is known."""
         lost, W = np.zeros(answers.y.shape, dtype=bool), np.zeros(answers.y.shape)
         return cls(answers, answers.token.seen, s, W, lost, lost.copy(), tuning, {})

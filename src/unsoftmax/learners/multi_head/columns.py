@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from unsoftmax.learners.compose import Asking
-from unsoftmax.learners.multi_head.column_table import ColumnTable, ColumnTuning
+from unsoftmax.learners.multi_head.column_table import ColumnTable, ColumnTableTuning
 from unsoftmax.learners.multi_head.search_outcomes import CoincidentJumps
 from unsoftmax.learners.multi_head.window_sweeps import UNSETTLED, WindowAnswers, WindowCells
 from unsoftmax.probes import Array, Indices
@@ -52,7 +52,7 @@ def read_columns(
     s: Array,
     rank: int | None,
     rng: np.random.Generator,
-    tuning: ColumnTuning,
+    tuning: ColumnTableTuning,
     *,
     spanning: bool = False,
 ) -> Asking[HeadColumns]:

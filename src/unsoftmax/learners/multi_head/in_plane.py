@@ -137,7 +137,7 @@ def measure_in_plane(
     rounds = _PlaneRounds(Crossings.unread(jumps), ask, eta, lengths, slower, mirrored)
     for _ in range(ROUNDS):
         crossings = rounds.crossings
-        done = bool(np.all(crossings.rows["stage"] == Stage.MEASURED))
+        done = bool(np.all(crossings.rows["stage"] == CrossingStage.MEASURED))
         suspects = yield from rounds.hiding() if done else rounds.advanced()
         if np.any(suspects):
             jumps = crossings.jumps
@@ -155,7 +155,7 @@ def measure_in_plane(
     raise CoincidentJumps
 
 
-class Stage(IntEnum):
+class CrossingStage(IntEnum):
     """How far one crossing is measured."""
 
     BRACKETED = 0
@@ -202,13 +202,13 @@ class Crossings:
     def _begin_anew(self, chosen: Indices, slope: Array) -> None:
         """Look for some jumps in the whole of their intervals again."""
         rows, jumps = self.rows, self.jumps
-        rows["stage"][chosen], rows["u"][chosen] = Stage.BRACKETED, np.nan
+        rows["stage"][chosen], rows["u"][chosen] = CrossingStage.BRACKETED, np.nan
         rows["low"][chosen], rows["high"][chosen] = jumps.low[chosen], jumps.high[chosen]
         rows["slope"][chosen] = slope
 
     def moved(self, jumps: Jumps) -> Crossings:
         """Take over what is known to other intervals, for those that were not cut."""
-        known = self.rows["u"][self.rows["stage"] >= Stage.ESTIMATED]
+        known = self.rows["u"][self.rows["stage"] >= CrossingStage.ESTIMATED]
         guesses = self.rows["slope"]
         slope = np.median(np.linalg.norm(known, axis=1)) if len(known) else np.nanmax(guesses)
         new = Crossings.unread(jumps, float(slope))
@@ -226,7 +226,7 @@ class Crossings:
         now = self.rows[chosen]
         share = min(MOST_BESIDE, BESIDE * max(1.0, (noise / NOISELESS) ** 0.5))
         beside = now["theta"] - share * (now["high"] - now["low"]) * np.sign(now["r"])
-        once = now["stage"] == Stage.READ_ONCE
+        once = now["stage"] == CrossingStage.READ_ONCE
         return np.asarray(np.where(once, beside, (now["low"] + now["high"]) / 2))
 
     def after_one(
@@ -240,7 +240,7 @@ class Crossings:
         none = (gates < -OUTSIDE) | (gates > 1 + OUTSIDE)
         below, above = ~none & (gates < SATURATED), ~none & (gates > 1 - SATURATED)
         opened = ~(none | below | above)  # NaN passes, and is refused where it is used
-        second = opened & (now["stage"] == Stage.READ_ONCE)
+        second = opened & (now["stage"] == CrossingStage.READ_ONCE)
         first = opened & ~second
         now["u"][second] = through((now["theta"], theta), (now["r"], r))[second]
         now["low"] = np.where(below | first & ~(r > 0), theta, now["low"])
@@ -248,7 +248,7 @@ class Crossings:
         now["slope"] *= np.where(none, FLATTER, np.where(below | above, steeper, 1.0))
         for name, value in (("theta", theta), ("r", r), ("T", T)):
             now[name][first] = value[first]
-        now["stage"] = np.where(second, Stage.ESTIMATED, first * Stage.READ_ONCE)
+        now["stage"] = np.where(second, CrossingStage.ESTIMATED, first * CrossingStage.READ_ONCE)
         self.rows[chosen] = now
         vain = second & ~grows(now["u"], self.jumps.take(chosen))
         self._begin_anew(chosen[vain], FLATTER * now["slope"][vain])
@@ -271,7 +271,11 @@ class Crossings:
         lost = ~(measured | inside & grows(u, jumps))
         rows["missed"][chosen] += ~measured
         rows["u"][chosen] = u
-        for name, value in (("T", T), ("shift", shift), ("stage", Stage.MEASURED + 0 * chosen)):
+        for name, value in (
+            ("T", T),
+            ("shift", shift),
+            ("stage", CrossingStage.MEASURED + 0 * chosen),
+        ):
             rows[name][chosen[measured]] = value[measured]
         self._begin_anew(chosen[lost], SPAN / (jumps.width[lost] * T[lost]))
 
@@ -327,12 +331,12 @@ class _PlaneRounds:
     def advanced(self) -> Asking[Flags]:
         """Ask one round; return the intervals that do not look like one jump."""
         stage = self.crossings.rows["stage"]
-        unread = np.flatnonzero(stage < Stage.ESTIMATED)
+        unread = np.flatnonzero(stage < CrossingStage.ESTIMATED)
         if len(unread) == len(stage):
             return (yield from self._first_slope())
         if len(unread):
             return (yield from self._read(unread, STEEPER))
-        return (yield from self._confirm(np.flatnonzero(stage == Stage.ESTIMATED)))
+        return (yield from self._confirm(np.flatnonzero(stage == CrossingStage.ESTIMATED)))
 
     def _first_slope(self) -> Asking[Flags]:
         """Read the head with the most room around it, from where gates are steps."""
@@ -343,7 +347,7 @@ class _PlaneRounds:
         suspects = yield from self._read(np.array([first]), self.steeper)
         if suspects[first]:  # too far down: T goes slower
             self.steeper = self.slower
-        if rows["stage"][first] == Stage.ESTIMATED:
+        if rows["stage"][first] == CrossingStage.ESTIMATED:
             rows["slope"] = np.linalg.norm(rows["u"][first])
         return suspects
 
@@ -354,7 +358,7 @@ class _PlaneRounds:
         with np.errstate(divide="ignore"):
             first = np.minimum(SPAN / (now["slope"] * (now["high"] - now["low"])), self.farthest)
         first = np.maximum(np.maximum(first, self.lengths.silent), self._quiet(chosen, theta))
-        T = np.where(now["stage"] == Stage.READ_ONCE, T, first)
+        T = np.where(now["stage"] == CrossingStage.READ_ONCE, T, first)
         gates = crossings.gates(chosen, theta, (yield from self.ask(theta, T)))
         suspects = crossings.after_one(chosen, theta, T, gates, steeper)
         if np.any(crossings.rows["slope"][chosen] > STEEPEST):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from unsoftmax.learners.multi_head import in_plane, out_of_plane, reduced_answers
-from unsoftmax.learners.multi_head.column_table import ColumnTuning
+from unsoftmax.learners.multi_head.column_table import ColumnTableTuning
 from unsoftmax.learners.multi_head.conclusions import HeadsConclusionTuning
 from unsoftmax.learners.multi_head.newton_correction import CorrectionTuning
 from unsoftmax.learners.multi_head.search_outcomes import RestartTuning
@@ -23,7 +23,7 @@ class MultiHeadTuning:
     """The first head's slope is found by so much a reading once one overshot."""
     move: float = out_of_plane.MOVE
     value_over_jump: float = out_of_plane.VALUE_OVER_JUMP
-    columns: ColumnTuning = field(default=ColumnTuning())
+    columns: ColumnTableTuning = field(default=ColumnTableTuning())
     correction: CorrectionTuning = field(default=CorrectionTuning())
     conclusion: HeadsConclusionTuning = field(default=HeadsConclusionTuning())
     restarts: RestartTuning = field(default=RestartTuning())

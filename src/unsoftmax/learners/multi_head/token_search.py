@@ -16,7 +16,7 @@ import numpy as np
 
 from unsoftmax.arrangement.jumps import JumpSearch, find_jumps
 from unsoftmax.learners.compose import Asking
-from unsoftmax.learners.multi_head.column_table import ColumnTuning
+from unsoftmax.learners.multi_head.column_table import ColumnTableTuning
 from unsoftmax.learners.multi_head.columns import HeadColumns, no_columns, read_columns
 from unsoftmax.learners.multi_head.in_plane import InPlane, measure_in_plane
 from unsoftmax.learners.multi_head.multi_head_tuning import MultiHeadTuning
@@ -238,7 +238,7 @@ class TokenSearch:
         return np.asarray(np.roll(Q, -1, axis=1).T if self.sought.biases else Q[:, 1:].T)
 
     def heads_from(
-        self, token: TokenHeads, s: Array, tuning: ColumnTuning
+        self, token: TokenHeads, s: Array, tuning: ColumnTableTuning
     ) -> Asking[RecoveredHeads]:
         """Read all columns in the heads' windows, whose logits at b are s (H, d); and the signs."""
         rank, directions = self.sought.rank, self.directions(token)

@@ -11,7 +11,6 @@ several heads with query biases u_h under a cap: all steps of that search serve.
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -75,8 +74,10 @@ def _around(
     reduced = replace(seen, c=seen.c + float(b @ seen.s), precision=precision, lengths=lengths)
     for copies in LINE_COPIES[: tuning.lines]:
         steps = separated(reduced, sought.max_heads, copies, True, rng)
-        with suppress(CoincidentJumps):
+        try:
             return _around_zero((yield from moved_by(steps, b)), b)
+        except CoincidentJumps:
+            continue
     raise CoincidentJumps
 
 

@@ -23,7 +23,7 @@ import numpy as np
 
 from unsoftmax.arrangement.base_points import NetworkHinges
 from unsoftmax.learners.compose import Asking, T, read_as
-from unsoftmax.learners.multi_head.column_table import ColumnTuning
+from unsoftmax.learners.multi_head.column_table import ColumnTableTuning
 from unsoftmax.learners.multi_head.columns import read_columns
 from unsoftmax.learners.multi_head.multi_head_tuning import MultiHeadTuning
 from unsoftmax.learners.multi_head.orientation import OrientedHeads, orient
@@ -49,7 +49,7 @@ class NothingPooled(CoincidentJumps):
 class FirstCellTuning:
     """How long tokens are in the first cell, and when it is believed to be one."""
 
-    heads: MultiHeadTuning = field(default=MultiHeadTuning(columns=ColumnTuning(ample=1.25)))
+    heads: MultiHeadTuning = field(default=MultiHeadTuning(columns=ColumnTableTuning(ample=1.25)))
     """Knobs of the steps that find the heads. Column spaces are made of more columns than heads
     alone need: answers are coarser by what the network adds. Of eight heads of rank 8 in 64
     dimensions W came out to 5e-9 with 1.5, to 8e-9 with this and to 3e-7 with 1, for 9,088, 8,192

@@ -32,17 +32,17 @@ from unsoftmax.learners.multi_head_transformer.first_cell import (
     find_heads,
     open_cell,
 )
-from unsoftmax.learners.multi_head_transformer.hidden_neurons import (
-    CancellingNeuronTuning,
-    UnseenNeuronTuning,
-    cancelling_neurons,
-    unseen_neuron,
-)
 from unsoftmax.learners.multi_head_transformer.layer_solution import (
     LayerSolutionTuning,
     SolvedFirstLayers,
     layer_of_one_head,
     solve_layer,
+)
+from unsoftmax.learners.multi_head_transformer.neurons_beyond_tokens import (
+    CancellingNeuronTuning,
+    UnseenNeuronTuning,
+    cancelling_neurons,
+    unseen_neuron,
 )
 from unsoftmax.measure.through_network.learned_network import LearnedNetwork
 from unsoftmax.models import MultiHead, MultiHeadTransformer

@@ -16,7 +16,7 @@ has one head; several, which it leaves open, are beyond it.
 4. One linear system gives all B_h (`layer_solution`).
 5. Fresh sequences confirm or refuse (`layer_evidence`).
 6. Where no half circle tells the heads apart poles may (`cell_poles`); where nothing is found it is
-   asked whether a neuron shows in sequences alone (`hidden_neurons`).
+   asked whether a neuron shows in sequences alone (`neurons_beyond_tokens`).
 
 It may not know anything of the target but its answers.
 """

@@ -9,7 +9,7 @@ import pytest
 
 import unsoftmax as us
 from unsoftmax.arrangement.base_points import NetworkHinges
-from unsoftmax.learners.multi_head_transformer.hidden_neurons import (
+from unsoftmax.learners.multi_head_transformer.neurons_beyond_tokens import (
     UnseenNeuronTuning,
     unseen_neuron,
 )
