@@ -100,9 +100,9 @@ class ExactHead(Configured):
     -----
     *Queries*: d + d², (d+1)² with biases; asked again at most 2 per query token, typically
     fewer than 15 in all; with rotary positions d + 2d², and 1 + 4d + 2d² with biases, where at most
-    32 are asked again. *Determined up to* nothing; W and w are free when v = 0. *With rotary
-    positions up to* one complex number per plane, by which that of K is multiplied and that of Q
-    divided, and the sign of a frequency and multiples of 2π: all W(Δ) are determined.
+    32 are asked again. *Determined up to* nothing; W and w are free when v = 0.
+    *With rotary positions up to* one complex number per plane, by which that of K is multiplied and
+    that of Q divided, and the sign of a frequency and multiples of 2π: all W(Δ) are determined.
     *Source*: Theorem 4.1 of arXiv 2601.16873; the balanced offsets, the biases and the
     certificate go beyond it.
 
