@@ -251,6 +251,10 @@ class RotaryLayer(SubLayer, HeadsModel, TurnedProjections):
     def _entries(self, tokens: int) -> int:
         return self.maps.entries(tokens, False)
 
+    def scores(self, X: Array) -> Array:
+        """Map sequences (B, N, d) to all heads' scores, (B, H, N)."""
+        return self.scored(X)
+
     def _scored(self, X: Array) -> Array:
         return self._map.scores(X)[:, :, 0]
 
