@@ -308,30 +308,27 @@ def attention_layer_queries(dim: int, heads: int, rank: int) -> int:
 def normalised_layer_queries(dim: int, heads: int, rank: int) -> int:
     """Count what a layer behind a LayerNorm takes from exact answers, typically: measured.
 
-    d + 11 for single tokens, 14 and 2 for each head beyond two, 24 at most, for their number, 4 and
-    4 for each head, 8 at least and 32 at most, for query tokens that open one gate, 2 for lengths,
-    H(⌈rank M / H⌉ + 1) for the M_h, (r + 2)⌈d/n⌉ and one for each other query token for
-    [W_h w_h], with n keys, those that single queries leave open, and 5 for eps.
+    d + 11 for single tokens, 24 for the number of heads, 4 + min(32, d) for query tokens that
+    open one gate, 2 for lengths, H(⌈rank M / H⌉ + 4) for the M_h, (r + 4)⌈d/n⌉ and one for each
+    other query token for [W_h w_h], with n keys, those that single queries leave open, and 10 for
+    eps.
 
     Examples
     --------
     >>> normalised_layer_queries(384, 12, 32), normalised_layer_queries(64, 4, 16)
-    (1739, 337)
+    (1763, 376)
     """
     spanned = min(heads * rank, dim - 1)
-    offsets = heads * min(-(-spanned // heads) + 1, dim)
+    offsets = heads * min(-(-(spanned + 1) // heads) + 3, dim)
     dependent = int(heads * rank >= dim)
     keys = min((dim - 2 - (heads - 1) * dependent) // heads, rank - dependent)
-    later = max(1, min((dim - 2) // heads, rank))
-    tokens = min(rank + 2, dim + 1)
-    rest, blocks = dim + 1 - tokens, -(-rank // later)
-    lacking = 3 * (rank - later) * rest
-    extras = max(4, -(-lacking // min(later, 12, rest + 4))) if lacking else 0
-    if (blocks - 1) * rest <= 2 * extras:
-        extras = (blocks - 1) * rest
+    later = min((dim - 2) // heads, rank)
+    tokens = min(rank + 4, dim + 1)
+    rest = dim + 1 - tokens
+    lacking = (rank - later) * rest
+    extras = max(4, -(-lacking // 6)) if lacking else 0
     columns = tokens * -(-dim // max(1, keys))
-    gates = 14 + min(10, max(0, 2 * heads - 4)) + 4 + min(32, dim, max(8, 4 * heads))
-    return dim + 11 + gates + 2 + offsets + columns + rest + extras + 5
+    return dim + 11 + 24 + 4 + min(32, dim) + 2 + offsets + columns + rest + extras + 10
 
 
 def prenorm_layer_queries(dim: int, heads: int, rank: int) -> int:

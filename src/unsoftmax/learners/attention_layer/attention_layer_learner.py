@@ -231,7 +231,7 @@ class AttentionLayerLearner(Configured):
             tokens=behind.tokens,
             rounds=behind.rounds,
             formula=(
-                "about d + 60 + rank M + 7H + (r + 2)·d/n + 1.25(d − r − 1), n = (d − H − 1)/H, "
+                "about d + 83 + rank M + 4H + (r + 4)·d/n + 1.14(d − r − 3), n = (d − H − 1)/H, "
                 "for H heads of rank r with exact answers, twice that behind float32: "
                 f"{counts.normalised_layer_queries(d, H, r):,} for {H} of rank {r}"
             ),

@@ -97,20 +97,16 @@ def find_heads(
     """
     failure: ModelMismatch | None = None
     for longer in tuning.longer:
-        asked = _drawn(frame.dim, min(tuning.first, tuning.queries), longer, rng, tuning)
+        asked = _drawn(frame.dim, tuning.queries, longer, rng, tuning)
         for _ in range(tuning.rounds):
             asked = yield from answered(asked)
             try:
-                H = read_heads(frame, asked, tuning)[1].shape[1]
+                read_heads(frame, asked, tuning)
             except ModelMismatch as error:
-                failure, more = error, tuning.more
+                failure = error
+                asked = with_more(asked, tuning.more, rng, tuning)
             else:
-                # heads whose gates are alike by chance would pass for one
-                enough = min(tuning.queries, tuning.first + tuning.per_head * (H - 2))
-                more = enough - len(asked.tokens)
-                if more <= 0:
-                    return asked
-            asked = with_more(asked, more, rng, tuning)
+                return asked
     assert failure is not None
     raise failure
 

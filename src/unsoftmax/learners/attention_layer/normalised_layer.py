@@ -11,16 +11,16 @@ linear system has one more unknown per answer (`readout`). The steps are those o
 5. of coarse answers ranges once more (`range_polish`);
 6. eps (`normalised_eps`), fresh sequences, and a certificate (`normalised_conclusion`).
 
-*Queries*: about d + 62 + min(32, 4H) + H(⌈d/H⌉ + 1) + (d_h + 2)⌈d/n⌉ + (d − d_h − 1)(1 + 3/12) for
-H heads of d_h = d/H, n = ⌊(d − H − 1)/H⌋; MiniLM (12 heads of 32): 1,739, where answers of d − 2
-numbers allow no fewer than 1,483. *Determined up to* the order of heads,
+*Queries*: about d + 13 + 24 + 38 + H(⌈d/H⌉ + 4) + (d_h + 4)⌈d/n⌉ + (d − d_h − 3)(1 + 2/12) + 10
+for H heads of d_h = d/H, n = ⌊(d − H − 1)/H⌋; MiniLM (12 heads of 32): 1,763, where answers of
+d − 2 numbers allow no fewer than 1,483. *Determined up to* the order of heads,
 factors of M_h and W_h, and the part of M_h and c that is the same in all outputs. It may not know
 anything of the target but its answers.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -118,16 +118,8 @@ def normalised_steps(
     H = gates.shape[1]
     if max_heads is not None and max_heads < H:
         raise ModelMismatch(f"There are {H} heads: raise max_heads from {max_heads}.")
-    told = own.told
-    pilots = min(told.most_pilots, max(8, told.pilots * H))
-    steps = replace(
-        tuning,
-        pilot_tokens=pilots,
-        spare_offsets=told.spare_offsets,
-        spare_tokens=told.spare_tokens,
-    )
     search = DirectionSearch(
-        PatternAnswers(singles, patterns, gates, own), layer, head_dim, effort, rng, steps
+        PatternAnswers(singles, patterns, gates, own), layer, head_dim, effort, rng, tuning
     )
     try:
         found = yield from search.run()

@@ -47,13 +47,8 @@ class NormalisedSinglesTuning:
 class NormalisedHeadsTuning:
     """Knobs of finding the heads from gates that are 0 or 1."""
 
-    first: int = 14
-    """Two-token queries asked first, ..."""
-    per_head: int = 2
-    """... so many more for every head that they show, ..."""
     queries: int = 24
-    """... and no more than this before patterns are counted: 24 rows tell up to 12 heads from
-    their sums."""
+    """Two-token queries asked first: 24 rows tell up to 12 heads from their sums."""
     more: int = 8
     """Queries added while there are not exactly H patterns."""
     rounds: int = 4
@@ -84,18 +79,9 @@ class NormalisedHeadsTuning:
 class DirectionTuning:
     """Knobs of reading maps and scores from directions."""
 
-    rank: float = 1.0
+    rank: float = 3.0
     """Singular values of a range above so many times what drawn errors make are none of errors:
     these are about a tenth of those drawn."""
-    pilots: int = 4
-    """Query tokens per head whose logits are read, among which those that open one gate lie."""
-    most_pilots: int = 32
-    """And no more of them than this, but 8 at least."""
-    spare_offsets: int = 2
-    """Offsets beyond the mean rank of the heads: ranks are told by drawn errors, and two vectors
-    more than a range has dimensions tell a gate that flipped."""
-    spare_tokens: int = 2
-    """Query tokens beyond a basis of the column spaces, for the same reason."""
     missed: float = 1e-2
     """Answers to offsets that miss the sum of all maps by more, in the median, are of more heads
     than were found."""
@@ -136,8 +122,8 @@ class DirectionTuning:
 class EpsTuning:
     """Knobs of reading eps."""
 
-    variances: tuple[float, ...] = (1e-14, 1e-10, 1e-6, 1e-2, 1e2)
-    """Variances of u at which it is read: eps is two orders from one of them, or less."""
+    variances: tuple[float, ...] = tuple(10.0**k for k in range(-14, 5, 2))
+    """Variances of u at which it is read: eps is a few orders from one of them."""
     told: float = 16.0
     """An eps of fewer times what it may be off by is 0."""
 
