@@ -11,7 +11,7 @@ import unsoftmax as us
 from unsoftmax.errors import ModelMismatch, OracleError
 from unsoftmax.measure.token_map import AnswerNoise
 from unsoftmax.validate.conclude import Conclusion, Said
-from unsoftmax.validate.drawn_models import DRAWN, SAFETY, DrawnModels
+from unsoftmax.validate.drawn_models import DRAWN, SAFETY, DrawnModels, layers_apart
 from unsoftmax.validate.layer_sequences import WITH_EPS, LayerSequences, length_for
 
 OFF = 1e-9
@@ -91,7 +91,7 @@ def test_a_model_within_its_errors_is_believed_and_its_bounds_hold(kind, checks)
         asked, found = driven(conclusion.run(checks), target)
         assert found.evidence.passed
         assert found.evidence.queries == checks == sum(len(part) for r in asked for part in r)
-        far = found.model.apart(target)
+        far = layers_apart(found.model, target)
         assert all(far[name] <= found.certificate.errors[name] for name in far)
         assert found.certificate.errors["W"] <= 100 * SAFETY * max(far["W"], OFF)
 

@@ -177,10 +177,9 @@ def test_with_positions_errors_count_by_distance(biases):
     rng, turned = np.random.default_rng(6), rotary_head(8, 4, 0, biases=biases)
     plain = us.SingleHead(turned.W_at(1), turned.v)
     X = rng.standard_normal((30, 40, 8))
-    for model in (turned, plain):
-        answers, weights, _ = model.in_parts(X)
-        assert np.allclose(answers, model(X), rtol=1e-13)
-        assert np.allclose(weights, model.attention(X), rtol=1e-13)
+    sizes = plain.score_sizes(X)[:, 0]
+    vectors = np.linalg.norm(plain.scores_of(X[:, -1]), axis=1)
+    assert np.allclose(sizes, np.linalg.norm(X, axis=2) * vectors[:, None], rtol=1e-13)
     at, tuning = HeadAt.of(turned, X), JudgeTuning()
     errors, near = {"W": 1e-6, "w": 0.0}, PositionErrors(1e-8, 1e-9, bool(biases))
     arrays = turned.arrays()

@@ -290,9 +290,9 @@ class AttentionLayer(SubLayer, HeadsModel):
         """Return M_h, which is never formed."""
         return self._heads[head].values
 
-    def score_norm(self, head: int) -> float:
-        """Return ‖[W_h w_h]‖_F."""
-        return self._heads[head].scores.norm
+    def score_forms(self, head: int) -> tuple[Product, ...]:
+        """Return [W_h | w_h], which scores tokens with (x_N, 1) at any distance."""
+        return (self._heads[head].scores,)
 
     def vectors(self, queries: Array) -> Array:
         """Map query tokens (B, d) to what heads score tokens with, W_h x + w_h, (B, H, d)."""
@@ -308,20 +308,6 @@ class AttentionLayer(SubLayer, HeadsModel):
         """
         vectors = np.linalg.norm(self.vectors(X[:, -1]), axis=2)
         return np.asarray(vectors[..., None] * np.linalg.norm(X, axis=2)[:, None])
-
-    def apart(self, other: AttentionLayer) -> dict[str, float]:
-        """Return how far the parameters of a layer with the same heads are, the most over heads."""
-        d, far = self.dim, {"c": float(np.linalg.norm(self.c - other.c)), **self._norm_apart(other)}
-        if self.H != other.H:
-            return {**far, "M": np.inf, "W": np.inf, "w": np.inf}
-        pairs = [*zip(self._heads, other._heads, strict=True)]
-        scores = [a.scores - b.scores for a, b in pairs]
-        each = {
-            "M": [(a.values - b.values).norm for a, b in pairs],
-            "W": [Product(off.left, off.right[:, :d]).norm for off in scores],
-            "w": [Product(off.left, off.right[:, d:]).norm for off in scores],
-        }
-        return far | {name: max(own, default=0.0) for name, own in each.items()}
 
     def parameter_norm(self, name: str) -> float:
         """Return a parameter's norm: of M, W (Frobenius, without forming them) or w the least.

@@ -339,14 +339,6 @@ class SubLayer(FrozenModel):
         """Return the tokens as the map sees them."""
         return X if self._norm is None or not self._norm.before else self._norm(X)
 
-    def _norm_apart(self, other: SubLayer) -> dict[str, float]:
-        """Return how far the norms of two sub-layers are, by their parameters."""
-        mine, its = self._norm, other._norm
-        if mine is None or its is None:
-            return {}
-        names = ("scale", "shift", "eps")
-        return {n: float(np.linalg.norm(getattr(mine, n) - getattr(its, n))) for n in names}
-
     def _around(self) -> tuple[str, ...]:
         """Return what `repr` shows of a residual and a norm."""
         residual = ("residual",) if self.residual else ()

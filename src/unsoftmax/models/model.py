@@ -210,6 +210,12 @@ class HeadsModel(FrozenModel):
         """Map sequences (B, N, d) to the weights α, (B, N) or of H heads (B, H, N)."""
         return softmax(self.scored(X))
 
+    def score_sizes(self, X: Array) -> Array:
+        """Return the sizes of what scores are added up of, (B, H, N): they round relative to it."""
+        heads = self.maps.leaves["heads."]
+        assert isinstance(heads, Attention)
+        return heads.score_sizes(self._seen(X))
+
     def _heads_with(self, **outer: Any) -> Attention:
         """Return what weighs tokens, of one head as of several, with what follows."""
         names = ("K", "w", "k_bias", "q_bias", "frequencies")

@@ -5,10 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 from typing import Any
 
-import numpy as np
-
-from unsoftmax.models.arrays import axes, sequences
-from unsoftmax.models.attention import exponentials
+from unsoftmax.models.arrays import axes
 from unsoftmax.models.model import ValuedRotary, tensors_of
 from unsoftmax.models.rotary import Rotary
 from unsoftmax.models.scores import ROTARY, RotaryScores
@@ -86,25 +83,6 @@ class RotaryHead(ValuedRotary):
     def W_at(self, distance: float) -> Array:
         """Return W(Δ) = Kᵀ R(Δ) Q, (d, d): what scores a token Δ before the query token."""
         return self.scores.at(distance)
-
-    def in_parts(self, X: Array) -> tuple[Array, Array, Array]:
-        """Return the answers (B,), the weights α (B, N), and what scores round by relative to.
-
-        A score rounds as the product of bounds on its key and query, angles as distance grows.
-        """
-        X = sequences(X, self.dim, self._noun)
-        numerators, total = exponentials(self._scored(X))
-        lengths, distances = np.linalg.norm(X, axis=2), np.arange(X.shape[1])[::-1]
-        keys, queries = (
-            x * np.linalg.norm(matrix, 2) + np.linalg.norm(bias)
-            for x, matrix, bias in (
-                (lengths, self.K, self.k_bias),
-                (lengths[:, -1:], self.Q, self.q_bias),
-            )
-        )
-        fastest = float(np.max(self.rotary.frequencies, initial=0.0))
-        sizes = keys * queries * (1 + fastest * distances)
-        return self._mean(X, numerators, total), numerators / total[:, None], sizes
 
     def _scored(self, X: Array) -> Array:
         return self.scores.of(X)

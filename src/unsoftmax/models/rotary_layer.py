@@ -159,49 +159,19 @@ class RotaryLayer(SubLayer, HeadsModel, TurnedProjections):
         """Return M_h = O_h V_g, which is never formed."""
         return Product(self.O[head], self.V[self.groups[head]])
 
-    def score_norm(self, head: int) -> float:
-        """Return ‖W_h(0)‖_F, and what biases add."""
+    def score_forms(self, head: int) -> tuple[Product, ...]:
+        """Return what scores (x, 1) with (x_N, 1) at distances 0, 1 and `FARTHEST_BOUNDED`."""
         scores = self.scores_of(head)
-        return float(np.hypot(scores.norm, scores.bias_norm))
+        return tuple(scores.form(distance) for distance in (0, 1, FARTHEST_BOUNDED))
 
     def vectors(self, queries: Array) -> Array:
         """Map query tokens (B, d) to what heads score the tokens before them with, (B, H, d)."""
         return self._map.scored(queries)
 
-    def score_sizes(self, X: Array) -> Array:
-        """Return the sizes of what scores are added up of, (B, H, N), of tokens as heads see them.
-
-        A score is off by so many roundoffs: those of its angle grow with distance.
-        """
-        return self._map.score_sizes(X)
-
     @property
     def biased(self) -> bool:
         """Whether keys or queries have biases."""
         return bool(np.any(self.k_bias) or np.any(self.q_bias))
-
-    def apart(self, other: RotaryLayer) -> dict[str, float]:
-        """Return how far the parameters of a layer with the same heads are, the most over heads.
-
-        Of W(Δ) and what biases add to scores, at distances of 0, 1 and `FARTHEST_BOUNDED`.
-        """
-        heads = range(self.H)
-        scores = [
-            self.scores_of(h).whole(distance) - other.scores_of(h).whole(distance)
-            for h in heads
-            for distance in (0, 1, FARTHEST_BOUNDED)
-        ]
-        M = [(self.values_of(h) - other.values_of(h)).norm for h in heads]
-        W = [float(np.linalg.norm(off[:-1, :-1])) for off in scores]
-        far = {
-            "M": max(M, default=0.0),
-            "W": max(W, default=0.0),
-            "c": float(np.linalg.norm(self.c - other.c)),
-            **self._norm_apart(other),
-        }
-        if self.biased:
-            far["w"] = max(float(np.linalg.norm([*off[-1], *off[:-1, -1]])) for off in scores)
-        return far
 
     def coordinate(self, weights: ArrayLike) -> RotaryHeads:
         """Return one sum of its outputs, with ``weights`` (m,), as several heads.

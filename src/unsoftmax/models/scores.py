@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from unsoftmax.models.arrays import FrozenArrays, Parameter, axes, declared
 from unsoftmax.models.attention import token_scores
+from unsoftmax.models.products import Product
 from unsoftmax.models.rotary import Rotary
 from unsoftmax.probes import Array
 
@@ -117,9 +118,15 @@ class RotaryScores:
 
         A shift of all scores changes nothing: of key biases it has b_k·(R(Δ) − I)(Q x_N + b_q).
         """
+        return self.form(distance).whole
+
+    def form(self, distance: float) -> Product:
+        """Return `whole` as a product, without forming it."""
         queries = np.column_stack([self.arrays["Q"], self.arrays["q_bias"]])
         turned = self.rotary.turned(queries.T, np.array(float(distance))).T
-        return np.vstack([self.arrays["K"].T @ turned, self.arrays["k_bias"] @ (turned - queries)])
+        keys = np.pad(self.arrays["K"].T, ((0, 1), (0, 1)))
+        keys[-1, -1] = 1.0
+        return Product(keys, np.vstack([turned, self.arrays["k_bias"] @ (turned - queries)]))
 
     @property
     def norm(self) -> float:

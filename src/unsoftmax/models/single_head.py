@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
-
-from unsoftmax.models.arrays import axes, sequences
-from unsoftmax.models.attention import exponentials, token_scores
+from unsoftmax.models.arrays import axes
 from unsoftmax.models.model import ValuedAttention, tensors_of
 from unsoftmax.models.rotary_head import RotaryHead
 from unsoftmax.models.scores import BILINEAR
-from unsoftmax.probes import Array
 
 
 class SingleHead(ValuedAttention[RotaryHead]):
@@ -49,14 +45,3 @@ class SingleHead(ValuedAttention[RotaryHead]):
     _tensors = tensors_of(_axes)
     _noun = "head"
     _turned = RotaryHead
-
-    def in_parts(self, X: Array) -> tuple[Array, Array, Array]:
-        """Return the answers (B,), the weights α (B, N), and what scores round by relative to.
-
-        Of one forward pass: three calls would make three. A score rounds as ‖x_i‖·‖W x_N + w‖ does.
-        """
-        X = sequences(X, self.dim, self._noun)
-        vectors = self.scores_of(X[:, -1])
-        numerators, total = exponentials(token_scores(X, vectors))
-        sizes = np.linalg.norm(X, axis=2) * np.linalg.norm(vectors, axis=1)[:, None]
-        return self._mean(X, numerators, total), numerators / total[:, None], sizes

@@ -19,7 +19,7 @@ from unsoftmax.models.arrays import TINY
 from unsoftmax.models.attention_layer import AttentionLayer
 from unsoftmax.probes import Round
 from unsoftmax.protocol import Answers, Certificate, Found, Steps
-from unsoftmax.validate.drawn_models import DRAWN, SAFETY, DrawnModels, L
+from unsoftmax.validate.drawn_models import DRAWN, SAFETY, DrawnModels, L, score_norm
 from unsoftmax.validate.judge import (
     Answered,
     Judgement,
@@ -139,7 +139,7 @@ class Conclusion(Generic[L]):
     def _alike(self, bounds: Mapping[str, float]) -> tuple[str, ...]:
         """Name heads that score all tokens alike, as far as the bounds say."""
         model, left = self.drawn.model, float(np.hypot(bounds["W"], bounds.get("w", 0.0)))
-        named = [str(h) for h in range(model.H) if model.score_norm(h) <= left]
+        named = [str(h) for h in range(model.H) if score_norm(model, h) <= left]
         if not named:
             return ()
         return (

@@ -18,6 +18,8 @@ from unsoftmax.measure.token_map import AnswerNoise
 from unsoftmax.models.arrays import UNIT
 from unsoftmax.models.attention import mean_shift
 from unsoftmax.models.layer_norm import LayerNorm
+from unsoftmax.models.products import Product
+from unsoftmax.models.rotary_layer import RotaryLayer
 from unsoftmax.probes import Array
 from unsoftmax.validate.close_heads import CloseHeads, nearest
 from unsoftmax.validate.judge import Residuals
@@ -35,6 +37,43 @@ ROUNDOFFS = 16.0
 
 
 L = TypeVar("L", bound=Layer)
+
+
+def score_norm(layer: Layer, head: int) -> float:
+    """Return the largest ‖[W_h(Δ) w_h]‖_F of the distances that it is looked at."""
+    return max(form.norm for form in layer.score_forms(head))
+
+
+def layers_apart(a: Layer, b: Layer) -> dict[str, float]:
+    """Return how far the parameters of two layers are, of the same heads the most over heads.
+
+    Of W(Δ), and of w, what biases add to scores, at all distances that scores are looked at.
+    """
+    d, heads = a.dim, range(a.H)
+    far = {"c": float(np.linalg.norm(a.c - b.c))}
+    if a.norm is not None and b.norm is not None:
+        for name in ("scale", "shift", "eps"):
+            far[name] = float(np.linalg.norm(getattr(a.norm, name) - getattr(b.norm, name)))
+    if a.H != b.H:
+        return {**far, "M": np.inf, "W": np.inf, "w": np.inf}
+    values = [(a.values_of(h) - b.values_of(h)).norm for h in heads]
+    scores = [
+        mine - its
+        for h in heads
+        for mine, its in zip(a.score_forms(h), b.score_forms(h), strict=True)
+    ]
+    W = [Product(off.left[:d], off.right[:, :d]).norm for off in scores]
+    w = [
+        np.hypot(
+            np.linalg.norm(off.left[:d] @ off.right[:, d:]),
+            np.linalg.norm(off.left[d:] @ off.right[:, :d]),
+        )
+        for off in scores
+    ]
+    each = {"M": values, "W": W, "w": w}
+    if isinstance(a, RotaryLayer) and not a.biased:
+        del each["w"]
+    return far | {name: float(max(own, default=0.0)) for name, own in each.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +101,10 @@ class DrawnModels(Generic[L]):
 
     def errors(self) -> dict[str, float]:
         """Bound every parameter's error: Frobenius norms of the worst head, 2-norms of vectors."""
-        far = [self.model.apart(one) for one in self.others]
+        far = [layers_apart(self.model, one) for one in self.others]
         largest = {name: max(one[name] for one in far) for name in far[0]}
         heads, unit = range(self.model.H), max(ROUNDOFFS * UNIT, self.noise.relative)
-        scores = max((self.model.score_norm(h) for h in heads), default=0.0)
+        scores = max((score_norm(self.model, h) for h in heads), default=0.0)
         values = max((self.model.values_of(h).norm for h in heads), default=0.0)
         sizes = {"c": self._of_constant(), "M": values, "W": scores, "w": scores}
         return {

@@ -135,7 +135,8 @@ class HeadAt:
     @classmethod
     def of(cls, model: SingleHead | RotaryHead, X: Array) -> HeadAt:
         """Evaluate a head at sequences (B, N, d)."""
-        return cls(X, *model.in_parts(X), np.linalg.norm(X, axis=2))
+        rounded = model.score_sizes(X)[:, 0]
+        return cls(X, model(X), model.attention(X), rounded, np.linalg.norm(X, axis=2))
 
     @property
     def longest(self) -> Array:
