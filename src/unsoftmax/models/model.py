@@ -22,7 +22,7 @@ from unsoftmax.models.attention import exponentials, softmax
 from unsoftmax.models.attention_map import Attention
 from unsoftmax.models.composition import Composition
 from unsoftmax.models.rotary import Rotary
-from unsoftmax.models.scores import BilinearScores, least
+from unsoftmax.models.scores import BilinearScores, RotaryScores, least
 from unsoftmax.probes import Array
 
 
@@ -190,6 +190,21 @@ class TurnedProjections(FrozenModel):
     k_bias = Parameter(np.asarray, "Key bias b_k, (r,); of heads (H, r), of groups (G, r).")
     q_bias = Parameter(np.asarray, "Query bias b_q, (r,); of several heads (H, r).")
 
+    @property
+    @abstractmethod
+    def every_scores(self) -> tuple[RotaryScores, ...]:
+        """How heads score tokens."""
+
+    def parameter_norm(self, name: str) -> float:
+        """Return a parameter's norm; of heads the least that is not 0.
+
+        "W" is W(0), and "w" the biases' part of the scores.
+        """
+        if name not in ("W", "w"):
+            return super().parameter_norm(name)
+        every = self.every_scores
+        return least(np.array([one.norm if name == "W" else one.bias_norm for one in every]))
+
 
 class HeadsModel(FrozenModel):
     """A model that weighs tokens with the softmax of their scores, in one head or in several."""
@@ -261,10 +276,7 @@ class ValuedHeads(HeadsModel):
         return Composition.of({"heads": self._heads_with(O=O, c=np.array([self.c]))})
 
     def _answers(self, X: Array) -> Array:
-        return self._mean(X, *exponentials(self._scored(X)))
-
-    def _mean(self, X: Array, numerators: Array, total: Array) -> Array:
-        """Return the answers of one head from the softmax's numerators (B, N) and their sum."""
+        numerators, total = exponentials(self._scored(X))
         answers: Array = np.einsum("bn,bn->b", numerators, X @ self.v) / total + self.c
         return answers
 

@@ -65,20 +65,15 @@ class RotaryHead(ValuedRotary):
         """The frequencies of its planes."""
         return self.scores.rotary
 
-    @property
+    @cached_property
     def scores(self) -> RotaryScores:
         """How its tokens are scored."""
-        return self._scores
-
-    @cached_property
-    def _scores(self) -> RotaryScores:
         return RotaryScores(self.dim, self._arrays, Rotary(self._arrays["frequencies"]))
 
-    def parameter_norm(self, name: str) -> float:
-        """Return a parameter's norm; "W" is W(0), and "w" the biases' part of the scores."""
-        if name == "W":
-            return self.scores.norm
-        return self.scores.bias_norm if name == "w" else super().parameter_norm(name)
+    @property
+    def every_scores(self) -> tuple[RotaryScores, ...]:
+        """How it scores tokens."""
+        return (self.scores,)
 
     def W_at(self, distance: float) -> Array:
         """Return W(Δ) = Kᵀ R(Δ) Q, (d, d): what scores a token Δ before the query token."""

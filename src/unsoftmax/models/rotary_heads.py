@@ -11,7 +11,7 @@ from unsoftmax.models.arrays import Parameter, of_several
 from unsoftmax.models.model import SeveralHeads, ValuedRotary, tensors_of
 from unsoftmax.models.rotary import Rotary
 from unsoftmax.models.rotary_head import RotaryHead
-from unsoftmax.models.scores import least
+from unsoftmax.models.scores import RotaryScores
 from unsoftmax.probes import Array
 
 
@@ -97,11 +97,10 @@ class RotaryHeads(SeveralHeads[RotaryHead], ValuedRotary):
 
     frequencies = Parameter(np.asarray, "Frequencies of the planes of every head, (H, r/2).")
 
-    def parameter_norm(self, name: str) -> float:
-        """Return the least norm over heads; "W" is W(0), "w" the biases' part of the scores."""
-        if name in ("W", "w"):
-            return least(np.array([head.parameter_norm(name) for head in self.heads]))
-        return super().parameter_norm(name)
+    @property
+    def every_scores(self) -> tuple[RotaryScores, ...]:
+        """How heads score tokens."""
+        return tuple(head.scores for head in self.heads)
 
     def _scored(self, X: Array) -> Array:
         each = [head._scored(X) for head in self.heads]

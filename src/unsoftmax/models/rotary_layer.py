@@ -6,7 +6,7 @@ query heads share. The arrays here are stacked as theirs: keys and values once p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -197,18 +197,15 @@ class RotaryLayer(SubLayer, HeadsModel, TurnedProjections):
             c=float(row @ self.c),
         )
 
-    def parameter_norm(self, name: str) -> float:
-        """Return a parameter's norm: of M, W(0) or the biases' part w of scores the least.
+    @property
+    def every_scores(self) -> tuple[RotaryScores, ...]:
+        """How heads score tokens."""
+        return tuple(map(self.scores_of, range(self.H)))
 
-        Heads where it is 0 do not count.
-        """
-        of_head: Mapping[str, Callable[[int], float]] = {
-            "M": lambda h: self.values_of(h).norm,
-            "W": lambda h: self.scores_of(h).norm,
-            "w": lambda h: self.scores_of(h).bias_norm,
-        }
-        if name in of_head:
-            return least(np.array([of_head[name](h) for h in range(self.H)]))
+    def parameter_norm(self, name: str) -> float:
+        """Return a parameter's norm, of M and of scores the least over heads."""
+        if name == "M":
+            return least(np.array([self.values_of(h).norm for h in range(self.H)]))
         return super().parameter_norm(name)
 
     @cached_property
@@ -220,10 +217,6 @@ class RotaryLayer(SubLayer, HeadsModel, TurnedProjections):
 
     def _entries(self, tokens: int) -> int:
         return self.maps.entries(tokens, False)
-
-    def scores(self, X: Array) -> Array:
-        """Map sequences (B, N, d) to all heads' scores, (B, H, N)."""
-        return self.scored(X)
 
     def _scored(self, X: Array) -> Array:
         return self._map.scores(X)[:, :, 0]

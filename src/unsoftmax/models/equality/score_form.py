@@ -83,7 +83,7 @@ def scores_apart(a: Scores, b: Scores, enough: float = np.inf) -> Apart:
     if not (isinstance(a, RotaryScores) or isinstance(b, RotaryScores)):
         return apart(a, b)
     a, b = as_turning(a), as_turning(b)
-    near = apart(_at_one(a), _at_one(b))
+    near = apart(a.form(1), b.form(1))
     if near.relative > enough:
         return near
     mine, its = _within_ranges(a, b)
@@ -96,12 +96,6 @@ def scores_apart(a: Scores, b: Scores, enough: float = np.inf) -> Apart:
         if worst[0] > enough * size:
             break
     return Apart(worst[0], size, 1.0, worst[1])
-
-
-def _at_one(scores: RotaryScores) -> Product:
-    """Return W(1) with the query bias, (d, d + 1)."""
-    queries = np.column_stack([scores.arrays["Q"], scores.arrays["q_bias"]])
-    return Product(scores.arrays["K"].T, scores.rotary.turned(queries.T, np.array(1.0)).T)
 
 
 def _within_ranges(*scores: RotaryScores) -> Iterator[RotaryScores]:
