@@ -17,6 +17,7 @@ from unsoftmax.measure.offsets import DENSE_GRID
 from unsoftmax.measure.precision import UNIT
 from unsoftmax.measure.single_tokens import Values
 from unsoftmax.models import SingleHead
+from unsoftmax.models.arrays import TINY
 from unsoftmax.probes import Array
 from unsoftmax.solve.dense import DenseSolution
 from unsoftmax.solve.skeleton import Amplification, Skeleton, dependence
@@ -105,9 +106,25 @@ class FactoredReading:
 
     def errors_beside(self, left_out: float) -> tuple[float, float]:
         """Bound the errors of W and w where so much is left out."""
+        right, tokens = self._through_tokens()
+        found = dependence(right, tokens)
+        W_error, w_error = self._errors(left_out, 2 * found)
+        # the true row space may tilt against the one found by so much, and be seen less
+        smallest = float(np.linalg.svd(right, compute_uv=False).min(initial=np.inf))
+        off = float(np.hypot(W_error, w_error / (self.columns.beta or np.inf))) / (smallest or TINY)
+        if off < 1 and found:
+            seen = np.sqrt(1 - off**2) / found - off * float(np.linalg.norm(tokens, 2))
+            if seen * 2 * found > 1:
+                return self._errors(left_out, 1 / seen)
+        return W_error, w_error
+
+    def _errors(self, left_out: float, spread: float) -> tuple[float, float]:
+        """Bound the errors of W and w where ‖K‖₂ in W = C K is at most ``spread``."""
         columns, skeleton = self.columns, self.skeleton
-        grows, spread, E = skeleton.amplification(), self._spread(), self._column_error()
-        from_columns, rows = grows.error(E, spread, 0.0), self._row_errors(grows, E)
+        grows, E = skeleton.amplification(), self._column_error()
+        rows = self._row_errors(grows, E)
+        # where columns span everything I − Π is 0
+        from_columns = 0.0 if skeleton.spans_all else grows.error(E, spread, 0.0)
         # at (x, 1) a query token is longer than x, which is a unit vector
         longest = np.sqrt(1 + len(skeleton.rows)) if columns.beta else 1.0
         beyond = left_out * grows.tilt * (1 + longest * spread)
@@ -151,17 +168,14 @@ class FactoredReading:
         narrow = 1 - DENSE_GRID * np.sqrt(K.size)
         return float(DenseSolution(self.C.offsets, K).error_of(read, w_error) / narrow)
 
-    def _spread(self) -> float:
-        """Bound ‖K‖₂ in W = C K: twice what the row space found gives.
-
-        Through the true one the query tokens are assumed to see half as much, or more.
-        """
+    def _through_tokens(self) -> tuple[Array, Array]:
+        """Return rows that span the row space found, and the query tokens that see it."""
         right, tokens = self.right.matrix, self.right.offsets.rows[self.columns.tokens]
         if self.columns.beta:  # columns of [W w/β] at (x, 1)
             w: Array = self.skeleton.basis.T @ self.model.w / self.columns.beta
             right = np.column_stack([right, w])
             tokens = np.column_stack([tokens, np.ones(len(tokens))])
-        return 2 * dependence(right, tokens)
+        return right, tokens
 
     def notes(self) -> tuple[str, ...]:
         """Say what a user should know."""
