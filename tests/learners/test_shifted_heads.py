@@ -14,10 +14,10 @@ from unsoftmax.learners.multi_head.multi_head_tuning import MultiHeadTuning
 from unsoftmax.learners.multi_head.reduced_answers import read_head_sums
 from unsoftmax.learners.multi_head.token_lengths import TokenLengths
 from unsoftmax.learners.multi_head.token_search import SoughtHeads
-from unsoftmax.learners.rotary_heads.shifted_rest import read_rest
-from unsoftmax.learners.rotary_heads.shifted_search import UnseenValues, search_shifted
-from unsoftmax.learners.rotary_heads.shifted_solution import ShiftedReadings
-from unsoftmax.learners.rotary_heads.shifted_steps import read_shifted_steps, shifted_ranks
+from unsoftmax.learners.multi_head.lifted_rest import read_rest
+from unsoftmax.learners.multi_head.lifted_search import UnseenValues, search_shifted
+from unsoftmax.learners.multi_head.lifted_solution import ShiftedReadings
+from unsoftmax.learners.multi_head.second_distance import read_shifted_steps, shifted_ranks
 from unsoftmax.learners.single_head.distances import TurnedKeys
 from unsoftmax.measure.opened_heads import fillers
 from unsoftmax.measure.precision import Precision

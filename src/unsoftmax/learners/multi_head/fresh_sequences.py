@@ -54,7 +54,7 @@ class FreshTuning:
     nothing."""
     alike: bool = False
     """Whether all tokens but the last are the same: a target with positions can be asked these as
-    one without (`learners.rotary_heads.one_apart`)."""
+    one without (`learners.multi_head.one_apart`)."""
     long: LongSequenceTuning = field(default=LongSequenceTuning())
     """The long sequences of the hold-out."""
 

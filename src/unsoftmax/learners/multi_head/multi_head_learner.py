@@ -47,8 +47,8 @@ from unsoftmax.learners.multi_head.searches import PRECISIONS, SHORTER, HeadSear
 from unsoftmax.learners.multi_head.silent_search import SILENT_STARTS, silent_queries
 from unsoftmax.learners.multi_head.token_lengths import COARSE, ENOUGH, NOISES, TokenLengths
 from unsoftmax.learners.multi_head.token_search import SoughtHeads
-from unsoftmax.learners.rotary_heads.biased_rotary_heads import EXTRA, learn_biased
-from unsoftmax.learners.rotary_heads.rotary_heads_task import RotaryHeadsTask
+from unsoftmax.learners.multi_head.lifted import EXTRA, learn_biased
+from unsoftmax.learners.multi_head.distances import RotaryHeadsTask
 from unsoftmax.learners.settings import (
     Configured,
     flag,

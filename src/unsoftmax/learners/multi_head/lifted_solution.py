@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from unsoftmax.learners.rotary_heads.shifted_rest import RestReadings
-from unsoftmax.learners.rotary_heads.shifted_search import ShiftedHeads
-from unsoftmax.learners.rotary_heads.shifted_steps import ShiftedStep
+from unsoftmax.learners.multi_head.lifted_rest import RestReadings
+from unsoftmax.learners.multi_head.lifted_search import ShiftedHeads
+from unsoftmax.learners.multi_head.second_distance import ShiftedStep
 from unsoftmax.learners.single_head.distances import RotaryTuning, TurnedKeys
 from unsoftmax.learners.single_head.lifted import KeySide
 from unsoftmax.models.arrays import TINY

@@ -35,19 +35,19 @@ from unsoftmax.learners.multi_head.search_outcomes import (
 )
 from unsoftmax.learners.multi_head.searches import too_many_heads
 from unsoftmax.learners.multi_head.token_search import SoughtHeads
-from unsoftmax.learners.rotary_heads.rotary_heads_conclusion import (
+from unsoftmax.learners.multi_head.positioned_conclusion import (
     RecoveredRotaryHeads,
     conclude_heads,
 )
-from unsoftmax.learners.rotary_heads.rotary_heads_task import STILL
-from unsoftmax.learners.rotary_heads.shifted_rest import read_rest
-from unsoftmax.learners.rotary_heads.shifted_search import (
+from unsoftmax.learners.multi_head.distances import STILL
+from unsoftmax.learners.multi_head.lifted_rest import read_rest
+from unsoftmax.learners.multi_head.lifted_search import (
     ShiftedHeads,
     UnseenValues,
     search_shifted,
 )
-from unsoftmax.learners.rotary_heads.shifted_solution import ShiftedReadings, unexplained
-from unsoftmax.learners.rotary_heads.shifted_steps import (
+from unsoftmax.learners.multi_head.lifted_solution import ShiftedReadings, unexplained
+from unsoftmax.learners.multi_head.second_distance import (
     OutOfReach,
     read_shifted_steps,
     shifted_ranks,

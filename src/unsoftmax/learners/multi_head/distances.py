@@ -24,13 +24,13 @@ from unsoftmax.learners.multi_head.conclusions import heads_apart
 from unsoftmax.learners.multi_head.multi_head_tuning import MultiHeadTuning
 from unsoftmax.learners.multi_head.recovered_heads import RecoveredHeads
 from unsoftmax.learners.multi_head.reduced_answers import ReducedAnswers
-from unsoftmax.learners.rotary_heads import shifted_steps
-from unsoftmax.learners.rotary_heads.one_apart import one_apart
-from unsoftmax.learners.rotary_heads.rotary_heads_conclusion import (
+from unsoftmax.learners.multi_head import second_distance as shifted_steps
+from unsoftmax.learners.multi_head.one_apart import one_apart
+from unsoftmax.learners.multi_head.positioned_conclusion import (
     RecoveredRotaryHeads,
     conclude_heads,
 )
-from unsoftmax.learners.rotary_heads.second_distance import TRIES, read_steps
+from unsoftmax.learners.multi_head.second_distance_plain import TRIES, read_steps
 from unsoftmax.learners.single_head.distances import StepReadings, errors_of, solved
 from unsoftmax.measure.single_tokens import Values
 from unsoftmax.models.rotary import Rotary

@@ -19,8 +19,8 @@ import numpy as np
 from unsoftmax.errors import NotIdentifiable
 from unsoftmax.learners.compose import Asking, together
 from unsoftmax.learners.multi_head.search_outcomes import CoincidentJumps
-from unsoftmax.learners.rotary_heads.second_distance import DEPENDENT
-from unsoftmax.learners.rotary_heads.shifted_search import ShiftedHeads
+from unsoftmax.learners.multi_head.second_distance_plain import DEPENDENT
+from unsoftmax.learners.multi_head.lifted_search import ShiftedHeads
 from unsoftmax.measure import offsets
 from unsoftmax.measure.opened_heads import FillerTuning, fillers
 from unsoftmax.models.arrays import TINY

@@ -18,7 +18,7 @@ from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.multi_head.column_table import telling_rows
 from unsoftmax.learners.multi_head.search_outcomes import CoincidentJumps
 from unsoftmax.learners.multi_head.window_sweeps import UNSETTLED, swept
-from unsoftmax.learners.rotary_heads.shifted_search import ShiftedHeads
+from unsoftmax.learners.multi_head.lifted_search import ShiftedHeads
 from unsoftmax.learners.single_head.lifted import KeySide
 from unsoftmax.models.arrays import TINY
 from unsoftmax.probes import Array, Indices
