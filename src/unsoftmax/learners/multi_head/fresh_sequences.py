@@ -54,7 +54,7 @@ class FreshTuning:
     nothing."""
     alike: bool = False
     """Whether all tokens but the last are the same: a target with positions can be asked these as
-    one without (`learners.multi_head.one_apart`)."""
+    one without (`multi_head.distances.one_apart`)."""
     long: LongSequenceTuning = field(default=LongSequenceTuning())
     """The long sequences of the hold-out."""
 

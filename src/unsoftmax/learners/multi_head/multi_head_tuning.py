@@ -32,7 +32,7 @@ class MultiHeadTuning:
     """Both of heads with rotary positions."""
 
     def with_positions(self) -> MultiHeadTuning:
-        """Return the knobs of a search among heads with positions (`learners.rotary_heads`)."""
+        """Return the knobs of a search among heads with positions (`multi_head.distances`)."""
         conclusion = self.conclusion
         return replace(
             self,

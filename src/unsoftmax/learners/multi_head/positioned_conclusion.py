@@ -13,6 +13,7 @@ import numpy as np
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.multi_head.conclusions import HeadsConclusionTuning, unseen_heads
+from unsoftmax.learners.multi_head.multi_head_tuning import MultiHeadTuning
 from unsoftmax.learners.multi_head.reduced_answers import ReducedAnswers
 from unsoftmax.learners.single_head.distances import undetermined
 from unsoftmax.measure.precision import KAPPA
@@ -22,7 +23,7 @@ from unsoftmax.probes import Array
 from unsoftmax.protocol import Certificate, Evidence, Found
 from unsoftmax.validate.head_comparison import HeadAt, JudgeTuning, PositionErrors, sum_rounding
 from unsoftmax.validate.judge import Judgement, Residuals, fresh_answers, judge
-from unsoftmax.validate.sequences import DistanceTuning, at_distances
+from unsoftmax.validate.sequences import at_distances
 
 FLOAT64 = " Positions need float64 answers: ask for these where they are to be had."
 
@@ -51,19 +52,20 @@ def conclude_heads(
     found: RecoveredRotaryHeads,
     checks: int,
     rng: np.random.Generator,
-    holdout: DistanceTuning,
-    tuning: HeadsConclusionTuning,
+    tuning: MultiHeadTuning,
 ) -> Asking[Found[RotaryHeads]]:
     """Ask fresh sequences and return what was found, or refuse it."""
-    near, far = at_distances(found.model.heads, found.model.dim, checks, rng, holdout)
+    near, far = at_distances(found.model.heads, found.model.dim, checks, rng, tuning.holdout)
     answered = yield from fresh_answers(near, further=far)
-    parts = [(X.shape[1], _compared(found, X, y, JudgeTuning(), tuning)) for X, y in answered]
+    parts = [
+        (X.shape[1], _compared(found, X, y, JudgeTuning(), tuning.conclusion)) for X, y in answered
+    ]
     judgement = judge(Residuals.of_lengths(parts), checks)
     if judgement.refuses:
         _refuse(found, judgement)
     longest = max((X.shape[1] for X, y in answered if len(y)), default=0)
     left = undetermined(found.model.heads, found.turned, found.farthest)
-    certificate = _certificate(found, judgement.evidence, longest, tuning.safety)
+    certificate = _certificate(found, judgement.evidence, longest, tuning.conclusion.safety)
     return Found(found.model, certificate, judgement.evidence, (*found.notes, *left))
 
 

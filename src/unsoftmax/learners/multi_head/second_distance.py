@@ -1,44 +1,69 @@
-"""W_h(2) of all heads with biases, once (u_h, s_h) are known: r(r + 1) queries a head.
+"""W_h(2) of all heads beside W_h(1): r² queries a head, r(r + 1) with biases.
 
-As `second_distance` does it without biases: [a; z; b] with a filler z that shuts all heads but h,
-which does not see z. What remains of the answer is
+Three tokens [a; z; b], a two before the query token b and the *filler* z one before it. Of all
+heads u_g = KᵀR(1) q(b) and what logits are beside x·u_g are known. So z is chosen with
 
-    y = (e^t a·v_h + b·v_h)/(e^t + 1),    t = a·KᵀR(2) q(b) + b_k·R(2) q(b) − (K b + b_k)·q(b),
+    a logit ≫ 0 for g ≠ h:          the head weighs z alone and answers z·v_g,
+    −s for h, and z·v_h = 0:        head h weighs a, z and b by e^t, e⁻ˢ and 1,
 
-b being an ordinary token. r + 1 offsets in the span of Kᵀ, beside v_h, tell both parts of t at
-each of r query tokens. *Source*: beyond Proposition 7.1; positions are in no paper.
+and what remains of the answer is (e^t a·v_h + e⁻ˢ z·v_h + b·v_h)/(e^t + e⁻ˢ + 1), but for e⁻⁴⁰,
+
+    t = a·KᵀR(2) q(b) + b_k·R(2) q(b) − (K b + b_k)·q(b).
+
+r offsets in the span of Kᵀ, beside v_h, tell the first part of t at each of r query tokens, and one
+more the rest, which b_k makes. Without biases there is no rest: b is as short as a and z are long.
+Such z exist where the u_g are linearly independent: at most d heads; z·v_h = 0 takes one dimension
+more. A head whose scores are all 0 weighs all three alike. *Source*: beyond Proposition 7.1;
+positions are in no paper.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
 from unsoftmax.errors import NotIdentifiable
 from unsoftmax.learners.compose import Asking, together
+from unsoftmax.learners.multi_head.reduced_answers import ReducedAnswers
 from unsoftmax.learners.multi_head.search_outcomes import CoincidentJumps
-from unsoftmax.learners.multi_head.second_distance_plain import DEPENDENT
-from unsoftmax.learners.multi_head.lifted_search import ShiftedHeads
 from unsoftmax.measure import offsets
-from unsoftmax.measure.opened_heads import FillerTuning, fillers
 from unsoftmax.models.arrays import TINY
 from unsoftmax.models.rotary_head import RotaryHead
 from unsoftmax.probes import Array, Indices, Sequences
 from unsoftmax.solve.skeleton import rank_by_gap
 
-# What shifts a head's gate is known but for what is quadratic in a query token: six more than
-# without biases, and closed as much.
-FILLERS = FillerTuning(shut=46.0, closed=46.0)
+
+class Shut(NamedTuple):
+    """How far a filler shuts heads."""
+
+    others: float
+    """Logits of the filler at heads that it shuts: what it leaves, e⁻⁴⁰, is below a roundoff."""
+    own: float
+    """s. Larger: a longer filler."""
+
+
+# What is not known of W_h(1) moves the filler's weight at head h, which is e⁻ˢ.
+SHUT = Shut(40.0, 12.0)
+# With biases what shifts a head's gate is known but for what is quadratic in a query token: six
+# more, and closed as much.
+SHUT_BIASED = Shut(46.0, 46.0)
+# Logits of fillers are larger by so many times ‖a‖‖u_g‖, since a has a logit as well, a·W_g(2) b,
+# which is not known: among 16 dimensions it was up to 0.4 of that. More costs digits.
+REACH = 1.5
+# Where the filler's logits miss those wanted by more than this share, there is none.
+MISSED = 1e-6
 # Root mean square of the logits of a head's first token, if a step of distance leaves scores of
-# their size.
+# their size; where keys are nearly dependent it makes them up to 30 times as large.
 PILOT = 0.3
 # The same of the others, as the first one tells ...
 LOGIT = 1.0
 # ... but for at most so many times the first one's length.
 CHANGED = 10.0
-# Tokens with larger logits are asked again with shorter offsets, closer to b.
+# Tokens with larger logits are asked again with shorter offsets, with biases closer to b: weights
+# near 0 and 1 have few digits.
 LARGEST = 8.0
 # So many times shorter, and closer.
 SHORTER = 4.0
@@ -50,6 +75,10 @@ DRAWS = 64
 SIZES = (1.0, 0.5, 0.25)
 # Singular values of W_h(1) above so many times its error count to its rank.
 COUNTED = 3.0
+DEPENDENT = (
+    "No token shuts all heads but one: for every query token what some heads score by, W(1) b, "
+    "depends on what others do. How they turn with distance is not read."
+)
 
 
 class OutOfReach(CoincidentJumps):
@@ -57,134 +86,224 @@ class OutOfReach(CoincidentJumps):
 
 
 @dataclass(frozen=True, slots=True)
-class ShiftedStep:
+class NearHeads:
+    """(u_h, s_h) of all heads at query tokens near b: logits of [(a+b); b] are a·u_h + s_h.
+
+    Without biases it is at all query tokens: b and all s_h are 0, and the columns those of W_h(1).
+    """
+
+    reduced: ReducedAnswers
+    v: Array
+    """(H, d)."""
+    base: Array
+    """(u_h, s_h) at b, (H, d + 1)."""
+    columns: Array
+    """What they move by along some directions, (H, d + 1, n)."""
+    directions: Array
+    """These, (n, d)."""
+    b: Array
+    t: float
+    """How far from b the heads were read along the directions."""
+    length: float
+    """Of query tokens, and of steps from b to them."""
+    v_error: float
+    """Of every v_h, norm."""
+    constant: Array
+    """Values of heads whose scores are 0, (d,)."""
+
+    @property
+    def biases(self) -> bool:
+        """Whether heads may have any."""
+        return bool(np.any(self.b))
+
+    @property
+    def tokens(self) -> Array:
+        """The query tokens at which all heads were read, b first, (n + 1, d)."""
+        return np.vstack([self.b, self.b + self.t * self.directions])
+
+    def at(self, b: Array) -> Array:
+        """Return (u_h, s_h) of all heads at query tokens (m, d) in their span, (m, H, d + 1).
+
+        s is linear only near by: farther away it is off by what is quadratic in it.
+        """
+        steps = (b - self.b) @ self.directions.T
+        return np.asarray(self.base + np.einsum("hej,mj->mhe", self.columns, steps))
+
+    def spanning(self, h: int) -> Array:
+        """Return u_h at b over ‖b‖, and W_h(1) along the directions: columns (d, n + 1)."""
+        return np.column_stack([self.base[h, :-1] / self.length, self.columns[h, :-1]])
+
+    def rank(self, h: int, error: float) -> int:
+        """Return the rank of a head's keys, W_h(1) being off by ``error``."""
+        singular = np.asarray(np.linalg.svd(self.spanning(h), compute_uv=False))
+        return rank_by_gap(singular, COUNTED * error)
+
+
+# -- answers to [a; z; b]
+
+
+def fillers(
+    u: Array,
+    v: Array,
+    lengths: Array | float,
+    shut: Shut = SHUT,
+    *,
+    beside: Array | float = 0.0,
+) -> Array | None:
+    """Return the shortest tokens z, (m, d), that shut all heads but the first; None if some cannot.
+
+    Parameters
+    ----------
+    u : ndarray (m, G, d)
+        u_g of all heads at m query tokens, none 0.
+    v : ndarray (d,)
+        Value vector of the first head.
+    lengths : float or ndarray (m,)
+        Norms of the offsets asked beside them.
+    shut : Shut
+        How far.
+    beside : float or ndarray (m, G)
+        What a filler's logits are beside z·u_g, as with biases.
+
+    Examples
+    --------
+    >>> fillers(np.eye(3)[None, :2], np.ones(3), 0.0).round(9).tolist()
+    [[-12.0, 40.0, -28.0]]
+    """
+    wanted = shut.others + REACH * np.linalg.norm(u, axis=2) * np.reshape(lengths, (-1, 1))
+    wanted[:, 0] = -shut.own
+    wanted = wanted - beside
+    rows = u
+    if u.shape[1] < u.shape[2]:
+        size = np.linalg.norm(u[:, 0], axis=1) / np.linalg.norm(v)
+        rows = np.concatenate([u, size[:, None, None] * v], axis=1)
+        wanted = np.pad(wanted, ((0, 0), (0, 1)))
+    # of length 1: heads of all sizes count alike
+    norms = np.linalg.norm(rows, axis=2)
+    z = np.einsum("mdg,mg->md", np.linalg.pinv(rows / norms[:, :, None]), wanted / norms)
+    missed = np.abs(np.einsum("mgd,md->mg", u, z) - wanted[:, : u.shape[1]])
+    return None if np.any(missed > MISSED * shut.others) else z
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedAnswers:
     """What was read of one head two tokens before some query tokens."""
 
-    basis: Array
-    """B, an orthonormal basis of the span of Kᵀ, (d, r)."""
-    tokens: Array
-    """b, (r, d)."""
-    offsets: Array
-    """a of every query token, (r, r + 1, d)."""
+    X: Array
+    """[a; z; b], (m, n, 3, d)."""
     logits: Array
-    """t, (r, r + 1)."""
+    """t, (m, n)."""
     off: Array
     """How far each may be off."""
-    fillers: Array
-    """z, (r, d)."""
     slopes: Array
-    """How much answers move with t, (r, r + 1)."""
+    """How much answers move with t, (m, n)."""
 
-    def leaking(self, heads: Sequence[RotaryHead], h: int) -> ShiftedStep:
+    @classmethod
+    def of(cls, X: Array, y: Array, near: NearHeads, h: int) -> OpenedAnswers:
+        """Take answers y (m, n) less c; t is NaN where an answer is no head's.
+
+        Errors of v have no direction.
+        """
+        H, d = near.v.shape
+        # a head without scores weighs all three alike
+        rest = X[:, :, 1] @ (near.v.sum(axis=0) - near.v[h]) + X.sum(axis=2) @ near.constant / 3
+        own, (a, z, b) = y - rest, np.moveaxis(X @ near.v[h], 2, 0)
+        left = float(np.exp(-(SHUT_BIASED if near.biases else SHUT).own))
+        with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+            t = np.log((b + left * z - (1 + left) * own) / (own - a))
+            slopes = (a - own) / (1 + (1 + left) * np.exp(-t))
+        longest = np.linalg.norm(X[:, :, :2], axis=3).sum(axis=2)
+        wrong = near.reduced.precision.error(near.reduced.scale * longest + abs(near.reduced.c))
+        wrong = wrong + near.v_error * np.sqrt(H / d) * longest
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return cls(X, t, np.asarray(wrong / np.abs(slopes)), np.asarray(slopes))
+
+    @property
+    def tokens(self) -> Array:
+        """b, (m, d)."""
+        return np.asarray(self.X[:, 0, 2])
+
+    def solved(self, basis: Array) -> tuple[Array, Array]:
+        """Return Bᵀ KᵀR(2) q(b), and what t is beside where it was asked, at the query tokens.
+
+        (m, r or r + 1); and how far each row may be off, (m,).
+        """
+        rows = self.X[:, :, 0] @ basis
+        if rows.shape[1] > rows.shape[2]:
+            rows = np.concatenate([rows, np.ones((*self.logits.shape, 1))], axis=2)
+        there = np.linalg.solve(rows, self.logits[:, :, None])[:, :, 0]
+        off = np.linalg.norm(np.linalg.inv(rows), 2, axis=(1, 2)) * np.linalg.norm(self.off, axis=1)
+        return np.asarray(there), np.asarray(off)
+
+    def leaking(self, heads: Sequence[RotaryHead], h: int) -> OpenedAnswers:
         """Count what the fillers leave open of other heads, and of head h, as ``heads`` have it.
 
         Shifts are known but roughly where a token is chosen: with large scores that is not enough.
         """
-        r, n, d = self.offsets.shape
-        X = np.empty((r, n, 3, d))
-        X[:, :, 0] = self.offsets
-        X[:, :, 1], X[:, :, 2] = self.fillers[:, None], self.tokens[:, None]
-        asked, left = X.reshape(-1, 3, d), np.zeros(r * n)
+        asked = self.X.reshape(-1, *self.X.shape[2:])
+        left = np.zeros(len(asked))
         for g, head in enumerate(heads):
             alpha, values = head.attention(asked), asked @ head.v
-            if g == h:
-                left += alpha[:, 1] * np.abs(values - values[:, 1:2]).max(axis=1)
-            else:
-                left += np.sum(alpha * np.abs(values - values[:, 1:2]), axis=1)
-        return replace(self, off=self.off + left.reshape(r, n) / np.abs(self.slopes))
+            away = np.abs(values - values[:, 1:2])
+            left += alpha[:, 1] * away.max(axis=1) if g == h else np.sum(alpha * away, axis=1)
+        return replace(self, off=self.off + left.reshape(self.off.shape) / np.abs(self.slopes))
 
-    @property
-    def there(self) -> Array:
-        """Bᵀ KᵀR(2) q(b), and what t is beside, at the query tokens; (r, r + 1)."""
-        ones = np.ones((*self.logits.shape, 1))
-        rows = np.concatenate([self.offsets @ self.basis, ones], axis=2)
-        return np.asarray(np.linalg.solve(rows, self.logits[:, :, None])[:, :, 0])
-
-    def moved(self, rng: np.random.Generator) -> ShiftedStep:
+    def moved(self, rng: np.random.Generator) -> OpenedAnswers:
         """Move all logits by as much as they may be off, of either sign."""
         signs = rng.choice([-1.0, 1.0], self.off.shape)
         return replace(self, logits=self.logits + signs * self.off)
 
 
-def read_shifted_steps(
-    found: ShiftedHeads,
-    ranks: Indices,
-    rng: np.random.Generator,
-) -> Asking[list[ShiftedStep]]:
-    """Read W_h(2) of all heads, of these ranks.
-
-    Raises
-    ------
-    NotIdentifiable
-        Nothing opens the heads one by one.
-    OutOfReach
-        Another query token may do better.
-    """
-    opened = [_Opened.of(found, h, int(r), rng) for h, r in enumerate(ranks)]
-    asking = [one.read(rng) for one in opened]
-    return list((yield from together(asking)))
-
-
-def shifted_ranks(found: ShiftedHeads) -> Indices:
-    """Return the ranks of the heads' keys, (H,)."""
-    d, ranks = found.reduced.dim, []
-    for h, off in enumerate(found.columns_off):
-        singular = np.asarray(np.linalg.svd(found.spanning(h), compute_uv=False))
-        ranks.append(rank_by_gap(singular, COUNTED * float(np.linalg.norm(off[:d]))))
-    if not all(ranks):  # a head of which errors leave nothing
-        raise CoincidentJumps
-    return np.array(ranks, dtype=np.intp)
+# -- asking
 
 
 @dataclass(frozen=True, slots=True)
-class _Opened:
-    """One head among all."""
+class OpenedHead:
+    """One head among all, read two tokens before r query tokens."""
 
-    found: ShiftedHeads
+    near: NearHeads
     h: int
     basis: Array
+    """B, an orthonormal basis of the span of Kᵀ, (d, r)."""
     rows: Array
-    """Offsets (r + 1, d), of length about 1."""
+    """Offsets (r, d), with biases one more, of length about 1."""
 
     @classmethod
-    def of(
-        cls,
-        found: ShiftedHeads,
-        h: int,
-        rank: int,
-        rng: np.random.Generator,
-    ) -> _Opened:
+    def of(cls, near: NearHeads, h: int, rank: int, rng: np.random.Generator) -> OpenedHead:
         """Choose offsets, which all see v_h by one sign."""
-        v = found.v[h]
-        basis = np.linalg.svd(found.spanning(h), full_matrices=False)[0][:, :rank]
+        v = near.v[h]
+        basis = np.linalg.svd(near.spanning(h), full_matrices=False)[0][:, :rank]
         direction = v / np.linalg.norm(v)
         within = basis.T @ direction
         rows = offsets.balanced(within, rng).made() @ basis.T + (direction - basis @ within)
-        return cls(found, h, basis, np.concatenate([rows, rows[:1] / 2]))
+        return cls(near, h, basis, np.concatenate([rows, rows[: int(near.biases)] / 2]))
 
-    def read(self, rng: np.random.Generator) -> Asking[ShiftedStep]:
+    def read(self, rng: np.random.Generator) -> Asking[OpenedAnswers]:
         """Ask; where logits are large shorter offsets, and query tokens closer together."""
-        centre, x = self._tokens(rng)
-        r = len(x)
+        (centre, x), biases = self._tokens(rng), self.near.biases
+        r, n = len(x), len(self.rows)
         alpha = PILOT * np.sqrt(r) / np.linalg.norm(self._seen(centre + x)[0][:, 0], axis=1)
-        logits, off, slopes = np.full((r, r + 1), np.nan), *np.zeros((2, r, r + 1))
-        z = np.zeros(x.shape)
+        X, y = np.ones((r, n, 3, x.shape[1])), np.full((r, n), np.nan)
         # the first token tells how long offsets of the others had better be
         missing = np.arange(1)
         for _ in range(TRIES):
-            b = centre + x
-            z[missing] = self._filled(b[missing], alpha[missing])
-            answered = yield from self._asked(b[missing], alpha[missing], z[missing])
-            logits[missing], off[missing], slopes[missing] = answered
-            well = np.all(np.abs(logits) < LARGEST, axis=1)
+            X[missing] = self._asked(centre + x[missing], alpha[missing])
+            [given] = yield [
+                Sequences(X[missing].reshape(-1, *X.shape[2:]), phase="W(2)", purpose="data")
+            ]
+            y[missing] = given.reshape(-1, n) - self.near.reduced.c
+            found = OpenedAnswers.of(X, y, self.near, self.h)
+            well = np.all(np.abs(found.logits) < LARGEST, axis=1)
             if np.all(well):
-                a = self._offsets(b, alpha)
-                return ShiftedStep(self.basis, b, a, logits, off, z, slopes)
+                return found
             lost = np.isin(np.arange(r), missing) & ~well
             alpha[lost] /= SHORTER
-            x[lost] /= SHORTER
+            if biases:
+                x[lost] /= SHORTER
             if well[0] and len(missing) == 1 and missing[0] == 0:
-                moved = logits[0, :-1] - (2 * logits[0, -1] - logits[0, 0])
+                t = found.logits[0]
+                # without what is beside a·u, where that was asked for
+                moved = t[:-1] - (2 * t[-1] - t[0]) if biases else t
                 alpha[1:] *= np.clip(LOGIT / np.sqrt(np.mean(moved**2)), 1 / CHANGED, CHANGED)
             missing = np.flatnonzero(~well) if well[0] else np.arange(1)
         raise OutOfReach
@@ -195,15 +314,18 @@ class _Opened:
         Of some draws the one that answers tell most of: their columns u span best, fillers are
         short, and shifts small.
         """
-        found, r = self.found, self.basis.shape[1]
-        columns = self.basis.T @ found.spanning(self.h)[:, 1:]
-        within = np.linalg.svd(columns)[2][:r] @ found.directions
-        length, best, chosen = float(np.linalg.norm(found.b)), np.inf, None
-        for centre in (found.b, self._unshifted()):
+        near, r = self.near, self.basis.shape[1]
+        columns = self.basis.T @ near.spanning(self.h)[:, 1:]
+        within = np.linalg.svd(columns)[2][:r] @ near.directions
+        best, chosen = np.inf, None
+        for centre in (near.b, self._unshifted()) if near.biases else (near.b,):
             for draw in range(DRAWS):
                 # as many as there are directions are orthogonal to each other
                 x = np.linalg.qr(rng.standard_normal((r, len(within))))[0] @ within
-                x *= length * SIZES[draw % len(SIZES)]
+                if not near.biases:  # other heads may be blind to the span of a head's rows
+                    beside = rng.standard_normal(x.shape) / np.sqrt(x.shape[1])
+                    x += (beside - beside @ within.T @ within) / 2
+                x *= near.length * SIZES[draw % len(SIZES)]
                 u, beside = self._seen(centre + x)
                 z = self._fillers(centre + x, np.zeros(r))
                 if z is None:
@@ -214,68 +336,58 @@ class _Opened:
                 if cost < best:
                     best, chosen = cost, (centre, x)
         if chosen is None:
-            raise NotIdentifiable(DEPENDENT, determined={"v": found.v})
+            raise NotIdentifiable(DEPENDENT, determined={"v": near.v})
         return chosen
 
     def _unshifted(self) -> Array:
         """Return where the head's own shift is about 0, no farther from b than b is long."""
-        found = self.found
-        shifts = self._seen(found.tokens)[1][:, 0]
-        slope = (shifts[1:] - shifts[0]) / found.t @ found.directions
+        near = self.near
+        shifts = self._seen(near.tokens)[1][:, 0]
+        slope = (shifts[1:] - shifts[0]) / near.t @ near.directions
         step = -shifts[0] / max(float(slope @ slope), TINY) * slope
-        longest = float(np.linalg.norm(found.b))
-        return np.asarray(
-            found.b + step * min(1.0, longest / max(float(np.linalg.norm(step)), TINY))
-        )
+        most = near.length / max(float(np.linalg.norm(step)), TINY)
+        return np.asarray(near.b + step * min(1.0, most))
 
     def _seen(self, b: Array) -> tuple[Array, Array]:
         """Return u_g and s_g − b·u_g of all heads, this one first, (m, H, d) and (m, H)."""
-        found, d = self.found, b.shape[1]
-        order = np.append(self.h, np.delete(np.arange(len(found.v)), self.h))
-        shifted = found.at(b)[:, order]
+        near, d = self.near, b.shape[1]
+        order = np.append(self.h, np.delete(np.arange(len(near.v)), self.h))
+        shifted = near.at(b)[:, order]
         u = shifted[:, :, :d]
         return u, shifted[:, :, d] - np.einsum("md,mgd->mg", b, u)
 
-    def _offsets(self, b: Array, alpha: Array) -> Array:
-        """Return what is asked two before each token, (m, r + 1, d).
-
-        It sees v_h by the other sign than b does: answers then lie between values of two signs.
-        """
-        signs = np.where(b @ self.found.v[self.h] > 0, -1.0, 1.0)
-        return np.asarray((signs * alpha)[:, None, None] * self.rows)
-
-    def _fillers(self, b: Array, alpha: Array) -> Array | None:
+    def _fillers(self, b: Array, longest: Array) -> Array | None:
         """Return the tokens that shut all other heads, (m, d)."""
         u, beside = self._seen(b)
-        longest = alpha * float(np.linalg.norm(self.rows, axis=1).max())
-        v = self.found.v[self.h]
-        return fillers(u, v, longest, FILLERS, beside=beside)
+        shut = SHUT_BIASED if self.near.biases else SHUT
+        return fillers(u, self.near.v[self.h], longest, shut, beside=beside)
 
-    def _filled(self, b: Array, alpha: Array) -> Array:
-        z = self._fillers(b, alpha)
-        if z is None:
-            raise NotIdentifiable(DEPENDENT, determined={"v": self.found.v})
-        return z
+    def _asked(self, b: Array, alpha: Array) -> Array:
+        """Return [a; z; b] for some query tokens, (m, n, 3, d).
 
-    def _asked(self, b: Array, alpha: Array, z: Array) -> Asking[tuple[Array, Array, Array]]:
-        """Ask [a; z; b] for some query tokens.
-
-        Returns t, how far it may be off, and how much answers move with it, (m, r + 1) each.
+        Offsets see v_h by the other sign than b does: answers then lie between values of two signs.
         """
-        found, (m, d), n = self.found, b.shape, len(self.rows)
-        X = np.empty((m, n, 3, d))
-        X[:, :, 0] = self._offsets(b, alpha)
-        X[:, :, 1], X[:, :, 2] = z[:, None], b[:, None]
-        [y] = yield [Sequences(X.reshape(-1, 3, d), phase="W(2)", purpose="data")]
-        v = found.v[self.h]
-        others = found.v.sum(axis=0) - v
-        Y = y.reshape(m, n) - found.reduced.c - (z @ others)[:, None]
-        A, B = X[:, :, 0] @ v, (b @ v)[:, None]
-        with np.errstate(invalid="ignore", divide="ignore"):
-            t = np.log((B - Y) / (Y - A))
-            slope = (A - B) / (4 * np.cosh(t / 2) ** 2)
-        longest = np.linalg.norm(z, axis=1)[:, None] + np.linalg.norm(X[:, :, 0], axis=2)
-        precision, terms = found.reduced.precision, found.reduced.scale * longest
-        wrong = precision.error(terms + abs(found.reduced.c))
-        wrong = wrong + found.v_error * np.sqrt(len(found.v) / d) * longest
-        return t, np.asarray(wrong / np.abs(slope)), slope
+        signs = np.where(b @ self.near.v[self.h] > 0, -1.0, 1.0)
+        a = (signs * alpha)[:, None, None] * self.rows
+        z = self._fillers(b, np.linalg.norm(a, axis=2).max(axis=1))
+        if z is None:
+            raise NotIdentifiable(DEPENDENT, determined={"v": self.near.v})
+        parts = np.broadcast_arrays(a, z[:, None], b[:, None])
+        return np.stack(parts, axis=2)
+
+
+def read_second(
+    near: NearHeads, ranks: Indices, rng: np.random.Generator
+) -> Asking[list[tuple[Array, OpenedAnswers]]]:
+    """Read W_h(2) of all heads, of these ranks; return it with a basis of the span of each Kᵀ.
+
+    Raises
+    ------
+    NotIdentifiable
+        Nothing opens the heads one by one.
+    OutOfReach
+        Another query token may do better.
+    """
+    opened = [OpenedHead.of(near, h, int(r), rng) for h, r in enumerate(ranks)]
+    read = yield from together([one.read(rng) for one in opened])
+    return [(one.basis, found) for one, found in zip(opened, read, strict=True)]

@@ -31,7 +31,7 @@ from unsoftmax.learners.multi_head.reduced_answers import ReducedAnswers
 from unsoftmax.learners.multi_head.search_outcomes import CoincidentJumps
 from unsoftmax.learners.multi_head.value_system import HeadValues, read_values
 from unsoftmax.learners.multi_head.window_sweeps import TokenHeads, WindowAnswers, read_base
-from unsoftmax.measure.windows import OffsetRoom, WindowedHeads, choose_windows
+from unsoftmax.measure.windows import OffsetRoom, WindowedHeads, choose_windows, with_shift
 from unsoftmax.probes import Array
 
 # Offsets in windows are about this long in units of 1/‖W b‖.
@@ -82,13 +82,11 @@ def search(
     """
     if reduced.scale == 0:
         return no_heads(reduced)
-    plane = SearchPlane.random(reduced.dim, reduced.lengths.length, rng)
-    one = TokenSearch(sought, reduced, plane, coarse, rng)
-    crossings = yield from one.crossings(*start)
-    if not len(crossings.u):
+    one = TokenSearch.random(sought, reduced, coarse, rng)
+    windowed = yield from one.windowed(start)
+    if windowed is None:
         return (yield from one.without_crossings())
-    values, u = yield from one.values(crossings)
-    token, s = yield from one.base(values, u)
+    token, s, _ = windowed
     return (yield from one.heads_from(token, s, sought.tuning.columns))
 
 
@@ -101,6 +99,28 @@ class TokenSearch:
     plane: SearchPlane
     coarse: float
     rng: np.random.Generator
+
+    @classmethod
+    def random(
+        cls, sought: SoughtHeads, reduced: ReducedAnswers, coarse: float, rng: np.random.Generator
+    ) -> TokenSearch:
+        """Draw a query token and a plane."""
+        plane = SearchPlane.random(reduced.dim, reduced.lengths.length, rng)
+        return cls(sought, reduced, plane, coarse, rng)
+
+    def windowed(
+        self, start: tuple[int, float]
+    ) -> Asking[tuple[TokenHeads, Array, HeadValues] | None]:
+        """Find all heads, and read them at b in their windows; None where no gate switches.
+
+        Returns also the logits measured there (H, d), and the values.
+        """
+        crossings = yield from self.crossings(*start)
+        if not len(crossings.u):
+            return None
+        values, u = yield from self.values(crossings)
+        token, s = yield from self.base(values, u, crossings.shift)
+        return token, s, values
 
     @property
     def tuning(self) -> MultiHeadTuning:
@@ -200,8 +220,13 @@ class TokenSearch:
         u, readings = yield from out_of_plane
         return (yield from read_values(reduced, crossings, (u, v, readings), self.rng))
 
-    def base(self, values: HeadValues, u: Array) -> Asking[tuple[TokenHeads, Array]]:
-        """Choose windows; read all u_h in them. Return the heads and the logits measured (H, d)."""
+    def base(
+        self, values: HeadValues, u: Array, shift: Array | float = 0.0
+    ) -> Asking[tuple[TokenHeads, Array]]:
+        """Choose windows; read all u_h in them. Return the heads and the logits measured (H, d).
+
+        Where logits are ``shift`` (H,) beside a·u_h both are read, with a row more.
+        """
         lengths, length = self.reduced.lengths, self.reduced.lengths.length
         share = 1.0 if self.sought.biases else self._balanced(u) / length
         b, u, values = share * self.plane.b, share * u, values.at_share(share)
@@ -210,7 +235,18 @@ class TokenSearch:
         room = OffsetRoom(step, lengths.longest(error.length, step))
         windows = choose_windows((u, values.v), error, room, self.rng)
         windows = [replace(window, a=lengths.turned(window.a, b)) for window in windows]
-        token = TokenHeads(self.reduced, b, WindowedHeads(u, values.v, windows, error))
+        v = values.v
+        if self.sought.shifted:
+            u = np.column_stack([u, np.broadcast_to(shift, len(u))])
+            # one t for all heads: what shifts the others at a token is known at that token alone
+            t = min(window.t for window in windows)
+            windows = [
+                with_shift(replace(window, t=t), h, u[h], v, error)
+                for h, window in enumerate(windows)
+            ]
+            v = np.column_stack([v, np.zeros(len(v))])
+        seen = WindowedHeads(u, v, windows, error, self.sought.shifted)
+        token = TokenHeads(self.reduced, b, seen)
         return (yield from read_base(token, values.equations if lengths.soft else None))
 
     def _balanced(self, u: Array) -> float:
