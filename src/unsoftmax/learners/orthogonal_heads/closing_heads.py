@@ -131,29 +131,19 @@ def judged(
 
     Sequences of a length are either short ones, drawn for one head after the other, or long ones.
     """
-    precision = opened.values.precision
-    long = _long(found, opened.closing, rng)
-    drawn = _drawn(found, opened.closing - sum(map(len, long)), rng)
-    families = by_length((X for X, _ in drawn), "hold-out, closing")
-    rounds = LONG.rounds(long)
-    answered = yield from fresh_answers(families, [opened.answered], rounds)
+    precision, scored = opened.values.precision, _scored(found)
+    short, long = _drawn(found, opened.closing, scored, rng)
+    answered = yield from fresh_answers(short, [opened.answered], LONG.rounds(long))
     compared = [found.compared(X, y, precision) for X, y in answered]
     judgement = judge([residuals for residuals, _ in compared], opened.checks)
-    resolved: dict[int, bool] = {}
-    for (X, _), (_, telling) in zip(answered[1:], compared[1:], strict=True):
-        if X.shape[1] not in LENGTHS:  # long: of every head
-            resolved |= {h: resolved.get(h, False) or bool(telling[:, h].any()) for h in resolved}
-            continue
-        aimed = [h for Y, h in drawn if len(Y) == X.shape[1] and h is not None]
-        for h, tells in zip(aimed, telling[np.arange(len(aimed)), aimed], strict=True):
-            resolved[h] = resolved.get(h, False) or bool(tells)
-    coarse = precision != Precision() and not all(resolved.values())
-    if coarse and judgement.excess <= CLEARLY:
+    tells = np.concatenate([telling for _, telling in compared[1:] or compared])
+    unseen = int(np.count_nonzero(~tells[:, scored].any(axis=0))) if opened.closing else 0
+    if unseen and precision != Precision() and judgement.excess <= CLEARLY:
         raise NotIdentifiable(
-            f"The answers are too coarse for {list(resolved.values()).count(False)} of "
-            f"{found.model.H} heads: with bounds like theirs fresh sequences tell nothing of "
-            "them, where their logits are moderate. LowRankHead and ApproximateHead learn a "
-            "single head from coarse answers." + why(precision),
+            f"The answers are too coarse for {unseen} of {found.model.H} heads: with bounds like "
+            "theirs fresh sequences tell nothing of them, where their logits are moderate. "
+            "LowRankHead and ApproximateHead learn a single head from coarse answers."
+            + why(precision),
             determined={"v": opened.values.v},
         )
     if judgement.refuses:
@@ -170,30 +160,6 @@ def _contradicted(H: int, judgement: Judgement, precision: Precision) -> ModelMi
     )
 
 
-def _drawn(
-    found: BoundedHeads, count: int, rng: np.random.Generator
-) -> list[tuple[Array, int | None]]:
-    """Draw sequences (N, d) at moderate logits of one head after the other, and say of which.
-
-    None where no head has logits.
-    """
-    model, d = found.model, found.model.dim
-    scored = _scored(found)
-    drawn: list[tuple[Array, int | None]] = []
-    for n in range(count):
-        x = rng.standard_normal((LENGTHS[n % len(LENGTHS)], d)) / np.sqrt(d)
-        if not scored:
-            drawn.append((x, None))
-            continue
-        turn, k = divmod(n, len(scored))
-        logit = float(np.sqrt(np.mean((x[:-1] @ (model.W[scored[k]] @ x[-1])) ** 2)))
-        wanted = LOGITS[n % len(LOGITS)]
-        if turn % 2:
-            x[:-1], x[-1] = STRETCH * x[:-1], x[-1] / STRETCH
-        drawn.append((float(np.sqrt(wanted / logit)) * x if logit else x, scored[k]))
-    return drawn
-
-
 def _scored(found: BoundedHeads) -> list[int]:
     """Return the heads that have logits: values of one without any are seen at any size."""
     sizes = np.linalg.norm(found.model.W, axis=(1, 2))
@@ -201,14 +167,27 @@ def _scored(found: BoundedHeads) -> list[int]:
     return [h for h in range(found.model.H) if sizes[h] > nothing[h]]
 
 
-def _long(found: BoundedHeads, count: int, rng: np.random.Generator) -> list[Sequences]:
-    """Draw the long sequences of a closing of ``count``, at logits of the strongest head."""
-    model, scored = found.model, _scored(found)
+def _drawn(
+    found: BoundedHeads, count: int, scored: list[int], rng: np.random.Generator
+) -> tuple[list[Sequences], list[Sequences]]:
+    """Draw short sequences at moderate logits of one head after the other, and long ones.
 
-    def scaled(offsets: Array, query: Array, wanted: float) -> Array:
+    These are at logits of the strongest head.
+    """
+    model, d = found.model, found.model.dim
+
+    def scaled(offsets: Array, query: Array, wanted: float, first: int = 0, n: int = d) -> Array:
         X = np.vstack([offsets, query])
-        logits = np.sqrt(np.mean((model.scores_of(query[None])[0] @ offsets.T) ** 2, axis=1))
-        strongest = float(np.max(logits[scored], initial=0.0))
-        return np.asarray(np.sqrt(wanted / strongest) * X if strongest else X)
+        u = model.scores_of(query[None])[0, scored[first : first + n]]
+        logit = np.sqrt(np.mean((u @ offsets.T) ** 2, axis=1)).max(initial=0.0)
+        return np.asarray(np.sqrt(wanted / logit) * X if logit else X)
 
-    return by_length(draw_long(model, count, rng, scaled, LONG), "hold-out, long")
+    long = draw_long(model, count, rng, scaled, LONG)
+    short = []
+    for n in range(count - len(long)):
+        x = rng.standard_normal((LENGTHS[n % len(LENGTHS)], d)) / np.sqrt(d)
+        turn, k = divmod(n, max(1, len(scored)))
+        if turn % 2 and scored:
+            x[:-1], x[-1] = STRETCH * x[:-1], x[-1] / STRETCH
+        short.append(scaled(x[:-1], x[-1], LOGITS[n % len(LOGITS)], k, 1))
+    return by_length(short, "hold-out, closing"), by_length(long, "hold-out, long")
