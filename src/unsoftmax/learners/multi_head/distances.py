@@ -21,12 +21,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 
 from unsoftmax.arrangement.jumps import JumpTuning
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.learners.compose import Asking, T, mapped
+from unsoftmax.learners.multi_head.conclusion import MOVED, PositionedHeads, RecoveredHeads
 from unsoftmax.learners.multi_head.lifted import (
     LiftedReadings,
     UnseenValues,
@@ -34,8 +36,6 @@ from unsoftmax.learners.multi_head.lifted import (
     search_lifted,
 )
 from unsoftmax.learners.multi_head.multi_head_tuning import MultiHeadTuning
-from unsoftmax.learners.multi_head.positioned_conclusion import RecoveredRotaryHeads
-from unsoftmax.learners.multi_head.recovered_heads import RecoveredHeads
 from unsoftmax.learners.multi_head.reduced_answers import ReducedAnswers
 from unsoftmax.learners.multi_head.search_outcomes import (
     ENDINGS,
@@ -54,7 +54,8 @@ from unsoftmax.models.rotary_head import RotaryHead
 from unsoftmax.models.rotary_heads import RotaryHeads
 from unsoftmax.probes import Array, Parted, Probes, Round, Sequences, Singles, UnitVectors
 from unsoftmax.protocol import Answers
-from unsoftmax.validate.close_heads import nearest
+from unsoftmax.validate.close_heads import CloseHeads, nearest
+from unsoftmax.validate.drawn_models import SAFETY
 from unsoftmax.validate.head_comparison import PositionErrors
 
 # Of the tokens that show query biases, beside the learner's own.
@@ -118,6 +119,22 @@ class Crooked(CoincidentJumps):
     """Shifts that no key bias gives beside the planes that were found."""
 
 
+class TurnedHead(NamedTuple):
+    """A head with positions, and what its readings leave open."""
+
+    head: RotaryHead
+    errors: PositionErrors
+    others: tuple[RotaryHead, ...]
+    """Heads of readings that are moved by as much as they may be off."""
+
+    @classmethod
+    def flat(cls, v: Array, unseen: float, biases: bool) -> TurnedHead:
+        """Return a head whose scores are 0, or so small that they were not seen."""
+        none = np.zeros((0, len(v)))
+        head = RotaryHead(none, none, v, Rotary([]))
+        return cls(head, PositionErrors(unseen, 0.0, biases), (head,) * MOVED)
+
+
 @dataclass(frozen=True, slots=True)
 class HeadDistances:
     """What is learned of positions once the heads are known at a distance of one token."""
@@ -131,7 +148,7 @@ class HeadDistances:
 
     def after(
         self, search: Asking[tuple[ReducedAnswers, RecoveredHeads]]
-    ) -> Asking[RecoveredRotaryHeads]:
+    ) -> Asking[PositionedHeads]:
         """Learn W(1) as ``search`` does of heads without positions, then how scores turn."""
         gain = self.tuning.positions.gain
         (reduced, found), c = yield from one_apart(search, gain)
@@ -167,24 +184,24 @@ class HeadDistances:
             read[int(h)] = StepReadings(
                 model.v[h], 0.0, basis, L, opened.tokens, there.T, float(W_error[h]), away
             )
-        v_error *= self.tuning.conclusion.safety
+        v_error *= SAFETY
         values = [Values(v, 0.0, np.full(d, v_error), 0.0, reduced.precision) for v in model.v]
+        unseen = SAFETY * float(np.max(W_error[flat], initial=0.0))
         heads = [
-            self._solved(read[h], values[h], False) if h in read else _flat(values[h].v)
+            self._solved(read[h], values[h], False)
+            if h in read
+            else TurnedHead.flat(model.v[h], unseen, False)
             for h in range(model.H)
         ]
-        if len(flat):  # of a head that was not seen to switch
-            unseen = self.tuning.conclusion.safety * float(W_error[flat[0]])
-            heads[flat[0]] = (heads[flat[0]][0], PositionErrors(unseen, 0.0))
         return self._recovered(heads, reduced, v_error, found.notes)
 
     # -- with biases
 
-    def lifted(self, sought: SoughtHeads, reduced: ReducedAnswers) -> Asking[RecoveredRotaryHeads]:
+    def lifted(self, sought: SoughtHeads, reduced: ReducedAnswers) -> Asking[PositionedHeads]:
         """Search with one query token after another until one shows all heads."""
         endings: list[type[Exception]] = []
 
-        def search(restarts: Restarts) -> Asking[RecoveredRotaryHeads]:
+        def search(restarts: Restarts) -> Asking[PositionedHeads]:
             try:
                 return (yield from self._lifted(sought, reduced, restarts))
             except tuple(ENDINGS) as ending:
@@ -202,7 +219,7 @@ class HeadDistances:
 
     def _lifted(
         self, sought: SoughtHeads, reduced: ReducedAnswers, restarts: Restarts
-    ) -> Asking[RecoveredRotaryHeads]:
+    ) -> Asking[PositionedHeads]:
         length = reduced.lengths.length * LENGTHS[restarts.failures % len(LENGTHS)]
         reduced = replace(reduced, lengths=replace(reduced.lengths, length=length))
         found = None
@@ -224,22 +241,20 @@ class HeadDistances:
         rest = yield from read_rest(found, list(sides))
         read = [replace(one, rest=of) for one, of in zip(read, rest, strict=True)]
         heads = self._beside_fillers(read)
-        v_error = self.tuning.conclusion.safety * found.near.v_error
+        v_error = SAFETY * found.near.v_error
         return self._recovered(heads, reduced, v_error)
 
-    def _beside_fillers(
-        self, read: list[LiftedReadings]
-    ) -> list[tuple[RotaryHead, PositionErrors]]:
+    def _beside_fillers(self, read: list[LiftedReadings]) -> list[TurnedHead]:
         """Solve for all heads; what fillers turn out to leave open counts to the bounds."""
 
-        def solved(one: LiftedReadings) -> tuple[RotaryHead, PositionErrors]:
+        def solved(one: LiftedReadings) -> TurnedHead:
             near = one.found.near
             off = np.full(near.reduced.dim, near.v_error)
             values = Values(near.v[one.h], near.reduced.c, off, 0.0, near.reduced.precision)
             return self._solved(one, values, True)
 
         first = [solved(one) for one in read]
-        leaking = [one.second.leaking([head for head, _ in first], one.h) for one in read]
+        leaking = [one.second.leaking([turned.head for turned in first], one.h) for one in read]
         more = [second.off - one.second.off for second, one in zip(leaking, read, strict=True)]
         if not all(np.all(off <= LEAKING) for off in more):
             raise OutOfReach
@@ -247,42 +262,44 @@ class HeadDistances:
             return first
         return [solved(replace(one, second=of)) for one, of in zip(read, leaking, strict=True)]
 
-    def _unswitched(self, reduced: ReducedAnswers) -> RecoveredRotaryHeads:
+    def _unswitched(self, reduced: ReducedAnswers) -> PositionedHeads:
         """Return what is left where no gate switches: one head that weighs all tokens alike.
 
         Of scores it is known that they move no far answer by more than counts as a jump.
         """
-        unseen = self.tuning.conclusion.safety * JumpTuning().deviations * reduced.eta
-        heads = [(_flat(reduced.s)[0], PositionErrors(unseen, 0.0, True))] * (reduced.scale > 0)
+        unseen = SAFETY * JumpTuning().deviations * reduced.eta
+        heads = [TurnedHead.flat(reduced.s, unseen, True)] * (reduced.scale > 0)
         error = float(reduced.precision.error(reduced.scale))
         return self._recovered(heads, reduced, error)
 
     # -- both
 
-    def _solved(
-        self, read: Readings, values: Values, biases: bool
-    ) -> tuple[RotaryHead, PositionErrors]:
+    def _solved(self, read: Readings, values: Values, biases: bool) -> TurnedHead:
         """Find a head's planes."""
-        positions = self.tuning.positions
+        positions, rng = self.tuning.positions, np.random.default_rng(1)
         head = solved(read, values, self.told, positions, biases)
-        return head, errors_of(head, read, positions, biases)
+        errors = errors_of(head, read, positions, biases)
+        times = MOVED if np.isfinite(errors.near) else 0
+        return TurnedHead(head, errors, tuple(read.moved(rng).head(0.0) for _ in range(times)))
 
     def _recovered(
         self,
-        heads: Sequence[tuple[RotaryHead, PositionErrors]],
+        heads: Sequence[TurnedHead],
         reduced: ReducedAnswers,
         v_error: float,
         notes: tuple[str, ...] = (),
-    ) -> RecoveredRotaryHeads:
-        errors = tuple(error for _, error in heads)
-        model = RotaryHeads.of([head for head, _ in heads], reduced.dim, reduced.c)
-        apart = nearest(np.array([head.scores.whole(1).ravel() for head, _ in heads]))
+    ) -> PositionedHeads:
+        errors, (d, c) = tuple(one.errors for one in heads), (reduced.dim, reduced.c)
+        model = RotaryHeads.of([one.head for one in heads], d, c)
+        moved = zip(*(one.others for one in heads), strict=False)
+        others = tuple(RotaryHeads.of(each, d, c) for each in moved)
+        apart = nearest(np.array([one.head.scores.whole(1).ravel() for one in heads]))
         far = max((float(one.near) for one in errors), default=0.0)
-        if far > self.tuning.conclusion.close.share * apart:
+        if far > CloseHeads().share * apart:
             errors = tuple(PositionErrors(np.inf, np.inf, one.biases) for one in errors)
         still = (STILL,) if model.H and not np.any(model.frequencies) else ()
         farthest = self.tuning.positions.farthest
-        return RecoveredRotaryHeads(model, errors, v_error, reduced, farthest, (*notes, *still))
+        return PositionedHeads(model, errors, others, v_error, reduced, farthest, (*notes, *still))
 
 
 def _refuse_more_heads(heads: int, v: Array, **beside: Array) -> None:
@@ -296,12 +313,6 @@ def _refuse_more_heads(heads: int, v: Array, **beside: Array) -> None:
             * bool(beside),
             determined={"v": v, **beside},
         )
-
-
-def _flat(v: Array) -> tuple[RotaryHead, PositionErrors]:
-    """Return a head whose scores are 0."""
-    none = np.zeros((0, len(v)))
-    return RotaryHead(none, none, v, Rotary([])), PositionErrors(0.0, 0.0)
 
 
 def _refuse_named(ending: type[Exception], reduced: ReducedAnswers) -> None:

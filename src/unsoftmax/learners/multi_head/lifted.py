@@ -38,8 +38,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from unsoftmax.learners.compose import Asking
-from unsoftmax.learners.multi_head.column_table import telling_rows
-from unsoftmax.learners.multi_head.columns import read_columns
+from unsoftmax.learners.multi_head.columns import read_columns, telling_rows
 from unsoftmax.learners.multi_head.reduced_answers import ReducedAnswers
 from unsoftmax.learners.multi_head.search_outcomes import CoincidentJumps
 from unsoftmax.learners.multi_head.second_distance import NearHeads, OpenedAnswers

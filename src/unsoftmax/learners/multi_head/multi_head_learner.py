@@ -12,7 +12,7 @@ orthogonal subspaces. One query token b, u_h = W_h b + w_h, offsets a:
 4. offsets at which gate h is open and the others are saturated (`measure.windows`) give u_h to
    full precision (`window_sweeps`) and all columns of W_h in one round (`columns`);
 5. three copies of a token tell W_h from −W_h (`orientation`);
-6. fresh sequences confirm or refuse (`fresh_sequences`, `conclusions`); heads that are right but
+6. fresh sequences confirm or refuse (`conclusion`); heads that are right but
    not known precisely enough, as close ones are, are corrected (`newton_correction`); after a
    failure steps 2 to 5 (`token_search`) begin again with another b (`searches`, `search_outcomes`);
 7. where answers are coarse, as those of float32 services are, offsets at which all heads but one
@@ -36,16 +36,20 @@ import numpy as np
 
 from unsoftmax.errors import ModelMismatch
 from unsoftmax.learners.compose import Asking, limited
-from unsoftmax.learners.multi_head.conclusions import concluded, predicting
+from unsoftmax.learners.multi_head.conclusion import (
+    FAR,
+    LENGTHS,
+    LONG,
+    WORST,
+    PositionedHeads,
+    RecoveredHeads,
+    concluded,
+    predicting,
+)
 from unsoftmax.learners.multi_head.distances import EXTRA, HeadDistances, refuse_query_biases
 from unsoftmax.learners.multi_head.multi_head_tuning import MultiHeadTuning
 from unsoftmax.learners.multi_head.newton_correction import polished
 from unsoftmax.learners.multi_head.pole_search import LINES, POLE_LENGTHS, pole_queries
-from unsoftmax.learners.multi_head.positioned_conclusion import (
-    RecoveredRotaryHeads,
-    conclude_heads,
-)
-from unsoftmax.learners.multi_head.recovered_heads import RecoveredHeads
 from unsoftmax.learners.multi_head.reduced_answers import ReducedAnswers, read_head_sums
 from unsoftmax.learners.multi_head.search_outcomes import SEARCH_COUNTS, Restarts
 from unsoftmax.learners.multi_head.searches import PRECISIONS, SHORTER, HeadSearches
@@ -209,11 +213,10 @@ class MultiHeadLearner(Configured):
         at_most = tries * (TIMES * bulk + whole) + searches + bulk * self.polish
         at_most += silent_queries(H, d, bulk + whole)
         turned = H * r * (r + shifted) * TRIES * (tries if shifted else 1) * turns
-        more = (tuning.holdout.most_tokens(d),) * turns
+        more = (FAR.most_tokens(d),) * turns
         at_most += turned
         by_poles, pole_tokens = pole_queries(H, d, self.biases)
         copies = tries * (H + 1) * (d + 2)
-        fresh = tuning.conclusion.fresh
         usual, formula = self._usual(r)
         return Plan(
             queries=None,
@@ -223,7 +226,7 @@ class MultiHeadLearner(Configured):
             * (tries + shorter + len(SILENT_STARTS.starts) + unlucky // SEARCH_COUNTS),
             formula=f"{formula}: {usual:,} for {H} of rank {r}",
             longest_token=FARTHEST if self.radius is None else float(self.radius),
-            most_tokens=fresh.long.most_tokens(d, *fresh.lengths, *POLE_LENGTHS, *more),
+            most_tokens=LONG.most_tokens(d, *LENGTHS, *POLE_LENGTHS, *more),
         )
 
     def _usual(self, r: int) -> tuple[int, str]:
@@ -251,27 +254,25 @@ class MultiHeadLearner(Configured):
         return (yield from limited(steps, error, queries=plan.at_most, rounds=plan.rounds))
 
     def _steps(self, checks: int) -> Steps[Any]:
-        rng, conclusion = np.random.default_rng(self.seed), self.tuning.conclusion
+        rng = np.random.default_rng(self.seed)
         if self._positions()[0]:
             turned = yield from self._turned(rng, self.tuning.with_positions())
-            return (yield from conclude_heads(turned, checks, rng, self.tuning))
+            return (yield from concluded(turned, turned.reduced, checks, True, rng))
         searches, found = yield from self._searched(rng, self.tuning)
         reduced = searches.reduced
         if found is None and self.functional and self.dim > 1:
             yield from searches.as_if_coarser()
         if found is None and self.functional and searches.contradicted and reduced.scale > 0:
             share, best = min(searches.contradicted, key=lambda pair: pair[0])
-            if share <= conclusion.farthest:
-                return (yield from predicting(best, share, reduced, checks, rng, tuning=conclusion))
+            if share <= WORST:
+                return (yield from predicting(best, share, reduced, checks, rng))
         if found is None:
             found = yield from searches.by_poles()
         if found is None:
             raise self._refusal(searches)
-        return (yield from concluded(found, reduced, checks, self.biases, rng, tuning=conclusion))
+        return (yield from concluded(found, reduced, checks, self.biases, rng))
 
-    def _turned(
-        self, rng: np.random.Generator, tuning: MultiHeadTuning
-    ) -> Asking[RecoveredRotaryHeads]:
+    def _turned(self, rng: np.random.Generator, tuning: MultiHeadTuning) -> Asking[PositionedHeads]:
         """Find heads with positions, or refuse."""
         distances = HeadDistances(self._positions()[1], tuning, rng)
         if self.biases:
@@ -306,7 +307,7 @@ class MultiHeadLearner(Configured):
         found = (yield from searches.run()) if self.dim > 1 else None
         if found is not None and self.polish:
             reduced = searches.reduced
-            found = yield from polished(found, reduced, self.biases, rng, tuning.correction)
+            found = yield from polished(found, reduced, self.biases, rng)
         return searches, found
 
     def _refusal(self, searches: HeadSearches) -> ModelMismatch:

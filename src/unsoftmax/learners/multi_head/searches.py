@@ -21,10 +21,14 @@ import numpy as np
 
 from unsoftmax.errors import ModelMismatch
 from unsoftmax.learners.compose import Asking
-from unsoftmax.learners.multi_head.fresh_sequences import FreshResiduals, fresh_residuals
+from unsoftmax.learners.multi_head.conclusion import (
+    PILOTS,
+    FreshResiduals,
+    RecoveredHeads,
+    fresh_residuals,
+)
 from unsoftmax.learners.multi_head.newton_correction import NoHeadsNearby, corrected
 from unsoftmax.learners.multi_head.pole_search import LINE_COPIES, LINES, NOISES, separated
-from unsoftmax.learners.multi_head.recovered_heads import RecoveredHeads
 from unsoftmax.learners.multi_head.reduced_answers import ReducedAnswers
 from unsoftmax.learners.multi_head.search_outcomes import (
     ENDINGS,
@@ -107,7 +111,7 @@ class HeadSearches:
 
     def as_if_coarser(self) -> Asking[None]:
         """Search as if answers were coarser, which do not tell close heads apart."""
-        start, confirm = self.restarts.tuning.starts[0], self.sought.tuning.conclusion.confirm
+        start, confirm = self.restarts.tuning.starts[0], self.sought.tuning.confirm
         for eta in PRECISIONS:
             coarser = self.reduced.coarser(eta)
             try:
@@ -155,9 +159,8 @@ class HeadSearches:
         return steps
 
     def _confirmed(self, found: RecoveredHeads) -> Asking[RecoveredHeads]:
-        conclusion = self.sought.tuning.conclusion
         # with pilots for a bound on the function, or a few sequences to believe a model
-        count = conclusion.pilots if self.functional else conclusion.confirm
+        count = PILOTS if self.functional else self.sought.tuning.confirm
         fresh = yield from self._fresh(found, count)
         imprecise = found.vague(IMPROVED) or np.any(fresh.allowed < fresh.explained)
         allowed = fresh.allowed
@@ -180,16 +183,15 @@ class HeadSearches:
 
     def _corrected(self, found: RecoveredHeads) -> Asking[tuple[RecoveredHeads, bool]]:
         """Correct heads where that gains something; tell whether any heads are near them."""
-        tuning, biases = self.sought.tuning.correction, self.sought.biases
         try:
-            better = yield from corrected(found, self.reduced, biases, self.rng, tuning)
+            better = yield from corrected(found, self.reduced, self.sought.biases, self.rng)
         except NoHeadsNearby:
             return found, False
         return better or found, True
 
     def _fresh(self, found: RecoveredHeads, count: int) -> Asking[FreshResiduals]:
-        tuning = self.sought.tuning.conclusion.fresh
-        steps = fresh_residuals(found, self.reduced, count, self.rng, "pilot", tuning=tuning)
+        alike = self.sought.tuning.alike
+        steps = fresh_residuals(found, self.reduced, count, self.rng, "pilot", alike=alike)
         return (yield from steps)
 
 

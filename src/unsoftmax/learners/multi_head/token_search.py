@@ -16,22 +16,31 @@ import numpy as np
 
 from unsoftmax.arrangement.jumps import JumpSearch, find_jumps
 from unsoftmax.learners.compose import Asking
-from unsoftmax.learners.multi_head.column_table import ColumnTableTuning
-from unsoftmax.learners.multi_head.columns import HeadColumns, no_columns, read_columns
+from unsoftmax.learners.multi_head.columns import (
+    ColumnTableTuning,
+    HeadColumns,
+    no_columns,
+    read_columns,
+)
+from unsoftmax.learners.multi_head.conclusion import RecoveredHeads, no_heads
 from unsoftmax.learners.multi_head.in_plane import InPlane, measure_in_plane
 from unsoftmax.learners.multi_head.multi_head_tuning import MultiHeadTuning
-from unsoftmax.learners.multi_head.orientation import bound_unseen_logits, orient
+from unsoftmax.learners.multi_head.orientation import (
+    OrientedHeads,
+    bound_unseen_logits,
+    orient,
+)
 from unsoftmax.learners.multi_head.out_of_plane import (
     SearchPlane,
     read_cells,
     read_out_of_plane,
 )
-from unsoftmax.learners.multi_head.recovered_heads import RecoveredHeads, assembled, no_heads
 from unsoftmax.learners.multi_head.reduced_answers import ReducedAnswers
 from unsoftmax.learners.multi_head.search_outcomes import CoincidentJumps
 from unsoftmax.learners.multi_head.value_system import HeadValues, read_values
 from unsoftmax.learners.multi_head.window_sweeps import TokenHeads, WindowAnswers, read_base
 from unsoftmax.measure.windows import OffsetRoom, WindowedHeads, choose_windows, with_shift
+from unsoftmax.models import MultiHead
 from unsoftmax.probes import Array
 
 # Offsets in windows are about this long in units of 1/‖W b‖.
@@ -295,3 +304,41 @@ class TokenSearch:
         size = np.linalg.norm(columns.W, axis=(1, 2)) + beside
         if np.any(columns.error > HARDLY * size):
             raise CoincidentJumps
+
+
+def assembled(
+    token: TokenHeads, columns: HeadColumns, directions: Array, found: OrientedHeads, biases: bool
+) -> RecoveredHeads:
+    """Put the heads together: W from its columns along ``directions`` (k, d), signs and values.
+
+    With biases w_h = u_h − W_h b; without them u_h = W_h b is the column along b.
+    """
+    d, length, u = token.reduced.dim, token.length, token.seen.u
+    W = columns.W @ directions
+    w = np.zeros_like(u)
+    if biases:
+        w = u - W @ token.b
+    else:
+        W = W + u[:, :, None] * (token.b / length**2)
+    sign = np.array(found.sign)
+    W, w = sign[:, None, None] * W[found.index], sign[:, None] * w[found.index]
+    v = np.array(found.v).reshape(len(found.index), d)
+    W_error = columns.error[found.index]
+    if found.constant is not None:
+        W, w = np.concatenate([W, np.zeros((1, d, d))]), np.concatenate([w, np.zeros((1, d))])
+        v = np.concatenate([v, found.constant[None]])
+        W_error = np.append(W_error, found.unswitched / length)
+    errors = {"W": W_error, "v": np.full(len(v), found.v_error), "w": W_error * length * biases}
+    ranks = sorted({int(rank) for rank in columns.ranks if rank < d})
+    model = MultiHead(W, v, w, token.reduced.c)
+    notes, times_off = _notes(len(found), ranks, d), found.times_off(token.reduced.s)
+    return RecoveredHeads(model, errors, length, bool(ranks), notes, times_off)
+
+
+def _notes(heads: int, low_ranks: list[int], d: int) -> tuple[str, ...]:
+    low = f" Ranks below {d}: {', '.join(map(str, low_ranks))}." if low_ranks else ""
+    count = "1 head" if heads == 1 else f"{heads} heads"
+    return (
+        f"{count}; those of equal W and w are one, whose v is the sum of theirs "
+        f"(Proposition 7.1).{low}",
+    )
