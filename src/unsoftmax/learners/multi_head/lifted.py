@@ -78,10 +78,7 @@ class LiftedHeads:
         """Move all entries by as much as they may be off, of either sign."""
         base, columns = (
             one + off * rng.choice([-1.0, 1.0], off.shape)
-            for one, off in (
-                (self.near.base, self.base_off),
-                (self.near.columns, self.columns_off),
-            )
+            for one, off in ((self.near.base, self.base_off), (self.near.columns, self.columns_off))
         )
         return replace(self, near=replace(self.near, base=base, columns=columns))
 
@@ -90,10 +87,7 @@ class LiftedHeads:
 
 
 def search_lifted(
-    sought: SoughtHeads,
-    reduced: ReducedAnswers,
-    start: tuple[int, float],
-    rng: np.random.Generator,
+    sought: SoughtHeads, reduced: ReducedAnswers, start: tuple[int, float], rng: np.random.Generator
 ) -> Asking[LiftedHeads | None]:
     """Go through all steps with one query token; see `multi_head.token_search.search`.
 

@@ -85,9 +85,10 @@ class HeadSearches:
             There are more heads than allowed.
         """
         first, coarse = self.reduced, self.reduced.eta > COARSE
-        self.restarts, found = yield from self._along_circles(self.restarts)
+        self.restarts, found = yield from self._searched(self._half_circle, self.restarts)
         if found is None and coarse and self.reduced.scale > 0 and not self.reduced.lengths.soft:
-            found = yield from self._searched(self._silent, SILENT_STARTS)
+            starts = Restarts(SILENT_STARTS, refuse_many=False)
+            _, found = yield from self._searched(self._silent, starts)
         states, contradicted = [], self.contradicted
         main = self.reduced
         for lengths in first.lengths.for_coarse(first.eta, self.sought.biases):
@@ -95,7 +96,7 @@ class HeadSearches:
                 return found
             self.reduced, self.contradicted = replace(first, lengths=lengths), []
             shorter = Restarts(SHORTER, self.restarts.refuse_many)
-            ended, found = yield from self._along_circles(shorter)
+            ended, found = yield from self._searched(self._half_circle, shorter)
             states.append(ended.state)
         if found is None:
             self.reduced, self.contradicted = main, contradicted
@@ -107,7 +108,8 @@ class HeadSearches:
 
     def by_poles(self) -> Asking[RecoveredHeads | None]:
         """Read all heads off the poles of lines, until a model is confirmed."""
-        return (yield from self._searched(self._of_line, LINE_STARTS))
+        starts = Restarts(LINE_STARTS, refuse_many=False)
+        return (yield from self._searched(self._of_line, starts))[1]
 
     def as_if_coarser(self) -> Asking[None]:
         """Search as if answers were coarser, which do not tell close heads apart."""
@@ -121,14 +123,15 @@ class HeadSearches:
             fresh = yield from self._fresh(found, confirm)
             self.contradicted.append((float(fresh.missed.max()), found))
 
-    def _searched(self, way: Way, tuning: RestartTuning) -> Asking[RecoveredHeads | None]:
+    def _searched(
+        self, way: Way, restarts: Restarts
+    ) -> Asking[tuple[Restarts, RecoveredHeads | None]]:
         """Search in one way until a model is confirmed; None where none was."""
-        _, found = yield from searched(self._believed(way), Restarts(tuning, refuse_many=False))
-        return found
 
-    def _along_circles(self, restarts: Restarts) -> Asking[tuple[Restarts, RecoveredHeads | None]]:
-        way = self._believed(self._half_circle)
-        return (yield from searched(way, restarts, lambda _: self.reduced.lengths.soft))
+        def search(so_far: Restarts) -> Asking[RecoveredHeads]:
+            return (yield from self._confirmed((yield from way(so_far))))
+
+        return (yield from searched(search, restarts, lambda _: self.reduced.lengths.soft))
 
     # -- one search
 
@@ -150,15 +153,8 @@ class HeadSearches:
             raise CoincidentJumps
         return found
 
-    def _believed(self, way: Way) -> Way:
-        """Let a search compare its heads with fresh answers; correct those not precise enough."""
-
-        def steps(restarts: Restarts) -> Asking[RecoveredHeads]:
-            return (yield from self._confirmed((yield from way(restarts))))
-
-        return steps
-
     def _confirmed(self, found: RecoveredHeads) -> Asking[RecoveredHeads]:
+        """Compare heads with fresh answers; correct those that are not precise enough."""
         # with pilots for a bound on the function, or a few sequences to believe a model
         count = PILOTS if self.functional else self.sought.tuning.confirm
         fresh = yield from self._fresh(found, count)

@@ -143,12 +143,7 @@ class NearHeads:
 
 
 def fillers(
-    u: Array,
-    v: Array,
-    lengths: Array | float,
-    shut: Shut = SHUT,
-    *,
-    beside: Array | float = 0.0,
+    u: Array, v: Array, lengths: Array | float, shut: Shut = SHUT, *, beside: Array | float = 0.0
 ) -> Array | None:
     """Return the shortest tokens z, (m, d), that shut all heads but the first; None if some cannot.
 

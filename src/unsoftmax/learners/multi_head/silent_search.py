@@ -251,9 +251,7 @@ def _crossings(jumps: Jumps, error: float) -> tuple[Array, Array]:
 
 
 def read_cell_values(
-    reduced: ReducedAnswers,
-    plane: SearchPlane,
-    cells: CircleCells,
+    reduced: ReducedAnswers, plane: SearchPlane, cells: CircleCells
 ) -> Asking[Array]:
     """Read the gradients of all cells; return the v_h (H, d), up to their signs."""
     H, far = len(cells), reduced.lengths.far(plane.length)
@@ -330,13 +328,7 @@ def silent_windows(u: Array, frame: SilentFrame, error: ReducedError, step: floa
     return [_window(u, h, frame, error, t) for h in range(len(u))]
 
 
-def _window(
-    u: Array,
-    h: int,
-    frame: SilentFrame,
-    error: ReducedError,
-    t: float,
-) -> Window:
+def _window(u: Array, h: int, frame: SilentFrame, error: ReducedError, t: float) -> Window:
     across, own = frame.Z @ u[h], frame.duals[h]
     # turned within the silent offsets so that its logit is 0, however long it is
     level = own - (own @ u[h]) / (across @ across) * (across @ frame.Z)

@@ -25,16 +25,8 @@ from unsoftmax.learners.multi_head.columns import (
 from unsoftmax.learners.multi_head.conclusion import RecoveredHeads, no_heads
 from unsoftmax.learners.multi_head.in_plane import InPlane, measure_in_plane
 from unsoftmax.learners.multi_head.multi_head_tuning import MultiHeadTuning
-from unsoftmax.learners.multi_head.orientation import (
-    OrientedHeads,
-    bound_unseen_logits,
-    orient,
-)
-from unsoftmax.learners.multi_head.out_of_plane import (
-    SearchPlane,
-    read_cells,
-    read_out_of_plane,
-)
+from unsoftmax.learners.multi_head.orientation import OrientedHeads, bound_unseen_logits, orient
+from unsoftmax.learners.multi_head.out_of_plane import SearchPlane, read_cells, read_out_of_plane
 from unsoftmax.learners.multi_head.reduced_answers import ReducedAnswers
 from unsoftmax.learners.multi_head.search_outcomes import CoincidentJumps
 from unsoftmax.learners.multi_head.value_system import HeadValues, read_values
@@ -219,12 +211,7 @@ class TokenSearch:
         else:
             v = reduced.scale * crossings.jumps.plane_vectors() @ plane.plane
         out_of_plane = read_out_of_plane(
-            reduced,
-            plane,
-            crossings,
-            v,
-            move=tuning.move,
-            value_over_jump=tuning.value_over_jump,
+            reduced, plane, crossings, v, move=tuning.move, value_over_jump=tuning.value_over_jump
         )
         u, readings = yield from out_of_plane
         return (yield from read_values(reduced, crossings, (u, v, readings), self.rng))
