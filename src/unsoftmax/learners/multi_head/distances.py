@@ -45,7 +45,12 @@ from unsoftmax.learners.multi_head.search_outcomes import (
     searched,
 )
 from unsoftmax.learners.multi_head.searches import too_many_heads
-from unsoftmax.learners.multi_head.second_distance import NearHeads, OutOfReach, read_second
+from unsoftmax.learners.multi_head.second_distance import (
+    NearHeads,
+    OutOfReach,
+    rank_of,
+    read_second,
+)
 from unsoftmax.learners.multi_head.token_search import SoughtHeads
 from unsoftmax.learners.single_head.distances import Readings, StepReadings, errors_of, solved
 from unsoftmax.measure.single_tokens import Values
@@ -155,20 +160,14 @@ class HeadDistances:
         reduced, model, d = replace(reduced, c=c), found.model, found.model.dim
         errors = {name: found.times_off * error for name, error in found.errors.items()}
         v_error, W_error = float(np.max(errors["v"], initial=0.0)), errors["W"]
-        columns = np.concatenate([model.W, np.zeros((model.H, 1, d))], axis=1)
-        base, b = np.zeros((model.H, d + 1)), np.zeros(d)
-        near = NearHeads(
-            reduced, model.v, base, columns, np.eye(d), b, 1 / gain, 1 / gain, v_error, b
-        )
-        ranks = np.array([near.rank(h, W_error[h]) for h in range(model.H)], dtype=np.intp)
+        ranks = np.array([rank_of(*one) for one in zip(model.W, W_error, strict=False)], np.intp)
         flat, scored = np.flatnonzero(ranks == 0), np.flatnonzero(ranks)
         _refuse_more_heads(len(scored), model.v, **{"W(1)": model.W})
-        near = replace(
-            near,
-            v=model.v[scored],
-            base=base[scored],
-            columns=columns[scored],
-            constant=model.v[flat].sum(axis=0),
+        base, v = np.zeros((len(scored), 1, d + 1)), model.v[scored]
+        columns = np.concatenate([model.W[scored], base[:, :, :d]], axis=1)
+        b, rest = np.zeros(d), model.v[flat].sum(axis=0)
+        near = NearHeads(
+            reduced, v, base[:, 0], columns, np.eye(d), b, 1 / gain, 1 / gain, v_error, rest
         )
         try:
             second = yield from read_second(near, ranks[scored], self.rng)

@@ -41,7 +41,7 @@ from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.multi_head.columns import read_columns, telling_rows
 from unsoftmax.learners.multi_head.reduced_answers import ReducedAnswers
 from unsoftmax.learners.multi_head.search_outcomes import CoincidentJumps
-from unsoftmax.learners.multi_head.second_distance import NearHeads, OpenedAnswers
+from unsoftmax.learners.multi_head.second_distance import NearHeads, OpenedAnswers, rank_of
 from unsoftmax.learners.multi_head.token_search import SoughtHeads, TokenSearch
 from unsoftmax.learners.multi_head.window_sweeps import UNSETTLED, TokenHeads, WindowAnswers, swept
 from unsoftmax.learners.single_head.distances import RotaryTuning, TurnedKeys
@@ -72,7 +72,8 @@ class LiftedHeads:
 
     def rank(self, h: int) -> int:
         """Return the rank of a head's keys."""
-        return self.near.rank(h, float(np.linalg.norm(self.columns_off[h, :-1])))
+        off = float(np.linalg.norm(self.columns_off[h, :-1]))
+        return rank_of(self.near.spanning(h), off)
 
     def moved(self, rng: np.random.Generator) -> LiftedHeads:
         """Move all entries by as much as they may be off, of either sign."""

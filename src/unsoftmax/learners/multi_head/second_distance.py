@@ -133,10 +133,11 @@ class NearHeads:
         """Return u_h at b over ‖b‖, and W_h(1) along the directions: columns (d, n + 1)."""
         return np.column_stack([self.base[h, :-1] / self.length, self.columns[h, :-1]])
 
-    def rank(self, h: int, error: float) -> int:
-        """Return the rank of a head's keys, W_h(1) being off by ``error``."""
-        singular = np.asarray(np.linalg.svd(self.spanning(h), compute_uv=False))
-        return rank_by_gap(singular, COUNTED * error)
+
+def rank_of(columns: Array, error: float) -> int:
+    """Return the rank of a head's keys by columns of its W_h(1), off by ``error``."""
+    singular = np.asarray(np.linalg.svd(columns, compute_uv=False))
+    return rank_by_gap(singular, COUNTED * error)
 
 
 # -- answers to [a; z; b]
