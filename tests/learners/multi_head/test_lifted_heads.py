@@ -10,7 +10,7 @@ import pytest
 
 from tests.by_hand import driven
 from tests.theorems.test_rotary_heads_biases import biased, changed
-from unsoftmax.learners.multi_head.lifted import (
+from unsoftmax.learners.multi_head.lifted_heads import (
     LiftedReadings,
     UnseenValues,
     read_rest,

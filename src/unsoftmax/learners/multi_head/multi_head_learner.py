@@ -12,7 +12,7 @@ orthogonal subspaces. One query token b, u_h = W_h b + w_h, offsets a:
 4. offsets at which gate h is open and the others are saturated (`measure.windows`) give u_h to
    full precision (`window_sweeps`) and all columns of W_h in one round (`columns`);
 5. three copies of a token tell W_h from −W_h (`orientation`);
-6. fresh sequences confirm or refuse (`conclusion`); heads that are right but
+6. fresh sequences confirm or refuse (`heads_conclusion`); heads that are right but
    not known precisely enough, as close ones are, are corrected (`newton_correction`); after a
    failure steps 2 to 5 (`token_search`) begin again with another b (`searches`, `search_outcomes`);
 7. where answers are coarse, as those of float32 services are, offsets at which all heads but one
@@ -36,7 +36,7 @@ import numpy as np
 
 from unsoftmax.errors import ModelMismatch
 from unsoftmax.learners.compose import Asking, limited
-from unsoftmax.learners.multi_head.conclusion import (
+from unsoftmax.learners.multi_head.heads_conclusion import (
     FAR,
     LENGTHS,
     LONG,
@@ -46,7 +46,7 @@ from unsoftmax.learners.multi_head.conclusion import (
     concluded,
     predicting,
 )
-from unsoftmax.learners.multi_head.distances import EXTRA, HeadDistances, refuse_query_biases
+from unsoftmax.learners.multi_head.heads_distances import EXTRA, HeadDistances, refuse_query_biases
 from unsoftmax.learners.multi_head.multi_head_tuning import MultiHeadTuning
 from unsoftmax.learners.multi_head.newton_correction import polished
 from unsoftmax.learners.multi_head.pole_search import LINES, POLE_LENGTHS, pole_queries

@@ -19,7 +19,7 @@ import numpy as np
 import scipy
 
 from unsoftmax.learners.compose import Asking
-from unsoftmax.learners.multi_head.conclusion import RecoveredHeads
+from unsoftmax.learners.multi_head.heads_conclusion import RecoveredHeads
 from unsoftmax.learners.multi_head.reduced_answers import ReducedAnswers
 from unsoftmax.models import MultiHead
 from unsoftmax.probes import Array, Indices, Pairs

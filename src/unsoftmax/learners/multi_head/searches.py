@@ -21,7 +21,7 @@ import numpy as np
 
 from unsoftmax.errors import ModelMismatch
 from unsoftmax.learners.compose import Asking
-from unsoftmax.learners.multi_head.conclusion import (
+from unsoftmax.learners.multi_head.heads_conclusion import (
     PILOTS,
     FreshResiduals,
     RecoveredHeads,

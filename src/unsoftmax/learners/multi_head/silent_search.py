@@ -25,7 +25,7 @@ import numpy as np
 
 from unsoftmax.arrangement.jumps import Jumps, find_jumps
 from unsoftmax.learners.compose import Asking
-from unsoftmax.learners.multi_head.conclusion import RecoveredHeads
+from unsoftmax.learners.multi_head.heads_conclusion import RecoveredHeads
 from unsoftmax.learners.multi_head.out_of_plane import SearchPlane
 from unsoftmax.learners.multi_head.reduced_answers import ReducedAnswers
 from unsoftmax.learners.multi_head.search_outcomes import CoincidentJumps, RestartTuning

@@ -22,7 +22,7 @@ from unsoftmax.learners.multi_head.columns import (
     no_columns,
     read_columns,
 )
-from unsoftmax.learners.multi_head.conclusion import RecoveredHeads, no_heads
+from unsoftmax.learners.multi_head.heads_conclusion import RecoveredHeads, no_heads
 from unsoftmax.learners.multi_head.in_plane import InPlane, measure_in_plane
 from unsoftmax.learners.multi_head.multi_head_tuning import MultiHeadTuning
 from unsoftmax.learners.multi_head.orientation import OrientedHeads, bound_unseen_logits, orient

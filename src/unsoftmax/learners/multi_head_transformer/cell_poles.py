@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from unsoftmax.learners.compose import Asking, T, mapped
-from unsoftmax.learners.multi_head.conclusion import RecoveredHeads
+from unsoftmax.learners.multi_head.heads_conclusion import RecoveredHeads
 from unsoftmax.learners.multi_head.pole_search import LINE_COPIES, separated
 from unsoftmax.learners.multi_head.search_outcomes import CoincidentJumps
 from unsoftmax.learners.multi_head.token_lengths import TokenLengths

@@ -24,7 +24,7 @@ import numpy as np
 from unsoftmax.arrangement.base_points import NetworkHinges
 from unsoftmax.learners.compose import Asking, T, read_as
 from unsoftmax.learners.multi_head.columns import ColumnTableTuning, read_columns
-from unsoftmax.learners.multi_head.conclusion import RecoveredHeads
+from unsoftmax.learners.multi_head.heads_conclusion import RecoveredHeads
 from unsoftmax.learners.multi_head.multi_head_tuning import MultiHeadTuning
 from unsoftmax.learners.multi_head.orientation import OrientedHeads, orient
 from unsoftmax.learners.multi_head.out_of_plane import SearchPlane

@@ -9,7 +9,7 @@ It is what `MultiHeadLearner` does with ``rotary``.
     fresh sequences of 1 to 512 tokens          whether to believe it
 
 With biases of keys and queries two tokens have a shift beside their logit, and the second line is a
-search of its own (`lifted`).
+search of its own (`lifted_heads`).
 
 *Queries*: those of heads without positions, and r² for each head; with biases 2dr for each head,
 r(r + 1) more where W(1) is spanned, and what finds the heads. *Determined up to*: order, one
@@ -28,8 +28,8 @@ import numpy as np
 from unsoftmax.arrangement.jumps import JumpTuning
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.learners.compose import Asking, T, mapped
-from unsoftmax.learners.multi_head.conclusion import MOVED, PositionedHeads, RecoveredHeads
-from unsoftmax.learners.multi_head.lifted import (
+from unsoftmax.learners.multi_head.heads_conclusion import MOVED, PositionedHeads, RecoveredHeads
+from unsoftmax.learners.multi_head.lifted_heads import (
     LiftedReadings,
     UnseenValues,
     read_rest,

@@ -11,7 +11,7 @@ import unsoftmax as us
 from tests.learners.multi_head.synthetic import Scene, driven
 from unsoftmax.errors import ModelMismatch
 from unsoftmax.learners.multi_head import newton_correction
-from unsoftmax.learners.multi_head.conclusion import (
+from unsoftmax.learners.multi_head.heads_conclusion import (
     RecoveredHeads,
     concluded,
     fresh_residuals,
