@@ -30,7 +30,7 @@ class MultiHeadTuning:
     """Of heads with rotary positions."""
 
     def with_positions(self) -> MultiHeadTuning:
-        """Return the knobs of a search among heads with positions (`multi_head.heads_distances`)."""
+        """Return the knobs of a search among heads with positions (`heads_distances`)."""
         return replace(
             self,
             # [g a; b/g] loses nothing beside b, and the search has digits to spare: fewer tokens
