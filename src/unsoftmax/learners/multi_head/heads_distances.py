@@ -19,7 +19,7 @@ complex number per plane and head, and b_k where a plane does not turn. Source: 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -124,6 +124,14 @@ class Crooked(CoincidentJumps):
     """Shifts that no key bias gives beside the planes that were found."""
 
 
+NAMED: Mapping[type[Exception], tuple[type[NotIdentifiable | ModelMismatch], str]] = {
+    UnseenValues: (NotIdentifiable, UNSEEN),
+    OutOfReach: (NotIdentifiable, LARGE),
+    Crooked: (ModelMismatch, CROOKED),
+}
+"""Endings that another query token hardly changes, and how they are refused."""
+
+
 class TurnedHead(NamedTuple):
     """A head with positions, and what its readings leave open."""
 
@@ -205,8 +213,10 @@ class HeadDistances:
                 return (yield from self._lifted(sought, reduced, restarts))
             except tuple(ENDINGS) as ending:
                 endings.append(type(ending))
-                if endings.count(type(ending)) == SURE:
-                    _refuse_named(type(ending), reduced)
+                if endings.count(type(ending)) == SURE and type(ending) in NAMED:
+                    refusal, said = NAMED[type(ending)]
+                    why = " ".join([said, *reduced.precision.why])
+                    raise refusal(why, determined={"c": reduced.c}) from None
                 raise
 
         restarts, found = yield from searched(search, Restarts(self.tuning.restarts))
@@ -312,17 +322,6 @@ def _refuse_more_heads(heads: int, v: Array, **beside: Array) -> None:
             * bool(beside),
             determined={"v": v, **beside},
         )
-
-
-def _refuse_named(ending: type[Exception], reduced: ReducedAnswers) -> None:
-    """Refuse for a reason that another query token hardly changes."""
-    why = " ".join(["", *reduced.precision.why])
-    if ending is UnseenValues:
-        raise NotIdentifiable(UNSEEN + why, determined={"c": reduced.c})
-    if ending is OutOfReach:
-        raise NotIdentifiable(LARGE + why, determined={"c": reduced.c})
-    if ending is Crooked:
-        raise ModelMismatch(CROOKED + why)
 
 
 def refuse_query_biases(dim: int, seed: int, gain: float) -> Asking[None]:

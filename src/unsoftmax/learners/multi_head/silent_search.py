@@ -87,6 +87,7 @@ CELL_AGREES = 200.0
 # Parts of offsets between 2⁻¹² and 2¹² are tried, in units of the query token: heads of sizes
 # within a thousand of each other.
 OCTAVES = 12
+GROWING = 2.0 ** np.arange(-OCTAVES, OCTAVES + 1)
 # Directions z in which they are.
 DIRECTIONS = 6
 # α‖e_h‖ at most, in these units: longer gains nothing.
@@ -388,10 +389,6 @@ class SilentReadings:
         """‖b‖."""
         return float(np.linalg.norm(self.b))
 
-    def _sizes(self) -> Array:
-        octaves = np.arange(-OCTAVES, OCTAVES + 1)
-        return np.asarray(self.length * 2.0**octaves)
-
     def _gates(self, a: Array, alpha: Array) -> Asking[Array]:
         """Ask silent offsets a (…, d) at which v_h·a = alpha; return tanh(a·u_h/2)."""
         flat = a.reshape(-1, a.shape[-1])
@@ -400,18 +397,17 @@ class SilentReadings:
 
     def _own(self, frame: SilentFrame) -> Asking[Array]:
         """Choose α (H,): the longest part along e_h that leaves the gate open."""
-        sizes, longest = self._sizes(), LONGEST_OWN * self.length
+        sizes, longest = self.length * GROWING, LONGEST_OWN * self.length
         alpha = sizes[None] / frame.length[:, None]
         gates = yield from self._gates(alpha[:, :, None] * frame.duals[:, None], alpha)
         return np.minimum(_longest(sizes, gates, OWN), longest) / frame.length
 
     def _across(self, frame: SilentFrame, own: Array, rng: np.random.Generator) -> Asking[Array]:
         """Choose the length of the parts z (H,), in the same way."""
-        sizes, Z = self._sizes(), frame.Z
+        sizes, Z = self.length * GROWING, frame.Z
         z = rng.standard_normal((DIRECTIONS, len(Z))) @ Z
         z /= np.linalg.norm(z, axis=1, keepdims=True)
-        base = own[:, None] * frame.duals
-        a = base[:, None, None] + sizes[:, None, None] * z
+        a = (own[:, None] * frame.duals)[:, None, None] + sizes[:, None, None] * z
         gates = yield from self._gates(a, own[:, None, None])
         return _longest(sizes, np.max(np.abs(gates), axis=2), ALL)
 
