@@ -87,7 +87,7 @@ CELL_AGREES = 200.0
 # Parts of offsets between 2⁻¹² and 2¹² are tried, in units of the query token: heads of sizes
 # within a thousand of each other.
 OCTAVES = 12
-GROWING = 2.0 ** np.arange(-OCTAVES, OCTAVES + 1)
+GROWING: Array = np.exp2(np.arange(-OCTAVES, OCTAVES + 1.0))
 # Directions z in which they are.
 DIRECTIONS = 6
 # α‖e_h‖ at most, in these units: longer gains nothing.
