@@ -141,10 +141,8 @@ def silently(
     """
     length = yield from _query_length(reduced, rng)
     reduced = replace(reduced, lengths=replace(reduced.lengths, length=length))
-    plane = SearchPlane.random(reduced.dim, length, rng)
-    one = TokenSearch(sought, reduced, plane, 0.0, rng)
-    token = yield from _token_heads(one)
-    token, s = yield from read_base(token)
+    one = TokenSearch.random(sought, reduced, 0.0, rng)
+    token, s = yield from read_base((yield from _token_heads(one)))
     columns = replace(sought.tuning.columns, ample=AMPLE, widest=WIDEST)
     return (yield from one.heads_from(token, s, columns))
 

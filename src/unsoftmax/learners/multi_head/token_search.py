@@ -124,11 +124,6 @@ class TokenSearch:
         return token, s, values
 
     @property
-    def tuning(self) -> MultiHeadTuning:
-        """All knobs."""
-        return self.sought.tuning
-
-    @property
     def far(self) -> float:
         """Norm of the offsets of the half circle."""
         return self.reduced.lengths.far(self.reduced.lengths.length)
@@ -205,7 +200,7 @@ class TokenSearch:
 
     def values(self, crossings: InPlane) -> Asking[tuple[HeadValues, Array]]:
         """Learn all v_h, and the u_h (H, d) to many digits."""
-        reduced, plane, tuning = self.reduced, self.plane, self.tuning
+        reduced, plane, tuning = self.reduced, self.plane, self.sought.tuning
         if reduced.lengths.soft:
             v = yield from read_cells(reduced, plane, crossings)
         else:
