@@ -30,11 +30,11 @@ from unsoftmax.learners.single_head.distances import undetermined
 from unsoftmax.measure.precision import KAPPA
 from unsoftmax.models import MultiHead, RotaryHeads, canonical
 from unsoftmax.models.attention import mean_shift
-from unsoftmax.probes import Array, Purpose, Round
+from unsoftmax.probes import Array, Flags, Purpose, Round
 from unsoftmax.protocol import Certificate, Evidence, Found, Steps
 from unsoftmax.validate.close_heads import CloseHeads, nearest
 from unsoftmax.validate.drawn_models import SAFETY
-from unsoftmax.validate.head_comparison import HeadAt, PositionErrors, sum_rounding
+from unsoftmax.validate.head_comparison import HeadAt, JudgeTuning, PositionErrors, sum_rounding
 from unsoftmax.validate.judge import Judgement, Residuals, fresh_answers, judge
 from unsoftmax.validate.long_sequences import LongSequenceTuning, draw_long, looked_at
 from unsoftmax.validate.sequences import DistanceTuning, at_distances, by_length
@@ -68,6 +68,8 @@ BLUNT = 1e-2
 PILOTS = 96
 # δ: the bound is right with confidence 1 − δ.
 DELTA = 0.01
+# How the bounds on W(Δ) leave a sequence open.
+JUDGING = JudgeTuning()
 # A largest residual above this share of the answers is refused: such a target is no attention.
 WORST = 1e-3
 
@@ -120,6 +122,10 @@ class RecoveredHeads:
 
     kind = ""
     """What the target is taken for, beside attention heads."""
+
+    def telling(self, X: Array) -> Flags:
+        """Tell which sequences count: all do."""
+        return np.ones(len(X), dtype=bool)
 
     def drawn(self, rng: np.random.Generator) -> Iterable[MultiHead]:
         """Draw models each of whose heads is moved by its own errors."""
@@ -222,6 +228,21 @@ class PositionedHeads:
         return any(errors.biases for errors in self.errors)
 
     @property
+    def W_error(self) -> float:
+        """Bound on the error of all W_h(Δ) at distances up to ``farthest``."""
+        ends = np.array([0.0, self.farthest])
+        return max((float(one.at(ends).max()) for one in self.errors), default=0.0)
+
+    def telling(self, X: Array) -> Flags:
+        """Tell at which sequences the bounds on W(Δ) leave scores nearly as they are."""
+        met = np.full(len(X), min(1.0, JUDGING.alignment / X.shape[2]))
+        tells, unit = np.ones(len(X), dtype=bool), self.reduced.precision.unit
+        for head, errors in zip(self.model.heads, self.errors, strict=True):
+            moved = HeadAt.of(head, X).score_moves_at(unit, errors, met)
+            tells &= moved.max(axis=1) <= JUDGING.most_moved
+        return tells
+
+    @property
     def kind(self) -> str:
         """What the target is taken for, beside attention heads."""
         without = "" if self.biases else ", without biases of keys and queries"
@@ -249,7 +270,7 @@ class PositionedHeads:
         why = "".join(f" {sentence}" for sentence in self.reduced.precision.why)
         if self.biases:
             why = f" Biases that nearly saturate a head leave few digits of it.{why}"
-        if explained or not all(np.isfinite(one.near) for one in self.errors):
+        if explained or not np.isfinite(self.W_error):
             return NotIdentifiable(
                 "The answers do not determine how several heads' scores turn with distance: what "
                 "they leave open moves every fresh answer more than can be told apart."
@@ -269,8 +290,7 @@ class PositionedHeads:
 
     def bounded(self, c_error: float) -> tuple[RotaryHeads, Certificate, tuple[str, ...]]:
         """Return the model, bounds with what they are, and what is to be noted."""
-        errors, ends = self.errors, np.array([0.0, self.farthest])
-        W = max((float(one.at(ends).max()) for one in errors), default=0.0)
+        errors, W = self.errors, self.W_error
         turning = max((one.turning for one in errors), default=0.0)
         of_w = " The bound on w is one on Kᵀ R(Δ) b_q and on (Q, b_q)ᵀ (R(−Δ) − I) b_k."
         how = (
@@ -364,14 +384,14 @@ def fresh_residuals(
         np.concatenate([np.full(len(X), of) for X, of in zip(asked, each, strict=True)])
         for each in (steep, [X.shape[1] > 1 for X in asked])
     )
-    # coarse answers leave open how scores turn beyond what is seen here; single tokens show nothing
-    small = (own + moved <= BLUNT * size) | (not turned)
+    # single tokens show nothing of attention
+    tells = np.concatenate([found.telling(X) for X in asked])
     residuals = Residuals.of(
         missed,
         own=own,
         allowed=np.minimum(moved, most * steeper * size),
         size=size,
-        telling=small & (several | np.any(small & several)),
+        telling=tells & (several | np.any(tells & several)),
         most=BLUNT,
     )
     looked = looked_at(model, answered, chain(*rounds))
