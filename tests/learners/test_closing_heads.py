@@ -8,18 +8,13 @@ import numpy as np
 import pytest
 
 import unsoftmax as us
-from unsoftmax.learners.orthogonal_heads.closing_heads import (
-    BoundedHeads,
-    ClosingTuning,
-    judged,
-)
+from unsoftmax.learners.orthogonal_heads import closing_heads
+from unsoftmax.learners.orthogonal_heads.closing_heads import BoundedHeads, judged
 from unsoftmax.learners.single_head.first_round import FirstRound
 from unsoftmax.measure.precision import Precision
 from unsoftmax.measure.single_tokens import Values
 from unsoftmax.validate import sequences as holdout
 from unsoftmax.validate.long_sequences import LongSequenceTuning
-
-TUNING = ClosingTuning()
 
 
 def drawn(d=2, H=2, seed=0):
@@ -47,10 +42,10 @@ def opened(target, precision, checks=32):
 EXACT = Precision()
 
 
-def evidence(found, target, precision=EXACT, seed=0, checks=32, tuning=TUNING):
+def evidence(found, target, precision=EXACT, seed=0, checks=32):
     """Run the hold-out; return what came out and the sequences that were asked."""
     first = opened(target, precision, checks)
-    steps = judged(found, first, np.random.default_rng(seed), tuning)
+    steps = judged(found, first, np.random.default_rng(seed))
     asked = []
     try:
         parts = next(steps)
@@ -72,7 +67,7 @@ def test_what_the_bounds_allow_is_a_bound(size, seed):
     coarse = Precision(absolute=1e-12)  # exact answers would be capped
     for scale in (0.1, 1.0, 10.0):
         X = scale * rng.standard_normal((50, 4, 2))
-        residuals, telling = found.compared(X, target(X), coarse, TUNING)
+        residuals, telling = found.compared(X, target(X), coarse)
         assert np.all(np.abs(residuals.relative) <= residuals.tolerance)
         assert telling.shape == (50, 2)
         if size == 1e-9 and scale <= 1:
@@ -85,7 +80,7 @@ def test_infinite_bounds_allow_all_that_weights_can_do():
     target = drawn()
     found = BoundedHeads(moved(target, 1.0).model, np.full(2, np.inf), np.zeros(2))
     X = np.random.default_rng(0).standard_normal((50, 4, 2))
-    residuals, telling = found.compared(X, found.model(X), Precision(absolute=1e-12), TUNING)
+    residuals, telling = found.compared(X, found.model(X), Precision(absolute=1e-12))
     assert np.isfinite(residuals.tolerance).all()
     assert not telling.any()
 
@@ -98,14 +93,14 @@ def test_exact_answers_must_agree_whatever_the_bounds_say():
     right = BoundedHeads(target, found.W_error, found.v_error)
     said, _ = evidence(right, target)
     assert said.passed
-    assert said.tolerance <= 1.01 * TUNING.agrees
+    assert said.tolerance <= 1.01 * closing_heads.AGREES
 
 
-def test_sequences_are_at_moderate_logits_of_every_head():
+def test_sequences_are_at_moderate_logits_of_every_head(monkeypatch):
     target = us.MultiHead(np.array([1e3, 1e-3])[:, None, None] * drawn(6).W, drawn(6).v)
     found = BoundedHeads(target, np.full(2, 1e-15), np.full(2, 1e-15))
-    short = replace(TUNING, long=LongSequenceTuning(shapes=()))
-    said, asked = evidence(found, target, checks=64, tuning=short)
+    monkeypatch.setattr(closing_heads, "LONG", LongSequenceTuning(shapes=()))
+    said, asked = evidence(found, target, checks=64)
     assert said.queries == 64
     assert sum(len(part) for part in asked) == 48
     assert sorted(part.tokens for part in asked) == [3, 4, 5, 6]
@@ -116,7 +111,7 @@ def test_sequences_are_at_moderate_logits_of_every_head():
             for h in range(2)
         ]
     )
-    for wanted in TUNING.logits:
+    for wanted in closing_heads.LOGITS:
         # a third of the sequences, each for one of two heads
         assert np.sum(np.isclose(logits, wanted)) == 16
 

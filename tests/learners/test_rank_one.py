@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from unsoftmax.learners.orthogonal_heads.rank_one import joined_lines, without_small
+from unsoftmax.learners.orthogonal_heads.subspace_search import joined_lines, without_small
 
 
 def of_rank_one(heads, count=4, seed=0, noise=0.0):

@@ -648,10 +648,9 @@ def test_settings_tell_subspaces_apart():
 def test_a_knob_is_a_setting():
     """Changed, it is named; as it was, a ledger stays valid."""
     default = OrthogonalHeads(6)
-    search = replace(default.tuning.search, unchanged=4)
-    patient = OrthogonalHeads(6, tuning=replace(default.tuning, search=search))
+    patient = OrthogonalHeads(6, tuning=replace(default.tuning, unchanged=4))
     assert "tuning" not in default.settings()
-    assert patient.settings()["tuning"] == {"search": {"unchanged": 4}}
+    assert patient.settings()["tuning"] == {"unchanged": 4}
     assert patient != default
     target, _ = drawn((2, 2, 2), 0)
     counts = [us.learn(target, learner).counts for learner in (default, patient)]

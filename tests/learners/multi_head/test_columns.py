@@ -10,8 +10,13 @@ import pytest
 
 from tests.learners.multi_head.synthetic import Scene, driven
 from unsoftmax.learners.multi_head import window_sweeps
-from unsoftmax.learners.multi_head.column_table import ColumnTable, ColumnTableTuning
-from unsoftmax.learners.multi_head.columns import STEPS, blocks, read_columns
+from unsoftmax.learners.multi_head.columns import (
+    STEPS,
+    ColumnTable,
+    ColumnTableTuning,
+    blocks,
+    read_columns,
+)
 from unsoftmax.learners.multi_head.search_outcomes import CoincidentJumps
 from unsoftmax.learners.multi_head.window_sweeps import (
     WindowAnswers,

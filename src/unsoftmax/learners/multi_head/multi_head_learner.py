@@ -12,7 +12,7 @@ orthogonal subspaces. One query token b, u_h = W_h b + w_h, offsets a:
 4. offsets at which gate h is open and the others are saturated (`measure.windows`) give u_h to
    full precision (`window_sweeps`) and all columns of W_h in one round (`columns`);
 5. three copies of a token tell W_h from −W_h (`orientation`);
-6. fresh sequences confirm or refuse (`fresh_sequences`, `conclusions`); heads that are right but
+6. fresh sequences confirm or refuse (`heads_conclusion`); heads that are right but
    not known precisely enough, as close ones are, are corrected (`newton_correction`); after a
    failure steps 2 to 5 (`token_search`) begin again with another b (`searches`, `search_outcomes`);
 7. where answers are coarse, as those of float32 services are, offsets at which all heads but one
@@ -36,19 +36,27 @@ import numpy as np
 
 from unsoftmax.errors import ModelMismatch
 from unsoftmax.learners.compose import Asking, limited
-from unsoftmax.learners.multi_head.conclusions import concluded, predicting
+from unsoftmax.learners.multi_head.heads_conclusion import (
+    FAR,
+    LENGTHS,
+    LONG,
+    WORST,
+    PositionedHeads,
+    RecoveredHeads,
+    concluded,
+    predicting,
+)
+from unsoftmax.learners.multi_head.heads_distances import EXTRA, HeadDistances, refuse_query_biases
 from unsoftmax.learners.multi_head.multi_head_tuning import MultiHeadTuning
 from unsoftmax.learners.multi_head.newton_correction import polished
 from unsoftmax.learners.multi_head.pole_search import LINES, POLE_LENGTHS, pole_queries
-from unsoftmax.learners.multi_head.recovered_heads import RecoveredHeads
 from unsoftmax.learners.multi_head.reduced_answers import ReducedAnswers, read_head_sums
 from unsoftmax.learners.multi_head.search_outcomes import SEARCH_COUNTS, Restarts
 from unsoftmax.learners.multi_head.searches import PRECISIONS, SHORTER, HeadSearches
+from unsoftmax.learners.multi_head.second_distance import TRIES
 from unsoftmax.learners.multi_head.silent_search import SILENT_STARTS, silent_queries
 from unsoftmax.learners.multi_head.token_lengths import COARSE, ENOUGH, NOISES, TokenLengths
 from unsoftmax.learners.multi_head.token_search import SoughtHeads
-from unsoftmax.learners.rotary_heads.biased_rotary_heads import EXTRA, learn_biased
-from unsoftmax.learners.rotary_heads.rotary_heads_task import RotaryHeadsTask
 from unsoftmax.learners.settings import (
     Configured,
     flag,
@@ -153,7 +161,7 @@ class MultiHeadLearner(Configured):
     rotary: bool | Rotary = field(default=False, kw_only=True)
     rotary_base: float | None = field(default=None, kw_only=True)
 
-    revision: ClassVar[int] = 7
+    revision: ClassVar[int] = 8
 
     def __post_init__(self) -> None:
         whole_number("dim", self.dim, 1)
@@ -166,7 +174,7 @@ class MultiHeadLearner(Configured):
             positive("radius", self.radius)
         if self.rank is not None:
             rank_up_to(self.dim, self.rank, 1)
-        if self._positions() is not None:
+        if self._positions()[0]:
             self._refuse_beside_rotary()
 
     def _refuse_beside_rotary(self) -> None:
@@ -183,20 +191,17 @@ class MultiHeadLearner(Configured):
                 "rotary."
             )
 
-    def _positions(self) -> RotaryHeadsTask | None:
-        """Say what is to be learned of positions."""
+    def _positions(self) -> tuple[bool, Rotary | None]:
+        """Say whether there are positions, and their frequencies where these are given."""
         rank = None if self.rank is None else int(self.rank)
-        turns, told = given_frequencies(self.rotary, self.rotary_base, rank)
-        if not turns:
-            return None
-        return RotaryHeadsTask(int(self.dim), int(self.seed), told, self.tuning.with_positions())
+        return given_frequencies(self.rotary, self.rotary_base, rank)
 
     def plan(self) -> Plan:
         """Say what learning costs at most; what it takes is known only with the heads."""
         tuning, d, H = self.tuning, int(self.dim), int(self.max_heads)
         r = d if self.rank is None else int(self.rank)
-        positions = self._positions()
-        shifted = self.biases and positions is not None
+        turns = self._positions()[0]
+        shifted = self.biases and turns
         bulk = H * (r + shifted) * (2 * d + self.biases - r)
         tries = len(tuning.restarts.starts) + len(PRECISIONS) * self.functional
         soft = TokenLengths.under(self.radius, self.biases).soft
@@ -207,15 +212,11 @@ class MultiHeadLearner(Configured):
         whole = H * d * (d + self.biases) if r < d else 0  # where W has that rank but nearly
         at_most = tries * (TIMES * bulk + whole) + searches + bulk * self.polish
         at_most += silent_queries(H, d, bulk + whole)
-        turned = 0
-        more: tuple[int, ...] = ()
-        if positions is not None:
-            turned = positions.queries(H, r, biases=shifted) * (tries if shifted else 1)
-            more = (tuning.holdout.most_tokens(d),)
+        turned = H * r * (r + shifted) * TRIES * (tries if shifted else 1) * turns
+        more = (FAR.most_tokens(d),) * turns
         at_most += turned
         by_poles, pole_tokens = pole_queries(H, d, self.biases)
         copies = tries * (H + 1) * (d + 2)
-        fresh = tuning.conclusion.fresh
         usual, formula = self._usual(r)
         return Plan(
             queries=None,
@@ -225,13 +226,13 @@ class MultiHeadLearner(Configured):
             * (tries + shorter + len(SILENT_STARTS.starts) + unlucky // SEARCH_COUNTS),
             formula=f"{formula}: {usual:,} for {H} of rank {r}",
             longest_token=FARTHEST if self.radius is None else float(self.radius),
-            most_tokens=fresh.long.most_tokens(d, *fresh.lengths, *POLE_LENGTHS, *more),
+            most_tokens=LONG.most_tokens(d, *LENGTHS, *POLE_LENGTHS, *more),
         )
 
     def _usual(self, r: int) -> tuple[int, str]:
         """Return what max_heads heads of rank r take, and how that is counted."""
         d, H = int(self.dim), int(self.max_heads)
-        if self._positions() is None:
+        if not self._positions()[0]:
             entries, each = "r(2d − r)", r * (2 * d + self.biases - r)
         elif self.biases:
             entries, each = "2dr + 3r", 2 * d * r + 3 * r
@@ -253,29 +254,33 @@ class MultiHeadLearner(Configured):
         return (yield from limited(steps, error, queries=plan.at_most, rounds=plan.rounds))
 
     def _steps(self, checks: int) -> Steps[Any]:
-        rng, conclusion = np.random.default_rng(self.seed), self.tuning.conclusion
-        if (positions := self._positions()) is not None:
-            tuning = positions.tuning
-            if not self.biases:
-                return (yield from positions.steps(self._found(rng, tuning), checks, rng))
-            reduced = yield from self._sums(rng, tuning)
-            columns = replace(tuning.columns, extra=EXTRA)
-            tuning = replace(tuning, columns=columns)
-            sought = SoughtHeads(self.max_heads, True, self.rank, tuning, shifted=True)
-            return (yield from learn_biased(sought, reduced, positions.told, checks, rng))
+        rng = np.random.default_rng(self.seed)
+        if self._positions()[0]:
+            turned = yield from self._turned(rng, self.tuning.with_positions())
+            return (yield from concluded(turned, turned.reduced, checks, True, rng))
         searches, found = yield from self._searched(rng, self.tuning)
         reduced = searches.reduced
         if found is None and self.functional and self.dim > 1:
             yield from searches.as_if_coarser()
         if found is None and self.functional and searches.contradicted and reduced.scale > 0:
             share, best = min(searches.contradicted, key=lambda pair: pair[0])
-            if share <= conclusion.farthest:
-                return (yield from predicting(best, share, reduced, checks, rng, tuning=conclusion))
+            if share <= WORST:
+                return (yield from predicting(best, share, reduced, checks, rng))
         if found is None:
             found = yield from searches.by_poles()
         if found is None:
             raise self._refusal(searches)
-        return (yield from concluded(found, reduced, checks, self.biases, rng, tuning=conclusion))
+        return (yield from concluded(found, reduced, checks, self.biases, rng))
+
+    def _turned(self, rng: np.random.Generator, tuning: MultiHeadTuning) -> Asking[PositionedHeads]:
+        """Find heads with positions, or refuse."""
+        distances = HeadDistances(self._positions()[1], tuning, rng)
+        if self.biases:
+            tuning = replace(tuning, columns=replace(tuning.columns, extra=EXTRA))
+            sought = SoughtHeads(self.max_heads, True, self.rank, tuning, shifted=True)
+            return (yield from distances.lifted(sought, (yield from self._sums(rng, tuning))))
+        yield from refuse_query_biases(self.dim, self.seed, tuning.positions.gain)
+        return (yield from distances.after(self._found(rng, tuning)))
 
     def _found(
         self, rng: np.random.Generator, tuning: MultiHeadTuning
@@ -302,7 +307,7 @@ class MultiHeadLearner(Configured):
         found = (yield from searches.run()) if self.dim > 1 else None
         if found is not None and self.polish:
             reduced = searches.reduced
-            found = yield from polished(found, reduced, self.biases, rng, tuning.correction)
+            found = yield from polished(found, reduced, self.biases, rng)
         return searches, found
 
     def _refusal(self, searches: HeadSearches) -> ModelMismatch:
@@ -332,7 +337,7 @@ class MultiHeadLearner(Configured):
                 "close or too many for answers as precise as these."
             )
             return
-        positions = self._positions() is not None
+        positions = self._positions()[0]
         circles = f"{len(self.tuning.restarts.starts)} searches along half circles"
         poles = f"{LINES} for poles along lines"
         searches = [circles] * (self.dim > 1) + [poles] * (not positions)

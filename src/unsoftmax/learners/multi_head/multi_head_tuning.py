@@ -5,12 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from unsoftmax.learners.multi_head import in_plane, out_of_plane, reduced_answers
-from unsoftmax.learners.multi_head.column_table import ColumnTableTuning
-from unsoftmax.learners.multi_head.conclusions import HeadsConclusionTuning
-from unsoftmax.learners.multi_head.newton_correction import CorrectionTuning
+from unsoftmax.learners.multi_head.columns import ColumnTableTuning
 from unsoftmax.learners.multi_head.search_outcomes import RestartTuning
 from unsoftmax.learners.single_head.distances import RotaryTuning
-from unsoftmax.validate.sequences import DistanceTuning
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,16 +21,16 @@ class MultiHeadTuning:
     move: float = out_of_plane.MOVE
     value_over_jump: float = out_of_plane.VALUE_OVER_JUMP
     columns: ColumnTableTuning = field(default=ColumnTableTuning())
-    correction: CorrectionTuning = field(default=CorrectionTuning())
-    conclusion: HeadsConclusionTuning = field(default=HeadsConclusionTuning())
+    confirm: int = 6
+    """Fresh sequences that a model must predict before it is believed, the hold-out apart."""
+    alike: bool = False
+    """Whether these have one token many times but for the last."""
     restarts: RestartTuning = field(default=RestartTuning())
     positions: RotaryTuning = field(default=RotaryTuning())
-    holdout: DistanceTuning = field(default=DistanceTuning())
-    """Both of heads with rotary positions."""
+    """Of heads with rotary positions."""
 
     def with_positions(self) -> MultiHeadTuning:
-        """Return the knobs of a search among heads with positions (`learners.rotary_heads`)."""
-        conclusion = self.conclusion
+        """Return the knobs of a search among heads with positions (`heads_distances`)."""
         return replace(
             self,
             # [g a; b/g] loses nothing beside b, and the search has digits to spare: fewer tokens
@@ -48,5 +45,6 @@ class MultiHeadTuning:
             # W(2), which has to have the same range, and fresh sequences show what more rows would
             columns=replace(self.columns, checked=0, extra=2),
             # one answer at each size of logits before W(2) is asked for
-            conclusion=replace(conclusion, fresh=replace(conclusion.fresh, alike=True), confirm=3),
+            confirm=3,
+            alike=True,
         )

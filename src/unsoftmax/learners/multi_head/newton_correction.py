@@ -13,13 +13,13 @@ offsets are picked among random ones of moderate logits by pivoted QR.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import scipy
 
 from unsoftmax.learners.compose import Asking
-from unsoftmax.learners.multi_head.recovered_heads import RecoveredHeads
+from unsoftmax.learners.multi_head.heads_conclusion import RecoveredHeads
 from unsoftmax.learners.multi_head.reduced_answers import ReducedAnswers
 from unsoftmax.models import MultiHead
 from unsoftmax.probes import Array, Indices, Pairs
@@ -30,60 +30,47 @@ class NoHeadsNearby(Exception):
     """Answers at moderate logits are not those of any heads near these."""
 
 
-@dataclass(frozen=True, slots=True)
-class CorrectionTuning:
-    """What is asked for a correction, and where none is tried."""
-
-    newton: NewtonTuning = field(default=NewtonTuning())
-    largest: int = 900
-    """Unknowns H·d of one system: beyond, solving d of them takes longer than asking."""
-    logits: tuple[float, ...] = (1.0, 2.0, 3.0)
-    """Logits of one head at the random offsets, in turn: gates are steep there."""
-    candidates: int = 6
-    """Random offsets per equation, from which the best conditioned are picked."""
-    fewer: int = 2
-    """The same for large systems."""
-    many: int = 200
-    """Unknowns from which on a system is large: picking takes time as their cube."""
-    near: float = 0.1
-    """Query tokens are so long that the error of w is at most this share of W b: the estimate must
-    be near enough for Newton's steps."""
-    checks: int = 4
-    """Equations more than unknowns, for each query token: they tell which of two solutions is
-    right."""
-    rough: float = 1e-4
-    """Heads with errors larger than this share of them are solved for from more equations: beside
-    the weakest direction of as many as unknowns, a first error of 10⁻³ is no small one."""
-    spare: float = 0.5
-    """So many more, as a share of the unknowns."""
-    safety: float = 2.0
-    """Estimated errors, which a few per cent of heads exceeded, are taken so many times."""
+NEWTON = NewtonTuning()
+# Unknowns H·d of one system: beyond, solving d of them takes longer than asking.
+LARGEST = 900
+# Logits of one head at the random offsets, in turn: gates are steep there.
+LOGITS = (1.0, 2.0, 3.0)
+# Random offsets per equation, from which the best conditioned are picked.
+CANDIDATES = 6
+# The same for large systems.
+FEWER = 2
+# Unknowns from which on a system is large: picking takes time as their cube.
+MANY = 200
+# Query tokens are so long that the error of w is at most this share of W b: the estimate must be
+# near enough for Newton's steps.
+NEAR = 0.1
+# Equations more than unknowns, for each query token: they tell which of two solutions is right.
+CHECKS = 4
+# Heads with errors larger than this share of them are solved for from more equations: beside the
+# weakest direction of as many as unknowns, a first error of 10⁻³ is no small one.
+ROUGH = 1e-4
+# So many more, as a share of the unknowns.
+SPARE = 0.5
+# Estimated errors, which a few per cent of heads exceeded, are taken so many times.
+SAFETY = 2.0
 
 
 def polished(
-    found: RecoveredHeads,
-    reduced: ReducedAnswers,
-    biases: bool,
-    rng: np.random.Generator,
-    tuning: CorrectionTuning,
+    found: RecoveredHeads, reduced: ReducedAnswers, biases: bool, rng: np.random.Generator
 ) -> Asking[RecoveredHeads]:
     """Correct the heads where that gains something; notes say where it does not."""
-    if found.model.H * found.model.dim > tuning.largest or found.low_rank:
-        reason = "their rank is low" if found.low_rank else f"H·d is more than {tuning.largest}"
+    if found.model.H * found.model.dim > LARGEST or found.low_rank:
+        reason = "their rank is low" if found.low_rank else f"H·d is more than {LARGEST}"
         return found.with_note(f"The heads were not polished: {reason}.")
     try:
-        better = yield from corrected(found, reduced, biases, rng, tuning)
+        better = yield from corrected(found, reduced, biases, rng)
     except NoHeadsNearby:
         better = None
     return better or found.with_note("Polishing the heads gained nothing.")
 
 
 def corrected(
-    found: RecoveredHeads,
-    reduced: ReducedAnswers,
-    biases: bool,
-    rng: np.random.Generator,
-    tuning: CorrectionTuning,
+    found: RecoveredHeads, reduced: ReducedAnswers, biases: bool, rng: np.random.Generator
 ) -> Asking[RecoveredHeads | None]:
     """Correct all W_h (and w_h), or return None where that gains nothing.
 
@@ -93,18 +80,20 @@ def corrected(
         Newton's steps come to no solution, or to one that misses the equations.
     """
     model = found.model
-    if model.H * model.dim > tuning.largest:
+    if model.H * model.dim > LARGEST:
         return None
-    correction = _Correction.of(found, reduced, biases, rng, tuning)
-    if not len(correction.free):
+    P = token_frame(model.dim, biases, rng)
+    free = np.flatnonzero(np.linalg.norm(model.W, axis=(1, 2)) + np.linalg.norm(model.w, axis=1))
+    if not len(free):
         return None
+    correction = _Correction(found, reduced, biases, free, P, _even(found, free))
     equations = yield from correction.ask(rng)
     better = correction.solved(equations)
     if better is None:
         raise NoHeadsNearby
-    if better[1].max() > found.errors["W"].max():
-        return None
     model, W_error = better
+    if W_error.max() > found.errors["W"].max():
+        return None
     errors = {**found.errors, "W": W_error, "w": W_error * correction.length * biases}
     return replace(found, model=model, errors=errors)
 
@@ -113,37 +102,18 @@ def corrected(
 class _Correction:
     """One correction: all heads but W = 0, at query tokens length·P."""
 
-    model: MultiHead
+    found: RecoveredHeads
     reduced: ReducedAnswers
-    length: float
-    P: Array
-    """Unit vectors of the query tokens (k, d)."""
     biases: bool
-    v_error: float
-    """What a sum over all v_h is off by, at offsets of norm 1: the v_h are not corrected."""
     free: Indices
     """The heads that have logits."""
-    spare: float
-    """Equations more than unknowns, as a share of these."""
-    tuning: CorrectionTuning
+    P: Array
+    """Unit vectors of the query tokens (k, d)."""
+    length: float
 
-    @classmethod
-    def of(
-        cls,
-        found: RecoveredHeads,
-        reduced: ReducedAnswers,
-        biases: bool,
-        rng: np.random.Generator,
-        tuning: CorrectionTuning,
-    ) -> _Correction:
-        model = found.model
-        P = token_frame(model.dim, biases, rng)
-        size = np.linalg.norm(model.W, axis=(1, 2)) + np.linalg.norm(model.w, axis=1)
-        v_error = float(np.linalg.norm(found.errors["v"]))
-        free = np.flatnonzero(size)
-        length = _even(found, free, tuning)
-        spare = tuning.spare if found.vague(tuning.rough) else 0.0
-        return cls(model, reduced, length, P, biases, v_error, free, spare, tuning)
+    @property
+    def model(self) -> MultiHead:
+        return self.found.model
 
     @property
     def tokens(self) -> Array:
@@ -168,16 +138,16 @@ class _Correction:
         for b, y, (a, noise) in zip(self.tokens, answers, picked, strict=True):
             # Σ v_h is known better than all v_h
             rest = self.reduced.c + b @ self.reduced.s + a @ constant / 2
-            equations.append(GateEquations(v, a, y - rest, noise, self.tuning.checks))
+            equations.append(GateEquations(v, a, y - rest, noise, CHECKS))
         return equations
 
     def _picked(self, u: Array, b: Array, rng: np.random.Generator) -> tuple[Array, Array]:
         """Pick offsets of query token b, at which all u_h (H, d) show; return their noise too."""
-        (H, d), v, tuning = u.shape, self.model.v[self.free], self.tuning
-        count = H * d * (tuning.candidates if H * d <= tuning.many else tuning.fewer)
+        (H, d), v = u.shape, self.model.v[self.free]
+        count = H * d * (CANDIDATES if H * d <= MANY else FEWER)
         a = rng.standard_normal((count, d))
         n = np.arange(count)
-        logits = np.array(tuning.logits)[(n // H) % len(tuning.logits)]
+        logits = np.array(LOGITS)[(n // H) % len(LOGITS)]
         a *= (logits / np.abs(np.sum(a * u[n % H], axis=1)))[:, None]
         longest = self.reduced.lengths.longest(float(np.linalg.norm(b)))
         a *= np.minimum(1.0, longest / np.linalg.norm(a, axis=1))[:, None]
@@ -188,17 +158,19 @@ class _Correction:
         norms = np.linalg.norm(a, axis=1)
         of_scores = np.abs(a @ v.T) @ np.linalg.norm(u, axis=1) / 4
         of_scores *= self.reduced.precision.unit * (norms + 2 * float(np.linalg.norm(b)))
-        noise = noise + of_scores + self.v_error * norms
+        # what a sum over all v_h is off by: these are not corrected
+        noise = noise + of_scores + float(np.linalg.norm(self.found.errors["v"])) * norms
         rows = GateEquations(v, a, noise, noise).jacobian(u)
         _, pivots = scipy.linalg.qr(rows.T, mode="r", pivoting=True)
-        chosen = pivots[: int(H * d * (1 + self.spare)) + tuning.checks]
+        spare = SPARE if self.found.vague(ROUGH) else 0.0
+        chosen = pivots[: int(H * d * (1 + spare)) + CHECKS]
         return a[chosen], noise[chosen]
 
     def solved(self, equations: list[GateEquations]) -> tuple[MultiHead, Array] | None:
         """Return the model with each head's estimated error, or None."""
         u, errors = self.u.copy(), np.zeros((len(self.P), len(self.free)))
         for j, one in enumerate(equations):
-            solution = solve_gates(one, u[j], self.tuning.newton)
+            solution = solve_gates(one, u[j], NEWTON)
             if solution is None:
                 return None
             u[j], errors[j] = solution
@@ -208,11 +180,11 @@ class _Correction:
         W[self.free] = u.transpose(1, 2, 0) @ np.linalg.pinv(self.P).T / self.length
         W_error = np.zeros(self.model.H)
         norms = np.linalg.norm(errors, axis=0)
-        W_error[self.free] = self.tuning.safety * norms / self.length
+        W_error[self.free] = SAFETY * norms / self.length
         return MultiHead(W, self.model.v, w, self.model.c), W_error
 
 
-def _even(found: RecoveredHeads, free: Indices, tuning: CorrectionTuning) -> float:
+def _even(found: RecoveredHeads, free: Indices) -> float:
     """Return the norm of query tokens: no longer than the search's.
 
     Offsets of moderate logits should be as long as they are: neither hides the other then.
@@ -220,8 +192,8 @@ def _even(found: RecoveredHeads, free: Indices, tuning: CorrectionTuning) -> flo
     size = np.linalg.norm(found.model.W[free], axis=(1, 2)) / np.sqrt(found.model.dim)
     if not len(free) or not np.all(size > 0):
         return found.length
-    even = np.sqrt(tuning.logits[1] * np.sqrt(found.model.dim) / np.median(size))
-    known = np.max(found.errors["w"][free] / size) / tuning.near
+    even = np.sqrt(LOGITS[1] * np.sqrt(found.model.dim) / np.median(size))
+    known = np.max(found.errors["w"][free] / size) / NEAR
     return float(min(found.length, max(even, known)))
 
 

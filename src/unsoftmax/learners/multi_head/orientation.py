@@ -197,10 +197,7 @@ def _open(token: TokenHeads, directions: Array, far: float) -> float:
 
 
 def _sums_of_pairs(
-    token: TokenHeads,
-    paired: Indices,
-    m: Array,
-    v0: Array | None,
+    token: TokenHeads, paired: Indices, m: Array, v0: Array | None
 ) -> Asking[tuple[Array, float]]:
     """Read the whole m_h of heads that have their opposite beside them, and its error."""
     seen, d = token.seen, token.reduced.dim
@@ -225,9 +222,7 @@ def _sums_of_pairs(
 
 
 def bound_unseen_logits(
-    model: MultiHead,
-    reduced: ReducedAnswers,
-    rng: np.random.Generator,
+    model: MultiHead, reduced: ReducedAnswers, rng: np.random.Generator
 ) -> Asking[dict[str, float]]:
     """Look for logits that the model has not; return bounds on its errors.
 

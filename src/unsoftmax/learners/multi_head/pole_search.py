@@ -26,8 +26,8 @@ import numpy as np
 import scipy
 
 from unsoftmax.learners.compose import Asking
+from unsoftmax.learners.multi_head.heads_conclusion import RecoveredHeads, no_heads
 from unsoftmax.learners.multi_head.orientation import COPIES
-from unsoftmax.learners.multi_head.recovered_heads import RecoveredHeads, no_heads
 from unsoftmax.learners.multi_head.reduced_answers import ReducedAnswers
 from unsoftmax.learners.multi_head.search_outcomes import CoincidentJumps
 from unsoftmax.learners.multi_head.token_lengths import ROUNDING

@@ -21,10 +21,14 @@ import numpy as np
 
 from unsoftmax.errors import ModelMismatch
 from unsoftmax.learners.compose import Asking
-from unsoftmax.learners.multi_head.fresh_sequences import FreshResiduals, fresh_residuals
+from unsoftmax.learners.multi_head.heads_conclusion import (
+    PILOTS,
+    FreshResiduals,
+    RecoveredHeads,
+    fresh_residuals,
+)
 from unsoftmax.learners.multi_head.newton_correction import NoHeadsNearby, corrected
 from unsoftmax.learners.multi_head.pole_search import LINE_COPIES, LINES, NOISES, separated
-from unsoftmax.learners.multi_head.recovered_heads import RecoveredHeads
 from unsoftmax.learners.multi_head.reduced_answers import ReducedAnswers
 from unsoftmax.learners.multi_head.search_outcomes import (
     ENDINGS,
@@ -81,9 +85,10 @@ class HeadSearches:
             There are more heads than allowed.
         """
         first, coarse = self.reduced, self.reduced.eta > COARSE
-        self.restarts, found = yield from self._along_circles(self.restarts)
+        self.restarts, found = yield from self._searched(self._half_circle, self.restarts)
         if found is None and coarse and self.reduced.scale > 0 and not self.reduced.lengths.soft:
-            found = yield from self._searched(self._silent, SILENT_STARTS)
+            starts = Restarts(SILENT_STARTS, refuse_many=False)
+            _, found = yield from self._searched(self._silent, starts)
         states, contradicted = [], self.contradicted
         main = self.reduced
         for lengths in first.lengths.for_coarse(first.eta, self.sought.biases):
@@ -91,7 +96,7 @@ class HeadSearches:
                 return found
             self.reduced, self.contradicted = replace(first, lengths=lengths), []
             shorter = Restarts(SHORTER, self.restarts.refuse_many)
-            ended, found = yield from self._along_circles(shorter)
+            ended, found = yield from self._searched(self._half_circle, shorter)
             states.append(ended.state)
         if found is None:
             self.reduced, self.contradicted = main, contradicted
@@ -103,11 +108,12 @@ class HeadSearches:
 
     def by_poles(self) -> Asking[RecoveredHeads | None]:
         """Read all heads off the poles of lines, until a model is confirmed."""
-        return (yield from self._searched(self._of_line, LINE_STARTS))
+        starts = Restarts(LINE_STARTS, refuse_many=False)
+        return (yield from self._searched(self._of_line, starts))[1]
 
     def as_if_coarser(self) -> Asking[None]:
         """Search as if answers were coarser, which do not tell close heads apart."""
-        start, confirm = self.restarts.tuning.starts[0], self.sought.tuning.conclusion.confirm
+        start, confirm = self.restarts.tuning.starts[0], self.sought.tuning.confirm
         for eta in PRECISIONS:
             coarser = self.reduced.coarser(eta)
             try:
@@ -117,14 +123,15 @@ class HeadSearches:
             fresh = yield from self._fresh(found, confirm)
             self.contradicted.append((float(fresh.missed.max()), found))
 
-    def _searched(self, way: Way, tuning: RestartTuning) -> Asking[RecoveredHeads | None]:
+    def _searched(
+        self, way: Way, restarts: Restarts
+    ) -> Asking[tuple[Restarts, RecoveredHeads | None]]:
         """Search in one way until a model is confirmed; None where none was."""
-        _, found = yield from searched(self._believed(way), Restarts(tuning, refuse_many=False))
-        return found
 
-    def _along_circles(self, restarts: Restarts) -> Asking[tuple[Restarts, RecoveredHeads | None]]:
-        way = self._believed(self._half_circle)
-        return (yield from searched(way, restarts, lambda _: self.reduced.lengths.soft))
+        def search(so_far: Restarts) -> Asking[RecoveredHeads]:
+            return (yield from self._confirmed((yield from way(so_far))))
+
+        return (yield from searched(search, restarts, lambda _: self.reduced.lengths.soft))
 
     # -- one search
 
@@ -146,18 +153,10 @@ class HeadSearches:
             raise CoincidentJumps
         return found
 
-    def _believed(self, way: Way) -> Way:
-        """Let a search compare its heads with fresh answers; correct those not precise enough."""
-
-        def steps(restarts: Restarts) -> Asking[RecoveredHeads]:
-            return (yield from self._confirmed((yield from way(restarts))))
-
-        return steps
-
     def _confirmed(self, found: RecoveredHeads) -> Asking[RecoveredHeads]:
-        conclusion = self.sought.tuning.conclusion
+        """Compare heads with fresh answers; correct those that are not precise enough."""
         # with pilots for a bound on the function, or a few sequences to believe a model
-        count = conclusion.pilots if self.functional else conclusion.confirm
+        count = PILOTS if self.functional else self.sought.tuning.confirm
         fresh = yield from self._fresh(found, count)
         imprecise = found.vague(IMPROVED) or np.any(fresh.allowed < fresh.explained)
         allowed = fresh.allowed
@@ -180,16 +179,15 @@ class HeadSearches:
 
     def _corrected(self, found: RecoveredHeads) -> Asking[tuple[RecoveredHeads, bool]]:
         """Correct heads where that gains something; tell whether any heads are near them."""
-        tuning, biases = self.sought.tuning.correction, self.sought.biases
         try:
-            better = yield from corrected(found, self.reduced, biases, self.rng, tuning)
+            better = yield from corrected(found, self.reduced, self.sought.biases, self.rng)
         except NoHeadsNearby:
             return found, False
         return better or found, True
 
     def _fresh(self, found: RecoveredHeads, count: int) -> Asking[FreshResiduals]:
-        tuning = self.sought.tuning.conclusion.fresh
-        steps = fresh_residuals(found, self.reduced, count, self.rng, "pilot", tuning=tuning)
+        alike = self.sought.tuning.alike
+        steps = fresh_residuals(found, self.reduced, count, self.rng, "pilot", alike=alike)
         return (yield from steps)
 
 

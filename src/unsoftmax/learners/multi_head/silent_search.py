@@ -25,8 +25,8 @@ import numpy as np
 
 from unsoftmax.arrangement.jumps import Jumps, find_jumps
 from unsoftmax.learners.compose import Asking
+from unsoftmax.learners.multi_head.heads_conclusion import RecoveredHeads
 from unsoftmax.learners.multi_head.out_of_plane import SearchPlane
-from unsoftmax.learners.multi_head.recovered_heads import RecoveredHeads
 from unsoftmax.learners.multi_head.reduced_answers import ReducedAnswers
 from unsoftmax.learners.multi_head.search_outcomes import CoincidentJumps, RestartTuning
 from unsoftmax.learners.multi_head.token_search import SoughtHeads, TokenSearch
@@ -87,6 +87,7 @@ CELL_AGREES = 200.0
 # Parts of offsets between 2⁻¹² and 2¹² are tried, in units of the query token: heads of sizes
 # within a thousand of each other.
 OCTAVES = 12
+GROWING: Array = np.exp2(np.arange(-OCTAVES, OCTAVES + 1.0))
 # Directions z in which they are.
 DIRECTIONS = 6
 # α‖e_h‖ at most, in these units: longer gains nothing.
@@ -140,10 +141,8 @@ def silently(
     """
     length = yield from _query_length(reduced, rng)
     reduced = replace(reduced, lengths=replace(reduced.lengths, length=length))
-    plane = SearchPlane.random(reduced.dim, length, rng)
-    one = TokenSearch(sought, reduced, plane, 0.0, rng)
-    token = yield from _token_heads(one)
-    token, s = yield from read_base(token)
+    one = TokenSearch.random(sought, reduced, 0.0, rng)
+    token, s = yield from read_base((yield from _token_heads(one)))
     columns = replace(sought.tuning.columns, ample=AMPLE, widest=WIDEST)
     return (yield from one.heads_from(token, s, columns))
 
@@ -251,9 +250,7 @@ def _crossings(jumps: Jumps, error: float) -> tuple[Array, Array]:
 
 
 def read_cell_values(
-    reduced: ReducedAnswers,
-    plane: SearchPlane,
-    cells: CircleCells,
+    reduced: ReducedAnswers, plane: SearchPlane, cells: CircleCells
 ) -> Asking[Array]:
     """Read the gradients of all cells; return the v_h (H, d), up to their signs."""
     H, far = len(cells), reduced.lengths.far(plane.length)
@@ -330,13 +327,7 @@ def silent_windows(u: Array, frame: SilentFrame, error: ReducedError, step: floa
     return [_window(u, h, frame, error, t) for h in range(len(u))]
 
 
-def _window(
-    u: Array,
-    h: int,
-    frame: SilentFrame,
-    error: ReducedError,
-    t: float,
-) -> Window:
+def _window(u: Array, h: int, frame: SilentFrame, error: ReducedError, t: float) -> Window:
     across, own = frame.Z @ u[h], frame.duals[h]
     # turned within the silent offsets so that its logit is 0, however long it is
     level = own - (own @ u[h]) / (across @ across) * (across @ frame.Z)
@@ -396,10 +387,6 @@ class SilentReadings:
         """‖b‖."""
         return float(np.linalg.norm(self.b))
 
-    def _sizes(self) -> Array:
-        octaves = np.arange(-OCTAVES, OCTAVES + 1)
-        return np.asarray(self.length * 2.0**octaves)
-
     def _gates(self, a: Array, alpha: Array) -> Asking[Array]:
         """Ask silent offsets a (…, d) at which v_h·a = alpha; return tanh(a·u_h/2)."""
         flat = a.reshape(-1, a.shape[-1])
@@ -408,18 +395,17 @@ class SilentReadings:
 
     def _own(self, frame: SilentFrame) -> Asking[Array]:
         """Choose α (H,): the longest part along e_h that leaves the gate open."""
-        sizes, longest = self._sizes(), LONGEST_OWN * self.length
+        sizes, longest = self.length * GROWING, LONGEST_OWN * self.length
         alpha = sizes[None] / frame.length[:, None]
         gates = yield from self._gates(alpha[:, :, None] * frame.duals[:, None], alpha)
         return np.minimum(_longest(sizes, gates, OWN), longest) / frame.length
 
     def _across(self, frame: SilentFrame, own: Array, rng: np.random.Generator) -> Asking[Array]:
         """Choose the length of the parts z (H,), in the same way."""
-        sizes, Z = self._sizes(), frame.Z
+        sizes, Z = self.length * GROWING, frame.Z
         z = rng.standard_normal((DIRECTIONS, len(Z))) @ Z
         z /= np.linalg.norm(z, axis=1, keepdims=True)
-        base = own[:, None] * frame.duals
-        a = base[:, None, None] + sizes[:, None, None] * z
+        a = (own[:, None] * frame.duals)[:, None, None] + sizes[:, None, None] * z
         gates = yield from self._gates(a, own[:, None, None])
         return _longest(sizes, np.max(np.abs(gates), axis=2), ALL)
 

@@ -16,22 +16,23 @@ import numpy as np
 
 from unsoftmax.arrangement.jumps import JumpSearch, find_jumps
 from unsoftmax.learners.compose import Asking
-from unsoftmax.learners.multi_head.column_table import ColumnTableTuning
-from unsoftmax.learners.multi_head.columns import HeadColumns, no_columns, read_columns
+from unsoftmax.learners.multi_head.columns import (
+    ColumnTableTuning,
+    HeadColumns,
+    no_columns,
+    read_columns,
+)
+from unsoftmax.learners.multi_head.heads_conclusion import RecoveredHeads, no_heads
 from unsoftmax.learners.multi_head.in_plane import InPlane, measure_in_plane
 from unsoftmax.learners.multi_head.multi_head_tuning import MultiHeadTuning
-from unsoftmax.learners.multi_head.orientation import bound_unseen_logits, orient
-from unsoftmax.learners.multi_head.out_of_plane import (
-    SearchPlane,
-    read_cells,
-    read_out_of_plane,
-)
-from unsoftmax.learners.multi_head.recovered_heads import RecoveredHeads, assembled, no_heads
+from unsoftmax.learners.multi_head.orientation import OrientedHeads, bound_unseen_logits, orient
+from unsoftmax.learners.multi_head.out_of_plane import SearchPlane, read_cells, read_out_of_plane
 from unsoftmax.learners.multi_head.reduced_answers import ReducedAnswers
 from unsoftmax.learners.multi_head.search_outcomes import CoincidentJumps
 from unsoftmax.learners.multi_head.value_system import HeadValues, read_values
 from unsoftmax.learners.multi_head.window_sweeps import TokenHeads, WindowAnswers, read_base
-from unsoftmax.measure.windows import OffsetRoom, WindowedHeads, choose_windows
+from unsoftmax.measure.windows import OffsetRoom, WindowedHeads, choose_windows, with_shift
+from unsoftmax.models import MultiHead
 from unsoftmax.probes import Array
 
 # Offsets in windows are about this long in units of 1/‖W b‖.
@@ -82,13 +83,11 @@ def search(
     """
     if reduced.scale == 0:
         return no_heads(reduced)
-    plane = SearchPlane.random(reduced.dim, reduced.lengths.length, rng)
-    one = TokenSearch(sought, reduced, plane, coarse, rng)
-    crossings = yield from one.crossings(*start)
-    if not len(crossings.u):
+    one = TokenSearch.random(sought, reduced, coarse, rng)
+    windowed = yield from one.windowed(start)
+    if windowed is None:
         return (yield from one.without_crossings())
-    values, u = yield from one.values(crossings)
-    token, s = yield from one.base(values, u)
+    token, s, _ = windowed
     return (yield from one.heads_from(token, s, sought.tuning.columns))
 
 
@@ -102,10 +101,27 @@ class TokenSearch:
     coarse: float
     rng: np.random.Generator
 
-    @property
-    def tuning(self) -> MultiHeadTuning:
-        """All knobs."""
-        return self.sought.tuning
+    @classmethod
+    def random(
+        cls, sought: SoughtHeads, reduced: ReducedAnswers, coarse: float, rng: np.random.Generator
+    ) -> TokenSearch:
+        """Draw a query token and a plane."""
+        plane = SearchPlane.random(reduced.dim, reduced.lengths.length, rng)
+        return cls(sought, reduced, plane, coarse, rng)
+
+    def windowed(
+        self, start: tuple[int, float]
+    ) -> Asking[tuple[TokenHeads, Array, HeadValues] | None]:
+        """Find all heads, and read them at b in their windows; None where no gate switches.
+
+        Returns also the logits measured there (H, d), and the values.
+        """
+        crossings = yield from self.crossings(*start)
+        if not len(crossings.u):
+            return None
+        values, u = yield from self.values(crossings)
+        token, s = yield from self.base(values, u, crossings.shift)
+        return token, s, values
 
     @property
     def far(self) -> float:
@@ -184,24 +200,24 @@ class TokenSearch:
 
     def values(self, crossings: InPlane) -> Asking[tuple[HeadValues, Array]]:
         """Learn all v_h, and the u_h (H, d) to many digits."""
-        reduced, plane, tuning = self.reduced, self.plane, self.tuning
+        reduced, plane, tuning = self.reduced, self.plane, self.sought.tuning
         if reduced.lengths.soft:
             v = yield from read_cells(reduced, plane, crossings)
         else:
             v = reduced.scale * crossings.jumps.plane_vectors() @ plane.plane
         out_of_plane = read_out_of_plane(
-            reduced,
-            plane,
-            crossings,
-            v,
-            move=tuning.move,
-            value_over_jump=tuning.value_over_jump,
+            reduced, plane, crossings, v, move=tuning.move, value_over_jump=tuning.value_over_jump
         )
         u, readings = yield from out_of_plane
         return (yield from read_values(reduced, crossings, (u, v, readings), self.rng))
 
-    def base(self, values: HeadValues, u: Array) -> Asking[tuple[TokenHeads, Array]]:
-        """Choose windows; read all u_h in them. Return the heads and the logits measured (H, d)."""
+    def base(
+        self, values: HeadValues, u: Array, shift: Array | float = 0.0
+    ) -> Asking[tuple[TokenHeads, Array]]:
+        """Choose windows; read all u_h in them. Return the heads and the logits measured (H, d).
+
+        Where logits are ``shift`` (H,) beside a·u_h both are read, with a row more.
+        """
         lengths, length = self.reduced.lengths, self.reduced.lengths.length
         share = 1.0 if self.sought.biases else self._balanced(u) / length
         b, u, values = share * self.plane.b, share * u, values.at_share(share)
@@ -210,7 +226,18 @@ class TokenSearch:
         room = OffsetRoom(step, lengths.longest(error.length, step))
         windows = choose_windows((u, values.v), error, room, self.rng)
         windows = [replace(window, a=lengths.turned(window.a, b)) for window in windows]
-        token = TokenHeads(self.reduced, b, WindowedHeads(u, values.v, windows, error))
+        v = values.v
+        if self.sought.shifted:
+            u = np.column_stack([u, np.broadcast_to(shift, len(u))])
+            # one t for all heads: what shifts the others at a token is known at that token alone
+            t = min(window.t for window in windows)
+            windows = [
+                with_shift(replace(window, t=t), h, u[h], v, error)
+                for h, window in enumerate(windows)
+            ]
+            v = np.column_stack([v, np.zeros(len(v))])
+        seen = WindowedHeads(u, v, windows, error, self.sought.shifted)
+        token = TokenHeads(self.reduced, b, seen)
         return (yield from read_base(token, values.equations if lengths.soft else None))
 
     def _balanced(self, u: Array) -> float:
@@ -259,3 +286,41 @@ class TokenSearch:
         size = np.linalg.norm(columns.W, axis=(1, 2)) + beside
         if np.any(columns.error > HARDLY * size):
             raise CoincidentJumps
+
+
+def assembled(
+    token: TokenHeads, columns: HeadColumns, directions: Array, found: OrientedHeads, biases: bool
+) -> RecoveredHeads:
+    """Put the heads together: W from its columns along ``directions`` (k, d), signs and values.
+
+    With biases w_h = u_h − W_h b; without them u_h = W_h b is the column along b.
+    """
+    d, length, u = token.reduced.dim, token.length, token.seen.u
+    W = columns.W @ directions
+    w = np.zeros_like(u)
+    if biases:
+        w = u - W @ token.b
+    else:
+        W = W + u[:, :, None] * (token.b / length**2)
+    sign = np.array(found.sign)
+    W, w = sign[:, None, None] * W[found.index], sign[:, None] * w[found.index]
+    v = np.array(found.v).reshape(len(found.index), d)
+    W_error = columns.error[found.index]
+    if found.constant is not None:
+        W, w = np.concatenate([W, np.zeros((1, d, d))]), np.concatenate([w, np.zeros((1, d))])
+        v = np.concatenate([v, found.constant[None]])
+        W_error = np.append(W_error, found.unswitched / length)
+    errors = {"W": W_error, "v": np.full(len(v), found.v_error), "w": W_error * length * biases}
+    ranks = sorted({int(rank) for rank in columns.ranks if rank < d})
+    model = MultiHead(W, v, w, token.reduced.c)
+    notes, times_off = _notes(len(found), ranks, d), found.times_off(token.reduced.s)
+    return RecoveredHeads(model, errors, length, bool(ranks), notes, times_off)
+
+
+def _notes(heads: int, low_ranks: list[int], d: int) -> tuple[str, ...]:
+    low = f" Ranks below {d}: {', '.join(map(str, low_ranks))}." if low_ranks else ""
+    count = "1 head" if heads == 1 else f"{heads} heads"
+    return (
+        f"{count}; those of equal W and w are one, whose v is the sum of theirs "
+        f"(Proposition 7.1).{low}",
+    )

@@ -8,8 +8,7 @@ u_h to many more digits; where these change a side, it is solved again.
 Under a cap gates that stay open are no signs but tanh(a·u_h/2), known from the u_h.
 
 The matrix of the system has rows g_n ⊗ a_n of gates and offsets, n of them for H·d unknowns. It is
-formed where that is small and applied factor by factor otherwise, for conjugate gradients on the
-normal equations.
+formed where that is small and applied factor by factor otherwise, for LSQR.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import scipy
+from scipy.sparse.linalg import LinearOperator, lsqr
 
 from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.multi_head.in_plane import InPlane
@@ -30,7 +30,7 @@ from unsoftmax.probes import Array
 # of random rows the condition number would be H·d.
 CANDIDATES = 6
 # Where it is large, so many times as many random rows as unknowns: they make the condition number
-# 40 to 160, and conjugate gradients converge.
+# 40 to 160, and LSQR converges.
 SPARE = 1.2
 # Rows more than unknowns: wrong signs show.
 CHECKS = 2
@@ -70,8 +70,8 @@ COARSE = 1e-2
 # Unknowns up to which the matrix is formed: beyond, its decomposition takes longer than all the
 # rest of a recovery.
 LARGEST_DENSE = 900
-# Conjugate gradients end when the residual of the normal equations has shrunk by this. Twice, the
-# second time for what was left, is as exact as a decomposition.
+# LSQR ends when what is left of the equations is this share of them. Twice, the second time for
+# what was left, is as exact as a decomposition.
 ACCURACY = 1e-10
 # Steps after which they end anyway: as many as a condition number of 160 needs. Random systems
 # with a fifth more rows than unknowns have 40 to 160.
@@ -93,7 +93,7 @@ class RowProducts:
         """Apply the adjoint to r (n,)."""
         return np.asarray((self.gates * r[:, None]).T @ self.A)
 
-    def solved(self, y: Array, accuracy: float | None = None) -> Array:
+    def solved(self, y: Array, accuracy: float = ACCURACY) -> Array:
         """Return the v (H, d) that fit y (n,) best.
 
         Raises
@@ -104,29 +104,19 @@ class RowProducts:
         n, d = self.A.shape
         H = self.gates.shape[1]
         if H * d > LARGEST_DENSE:
-            return self._conjugate_gradients(y, ACCURACY if accuracy is None else accuracy)
+            products = LinearOperator(
+                (n, H * d),
+                matvec=lambda v: self.of(v.reshape(H, d)),
+                rmatvec=lambda r: self.adjoint(r).ravel(),
+                dtype=np.float64,
+            )
+            found = lsqr(products, y, atol=accuracy, btol=accuracy, iter_lim=ITERATIONS)[0]
+            return np.asarray(found.reshape(H, d))
         rows = (self.gates[:, :, None] * self.A[:, None, :]).reshape(n, H * d)
         v, _, rank, _ = np.linalg.lstsq(rows, y, rcond=None)
         if rank < H * d:
             raise np.linalg.LinAlgError(f"{n} rows of rank {rank} do not determine {H * d} numbers")
         return np.asarray(v.reshape(H, d))
-
-    def _conjugate_gradients(self, r: Array, accuracy: float) -> Array:
-        """Solve the normal equations without forming them."""
-        x = np.zeros((self.gates.shape[1], self.A.shape[1]))
-        z = self.adjoint(r)
-        p, now = z, float(np.sum(z * z))
-        enough = accuracy**2 * now
-        for _ in range(ITERATIONS):
-            if now <= enough or now == 0:
-                break
-            q = self.of(p)
-            alpha = now / float(q @ q)
-            x, r = x + alpha * p, r - alpha * q
-            z = self.adjoint(r)
-            now, before = float(np.sum(z * z)), now
-            p = z + now / before * p
-        return x
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from unsoftmax.learners.compose import Asking, T, mapped
+from unsoftmax.learners.multi_head.heads_conclusion import RecoveredHeads
 from unsoftmax.learners.multi_head.pole_search import LINE_COPIES, separated
-from unsoftmax.learners.multi_head.recovered_heads import RecoveredHeads
 from unsoftmax.learners.multi_head.search_outcomes import CoincidentJumps
 from unsoftmax.learners.multi_head.token_lengths import TokenLengths
 from unsoftmax.learners.multi_head.token_search import SoughtHeads

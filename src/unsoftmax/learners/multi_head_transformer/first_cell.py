@@ -23,16 +23,15 @@ import numpy as np
 
 from unsoftmax.arrangement.base_points import NetworkHinges
 from unsoftmax.learners.compose import Asking, T, read_as
-from unsoftmax.learners.multi_head.column_table import ColumnTableTuning
-from unsoftmax.learners.multi_head.columns import read_columns
+from unsoftmax.learners.multi_head.columns import ColumnTableTuning, read_columns
+from unsoftmax.learners.multi_head.heads_conclusion import RecoveredHeads
 from unsoftmax.learners.multi_head.multi_head_tuning import MultiHeadTuning
 from unsoftmax.learners.multi_head.orientation import OrientedHeads, orient
 from unsoftmax.learners.multi_head.out_of_plane import SearchPlane
-from unsoftmax.learners.multi_head.recovered_heads import RecoveredHeads, assembled
 from unsoftmax.learners.multi_head.reduced_answers import ReducedAnswers
 from unsoftmax.learners.multi_head.search_outcomes import CoincidentJumps
 from unsoftmax.learners.multi_head.token_lengths import TokenLengths
-from unsoftmax.learners.multi_head.token_search import SoughtHeads, TokenSearch
+from unsoftmax.learners.multi_head.token_search import SoughtHeads, TokenSearch, assembled
 from unsoftmax.learners.multi_head.value_system import HeadValues
 from unsoftmax.learners.multi_head.window_sweeps import TokenHeads, WindowAnswers
 from unsoftmax.measure.precision import Precision

@@ -15,7 +15,7 @@ import numpy as np
 
 from unsoftmax.arrangement.base_points import BasePointTuning, ConeDirections, NetworkHinges
 from unsoftmax.learners.compose import Asking
-from unsoftmax.learners.multi_head.recovered_heads import RecoveredHeads
+from unsoftmax.learners.multi_head.heads_conclusion import RecoveredHeads
 from unsoftmax.learners.multi_head.search_outcomes import CoincidentJumps
 from unsoftmax.learners.multi_head.token_search import SoughtHeads
 from unsoftmax.learners.multi_head_transformer.cell_poles import CellPoleTuning, heads_by_poles

@@ -11,7 +11,7 @@ confirm nothing of it. Beside them are the long sequences of `unsoftmax.validate
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,37 +35,31 @@ from unsoftmax.validate.judge import Judgement, Residuals, fresh_answers, judge
 from unsoftmax.validate.long_sequences import LongSequenceTuning, draw_long, looked_at
 from unsoftmax.validate.sequences import by_length
 
-
-@dataclass(frozen=True, slots=True)
-class ClosingTuning:
-    """Knobs of the closing hold-out."""
-
-    lengths: tuple[int, ...] = (3, 4, 5, 6)
-    """Tokens of a sequence, in turn: three at least, for two do not tell a head from its
-    opposite."""
-    logits: tuple[float, ...] = (2.0, 0.5, 6.0)
-    """Root mean square of the logits of the head that a sequence is for, in turn: small ones
-    show v_h, moderate ones W_h, larger ones what bounds on W_h leave open."""
-    stretch: float = 32.0
-    """Every other time offsets are this much longer and query tokens shorter, which leaves the
-    logits of a head without a query bias what they are, and shows one that has a bias."""
-    alignment: float = 2.0
-    """Random directions meet ‖ΔW‖_F in about 1/d of its size; this many times that is allowed.
-    Smaller: right heads are refused by chance; larger: wrong ones pass."""
-    agrees: float = 2e-8
-    """Share of their size by which exact answers may be missed at most, whatever the bounds say:
-    right models miss them by 1e-12, and five of 4,500, ill-conditioned, by more (measured)."""
-    clearly: float = 10.0
-    """Answers too coarse to find heads rightly are missed by more than expected, but not by this
-    much: up to it the refusal says coarse, beyond it wrong class."""
-    nothing: float = 1e-12
-    """A head within its error of W = 0 counts as W = 0 where that error is this small beside the
-    largest ‖W_h‖."""
-    most_share: float = 0.3
-    """A tolerance of more than this share of what a head's scores contribute tells nothing of that
-    head."""
-    long: LongSequenceTuning = field(default=LongSequenceTuning())
-    """The long sequences."""
+# Tokens of a sequence, in turn: three at least, for two do not tell a head from its opposite.
+LENGTHS = (3, 4, 5, 6)
+# Root mean square of the logits of the head that a sequence is for, in turn: small ones show v_h,
+# moderate ones W_h, larger ones what bounds on W_h leave open.
+LOGITS = (2.0, 0.5, 6.0)
+# Every other time offsets are this much longer and query tokens shorter, which leaves the logits
+# of a head without a query bias what they are, and shows one that has a bias.
+STRETCH = 32.0
+# Random directions meet ‖ΔW‖_F in about 1/d of its size; this many times that is allowed. Smaller:
+# right heads are refused by chance; larger: wrong ones pass.
+ALIGNMENT = 2.0
+# Share of their size by which exact answers may be missed at most, whatever the bounds say: right
+# models miss them by 1e-12, and five of 4,500, ill-conditioned, by more (measured).
+AGREES = 2e-8
+# Answers too coarse to find heads rightly are missed by more than expected, but not by this much:
+# up to it the refusal says coarse, beyond it wrong class.
+CLEARLY = 10.0
+# A head within its error of W = 0 counts as W = 0 where that error is this small beside the
+# largest ‖W_h‖.
+NOTHING = 1e-12
+# A tolerance of more than this share of what a head's scores contribute tells nothing of that
+# head.
+MOST_SHARE = 0.3
+# The long sequences.
+LONG = LongSequenceTuning()
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +71,7 @@ class BoundedHeads:
     v_error: Array
 
     def compared(
-        self, X: Array, y: Array, precision: Precision, tuning: ClosingTuning
+        self, X: Array, y: Array, precision: Precision
     ) -> tuple[Residuals, NDArray[np.bool_]]:
         """Compare answers with predictions, within what the heads' bounds allow.
 
@@ -85,7 +79,7 @@ class BoundedHeads:
         """
         model = self.model
         W_error, v_error = (np.minimum(e, UNBOUNDED) for e in (self.W_error, self.v_error))
-        met = min(1.0, tuning.alignment / model.dim)
+        met = min(1.0, ALIGNMENT / model.dim)
         moved = score_shift(X, met * W_error[None])
         moved = moved + score_rounding(X, model.scores_of(X[:, -1]), KAPPA * precision.unit)
         weights, values = model.attention(X), model.v @ X.transpose(0, 2, 1)
@@ -98,11 +92,11 @@ class BoundedHeads:
         allowed = by_weights.sum(axis=1) + longest * np.sum(v_error)
         if precision == Precision():
             # a right model of exact answers misses them by far less than its bounds allow
-            allowed = np.minimum(allowed, tuning.agrees * size)
+            allowed = np.minimum(allowed, AGREES * size)
         own = precision.error(size, y)
         own = own + sum_rounding(weights, values, precision.unit).sum(axis=1)
         contribution = np.sum(np.abs(score_gradient(weights, values)), axis=2)
-        telling = (own + allowed)[:, None] <= tuning.most_share * contribution
+        telling = (own + allowed)[:, None] <= MOST_SHARE * contribution
         return Residuals.of(y - model(X), own=own, allowed=allowed, size=size), telling
 
 
@@ -131,35 +125,25 @@ def certificate_of_heads(
 
 
 def judged(
-    found: BoundedHeads, opened: FirstRound, rng: np.random.Generator, tuning: ClosingTuning
+    found: BoundedHeads, opened: FirstRound, rng: np.random.Generator
 ) -> Asking[tuple[Evidence, str]]:
     """Ask the closing hold-out; return how the model stands and how far it was looked, or refuse.
 
     Sequences of a length are either short ones, drawn for one head after the other, or long ones.
     """
-    precision = opened.values.precision
-    long = _long(found, opened.closing, rng, tuning)
-    drawn = _drawn(found, opened.closing - sum(map(len, long)), rng, tuning)
-    families = by_length((X for X, _ in drawn), "hold-out, closing")
-    rounds = tuning.long.rounds(long)
-    answered = yield from fresh_answers(families, [opened.answered], rounds)
-    compared = [found.compared(X, y, precision, tuning) for X, y in answered]
+    precision, scored = opened.values.precision, _scored(found)
+    short, long = _drawn(found, opened.closing, scored, rng)
+    answered = yield from fresh_answers(short, [opened.answered], LONG.rounds(long))
+    compared = [found.compared(X, y, precision) for X, y in answered]
     judgement = judge([residuals for residuals, _ in compared], opened.checks)
-    resolved: dict[int, bool] = {}
-    for (X, _), (_, telling) in zip(answered[1:], compared[1:], strict=True):
-        if X.shape[1] not in tuning.lengths:  # long: of every head
-            resolved |= {h: resolved.get(h, False) or bool(telling[:, h].any()) for h in resolved}
-            continue
-        aimed = [h for Y, h in drawn if len(Y) == X.shape[1] and h is not None]
-        for h, tells in zip(aimed, telling[np.arange(len(aimed)), aimed], strict=True):
-            resolved[h] = resolved.get(h, False) or bool(tells)
-    coarse = precision != Precision() and not all(resolved.values())
-    if coarse and judgement.excess <= tuning.clearly:
+    tells = np.concatenate([telling for _, telling in compared[1:] or compared])
+    unseen = int(np.count_nonzero(~tells[:, scored].any(axis=0))) if opened.closing else 0
+    if unseen and precision != Precision() and judgement.excess <= CLEARLY:
         raise NotIdentifiable(
-            f"The answers are too coarse for {list(resolved.values()).count(False)} of "
-            f"{found.model.H} heads: with bounds like theirs fresh sequences tell nothing of "
-            "them, where their logits are moderate. LowRankHead and ApproximateHead learn a "
-            "single head from coarse answers." + why(precision),
+            f"The answers are too coarse for {unseen} of {found.model.H} heads: with bounds like "
+            "theirs fresh sequences tell nothing of them, where their logits are moderate. "
+            "LowRankHead and ApproximateHead learn a single head from coarse answers."
+            + why(precision),
             determined={"v": opened.values.v},
         )
     if judgement.refuses:
@@ -176,47 +160,34 @@ def _contradicted(H: int, judgement: Judgement, precision: Precision) -> ModelMi
     )
 
 
-def _drawn(
-    found: BoundedHeads, count: int, rng: np.random.Generator, tuning: ClosingTuning
-) -> list[tuple[Array, int | None]]:
-    """Draw sequences (N, d) at moderate logits of one head after the other, and say of which.
-
-    None where no head has logits.
-    """
-    model, d = found.model, found.model.dim
-    scored = _scored(found, tuning)
-    drawn: list[tuple[Array, int | None]] = []
-    for n in range(count):
-        x = rng.standard_normal((tuning.lengths[n % len(tuning.lengths)], d)) / np.sqrt(d)
-        if not scored:
-            drawn.append((x, None))
-            continue
-        turn, k = divmod(n, len(scored))
-        logit = float(np.sqrt(np.mean((x[:-1] @ (model.W[scored[k]] @ x[-1])) ** 2)))
-        wanted = tuning.logits[n % len(tuning.logits)]
-        if turn % 2:
-            x[:-1], x[-1] = tuning.stretch * x[:-1], x[-1] / tuning.stretch
-        drawn.append((float(np.sqrt(wanted / logit)) * x if logit else x, scored[k]))
-    return drawn
-
-
-def _scored(found: BoundedHeads, tuning: ClosingTuning) -> list[int]:
+def _scored(found: BoundedHeads) -> list[int]:
     """Return the heads that have logits: values of one without any are seen at any size."""
     sizes = np.linalg.norm(found.model.W, axis=(1, 2))
-    nothing = np.minimum(found.W_error, tuning.nothing * np.max(sizes, initial=0.0))
+    nothing = np.minimum(found.W_error, NOTHING * np.max(sizes, initial=0.0))
     return [h for h in range(found.model.H) if sizes[h] > nothing[h]]
 
 
-def _long(
-    found: BoundedHeads, count: int, rng: np.random.Generator, tuning: ClosingTuning
-) -> list[Sequences]:
-    """Draw the long sequences of a closing of ``count``, at logits of the strongest head."""
-    model, scored = found.model, _scored(found, tuning)
+def _drawn(
+    found: BoundedHeads, count: int, scored: list[int], rng: np.random.Generator
+) -> tuple[list[Sequences], list[Sequences]]:
+    """Draw short sequences at moderate logits of one head after the other, and long ones.
 
-    def scaled(offsets: Array, query: Array, wanted: float) -> Array:
+    These are at logits of the strongest head.
+    """
+    model, d = found.model, found.model.dim
+
+    def scaled(offsets: Array, query: Array, wanted: float, first: int = 0, n: int = d) -> Array:
         X = np.vstack([offsets, query])
-        logits = np.sqrt(np.mean((model.scores_of(query[None])[0] @ offsets.T) ** 2, axis=1))
-        strongest = float(np.max(logits[scored], initial=0.0))
-        return np.asarray(np.sqrt(wanted / strongest) * X if strongest else X)
+        u = model.scores_of(query[None])[0, scored[first : first + n]]
+        logit = np.sqrt(np.mean((u @ offsets.T) ** 2, axis=1)).max(initial=0.0)
+        return np.asarray(np.sqrt(wanted / logit) * X if logit else X)
 
-    return by_length(draw_long(model, count, rng, scaled, tuning.long), "hold-out, long")
+    long = draw_long(model, count, rng, scaled, LONG)
+    short = []
+    for n in range(count - len(long)):
+        x = rng.standard_normal((LENGTHS[n % len(LENGTHS)], d)) / np.sqrt(d)
+        turn, k = divmod(n, max(1, len(scored)))
+        if turn % 2 and scored:
+            x[:-1], x[-1] = STRETCH * x[:-1], x[-1] / STRETCH
+        short.append(scaled(x[:-1], x[-1], LOGITS[n % len(LOGITS)], k, 1))
+    return by_length(short, "hold-out, closing"), by_length(long, "hold-out, long")

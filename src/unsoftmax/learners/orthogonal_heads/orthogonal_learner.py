@@ -19,56 +19,59 @@ they are one head, as Proposition 7.1 says.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from unsoftmax.learners.compose import Asking, named, restricted, together
+from unsoftmax.errors import NotIdentifiable
+from unsoftmax.learners.compose import named, restricted, together
 from unsoftmax.learners.orthogonal_heads.closing_heads import (
+    LENGTHS,
+    LONG,
     BoundedHeads,
-    ClosingTuning,
     certificate_of_heads,
     judged,
 )
-from unsoftmax.learners.orthogonal_heads.given_subspaces import (
-    GivenSubspacesTuning,
-    heads_in,
-    in_all_dimensions,
-    refuse_oblique,
-)
 from unsoftmax.learners.orthogonal_heads.restricted_head import (
+    AGAIN_PER_TOKEN,
+    ROUNDS,
+    ROUNDS_OF_COMPLEMENT,
     Complement,
-    RestrictedHeadTuning,
+    HeadSubspace,
     SubspaceHead,
 )
 from unsoftmax.learners.orthogonal_heads.subspace_search import (
+    HESSIAN,
+    UNCHANGED,
+    FoundSubspaces,
     SubspaceSearch,
-    SubspaceTuning,
+    most_queries,
+    most_rounds,
 )
 from unsoftmax.learners.settings import Configured, as_json, one_of, whole_number
 from unsoftmax.learners.single_head.first_round import (
     FirstRound,
     FirstRoundSettings,
-    FirstRoundTuning,
     ask_first_round,
 )
 from unsoftmax.measure.single_tokens import Values
 from unsoftmax.models import MultiHead
-from unsoftmax.probes import FARTHEST, Array
+from unsoftmax.probes import FARTHEST, Array, Embedded, Sequences
 from unsoftmax.protocol import Found, Plan, Steps, as_array
+
+# Columns count as orthonormal up to this: more would be lost of W's last digits.
+ORTHONORMAL = 1e-12
+# v_h counts as 0 where it is below so many times its error: its W is then not determined.
+STANDS_OUT = 3.0
 
 
 @dataclass(frozen=True, slots=True)
 class OrthogonalTuning:
     """Knobs of `OrthogonalHeads`."""
 
-    first_round: FirstRoundTuning = field(default=FirstRoundTuning())
-    given: GivenSubspacesTuning = field(default=GivenSubspacesTuning())
-    search: SubspaceTuning = field(default=SubspaceTuning())
-    head: RestrictedHeadTuning = field(default=RestrictedHeadTuning())
-    closing: ClosingTuning = field(default=ClosingTuning())
+    unchanged: int = UNCHANGED
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -141,7 +144,7 @@ class OrthogonalHeads(Configured):
         if self.subspaces is not None and not bases:
             raise ValueError("subspaces is empty: leave it out to find them.")
         if bases:
-            refuse_oblique(bases, self.tuning.given)
+            refuse_oblique(bases)
 
     def _bases(self) -> list[Array]:
         given = () if self.subspaces is None else self.subspaces
@@ -162,16 +165,14 @@ class OrthogonalHeads(Configured):
     def plan(self) -> Plan:
         """Say beforehand what learning costs; only a bound where the subspaces are unknown."""
         sizes = [E.shape[1] for E in self._bases()]
-        search, head = self.tuning.search, self.tuning.head
         # the first round, what it asks again, and the closing of the hold-out
-        closing = self.tuning.closing
-        rounds = 3 + head.rounds + closing.long.most_rounds
-        most_tokens = closing.long.most_tokens(int(self.dim), *closing.lengths)
+        rounds = 3 + ROUNDS + LONG.most_rounds
+        most_tokens = LONG.most_tokens(int(self.dim), *LENGTHS)
         if sizes:
             queries = sum(k + k * k for k in sizes)
             return Plan(
                 queries=queries,
-                at_most=queries + head.again_per_token * sum(sizes),
+                at_most=queries + AGAIN_PER_TOKEN * sum(sizes),
                 tokens=2 * queries - sum(sizes),
                 rounds=rounds,
                 formula="Σ(d_h + d_h²)",
@@ -180,13 +181,13 @@ class OrthogonalHeads(Configured):
             )
         d = int(self.dim)
         # H ≤ d heads with d query tokens at most
-        at_most = d + search.most_queries(d) + (1 + head.again_per_token) * d * d
+        at_most = d + most_queries(d) + (1 + AGAIN_PER_TOKEN) * d * d
         return Plan(
             queries=None,
             at_most=at_most,
             tokens=2 * at_most - d,
-            rounds=rounds + head.rounds_of_complement + search.most_rounds(d, self.tokens == "all"),
-            formula=f"d + {search.hessian.pilot_queries} + d(d+1) per query token + Σ d_h²",
+            rounds=rounds + ROUNDS_OF_COMPLEMENT + most_rounds(d, self.tokens == "all"),
+            formula=f"d + {HESSIAN.pilot_queries} + d(d+1) per query token + Σ d_h²",
             longest_token=FARTHEST,
             most_tokens=most_tokens,
         )
@@ -197,17 +198,17 @@ class OrthogonalHeads(Configured):
         parts = self._bases()
         if parts:
             basis = np.hstack(parts)
-            first_round = self._first_round(basis.shape[1], checks, rng)
+            first_round = ask_first_round(basis.shape[1], checks, rng, FirstRoundSettings())
             opened = yield from restricted(first_round, basis)
             opened = in_all_dimensions(opened, basis)
-            found = heads_in(parts, opened.values, self.tuning.given)
+            found = heads_in(parts, opened.values)
         else:
-            opened = yield from self._first_round(self.dim, checks, rng)
-            search = SubspaceSearch(self.tokens == "all", rng, self.tuning.search)
+            opened = yield from ask_first_round(self.dim, checks, rng, FirstRoundSettings())
+            search = SubspaceSearch(self.tokens == "all", rng, self.tuning.unchanged)
             found = yield from search.find(opened.values)
         heads = yield from together(
             [
-                named(place.learn(found.complement, rng, self.tuning.head), f"head {h}")
+                named(place.learn(found.complement, rng), f"head {h}")
                 for h, place in enumerate(found.places, 1)
             ]
         )
@@ -215,15 +216,11 @@ class OrthogonalHeads(Configured):
         further = list(dict.fromkeys(line for head in heads for line in head.unbounded))
         if hidden := found.complement.hidden:
             further.append(f"Heads with ‖v_h‖ below {hidden:.0e} would not be seen.")
-        evidence, looked = yield from judged(bounded, opened, rng, self.tuning.closing)
+        evidence, looked = yield from judged(bounded, opened, rng)
         further += [looked] * bool(checks)
         certificate = certificate_of_heads(bounded, opened.values, checks, tuple(further))
         notes = *opened.values.precision.why, *found.notes
         return Found(bounded.model, certificate, evidence, notes)
-
-    def _first_round(self, dim: int, checks: int, rng: np.random.Generator) -> Asking[FirstRound]:
-        """Learn Σ v_h in ``dim`` dimensions, and how precise answers are."""
-        return ask_first_round(dim, checks, rng, FirstRoundSettings(tuning=self.tuning.first_round))
 
 
 def _bounded(heads: list[SubspaceHead], complement: Complement, total: Values) -> BoundedHeads:
@@ -240,3 +237,60 @@ def _bounded(heads: list[SubspaceHead], complement: Complement, total: Values) -
         np.array([head.W_error(largest) for head in heads]),
         np.array([max(head.v_error, complement.hidden) for head in heads]),
     )
+
+
+# -- Proposition C.2 as it stands: subspaces that the user names, and v_h as its parts in them
+
+
+def refuse_oblique(bases: list[Array]) -> None:
+    """Refuse columns that are not orthonormal, within a subspace or between two."""
+    if not np.isfinite(np.hstack(bases)).all():
+        raise ValueError("subspaces must be finite.")
+    for h, E in enumerate(bases, 1):
+        if _skewness([E]) > ORTHONORMAL:
+            raise ValueError(
+                f"The columns of subspace {h} are not orthonormal: take Q of np.linalg.qr(E)."
+            )
+    if (skewness := _skewness(bases)) > ORTHONORMAL:
+        raise ValueError(
+            f"The subspaces are not orthogonal to each other: inner products are up to "
+            f"{skewness:.1e}. Heads in any position are MultiHeadLearner's."
+        )
+
+
+def in_all_dimensions(opened: FirstRound, basis: Array) -> FirstRound:
+    """Return a first round that was asked in coordinates of ``basis`` as R^d sees it.
+
+    Its values stay in those coordinates; its sequences are compared with predictions.
+    """
+    X = Embedded.of(opened.probes, basis)
+    return replace(opened, probes=Sequences(X[:], phase=X.phase, purpose=X.purpose))
+
+
+def heads_in(bases: list[Array], total: Values) -> FoundSubspaces:
+    """Split Σ v_h, in coordinates of all ``bases``, into the values of the head of each.
+
+    Refuses subspaces in which single tokens show no value: the head there weighs nothing.
+    """
+    skewness = _skewness(bases)
+    ends = np.cumsum([E.shape[1] for E in bases])[:-1]
+    parts = zip(*(np.split(x, ends) for x in (total.v, total.v_error)), strict=True)
+    places = []
+    for h, (E, (v, v_error)) in enumerate(zip(bases, parts, strict=True), 1):
+        own = replace(total, v=v, v_error=v_error)
+        place = HeadSubspace.among(E, own, total, skewness * total.norm, skewness)
+        if own.norm <= STANDS_OUT * (np.linalg.norm(v_error) + place.leak):
+            raise NotIdentifiable(
+                f"v = 0 in subspace {h}. The softmax there weights nothing, so its W is free: no "
+                "query can determine it. Leave that subspace out.",
+                determined={"v": total.v},
+            )
+        places.append(place)
+    complement = Complement(np.zeros((len(bases[0]), 0)), np.zeros(0), False)
+    return FoundSubspaces(places, complement, ())
+
+
+def _skewness(bases: list[Array]) -> float:
+    """Return how far the columns of all bases are from orthonormal."""
+    E = np.hstack(bases)
+    return float(np.linalg.norm(E.T @ E - np.eye(E.shape[1]), 2))

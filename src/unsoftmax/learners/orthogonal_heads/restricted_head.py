@@ -11,7 +11,7 @@ less where the other's logits, small by ‖K‖ twice, are known to be.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -26,32 +26,20 @@ from unsoftmax.measure.single_tokens import Values
 from unsoftmax.probes import Array
 from unsoftmax.solve.dense import solution_error
 
-
-@dataclass(frozen=True, slots=True)
-class RestrictedHeadTuning:
-    """Knobs of learning the head of a subspace."""
-
-    again_per_token: int = 2
-    """Queries that may be asked again for each query token, out of range or imprecise."""
-    saturated_octaves: int = 10
-    """A query token of the complement all of whose logits are saturated is asked for again at
-    2¹⁰ times smaller ones."""
-    small_share: float = 0.1
-    """Leaks up to this share of a head's values are bounded to first order; above it only as
-    errors of the answers."""
-    beyond_first_order: float = 1.5
-    """Factor of the first-order bound that covers higher orders, for leaks below that share."""
-    grid: LogitGridTuning = field(default=LogitGridTuning())
-
-    @property
-    def rounds(self) -> int:
-        """Rounds of the grid in the subspace."""
-        return self.grid.rounds
-
-    @property
-    def rounds_of_complement(self) -> int:
-        """Rounds with query tokens of the complement: one, and again what is out of range."""
-        return 2 + self.again_per_token
+# Queries that may be asked again for each query token, out of range or imprecise.
+AGAIN_PER_TOKEN = 2
+# A query token of the complement all of whose logits are saturated is asked for again at 2¹⁰ times
+# smaller ones.
+SATURATED_OCTAVES = 10
+# Leaks up to this share of a head's values are bounded to first order; above it only as errors of
+# the answers.
+SMALL_SHARE = 0.1
+# Factor of the first-order bound that covers higher orders, for leaks below that share.
+BEYOND_FIRST_ORDER = 1.5
+GRID = LogitGridTuning()
+# Rounds of the grid in the subspace, and with query tokens of the complement: one, and again what
+# is out of range.
+ROUNDS, ROUNDS_OF_COMPLEMENT = GRID.rounds, 2 + AGAIN_PER_TOKEN
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,42 +134,35 @@ class HeadSubspace:
         """Return the subspace in a larger space of which it was found in a part."""
         return replace(self, basis=basis @ self.basis, tilt=self.tilt + tilt)
 
-    def learn(
-        self, complement: Complement, rng: np.random.Generator, tuning: RestrictedHeadTuning
-    ) -> Asking[SubspaceHead]:
+    def learn(self, complement: Complement, rng: np.random.Generator) -> Asking[SubspaceHead]:
         """Learn W_h by Theorem 4.1: offsets in the subspace, query tokens in the complement too."""
         Z = offsets.balanced(self.values.v, rng)
         B = np.hstack([self.basis, complement.basis])
-        blocks = yield from restricted(self._ask(Z, complement, tuning), B)
+        blocks = yield from restricted(self._ask(Z, complement), B)
         W = Z.solve(np.concatenate([block.measured() for block in blocks]))
         tilts = self.tilt + KAPPA * UNIT * len(self.basis), complement.tilt
         measured = _BlockReadings(self, Z, blocks, W, tilts)
         exact = replace(self.values.precision, unit=self.unit)
-        first, second = measured.leaked(tuning)
+        first, second = measured.leaked()
         return SubspaceHead(
             self.basis @ W @ B.T,
             self.basis @ self.values.v,
             measured.error(self.values.precision, 0.0),
-            (
-                measured.error(exact, first),
-                second / Z.smallest,
-            ),
+            (measured.error(exact, first), second / Z.smallest),
             float(np.linalg.norm(self.values.v_error)) + self.leak + tilts[0] * self.values.norm,
             measured.unbounded(self.values.precision),
         )
 
-    def _ask(
-        self, Z: Offsets, complement: Complement, tuning: RestrictedHeadTuning
-    ) -> Asking[list[LogitGrid]]:
+    def _ask(self, Z: Offsets, complement: Complement) -> Asking[list[LogitGrid]]:
         """Ask, in coordinates of subspace and complement, with query tokens of either."""
         own, k, beyond = self.values, len(self.values.v), len(complement.v)
         v_error = np.append(own.v_error, np.full(beyond, np.max(own.v_error)))
         values = replace(own, v=np.append(own.v, complement.v), v_error=v_error)
         rows, tokens = np.hstack([Z.made(), np.zeros((k, beyond))]), np.eye(k + beyond)
-        spare = tuning.again_per_token * k
+        spare = AGAIN_PER_TOKEN * k
 
         def grid(tokens: Array) -> LogitGrid:
-            return LogitGrid(rows, tokens, values, free, "W", tuning=tuning.grid)
+            return LogitGrid(rows, tokens, values, free, "W", tuning=GRID)
 
         inside = yield from measure(grid(tokens[:k]), spare)
         if not beyond:
@@ -189,7 +170,7 @@ class HeadSubspace:
         # at the scale of the others: W b is 0 more often than not, and no scale would show it
         octave = int(np.median(np.log2(inside.scale)))
         outside = grid(tokens[k:])
-        yield from _ask_at(outside, octave, spare * beyond, tuning)
+        yield from _ask_at(outside, octave, spare * beyond)
         return [inside, outside]
 
 
@@ -231,7 +212,7 @@ class _BlockReadings:
         turned = 3 * self.tilts[0] * size + 2 * self.tilts[1] * beyond + place.outside
         return solution_error(self.Z, float(np.linalg.norm([*each, leaked])), W) + turned
 
-    def leaked(self, tuning: RestrictedHeadTuning) -> tuple[float, float]:
+    def leaked(self) -> tuple[float, float]:
         """Bound what other heads add to the measurements, in two parts.
 
         A tilt of the subspace lets the share r of z·v̂ be another head's. To first order that head
@@ -245,27 +226,25 @@ class _BlockReadings:
         for block, tilt in zip(self.blocks, self.tilts, strict=False):
             gates = block.gates()
             share = np.broadcast_to(leak * block.a.norm / np.abs(block.a.value), block.shape)
-            if not np.max(share, initial=0.0) <= tuning.small_share:
+            if not np.max(share, initial=0.0) <= SMALL_SHARE:
                 return np.inf, np.inf
             with np.errstate(over="ignore"):
                 first += float(np.sum((share * np.sinh(np.abs(gates.logit)) / block.scale) ** 2))
             others = share * gates.slope / 4 * block.a.norm * own * (own + tilt)
             second += float(np.sum(others**2))
-        return tuning.beyond_first_order * np.sqrt(first), np.sqrt(second)
+        return BEYOND_FIRST_ORDER * np.sqrt(first), np.sqrt(second)
 
 
-def _ask_at(
-    block: LogitGrid, octave: int, spare: int, tuning: RestrictedHeadTuning
-) -> Asking[None]:
+def _ask_at(block: LogitGrid, octave: int, spare: int) -> Asking[None]:
     """Ask for a whole block at one scale, and again what is out of range there."""
     scales = np.full(block.shape[0], octave)
     yield from block.ask(slice(None), slice(None), scales)
-    for _ in range(tuning.again_per_token):
+    for _ in range(AGAIN_PER_TOKEN):
         gates = block.gates()
-        saturated = ~np.any(gates.margin > tuning.grid.trusted * gates.p_error, axis=1)
+        saturated = ~np.any(gates.margin > GRID.trusted * gates.p_error, axis=1)
         j, i = np.nonzero(np.broadcast_to(saturated[:, None], block.shape))
         if not len(j):
             break
-        scales[saturated] -= tuning.saturated_octaves
+        scales[saturated] -= SATURATED_OCTAVES
         yield from block.ask_some(j, i, scales[j], "again")
     yield from block.retry(scales, spare)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from unsoftmax.measure.opened_heads import FillerTuning, OpenedAnswers, fillers
+from unsoftmax.learners.multi_head.reduced_answers import ReducedAnswers
+from unsoftmax.learners.multi_head.second_distance import NearHeads, OpenedAnswers, fillers
+from unsoftmax.learners.multi_head.token_lengths import TokenLengths
 from unsoftmax.measure.precision import Precision
 
 
@@ -38,28 +40,27 @@ def test_logits_come_back_within_their_error(noise, with_constant):
     constant = rng.standard_normal(d) * with_constant
     u_two, a = rng.standard_normal((m, G, d)), rng.standard_normal((n, d)) / np.sqrt(d)
     a += v[0] / np.linalg.norm(v[0])
-    alpha, tuning = rng.uniform(0.5, 2.0, m), FillerTuning()
-    z = fillers(u, v[0], alpha * np.linalg.norm(a, axis=1).max(), tuning)
+    alpha = rng.uniform(0.5, 2.0, m)
+    z = fillers(u, v[0], alpha * np.linalg.norm(a, axis=1).max())
     assert z is not None
-    tokens = np.stack([alpha[:, None, None] * a, np.repeat(z[:, None], n, axis=1)], axis=2)
+    parts = np.broadcast_arrays(alpha[:, None, None] * a, z[:, None], np.zeros((m, 1, d)))
+    tokens = np.stack(parts, axis=2)
     scores = np.zeros((m, n, G, 3))
     scores[..., 0] = np.einsum("mgd,mnd->mng", u_two, tokens[:, :, 0])
     scores[..., 1] = np.einsum("mgd,md->mg", u, z)[:, None]
     weights = np.exp(scores - scores.max(axis=3, keepdims=True))
     weights /= weights.sum(axis=3, keepdims=True)
-    pooled = np.einsum("mngi,mnid->mngd", weights[..., :2], tokens)
+    pooled = np.einsum("mngi,mnid->mngd", weights, tokens)
     y = np.einsum("mngd,gd->mn", pooled, v) + tokens.sum(axis=2) @ constant / 3
     size = np.linalg.norm(tokens, axis=3).sum(axis=2) * np.linalg.norm(v)
     y += noise * size * rng.standard_normal(y.shape)
-    read = OpenedAnswers(a, alpha, z, y, v, 0, constant, float(np.exp(-tuning.closed)))
-    off = np.linalg.norm(read.scores - scores[:, :, 0, 0] / alpha[:, None])
-    bound = read.error(Precision.relative_to_terms(max(noise, 4e-16)), 0.0)
+    precision, scale = Precision.relative_to_terms(max(noise, 4e-16)), float(np.linalg.norm(v))
+    reduced = ReducedAnswers(v.sum(axis=0) + constant, 0.0, precision, scale, TokenLengths())
+    flat, none = np.zeros((G, d + 1)), np.zeros(d)
+    columns = np.zeros((G, d + 1, d))
+    near = NearHeads(reduced, v, flat, columns, np.eye(d), none, 1.0, 1.0, 0.0, constant)
+    read = OpenedAnswers.of(tokens, y, near, 0)
+    off = np.linalg.norm((read.logits - scores[:, :, 0, 0]) / alpha[:, None])
+    bound = np.linalg.norm(read.off / alpha[:, None])
     assert off <= 4 * bound
     assert bound <= 1e4 * max(noise, 1e-15)
-
-
-def test_what_no_head_answers_is_not_read():
-    one = np.ones((1, 1))
-    far = OpenedAnswers(one, np.ones(1), 0 * one, 3 * one, one, 0, np.zeros(1), 0.0)
-    assert np.isnan(far.logits[0, 0])
-    assert far.error(Precision(), 0.0) == np.inf

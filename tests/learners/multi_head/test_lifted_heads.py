@@ -10,16 +10,18 @@ import pytest
 
 from tests.by_hand import driven
 from tests.theorems.test_rotary_heads_biases import biased, changed
+from unsoftmax.learners.multi_head.lifted_heads import (
+    LiftedReadings,
+    UnseenValues,
+    read_rest,
+    search_lifted,
+)
 from unsoftmax.learners.multi_head.multi_head_tuning import MultiHeadTuning
 from unsoftmax.learners.multi_head.reduced_answers import read_head_sums
+from unsoftmax.learners.multi_head.second_distance import SHUT, fillers, read_second
 from unsoftmax.learners.multi_head.token_lengths import TokenLengths
 from unsoftmax.learners.multi_head.token_search import SoughtHeads
-from unsoftmax.learners.rotary_heads.shifted_rest import read_rest
-from unsoftmax.learners.rotary_heads.shifted_search import UnseenValues, search_shifted
-from unsoftmax.learners.rotary_heads.shifted_solution import ShiftedReadings
-from unsoftmax.learners.rotary_heads.shifted_steps import read_shifted_steps, shifted_ranks
 from unsoftmax.learners.single_head.distances import TurnedKeys
-from unsoftmax.measure.opened_heads import fillers
 from unsoftmax.measure.precision import Precision
 from unsoftmax.measure.windows import OffsetRoom, ReducedError, choose_windows, with_shift
 from unsoftmax.solve.turning_planes import turning_planes
@@ -35,10 +37,10 @@ def searched(target, seed=0, rank=None):
         sums = read_head_sums(target.dim, True, TokenLengths(), rng, TUNING.line, TUNING.pairs)
         reduced = yield from sums
         sought = SoughtHeads(8, True, rank, TUNING, shifted=True)
-        return (yield from search_shifted(sought, reduced, (1, 1.0), rng))
+        return (yield from search_lifted(sought, reduced, (1, 1.0), rng))
 
     found, asked = driven(steps(), target)
-    order = [np.argmin(np.linalg.norm(target.v - v, axis=1)) for v in found.v]
+    order = [np.argmin(np.linalg.norm(target.v - v, axis=1)) for v in found.near.v]
     return found, [target.heads[h] for h in order], asked
 
 
@@ -58,16 +60,16 @@ def closely(found, truth, most=1e-9):
 def test_a_search_finds_vectors_and_shifts_with_their_signs(r, rank, known):
     target = biased(3, 6, r, 0, 0.3)
     found, heads, _ = searched(target, rank=rank)
-    assert len(found.directions) == known
-    tokens = found.tokens
+    assert len(found.near.directions) == known
+    tokens = found.near.tokens
     for h, head in enumerate(heads):
-        closely(found.v[h], head.v)
-        closely(found.base[h], seen_by(head, tokens[:1])[0])
+        closely(found.near.v[h], head.v)
+        closely(found.near.base[h], seen_by(head, tokens[:1])[0])
         near = seen_by(head, tokens)
-        closely(found.columns[h].T, (near[1:] - near[0]) / found.t)
+        closely(found.near.columns[h].T, (near[1:] - near[0]) / found.near.t)
         # u is known wherever tokens are in the span, s near by
-        b = found.b + found.directions.T @ np.linspace(1, 2, known)
-        closely(found.at(b[None])[0, h, :-1], seen_by(head, b[None])[0, :-1])
+        b = found.near.b + found.near.directions.T @ np.linspace(1, 2, known)
+        closely(found.near.at(b[None])[0, h, :-1], seen_by(head, b[None])[0, :-1])
 
 
 def test_values_that_depend_on_each_other_are_asked_for_their_signs():
@@ -85,8 +87,8 @@ def test_values_that_depend_on_each_other_are_asked_for_their_signs():
     # beside a second b
     assert sum(np.all(X[:, 0] == X[:, 2]) for X in asked if X.shape[1] == 3) == 1
     for h, head in enumerate(heads):
-        closely(found.v[h], head.v)
-        closely(found.base[h], seen_by(head, found.tokens[:1])[0])
+        closely(found.near.v[h], head.v)
+        closely(found.near.base[h], seen_by(head, found.near.tokens[:1])[0])
 
 
 def test_values_that_do_not_add_up_end_a_search():
@@ -112,23 +114,23 @@ def test_keys_and_queries_follow_from_two_distances(spread):
     target = biased(3, 6, 4, 1, spread)
     found, heads, _ = searched(target)
     rng = np.random.default_rng(0)
-    ranks = shifted_ranks(found)
+    ranks = np.array([found.rank(h) for h in range(3)])
     assert ranks.tolist() == [4, 4, 4]
-    steps, _ = driven(read_shifted_steps(found, ranks, rng), target)
-    read = [ShiftedReadings(found, h, step) for h, step in enumerate(steps)]
-    for head, step in zip(heads, steps, strict=True):
-        twice = seen_by(head, step.tokens, 2.0)
-        closely(step.there[:, :-1] @ step.basis.T, twice[:, :-1], 1e-8)
+    second, _ = driven(read_second(found.near, ranks, rng), target)
+    read = [LiftedReadings(found, h, *one) for h, one in enumerate(second)]
+    for head, (basis, opened) in zip(heads, second, strict=True):
+        twice, (there, _) = seen_by(head, opened.tokens, 2.0), opened.solved(basis)
+        closely(there[:, :-1] @ basis.T, twice[:, :-1], 1e-8)
         # what is beside a·u of a token itself, not of one added to b
-        own = twice[:, -1] - np.sum(step.tokens * twice[:, :-1], axis=1)
-        assert np.allclose(step.there[:, -1], own, rtol=0, atol=1e-8)
+        own = twice[:, -1] - np.sum(opened.tokens * twice[:, :-1], axis=1)
+        assert np.allclose(there[:, -1], own, rtol=0, atol=1e-8)
     sides, missed = zip(*(one.keys(0.0) for one in read), strict=True)
     assert max(missed) < 1e-8
-    rest, _ = driven(read_rest(found, list(sides), ranks), target)
+    rest, _ = driven(read_rest(found, list(sides)), target)
     for one, head, left, side in zip(read, heads, rest, sides, strict=True):
-        assert len(left.tokens) == 6 - len(found.directions)
+        assert len(left.tokens) == 6 - len(found.near.directions)
         own = left.queries(side)
-        for a in (left.tokens, found.b[None]):
+        for a in (left.tokens, found.near.b[None]):
             # scores are what queries show, whatever complex numbers planes are multiplied by
             scores = side.K @ a[0] @ own.T
             q = left.tokens @ head.Q.T + head.q_bias
@@ -142,10 +144,10 @@ def test_key_biases_miss_their_equations_where_shifts_are_others():
     target = biased(2, 6, 4, 0, 0.3)
     found, _, _ = searched(target)
     rng = np.random.default_rng(0)
-    steps, _ = driven(read_shifted_steps(found, np.array([4, 4]), rng), target)
-    wrong = replace(found, base=found.base * np.append(np.ones(6), 1.1))
-    assert ShiftedReadings(found, 0, steps[0]).keys(0.0)[1] < 1e-9
-    assert ShiftedReadings(wrong, 0, steps[0]).keys(0.0)[1] > 1e-3
+    [first, _], _ = driven(read_second(found.near, np.array([4, 4]), rng), target)
+    wrong = replace(found.near, base=found.near.base * np.append(np.ones(6), 1.1))
+    assert LiftedReadings(found, 0, *first).keys(0.0)[1] < 1e-9
+    assert LiftedReadings(replace(found, near=wrong), 0, *first).keys(0.0)[1] > 1e-3
 
 
 def test_a_window_of_shifted_logits_has_the_logits_it_had():
@@ -167,7 +169,7 @@ def test_a_window_of_shifted_logits_has_the_logits_it_had():
 def test_fillers_allow_for_what_logits_are_beside():
     u = np.random.default_rng(0).standard_normal((2, 3, 6))
     beside = np.array([[1.0, -2.0, 3.0], [0.0, 5.0, -4.0]])
-    z = fillers(u, np.ones(6), 0.0, beside=beside)
+    z = fillers(u, np.ones(6), 0.0, SHUT, beside=beside)
     assert z is not None
     logits = np.einsum("mgd,md->mg", u, z) + beside
     assert np.allclose(logits, [[-12.0, 40.0, 40.0]] * 2)

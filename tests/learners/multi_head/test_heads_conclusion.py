@@ -10,25 +10,22 @@ import pytest
 import unsoftmax as us
 from tests.learners.multi_head.synthetic import Scene, driven
 from unsoftmax.errors import ModelMismatch
-from unsoftmax.learners.multi_head.conclusions import (
-    HeadsConclusionTuning,
+from unsoftmax.learners.multi_head import newton_correction
+from unsoftmax.learners.multi_head.heads_conclusion import (
+    RecoveredHeads,
     concluded,
+    fresh_residuals,
     predicting,
 )
-from unsoftmax.learners.multi_head.fresh_sequences import FreshTuning, fresh_residuals
 from unsoftmax.learners.multi_head.multi_head_tuning import MultiHeadTuning
 from unsoftmax.learners.multi_head.newton_correction import (
-    CorrectionTuning,
     corrected,
     polished,
     token_frame,
 )
 from unsoftmax.learners.multi_head.orientation import bound_unseen_logits
-from unsoftmax.learners.multi_head.recovered_heads import RecoveredHeads
 from unsoftmax.learners.multi_head.search_outcomes import RestartTuning
 from unsoftmax.models import MultiHead
-
-TUNING = HeadsConclusionTuning()
 
 
 def recovered(scene, off=0.0, claimed=1e-12, **more):
@@ -43,7 +40,7 @@ def recovered(scene, off=0.0, claimed=1e-12, **more):
 
 
 def fresh(found, scene, count=24, function=None, purpose="pilot"):
-    steps = fresh_residuals(found, scene.reduced, count, scene.rng, purpose, tuning=FreshTuning())
+    steps = fresh_residuals(found, scene.reduced, count, scene.rng, purpose)
     return driven(steps, function or scene.model)
 
 
@@ -99,9 +96,7 @@ def test_the_end_is_a_certificate_or_a_refusal():
     scene = Scene.random(3, 6)
 
     def end(found, checks=16):
-        return driven(
-            concluded(found, scene.reduced, checks, False, scene.rng, tuning=TUNING), scene.model
-        )
+        return driven(concluded(found, scene.reduced, checks, False, scene.rng), scene.model)
 
     found, asked = end(recovered(scene, 1e-13))
     assert asked == 16
@@ -119,7 +114,7 @@ def test_the_end_may_be_a_bound_on_the_function():
     scene = Scene.random(3, 6)
 
     def end(found, checks=16, share=0.0, function=None):
-        steps = predicting(found, share, scene.reduced, checks, scene.rng, tuning=TUNING)
+        steps = predicting(found, share, scene.reduced, checks, scene.rng)
         return driven(steps, function or scene.model)
 
     found, asked = end(recovered(scene, 1e-7))
@@ -153,9 +148,7 @@ def test_heads_are_corrected_to_rounding(biases):
     scene = Scene.of(drawn.model.W, drawn.model.v, w)
     found = recovered(scene, 1e-6, claimed=1e-6)
     found = replace(found, errors={**found.errors, "v": np.full(3, 1e-16)})
-    better, asked = driven(
-        corrected(found, scene.reduced, biases, scene.rng, CorrectionTuning()), scene.model
-    )
+    better, asked = driven(corrected(found, scene.reduced, biases, scene.rng), scene.model)
     assert asked == (5 + biases) * (3 * 5 + 4)
     missed = np.linalg.norm(better.model.W - scene.model.W, axis=(1, 2))
     assert np.all(missed < 1e-12)
@@ -163,19 +156,18 @@ def test_heads_are_corrected_to_rounding(biases):
     np.testing.assert_allclose(better.model.w, scene.model.w, atol=1e-12)
 
 
-def test_what_is_not_corrected_says_why():
+def test_what_is_not_corrected_says_why(monkeypatch):
     scene = Scene.random(2, 4)
-    found, tuning = recovered(scene, low_rank=True), CorrectionTuning()
-    same, asked = driven(polished(found, scene.reduced, False, scene.rng, tuning), scene.model)
+    found = recovered(scene, low_rank=True)
+    same, asked = driven(polished(found, scene.reduced, False, scene.rng), scene.model)
     assert asked == 0
     assert "their rank is low" in same.notes[-1]
-    small = replace(tuning, largest=7)
-    same, _ = driven(
-        polished(recovered(scene), scene.reduced, False, scene.rng, small), scene.model
-    )
+    monkeypatch.setattr(newton_correction, "LARGEST", 7)
+    same, _ = driven(polished(recovered(scene), scene.reduced, False, scene.rng), scene.model)
     assert "H·d is more than 7" in same.notes[-1]
+    monkeypatch.undo()
     precise = recovered(scene, claimed=1e-30)
-    same, asked = driven(polished(precise, scene.reduced, False, scene.rng, tuning), scene.model)
+    same, asked = driven(polished(precise, scene.reduced, False, scene.rng), scene.model)
     assert asked > 0
     assert "gained nothing" in same.notes[-1]
     assert same.model is precise.model
@@ -188,8 +180,7 @@ def test_heads_without_logits_are_left_out():
     scene = Scene.of(W, drawn.model.v)
     found = recovered(scene)
     nothing = RecoveredHeads(MultiHead(0 * W, drawn.model.v), found.errors, scene.length)
-    tuning = CorrectionTuning()
-    assert driven(corrected(nothing, scene.reduced, False, scene.rng, tuning), scene.model) == (
+    assert driven(corrected(nothing, scene.reduced, False, scene.rng), scene.model) == (
         None,
         0,
     )
@@ -199,7 +190,6 @@ def test_heads_without_logits_are_left_out():
             scene.reduced,
             False,
             scene.rng,
-            tuning,
         ),
         scene.model,
     )
@@ -255,7 +245,7 @@ def test_knobs_are_one_nested_value_and_settings_name_what_was_changed():
 
 def test_a_knob_changes_what_is_asked():
     scene = Scene.random(2, 5)
-    tuning = replace(MultiHeadTuning(), conclusion=HeadsConclusionTuning(confirm=20))
+    tuning = replace(MultiHeadTuning(), confirm=20)
     counts = [
         us.learn(
             lambda X: scene.model(X),

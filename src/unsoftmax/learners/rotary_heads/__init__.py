@@ -1,1 +1,0 @@
-"""Several heads whose scores turn with distance, from scalar answers."""
