@@ -11,12 +11,15 @@ import unsoftmax as us
 from tests.rotary_heads import rotary_head
 from unsoftmax.measure.precision import FLOAT32_UNIT, KAPPA, Precision
 from unsoftmax.measure.single_tokens import Values
+from unsoftmax.models.attention import softmax, token_scores
 from unsoftmax.validate.head_comparison import (
     HeadAt,
     JudgeTuning,
     PositionErrors,
     for_any_error,
+    mean_shift,
     of_straight,
+    score_shift,
     sum_rounding,
     to_first_order,
 )
@@ -195,3 +198,48 @@ def test_with_positions_errors_count_by_distance(biases):
     free = to_first_order(at, y, values, {"W": np.inf}, tuning, none)
     assert free.telling.all()
     assert np.all(free.allowed < compared.allowed)
+
+
+@pytest.mark.parametrize("size", [1e-6, 1e-3])
+def test_the_first_order_shift_is_reached(size):
+    """With every score moved against its value's side, the mean moves by the bound."""
+    rng = np.random.default_rng(5)
+    scores, values = rng.standard_normal((20, 6)), rng.standard_normal((20, 6))
+    m = size * rng.uniform(0, 1, (20, 6))
+
+    def mean(scores):
+        return np.sum(softmax(scores) * values, axis=-1)
+
+    deviations = values - mean(scores)[:, None]
+    moved = mean(scores + m * np.sign(deviations)) - mean(scores)
+    bound = mean_shift(softmax(scores), np.abs(deviations), m)
+    np.testing.assert_allclose(moved, bound, rtol=10 * size)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_errors_of_W_and_w_move_scores_within_the_bound(seed):
+    rng = np.random.default_rng(seed)
+    X = rng.standard_normal((9, 5, 3)) * 10.0 ** rng.uniform(-3, 3, (9, 5, 1))
+    dW, dw = rng.standard_normal((3, 3)), rng.standard_normal(3)
+    moved = token_scores(X - X[:, -1:], X[:, -1] @ dW.T + dw)
+    bound = score_shift(X, np.linalg.norm(dW, 2), np.linalg.norm(dw))
+    assert np.all(np.abs(moved) <= bound * (1 + 1e-12))
+    np.testing.assert_array_equal(bound[:, -1], 0.0)
+
+
+def test_the_score_shift_is_reached_by_the_worst_error():
+    X = np.array([[[3.0, 4.0], [0.0, 2.0]]])
+    away, query = X[:, 0] - X[:, 1], X[:, 1]
+    dW = 0.1 * np.outer(away[0], query[0]) / np.linalg.norm(away) / np.linalg.norm(query)
+    moved = away[0] @ dW @ query[0]
+    np.testing.assert_allclose(score_shift(X, 0.1)[0, 0], moved, rtol=1e-15)
+
+
+def test_the_score_shift_of_several_heads_and_sequences():
+    X = np.random.default_rng(7).standard_normal((3, 4, 2))
+    per_head = score_shift(X, np.array([[1.0, 2.0]]), 0.5)
+    assert per_head.shape == (3, 2, 4)
+    np.testing.assert_array_equal(per_head[:, 1], score_shift(X, 2.0, 0.5))
+    per_sequence = score_shift(X, np.array([1.0, 0.0, 2.0]))
+    np.testing.assert_array_equal(per_sequence[2], score_shift(X, 2.0)[2])
+    np.testing.assert_array_equal(per_sequence[1], 0.0)

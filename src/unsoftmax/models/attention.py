@@ -14,7 +14,6 @@ from parameters is `unsoftmax.models.scores`.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from unsoftmax.probes import Array
 
@@ -96,93 +95,6 @@ def pooled_tokens(X: Array, weights: Array) -> Array:
     if weights.ndim == 2:
         return np.asarray(np.einsum("bn,bnd->bd", weights, X))
     return np.asarray(weights @ X)
-
-
-def score_gradient(weights: Array, values: Array) -> Array:
-    """Return ∂f/∂s_i = α_i (y_i − f), the derivative of f = Σ_i α_i y_i by the scores.
-
-    Parameters
-    ----------
-    weights : ndarray (..., N)
-        Attention weights α.
-    values : ndarray (..., N)
-        The tokens' values y.
-
-    Examples
-    --------
-    >>> score_gradient(np.array([0.5, 0.5]), np.array([1.0, 3.0]))
-    array([-0.5,  0.5])
-    """
-    mean = np.sum(weights * values, axis=-1, keepdims=True)
-    return np.asarray(weights * (values - mean))
-
-
-def score_shift(X: Array, W_error: ArrayLike, w_error: ArrayLike = 0.0) -> Array:
-    """Bound how far errors of W and w move the scores of a sequence, beside the query token's.
-
-    Softmax ignores what all scores share, so (x_i − x_N)·(ΔW x_N + Δw) counts, which is at most
-    ‖x_i − x_N‖·(‖ΔW‖·‖x_N‖ + ‖Δw‖).
-
-    Parameters
-    ----------
-    X : ndarray (B, N, d)
-        Sequences.
-    W_error, w_error : float, or ndarray that broadcasts with (B,) or, for heads, with (B, H)
-        Bounds on ‖ΔW‖ and ‖Δw‖. Two dimensions, as (1, H) has, mean several heads.
-
-    Returns
-    -------
-    ndarray (B, N), or (B, H, N)
-        The bound for every token; 0 for the query token.
-    """
-    away = np.linalg.norm(X - X[:, -1:], axis=2)
-    length = np.linalg.norm(X[:, -1], axis=1)
-    if max(np.ndim(W_error), np.ndim(w_error)) == 2:
-        away, length = away[:, None], length[:, None]
-    vector_error = length * np.asarray(W_error) + np.asarray(w_error)
-    return np.asarray(away * vector_error[..., None])
-
-
-def score_rounding(X: Array, vectors: Array, roundoff: float) -> Array:
-    """Bound the rounding of the scores x_i·u: ``roundoff``·‖x_i‖·‖u‖.
-
-    Parameters
-    ----------
-    X : ndarray (B, N, d)
-        Sequences.
-    vectors : ndarray (B, d), or (B, H, d)
-        What tokens are scored with.
-    roundoff : float
-        Relative error of a dot product.
-
-    Returns
-    -------
-    ndarray (B, N), or (B, H, N)
-    """
-    norms = np.linalg.norm(X, axis=2)
-    if vectors.ndim == 3:
-        norms = norms[:, None]
-    return np.asarray(norms * (roundoff * np.linalg.norm(vectors, axis=-1))[..., None])
-
-
-def mean_shift(weights: Array, deviations: Array, shift: Array) -> Array:
-    """Bound how far the weighted mean f = Σ_i α_i y_i moves to first order in the scores.
-
-    Parameters
-    ----------
-    weights : ndarray (..., N)
-        Attention weights α.
-    deviations : ndarray (..., N)
-        |y_i − f|; or ‖x_i − p‖ for the pooled token p = Σ_i α_i x_i.
-    shift : ndarray (..., N)
-        Bounds m_i on how far scores move.
-
-    Returns
-    -------
-    ndarray (...)
-        Σ_i α_i |y_i − f| m_i. `largest_mean_shift` holds at any m.
-    """
-    return np.asarray(np.sum(weights * deviations * shift, axis=-1))
 
 
 def largest_mean_shift(weights: Array, deviations: Array, shift: Array) -> Array:

@@ -153,7 +153,7 @@ class Skeleton:
     @property
     def spans_all(self) -> bool:
         """Whether the span is all vectors: then Π = I, and errors of columns do not count."""
-        return len(self.basis) == self.basis.shape[1]
+        return bool(len(self.basis) == self.basis.shape[1])
 
     def coordinates(self, measured: Array) -> Array:
         """Return k (r, …) with A Q k = ``measured`` (n, …): in the basis, what the rows saw.

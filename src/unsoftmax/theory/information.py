@@ -16,8 +16,27 @@ from __future__ import annotations
 import numpy as np
 
 from unsoftmax.models import AttentionLayer, LayerHead, SingleHead, canonical
-from unsoftmax.models.attention import pooled_tokens, score_gradient
+from unsoftmax.models.attention import pooled_tokens
 from unsoftmax.probes import Array
+
+
+def score_gradient(weights: Array, values: Array) -> Array:
+    """Return ∂f/∂s_i = α_i (y_i − f), the derivative of f = Σ_i α_i y_i by the scores.
+
+    Parameters
+    ----------
+    weights : ndarray (..., N)
+        Attention weights α.
+    values : ndarray (..., N)
+        The tokens' values y.
+
+    Examples
+    --------
+    >>> score_gradient(np.array([0.5, 0.5]), np.array([1.0, 3.0]))
+    array([-0.5,  0.5])
+    """
+    mean = np.sum(weights * values, axis=-1, keepdims=True)
+    return np.asarray(weights * (values - mean))
 
 
 def jacobian(head: SingleHead, X: Array) -> Array:

@@ -16,12 +16,12 @@ import numpy as np
 
 from unsoftmax.measure.token_map import AnswerNoise
 from unsoftmax.models.arrays import UNIT
-from unsoftmax.models.attention import mean_shift
 from unsoftmax.models.layer_norm import LayerNorm
 from unsoftmax.models.products import Product
 from unsoftmax.models.rotary_layer import RotaryLayer
 from unsoftmax.probes import Array
 from unsoftmax.validate.close_heads import CloseHeads, nearest
+from unsoftmax.validate.head_comparison import mean_shift
 from unsoftmax.validate.judge import Residuals
 from unsoftmax.validate.layer_sequences import Layer
 

@@ -31,12 +31,7 @@ from numpy.typing import ArrayLike
 from unsoftmax.measure.precision import KAPPA
 from unsoftmax.measure.single_tokens import Values
 from unsoftmax.models import RotaryHead, SingleHead
-from unsoftmax.models.attention import (
-    largest_mean_shift,
-    mean_shift,
-    pooled_tokens,
-    score_shift,
-)
+from unsoftmax.models.attention import largest_mean_shift, pooled_tokens
 from unsoftmax.probes import Array
 from unsoftmax.validate.judge import Residuals
 
@@ -44,6 +39,52 @@ from unsoftmax.validate.judge import Residuals
 UNBOUNDED = 1e100
 # Sums over so many tokens round by no more than κ covers, in whatever order they are taken.
 SHORT_SUMS = 20
+
+
+def score_shift(X: Array, W_error: ArrayLike, w_error: ArrayLike = 0.0) -> Array:
+    """Bound how far errors of W and w move the scores of a sequence, beside the query token's.
+
+    Softmax ignores what all scores share, so (x_i − x_N)·(ΔW x_N + Δw) counts, which is at most
+    ‖x_i − x_N‖·(‖ΔW‖·‖x_N‖ + ‖Δw‖).
+
+    Parameters
+    ----------
+    X : ndarray (B, N, d)
+        Sequences.
+    W_error, w_error : float, or ndarray that broadcasts with (B,) or, for heads, with (B, H)
+        Bounds on ‖ΔW‖ and ‖Δw‖. Two dimensions, as (1, H) has, mean several heads.
+
+    Returns
+    -------
+    ndarray (B, N), or (B, H, N)
+        The bound for every token; 0 for the query token.
+    """
+    away = np.linalg.norm(X - X[:, -1:], axis=2)
+    length = np.linalg.norm(X[:, -1], axis=1)
+    if max(np.ndim(W_error), np.ndim(w_error)) == 2:
+        away, length = away[:, None], length[:, None]
+    vector_error = length * np.asarray(W_error) + np.asarray(w_error)
+    return np.asarray(away * vector_error[..., None])
+
+
+def mean_shift(weights: Array, deviations: Array, shift: Array) -> Array:
+    """Bound how far the weighted mean f = Σ_i α_i y_i moves to first order in the scores.
+
+    Parameters
+    ----------
+    weights : ndarray (..., N)
+        Attention weights α.
+    deviations : ndarray (..., N)
+        |y_i − f|; or ‖x_i − p‖ for the pooled token p = Σ_i α_i x_i.
+    shift : ndarray (..., N)
+        Bounds m_i on how far scores move.
+
+    Returns
+    -------
+    ndarray (...)
+        Σ_i α_i |y_i − f| m_i. `largest_mean_shift` holds at any m.
+    """
+    return np.asarray(np.sum(weights * deviations * shift, axis=-1))
 
 
 def sum_rounding(weights: Array, values: Array, unit: float) -> Array:

@@ -29,12 +29,17 @@ from unsoftmax.learners.multi_head.reduced_answers import ReducedAnswers
 from unsoftmax.learners.single_head.distances import undetermined
 from unsoftmax.measure.precision import KAPPA
 from unsoftmax.models import MultiHead, RotaryHeads, canonical
-from unsoftmax.models.attention import mean_shift
 from unsoftmax.probes import Array, Flags, Purpose, Round
 from unsoftmax.protocol import Certificate, Evidence, Found, Steps
 from unsoftmax.validate.close_heads import CloseHeads, nearest
 from unsoftmax.validate.drawn_models import SAFETY
-from unsoftmax.validate.head_comparison import HeadAt, JudgeTuning, PositionErrors, sum_rounding
+from unsoftmax.validate.head_comparison import (
+    HeadAt,
+    JudgeTuning,
+    PositionErrors,
+    mean_shift,
+    sum_rounding,
+)
 from unsoftmax.validate.judge import Judgement, Residuals, fresh_answers, judge
 from unsoftmax.validate.long_sequences import LongSequenceTuning, draw_long, looked_at
 from unsoftmax.validate.sequences import DistanceTuning, at_distances, by_length

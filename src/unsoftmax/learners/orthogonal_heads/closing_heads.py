@@ -24,13 +24,11 @@ from unsoftmax.measure.single_tokens import Values
 from unsoftmax.models import MultiHead
 from unsoftmax.models.attention import (
     largest_mean_shift,
-    score_gradient,
-    score_rounding,
-    score_shift,
 )
 from unsoftmax.probes import Array, Sequences
 from unsoftmax.protocol import Certificate, Evidence
-from unsoftmax.validate.head_comparison import UNBOUNDED, sum_rounding
+from unsoftmax.theory.information import score_gradient
+from unsoftmax.validate.head_comparison import UNBOUNDED, score_shift, sum_rounding
 from unsoftmax.validate.judge import Judgement, Residuals, fresh_answers, judge
 from unsoftmax.validate.long_sequences import LongSequenceTuning, draw_long, looked_at
 from unsoftmax.validate.sequences import by_length
@@ -81,7 +79,7 @@ class BoundedHeads:
         W_error, v_error = (np.minimum(e, UNBOUNDED) for e in (self.W_error, self.v_error))
         met = min(1.0, ALIGNMENT / model.dim)
         moved = score_shift(X, met * W_error[None])
-        moved = moved + score_rounding(X, model.scores_of(X[:, -1]), KAPPA * precision.unit)
+        moved = moved + KAPPA * precision.unit * model.score_sizes(X)
         weights, values = model.attention(X), model.v @ X.transpose(0, 2, 1)
         deviations = np.abs(values - np.sum(weights * values, axis=2, keepdims=True))
         by_weights = largest_mean_shift(weights, deviations, moved.max(axis=2, initial=0.0))

@@ -28,11 +28,10 @@ import numpy as np
 from unsoftmax.measure.precision import KAPPA, UNIT, Precision, PrecisionTuning
 from unsoftmax.measure.through_network.learned_network import LearnedNetwork, network_gradients
 from unsoftmax.models import MultiHeadTransformer, Transformer
-from unsoftmax.models.attention import mean_shift, score_rounding, score_shift
 from unsoftmax.probes import Array, Round, Sequences
 from unsoftmax.protocol import Answers
 from unsoftmax.validate import sequences as holdout
-from unsoftmax.validate.head_comparison import UNBOUNDED, sum_rounding
+from unsoftmax.validate.head_comparison import UNBOUNDED, mean_shift, score_shift, sum_rounding
 from unsoftmax.validate.judge import Answered, Judgement, Residuals, fresh_answers, judge
 from unsoftmax.validate.long_sequences import LongSequenceTuning, draw_long, looked_at, second_score
 from unsoftmax.validate.sequences import DriftTuning, by_length
@@ -242,9 +241,9 @@ class HeadsBeforeNetwork:
         exact = self.learned.precision == Precision()
         bound = [np.full((1, H), min(errors[name], UNBOUNDED)) for name in "Ww"]
         # softmax ignores what all scores share, the query token's
-        moved = score_shift(X, *bound) + score_rounding(
-            X - X[:, -1:], layer.scores_of(X[:, -1]), KAPPA * UNIT
-        )
+        offsets = np.linalg.norm(X - X[:, -1:], axis=2)[:, None]
+        vectors = np.linalg.norm(layer.scores_of(X[:, -1]), axis=2)[..., None]
+        moved = score_shift(X, *bound) + KAPPA * UNIT * offsets * vectors
         most_moved = np.max(moved, axis=(1, 2), initial=0.0)
         per_input = np.linalg.norm(layer.first_layers, axis=2) @ np.abs(layer.w_o)
         one = H == 1 and layer.residual is None

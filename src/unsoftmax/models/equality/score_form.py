@@ -70,9 +70,7 @@ def as_turning(scores: Scores) -> RotaryScores:
 
 def whole_at(scores: Scores, distance: int) -> Array:
     """Return what scores (x, 1) with (x_N, 1) at a distance, (d + 1, d + 1)."""
-    if isinstance(scores, RotaryScores):
-        return scores.whole(distance)
-    return np.vstack([scores.whole, np.zeros((1, scores.right.shape[1]))])
+    return as_turning(scores).whole(distance)
 
 
 def scores_apart(a: Scores, b: Scores, enough: float = np.inf) -> Apart:
