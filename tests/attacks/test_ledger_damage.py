@@ -85,7 +85,7 @@ def test_a_flipped_bit_has_no_effect_or_is_named(state, folder, trials, evidence
         sound["ledger-shm"] = bytes(range(256)) * 128
         assert len(sound) == 4
     rng, seen = np.random.default_rng(len(sound)), Counter[str]()
-    for _ in range(trials(60, 500)):
+    for _ in range(trials(30, 500)):
         name, damaged = flipped(rng, sound)
         put(folder, damaged)
         counted = Counted(target)
@@ -115,7 +115,7 @@ def test_what_is_sound_is_salvaged_and_the_bill_never_shrinks(state, folder, tri
     ledger, new = folder / "ledger", folder / "new"
     state(ledger)
     sound, before = files(folder), account(ledger)
-    rng, flips, fewest = np.random.default_rng(1), trials(30, 250), before.recorded
+    rng, flips, fewest = np.random.default_rng(1), trials(10, 250), before.recorded
     for _ in range(flips):
         put(folder, flipped(rng, sound)[1])
         copied = salvage(ledger, new)
