@@ -97,7 +97,7 @@ def test_float32_answers_of_a_head_without_scores(v, holdout):
 
 @pytest.mark.parametrize("grid", [1.0, 0.1, 1 / 16])
 def test_round_networks_the_papers_way(grid, trials, evidence):
-    runs = trials(2, 30)
+    runs = trials(1, 30)
     for seed in range(runs):
         rng = np.random.default_rng(seed)
         A, w_o = (np.round(rng.standard_normal(n) / grid) * grid for n in ((4, 6), 6))
@@ -121,7 +121,7 @@ def test_what_no_answer_tells_is_said():
 @pytest.mark.parametrize("decimals", [13, 14, 15])
 def test_decimals_as_fine_as_float64_are_noticed(decimals, trials, evidence):
     """Large answers have as many digits as any float64 number; only smaller ones show it."""
-    runs = trials(5, 300)
+    runs = trials(2, 300)
     for seed in range(runs):
         rng = np.random.default_rng([seed, 26])
         target = us.SingleHead(rng.standard_normal((4, 4)) / 2, rng.standard_normal(4))

@@ -74,7 +74,7 @@ SHAPES = [(12, 24), (32, 64), (16, 40), (7, 9), (16, 2), (16, 1), (24, 48), (32,
 @pytest.mark.parametrize("centred", [True, False], ids=["LayerNorm", "RMSNorm"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_is_recovered_within_its_certificate(kind, centred, trials, evidence):
-    worst, share, refused, count = 0.0, 0.0, 0, trials(3, 100)
+    worst, share, refused, count = 0.0, 0.0, 0, trials(1, 100)
     units = 50.0 if kind == "other units" else 1.0
     for seed in range(count):
         d, m = SHAPES[seed % len(SHAPES)]

@@ -78,7 +78,7 @@ def test_nearly_as_many_queries_as_parameters(H, d, r, given, most, trials, evid
 
 def test_the_certificate_holds(trials, evidence):
     looseness, shapes = [], [(1, 8, 4), (3, 5, 2), (3, 6, 6), (3, 12, 4), (6, 6, 4)]
-    for seed in range(trials(3, 500)):
+    for seed in range(trials(1, 500)):
         H, d, r = shapes[seed % len(shapes)]
         target = several_rotary(H, d, r, seed, turning=(1.0, 0.5)[seed % 3 == 0])
         recovery = learn(target, seed=seed)
