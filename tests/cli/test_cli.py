@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import subprocess
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.commands import run
 
 import unsoftmax as us
 
@@ -71,19 +71,6 @@ TARGET = """
 def folder(tmp_path):
     (tmp_path / "mine.py").write_text(textwrap.dedent(TARGET))
     return tmp_path
-
-
-def run(folder, *words, **options):
-    environment = {**os.environ, "COLUMNS": "200", "NO_COLOR": "1", "PYTHONWARNINGS": "error"}
-    return subprocess.run(
-        [str(COMMAND), *map(str, words)],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        **options,
-    )
 
 
 def asked(folder):
