@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import signal
+import subprocess
 import sys
 import warnings
 from contextlib import redirect_stderr, redirect_stdout
@@ -15,6 +16,8 @@ from typing import Any
 import pytest
 
 from unsoftmax.cli import main
+
+COMMAND = Path(sys.executable).parent / "unsoftmax"
 
 
 @dataclass
@@ -58,3 +61,16 @@ def run(folder: Path, *words: Any) -> Done:
         stream.seek(0)
         texts.append(stream.read())
     return Done(status, *texts)
+
+
+def started(folder: Path, *words: Any) -> subprocess.CompletedProcess[str]:
+    """Run a command as the process that a user starts."""
+    environment = {**os.environ, "COLUMNS": "200", "NO_COLOR": "1", "PYTHONWARNINGS": "error"}
+    return subprocess.run(
+        [str(COMMAND), *map(str, words)],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )

@@ -10,8 +10,6 @@ import json
 import os
 import shutil
 import sqlite3
-import subprocess
-import sys
 from collections import Counter
 from contextlib import closing
 from dataclasses import replace
@@ -22,6 +20,7 @@ import numpy as np
 import pytest
 
 import unsoftmax as us
+from tests import commands
 from tests.campaign.lives import Life, account
 from tests.campaign.script import Script, answers_of, sequences
 from tests.campaign.test_older_formats import DUMP
@@ -31,7 +30,6 @@ from unsoftmax.campaign.recorded_questions import RecordedQuestionTuning
 
 ROUNDS = [[sequences(30), sequences(6, tokens=1, seed=1)], [sequences(20, seed=2)]]
 SETTINGS: dict[str, Any] = {"batch": 3, "holdout": 0}
-COMMAND = Path(sys.executable).parent / "unsoftmax"
 
 
 def target(X):
@@ -289,14 +287,7 @@ def test_a_lost_wal_costs_its_answers_and_not_the_bill(folder):
 
 
 def run(*words):
-    environment = {**os.environ, "COLUMNS": "200"}
-    return subprocess.run(
-        [COMMAND, "ledger", *map(str, words)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env=environment,
-    )
+    return commands.run(Path.cwd(), "ledger", *words)
 
 
 def test_the_command_shows_and_salvages(folder):

@@ -12,7 +12,7 @@ import pytest
 import unsoftmax as us
 from tests.attention_layers import layer as attention_layer
 from tests.by_hand import driven
-from tests.cli.test_cli import run
+from tests.commands import run
 from tests.feed_forward import layer as feed_forward
 from tests.heads import several
 from tests.normalised_layers import normalised
@@ -77,6 +77,7 @@ def audited(secret, seed, recover=True):
     return result
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("recover", [False, True])
 def test_a_wrong_class_is_never_certain(recover, trials, evidence):
     rates: dict[str, Counter[str]] = defaultdict(Counter)
@@ -277,6 +278,7 @@ def capped(rng, d):
     return Secret("capped", "single head", us.oracles.norm_capped(head(rng, d), 50.0), d)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(
     "family", [linear, single, rounded, labelled, heads, in_float32, relu, behind, capped]
 )

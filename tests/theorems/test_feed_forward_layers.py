@@ -380,10 +380,10 @@ def test_rounds_are_those_of_the_plan():
         us.learn(layer(4, 6, 4, 0), learner)
 
 
-def test_targets_whose_tokens_are_rounded_end_in_words():
+def test_targets_whose_tokens_are_rounded_end_in_words(trials):
     """Rounding may leave nothing but zeros of a small system."""
     target = layer(4, 3, 4, 0)
-    for seed in range(3):
+    for seed in range(trials(1, 3)):
         with suppress(us.ModelMismatch):
             us.learn(
                 lambda X: target(X.astype(np.float32).astype(float)),

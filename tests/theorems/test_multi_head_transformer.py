@@ -90,6 +90,7 @@ SHAPES = [
 ]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("heads", "dim", "neurons", "price"), SHAPES)
 def test_about_one_query_for_each_parameter(heads, dim, neurons, price, trials, evidence):
     """W to 1e-9, w to 1e-7, the function to 1e-8, in every target."""
@@ -304,7 +305,7 @@ def test_special_targets(name, trials, evidence):
     """They are recovered as they are; merged heads and dead neurons are gone."""
     errors, count, refused = [], trials(1, 20), 0
     for seed in range(count):
-        target = transformer(4, 6, 12, seed, CHANGES[name])
+        target = transformer(4, trials(4, 6), trials(8, 12), seed, CHANGES[name])
         try:
             recovery = learned(target, seed)
         except us.UnsoftmaxError:
@@ -551,6 +552,7 @@ def test_neurons_that_share_a_hyperplane_at_single_tokens_are_named(kind, trials
     )
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("share", [1e-2, 1e-3, 1e-4, 1e-5])
 def test_first_layers_that_are_nearly_alike_are_no_single_neuron(share, trials):
     """A thousandth apart they still are told from one; closer ones are, or hardly matter."""

@@ -38,10 +38,11 @@ def learned(target, dim, seed=0, norm="post", **settings):
 # -- random layers
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("shape", MOST)
 def test_random_layers_are_recovered_within_their_certificates(shape, trials, evidence):
     H, r, d = shape
-    seeds = trials(1 if d == 128 else 3, 60 if d == 128 else 320)
+    seeds = trials(1, 60 if d == 128 else 320)
     worst, shares, counts = np.zeros(3), [], []
     for seed in range(seeds):
         target = normalised(H, r, d, seed)
@@ -197,6 +198,7 @@ def orders():
     )
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize(
     ("kind", "target"), [*orders()], ids=lambda x: x if isinstance(x, str) else ""
 )

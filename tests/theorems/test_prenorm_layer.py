@@ -148,6 +148,7 @@ def orders():
     yield "many heads", after(layer(8, 2, 16))
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize(
     ("kind", "target"), [*orders()], ids=lambda x: x if isinstance(x, str) else ""
 )

@@ -206,7 +206,7 @@ def test_the_certificate_holds(trials, evidence):
 
 @pytest.mark.parametrize("spread", [1.0, 2.0, 3.0])
 def test_large_biases_are_recovered_within_bounds_or_refused(spread, trials, evidence):
-    said, count, near = [], trials(3, 60), []
+    said, count, near = [], trials(8, 60), []
     for seed in range(count):
         target = rotary_head(8, 8, seed, biases=spread)
         try:

@@ -42,6 +42,7 @@ def by_certificate(recovery, target):
 # -- what is promised
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("H", "d", "r", "given", "most"),
     [(4, 16, 16, None, 1.2), (4, 16, 4, 4, 1.3), (4, 16, 4, None, 1.33)],
@@ -184,6 +185,7 @@ def test_rounded_answers():
 # -- what is refused
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     "name",
     # a plain head beside them is one more head

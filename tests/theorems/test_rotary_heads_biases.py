@@ -219,6 +219,7 @@ def ten_times_the_scores(target):
     return {"K": 3 * target.K, "Q": 3 * target.Q}
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     "changes",
     [
@@ -338,6 +339,7 @@ def keys_of_lower_rank(target):
     return {"K": target.K * np.array([1.0, 1.0, 1.0, 0.0])[:, None]}
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
@@ -353,6 +355,7 @@ def test_heads_that_are_refused_by_name(changes, named):
         learn(changed(like, **changes(like)), biases=True)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     "name",
     # a plain head beside them is one more head

@@ -203,6 +203,7 @@ def test_the_certificate_holds(trials, evidence):
 # -- what is refused
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", nearly_rotary(rotary_layer(4, 2, 1, 2, 0)))
 def test_impostors_are_refused(name, trials, evidence):
     count = trials(1, 20)

@@ -45,6 +45,7 @@ def changed(target, **arrays):
 # -- what is promised
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("biases", "settings", "most"),
     [(0.1, FOUND, 2.1), (0.5, FOUND, 2.1), (0.5, TOLD, 2.1), (1.0, FOUND, 2.7)],
@@ -131,6 +132,7 @@ def test_the_count_is_the_formula():
     assert abs(queries - counts.rotary_layer_queries(64, 4, 2, 16, biases=True)) <= 6
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("shape", "settings"),
     [
@@ -165,6 +167,7 @@ SOME = {
 }
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("kind", SOME)
 def test_some_biases(kind):
     """Query biases show beside long offsets, key biases alone where fresh answers are missed."""
@@ -271,6 +274,7 @@ def test_the_certificate_holds(trials, evidence):
 # -- what is refused
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", nearly_rotary(rotary_layer(4, 2, 1, 2, 0)))
 def test_impostors_are_refused(name, trials, evidence):
     count = trials(1, 20)
