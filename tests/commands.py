@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from unsoftmax.cli import main
+from unsoftmax import cli
 
 COMMAND = Path(sys.executable).parent / "unsoftmax"
 
@@ -42,12 +42,13 @@ def run(folder: Path, *words: Any) -> Done:
         warnings.catch_warnings(action="error"),
     ):
         patch.chdir(folder)
+        patch.setattr(cli, "leave", sys.exit)  # it would end this process
         patch.setattr(sys, "argv", ["unsoftmax", *map(str, words)])
         patch.setattr(sys, "path", [*sys.path])
         for name, value in {"COLUMNS": "200", "NO_COLOR": "1"}.items():
             patch.setitem(os.environ, name, value)
         try:
-            main()
+            cli.main()
         except SystemExit as end:
             status = end.code
         finally:

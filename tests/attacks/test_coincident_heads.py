@@ -206,6 +206,7 @@ def test_answers_of_few_digits(kind, served, trials, evidence):
     evidence(f"coincident heads, {kind}, {served}", runs=runs, broken=0, refused=refused)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", ["W and 2.0W", "(W, v) and (−W, v)", "all collinear"])
 def test_short_tokens_are_enough(kind, trials, evidence):
     runs = trials(1, 20)
