@@ -36,7 +36,7 @@ def pytest_configure(config: pytest.Config) -> None:
     claimed = config.getoption("--trials") == "claimed"
     settings.register_profile(
         "ours",
-        max_examples=1000 if claimed else 100,
+        max_examples=1000 if claimed else 25,
         derandomize=not claimed,
         deadline=None,
         suppress_health_check=list(HealthCheck),

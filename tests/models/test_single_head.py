@@ -8,7 +8,7 @@ import pickle
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import unsoftmax as us
@@ -61,7 +61,6 @@ def batches(draw, dim):
 # -- the forward map
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_answers_are_the_definition(data):
     head = data.draw(heads())
@@ -74,7 +73,6 @@ def test_answers_are_the_definition(data):
     assert np.all(np.abs(answers - expected) <= bound)
 
 
-@settings(max_examples=50, deadline=None)
 @given(st.data())
 def test_factors_are_their_product(data):
     head = data.draw(heads())
@@ -174,7 +172,6 @@ def test_calling_leaves_the_sequences_alone():
     np.testing.assert_array_equal(X, 1.0)
 
 
-@settings(max_examples=20, deadline=None)
 @given(heads())
 def test_copies_and_pickles_are_the_same_head(head):
     X = np.random.default_rng(0).standard_normal((4, 3, head.dim))

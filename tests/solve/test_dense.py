@@ -86,6 +86,7 @@ class Block:
         return self.answered(y).reading(self.beta * columns, stretch).total
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("signs", SIGNS)
 @pytest.mark.parametrize("d", [1, 2, 3, 8])
 @pytest.mark.parametrize(
