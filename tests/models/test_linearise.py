@@ -459,7 +459,6 @@ def test_names_of_subjects_are_unique():
     assert len({subject.name for subject in MAPS + MODELS}) == len(MAPS + MODELS)
 
 
-@pytest.mark.few(50)
 @every_subject
 def test_values_are_those_of_the_formulas(subject):
     X = subject.sequences()

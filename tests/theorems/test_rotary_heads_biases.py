@@ -76,9 +76,8 @@ def test_nearly_as_many_queries_as_parameters(d, r, given, most, trials, evidenc
     )
 
 
-def test_twelve_heads_of_a_small_language_model_s_shape(trials, evidence):
-    if trials(0, 1) == 0:
-        pytest.skip("two minutes: run with --trials claimed")
+@pytest.mark.claimed
+def test_twelve_heads_of_a_small_language_model_s_shape(evidence):
     target = biased(12, 384, 32, 0, 0.3)
     recovery = learn(target, biases=True, max_heads=16, rank=32)
     asked = recovery.queries - recovery.counts["check"]

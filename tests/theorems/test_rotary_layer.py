@@ -72,10 +72,9 @@ def test_a_layer_of_four_heads_in_two_groups(residual, trials, evidence):
     )
 
 
-def test_smollm2s_shape(trials, evidence):
+@pytest.mark.claimed
+def test_smollm2s_shape(evidence):
     shape, shares, scores, seconds = (576, 9, 3, 64), [], [], []
-    if not trials(0, 1):
-        pytest.skip("a minute of 576 dimensions: claimed trials alone")
     for seed in range(3):
         target = rotary_layer(*shape, seed, residual=True)
         oracle = Counted(hidden(target))

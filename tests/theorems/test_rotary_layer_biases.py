@@ -89,10 +89,9 @@ def test_a_layer_of_four_heads_in_two_groups(biases, settings, most, trials, evi
     )
 
 
-def test_qwen2s_shape(trials, evidence):
+@pytest.mark.claimed
+def test_qwen2s_shape(evidence):
     shape, shares, scores, seconds = (896, 14, 2, 64), [], [], []
-    if not trials(0, 1):
-        pytest.skip("a minute of 896 dimensions: claimed trials alone")
     for seed in range(2):
         target = rotary_layer(*shape, seed, base=1e6, residual=True, biases=0.3)
         oracle = Counted(hidden(target))
