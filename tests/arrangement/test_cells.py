@@ -115,7 +115,7 @@ def test_a_circle_crosses_every_hyperplane_once(d, biases):
 
 @pytest.mark.parametrize("deviation", [1e-12, 1e-8, 1e-3])
 def test_noise_is_estimated_and_seldom_too_low(deviation, trials):
-    low, lift, count = 0, Lift(6, True), trials(4, 200)
+    low, lift, count = 0, Lift(6, True), trials(20, 200)
     for seed in range(count):
         rng = np.random.default_rng(seed)
         circle, form = Circle.random(lift, rng, EDGE), random_form(rng, 7, 20)

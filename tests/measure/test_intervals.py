@@ -29,7 +29,7 @@ def read(t, a, b, v, tau, nu, signs, alpha=2.0, beta=0.5, most=np.inf):
 @pytest.mark.parametrize(("tau", "nu"), [(1e-6, 1e-6), (1e-3, 0.0), (1e-2, 1e-2), (0.2, 0.1)])
 def test_the_truth_is_inside_whatever_the_signs(tau, nu, trials):
     shares = []
-    for seed in range(trials(3, 200)):
+    for seed in range(trials(10, 200)):
         rng = np.random.default_rng(seed)
         a, b, v = rng.standard_normal((3, 4))
         t = rng.uniform(-3, 3)
