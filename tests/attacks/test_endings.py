@@ -166,7 +166,7 @@ def end(process):
     return said + told
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("target", "model"), LEARNERS, ids=[model[0] for _, model in LEARNERS])
 def test_ended_at_any_moment_nothing_is_lost_and_nothing_paid_twice(
     target, model, folder, trials, evidence
