@@ -378,7 +378,7 @@ def test_formats_that_are_too_short_are_refused_by_name_and_number(name, rounded
 def test_answers_that_are_a_little_too_coarse_are_told_by_how_much(trials, evidence):
     count = trials(1, 10)
     for seed in range(count):
-        target, _ = served(8, trials(2, 4), seed)
+        target, _ = served(8, 4, seed)
 
         def oracle(X, target=target):
             y = target(X)

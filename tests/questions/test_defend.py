@@ -753,7 +753,7 @@ def folder(tmp_path):
 
 
 def test_the_command_defends_an_endpoint(folder):
-    words = ["defend", "mine:head", "--dim", 3, "--sampler", "mine:drawn", "--attack-queries", 200]
+    words = ["defend", "mine:head", "--dim", 3, "--sampler", "mine:drawn", "--attack-queries", 400]
     done = run(folder, *words, "--out", "o", "--json", "--report")
     assert done.returncode == 0, done.stderr
     assert "The target is asked at most" in done.stderr

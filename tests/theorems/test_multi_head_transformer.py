@@ -300,12 +300,13 @@ CHANGES: dict[str, Callable[[Any, Any], None]] = {
 }
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("name", CHANGES)
 def test_special_targets(name, trials, evidence):
     """They are recovered as they are; merged heads and dead neurons are gone."""
     errors, count, refused = [], trials(1, 20), 0
     for seed in range(count):
-        target = transformer(4, trials(4, 6), trials(8, 12), seed, CHANGES[name])
+        target = transformer(4, 6, 12, seed, CHANGES[name])
         try:
             recovery = learned(target, seed)
         except us.UnsoftmaxError:
