@@ -141,7 +141,7 @@ def seen(url, profile):
         "--virtual-time-budget=60000", "--dump-dom",
     ]  # fmt: skip
     done = subprocess.run(
-        [CHROMIUM, *quiet, url], capture_output=True, text=True, timeout=300, check=True
+        [CHROMIUM, *quiet, url], capture_output=True, text=True, timeout=60, check=True
     )
     return done.stdout
 

@@ -1,10 +1,16 @@
-"""How often tests repeat: a few times in `make test`, as often as claimed in `make evidence`."""
+"""How often tests repeat: a few times in `make test`, as often as claimed in `make evidence`.
+
+Of a test marked `few` a sample of its rows is collected, in which every value of every parameter
+occurs, or as many rows as the mark says; what is marked `claimed` is not. Who names a test on the
+command line (`tests/test_laws.py::test_…`) gets all of it, and so does ``--trials claimed``.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
 import subprocess
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,15 +31,53 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "claimed: collected under `--trials claimed` alone")
+    config.addinivalue_line("markers", "few(rows): a sample of rows where trials are few")
     claimed = config.getoption("--trials") == "claimed"
     settings.register_profile(
         "ours",
-        max_examples=1000 if claimed else 100,
+        max_examples=1000 if claimed else 25,
         derandomize=not claimed,
         deadline=None,
         suppress_health_check=list(HealthCheck),
     )
     settings.load_profile("ours")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--trials") == "claimed" or any("::" in word for word in config.args):
+        return
+    rows: dict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("claimed") is None:
+            rows[item.nodeid.split("[")[0]].append(item)
+    kept = {item for test in rows.values() for item in sample(test)}
+    items[:] = [item for item in items if item in kept]
+
+
+def sample(rows: list[Any]) -> list[Any]:
+    """Return rows of a test in which every value occurs, or as many as its mark says."""
+    mark = rows[0].get_closest_marker("few")
+    if mark is None:
+        return rows
+    if mark.args:
+        most = min(mark.args[0], len(rows))
+        return [rows[k * len(rows) // most] for k in range(most)]
+    values = {row: set(values_of(row)) for row in rows}
+    unseen, chosen = set().union(*values.values()), []
+    while unseen:
+        # the first of those with most that is new
+        chosen.append(max(rows, key=lambda row: len(values[row] & unseen)))
+        unseen -= values[chosen[-1]]
+    return chosen
+
+
+def values_of(row: Any) -> Iterator[tuple[Any, ...]]:
+    """Name what each parametrization of a test gives one of its rows."""
+    for mark in row.iter_markers("parametrize"):
+        names = mark.args[0]
+        names = names.replace(",", " ").split() if isinstance(names, str) else names
+        yield tuple((name, id(row.callspec.params[name])) for name in names)
 
 
 @pytest.fixture

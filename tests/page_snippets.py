@@ -84,7 +84,7 @@ def shell(code, folder, *more_path, reports=False):
                     break
                 time.sleep(0.05)
             os.killpg(process.pid, signal.SIGINT)
-        stdout, _ = process.communicate(timeout=300)
+        stdout, _ = process.communicate(timeout=60)
     return process.returncode, stdout, stderr.read_text()
 
 

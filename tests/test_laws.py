@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 import pickle
 from dataclasses import fields
+from functools import cache
 
 import numpy as np
 import pytest
 
 import unsoftmax as us
-from tests.laws import CASES
+from tests.laws import CASES, cases, every_case, kinds
 from tests.truth import Counted
-
-pytestmark = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 
 
 def same_bits(a, b):
@@ -32,20 +31,40 @@ def same_but_for_rounding(a, b):
     )
 
 
-def test_declared_queries_are_counted_queries(case):
-    for seed in range(3):
-        learner, oracle = case.learner(seed), Counted(case.oracle(case.target(seed)))
-        plan = learner.plan()
-        recovery = us.learn(oracle, learner, holdout=24)
+class Watched(Counted):
+    """Sees how long its questions are, and whether all are numbers of float32."""
+
+    norm, length, single = 0.0, 0, True
+
+    def __call__(self, X):
+        self.norm = max(self.norm, np.linalg.norm(X, axis=-1).max())
+        self.length = max(self.length, X.shape[1])
+        self.single &= np.array_equal(X.astype(np.float32).astype(np.float64), X)
+        return super().__call__(X)
+
+
+@cache
+def recovered(case, seed):
+    """What a learner recovers, and the oracle that was asked."""
+    watched = Watched(case.oracle(case.target(seed)))
+    return us.learn(watched, case.learner(seed)), watched
+
+
+@every_case
+def test_declared_queries_are_counted_queries(case, trials):
+    for seed in range(trials(1, 3)):
+        plan = case.learner(seed).plan()
+        recovery, oracle = recovered(case, seed)
         counts = dict(recovery.counts)
         again = counts.pop("again", 0)
-        assert counts.pop("check") == 24
+        assert counts.pop("check") == 32
         asked = sum(counts.values())
         assert plan.queries in (asked, None)
-        assert oracle.queries == asked + again + 24 == recovery.queries
+        assert oracle.queries == asked + again + 32 == recovery.queries
         assert asked + again <= plan.at_most
 
 
+@every_case
 def test_rounds_are_at_most_as_planned(case):
     """Driven by hand: next and send are all that a learner needs."""
     learner, target = case.learner(0), case.oracle(case.target(0))
@@ -61,31 +80,26 @@ def test_rounds_are_at_most_as_planned(case):
     assert rounds <= learner.plan().rounds
 
 
+@every_case
 def test_questions_are_no_longer_than_planned(case):
     """At the oracle's side, the hold-out's included: neither tokens nor sequences."""
-    plan, seen = case.learner(0).plan(), []
-    target = case.oracle(case.target(0))
-
-    def noted(X):
-        seen.append((np.linalg.norm(X, axis=-1).max(), X.shape[1]))
-        return target(X)
-
-    us.learn(noted, case.learner(0))
-    norms, lengths = np.max(seen, axis=0)
-    assert norms <= plan.longest_token * (1 + 1e-9)
-    assert lengths <= plan.most_tokens
+    plan, seen = case.learner(0).plan(), recovered(case, 0)[1]
+    assert seen.norm <= plan.longest_token * (1 + 1e-9)
+    assert seen.length <= plan.most_tokens
     assert f"{plan.most_tokens:,} token" in plan.lengths
 
 
-def test_the_model_is_recovered_within_its_certificate(case):
-    for seed in range(3):
-        target = case.target(seed)
-        recovery = us.learn(case.oracle(target), case.learner(seed))
+@every_case
+def test_the_model_is_recovered_within_its_certificate(case, trials):
+    for seed in range(trials(1, 3)):
+        recovery, _ = recovered(case, seed)
         assert recovery.evidence.passed
-        assert case.within(recovery, target)
+        assert case.within(recovery, case.target(seed))
         assert recovery.certificate.assumes
+        assert case.same(recovery.model, case.target(seed), case.accuracy)
 
 
+@kinds
 def test_batches_and_threads_change_nothing(case, trials):
     target = case.oracle(case.target(1))
 
@@ -100,32 +114,34 @@ def test_batches_and_threads_change_nothing(case, trials):
     assert all(same_bits(models[0], model) for model in models[1:])
 
 
+@kinds
 def test_asking_again_changes_nothing(case):
-    runs = [us.learn(case.oracle(case.target(2)), case.learner(2)) for _ in range(2)]
-    assert same_bits(runs[0].model, runs[1].model)
-    assert runs[0].to_json() == runs[1].to_json()
+    first, again = recovered(case, 0)[0], recovered.__wrapped__(case, 0)[0]
+    assert same_bits(first.model, again.model)
+    assert first.to_json() == again.to_json()
 
 
-def test_two_targets_that_are_equal_give_models_that_are_equal(case):
-    target = case.target(3)
-    for seed in (0, 1):
-        found = us.learn(case.oracle(target), case.learner(seed)).model
-        assert case.same(found, target, case.accuracy)
+@kinds
+def test_another_seed_finds_an_equal_model(case):
+    target = case.target(0)
+    found = us.learn(case.oracle(target), case.learner(1)).model
+    assert case.same(found, target, case.accuracy)
 
 
+@kinds
 def test_answers_are_taken_by_value(case):
     """The oracle may do what it likes with the array it was given."""
-    target = case.oracle(case.target(1))
+    target = case.oracle(case.target(0))
 
     def vandal(X):
         y = target(X)
         X[:] = np.nan
         return y
 
-    honest = us.learn(target, case.learner(1)).model
-    assert same_bits(us.learn(vandal, case.learner(1)).model, honest)
+    assert same_bits(us.learn(vandal, case.learner(0)).model, recovered(case, 0)[0].model)
 
 
+@every_case
 def test_learners_are_values(case):
     learner = case.learner(4)
     assert learner == case.learner(4)
@@ -141,6 +157,7 @@ def test_learners_are_values(case):
     assert case.learner(5).settings() != learner.settings()
 
 
+@every_case
 def test_the_same_seed_asks_the_same_and_another_asks_other(case):
     def opening(seed):
         return [p[0 : len(p)] for p in next(case.learner(seed).steps(32))]
@@ -150,19 +167,16 @@ def test_the_same_seed_asks_the_same_and_another_asks_other(case):
     assert not np.array_equal(opening(0)[0], opening(1)[0])
 
 
+@cases([case for case in CASES if case.single])
 def test_probes_survive_float32(case):
-    """Targets compute in float32: what they are asked must not change on the way."""
-    if not case.single:
-        pytest.skip("bisection and loud probes need all of float64")
-    target = case.oracle(case.target(0))
+    """Targets compute in float32: what they are asked must not change on the way.
 
-    def single(X):
-        assert np.array_equal(X.astype(np.float32).astype(np.float64), X)
-        return target(X)
-
-    us.learn(single, case.learner(0))
+    Bisection and loud probes need all of float64.
+    """
+    assert recovered(case, 0)[1].single
 
 
+@kinds
 def test_a_run_that_stopped_goes_on_and_nothing_is_asked_twice(case, tmp_path):
     together = case.oracle(case.target(5))
 

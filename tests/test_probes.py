@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from unsoftmax.probes import (
@@ -82,7 +82,6 @@ def one_by_one(probes):
 # -- slices
 
 
-@settings(max_examples=200, deadline=None)
 @given(families, bounds, bounds)
 def test_a_slice_is_that_part_of_the_whole(probes, start, stop):
     whole = np.array(one_by_one(probes))
@@ -90,14 +89,12 @@ def test_a_slice_is_that_part_of_the_whole(probes, start, stop):
     np.testing.assert_array_equal(probes[start:stop], whole[start:stop])
 
 
-@settings(max_examples=50, deadline=None)
 @given(families, st.integers(1, 7))
 def test_batches_of_any_size_make_the_same_probes(probes, size):
     parts = [probes[k : k + size] for k in range(0, len(probes), size)]
     np.testing.assert_array_equal(np.concatenate(parts), probes[:])
 
 
-@settings(max_examples=50, deadline=None)
 @given(families)
 def test_an_empty_slice_keeps_the_shape(probes):
     n = len(probes)
@@ -105,7 +102,6 @@ def test_an_empty_slice_keeps_the_shape(probes):
         assert probes[span].shape == (0, probes.tokens, probes.dim)
 
 
-@settings(max_examples=50, deadline=None)
 @given(families)
 def test_every_slice_is_its_own_array(probes):
     first, second = probes[:], probes[:]
@@ -122,7 +118,6 @@ def test_every_slice_is_its_own_array(probes):
 # -- what the two tokens are
 
 
-@settings(max_examples=50, deadline=None)
 @given(st.sampled_from([Grid, Pairs]), st.integers(1, 5), st.integers(0, 2**32))
 def test_the_first_token_is_the_offset_away_from_the_query(kind, d, seed):
     probes = family(kind, d, False, seed)
@@ -150,7 +145,6 @@ def test_answers_to_a_grid_are_a_matrix():
     np.testing.assert_array_equal(answers, [[21, 22, 23], [41, 42, 43]])
 
 
-@settings(max_examples=50, deadline=None)
 @given(st.sampled_from([Singles, Grid, Pairs]), st.integers(1, 5), st.integers(0, 2**32))
 def test_unit_vectors_are_the_identity(kind, d, seed):
     implicit = family(kind, d, True, seed)
@@ -182,14 +176,12 @@ def rebuilt(kind, design):
     return labelled(kind, **arrays)
 
 
-@settings(max_examples=80, deadline=None)
 @given(families)
 def test_the_design_determines_the_probes(probes):
     again = rebuilt(type(probes), probes.design())
     np.testing.assert_array_equal(again[:], probes[:])
 
 
-@settings(max_examples=80, deadline=None)
 @given(families)
 def test_other_probes_have_another_design(probes):
     fields = [field.name for field in dataclasses.fields(probes) if field.name not in LABEL]
@@ -215,7 +207,6 @@ def test_a_design_is_small():
     assert sum(array.nbytes for array in grid.design().values()) < 8 * d * (d + 4)
 
 
-@settings(max_examples=30, deadline=None)
 @given(families)
 def test_probes_are_values(probes):
     with pytest.raises(dataclasses.FrozenInstanceError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.arrangement.circles import add, angles, bending, counted, driven, noisy
@@ -39,7 +39,7 @@ def assert_all(kinks, theta, near):
 
 @pytest.mark.parametrize("n", [1, 2, 8, 40])
 def test_every_kink_is_found_from_few_values(n, trials):
-    for seed in range(trials(10, 100)):
+    for seed in range(trials(3, 100)):
         rng = np.random.default_rng([n, seed])
         theta, bend = np.sort(rng.uniform(0.01, 3.1, n)), rng.choice([-1, 1], n)
         bend = bend * rng.uniform(0.1, 1, n)
@@ -59,7 +59,6 @@ def test_every_kink_is_found_from_few_values(n, trials):
     ),
     base=st.tuples(st.floats(-10, 10), st.floats(-10, 10)),
 )
-@settings(max_examples=50, deadline=None)
 def test_any_kinks_that_differ_are_found(kinks, base):
     theta = np.array([theta for theta, _, _ in kinks])
     bend = np.array([bend if up else -bend for _, bend, up in kinks])
@@ -122,7 +121,7 @@ def test_kinks_of_a_steep_function_as_far_as_its_rounding_shows_them(steep):
 
 @pytest.mark.parametrize("deviation", [1e-12, 1e-8])
 def test_noise_makes_no_kinks_and_hides_none(deviation, trials):
-    for seed in range(trials(10, 100)):
+    for seed in range(trials(3, 100)):
         rng = np.random.default_rng(seed)
         theta, bend = np.sort(rng.uniform(0.05, 3.1, 5)), rng.uniform(0.5, 1, 5)
         if np.min(np.diff(theta)) < 0.01:

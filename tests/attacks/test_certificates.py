@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import unsoftmax as us
-from tests.laws import CASES
+from tests.laws import CASES, cases
 
 # -- how answers are disturbed
 
@@ -65,16 +65,17 @@ DISTURBED: dict[str, Any] = {
 WAVERING = [name for name in DISTURBED if "jitter" in name or "drift" in name]
 
 
+def takes_noise(case: Any) -> bool:
+    """Labels that waver are wrong labels; what is declared of answers is believed, toys' is too."""
+    declared = getattr(case.learner(0), "tolerance", None) is not None
+    return not declared and not case.name.startswith("Label") and "(tests)" not in case.name
+
+
+@pytest.mark.few
 @pytest.mark.parametrize("how", WAVERING)
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@cases([case for case in CASES if takes_noise(case)])
 def test_answers_that_waver_are_covered_or_refused(case, how, trials, evidence):
-    if case.name.startswith("Label"):
-        pytest.skip("labels that waver are wrong labels")
-    if "(tests)" in case.name:
-        pytest.skip("toys of the tests take their answers for exact")
-    if getattr(case.learner(0), "tolerance", None) is not None:
-        pytest.skip("what is declared of the answers is believed, and these are outside of it")
-    count, refused = trials(2, 60), 0
+    count, refused = trials(1, 60), 0
     for seed in range(count):
         target = case.target(seed)
         oracle = DISTURBED[how](case.oracle(target), seed)
@@ -146,10 +147,11 @@ def parameters(head: us.SingleHead) -> dict[str, Any]:
     return {name: getattr(head, name) for name in ("W", "v", "w", "c")}
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("how", DISTURBED)
 @pytest.mark.parametrize("name", LEARNERS)
 def test_wide_heads(name, how, trials, evidence):
-    count, ends, loose = trials(30, 2000), Counter[str](), []
+    count, ends, loose = trials(6, 2000), Counter[str](), []
     for seed in range(count):
         target = wide(seed, "biases" in name)
         oracle = DISTURBED[how](lambda X, f=target: f(X), seed)
@@ -175,7 +177,7 @@ def test_wide_heads(name, how, trials, evidence):
 @pytest.mark.parametrize("name", LEARNERS)
 def test_heads_about_as_small_as_the_rounding(name, trials, evidence):
     """What was read while answers were taken for exact is bounded by what they turn out to be."""
-    count, refused = trials(40, 2000), 0
+    count, refused = trials(8, 2000), 0
     for seed in range(count):
         rng, biases = np.random.default_rng([38, seed]), "biases" in name
         d, size = int(rng.choice([1, 1, 2, 3])), 10.0 ** rng.uniform(-7.5, -4)
@@ -228,12 +230,13 @@ class Library:
         return {"W": W.astype(float), "v": V @ out, "w": w.astype(float), "c": c}
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("bias", [0.1, 1.0, 10.0])
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
 @pytest.mark.parametrize("name", [name for name in LEARNERS if "biases" in name])
 def test_heads_computed_as_libraries_do(name, dtype, bias, trials, evidence):
     """Values and their biases are sums: rounding is theirs, however small v and c come out."""
-    count, refused, loose = trials(30, 700), 0, []
+    count, refused, loose = trials(6, 700), 0, []
     for seed in range(count):
         target = Library(seed, dtype, bias)
         try:
@@ -254,11 +257,12 @@ def test_heads_computed_as_libraries_do(name, dtype, bias, trials, evidence):
     )
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("bias", [0.1, 1.0, 10.0])
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
 def test_values_smaller_than_the_terms_they_are_sums_of(dtype, bias, trials, evidence):
     """v's rounding is that of its terms, and the last rounding beside a large c may hide it."""
-    count, refused, loose = trials(40, 700), 0, []
+    count, refused, loose = trials(6, 700), 0, []
     for seed in range(count):
         target = Library(seed, dtype, bias)
         target.dim = d = min(target.dim, 2 + seed % 2)
@@ -285,7 +289,7 @@ def test_values_smaller_than_the_terms_they_are_sums_of(dtype, bias, trials, evi
 @pytest.mark.parametrize("biases", [False, True])
 def test_a_low_rank_with_a_tail(biases, trials, evidence):
     """What rank detection drops is in the bound."""
-    count, refused, loose = trials(30, 2000), 0, []
+    count, refused, loose = trials(6, 2000), 0, []
     for seed in range(count):
         rng = np.random.default_rng([36, seed])
         d = int(rng.choice([4, 8, 16, 24]))
@@ -315,7 +319,7 @@ def test_a_low_rank_with_a_tail(biases, trials, evidence):
 
 def test_small_scores_beside_a_large_constant(trials, evidence):
     """‖w‖ = 1e-12, ‖W‖ = 1e-6, c = 1e3‖v‖: logits that read as 0 at first set no scale."""
-    count, refused = trials(60, 2000), 0
+    count, refused = trials(12, 2000), 0
     for seed in range(count):
         head, rng = wide(seed, False), np.random.default_rng([37, seed])
         W = head.W / (np.linalg.norm(head.W) or 1.0)

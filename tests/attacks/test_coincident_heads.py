@@ -80,10 +80,11 @@ def held(recovery: Any, truth: us.MultiHead) -> bool:
     return all(apart[f"|{name}|"] <= recovery.certificate.errors[name] for name in "Wvw")
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("biases", [False, True], ids=["", "biases"])
 @pytest.mark.parametrize("kind", COINCIDENT)
 def test_coincident_heads_are_recovered_within_the_certificate(kind, biases, trials, evidence):
-    runs, refused, worst = trials(2, 100), 0, 0.0
+    runs, refused, worst = trials(1, 100), 0, 0.0
     for seed in range(runs):
         truth = target(kind, 2 + seed % 3, 2 + seed % 7, seed, biases)
         try:
@@ -108,7 +109,7 @@ def test_coincident_heads_are_recovered_within_the_certificate(kind, biases, tri
 
 @pytest.mark.parametrize("biases", [False, True], ids=["", "biases"])
 def test_heads_in_one_dimension(biases, trials, evidence):
-    runs, refused, worst = trials(4, 200), 0, 0.0
+    runs, refused, worst = trials(2, 200), 0, 0.0
     for seed in range(runs):
         rng = np.random.default_rng(seed)
         heads = 2 + seed % 3
@@ -157,7 +158,7 @@ def test_equal_heads_stay_one_and_idle_ones_are_none(W, v, heads, biases):
 
 
 def test_equal_heads_beside_collinear_ones_stay_one(trials):
-    for seed in range(trials(2, 40)):
+    for seed in range(trials(1, 40)):
         drawn = target("W and 2.0W", 3, 2 + seed % 6, seed)
         truth = us.MultiHead([*drawn.W, drawn.W[0]], [*drawn.v, drawn.v[2]])
         recovery = us.learn(truth, Learner(truth.dim, 8, seed=seed))
@@ -188,10 +189,11 @@ def test_closer_and_closer_heads_are_told_apart_or_said_to_be_missing(trials, ev
     evidence("W beside (1 + ε)W, ε from 1e-7 to 0.1", runs=ends.total(), broken=0, **ends)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("served", SERVED)
 @pytest.mark.parametrize("kind", ["W and 2.0W", "(W, v) and (−W, v)", "one column space"])
 def test_answers_of_few_digits(kind, served, trials, evidence):
-    runs, refused = trials(2, 60), 0
+    runs, refused = trials(1, 60), 0
     for seed in range(runs):
         truth = target(kind, 2, 1 + seed % 5, seed)
         try:
@@ -204,6 +206,7 @@ def test_answers_of_few_digits(kind, served, trials, evidence):
     evidence(f"coincident heads, {kind}, {served}", runs=runs, broken=0, refused=refused)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", ["W and 2.0W", "(W, v) and (−W, v)", "all collinear"])
 def test_short_tokens_are_enough(kind, trials, evidence):
     runs = trials(1, 20)

@@ -166,6 +166,7 @@ def end(process):
     return said + told
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("target", "model"), LEARNERS, ids=[model[0] for _, model in LEARNERS])
 def test_ended_at_any_moment_nothing_is_lost_and_nothing_paid_twice(
     target, model, folder, trials, evidence
@@ -233,6 +234,7 @@ def ended_again_and_again(folder, target, model, most, rng, lengths_s):
 # -- a target that hangs
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("number", "workers"), [(signal.SIGINT, 1), (signal.SIGTERM, 3)])
 def test_one_signal_ends_a_run_whose_target_hangs(number, workers, folder):
     process = begin(folder, "hanging", ["exact"], "--batch", 4, "--workers", workers)
@@ -266,6 +268,7 @@ def test_a_second_and_a_third_ctrl_c_end_it_at_once(folder):
     assert time.monotonic() - began < 7  # it has 8 s for what is in flight
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("workers", [1, 3])
 def test_a_call_that_takes_too_long_has_failed_and_is_asked_again(workers, folder):
     words = ["--batch", 4, "--workers", workers, "--timeout", 0.5, "--json"]
@@ -290,7 +293,7 @@ def test_a_target_that_hangs_for_good_is_an_oracle_error(folder):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_ended_during_the_imports(number, folder, trials, evidence):
-    rng, endings = np.random.default_rng(number), trials(6, 60)
+    rng, endings = np.random.default_rng(number), trials(2, 60)
     for _ in range(endings):
         process = begin(folder, "head", ["exact"])
         started(process)
@@ -372,6 +375,7 @@ finally:
 """
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_python_program_ends_with_the_status_of_its_signal(number, folder):
     """With what flew recorded, and its own `finally` run."""

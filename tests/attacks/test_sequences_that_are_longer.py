@@ -16,11 +16,15 @@ import numpy as np
 import pytest
 
 import unsoftmax as us
-from tests.laws import CASES
+from tests.laws import CASES, cases
 from unsoftmax.models.attention import exponentials, token_scores
 
 ATTEND = [case for case in CASES if hasattr(case.target(0), "W")]
-attacked = pytest.mark.parametrize("case", ATTEND, ids=lambda case: case.name)
+attacked = cases(ATTEND)
+without_labels = cases([case for case in ATTEND if not case.name.startswith("Label")])
+drifted = cases(
+    [case for case in ATTEND if not case.name.startswith(("Label", "Approx", "VectorHead"))]
+)
 
 
 def behind(target: Any, pooled: Any) -> Any:
@@ -100,6 +104,7 @@ def vague(recovery: Any) -> bool:
     return bool(recovery.certificate.errors["W"] > 0.1 * np.linalg.norm(recovery.model.W))
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("name", IMPOSTORS)
 @attacked
 def test_what_is_something_else_on_long_sequences_is_refused(case, name, trials, evidence):
@@ -118,12 +123,14 @@ def test_what_is_something_else_on_long_sequences_is_refused(case, name, trials,
     evidence(f"not attention on long sequences: {name}, {case.name}", accepted=0, **ends)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("sink", [-20.0, -25.0, -30.0])
-@attacked
+@without_labels
 def test_an_attention_sink_is_refused(case, sink, trials, evidence):
-    """Or it takes nothing that answers show, as where no token's score comes near the sink's."""
-    if case.name.startswith("Label"):
-        pytest.skip("a share that is taken from every token changes no label")
+    """Or it takes nothing that answers show, as where no token's score comes near the sink's.
+
+    A share that is taken from every token changes no label.
+    """
     ends: Counter[str] = Counter()
     for seed in range(trials(1, 100)):
         target = case.target(seed)
@@ -162,11 +169,11 @@ def drifting(oracle: Any, share: float) -> Any:
     return answer
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("share", [1e-14, 1e-12, 1e-10, 1e-8])
-@attacked
+@drifted
 def test_a_slow_drift_is_refused_or_within_the_certificate(case, share, trials, evidence):
-    if case.name.startswith(("Label", "ApproximateHead")) or "(tests)" in case.name:
-        pytest.skip("labels do not drift; answers that drift are not within a tolerance")
+    """Labels do not drift; answers that drift are not within a tolerance, nor exact as toys say."""
     ends: Counter[str] = Counter()
     for seed in range(trials(1, 50)):
         target = case.target(seed)
@@ -192,6 +199,7 @@ def no_longer_than(oracle: Any, tokens: int) -> Any:
     return answer
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("tokens", [20, 64])
 @attacked
 def test_a_target_with_a_longest_sequence_is_learned(case, tokens, tmp_path, evidence):

@@ -41,7 +41,7 @@ def test_readings_that_contradict_each_other_are_not_called_tested(seed):
 
 
 def test_two_heads_are_refused_or_said_to_be_untested(trials, evidence):
-    count, refused, said = trials(12, 1000), 0, 0
+    count, refused, said = trials(3, 1000), 0, 0
     for seed in range(count):
         target = two_heads(seed)
         learner = us.learners.LowRankHead(target.dim, biases=True, seed=seed)

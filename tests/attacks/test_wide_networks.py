@@ -84,7 +84,7 @@ def test_wide_networks(name, biases, trials, evidence):
 
     family = f"wide, {name.replace('_', ' ')}"
     claim = f"ReLU network, {family}, {'with' if biases else 'without'} biases"
-    attack(claim, trials(15, 2000), share_at, evidence)
+    attack(claim, trials(4, 2000), share_at, evidence)
 
 
 COARSE = ["float32", "6 decimals", "jitter 1e-15", "jitter 1e-12", "jitter 1e-9"]
@@ -99,7 +99,7 @@ def test_wide_networks_behind_coarse_answers(how, trials, evidence):
         name, biases = families[seed % len(families)]
         return share_taken(drawn(name, biases, seed), biases, seed, how)
 
-    covered(f"ReLU networks over many decades, {how}", trials(4, 2000), share_at, evidence)
+    covered(f"ReLU networks over many decades, {how}", trials(2, 2000), share_at, evidence)
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_a_neuron_beside_a_larger_one_is_found_or_covered(trials, evidence):
 
     Tokens beside hyperplanes show nearly all; the certificate assumes that there is no such pair.
     """
-    count, broken = trials(12, 500), 0
+    count, broken = trials(3, 500), 0
     for seed in range(count):
         rng = np.random.default_rng(seed)
         d = int(rng.integers(2, 7))
@@ -192,7 +192,7 @@ def test_W_of_any_shape(name, biases, trials, evidence):
         return attacked(target, learner)
 
     claim = f"Transformer, W {name}, {'with' if biases else 'without'} query biases"
-    attack(claim, trials(10, 500), share_at, evidence)
+    attack(claim, trials(3, 500), share_at, evidence)
 
 
 @pytest.mark.parametrize("name", ["by_neuron", "by_entry", "at_once"])
@@ -206,7 +206,7 @@ def test_transformers_over_six_decades(name, trials, evidence):
         return attacked(target, learner)
 
     claim = f"Transformer, network over six decades {name.replace('_', ' ')}"
-    attack(claim, trials(15, 2000), share_at, evidence)
+    attack(claim, trials(4, 2000), share_at, evidence)
 
 
 # -- the paper's way: a head from differences of answers
@@ -230,7 +230,7 @@ def test_the_antisymmetric_way_is_covered(how, trials, evidence):
         learner = us.learners.TransformerLearner(target.dim, attention="antisymmetric", seed=seed)
         return attacked_parts(target, us.learn(oracle, learner))
 
-    covered(f"Transformer, antisymmetric, {how}", trials(3, 500), share_at, evidence)
+    covered(f"Transformer, antisymmetric, {how}", trials(1, 500), share_at, evidence)
 
 
 @pytest.mark.parametrize("how", ["float64", *COARSE])
@@ -245,4 +245,4 @@ def test_heads_of_differences_are_covered(how, trials, evidence):
         missed_v = np.linalg.norm(model.v - value) / errors["v"]
         return float(max(np.linalg.norm(model.W - target.W) / errors["W"], missed_v))
 
-    covered(f"Antisymmetric, {how}", trials(3, 500), share_at, evidence)
+    covered(f"Antisymmetric, {how}", trials(1, 500), share_at, evidence)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import subprocess
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.commands import run, started
 
 import unsoftmax as us
 
@@ -71,19 +71,6 @@ TARGET = """
 def folder(tmp_path):
     (tmp_path / "mine.py").write_text(textwrap.dedent(TARGET))
     return tmp_path
-
-
-def run(folder, *words, **options):
-    environment = {**os.environ, "COLUMNS": "200", "NO_COLOR": "1", "PYTHONWARNINGS": "error"}
-    return subprocess.run(
-        [str(COMMAND), *map(str, words)],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        **options,
-    )
 
 
 def asked(folder):
@@ -474,29 +461,6 @@ def test_progress_is_plain_lines_without_a_terminal(folder):
     assert "\x1b" not in done.stderr
 
 
-def test_demo(folder, trials):
-    done = run(folder, "demo", "--json")
-    assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout)
-    assert result["counts"]["data"] + result["counts"]["pilot"] == 148_225
-    assert result["counts"]["check"] == 32
-    assert result["counts"].get("again", 0) <= 2 * 385
-    assert result["relative_errors"]["W"] <= 3e-14
-    assert result["relative_errors"]["v"] <= 1e-15
-    assert result["relative_errors"]["w"] <= 3e-14
-    assert result["evidence"]["passed"]
-    assert result["seconds"] < trials(300, 60)
-    beside = result["low-rank"]
-    assert beside["counts"]["data"] + beside["counts"]["pilot"] == 23_969
-    assert beside["counts"].get("again", 0) <= 2 * 33
-    assert beside["relative_errors"]["W"] <= 1e-11
-    assert beside["evidence"]["passed"]
-    for name in ("model.safetensors", "recovery.json", "recovery.png"):
-        assert (folder / "demo" / name).stat().st_size > 0
-    found = us.load(folder / "demo" / "model.safetensors")
-    assert np.linalg.matrix_rank(found.W, tol=1e-10) == 32
-
-
 # -- labels
 
 
@@ -778,7 +742,7 @@ def test_a_fault_of_our_own_is_no_answer(tmp_path):
     us.SingleHead(np.eye(3), np.ones(3)).save(tmp_path / "m.safetensors")
     (tmp_path / "faulty.py").write_text(FAULTY)
     words = ("verify", "faulty:head", "--weights", "m.safetensors", "--ledger", "l.sqlite")
-    done = run(tmp_path, *words, "--json")
+    done = started(tmp_path, *words, "--json")
     assert (done.returncode, "Traceback" in done.stderr) == (70, False)
     content = json.loads(done.stdout)
     assert (content["error"], content["status"]) == ("LookupError", 70)
@@ -792,9 +756,9 @@ def test_a_fault_of_our_own_is_no_answer(tmp_path):
     assert "raise LookupError" in report
     assert "unsoftmax verify faulty:head --weights m.safetensors" in report
     assert f"numpy {np.__version__}" in report
-    shown = run(tmp_path, *words, "--debug")
+    shown = started(tmp_path, *words, "--debug")
     assert (shown.returncode, shown.stdout) == (70, "")
     assert "raise LookupError" in shown.stderr
-    large = run(tmp_path, "verify", "faulty:large", *words[2:4])
+    large = started(tmp_path, "verify", "faulty:large", *words[2:4])
     assert (large.returncode, "a fault" in large.stderr) == (70, False)
     assert "not enough memory" in large.stderr

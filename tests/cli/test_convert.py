@@ -8,7 +8,7 @@ import textwrap
 
 import numpy as np
 import pytest
-from tests.cli.test_cli import run
+from tests.commands import run
 
 import unsoftmax as us
 from unsoftmax.models import from_parameters, has_parameters

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.truth import relative
 from typer.testing import CliRunner
 
 import unsoftmax as us
@@ -24,11 +25,22 @@ def test_table_and_files(tmp_path):
     assert "23,969" in done.stdout
     assert "148,225" in done.stdout
     assert "certified" in done.stdout
-    told = json.loads((tmp_path / "recovery.json").read_text(encoding="utf-8"))
-    assert told["evidence"]["passed"]
-    low_rank = us.load(tmp_path / "low-rank" / "model.safetensors")
-    assert low_rank.arrays()["K"].shape == (32, 384)
     assert (tmp_path / "recovery.png").read_bytes().startswith(b"\x89PNG")
+    truth = minilm_head()
+    for folder, queries, again, W_error in (
+        (tmp_path, 148_225, 2 * 385, 3e-14),
+        (tmp_path / "low-rank", 23_969, 2 * 33, 1e-11),
+    ):
+        told = json.loads((folder / "recovery.json").read_text(encoding="utf-8"))
+        assert told["counts"]["data"] + told["counts"]["pilot"] == queries
+        assert told["counts"]["check"] == 32
+        assert told["counts"].get("again", 0) <= again
+        assert told["evidence"]["passed"]
+        found = us.load(folder / "model.safetensors")
+        assert relative(found.W, truth.W) <= W_error
+        assert relative(found.w, truth.w) <= W_error
+        assert relative(found.v, truth.v) <= 1e-15
+        assert np.linalg.matrix_rank(found.W, tol=1e-10) == 32
 
 
 @pytest.mark.parametrize(
@@ -78,10 +90,14 @@ def test_the_picture_of_a_layer(tmp_path, H):
     assert (tmp_path / "layer.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_one_way_alone(tmp_path):
-    done = CliRunner().invoke(app, ["demo", "--model", "low-rank", "--out", str(tmp_path)])
+def test_one_way_alone(tmp_path, trials):
+    words = ["demo", "--model", "low-rank", "--out", str(tmp_path), "--json"]
+    done = CliRunner().invoke(app, words)
     assert done.exit_code == 0
-    assert "148,225" not in done.stdout
+    told = json.loads(done.stdout)
+    assert told["counts"]["data"] + told["counts"]["pilot"] == 23_969
+    assert told["relative_errors"]["W"] <= 1e-11
+    assert told["seconds"] < trials(300, 60)
     assert us.load(tmp_path / "model.safetensors").arrays()["K"].shape == (32, 384)
 
 
@@ -101,9 +117,8 @@ def test_the_picture_of_several_heads(tmp_path):
         assert (tmp_path / f"{H}.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_whole_layer_and_back_into_the_model(tmp_path, trials):
-    if not trials(0, 1):
-        pytest.skip("half a minute: see make evidence")
+@pytest.mark.claimed
+def test_a_whole_layer_and_back_into_the_model(tmp_path):
     done = CliRunner().invoke(app, ["demo", "--model", "layer", "--out", str(tmp_path), "--json"])
     assert done.exit_code == 0
     told = json.loads(done.stdout)
@@ -119,9 +134,8 @@ def test_a_whole_layer_and_back_into_the_model(tmp_path, trials):
     assert float(put_back.stdout.split()[-1].rstrip(".")) <= 1e-6
 
 
-def test_all_heads_at_once(tmp_path, trials):
-    if not trials(0, 1):
-        pytest.skip("half a minute: see make evidence")
+@pytest.mark.claimed
+def test_all_heads_at_once(tmp_path):
     done = CliRunner().invoke(app, ["demo", "--model", "multi-head", "--out", str(tmp_path)])
     assert done.exit_code == 0
     assert "heads found" in done.stdout

@@ -7,7 +7,7 @@ import sys
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
 from PIL import Image
@@ -39,7 +39,6 @@ def there(panel):
 
 
 @given(st.integers(1, 12), st.integers(1, 12), st.integers(1, 5), st.integers(0, 1000))
-@settings(max_examples=50)
 def test_a_pixel_is_the_largest_entry_of_its_block(rows, columns, step, seed):
     array = np.random.default_rng(seed).standard_normal((rows, columns))
     small = largest_of_blocks(array, step)

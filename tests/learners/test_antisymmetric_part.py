@@ -44,7 +44,7 @@ def errors(recovery, head):
 
 @pytest.mark.parametrize("neuron", ODD)
 def test_a_head_behind_a_network_that_nobody_can_learn(neuron, trials):
-    for seed in range(trials(6, 100)):
+    for seed in range(trials(2, 100)):
         d, m = (1, 3) if seed % 6 == 5 else (8, 20)
         target, head = layer(d, m, seed, ODD[neuron])
         oracle = Counted(target)

@@ -43,7 +43,7 @@ def test_a_scan_is_70_queries_on_both_sides_of_0():
 @pytest.mark.parametrize("length", 10.0 ** np.arange(-7, 11, 2))
 @pytest.mark.parametrize("single", [False, True], ids=["float64", "float32"])
 def test_the_length_is_among_the_distances_whatever_they_are(length, single, trials):
-    for seed in range(trials(5, 50)):
+    for seed in range(trials(2, 50)):
         form = random_form(np.random.default_rng(seed), 5, 20)
         form.a[:, -1] *= length
         form.g0[-1] *= length
@@ -53,7 +53,7 @@ def test_the_length_is_among_the_distances_whatever_they_are(length, single, tri
 
 @pytest.mark.parametrize("deviation", [0.0, 1e-12, 1e-8, 1e-5])
 def test_noise_is_no_hyperplane(deviation, trials):
-    for seed in range(trials(5, 50)):
+    for seed in range(trials(2, 50)):
         form = random_form(np.random.default_rng(seed), 5, 0)
         scan, _ = scanned(form, 4, seed, deviation)
         assert scan.length == 1.0, seed
@@ -65,7 +65,7 @@ def test_noise_is_no_hyperplane(deviation, trials):
 @pytest.mark.parametrize("share", [1e-15, 1e-12, 1e-9])
 def test_noise_in_proportion_to_the_answers_is_no_hyperplane_far_out(share, trials):
     rng = np.random.default_rng(5)
-    for seed in range(trials(5, 50)):
+    for seed in range(trials(2, 50)):
         form = random_form(np.random.default_rng(seed), 3, 20)
         scan, _ = scanned(form, 2, seed)
         noisy = replace(scan, y=scan.y * (1 + share * rng.standard_normal(scan.y.shape)))
@@ -118,7 +118,7 @@ def test_a_form_is_the_same_function_at_any_length_scale():
 
 
 def test_the_error_of_a_far_neuron_is_one_of_slope_alone(trials):
-    for seed in range(trials(20, 200)):
+    for seed in range(trials(4, 200)):
         rng = np.random.default_rng(seed)
         here, there = Lift(3, True, 1.0), Lift(3, True, 10.0 ** rng.uniform(3, 9))
         far = random_form(rng, 4, 1, 1e-3)
@@ -162,7 +162,7 @@ def far_search(form, d, seed=0, **knobs):
 
 @pytest.mark.parametrize("distance", [1e4, 1e6, 1e9, 1e11])
 def test_far_neurons_are_found_where_the_scan_contradicts(distance, trials):
-    for seed in range(trials(4, 40)):
+    for seed in range(trials(2, 40)):
         rng = np.random.default_rng(seed)
         form = random_form(rng, 6, 10)
         form.a[:3, -1] = -distance * np.linalg.norm(form.a[:3, :-1], axis=1)

@@ -150,7 +150,7 @@ class Refusing(us.learners.ExactHead):
 @pytest.mark.parametrize("name", POSITIONED)
 def test_positions_are_named(name, trials, evidence):
     target, said = POSITIONED[name]
-    seeds = range(count := trials(4, 200))
+    seeds = range(count := trials(2, 200))
     named = sum(refused(partial(target, Parts(s)), Refusing(D)).startswith("Scores") for s in seeds)
     assert named >= 0.7 * count - trials(1, 0)
     with pytest.raises(us.ModelMismatch, match=TOLD + ".*" + said):
@@ -160,7 +160,7 @@ def test_positions_are_named(name, trials, evidence):
 
 @pytest.mark.parametrize("name", WITHOUT)
 def test_no_positions_are_named_where_there_are_none(name, trials, evidence):
-    for seed in range(count := trials(4, 200)):
+    for seed in range(count := trials(2, 200)):
         assert refused(partial(WITHOUT[name], Parts(seed)), Refusing(D)) == "Refused."
     evidence(f"no positions named: {name}", right=f"{count} of {count}")
 

@@ -190,6 +190,7 @@ TUNED = [
 ]
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("model", TUNED)
 def test_every_knob_of_another_type_is_refused_by_its_full_path(model):
     """When the learner is made, before anything reads the knob, and whatever it is."""

@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import unsoftmax as us
@@ -21,7 +21,6 @@ from unsoftmax.measure.precision import (
 from unsoftmax.measure.precision import why as why_of
 
 seeds = st.integers(0, 2**32)
-few = settings(max_examples=60, deadline=None)
 
 
 def float32(y):
@@ -69,7 +68,6 @@ def assert_bounds(precision, y, rounded, loosest):
 # -- recognised
 
 
-@few
 @given(seeds, st.sampled_from([1e-3, 1.0, 1e3]))
 def test_float32(seed, scale):
     y = sample(seed, scale=scale)
@@ -81,7 +79,6 @@ def test_float32(seed, scale):
     assert_bounds(precision, y, float32(y), 8)
 
 
-@few
 @given(seeds)
 def test_float16(seed):
     y = sample(seed)
@@ -93,7 +90,6 @@ def test_float16(seed):
     assert_bounds(precision, y, float16(y), 8)
 
 
-@few
 @given(seeds, st.integers(5, 44))
 def test_any_number_of_bits(seed, bits):
     y = sample(seed, 64)
@@ -103,7 +99,6 @@ def test_any_number_of_bits(seed, bits):
     assert_bounds(precision, y, to_bits(y, bits), 8)
 
 
-@few
 @given(seeds)
 def test_bits_that_are_cut_off(seed):
     y = sample(seed)
@@ -112,7 +107,6 @@ def test_bits_that_are_cut_off(seed):
     assert_bounds(Precision.of_format([bfloat16]), y, bfloat16, 8)
 
 
-@few
 @given(seeds, st.integers(1, 9), st.sampled_from([np.round, cut_decimals]))
 def test_decimals(seed, decimals, how):
     y = sample(seed)
@@ -137,7 +131,6 @@ def test_decimals_that_large_answers_have_no_room_for(decimals, trials):
     assert noticed > 0.95 * runs
 
 
-@few
 @given(seeds, st.integers(2, 9))
 def test_significant_digits(seed, digits):
     y = sample(seed)
@@ -167,7 +160,6 @@ def test_the_rounding_that_is_there_is_not_dropped_for_the_other(n, trials):
             assert name in " ".join(Precision.of_format([rounded]).why), seed
 
 
-@few
 @given(seeds, st.sampled_from([3, 6]))
 def test_zeros_between_do_not_hide_a_format(seed, decimals):
     y = SIZES[np.arange(24) % 8] * np.random.default_rng(seed).standard_normal(24)
@@ -200,6 +192,7 @@ def never_mistaken(make, trials):
         assert Precision.of_format([y]) == Precision(), (seed, y)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("n", [4, 8, 16, 100])
 @pytest.mark.parametrize("scale", [1e-200, 1e-3, 1.0, 7.0, 200.0, 2000.0, 1e9, 1e200])
 def test_random_numbers(n, scale, trials):
@@ -239,6 +232,7 @@ SCORES = {
 }
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("v", VALUES)
 @pytest.mark.parametrize("W", SCORES)
 @pytest.mark.parametrize("d", [1, 2, 3, 16])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from unsoftmax.measure.precision import KAPPA, UNIT, Precision
@@ -23,7 +23,6 @@ def read(v, c, scale, precision, biases, sign=0.0):
     return SingleTokens(y, scale, float(zero) if biases else None).values(precision)
 
 
-@settings(max_examples=80, deadline=None)
 @given(
     st.integers(0, 2**32),
     st.sampled_from([1.0, 2.0**10, 2.0**46, 3.0, 0.1]),

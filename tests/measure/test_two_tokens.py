@@ -10,7 +10,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.special import expit
 
@@ -96,7 +96,6 @@ def assert_within(gates: Gates, logit):
 # -- no errors
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32), st.integers(1, 6), st.booleans())
 def test_exact_answers_give_the_logit(seed, d, biases):
     scene = Scene(seed, d, biases)
@@ -120,6 +119,7 @@ def test_both_ends_of_the_sigmoid_keep_their_digits(t):
 # -- hostile errors
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("biases", [False, True])
 @pytest.mark.parametrize("d", [1, 2, 5])
 @pytest.mark.parametrize("nu", [0.0, ROUNDING, 1e-6, 1e-3])
@@ -157,7 +157,7 @@ def test_the_bound_is_not_far_from_the_worst(trials):
     """At moderate logits a hostile target can do almost all that the bound allows."""
     for nu, eta in itertools.product((0.0, 1e-6), (1e-9, 1e-6)):
         ratios = []
-        for seed in range(trials(5, 100)):
+        for seed in range(trials(2, 100)):
             scene = Scene(seed, 3, biases=False)
             scene.logit = np.clip(scene.logit, -2, 2)
             shift = nu * np.sign(scene.a[0])
@@ -173,7 +173,6 @@ def test_the_bound_is_not_far_from_the_worst(trials):
         assert 0.99 < np.median(ratios) < 2
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32), st.integers(2, 12), st.sampled_from([1e-3, 1.0, 1e3]))
 def test_float64_answers_are_within_their_bound(seed, d, scale):
     """A real head that weighs both tokens alike, t = 0: what it is off by is its own rounding."""

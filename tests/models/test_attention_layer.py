@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import tracemalloc
 
 import numpy as np
@@ -11,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import unsoftmax as us
-from unsoftmax.models import from_parameters, has_parameters
+from unsoftmax.models import has_parameters
 
 NORMS = (None, "behind", "before", "RMS behind", "RMS before")
 
@@ -178,19 +177,6 @@ def test_no_heads():
     assert constant.parameter_norm("W") == 0.0
     assert constant.attention(X).shape == (4, 0, 3)
     assert us.AttentionLayer.from_arrays(constant.arrays()).dim == 2
-
-
-@given(layers())
-def test_files_and_pickles_keep_every_bit(tmp_path_factory, model):
-    path = tmp_path_factory.getbasetemp() / "layer.safetensors"
-    model.save(path)
-    for copy in (us.load(path), pickle.loads(pickle.dumps(model)), from_parameters(model.arrays())):
-        assert type(copy) is us.AttentionLayer
-        assert repr(copy) == repr(model)
-        assert copy.arrays().keys() == model.arrays().keys()
-        for name, array in copy.arrays().items():
-            np.testing.assert_array_equal(array, model.arrays()[name])
-            assert not array.flags.writeable
 
 
 def test_names_of_a_layers_arrays():

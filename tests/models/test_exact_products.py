@@ -111,7 +111,7 @@ def model_of(kind, arrays, d):
 @pytest.mark.parametrize(("d", "r"), [(1, 1), (4, 2), (9, 9), (40, 3)])
 def test_the_same_products_in_other_factors_are_equal(kind, d, r, trials):
     """Another order, signs, powers of two, a row split in two: float64 rounds each otherwise."""
-    for seed in range(trials(3, 50)):
+    for seed in range(trials(1, 50)):
         rng = np.random.default_rng([d, r, seed])
         K, Q = rng.standard_normal((2, r, d))
         order, scale = rng.permutation(r), rng.choice([-8.0, -1.0, 0.25, 2.0**30], (r, 1))
@@ -132,7 +132,7 @@ def test_the_same_products_in_other_factors_are_equal(kind, d, r, trials):
 @pytest.mark.parametrize("kind", KINDS)
 def test_products_that_differ_are_never_called_equal_even_if_they_round_alike(kind, trials):
     hidden = 0
-    for seed in range(trials(40, 500)):
+    for seed in range(trials(2, 500)):
         rng = np.random.default_rng(seed)
         K, Q = rng.standard_normal((2, 3, 5))
         Q[0] *= 1e-3

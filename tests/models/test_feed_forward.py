@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import math
-import pickle
 from typing import Any
 
 import numpy as np
@@ -46,23 +44,6 @@ def test_a_norm_is_before_or_behind():
     np.testing.assert_array_equal(
         us.FeedForward(*parameters, True, before)(x), plain(before(x)) + x
     )
-
-
-@pytest.mark.parametrize("norm", [None, "behind", "before"])
-def test_layers_survive_files_pickles_and_copies(norm, tmp_path):
-    where = {None: None, "behind": False, "before": True}[norm]
-    f = layer(3, 5, 3, 0, residual=True)
-    if where is not None:
-        f = us.FeedForward(f.A, f.b, f.B, f.c, True, us.LayerNorm([1, 2, 3], None, 0.1, where))
-    f.save(tmp_path / "layer.safetensors")
-    x = np.random.default_rng(0).standard_normal((5, 3))
-    for other in (us.load(tmp_path / "layer.safetensors"), pickle.loads(pickle.dumps(f))):
-        assert isinstance(other, us.FeedForward)
-        assert repr(other) == repr(f)
-        np.testing.assert_array_equal(other(x), f(x))
-    np.testing.assert_array_equal(copy.deepcopy(f)(x), f(x))
-    assert us.models.has_parameters(f.arrays())
-    assert isinstance(us.models.from_parameters(f.arrays()), us.FeedForward)
 
 
 def test_arrays_are_copies_and_never_change():

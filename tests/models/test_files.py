@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 
@@ -80,7 +80,6 @@ def test_every_bit_comes_back(model, path):
     assert not loaded.v.flags.writeable
 
 
-@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_floats_come_back(data, tmp_path):
     d = data.draw(st.integers(1, 3))

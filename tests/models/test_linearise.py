@@ -471,6 +471,7 @@ def test_values_are_those_of_the_formulas(subject):
         same(subject.model(X), expected)
 
 
+@pytest.mark.few(50)
 @every_subject
 def test_forward_derivatives(subject):
     X, changes = subject.sequences(), drawn_changes(subject)
@@ -490,6 +491,7 @@ def test_forward_derivatives(subject):
     same(at.jvp(changes, dX), total + by_tokens)
 
 
+@pytest.mark.few(50)
 @every_subject
 def test_finite_differences(subject):
     X, changes = subject.sequences(), drawn_changes(subject)
@@ -512,6 +514,7 @@ def test_finite_differences(subject):
     close(at.jvp(own, dX), difference(own, dX))
 
 
+@pytest.mark.few(50)
 @every_subject
 def test_backward_derivatives(subject):
     """And norms of gradients, and their inner products with changes."""
@@ -554,6 +557,7 @@ def bounds_of(back: Any) -> list[str]:
 # -- roundings, tensors, and what hypothesis draws
 
 
+@pytest.mark.few(50)
 @every_subject
 def test_roundings_bound_the_errors_of_float32(subject):
     """As `measure.precision` counts them: κ roundoffs of 2⁻²⁴ and terms of the size that is said.

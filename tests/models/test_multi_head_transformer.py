@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from typing import Any, cast
 
 import numpy as np
@@ -64,20 +63,6 @@ def test_batches_are_answered_in_parts_alike(monkeypatch):
     whole = model(X)
     monkeypatch.setattr(us.MultiHeadTransformer, "_numbers_at_once", 24)
     np.testing.assert_allclose(model(X), whole, rtol=1e-14)
-
-
-@pytest.mark.parametrize("rank", [None, 2])
-@pytest.mark.parametrize("H", [0, 1, 3])
-@pytest.mark.parametrize("residual", [False, True])
-def test_files_and_pickles(tmp_path, rank, H, residual):
-    model = several(0, H, rank=rank, residual=residual)
-    model.save(tmp_path / "model.safetensors")
-    X = np.random.default_rng(0).standard_normal((5, 3, 4))
-    for again in (us.load(tmp_path / "model.safetensors"), pickle.loads(pickle.dumps(model))):
-        assert isinstance(again, us.MultiHeadTransformer)
-        assert again.arrays().keys() == model.arrays().keys()
-        assert np.array_equal(again(X), model(X))
-        assert us.equivalent(again, model, rtol=0)
 
 
 def test_from_heads_is_a_network_on_the_sum_of_values():

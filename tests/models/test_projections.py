@@ -7,7 +7,7 @@ import struct
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
@@ -235,7 +235,6 @@ def test_files_that_are_none_are_refused_and_nothing_in_them_is_run(tmp_path):
 # -- back
 
 
-@settings(max_examples=20)
 @given(
     st.integers(0, 10**6),
     st.sampled_from([(1, 1), (2, 1), (4, 2), (3, 3), (6, 2)]),

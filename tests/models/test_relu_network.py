@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import math
-import pickle
 
 import numpy as np
 import pytest
@@ -70,23 +68,6 @@ def test_the_answered_points_are_left_alone():
     before = x.copy()
     network(2, 4)(x)
     np.testing.assert_array_equal(x, before)
-
-
-@pytest.mark.parametrize("m", [0, 1, 5])
-def test_saved_pickled_copied(m, tmp_path):
-    g = network(4, m)
-    x = np.random.default_rng(1).standard_normal((6, 4))
-    g.save(tmp_path / "g.safetensors")
-    for again in (
-        us.load(tmp_path / "g.safetensors"),
-        pickle.loads(pickle.dumps(g)),
-        copy.deepcopy(g),
-        us.ReluNetwork.from_arrays(g.arrays()),
-    ):
-        assert type(again) is us.ReluNetwork
-        np.testing.assert_array_equal(again(x), g(x))
-        for array in again.arrays().values():
-            assert not array.flags.writeable
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
-"""Files and pickles that an earlier version wrote, of every class, are what they were."""
+"""Files, pickles and copies of every class are what they were, an earlier version's too."""
 
 from __future__ import annotations
 
+import copy
 import pickle
 from pathlib import Path
 
@@ -9,6 +10,8 @@ import numpy as np
 import pytest
 
 import unsoftmax as us
+from tests.models.test_linearise import MODELS
+from tests.models.test_stack import STACKS
 
 FILES = sorted(Path(__file__).with_name("data").glob("*.safetensors"))
 CLASSES = {
@@ -32,3 +35,25 @@ def test_an_earlier_file_is_loaded_and_written_again(file, tmp_path):
 
 def test_every_class_has_an_earlier_file():
     assert {type(us.load(file)) for file in FILES} == CLASSES
+
+
+@pytest.mark.parametrize("model", [*(one.model for one in MODELS), *STACKS.values()], ids=repr)
+def test_files_pickles_and_copies_keep_every_bit(model, tmp_path):
+    model.save(tmp_path / "model")
+    X = np.random.default_rng(0).standard_normal((4, 1, model.dim))
+    for again in (
+        us.load(tmp_path / "model"),
+        pickle.loads(pickle.dumps(model)),
+        copy.copy(model),
+        copy.deepcopy(model),
+        type(model).from_arrays(model.arrays()),
+        us.models.from_parameters(model.arrays()),
+    ):
+        assert type(again) is type(model)
+        assert repr(again) == repr(model)
+        assert again.arrays().keys() == model.arrays().keys()
+        for name, array in again.arrays().items():
+            assert array.tobytes() == model.arrays()[name].tobytes()
+            assert not array.flags.writeable
+        np.testing.assert_array_equal(again(X), model(X))
+    assert us.models.has_parameters(model.arrays())

@@ -204,16 +204,6 @@ def test_what_a_norm_before_shows_is_what_heads_see():
 # -- how they are kept
 
 
-@every_stack
-def test_a_stack_comes_back(stack, tmp_path):
-    stack.save(tmp_path / "stack")
-    for copy in (us.load(tmp_path / "stack"), pickle.loads(pickle.dumps(stack))):
-        assert repr(copy) == repr(stack)
-        assert copy.arrays().keys() == stack.arrays().keys()
-        np.testing.assert_array_equal(copy.all(batch()), stack.all(batch()))
-        assert not copy.arrays()["causal"].flags.writeable
-
-
 def test_arrays_and_tensors_are_named_by_their_part():
     arrays = STACKS["two blocks and a norm"].arrays()
     assert {"parts.0.parts.1.A", "parts.1.parts.0.norm.eps", "parts.2.scale", "causal"} <= {*arrays}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -40,18 +38,6 @@ def test_it_is_what_it_says(seed, length, rank):
     X = np.random.default_rng(seed).standard_normal((3, length, 4))
     np.testing.assert_allclose(model(X), literal(model, X), rtol=1e-12, atol=1e-12)
     np.testing.assert_allclose(model.attention(X).sum(axis=1), 1.0, rtol=1e-14)
-
-
-@pytest.mark.parametrize("rank", [None, 2])
-def test_files_and_pickles(tmp_path, rank):
-    model = transformer(0, rank=rank)
-    model.save(tmp_path / "model.safetensors")
-    X = np.random.default_rng(0).standard_normal((5, 3, 4))
-    for again in (us.load(tmp_path / "model.safetensors"), pickle.loads(pickle.dumps(model))):
-        assert isinstance(again, us.Transformer)
-        assert again.arrays().keys() == model.arrays().keys()
-        assert np.array_equal(again(X), model(X))
-        assert us.equivalent(again, model, rtol=0)
 
 
 def test_a_file_without_its_network_is_damaged(tmp_path):

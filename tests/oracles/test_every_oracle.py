@@ -261,6 +261,7 @@ def test_every_defence_is_tested_here():
     assert names - {"a function"} == {*us.oracles.__all__} - {"HttpLimits"}
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("name", DEFENCES)
 def test_defences_compose(place, asking, name):
     allowed = X / np.maximum(1, np.linalg.norm(X, axis=-1, keepdims=True) / 3)
@@ -284,6 +285,7 @@ def test_defences_compose(place, asking, name):
             assert close_to(pickle.loads(pickle.dumps(oracle))(allowed), expected)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("name", DEFENCES)
 def test_defences_of_vectors_compose(place, asking, name):
     """A defence inside or outside of `coordinate`: the same number."""

@@ -74,7 +74,7 @@ def test_single_tokens_may_have_a_tolerance_of_their_own():
 @pytest.mark.parametrize("d", [2, 6, 32])
 def test_no_signs_are_worse_for_the_papers_probes_than_the_truths(d, trials):
     """All errors of W's entries add up: hashed signs, and any pattern of v's, do less."""
-    for seed in range(trials(6, 60)):
+    for seed in range(trials(2, 60)):
         rng = np.random.default_rng(seed)
         W, v = rng.standard_normal((d, d)), rng.choice([-1.0, 1.0], d) * rng.uniform(0.3, 1, d)
         head = us.SingleHead(1.9 * W / np.linalg.norm(W), v / np.linalg.norm(v))

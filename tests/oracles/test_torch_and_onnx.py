@@ -68,9 +68,8 @@ def test_one_trained_head_in_float32(evidence):
     )
 
 
-def test_all_heads_of_the_module_through_one_coordinate(trials, evidence):
-    if not trials(0, 1):
-        pytest.skip("some minutes: run with --trials claimed")
+@pytest.mark.claimed
+def test_all_heads_of_the_module_through_one_coordinate(evidence):
     oracle = us.oracles.from_torch(torch_layer(coordinate=0))
     learner = us.learners.MultiHeadLearner(DIM, 16, biases=True)
     what = "all heads of MiniLM's layer 0 in torch, coordinate 0"

@@ -12,7 +12,7 @@ import pytest
 import unsoftmax as us
 from tests.attention_layers import layer as attention_layer
 from tests.by_hand import driven
-from tests.cli.test_cli import run
+from tests.commands import run
 from tests.feed_forward import layer as feed_forward
 from tests.heads import several
 from tests.normalised_layers import normalised
@@ -77,12 +77,13 @@ def audited(secret, seed, recover=True):
     return result
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("recover", [False, True])
 def test_a_wrong_class_is_never_certain(recover, trials, evidence):
     rates: dict[str, Counter[str]] = defaultdict(Counter)
     queries: dict[str, list[int]] = defaultdict(list)
     heads, everything = Counter[bool](), Counter[str]()
-    few = range(recover, len(OF_A_CLASS), 2)
+    few = range(recover, len(OF_A_CLASS), 3)
     for seed in trials(few, range(450)):
         secret = population(seed)
         result = audited(secret, seed, recover)
@@ -107,7 +108,7 @@ def test_a_wrong_class_is_never_certain(recover, trials, evidence):
 @pytest.mark.parametrize("recover", [False, True])
 def test_what_is_of_no_class_is_never_of_one_for_certain(recover, trials, evidence):
     rates = Counter[str]()
-    for seed in trials(range(recover, 30, 2), range(120)):
+    for seed in trials(range(recover, 30, 5), range(120)):
         secret = strangers(seed)
         result = audited(secret, seed, recover)
         rates[outcome(result, "none of these")] += 1
@@ -234,7 +235,7 @@ def test_one_ledger_serves_identification_and_recovery(tmp_path):
 
 
 def test_costs_are_what_recovery_takes(trials):
-    for seed in range(trials(4, 60)):
+    for seed in range(trials(2, 60)):
         rng = np.random.default_rng([seed, 48])
         d, H = int(rng.choice([12, 16])), int(rng.integers(1, 5))
         target = several(H, d, seed) if seed % 2 else transformer(rng, d)
@@ -277,6 +278,7 @@ def capped(rng, d):
     return Secret("capped", "single head", us.oracles.norm_capped(head(rng, d), 50.0), d)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(
     "family", [linear, single, rounded, labelled, heads, in_float32, relu, behind, capped]
 )

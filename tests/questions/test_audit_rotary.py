@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import unsoftmax as us
-from tests.cli.test_cli import run
+from tests.commands import run
 from tests.rotary_heads import answered, rotary_head, within_bounds
 from tests.rotary_layers import rotary_layer
 from tests.theorems.test_4_1 import hidden
@@ -50,6 +50,7 @@ def several_heads(H, biases, c, seed, d=16, r=4):
     return us.RotaryHeads.of(heads, d, c)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", SEVERAL)
 def test_heads_with_biases_and_several_are_recovered(name, trials, evidence):
     H, biases, c = SEVERAL[name]
@@ -150,6 +151,7 @@ def test_a_layer_with_positions_is_left_to_the_learner_of_vectors(biases):
     assert found.whole.queries / 2 < target.queries < 2 * found.whole.queries
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("heads", "model", "known"),
     [

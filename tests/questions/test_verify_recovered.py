@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import unsoftmax as us
-from tests.cli.test_cli import run
+from tests.commands import run
 from tests.heads import several
 from tests.questions.services import network, transformer
 from unsoftmax.questions.claim import Claim
@@ -79,7 +79,7 @@ def test_a_recovery_is_served_by_its_target(kind, trials, evidence):
 
 def test_errors_as_large_as_the_certificate_are_allowed(trials):
     """Random directions, as far as the bounds go in all tensors at once."""
-    for seed in range(trials(20, 1000)):
+    for seed in range(trials(4, 1000)):
         model, rng = several(2, 8, seed, biases=True), np.random.default_rng([seed, 33])
         arrays, errors = {name: np.array(x) for name, x in model.arrays().items()}, {}
         for name, size in (("W", 1e-7), ("v", 1e-8), ("w", 1e-7), ("c", 1e-9)):
@@ -124,7 +124,7 @@ def test_a_ledger_belongs_to_its_certificate(tmp_path):
 
 def test_undecided_is_never_without_a_reason(trials):
     verdicts = Counter[str]()
-    for seed in range(trials(30, 300)):
+    for seed in range(trials(6, 300)):
         rng = np.random.default_rng([seed, 34])
         model = several(2, 6, seed, biases=True)
         arrays = {name: np.array(x) for name, x in model.arrays().items()}

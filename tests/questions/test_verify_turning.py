@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import unsoftmax as us
-from tests.cli.test_cli import run
+from tests.commands import run
 from tests.oracles.http_server import METADATA, in_json, output, sequences, serving
 from tests.rotary_heads import several_rotary
 from tests.rotary_layers import nearly_rotary, rotary_layer
@@ -49,7 +49,7 @@ def one_of(model, tensor, seed):
 @pytest.mark.parametrize("service", ["float64", "float32", "decimals", "noise"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_right_weights_are_never_called_different(kind, service, trials, evidence):
-    same, count = 0, trials(10, 200)
+    same, count = 0, trials(3, 200)
     for seed in range(count):
         model = claimed(kind, seed)
         target = {
@@ -68,7 +68,7 @@ def test_right_weights_are_never_called_different(kind, service, trials, evidenc
 @pytest.mark.parametrize(("kind", "tensor"), CASES)
 def test_a_changed_tensor_is_named(kind, tensor, trials, evidence):
     named = 0
-    for seed in range(count := trials(5, 100)):
+    for seed in range(count := trials(2, 100)):
         model, size = claimed(kind, seed), (1e-2, 1e-6)[seed // 2 % 2]
         place, name = one_of(model, tensor, seed)
         found = us.verify(with_change(model, tensor, size, seed, place), model, seed=seed)
@@ -82,7 +82,7 @@ def test_a_changed_tensor_is_named(kind, tensor, trials, evidence):
 
 @pytest.mark.parametrize(("kind", "tensor"), CASES)
 def test_a_changed_tensor_of_float32_services(kind, tensor, trials, evidence):
-    named, count = 0, trials(4, 100)
+    named, count = 0, trials(2, 100)
     for seed in range(count):
         model = claimed(kind, seed)
         place, name = one_of(model, tensor, seed)
@@ -102,7 +102,7 @@ def test_a_changed_tensor_of_float32_services(kind, tensor, trials, evidence):
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_changed_entry_is_named(kind, trials, evidence):
     named = count = 0
-    for seed in range(trials(3, 50)):
+    for seed in range(trials(1, 50)):
         model, rng = claimed(kind, seed), np.random.default_rng(seed)
         values = ("O", "V") if kind == "layer" else ("v",)
         for tensor in ("K", "Q", "k_bias", "q_bias", *values):
@@ -120,7 +120,7 @@ def test_one_changed_entry_is_named(kind, trials, evidence):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_base_one_percent_off_another_layout_and_a_missing_residual(kind, trials):
-    for seed in range(trials(5, 50)):
+    for seed in range(trials(2, 50)):
         model = claimed(kind, seed)
         a, r = model.arrays(), model.K.shape[1]
         other = np.broadcast_to(us.Rotary.of(1.01e4, r).frequencies, np.shape(a["frequencies"]))
@@ -150,7 +150,7 @@ def with_frequencies(model, frequencies):
 
 @pytest.mark.parametrize("base", [10_001, 10_100, 11_000, 500_000])
 def test_another_base_of_all_heads_is_named(base, trials):
-    for seed in range(trials(4, 50)):
+    for seed in range(trials(2, 50)):
         model = claimed("heads", seed)
         other = with_frequencies(model, us.Rotary.of(base, model.K.shape[1]).frequencies)
         found = us.verify(other, model, seed=seed)

@@ -86,6 +86,7 @@ class Block:
         return self.answered(y).reading(self.beta * columns, stretch).total
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("signs", SIGNS)
 @pytest.mark.parametrize("d", [1, 2, 3, 8])
 @pytest.mark.parametrize(
@@ -93,7 +94,7 @@ class Block:
 )
 def test_measurements_are_within_their_bound(eta, nu, d, signs, trials):
     looseness = []
-    for seed in range(trials(10, 300)):
+    for seed in range(trials(3, 300)):
         block = Block(seed, d, nu, Precision(unit=0.0, absolute=eta), spread=seed % 3)
         y = block.answers(signs)
         gates = block.read(y)
@@ -138,7 +139,7 @@ def test_each_kind_of_error_counts():
 @pytest.mark.parametrize("d", [2, 8, 32])
 def test_float64_answers_are_within_the_bound(d, trials):
     """A real head in float64, W known: the errors are rounding, of scores and values alike."""
-    for seed in range(trials(10, 300)):
+    for seed in range(trials(3, 300)):
         block = Block(seed, d, 0.0, Precision(), spread=seed % 3)
         block.W *= 0.5 / np.abs(block.measured).max()
         y, done = block.ask_a_head(block.Z, block.B)
@@ -182,7 +183,7 @@ def test_solving_divides_by_the_smallest_singular_value(condition):
 @pytest.mark.parametrize("d", [1, 2, 8, 32, 64])
 def test_the_rounding_of_solving_is_within_its_bound(d, trials):
     """Small integers, so that M = Z W is exact: all that is left is the solver's rounding."""
-    for seed in range(trials(10, 300)):
+    for seed in range(trials(3, 300)):
         rng = np.random.default_rng([seed, d])
         Z, W = rng.integers(-1000, 1000, (2, d, d)).astype(float)
         smallest, largest = np.linalg.svd(Z, compute_uv=False)[[-1, 0]]
@@ -205,7 +206,7 @@ def test_no_error_and_no_bound():
 @pytest.mark.parametrize("eta", [1e-10, 1e-7, 1e-4])
 def test_a_matrix_solved_from_readings_is_within_its_error(eta, condition, signs, trials):
     """Answers off by all that they may be, offsets of any condition: Ŵ is within its bound."""
-    for seed in range(trials(5, 100)):
+    for seed in range(trials(2, 100)):
         d = 6
         block = Block(seed, d, eta, Precision(unit=0.0, absolute=eta))
         U, V = (np.linalg.qr(block.rng.standard_normal((d, d)))[0] for _ in "UV")

@@ -53,7 +53,7 @@ def fitted(W, measured, rank):
 )
 def test_the_fit_is_within_the_bound(d, rank, noise, condition, trials):
     looseness = []
-    for seed in range(trials(5, 100)):
+    for seed in range(trials(2, 100)):
         m = 3 * rank * (2 * d - rank) + 4 * d
         W, measured, found = scene(seed, d, rank, m, noise, condition)
         bound = fixed_rank_error(measured, found, rank, rank)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from unsoftmax.solve.skeleton import Skeleton, basis_of, dependence, pivots, rank_by_gap
@@ -58,7 +58,6 @@ def rounding(skeleton, scene):
 # -- what it finds
 
 
-@settings(max_examples=80, deadline=None)
 @given(st.integers(0, 2**32), shapes, st.sampled_from([1.0, 1e3, 1e6]))
 def test_exact_readings_give_the_matrix(seed, shape, condition):
     scene = Scene(seed, shape, condition)
@@ -108,7 +107,6 @@ def test_what_the_span_finds_as_a_combination_of_the_columns_themselves():
 # -- the span and its rank
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32), shapes, st.floats(-150, 150))
 def test_short_columns_count_as_much_as_long_ones(seed, shape, octaves):
     scene = Scene(seed, shape)
@@ -166,7 +164,6 @@ def test_rows_chosen_by_pivots_condition_the_core():
 # -- errors
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     st.integers(0, 2**32),
     shapes,

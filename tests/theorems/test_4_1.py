@@ -67,6 +67,7 @@ def hidden(target):
 # -- what is promised: counts and accuracy
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("biases", [False, True])
 @pytest.mark.parametrize("d", [1, 2, 3, 4, 5, 6, 17, 64])
 def test_as_many_queries_as_parameters(d, biases):
@@ -89,7 +90,7 @@ def test_as_many_queries_as_parameters(d, biases):
 def test_few_generic_queries_are_asked_again(trials, evidence):
     again = [
         us.learn(hidden(head(64, seed)), us.learners.ExactHead(64)).counts.get("again", 0)
-        for seed in range(trials(5, 50))
+        for seed in range(trials(3, 50))
     ]
     assert np.median(again) < 15
     evidence(
@@ -103,9 +104,9 @@ def test_few_generic_queries_are_asked_again(trials, evidence):
 @pytest.mark.parametrize("d", [16, 48, 128])
 def test_accuracy_whatever_v_and_W_look_like(d, trials, evidence):
     """150 runs per d when claimed: median ≤ 3e-14, worst ≤ 1e-13, v ≤ 1e-15."""
-    errors = []
-    count = trials({16: 48, 48: 48, 128: 16}[d], 150)
-    for seed, case in zip(range(count), itertools.cycle(CASES), strict=False):
+    errors, seeds = [], range(0, 150, trials({16: 5, 48: 11, 128: 37}[d], 1))
+    for seed in seeds:
+        case = CASES[seed % len(CASES)]
         target = head(d, seed, case)
         recovery = us.learn(hidden(target), us.learners.ExactHead(d, seed=seed))
         assert relative(recovery.model.v, target.v) <= 1e-15, case
@@ -118,16 +119,17 @@ def test_accuracy_whatever_v_and_W_look_like(d, trials, evidence):
     assert np.max(errors) <= 1e-13
     evidence(
         f"relative error of W, 8 shapes of v × 6 of W, d = {d:3}",
-        runs=count,
+        runs=len(seeds),
         median=f"{np.median(errors):.1e}",
         worst=f"{np.max(errors):.1e}",
     )
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("scale", [1e-6, 1e-3, 1e3, 1e6])
 @pytest.mark.parametrize("d", [1, 2, 3, 16, 48])
-def test_any_scale(d, scale):
-    for seed in range(4):
+def test_any_scale(d, scale, trials):
+    for seed in range(trials(1, 4)):
         target = head(d, seed, scale=scale)
         recovery = us.learn(hidden(target), us.learners.ExactHead(d, seed=seed))
         assert relative(recovery.model.W, target.W) <= 1e-13
@@ -135,8 +137,8 @@ def test_any_scale(d, scale):
 
 
 @pytest.mark.parametrize("d", [2, 3, 16, 48])
-def test_columns_whose_norms_differ_by_a_trillion(d):
-    for seed in range(4):
+def test_columns_whose_norms_differ_by_a_trillion(d, trials):
+    for seed in range(trials(1, 4)):
         rng = np.random.default_rng([d, seed])
         spread = 10.0 ** rng.permutation(np.linspace(-6, 6, d))
         target = us.SingleHead(rng.standard_normal((d, d)) * spread, rng.standard_normal(d))
@@ -146,8 +148,8 @@ def test_columns_whose_norms_differ_by_a_trillion(d):
 
 
 @pytest.mark.parametrize("d", [2, 3, 16, 48])
-def test_biases(d):
-    for seed in range(6):
+def test_biases(d, trials):
+    for seed in range(trials(1, 6)):
         target = head(d, seed, biases=True)
         recovery = us.learn(hidden(target), us.learners.ExactHead(d, biases=True, seed=seed))
         assert relative(recovery.model.W, target.W) <= 1e-12
@@ -283,7 +285,7 @@ IMPOSTORS = tuple(impostors(2, np.random.default_rng(0)))
 
 @pytest.mark.parametrize("name", IMPOSTORS)
 def test_impostors_are_refused(name, trials, evidence):
-    cases = list(itertools.product((1, 2, 5, 16), range(trials(3, 25))))
+    cases = list(itertools.product((1, 2, 5, 16), range(trials(1, 25))))
     for d, seed in cases:
         target = impostors(d, np.random.default_rng([d, seed]))[name]
         with pytest.raises(us.ModelMismatch):
@@ -296,7 +298,7 @@ BIASED = {"a value bias", "a small value bias", "a query bias", "both biases"}
 
 @pytest.mark.parametrize("name", sorted(set(IMPOSTORS) - BIASED))
 def test_impostors_are_refused_with_biases_too(name, trials):
-    for seed, d in itertools.product(range(trials(2, 15)), (2, 9)):
+    for seed, d in itertools.product(range(trials(1, 15)), (2, 9)):
         target = impostors(d, np.random.default_rng([d, seed]))[name]
         with pytest.raises(us.ModelMismatch):
             us.learn(target, us.learners.ExactHead(d, biases=True, seed=seed))
@@ -307,7 +309,7 @@ def test_a_second_head_near_the_rounding_is_refused_or_within_the_certificate(ro
     """Below the answers' precision nobody can see it; then the bound must cover it."""
     round_off = ROUNDINGS[rounding]
     for seed, d, share in itertools.product(
-        range(trials(3, 20)), (2, 5, 16), (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
+        range(trials(1, 20)), (2, 5, 16), (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
     ):
         one, two = head(d, seed), head(d, 1000 + seed)
         try:
@@ -349,7 +351,7 @@ def test_the_certificate_holds(rounding, trials, evidence):
     """Every true error is within its bound; the bound of W is ≤ 30 times it in the median."""
     round_off = ROUNDINGS[rounding]
     looseness, refused, unbounded = [], 0, 0
-    count = trials(150, CLAIMED[rounding])
+    count = trials(20, CLAIMED[rounding])
     for seed in range(count):
         rng = np.random.default_rng([7, seed])
         d = int(rng.choice([1, 2, 3, 5, 8, 16, 32]))
@@ -409,7 +411,7 @@ FORMATS = {
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_the_certificate_holds_for_any_format(name, trials, evidence):
-    count, refused = trials(20, 120), 0
+    count, refused = trials(4, 120), 0
     for seed in range(count):
         rng = np.random.default_rng([3, seed])
         d, biases = int(rng.choice([1, 2, 5, 12, 24])), bool(seed % 2)
@@ -427,10 +429,11 @@ def test_the_certificate_holds_for_any_format(name, trials, evidence):
             assert np.linalg.norm(np.subtract(found, true)) <= bound
         assert recovery.notes
     # 8 bits leave little: what has no useful bound is refused
-    assert refused <= {"bfloat16, cut": 0.95, "float16": 0.6}.get(name, 0.15) * count
+    assert refused <= {"bfloat16, cut": 0.95, "float16": 0.6}.get(name, 0.15) * count + trials(1, 0)
     evidence(f"certificate, answers of {name}", trials=count, broken=0, refused=refused)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("seed", range(4))
 def test_no_bound_is_said_to_be_none_and_why(seed):
     """Logits of 34 are read to two digits, but the answers' rounding could hide them all.
@@ -451,10 +454,10 @@ def test_no_bound_is_said_to_be_none_and_why(seed):
     np.testing.assert_allclose(recovery.model.W, W, rtol=1e-2, atol=1e-12)
 
 
-def test_coarse_answers_that_leave_no_bound_are_refused():
+def test_coarse_answers_that_leave_no_bound_are_refused(trials):
     """Two decimals: either all logits are bounded, or nothing is said of W at all."""
     refused, bounded = list[us.NotIdentifiable](), 0
-    for seed in range(20):
+    for seed in range(trials(8, 20)):
         target = head(6, seed, scale=0.1)
         try:
             recovery = us.learn(
@@ -471,8 +474,8 @@ def test_coarse_answers_that_leave_no_bound_are_refused():
     assert all(set(refusal.determined) == {"v", "c"} for refusal in refused)
 
 
-def test_answers_that_change_from_call_to_call_widen_the_certificate():
-    for seed in range(10):
+def test_answers_that_change_from_call_to_call_widen_the_certificate(trials):
+    for seed in range(trials(2, 10)):
         target = head(8, seed)
         noise = np.random.default_rng(seed)
         recovery = us.learn(
@@ -484,9 +487,9 @@ def test_answers_that_change_from_call_to_call_widen_the_certificate():
         assert any("standard deviation" in note for note in recovery.notes)
 
 
-def test_float32_arithmetic_inside():
+def test_float32_arithmetic_inside(trials):
     """Not only the answers: everything is computed in float32."""
-    for seed in range(6):
+    for seed in range(trials(1, 6)):
         rng = np.random.default_rng(seed)
         W = rng.standard_normal((24, 24)).astype(np.float32) / np.float32(5)
         v = rng.standard_normal(24).astype(np.float32)
@@ -564,10 +567,10 @@ def test_the_theorem_as_written_at_unit_scales(zeros):
         assert us.learn(target, learner).evidence.passed
 
 
-def test_at_unit_scales_logits_that_leave_float64_are_refused_and_not_hidden():
+def test_at_unit_scales_logits_that_leave_float64_are_refused_and_not_hidden(trials):
     refused: dict[float, int] = {}
     for size in (1.0, 10.0, 25.0, 60.0, 1e3, 1e6):
-        for seed in range(5):
+        for seed in range(trials(1, 5)):
             rng = np.random.default_rng(seed)
             W = rng.uniform(0.5, 1, (6, 6)) * rng.choice([-1.0, 1.0], (6, 6))
             target = us.SingleHead(size * W, rng.choice([-1.0, 1.0], 6) * rng.uniform(0.5, 1, 6))
@@ -584,7 +587,7 @@ def test_at_unit_scales_logits_that_leave_float64_are_refused_and_not_hidden():
             assert np.linalg.norm(recovery.model.W - target.W) <= recovery.certificate.W_error
             assert us.learn(target, us.learners.ExactHead(6, probes="paper")).evidence.passed
     assert 1.0 not in refused
-    assert [refused[size] for size in (60.0, 1e3, 1e6)] == [5, 5, 5]
+    assert [refused[size] for size in (60.0, 1e3, 1e6)] == [trials(1, 5)] * 3
 
 
 def test_unit_scales_take_no_biases():

@@ -39,6 +39,7 @@ def neurons_found(recovery):
 SMALL, LARGE = [(16, 16), (32, 64), (64, 128)], [(128, 256), (128, 512)]
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("biases", [True, False], ids=["biases", "no biases"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_neuron_to_3e_9_at_the_price_of_the_parameters(kind, biases, trials, evidence):
@@ -382,7 +383,7 @@ def wrong_targets():
 @pytest.mark.parametrize("name", tuple(wrong_targets()))
 def test_what_is_no_network_is_refused(name, trials):
     target, said = wrong_targets()[name]
-    for seed in range(trials(2, 10)):
+    for seed in range(trials(1, 10)):
         oracle = Counted(target)
         learner = Learner(8, seed=seed)
         with pytest.raises((us.ModelMismatch, us.NotIdentifiable), match=said):
@@ -415,7 +416,7 @@ def test_biases_that_are_not_expected():
 
 def test_neurons_that_cannot_be_separated_are_refused_or_do_not_matter(trials):
     """A pair that cancels but for 1e-8 … 1e-13: refused, or predicted all the same."""
-    for seed, power in itertools.product(range(trials(2, 20)), (8, 9, 10, 11, 12, 13)):
+    for seed, power in itertools.product(range(trials(1, 20)), (8, 9, 10, 11, 12, 13)):
         rng = np.random.default_rng(seed)
         plain = network("random", 8, 10, seed)
         A, w_o, b = plain.A.copy(), plain.w_o.copy(), plain.b.copy()
@@ -434,7 +435,7 @@ def test_neurons_that_cannot_be_separated_are_refused_or_do_not_matter(trials):
 
 def test_float32_answers_reach_what_they_allow_and_say_so(trials):
     found = 0
-    count = trials(10, 50)
+    count = trials(3, 50)
     for seed in range(count):
         target = network("random", 8, 8, seed)
         try:
@@ -450,7 +451,7 @@ def test_float32_answers_reach_what_they_allow_and_say_so(trials):
 
 
 def test_noise_without_biases_is_drowned_by_loud_tokens(trials):
-    for seed, scale in itertools.product(range(trials(2, 10)), (1e-12, 1e-8, 1e-4)):
+    for seed, scale in itertools.product(range(trials(1, 10)), (1e-12, 1e-8, 1e-4)):
         target, noise = network("random", 16, 24, seed, False), np.random.default_rng(seed)
         recovery = us.learn(
             lambda X, f=target, g=noise, s=scale: f(X) + s * g.standard_normal(len(X)),
@@ -460,7 +461,7 @@ def test_noise_without_biases_is_drowned_by_loud_tokens(trials):
 
 
 def test_small_noise_with_biases(trials):
-    for seed in range(trials(3, 20)):
+    for seed in range(trials(1, 20)):
         target, noise = network("random", 16, 16, seed), np.random.default_rng(seed)
         recovery = us.learn(
             lambda X, f=target, g=noise: f(X) + 1e-12 * g.standard_normal(len(X)),
@@ -474,7 +475,7 @@ def test_small_noise_with_biases(trials):
 
 
 def test_the_certificate_holds(trials, evidence):
-    count, loose = trials(60, 600), []
+    count, loose = trials(10, 600), []
     for seed in range(count):
         rng = np.random.default_rng([11, seed])
         d, m = int(rng.integers(1, 20)), int(rng.integers(1, 24))
@@ -543,7 +544,7 @@ def test_the_plan_says_what_is_typical(biases, trials):
         assert f"{parameters(d, m, biases):,} parameters" in learner.plan().formula
         asked = [
             us.learn(hidden(network("random", d, m, seed, biases)), learner).queries - 32
-            for seed in range(5)
+            for seed in range(trials(3, 5))
         ]
         assert 0.85 * said <= np.median(asked) <= 1.15 * said
 

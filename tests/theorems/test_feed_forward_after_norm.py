@@ -45,6 +45,7 @@ def relative_errors(found, true):
 # -- accuracy and cost
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("d", "m"), [(64, 256), (128, 512)])
 def test_about_nine_queries_for_each_neuron(d, m, trials, evidence):
     queries, function, accuracy, shares = [], [], [], []
@@ -90,10 +91,11 @@ SHAPES = [
 USUAL = [kind for kind in KINDS if kind not in ("other units", "trained-like")]
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("centred", [True, False], ids=["LayerNorm", "RMSNorm"])
 @pytest.mark.parametrize("kind", USUAL)
 def test_every_kind_is_recovered_within_its_certificate(kind, centred, trials, evidence):
-    worst, share, refused, count = 0.0, 0.0, 0, trials(5, 100)
+    worst, share, refused, count = 0.0, 0.0, 0, trials(2, 100)
     for seed in range(count):
         d, m, d_out = SHAPES[seed % len(SHAPES)]
         m = max(m, 8) if kind == "dead" else m
@@ -129,6 +131,7 @@ def test_every_kind_is_recovered_within_its_certificate(kind, centred, trials, e
     )
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("eps", [1e-12, 1e-8, 1e-5, 1e-3, 1.0])
 @pytest.mark.parametrize("residual", [True, False])
 def test_eps_is_recovered(eps, residual):
@@ -180,6 +183,7 @@ def test_the_certificate_says_what_tokens_would_show():
 # -- without being told where the norm is
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("centred", [True, False], ids=["LayerNorm", "RMSNorm"])
 @pytest.mark.parametrize("eps", [1e-12, 1e-5, 1.0])
 @pytest.mark.parametrize("kind", ["random", "no biases"])

@@ -90,6 +90,7 @@ SHAPES = [
 ]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("heads", "dim", "neurons", "price"), SHAPES)
 def test_about_one_query_for_each_parameter(heads, dim, neurons, price, trials, evidence):
     """W to 1e-9, w to 1e-7, the function to 1e-8, in every target."""
@@ -124,7 +125,7 @@ def test_the_certificate_holds(trials, evidence):
 
     A refusal breaks no certificate, but is counted.
     """
-    count, refused, shares, loose = trials(6, 1000), 0, [], []
+    count, refused, shares, loose = trials(2, 1000), 0, [], []
     for seed in range(count):
         rng = np.random.default_rng([17, seed])
         heads, dim, neurons = (int(n) for n in rng.integers((1, 2, 1), (5, 7, 13)))
@@ -299,6 +300,7 @@ CHANGES: dict[str, Callable[[Any, Any], None]] = {
 }
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("name", CHANGES)
 def test_special_targets(name, trials, evidence):
     """They are recovered as they are; merged heads and dead neurons are gone."""
@@ -377,7 +379,7 @@ def test_value_matrices_save_queries(low, price, trials, evidence):
 def test_a_direction_that_all_heads_hardly_reach(trials, evidence):
     """As trained layers have them: the gradient tells it with its errors over 2e-4."""
     errors, (H, d, m, r) = [], (4, 12, 40, 3)
-    for seed in range(trials(2, 20)):
+    for seed in range(trials(1, 20)):
 
         def values(arrays, rng):
             left, sizes, right = np.linalg.svd(rng.standard_normal((d, H * r)))
@@ -520,7 +522,7 @@ SHARED = ["one orientation", "opposite orientations", "cancelling", "cancelling 
 @pytest.mark.parametrize("kind", SHARED)
 def test_neurons_that_share_a_hyperplane_at_single_tokens_are_named(kind, trials, evidence):
     """One sum over heads of first layers, up to a factor: they switch apart in sequences."""
-    count, named = trials(3, 60), 0
+    count, named = trials(1, 60), 0
     for seed in range(count):
         heads, dim, neurons = [(2, 4, 6), (3, 5, 8), (2, 6, 12), (4, 3, 10), (2, 2, 4)][seed % 5]
 
@@ -551,10 +553,11 @@ def test_neurons_that_share_a_hyperplane_at_single_tokens_are_named(kind, trials
     )
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("share", [1e-2, 1e-3, 1e-4, 1e-5])
 def test_first_layers_that_are_nearly_alike_are_no_single_neuron(share, trials):
     """A thousandth apart they still are told from one; closer ones are, or hardly matter."""
-    for seed in range(trials(3, 60)):
+    for seed in range(trials(1, 60)):
 
         def close(arrays, rng):
             apart = share * rng.standard_normal(arrays["B"][:, 0].shape)
@@ -606,7 +609,7 @@ def test_one_dimension_is_refused_by_name():
 
 def test_random_impostors_are_refused(trials, evidence):
     """A layer that answers otherwise by a little, in many ways."""
-    count = trials(6, 500)
+    count = trials(2, 500)
     for seed in range(count):
         rng = np.random.default_rng([6, seed])
         target = transformer(int(rng.integers(2, 4)), 4, int(rng.integers(2, 8)), seed)

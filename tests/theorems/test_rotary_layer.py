@@ -39,7 +39,7 @@ def bound(d, H, G, r):
 @pytest.mark.parametrize("residual", [False, True])
 def test_a_layer_of_four_heads_in_two_groups(residual, trials, evidence):
     shape, shares, maps, scores, far, long = (64, 4, 2, 16), [], [], [], [], []
-    for seed in range(trials(2, 50)):
+    for seed in range(trials(1, 50)):
         target = rotary_layer(*shape, seed, base=BASES[seed % 3], residual=residual)
         oracle = Counted(hidden(target))
         learner = us.learners.AttentionLayerLearner(64, rotary=True, seed=seed)
@@ -72,10 +72,9 @@ def test_a_layer_of_four_heads_in_two_groups(residual, trials, evidence):
     )
 
 
-def test_smollm2s_shape(trials, evidence):
+@pytest.mark.claimed
+def test_smollm2s_shape(evidence):
     shape, shares, scores, seconds = (576, 9, 3, 64), [], [], []
-    if not trials(0, 1):
-        pytest.skip("a minute of 576 dimensions: claimed trials alone")
     for seed in range(3):
         target = rotary_layer(*shape, seed, residual=True)
         oracle = Counted(hidden(target))
@@ -182,7 +181,7 @@ def test_a_layer_without_positions_is_said_to_have_none():
 
 def test_the_certificate_holds(trials, evidence):
     shapes, shares = [(8, 2, 1, 4), (16, 4, 2, 4), (12, 3, 3, 4), (20, 4, 1, 6)], []
-    for seed in range(trials(4, 500)):
+    for seed in range(trials(2, 500)):
         turning = (1.0, 0.5)[seed % 5 == 0]
         target = rotary_layer(
             *shapes[seed % 4], seed, base=BASES[seed % 3], residual=seed % 2 == 0, turning=turning
@@ -203,6 +202,7 @@ def test_the_certificate_holds(trials, evidence):
 # -- what is refused
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", nearly_rotary(rotary_layer(4, 2, 1, 2, 0)))
 def test_impostors_are_refused(name, trials, evidence):
     count = trials(1, 20)
@@ -246,7 +246,7 @@ def test_queries_of_a_rank_below_that_of_their_planes_are_refused():
 def test_values_of_a_lower_rank_than_keys(outputs, trials, evidence):
     """V of five rows of eight, or an answer of five numbers: more query tokens are asked."""
     scores = []
-    for seed in range(trials(2, 20)):
+    for seed in range(trials(1, 20)):
         target = rotary_layer(32, 4, 2, 8, seed, m=outputs)
         if outputs is None:
             V = target.V.copy()

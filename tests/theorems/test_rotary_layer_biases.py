@@ -45,6 +45,7 @@ def changed(target, **arrays):
 # -- what is promised
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("biases", "settings", "most"),
     [(0.1, FOUND, 2.1), (0.5, FOUND, 2.1), (0.5, TOLD, 2.1), (1.0, FOUND, 2.7)],
@@ -52,7 +53,7 @@ def changed(target, **arrays):
 )
 def test_a_layer_of_four_heads_in_two_groups(biases, settings, most, trials, evidence):
     shape, shares, scores, far, long, refused = (64, 4, 2, 16), [], [], [], [], 0
-    count = trials(2, 50)
+    count = trials(1, 50)
     for seed in range(count):
         base = BASES[seed % 3] if "rotary" in settings else 1e4
         target = rotary_layer(*shape, seed, base=base, residual=seed % 2 == 1, biases=biases)
@@ -88,10 +89,9 @@ def test_a_layer_of_four_heads_in_two_groups(biases, settings, most, trials, evi
     )
 
 
-def test_qwen2s_shape(trials, evidence):
+@pytest.mark.claimed
+def test_qwen2s_shape(evidence):
     shape, shares, scores, seconds = (896, 14, 2, 64), [], [], []
-    if not trials(0, 1):
-        pytest.skip("a minute of 896 dimensions: claimed trials alone")
     for seed in range(2):
         target = rotary_layer(*shape, seed, base=1e6, residual=True, biases=0.3)
         oracle = Counted(hidden(target))
@@ -131,6 +131,7 @@ def test_the_count_is_the_formula():
     assert abs(queries - counts.rotary_layer_queries(64, 4, 2, 16, biases=True)) <= 6
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("shape", "settings"),
     [
@@ -165,6 +166,7 @@ SOME = {
 }
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("kind", SOME)
 def test_some_biases(kind):
     """Query biases show beside long offsets, key biases alone where fresh answers are missed."""
@@ -237,7 +239,7 @@ def test_frequencies_that_are_known():
 def test_the_certificate_holds(trials, evidence):
     shapes, shares = [(8, 2, 1, 4), (16, 4, 2, 4), (12, 3, 3, 4), (20, 4, 1, 6)], []
     sizes, refused = (0.1, 0.3, 0.5, 1.0), 0
-    count = trials(6, 200)
+    count = trials(2, 200)
     for seed in range(count):
         target = rotary_layer(
             *shapes[seed % 4],
@@ -271,6 +273,7 @@ def test_the_certificate_holds(trials, evidence):
 # -- what is refused
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", nearly_rotary(rotary_layer(4, 2, 1, 2, 0)))
 def test_impostors_are_refused(name, trials, evidence):
     count = trials(1, 20)

@@ -39,7 +39,7 @@ def differences(model, b, step=2.0**-6):
 @pytest.mark.parametrize("biases", [False, True])
 @pytest.mark.parametrize(("H", "d"), [(1, 1), (1, 5), (3, 4), (7, 3)])
 def test_it_is_the_second_derivative(H, d, biases, trials):
-    for seed in range(trials(3, 50)):
+    for seed in range(trials(1, 50)):
         rng = np.random.default_rng([H, d, seed])
         model: Any = several(H, d, seed, None, biases)
         if H == 1 and seed % 2:
@@ -74,7 +74,7 @@ def test_answers_tell_four_times_it():
 @pytest.mark.parametrize("tokens", ["unit vectors", "random"])
 def test_under_assumption_C_1_it_leaves_every_subspace_invariant(tokens, trials):
     sizes = (2, 3, 4)
-    for seed in range(trials(5, 100)):
+    for seed in range(trials(2, 100)):
         rng = np.random.default_rng(seed)
         Q = np.linalg.qr(rng.standard_normal((9, 9)))[0]
         parts = np.split(Q, np.cumsum(sizes)[:-1], axis=1)

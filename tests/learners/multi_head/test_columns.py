@@ -135,7 +135,7 @@ def test_estimated_errors_are_those_of_disturbed_answers(trials):
     token, directions = scene.token(), directions_of(scene)
     exact = answered(scene, token, directions)
     s, ratios = logits_at_b(token), []
-    for seed in range(trials(5, 50)):
+    for seed in range(trials(2, 50)):
         rng = np.random.default_rng(seed)
         off = np.array([token.seen.error.of_answers(w.a, token.seen.v) for w in token.seen.windows])
         y = exact.y + off[:, :, None] * rng.standard_normal(exact.y.shape)

@@ -41,7 +41,7 @@ def test_the_frame_sees_one_value_each_and_nothing_across(heads, dim):
 
 @pytest.mark.parametrize(("heads", "dim"), [(1, 2), (2, 8), (4, 16), (12, 48)])
 def test_others_are_silent_or_saturated(heads, dim, trials):
-    for seed in range(trials(3, 30)):
+    for seed in range(trials(1, 30)):
         seen, _ = chosen(heads, dim, seed=seed, spread=(1.0, 10.0, 0.1)[seed % 3])
         for h, window in enumerate(seen.windows):
             values, logits = window.a @ seen.v.T, window.a @ seen.u.T

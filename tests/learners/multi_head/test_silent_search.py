@@ -121,7 +121,7 @@ def test_a_piece_that_is_none_is_left_out():
 
 @pytest.mark.parametrize("heads", [1, 3, 6])
 def test_all_heads_of_one_query_token_from_rough_values(heads, trials):
-    for seed in range(trials(2, 20)):
+    for seed in range(trials(1, 20)):
         model = several(heads, 24, seed, rank=4, biases=True)
         reduced, plane, rng = seen(model, seed=seed)
         rough = model.v + 1e-3 * rng.standard_normal(model.v.shape)
