@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from unsoftmax.learners.rotary_layer.turned_scores import TurnedPlanes
+from unsoftmax.learners.attention_layer.group_scores import TurnedPlanes
 
 
 def test_planes_go_round_as_often_as_those_of_another_group():

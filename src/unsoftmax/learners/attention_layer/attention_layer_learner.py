@@ -18,7 +18,7 @@ The mathematics, with z = o − c − M b:
    (`range_polish`), and the same answers are decoded again.
 6. Fresh sequences confirm or refuse; the certificate is what drawn errors do (`validate.conclude`).
 
-With ``rotary`` scores turn with distance, and `learners.rotary_layer` takes over.
+With ``rotary`` scores turn with distance: `positioned_layer`.
 """
 
 from __future__ import annotations
@@ -30,12 +30,14 @@ import numpy as np
 
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.learners.attention_layer.attention_layer_tuning import AttentionLayerTuning
+from unsoftmax.learners.attention_layer.given_positions import ToldTurning, told_turning
 from unsoftmax.learners.attention_layer.head_search import HeadsAlike, HeadSearch
 from unsoftmax.learners.attention_layer.layer_cost import LayerCost
 from unsoftmax.learners.attention_layer.map_reading import MapReading
 from unsoftmax.learners.attention_layer.norm_search import find_norm
 from unsoftmax.learners.attention_layer.normalised_layer import normalised_cost, normalised_steps
 from unsoftmax.learners.attention_layer.opening_tokens import OpeningSearch
+from unsoftmax.learners.attention_layer.positioned_layer import TurnedLayerTask, turned_plan
 from unsoftmax.learners.attention_layer.prenorm_layer import prenorm_cost, prenorm_steps
 from unsoftmax.learners.attention_layer.range_polish import polished
 from unsoftmax.learners.attention_layer.recovered_layer import SAID, LayerAnswers
@@ -49,8 +51,6 @@ from unsoftmax.learners.attention_layer.value_answers import (
     LayerMap,
 )
 from unsoftmax.learners.compose import Asking, as_planned
-from unsoftmax.learners.rotary_layer.told_turning import ToldTurning, told_turning
-from unsoftmax.learners.rotary_layer.turned_layer import TurnedLayerTask, turned_plan
 from unsoftmax.learners.settings import Configured, one_of, whole_number
 from unsoftmax.measure.token_map import TokenMapAnswers
 from unsoftmax.models import AttentionLayer, Rotary

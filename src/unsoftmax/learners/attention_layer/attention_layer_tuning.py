@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from unsoftmax.learners.attention_layer.normalised_tuning import NormalisedTuning
+from unsoftmax.learners.attention_layer.position_tuning import TurnedLayerTuning
 from unsoftmax.learners.attention_layer.prenorm_tuning import PrenormTuning
-from unsoftmax.learners.rotary_layer.turned_layer_tuning import TurnedLayerTuning
 from unsoftmax.solve.gate_columns import GateColumnTuning
 from unsoftmax.solve.key_blocks import KeyBlockTuning
 from unsoftmax.validate.layer_sequences import LONG

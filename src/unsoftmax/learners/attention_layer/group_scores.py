@@ -21,9 +21,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import scipy
 
+from unsoftmax.learners.attention_layer.head_groups import Groups
 from unsoftmax.learners.attention_layer.key_answers import KeyAnswers
 from unsoftmax.learners.attention_layer.value_answers import HeadMaps, LayerMap
-from unsoftmax.learners.rotary_layer.head_groups import Groups
 from unsoftmax.measure.token_map import AnswerNoise
 from unsoftmax.models.rotary import Rotary
 from unsoftmax.probes import Array, Indices

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from unsoftmax.learners.attention_layer.head_groups import Groups, shared_rows
 from unsoftmax.learners.attention_layer.value_answers import HeadMaps, ValueAnswers
-from unsoftmax.learners.rotary_layer.head_groups import Groups, shared_rows
 
 
 def with_shared_values(answers: ValueAnswers, values: HeadMaps, groups: Groups) -> HeadMaps:

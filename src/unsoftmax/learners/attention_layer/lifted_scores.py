@@ -19,9 +19,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from unsoftmax.learners.attention_layer.value_answers import HeadMaps, LayerMap
-from unsoftmax.learners.rotary_layer.biased_keys import BiasedKeyAnswers
-from unsoftmax.learners.rotary_layer.turned_scores import (
+from unsoftmax.learners.attention_layer.group_scores import (
     GroupKeys,
     GroupScores,
     TurnedAnswers,
@@ -30,6 +28,8 @@ from unsoftmax.learners.rotary_layer.turned_scores import (
     distances_of,
     least_squares,
 )
+from unsoftmax.learners.attention_layer.spaced_keys import BiasedKeyAnswers
+from unsoftmax.learners.attention_layer.value_answers import HeadMaps, LayerMap
 from unsoftmax.models.rotary import Rotary
 from unsoftmax.probes import Array
 from unsoftmax.solve.full_rank import solved

@@ -17,20 +17,20 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
-from unsoftmax.learners.attention_layer.key_answers import KeyAnswers
-from unsoftmax.learners.attention_layer.key_asking import KeyAsking, Lengths
-from unsoftmax.learners.attention_layer.value_answers import HeadMaps, LayerMap
-from unsoftmax.learners.compose import Asking
-from unsoftmax.learners.rotary_layer.head_groups import Groups, shared_rows
-from unsoftmax.learners.rotary_layer.told_turning import ToldTurning
-from unsoftmax.learners.rotary_layer.turned_layer_tuning import TurnedLayerTuning
-from unsoftmax.learners.rotary_layer.turned_scores import (
+from unsoftmax.learners.attention_layer.given_positions import ToldTurning
+from unsoftmax.learners.attention_layer.group_scores import (
     GroupScores,
     TurnedAnswers,
     TurnedPlanes,
     columns_of_groups,
     common_angles,
 )
+from unsoftmax.learners.attention_layer.head_groups import Groups, shared_rows
+from unsoftmax.learners.attention_layer.key_answers import KeyAnswers
+from unsoftmax.learners.attention_layer.key_asking import KeyAsking, Lengths
+from unsoftmax.learners.attention_layer.position_tuning import TurnedLayerTuning
+from unsoftmax.learners.attention_layer.value_answers import HeadMaps, LayerMap
+from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.single_head.distances import angles_of
 from unsoftmax.models.rotary import Rotary
 from unsoftmax.probes import Array

@@ -24,11 +24,20 @@ import numpy as np
 
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.learners.attention_layer.attention_layer_tuning import AttentionLayerTuning
+from unsoftmax.learners.attention_layer.given_positions import ToldTurning
+from unsoftmax.learners.attention_layer.group_reading import TurnedScoreReading
+from unsoftmax.learners.attention_layer.group_scores import TurnedAnswers, TurnedHeads
+from unsoftmax.learners.attention_layer.head_groups import Groups, groups_of, shared_rows
 from unsoftmax.learners.attention_layer.head_search import HeadSearch, HeadsStill
+from unsoftmax.learners.attention_layer.lifted_reading import BiasedScoreReading
+from unsoftmax.learners.attention_layer.long_offsets import with_long_offsets
 from unsoftmax.learners.attention_layer.map_reading import MapReading
+from unsoftmax.learners.attention_layer.mirrored_opening import MirroredOpening
 from unsoftmax.learners.attention_layer.opening_tokens import OpeningSearch
+from unsoftmax.learners.attention_layer.position_tuning import TurnedLayerTuning
 from unsoftmax.learners.attention_layer.recovered_layer import negative_weights
 from unsoftmax.learners.attention_layer.score_reading import keys_of
+from unsoftmax.learners.attention_layer.shared_values import with_shared_values
 from unsoftmax.learners.attention_layer.value_answers import (
     AffineAnswers,
     HeadMaps,
@@ -36,15 +45,6 @@ from unsoftmax.learners.attention_layer.value_answers import (
     ValueAnswers,
 )
 from unsoftmax.learners.compose import Asking
-from unsoftmax.learners.rotary_layer.biased_score_reading import BiasedScoreReading
-from unsoftmax.learners.rotary_layer.head_groups import Groups, groups_of, shared_rows
-from unsoftmax.learners.rotary_layer.long_offsets import with_long_offsets
-from unsoftmax.learners.rotary_layer.mirrored_opening import MirroredOpening
-from unsoftmax.learners.rotary_layer.shared_values import with_shared_values
-from unsoftmax.learners.rotary_layer.told_turning import ToldTurning
-from unsoftmax.learners.rotary_layer.turned_layer_tuning import TurnedLayerTuning
-from unsoftmax.learners.rotary_layer.turned_score_reading import TurnedScoreReading
-from unsoftmax.learners.rotary_layer.turned_scores import TurnedAnswers, TurnedHeads
 from unsoftmax.measure.token_map import AnswerNoise, TokenMapAnswers
 from unsoftmax.models.rotary_layer import FARTHEST_BOUNDED, RotaryLayer
 from unsoftmax.probes import FARTHEST

@@ -22,23 +22,23 @@ from dataclasses import dataclass, field, fields, replace
 import numpy as np
 
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
-from unsoftmax.learners.attention_layer.key_answers import KeyAnswers
-from unsoftmax.learners.attention_layer.key_asking import Lengths
-from unsoftmax.learners.attention_layer.value_answers import HeadMaps, LayerMap
-from unsoftmax.learners.compose import Asking
-from unsoftmax.learners.rotary_layer.biased_keys import BiasedKeyAnswers, decoding_growth
-from unsoftmax.learners.rotary_layer.biased_scores import (
-    BiasedKeys,
-    BiasedTurnedAnswers,
-    centred,
-)
-from unsoftmax.learners.rotary_layer.turned_score_reading import TurnedScoreReading
-from unsoftmax.learners.rotary_layer.turned_scores import (
+from unsoftmax.learners.attention_layer.group_reading import TurnedScoreReading
+from unsoftmax.learners.attention_layer.group_scores import (
     GroupKeys,
     GroupScores,
     TurnedAnswers,
     columns_of_groups,
 )
+from unsoftmax.learners.attention_layer.key_answers import KeyAnswers
+from unsoftmax.learners.attention_layer.key_asking import Lengths
+from unsoftmax.learners.attention_layer.lifted_scores import (
+    BiasedKeys,
+    BiasedTurnedAnswers,
+    centred,
+)
+from unsoftmax.learners.attention_layer.spaced_keys import BiasedKeyAnswers, decoding_growth
+from unsoftmax.learners.attention_layer.value_answers import HeadMaps, LayerMap
+from unsoftmax.learners.compose import Asking
 from unsoftmax.models.arrays import TINY
 from unsoftmax.models.rotary import Rotary
 from unsoftmax.probes import Array
