@@ -20,8 +20,8 @@ from tests.rotary_layers import (
 )
 from tests.theorems.test_4_1 import hidden
 from tests.truth import Counted
-from unsoftmax.learners.attention_layer.value_answers import HeadMaps, LayerMap
 from unsoftmax.learners.attention_layer.spaced_keys import BiasedKeyAnswers
+from unsoftmax.learners.attention_layer.value_answers import HeadMaps, LayerMap
 from unsoftmax.theory import counts
 
 BASES = (1e4, 5e5, 1e6)

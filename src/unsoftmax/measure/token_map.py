@@ -62,12 +62,20 @@ class TokenMapAnswers:
     repeats: Array
 
     @staticmethod
-    def probes(dim: int, scale: float, rng: np.random.Generator) -> Round:
-        """Return what to ask: a long token and a short one, the zero token, and ρe_1 … ρe_d."""
-        directions = rng.standard_normal((2, dim)) / np.sqrt(dim)
-        [long] = on_one_grid(scale * directions[0])
-        [short] = on_one_grid(directions[1])
-        checked = np.array([long, short])[:, None]
+    def probes(dim: int, scale: float, rng: np.random.Generator, within: bool = False) -> Round:
+        """Return what to ask: a long token and a short one, the zero token, and ρe_1 … ρe_d.
+
+        ``within``: no token is longer than ρ.
+        """
+        directions = rng.standard_normal((2, dim))
+        if within:
+            directions /= np.linalg.norm(directions, axis=1, keepdims=True)
+            [checked] = on_one_grid(np.array([[scale], [scale / 8]]) * directions)
+        else:
+            directions /= np.sqrt(dim)
+            [long], [short] = on_one_grid(scale * directions[0]), on_one_grid(directions[1])
+            checked = np.array([long, short])
+        checked = checked[:, None]
         return [
             Sequences(checked, phase="single tokens, errors", purpose="pilot"),
             Sequences(checked, phase="single tokens, repeats", purpose="pilot"),

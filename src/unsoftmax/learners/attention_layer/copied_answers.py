@@ -18,6 +18,8 @@ from unsoftmax.measure.token_map import AnswerNoise, TokenMapAnswers
 from unsoftmax.probes import Array
 from unsoftmax.solve.soft_gates import SoftGateTuning, columns_at, nearest_gates
 
+GATES = SoftGateTuning()
+
 
 @dataclass(frozen=True, slots=True)
 class CopiedAnswers:
@@ -54,10 +56,10 @@ class CopiedAnswers:
         left, singular, _ = np.linalg.svd(self.rows(layer), full_matrices=False)
         return left[:, :heads], singular
 
-    def refined(self, layer: LayerMap, theta: Array, tuning: SoftGateTuning) -> Array:
+    def refined(self, layer: LayerMap, theta: Array) -> Array:
         """Return the gates' θ (H, q) near those given, by these answers."""
         span, _ = self.span(layer, len(theta))
-        return nearest_gates(span, self.s, self.shift, theta, tuning).theta
+        return nearest_gates(span, self.s, self.shift, theta, GATES).theta
 
     def vectors(self, layer: LayerMap, theta: Array) -> tuple[Array, float]:
         """Return all M_h a (H, m), and the norm of what they leave of the answers."""
@@ -101,7 +103,6 @@ class SoftGates:
     theta: tuple[Array, ...]
     ranks: tuple[int, ...]
     whole: bool
-    tuning: SoftGateTuning
 
     def layer(self) -> LayerMap:
         """Return c and M."""
@@ -112,7 +113,7 @@ class SoftGates:
         layer = self.layer()
         return np.array(
             [
-                one.vectors(layer, one.refined(layer, theta, self.tuning))[0]
+                one.vectors(layer, one.refined(layer, theta))[0]
                 for one, theta in zip(self.offsets, self.theta, strict=True)
             ]
         )

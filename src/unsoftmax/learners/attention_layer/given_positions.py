@@ -10,7 +10,7 @@ from unsoftmax.models.rotary import Rotary
 
 
 @dataclass(frozen=True, slots=True)
-class ToldTurning:
+class GivenPositions:
     """The frequencies or their base, or neither: then they are found."""
 
     rotary: Rotary | None = None
@@ -29,9 +29,9 @@ class ToldTurning:
         return Rotary.of(self.base, rank)
 
 
-def told_turning(
+def given_positions(
     rotary: bool | Rotary, base: float | None, head_dim: int | None
-) -> ToldTurning | None:
+) -> GivenPositions | None:
     """Return what is said of positions, None where there are none.
 
     Raises
@@ -41,6 +41,6 @@ def told_turning(
     """
     refuse_contrary(rotary, base, "head_dim", head_dim)
     if base is not None:
-        return ToldTurning(base=float(base))
-    told = rotary if isinstance(rotary, Rotary) else None
-    return ToldTurning(told) if told is not None or rotary else None
+        return GivenPositions(base=float(base))
+    given = rotary if isinstance(rotary, Rotary) else None
+    return GivenPositions(given) if given is not None or rotary else None

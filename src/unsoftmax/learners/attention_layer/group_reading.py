@@ -11,49 +11,69 @@ from the answers is `turned_scores`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
-from unsoftmax.learners.attention_layer.given_positions import ToldTurning
+from unsoftmax.learners.attention_layer import search_limits as limits
+from unsoftmax.learners.attention_layer.given_positions import GivenPositions
 from unsoftmax.learners.attention_layer.group_scores import (
+    GroupAnswers,
     GroupScores,
-    TurnedAnswers,
-    TurnedPlanes,
+    RotatedPlanes,
     columns_of_groups,
     common_angles,
 )
-from unsoftmax.learners.attention_layer.head_groups import Groups, shared_rows
 from unsoftmax.learners.attention_layer.key_answers import KeyAnswers
 from unsoftmax.learners.attention_layer.key_asking import KeyAsking, Lengths
-from unsoftmax.learners.attention_layer.position_tuning import TurnedLayerTuning
-from unsoftmax.learners.attention_layer.value_answers import HeadMaps, LayerMap
+from unsoftmax.learners.attention_layer.value_answers import Groups, HeadMaps, LayerMap, shared_rows
 from unsoftmax.learners.compose import Asking
-from unsoftmax.learners.single_head.distances import angles_of
+from unsoftmax.learners.single_head.distances import RotaryTuning, angles_of
 from unsoftmax.models.rotary import Rotary
 from unsoftmax.probes import Array
 from unsoftmax.solve.key_blocks import KeyAims, chosen_keys
 from unsoftmax.solve.turning_planes import TurningPlanes
 from unsoftmax.validate.drawn_models import SAFETY
 
+# First query tokens beyond those that the rank of a group needs. Fewer: the rank is not seen;
+# each costs two queries a block.
+_SPARE_TOKENS = 1
+# Spare singular values of so many times what may be noise are scores: values have a lower rank
+# than keys and queries, and more query tokens are asked.
+_SCORED = 30.0
+# Where answers are coarse singular values above so many times the largest spare one count: drawn
+# errors make noise of a trained layer's scores twenty times as large as it is.
+_BESIDE_SPARE = 8.0
+# Where answers are coarse planes that turn, in m tokens, by no more than so many times what drawn
+# errors move planes as slow by are taken not to turn. Measured by the worst plane, half of the
+# planes of a trained layer would stand still: scores off by a tenth.
+_SLOW = 4.0
+# Scores farther away may leave the span of those nearer by for this share: errors of float32
+# answers make it a hundredth, queries of a lower rank than their planes a tenth and more.
+_LEFT_SPAN = 0.05
+# Planes whose angles differ by no more at one token are taken to turn alike, which does no harm:
+# they need not be apart.
+_ALIKE = 1e-8
+# The shortest shift that keeps planes so much apart as the best one is taken.
+_NEARLY = 0.9
+# Planes whose turning differs from none by so many times the noise turn.
+_UNREAD = 1e3
+_POSITIONS = RotaryTuning()
+
 
 @dataclass(frozen=True, slots=True)
-class TurnedScoreReading(KeyAsking):
+class GroupReading(KeyAsking):
     """What keys and queries are read with."""
 
     groups: Groups = field(kw_only=True)
-    told: ToldTurning = field(kw_only=True)
-    redrawn: Callable[[np.random.Generator], tuple[LayerMap, HeadMaps]] = field(kw_only=True)
-    """The maps as other errors of their answers would have them."""
-    turned: TurnedLayerTuning = field(kw_only=True)
+    given: GivenPositions = field(kw_only=True)
 
-    def run(self) -> Asking[TurnedAnswers]:
+    def run(self) -> Asking[GroupAnswers]:
         """Ask all parts."""
         d, n = self.layer.M.shape[1], self.keys
         units = chosen_keys(
-            KeyAims(self._frames(), [np.eye(d)]), -(-d // n), n, self.rng, self.tuning.keys
+            KeyAims(self._frames(), [np.eye(d)]), -(-d // n), n, self.rng, limits.KEYS
         )
         directions = np.linalg.qr(self.rng.standard_normal((d, d)))[0]
         lengths = yield from self.piloted(units, directions)
@@ -87,7 +107,7 @@ class TurnedScoreReading(KeyAsking):
     @property
     def _coarse(self) -> bool:
         """Whether answers are coarser than those of float64."""
-        return self.noise.relative > self.tuning.exact
+        return self.noise.relative > limits.EXACT
 
     def _frames(self) -> list[Array]:
         """Return what weights are read through: the values of each group once."""
@@ -100,16 +120,16 @@ class TurnedScoreReading(KeyAsking):
 
     # -- the first query tokens
 
-    def _first(self, units: Array, directions: Array, lengths: Lengths) -> Asking[TurnedAnswers]:
+    def _first(self, units: Array, directions: Array, lengths: Lengths) -> Asking[GroupAnswers]:
         """Ask query tokens beside all blocks until every group's rank is below their number."""
         d, least = units.shape[2], min(map(len, self.groups))
-        count = -(-max(self.values.ranks) // least) + self.turned.spare_tokens
+        count = -(-max(self.values.ranks) // least) + _SPARE_TOKENS
         while True:
             count = min(count, d)
             keys, tokens = self.tokens(units, directions[:count], lengths)
             first = yield from self.asked(self.grid(keys, tokens), "keys")
             # beside all query tokens none is spare
-            most = count if count == d else count - self.turned.spare_tokens
+            most = count if count == d else count - _SPARE_TOKENS
             ranks = self._ranks(first, most)
             if max(ranks) <= most * least:
                 break
@@ -127,8 +147,8 @@ class TurnedScoreReading(KeyAsking):
         """Return how many blocks of keys show a step."""
         return -(-rank // self.keys)
 
-    def _answers(self, rank: int, first: KeyAnswers, near: KeyAnswers) -> TurnedAnswers:
-        return TurnedAnswers(self.groups, rank, first, near)
+    def _answers(self, rank: int, first: KeyAnswers, near: KeyAnswers) -> GroupAnswers:
+        return GroupAnswers(self.groups, rank, first, near)
 
     def _columns(self, answers: KeyAnswers, layer: LayerMap, values: HeadMaps) -> list[Array]:
         """Return every group's scores, whose rank is that of its queries."""
@@ -138,33 +158,33 @@ class TurnedScoreReading(KeyAsking):
         """Count the singular values of every group's scores that are no errors."""
         parts = self._columns(first, self.layer, self.values)
         off = first.with_errors(self.noise, self.rng)
-        other = self._columns(off, *self.redrawn(self.rng))
+        other = self._columns(off, *self.redrawn())
         ranks = []
         for part, moved, group in zip(parts, other, self.groups, strict=True):
             singular = np.linalg.svd(part, compute_uv=False)
-            noise = self.tuning.score_noise * float(np.linalg.norm(moved - part, 2))
+            noise = limits.SCORE_NOISE * float(np.linalg.norm(moved - part, 2))
             spare = singular[most * len(group) :]
-            if len(spare) and noise < spare[0] <= self.turned.scored * noise:
-                noise = self.tuning.over_spare * float(spare[0])
+            if len(spare) and noise < spare[0] <= _SCORED * noise:
+                noise = limits.OVER_SPARE * float(spare[0])
             if len(spare) and self._coarse:
-                noise = min(noise, self.turned.beside_spare * float(spare[0]))
+                noise = min(noise, _BESIDE_SPARE * float(spare[0]))
             ranks.append(int(np.count_nonzero(singular > noise)))
         return tuple(ranks)
 
     # -- how planes turn
 
-    def _shift(self, answers: TurnedAnswers) -> int:
+    def _shift(self, answers: GroupAnswers) -> int:
         """Choose how many zero tokens to put between, so that planes are well apart."""
         steps = [one.near for one in answers.scores(self.layer, self.values)]
         angles = [np.asarray(np.angle(np.linalg.eigvals(step))) for step in steps]
-        alike = self.turned.alike
-        longest = self.turned.longest_coarse if self._coarse else self.turned.longest
+        alike = _ALIKE
+        longest = limits.LONGEST_COARSE if self._coarse else limits.LONGEST
         shifts = np.arange(1, longest + 1, 2)
         apart = np.array([min(_apart(one, m, alike) for one in angles) for m in shifts.tolist()])
-        enough = apart >= self.turned.nearly * apart.max()
+        enough = apart >= _NEARLY * apart.max()
         return int(shifts[np.argmax(enough)])
 
-    def _turning(self, answers: TurnedAnswers, seen: list[GroupScores]) -> TurnedAnswers:
+    def _turning(self, answers: GroupAnswers, seen: list[GroupScores]) -> GroupAnswers:
         """Find the angles that all groups have, or compare them with those that were told."""
         assert answers.far is not None
         self._refuse_dependent(answers, seen)
@@ -179,44 +199,44 @@ class TurnedScoreReading(KeyAsking):
         if len({len(one.angles) for one in planes}) > 1 or not self._alike(planes, unsure):
             raise ModelMismatch("Heads turn at different frequencies. " + self._otherwise)
         off_circle = max(one.off_circle for one in planes)
-        if off_circle > max(self.turned.positions.crooked, unsure * between):
+        if off_circle > max(_POSITIONS.crooked, unsure * between):
             raise ModelMismatch(
                 f"{between} tokens of distance lengthen or shorten scores by "
                 f"{off_circle:.1e}, which no plane that turns does. " + self._otherwise
             )
         every = TurningPlanes(planes[0].P, common_angles(planes), off_circle / between)
-        told = self.told.of(answers.rank)
-        angles = angles_of(every, told, unsure, self.turned.positions)
+        told = self.given.of(answers.rank)
+        angles = angles_of(every, told, unsure, _POSITIONS)
         answers = replace(answers, turning=len(planes[0].angles))
         return replace(answers, angles=None if told is None else angles)
 
-    def _refuse_dependent(self, answers: TurnedAnswers, seen: list[GroupScores]) -> None:
+    def _refuse_dependent(self, answers: GroupAnswers, seen: list[GroupScores]) -> None:
         """Refuse queries that do not span their planes: turned farther they leave their span."""
         assert answers.far is not None
         tables = self._columns(answers.far, self.layer, self.values)
         for one, table in zip(seen, tables, strict=True):
             within = np.linalg.qr(one.Z)[0]
             left = float(np.linalg.norm(table - within @ (within.T @ table)))
-            if left > self.turned.left_span * float(np.linalg.norm(table)):
+            if left > _LEFT_SPAN * float(np.linalg.norm(table)):
                 raise ModelMismatch(
                     "Scores of keys farther away leave the span of those nearer by, as those of "
                     f"rank {answers.rank} do where planes have more rows. " + self._otherwise
                 )
 
-    def _moved(self, answers: TurnedAnswers, seen: list[GroupScores]) -> list[Array]:
+    def _moved(self, answers: GroupAnswers, seen: list[GroupScores]) -> list[Array]:
         """Return by how much drawn errors move what planes turn by in m tokens, the slowest first.
 
         One array for each group; two entries a plane.
         """
-        off = answers.with_errors(self.noise, self.rng).scores(*self.redrawn(self.rng))
+        off = answers.with_errors(self.noise, self.rng).scores(*self.redrawn())
         pairs = zip(seen, off, strict=True)
         return [np.abs(x.long_angles - y.long_angles) for x, y in pairs]
 
     def _slow(self, seen: list[GroupScores], moved: list[Array]) -> float:
         """Return the largest angle in m tokens that errors of planes as slow may make of 0."""
-        still = self.turned.unread * self.noise.relative
+        still = _UNREAD * self.noise.relative
         for one, by in zip(seen, moved, strict=True):
-            hidden = one.long_angles <= self.turned.slow * np.maximum.accumulate(by)
+            hidden = one.long_angles <= _SLOW * np.maximum.accumulate(by)
             first = np.cumprod(hidden).astype(bool)
             still = max(still, float(np.max(one.long_angles[first], initial=0.0)))
         return still
@@ -224,8 +244,8 @@ class TurnedScoreReading(KeyAsking):
     def _unsure(self, moved: list[Array], between: int) -> float:
         """Return by how much angles of planes may be off, per token."""
         largest = max(float(np.max(one, initial=0.0)) for one in moved)
-        unsure = SAFETY * largest + self.turned.unread * self.noise.relative
-        if not unsure / between <= self.turned.positions.unknown:
+        unsure = SAFETY * largest + _UNREAD * self.noise.relative
+        if not unsure / between <= _POSITIONS.unknown:
             raise NotIdentifiable(
                 "The answers do not determine how scores turn with distance: errors of "
                 f"{self.noise.relative:.1e} of an answer move angles by {unsure:.1e}.",
@@ -233,20 +253,20 @@ class TurnedScoreReading(KeyAsking):
             )
         return unsure / between
 
-    def _alike(self, planes: list[TurnedPlanes], unsure: float) -> bool:
+    def _alike(self, planes: list[RotatedPlanes], unsure: float) -> bool:
         angles = np.array([one.angles for one in planes])
         if not angles.size:
             return True
-        return bool(np.all(np.ptp(angles, axis=0) <= self.turned.positions.told_apart * unsure))
+        return bool(np.all(np.ptp(angles, axis=0) <= _POSITIONS.told_apart * unsure))
 
     # -- the other query tokens
 
-    def _aimed(self, answers: TurnedAnswers, seen: list[GroupScores]) -> Array:
+    def _aimed(self, answers: GroupAnswers, seen: list[GroupScores]) -> Array:
         """Choose as few blocks of keys as show the queries of all groups."""
         n, r = self.keys, answers.rank
         found, rotary = answers.keys(seen)
         aims = [_turned_back(one.K, rotary, n)[:, :, :r] for one in found]
-        return chosen_keys(KeyAims(self._frames(), aims), -(-r // n), n, self.rng, self.tuning.keys)
+        return chosen_keys(KeyAims(self._frames(), aims), -(-r // n), n, self.rng, limits.KEYS)
 
 
 def _turned_back(K: Array, rotary: Rotary, n: int) -> Array:

@@ -21,9 +21,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import scipy
 
-from unsoftmax.learners.attention_layer.head_groups import Groups
 from unsoftmax.learners.attention_layer.key_answers import KeyAnswers
-from unsoftmax.learners.attention_layer.value_answers import HeadMaps, LayerMap
+from unsoftmax.learners.attention_layer.value_answers import Groups, HeadMaps, LayerMap
 from unsoftmax.measure.token_map import AnswerNoise
 from unsoftmax.models.rotary import Rotary
 from unsoftmax.probes import Array, Indices
@@ -32,7 +31,7 @@ from unsoftmax.solve.turning_planes import turning_planes
 
 
 @dataclass(frozen=True, slots=True)
-class TurnedPlanes:
+class RotatedPlanes:
     """The planes of one group."""
 
     P: Array
@@ -42,7 +41,7 @@ class TurnedPlanes:
     off_circle: float
     """How far eigenvalues of T_m are from the unit circle."""
 
-    def beside(self, reference: Array, shift: int) -> TurnedPlanes:
+    def beside(self, reference: Array, shift: int) -> RotatedPlanes:
         """Let planes go round as often as those of another group, whose angles are a reference.
 
         mθ is read far better than one step, by which a plane may seem to go round once more, or
@@ -66,7 +65,7 @@ class TurnedPlanes:
         P = self.P.copy()
         P[:, : 2 * count] = P[:, np.stack([2 * order, 2 * order + 1], axis=1).ravel()]
         P[:, 1 : 2 * count : 2] *= sign
-        return TurnedPlanes(P, sign * self.angles[order] + round_trip * turns, self.off_circle)
+        return RotatedPlanes(P, sign * self.angles[order] + round_trip * turns, self.off_circle)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +105,7 @@ class GroupScores:
         apart = np.sort(np.abs(values[values.imag >= 0] - 1))[::-1]
         return float(apart[count]) if count < len(apart) else 0.0
 
-    def planes(self, shift: int, still: float) -> TurnedPlanes:
+    def planes(self, shift: int, still: float) -> RotatedPlanes:
         """Find the planes, and their angles; ``shift`` is m."""
         assert self.far is not None
         found = turning_planes(self.far, still)
@@ -121,7 +120,7 @@ class GroupScores:
         order = np.argsort(-angles, kind="stable")
         columns = np.stack([x[order], y[order]], axis=1).ravel()
         P[:, : 2 * count] = P[:, columns]
-        return TurnedPlanes(P, angles[order], found.off_circle)
+        return RotatedPlanes(P, angles[order], found.off_circle)
 
     def _one_step(self, P: Array, count: int) -> Array:
         """Return what the first ``count`` planes of P turn by in one token, in (−π, π].
@@ -148,7 +147,7 @@ class GroupScores:
 
 
 @dataclass(frozen=True, slots=True)
-class TurnedHeads:
+class GroupHeads:
     """K of every group and Q of every head, with common frequencies."""
 
     K: Array
@@ -160,6 +159,11 @@ class TurnedHeads:
     """(G, rows); None where there are no biases, as `q_bias`."""
     q_bias: Array | None = None
     """(H, rows)."""
+
+    @property
+    def arrays(self) -> Sequence[Array]:
+        """All of them that are computed from logits."""
+        return self.K, self.Q
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +177,7 @@ class GroupKeys:
 
 
 @dataclass(frozen=True, slots=True)
-class TurnedAnswers:
+class GroupAnswers:
     """All answers that scores are computed from; what is not asked yet is None."""
 
     groups: Groups
@@ -205,7 +209,7 @@ class TurnedAnswers:
             for here, near, there in zip(tables[0], tables[1], far, strict=True)
         ]
 
-    def planes(self, seen: Sequence[GroupScores]) -> list[TurnedPlanes]:
+    def planes(self, seen: Sequence[GroupScores]) -> list[RotatedPlanes]:
         """Return every group's planes."""
         assert self.far is not None
         between, count = self.far.between, self.turning
@@ -214,7 +218,7 @@ class TurnedAnswers:
         clearest = min(found, key=lambda one: one.off_circle)
         return [one.beside(clearest.angles, between) for one in found]
 
-    def common(self, planes: Sequence[TurnedPlanes]) -> tuple[Array, Rotary]:
+    def common(self, planes: Sequence[RotatedPlanes]) -> tuple[Array, Rotary]:
         """Return the angles of planes that turn, and the frequencies of all."""
         if len({len(one.angles) for one in planes}) > 1:
             raise np.linalg.LinAlgError("other planes turn in one group than in another")
@@ -236,7 +240,7 @@ class TurnedAnswers:
             found.append(GroupKeys(K.T, queries))
         return found, rotary
 
-    def solved(self, layer: LayerMap, values: HeadMaps) -> TurnedHeads:
+    def solved(self, layer: LayerMap, values: HeadMaps) -> GroupHeads:
         """Compute all keys and queries."""
         assert self.further is not None
         found, rotary = self.keys(self.scores(layer, values))
@@ -256,9 +260,9 @@ class TurnedAnswers:
             size = np.sqrt(np.linalg.norm(Q[list(group)]) / np.linalg.norm(one.K))
             K.append(size * one.K)
             Q[list(group)] /= size
-        return TurnedHeads(np.array(K), Q, rotary)
+        return GroupHeads(np.array(K), Q, rotary)
 
-    def with_errors(self, noise: AnswerNoise, rng: np.random.Generator) -> TurnedAnswers:
+    def with_errors(self, noise: AnswerNoise, rng: np.random.Generator) -> GroupAnswers:
         """Return the same answers, with errors drawn as large as theirs may be."""
         far, further = (
             None if part is None else part.with_errors(noise, rng)
@@ -275,7 +279,7 @@ def columns_of_groups(scores: Array, groups: Groups) -> list[Array]:
     ]
 
 
-def common_angles(planes: Sequence[TurnedPlanes]) -> Array:
+def common_angles(planes: Sequence[RotatedPlanes]) -> Array:
     """Return the mean of the groups' angles."""
     return np.asarray(np.mean([one.angles for one in planes], axis=0))
 

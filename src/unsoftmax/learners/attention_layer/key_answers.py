@@ -12,6 +12,7 @@ b + w_h) is enough, r_h numbers from a block of keys that was chosen for them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -240,6 +241,11 @@ class HeadScores:
     """(d, r_h) each."""
     R: list[Array]
     """(r_h, d + 1) each, the last column for w_h."""
+
+    @property
+    def arrays(self) -> Sequence[Array]:
+        """All of them that are computed from logits."""
+        return self.R
 
     def vectors(self, h: int, b: Array) -> Array:
         """Return W_h b + w_h, (n, d), of tokens (n, d)."""

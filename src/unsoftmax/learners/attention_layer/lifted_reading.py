@@ -22,18 +22,19 @@ from dataclasses import dataclass, field, fields, replace
 import numpy as np
 
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
-from unsoftmax.learners.attention_layer.group_reading import TurnedScoreReading
+from unsoftmax.learners.attention_layer import search_limits as limits
+from unsoftmax.learners.attention_layer.group_reading import GroupReading
 from unsoftmax.learners.attention_layer.group_scores import (
+    GroupAnswers,
     GroupKeys,
     GroupScores,
-    TurnedAnswers,
     columns_of_groups,
 )
 from unsoftmax.learners.attention_layer.key_answers import KeyAnswers
 from unsoftmax.learners.attention_layer.key_asking import Lengths
 from unsoftmax.learners.attention_layer.lifted_scores import (
     BiasedKeys,
-    BiasedTurnedAnswers,
+    LiftedAnswers,
     centred,
 )
 from unsoftmax.learners.attention_layer.spaced_keys import BiasedKeyAnswers, decoding_growth
@@ -44,9 +45,37 @@ from unsoftmax.models.rotary import Rotary
 from unsoftmax.probes import Array
 from unsoftmax.solve.key_blocks import KeyAims, chosen_keys
 
+# Keys of a query of the first part, as a share of those that it could have at most. More: fewer
+# queries, by a tenth, and weights that are read ten times worse.
+_KEY_SHARE = 0.75
+# Query tokens are so much shorter than keys. With less the query bias hides Q b.
+_TOKEN_SHARE = 1.0
+# Query tokens that lengths are found with.
+_PILOTS = 3
+# Standard deviation of the scores of one query's keys, of the head where it is largest. With half
+# of it the signal fades and a few layers are read ten times worse; with twice as much some
+# weights are so small that their errors show.
+_SPREAD = 1.2
+# So many times that may be the biases' own: keys so many times shorter tell, ...
+_MUCH = 1.5
+# ... as they do where scores are hardly apart.
+_CHANGED = 4.0
+# Biases that alone make scores differ by more decide the weights.
+_ALONE = 1.3
+# Tokens around which others are asked, each found from answers around the one before.
+_BASES = 3
+# Planes that turn less in one token are left out of that one, ...
+_ROUGH = 1e-6
+# ... and directions of which keys show less than this share.
+_SHOWN = 0.03
+# Sets of key blocks for further query tokens, which each of them takes the best of ...
+_SETS = 2
+# ... at one of these lengths: one system in a hundred is nearly singular by chance.
+_SCALES = (1.0, -1.0, 0.5, -0.5)
+
 
 @dataclass(frozen=True, slots=True)
-class BiasedScoreReading(TurnedScoreReading):
+class LiftedReading(GroupReading):
     """What keys and queries with biases are read with."""
 
     most_keys: int = field(kw_only=True)
@@ -55,7 +84,7 @@ class BiasedScoreReading(TurnedScoreReading):
     """What is added to all tokens, (d,)."""
 
     @classmethod
-    def of(cls, reading: TurnedScoreReading) -> BiasedScoreReading:
+    def beside(cls, reading: GroupReading) -> LiftedReading:
         """Read with biases what another reads without."""
         if reading.keys < 2:
             raise NotIdentifiable(
@@ -64,21 +93,21 @@ class BiasedScoreReading(TurnedScoreReading):
                 determined={"c": reading.layer.c, "M": reading.layer.M},
             )
         given = {one.name: getattr(reading, one.name) for one in fields(reading)}
-        few = max(1, int(reading.turned.biased.key_share * reading.keys))
+        few = max(1, int(_KEY_SHARE * reading.keys))
         base = np.zeros(reading.layer.M.shape[1])
         return cls(**{**given, "keys": few}, most_keys=reading.keys, base=base)
 
-    def run(self) -> Asking[TurnedAnswers]:
+    def run(self) -> Asking[GroupAnswers]:
         """Ask all parts."""
         d, n = self.layer.M.shape[1], self.keys
         units = chosen_keys(
-            KeyAims(self._frames(), [np.eye(d)]), -(-(d + 2) // n), n, self.rng, self.tuning.keys
+            KeyAims(self._frames(), [np.eye(d)]), -(-(d + 2) // n), n, self.rng, limits.KEYS
         )
         corners = _simplex(d, self.rng)
         lengths, decided = yield from self._found_lengths(units, corners)
         answers = yield from self._first(units, corners, lengths)
         around = self
-        for _ in range(self.turned.biased.bases):
+        for _ in range(_BASES):
             if not decided:
                 break
             around = replace(around, base=(yield from around._base(answers)))
@@ -87,8 +116,8 @@ class BiasedScoreReading(TurnedScoreReading):
         return (yield from around._farther(answers, corners, lengths))
 
     def _farther(
-        self, answers: TurnedAnswers, corners: Array, lengths: Lengths
-    ) -> Asking[TurnedAnswers]:
+        self, answers: GroupAnswers, corners: Array, lengths: Lengths
+    ) -> Asking[GroupAnswers]:
         """Ask the same keys farther away, and the other query tokens."""
         between = self._shift(answers)
         far = self.grid(answers.first.keys, answers.first.tokens, between)
@@ -105,39 +134,35 @@ class BiasedScoreReading(TurnedScoreReading):
     def _least_weight(self, answers: KeyAnswers) -> float:
         return min(float(x.least.min()) for _, x in answers.weights(self.layer, self.values))
 
-    def _base(self, answers: TurnedAnswers) -> Asking[Array]:
+    def _base(self, answers: GroupAnswers) -> Asking[Array]:
         """Return a token whose keys are about 0, by some keys asked farther away as well."""
-        biased = self.turned.biased
         far = self.grid(answers.near.keys, answers.first.tokens, self._shift(answers))
-        rough = replace(answers, far=(yield from self.asked(far, "base token")), still=biased.rough)
-        assert isinstance(rough, BiasedTurnedAnswers)
-        return rough.base_token(self.layer, self.values, biased.shown)
+        rough = replace(answers, far=(yield from self.asked(far, "base token")), still=_ROUGH)
+        assert isinstance(rough, LiftedAnswers)
+        return rough.base_token(self.layer, self.values, _SHOWN)
 
     # -- further query tokens
 
-    def _candidates(self, answers: TurnedAnswers, seen: list[GroupScores], tokens: int) -> Array:
+    def _candidates(self, answers: GroupAnswers, seen: list[GroupScores], tokens: int) -> Array:
         """Return blocks of keys that show queries of all groups, several sets of them."""
         d, n = self.layer.M.shape[1], self.most_keys
         if not tokens:
             return np.zeros((0, n, d))
         whole = replace(self, keys=n)
-        sets = [
-            TurnedScoreReading._aimed(whole, answers, seen) for _ in range(self.turned.biased.sets)
-        ]
+        sets = [GroupReading._aimed(whole, answers, seen) for _ in range(_SETS)]
         return np.concatenate(sets)
 
     def _paired(
-        self, answers: TurnedAnswers, seen: list[GroupScores], keys: Array, tokens: Array
+        self, answers: GroupAnswers, seen: list[GroupScores], keys: Array, tokens: Array
     ) -> KeyAnswers:
         """Pair every query token with the blocks and the sign and length that show most of it.
 
         A square system whose rows have a row taken off may be singular, by chance.
         """
-        biased = self.turned.biased
         blocks = -(-answers.rank // self.most_keys)
         sets = np.arange(len(keys)).reshape(-1, blocks)
         found, rotary = answers.keys(seen)
-        options = [(k, s) for k in range(len(sets)) for s in biased.scales]
+        options = [(k, s) for k in range(len(sets)) for s in _SCALES]
         growth = np.zeros((len(options), len(tokens)))
         for place, (k, s) in enumerate(options):
             asked = s * keys[sets[k]]
@@ -157,24 +182,23 @@ class BiasedScoreReading(TurnedScoreReading):
 
     def _found_lengths(self, units: Array, corners: Array) -> Asking[tuple[Lengths, bool]]:
         """Find lengths at which weights are moderate; tell whether biases alone decide them."""
-        biased = self.turned.biased
-        wanted = biased.spread
-        for _ in range(self.tuning.score_pilots):
+        wanted = _SPREAD
+        for _ in range(limits.SCORE_PILOTS):
             spread = yield from self._spread(units, corners, self._lengths(wanted))
             if not np.isfinite(spread):
-                wanted /= biased.changed
-            elif spread > biased.much * biased.spread:
-                fewer = wanted / biased.changed
+                wanted /= _CHANGED
+            elif spread > _MUCH * _SPREAD:
+                fewer = wanted / _CHANGED
                 less = yield from self._spread(units, corners, self._lengths(fewer))
                 # squares of what shrinks with keys, and of what does not
-                shrinking = max(0.0, (spread**2 - less**2) / (1 - biased.changed**-2))
-                if spread**2 - shrinking > biased.alone**2:
+                shrinking = max(0.0, (spread**2 - less**2) / (1 - _CHANGED**-2))
+                if spread**2 - shrinking > _ALONE**2:
                     return self._lengths(wanted), True
-                return self._lengths(wanted * biased.spread / np.sqrt(shrinking)), False
+                return self._lengths(wanted * _SPREAD / np.sqrt(shrinking)), False
             else:
-                longer = min(biased.spread / spread, biased.changed) if spread else biased.changed
+                longer = min(_SPREAD / spread, _CHANGED) if spread else _CHANGED
                 wanted *= longer
-                if longer < biased.changed:
+                if longer < _CHANGED:
                     return self._lengths(wanted), False
         raise ModelMismatch(
             "No length of tokens gives all of them weights that answers show: keys and queries "
@@ -183,9 +207,9 @@ class BiasedScoreReading(TurnedScoreReading):
 
     def _spread(self, units: Array, corners: Array, lengths: Lengths) -> Asking[float]:
         """Return how much one query's scores differ, in the head where they do most."""
-        few = self.tokens(units[:1], corners[: self.turned.biased.pilots], lengths)
+        few = self.tokens(units[:1], corners[:_PILOTS], lengths)
         asked = yield from self._answered(self.grid(*few), "pilot")
-        if self._least_weight(asked) <= self.tuning.weight_noise * self.noise.relative:
+        if self._least_weight(asked) <= limits.WEIGHT_NOISE * self.noise.relative:
             return np.inf
         scores = asked.scores(self.layer, self.values)
         # a query token's own score is common to all keys, where there are several
@@ -195,7 +219,7 @@ class BiasedScoreReading(TurnedScoreReading):
     def _lengths(self, wanted: float) -> Lengths:
         """Return the length of keys L whose logits √(w²L² + (share·slope·L²)²) are so large."""
         slope, bias = self.typical
-        share = self.turned.biased.token_share
+        share = _TOKEN_SHARE
         both = np.hypot(bias**2, 2 * share * slope * wanted)
         length = wanted * float(np.sqrt(2 / (bias**2 + both)))
         return Lengths(length, share * length)
@@ -204,7 +228,7 @@ class BiasedScoreReading(TurnedScoreReading):
 
     def grid(self, keys: Array, tokens: Array, between: int = 0) -> KeyAnswers:
         """Pair every block with every query token, not yet answered."""
-        plain = TurnedScoreReading.grid(self, keys, tokens, between)
+        plain = GroupReading.grid(self, keys, tokens, between)
         return BiasedKeyAnswers(
             plain.keys,
             plain.tokens,
@@ -240,8 +264,8 @@ class BiasedScoreReading(TurnedScoreReading):
     def _blocks_for(self, rank: int) -> int:
         return -(-(rank + 1) // self.keys)
 
-    def _answers(self, rank: int, first: KeyAnswers, near: KeyAnswers) -> TurnedAnswers:
-        return BiasedTurnedAnswers(self.groups, rank, first, near)
+    def _answers(self, rank: int, first: KeyAnswers, near: KeyAnswers) -> GroupAnswers:
+        return LiftedAnswers(self.groups, rank, first, near)
 
     def _columns(self, answers: KeyAnswers, layer: LayerMap, values: HeadMaps) -> list[Array]:
         return [centred(x) for x in columns_of_groups(answers.scores(layer, values), self.groups)]

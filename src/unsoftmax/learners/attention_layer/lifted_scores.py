@@ -20,10 +20,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from unsoftmax.learners.attention_layer.group_scores import (
+    GroupAnswers,
+    GroupHeads,
     GroupKeys,
     GroupScores,
-    TurnedAnswers,
-    TurnedHeads,
     columns_of_groups,
     distances_of,
     least_squares,
@@ -83,7 +83,7 @@ class BiasedKeys(GroupKeys):
 
 
 @dataclass(frozen=True, slots=True)
-class BiasedTurnedAnswers(TurnedAnswers):
+class LiftedAnswers(GroupAnswers):
     """All answers that scores with biases are computed from."""
 
     def scores(self, layer: LayerMap, values: HeadMaps) -> list[GroupScores]:
@@ -129,7 +129,7 @@ class BiasedTurnedAnswers(TurnedAnswers):
             found.append(BiasedKeys(K[:-1].T, queries, bias))
         return found, rotary
 
-    def solved(self, layer: LayerMap, values: HeadMaps) -> TurnedHeads:
+    def solved(self, layer: LayerMap, values: HeadMaps) -> GroupHeads:
         """Compute all keys and queries, and their biases."""
         assert self.further is not None
         found, rotary = self.keys(self.scores(layer, values))
@@ -156,7 +156,7 @@ class BiasedTurnedAnswers(TurnedAnswers):
             k_bias.append(size * bias)
             Q[list(group)] /= size
         q_bias = np.asarray(Q[:, :, -1] - Q[:, :, :-1] @ self.base, dtype=np.float64)
-        return TurnedHeads(np.array(K), Q[:, :, :-1], rotary, np.array(k_bias), q_bias)
+        return GroupHeads(np.array(K), Q[:, :, :-1], rotary, np.array(k_bias), q_bias)
 
     @property
     def base(self) -> Array:

@@ -17,9 +17,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from unsoftmax.errors import ModelMismatch
-from unsoftmax.learners.attention_layer.attention_layer_tuning import AttentionLayerTuning
+from unsoftmax.learners.attention_layer import search_limits as limits
 from unsoftmax.learners.attention_layer.offset_questions import asked_beside, asked_in_pairs
 from unsoftmax.learners.attention_layer.opening_tokens import OpeningTokens
+from unsoftmax.learners.attention_layer.search_limits import PLAIN, Pilots
 from unsoftmax.learners.attention_layer.value_answers import (
     GateAnswers,
     HeadMaps,
@@ -33,6 +34,24 @@ from unsoftmax.learners.compose import Asking
 from unsoftmax.measure.binary_grid import on_one_grid
 from unsoftmax.measure.token_map import AnswerNoise
 from unsoftmax.probes import Array, Flags
+
+# Longest step between offsets that keep gates as they are, relative to the offset.
+_SPREAD = 0.5
+# Offsets beyond the mean rank of the heads: their singular values show the rank.
+_SPARE_OFFSETS = 4
+# Largest error of maps, by the worst case of the ranges' errors and their condition, that is
+# accepted; beyond it every map is read in all directions. Measured errors are 1e-3 of it.
+_INDEPENDENT = 1.0
+# A vector whose leverage on its head's range is this near to 1 has a direction that no other has:
+# another head's gate flipped there. By chance one of 2,000 is as near where there is one vector
+# more than the range has dimensions, and none where there are two more.
+_ALONE = 1e-8
+# Where more of the offsets are, the range just fills its vectors.
+_MOST_FLIPPED = 0.25
+# Offsets at which a gate flipped are asked again at this share of their step.
+_NEARER = 0.125
+# How many times the noise these may be missed by, times the condition of the ranges.
+_CHECKED_TO = 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,18 +67,17 @@ class MapReading:
     whole: bool
     """Whether every map is read in all directions in any case."""
     rng: np.random.Generator
-    tuning: AttentionLayerTuning
+    pilots: Pilots = PLAIN
     shared: bool = False
     """Whether groups of heads may share their values."""
 
     def run(self) -> Asking[ValueAnswers]:
         """Ask offsets until the maps explain random saturated queries."""
-        tuning = self.tuning
         margins = self.opening.margins
         if self._left_out() is not None:
             margins = np.sort(margins)[1:]
-        step = float(np.min(margins / tuning.deviations, initial=tuning.spread))
-        for _ in range(tuning.tries):
+        step = float(np.min(margins / self.pilots.deviations, initial=_SPREAD))
+        for _ in range(limits.TRIES):
             found = yield from self._read(step)
             if (yield from self._explained(found)):
                 return found
@@ -72,12 +90,12 @@ class MapReading:
 
     def _read(self, step: float) -> Asking[ValueAnswers]:
         """Ask offsets a step from the base until every range is known."""
-        d, H, tuning = self.layer.M.shape[1], len(self.opening.b), self.tuning
+        d, H = self.layer.M.shape[1], len(self.opening.b)
         total = int(np.linalg.matrix_rank(self.layer.heads, tol=self._map_noise(1.0)))
         counts = self._counts(total, H)
         directions = np.zeros((d, 0))
         offsets = self._none()
-        for _ in range(tuning.offset_rounds):
+        for _ in range(limits.OFFSET_ROUNDS):
             count = d if self.whole else min(next(counts), d)
             fresh = self.rng.standard_normal((d, count - len(offsets.steps)))
             directions = np.linalg.qr(np.hstack([directions, fresh]))[0]
@@ -102,7 +120,7 @@ class MapReading:
         ``total`` is the rank of the sum of all maps. Where heads share their values it is that of
         the groups, of which there are as many as divide the number of heads.
         """
-        count = self.head_dim or -(-total // heads) + self.tuning.spare_offsets - 1
+        count = self.head_dim or -(-total // heads) + _SPARE_OFFSETS - 1
         if self.shared and self.head_dim is None:
             whole = [G for G in range(heads, 0, -1) if not heads % G and not total % G]
             yield from (total // G for G in whole)
@@ -125,7 +143,7 @@ class MapReading:
     def _asked(self, offsets: OffsetAnswers, steps: Array) -> Asking[OffsetAnswers]:
         """Ask more offsets; steps keep their directions when they are shortened."""
         base, b = offsets.base, offsets.b[offsets.asked]
-        coarser = round(-np.log2(self.tuning.nearer) * self.tuning.flip_rounds)
+        coarser = round(-np.log2(_NEARER) * limits.FLIP_ROUNDS)
         _, steps = on_one_grid(base, steps, spare=4 + coarser)
         if not np.all(np.any(steps, axis=1)):
             raise ModelMismatch(
@@ -155,9 +173,9 @@ class MapReading:
 
     def _unflipped(self, answers: ValueAnswers, step: float) -> Asking[ValueAnswers]:
         """Ask again with shorter steps where another gate seems to have flipped."""
-        for _ in range(self.tuning.flip_rounds):
+        for _ in range(limits.FLIP_ROUNDS):
             offsets = answers.offsets
-            shortest = self.tuning.nearer**self.tuning.flip_rounds
+            shortest = _NEARER**limits.FLIP_ROUNDS
             flipped = self._flipped(answers) | self._alone(answers)
             if self.layer.up_to_factor:
                 # an answer is read beside all others to its offset
@@ -166,7 +184,7 @@ class MapReading:
             if not len(place[0]):
                 break
             share, y = offsets.share.copy(), offsets.y.copy()
-            share[place] *= self.tuning.nearer
+            share[place] *= _NEARER
             a = offsets.base + share[place][:, None] * offsets.steps[place[1]]
             b = offsets.b[offsets.asked][place[0]]
             y[place] = yield from asked_in_pairs(a, b, "maps, flips", "again")
@@ -194,13 +212,13 @@ class MapReading:
             rank = answers.ranks[h]
             if rank < len(spans[h]):
                 left = np.linalg.svd(spans[h], full_matrices=False)[0][1:, :rank]
-                found[k] = 1 - np.sum(left**2, axis=1) < self.tuning.alone
-        return np.asarray(found & (found.mean(axis=1, keepdims=True) <= self.tuning.most_flipped))
+                found[k] = 1 - np.sum(left**2, axis=1) < _ALONE
+        return np.asarray(found & (found.mean(axis=1, keepdims=True) <= _MOST_FLIPPED))
 
     def _map_noise(self, step: float) -> float:
         """Return what errors may make of a singular value of maps, read with such a step."""
         size = float(np.linalg.norm(self.layer.heads, 2))
-        share = max(self.noise.relative * self.tuning.rank_noise, self.tuning.rank_share)
+        share = max(self.noise.relative * limits.RANK_NOISE, limits.RANK_SHARE)
         return share * size / step
 
     def _divided(self, answers: ValueAnswers, step: float) -> ValueAnswers | None:
@@ -220,21 +238,20 @@ class MapReading:
             for s, r in zip(spans, answers.ranks, strict=True)
         )
         turned = self.noise.relative * size / (step * thinnest)
-        return answers if turned <= self.tuning.independent * least else None
+        return answers if turned <= _INDEPENDENT * least else None
 
     def _explained(self, answers: ValueAnswers) -> Asking[bool]:
         """Ask random saturated queries, and compare them with sums of maps."""
-        tuning, d = self.tuning, self.layer.M.shape[1]
         values = answers.solved()
-        a, b = self._random(tuning.checked)
+        a, b = self._random(limits.CHECKED)
         y = yield from asked_in_pairs(a, b, "maps, tried", "pilot")
         z = self.layer.beyond(y, b)
         through = values.through(a)
         errors = self._errors(values, answers.whole)
-        for k in range(tuning.checked):
+        for k in range(limits.CHECKED):
             gates = np.linalg.lstsq(through[:, :, k], z[k], rcond=None)[0]
             missed = float(np.linalg.norm(through[:, :, k] @ np.rint(gates) - z[k]))
-            if missed > errors * np.linalg.norm(a[k]) * np.sqrt(d):
+            if missed > errors * np.linalg.norm(a[k]) * np.sqrt(len(a[k])):
                 return False
         return True
 
@@ -253,4 +270,4 @@ class MapReading:
         U = np.concatenate(list(values.U), axis=1)
         condition = 1.0 if whole else 1 / float(np.linalg.svd(U, compute_uv=False)[-1])
         size = float(np.linalg.norm(self.layer.heads, 2))
-        return self.tuning.checked_to * self.noise.relative * condition * size
+        return _CHECKED_TO * self.noise.relative * condition * size

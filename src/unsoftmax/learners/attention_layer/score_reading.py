@@ -11,15 +11,14 @@ logits are moderate, and answers with small weights are asked again with shorter
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
 import scipy
 
-from unsoftmax.errors import NotIdentifiable
-from unsoftmax.learners.attention_layer.attention_layer_tuning import AttentionLayerTuning
+from unsoftmax.learners.attention_layer import search_limits as limits
 from unsoftmax.learners.attention_layer.key_answers import (
     HeadScores,
     KeyAnswers,
@@ -32,6 +31,9 @@ from unsoftmax.learners.compose import Asking
 from unsoftmax.measure.token_map import AnswerNoise
 from unsoftmax.probes import Array
 from unsoftmax.solve.key_blocks import KeyAims, chosen_keys
+
+# Query tokens beyond the expected rank that read the column spaces.
+_SPARE_TOKENS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,21 +83,6 @@ class ScoreAnswers:
         return ScoreAnswers(first, further, self.ranks)
 
 
-def keys_of(values: HeadMaps, noise: float, share: int, tuning: AttentionLayerTuning) -> int:
-    """Choose how many keys a query has."""
-    H = len(values.ranks)
-    singular = np.linalg.svd(np.concatenate(list(values.U), axis=1), compute_uv=False)
-    least = max(tuning.dependent, tuning.dependent_noise * noise)
-    most = min(min(values.ranks), int(np.count_nonzero(singular > least)) // H)
-    if not most:
-        raise NotIdentifiable(
-            f"The values of {H} heads span {len(singular)} dimensions or fewer, which do not "
-            "show their weights at once: MultiHeadLearner learns them from one output.",
-            determined={},
-        )
-    return max(1, most // share)
-
-
 def spaces(columns: Array, ranks: tuple[int, ...]) -> list[Array]:
     """Return bases (d, r_h) of what each head's columns (H, d, T) span."""
     return [
@@ -108,23 +95,20 @@ def spaces(columns: Array, ranks: tuple[int, ...]) -> list[Array]:
 class ScoreReading(KeyAsking):
     """What scores are read with."""
 
-    redrawn: Callable[[np.random.Generator], tuple[LayerMap, HeadMaps]] = field(kw_only=True)
-    """The maps as other errors of their answers would have them."""
-
     def run(self) -> Asking[ScoreAnswers]:
         """Ask both parts."""
         d, n = self.layer.M.shape[1], self.keys
         blocks = -(-d // n)
         whole = KeyAims(self.values.frames(), [np.eye(d)])
-        units = chosen_keys(whole, blocks, n, self.rng, self.tuning.keys)
+        units = chosen_keys(whole, blocks, n, self.rng, limits.KEYS)
         directions = self._directions(d)
         lengths = yield from self.piloted(units, directions[-d:])
         keys, tokens = self.tokens(units, directions, lengths)
-        count = min(max(self.values.ranks) + self.tuning.spare_tokens, d + 1)
+        count = min(max(self.values.ranks) + _SPARE_TOKENS, d + 1)
         first = yield from self.asked(self.grid(keys, tokens[:count]), "column spaces")
         while True:
             asked = len(first.tokens)
-            columns, ranks = self._ranked(first, asked - self.tuning.spare_tokens)
+            columns, ranks = self._ranked(first, asked - _SPARE_TOKENS)
             if asked == d + 1 or max(ranks) < asked:
                 break
             more = self.grid(keys, tokens[asked : 2 * asked])
@@ -151,7 +135,7 @@ class ScoreReading(KeyAsking):
         aims = KeyAims(self.values.frames(), [C_h for C_h in C if C_h.shape[1]])
         keys = np.zeros((0, n, d))
         if len(rest):
-            keys = chosen_keys(aims, blocks, n, self.rng, self.tuning.keys)
+            keys = chosen_keys(aims, blocks, n, self.rng, limits.KEYS)
         grid = self.grid(*self.tokens(keys, rest, lengths))
         return (yield from self.asked(grid, "rows"))
 
@@ -166,15 +150,13 @@ class ScoreReading(KeyAsking):
     def _ranked(self, first: KeyAnswers, most: int) -> tuple[Array, tuple[int, ...]]:
         """Return the columns, and how many singular values of each head's are no errors."""
         columns = columns_of(first, first.scores(self.layer, self.values))
-        layer, values = self.redrawn(self.rng)
+        layer, values = self.redrawn()
         off = first.with_errors(self.noise, self.rng)
         moved = columns_of(off, off.scores(layer, values)) - columns
-        return columns, ranks_of(columns, moved, most, self.tuning)
+        return columns, ranks_of(columns, moved, most)
 
 
-def ranks_of(
-    parts: Iterable[Array], errors: Iterable[Array], most: int, tuning: AttentionLayerTuning
-) -> tuple[int, ...]:
+def ranks_of(parts: Iterable[Array], errors: Iterable[Array], most: int) -> tuple[int, ...]:
     """Count the singular values of matrices that are no errors, of which ``errors`` are drawn.
 
     Those beyond ``most`` show how large errors are, unless they are larger than errors can be.
@@ -187,8 +169,8 @@ def ranks_of(
         drawn = bool(np.isfinite(error).all())
         unknown = np.inf if len(spare) else 0.0
         noise = float(np.linalg.norm(error, 2)) if drawn else unknown
-        if len(spare) and spare[0] <= tuning.score_noise * noise:
-            noise = tuning.over_spare * float(spare[0])
+        if len(spare) and spare[0] <= limits.SCORE_NOISE * noise:
+            noise = limits.OVER_SPARE * float(spare[0])
         ranks.append(int(np.count_nonzero(singular > noise)))
     return tuple(ranks)
 

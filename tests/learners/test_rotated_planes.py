@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from unsoftmax.learners.attention_layer.group_scores import TurnedPlanes
+from unsoftmax.learners.attention_layer.group_scores import RotatedPlanes
 
 
 def test_planes_go_round_as_often_as_those_of_another_group():
@@ -15,7 +15,7 @@ def test_planes_go_round_as_often_as_those_of_another_group():
     # the second once too often, the third taken to turn the other way
     wrong = np.array([1.0, 0.3 + round_trip, round_trip - 0.02]) + 1e-4 / shift
     order = np.argsort(-wrong)
-    found = TurnedPlanes(P, wrong[order], 0.0).beside(right, shift)
+    found = RotatedPlanes(P, wrong[order], 0.0).beside(right, shift)
     assert np.allclose(found.angles, right, atol=1e-4)
     assert np.array_equal(found.P[:, 6:], P[:, 6:])
     places = np.argsort(order)
@@ -27,7 +27,7 @@ def test_planes_go_round_as_often_as_those_of_another_group():
 
 def test_planes_that_agree_and_other_numbers_of_planes_stay_as_they_are():
     P = np.eye(4)
-    planes = TurnedPlanes(P, np.array([1.0, 0.1]), 0.0)
+    planes = RotatedPlanes(P, np.array([1.0, 0.1]), 0.0)
     same = planes.beside(np.array([1.0, 0.1]), 65)
     assert np.array_equal(same.angles, planes.angles)
     assert np.array_equal(same.P, P)

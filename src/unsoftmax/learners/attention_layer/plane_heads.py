@@ -1,4 +1,4 @@
-"""Step 2 behind a LayerNorm: how many heads, and P_w M_h a of one offset a; 24 to 56 queries.
+"""How many heads are before a LayerNorm, and P_w M_h a of one offset a; 24 to 56.
 
 Two tokens [b+a; b], so long that every gate is 0 or 1, are answered with
 
@@ -19,18 +19,32 @@ import numpy as np
 import scipy
 
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
-from unsoftmax.learners.attention_layer.normalised_singles import SingleRound, read_singles
-from unsoftmax.learners.attention_layer.normalised_tuning import (
-    NormalisedHeadsTuning,
-    NormalisedTuning,
-)
+from unsoftmax.learners.attention_layer import search_limits as limits
+from unsoftmax.learners.attention_layer.norm_behind import SingleRound
 from unsoftmax.learners.attention_layer.readout import DirectionMap
 from unsoftmax.learners.attention_layer.value_answers import GateAnswers
 from unsoftmax.learners.compose import Asking
 from unsoftmax.measure.normalised import scales_by_null_space
 from unsoftmax.measure.token_map import AnswerNoise
 from unsoftmax.probes import Array, Indices, Pairs
-from unsoftmax.solve.gate_columns import gate_columns
+from unsoftmax.solve.gate_columns import GateColumnTuning, gate_columns
+
+# Entries of offsets and query tokens, about: gates are 0 or 1.
+_LENGTH = 2.0**18
+# Query tokens are of a plane of so many dimensions, or a third of d. More: gates of heads differ
+# more; fewer: more of an answer is outside of what the residual puts there.
+_PLANE = 64
+# Largest coefficient in the plane: query tokens are exactly of it.
+_COEFFICIENT = 7
+# Gates from sums of them: 2^(H − 1) columns are tried for H heads.
+_COLUMNS = GateColumnTuning(most=18)
+# Singular values below so many times the noise are noise.
+_RANK = 30.0
+# A share of the residual below this is none.
+_RESIDUAL = 1e-6
+# What the residual may miss the heads' answers by where RMSNorm's scale is of one sign: 1e-4
+# behind float32; one entry of another sign is 2/√d.
+_SAME_SIGNS = 1e-2
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +74,6 @@ class PatternAnswers:
     singles: SingleRound
     patterns: PatternRound
     gates: Array
-    tuning: NormalisedTuning
 
     def layer(self) -> DirectionMap:
         """Return K in true units."""
@@ -68,8 +81,8 @@ class PatternAnswers:
 
     @cached_property
     def _layer(self) -> DirectionMap:
-        frame = read_singles(self.singles, self.tuning.singles)
-        return read_heads(frame, self.patterns, self.tuning.heads, self.gates)[0]
+        frame = self.singles.solved()
+        return read_heads(frame, self.patterns, self.gates)[0]
 
     def with_errors(self, noise: AnswerNoise, rng: np.random.Generator) -> PatternAnswers:
         """Return the same answers, with errors drawn as large as theirs may be."""
@@ -83,9 +96,7 @@ class PatternAnswers:
         return GateAnswers(asked.offset, asked.tokens, asked.y, self.gates)
 
 
-def find_heads(
-    frame: DirectionMap, rng: np.random.Generator, tuning: NormalisedHeadsTuning
-) -> Asking[PatternRound]:
+def find_heads(singles: SingleRound, rng: np.random.Generator) -> Asking[PatternAnswers]:
     """Ask until there are exactly H patterns of gates.
 
     Raises
@@ -95,18 +106,16 @@ def find_heads(
     ModelMismatch
         Gates are not 0 or 1.
     """
-    failure: ModelMismatch | None = None
-    for longer in tuning.longer:
-        asked = _drawn(frame.dim, tuning.queries, longer, rng, tuning)
-        for _ in range(tuning.rounds):
+    failure, frame = None, singles.solved()
+    for longer in limits.PLANE_LONGER:
+        asked = _drawn(frame.dim, limits.PLANE_QUERIES, longer, rng)
+        for _ in range(limits.PLANE_ROUNDS):
             asked = yield from answered(asked)
             try:
-                read_heads(frame, asked, tuning)
+                return PatternAnswers(singles, asked, read_heads(frame, asked)[1])
             except ModelMismatch as error:
                 failure = error
-                asked = with_more(asked, tuning.more, rng, tuning)
-            else:
-                return asked
+                asked = with_more(asked, limits.PLANE_MORE, rng)
     assert failure is not None
     raise failure
 
@@ -114,7 +123,6 @@ def find_heads(
 def read_heads(
     frame: DirectionMap,
     asked: PatternRound,
-    tuning: NormalisedHeadsTuning,
     gates: Array | None = None,
 ) -> tuple[DirectionMap, Array]:
     """Read K in true units and all gates, as `find_heads` asks until it can; these may be known."""
@@ -124,28 +132,26 @@ def read_heads(
     outside = w - w @ inside @ inside.T
     _, s, right = np.linalg.svd(outside.T, full_matrices=True)
     noise = frame.noise * np.sqrt(len(known) * frame.dim)
-    H = int(np.sum(s > tuning.rank * noise)) if gates is None else gates.shape[1]
+    H = int(np.sum(s > _RANK * noise)) if gates is None else gates.shape[1]
     if H == 0:
         raise ModelMismatch("No second token changes an answer: there are no heads.")
     room = len(frame.M) - inside.shape[1]
     if room <= H:
         raise too_few(frame)
-    if min(tuning.columns.most, len(known) - 2) < H:
-        raise ModelMismatch(
-            f"{H} or more heads: more than {tuning.columns.most} are not told apart."
-        )
+    if min(_COLUMNS.most, len(known) - 2) < H:
+        raise ModelMismatch(f"{H} or more heads: more than {_COLUMNS.most} are not told apart.")
     null = right[H:].T
     # an answer that no combination of others explains has a row of 0 there: its scale is free
     told = np.linalg.norm(null, axis=1) * np.linalg.norm(w, axis=1)
-    if not np.all(told > tuning.rank * noise):
+    if not np.all(told > _RANK * noise):
         raise ModelMismatch("A query token opens gates that no other one asked opens alike.")
     scales = scales_by_null_space(inside.T @ w.T, inside.T @ known.T, null)
     if not np.all(scales > 0):
         raise ModelMismatch("Two-token answers are no sums of gates that are 0 or 1.")
     sums = w / scales[:, None] - known
-    sigma, rows = _with_total(frame, asked, sums, H, tuning)
+    sigma, rows = _with_total(frame, asked, sums, H)
     if gates is None:
-        gates = _told_apart(rows, H, tuning)[1:]
+        gates = _told_apart(rows, H)[1:]
     return frame.scaled(sigma), gates
 
 
@@ -159,21 +165,21 @@ def too_few(frame: DirectionMap) -> NotIdentifiable:
 
 
 def _with_total(
-    frame: DirectionMap, asked: PatternRound, sums: Array, H: int, tuning: NormalisedHeadsTuning
+    frame: DirectionMap, asked: PatternRound, sums: Array, H: int
 ) -> tuple[float, Array]:
     """Find σ; return it with Σ m_h above the rows Σ g_h m_h."""
     span = np.linalg.svd(sums.T, full_matrices=False)[0][:, :H]
     own, residual = frame.M @ asked.offset, frame.norm.projection @ asked.offset
     own_out, residual_out = own - span @ (span.T @ own), residual - span @ (span.T @ residual)
     sigma = float(own_out @ residual_out / (residual_out @ residual_out))
-    if abs(sigma) < tuning.residual:
+    if abs(sigma) < _RESIDUAL:
         raise NotIdentifiable(
             "No residual connection is seen: behind a norm the sign and the size of all M_h and c "
             "are free without one.",
             determined={"shift": frame.norm.shift},
         )
     apart = float(np.linalg.norm(own_out - sigma * residual_out) / np.linalg.norm(own_out))
-    if not frame.norm.takes_mean and apart > tuning.same_signs:
+    if not frame.norm.takes_mean and apart > _SAME_SIGNS:
         raise NotIdentifiable(
             "The RMSNorm behind the layer seems to have a scale of entries of both signs: its "
             "answers tell their sizes alone, and signs are not searched for.",
@@ -182,9 +188,9 @@ def _with_total(
     return sigma, np.vstack([own - sigma * residual, sums])
 
 
-def _told_apart(rows: Array, H: int, tuning: NormalisedHeadsTuning) -> Array:
+def _told_apart(rows: Array, H: int) -> Array:
     """Find the gates of all rows, all of the first being 1."""
-    gates = gate_columns(np.linalg.svd(rows, full_matrices=False)[0][:, :H], tuning.columns)
+    gates = gate_columns(np.linalg.svd(rows, full_matrices=False)[0][:, :H], _COLUMNS)
     if gates.shape[1] != H:
         raise ModelMismatch(
             f"Two-token answers are sums of {H} gates, of which {gates.shape[1]} are found: some "
@@ -193,16 +199,14 @@ def _told_apart(rows: Array, H: int, tuning: NormalisedHeadsTuning) -> Array:
     return gates
 
 
-def _drawn(
-    dim: int, count: int, longer: float, rng: np.random.Generator, tuning: NormalisedHeadsTuning
-) -> PatternRound:
+def _drawn(dim: int, count: int, longer: float, rng: np.random.Generator) -> PatternRound:
     """Draw an offset and query tokens of a plane, on one coarse grid."""
     # along a line the scales of answers with open gates are known by c alone
-    r = max(2 if dim > tuning.few else 1, min(tuning.plane, (dim - 4) // 3))
-    most = tuning.coefficient
+    r = max(2 if dim > limits.PLANE_FEW else 1, min(_PLANE, (dim - 4) // 3))
+    most = _COEFFICIENT
     plane = rng.integers(-most, most + 1, (dim, r)).astype(np.float64)
     size = most * (most + 1) / 3 * np.sqrt(r)  # rms of an entry of a query token
-    unit = longer * 2.0 ** np.floor(np.log2(tuning.length / size))
+    unit = longer * 2.0 ** np.floor(np.log2(_LENGTH / size))
     offset = np.round(size * rng.standard_normal(dim)) * unit
     return PatternRound(
         offset, unit * plane, _combined(unit * plane, count, rng, most), np.zeros((0, dim))
@@ -215,11 +219,9 @@ def _combined(plane: Array, count: int, rng: np.random.Generator, most: int) -> 
     return np.asarray(coefficients @ plane.T)
 
 
-def with_more(
-    asked: PatternRound, count: int, rng: np.random.Generator, tuning: NormalisedHeadsTuning
-) -> PatternRound:
+def with_more(asked: PatternRound, count: int, rng: np.random.Generator) -> PatternRound:
     """Draw more query tokens of the plane."""
-    more = _combined(asked.plane, count, rng, tuning.coefficient)
+    more = _combined(asked.plane, count, rng, _COEFFICIENT)
     return replace(asked, tokens=np.vstack([asked.tokens, more]))
 
 

@@ -1,0 +1,327 @@
+"""From single tokens to a layer that predicts a few fresh answers: one path for all layers.
+
+Heads, query tokens that open one gate, maps, scores, ranges once more. What differs are two
+properties: what an answer tells (`readout`: all, or a direction behind a norm), and what a score
+depends on (one distance, or several). After a norm, and where long tokens do not tell heads apart,
+heads and maps come from copies of shorter tokens (`soft_gate_reading`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+
+from unsoftmax.errors import ModelMismatch, NotIdentifiable
+from unsoftmax.learners.attention_layer import search_limits as limits
+from unsoftmax.learners.attention_layer.direction_reading import DirectionMaps, DirectionScores
+from unsoftmax.learners.attention_layer.given_positions import GivenPositions
+from unsoftmax.learners.attention_layer.group_reading import GroupReading
+from unsoftmax.learners.attention_layer.group_scores import GroupAnswers
+from unsoftmax.learners.attention_layer.head_search import HeadSearch, HeadsStill
+from unsoftmax.learners.attention_layer.lifted_reading import LiftedReading
+from unsoftmax.learners.attention_layer.map_reading import MapReading
+from unsoftmax.learners.attention_layer.norm_behind import ask_more_singles, ask_singles, find_eps
+from unsoftmax.learners.attention_layer.offset_questions import with_long_offsets
+from unsoftmax.learners.attention_layer.opening_tokens import OpeningSearch
+from unsoftmax.learners.attention_layer.plane_heads import find_heads, too_few
+from unsoftmax.learners.attention_layer.range_polish import polished
+from unsoftmax.learners.attention_layer.readout import DirectionMap, NormedNoise
+from unsoftmax.learners.attention_layer.recovered_layer import LayerAnswers, said_of
+from unsoftmax.learners.attention_layer.score_reading import ScoreReading
+from unsoftmax.learners.attention_layer.search_limits import (
+    PLAIN,
+    Effort,
+    Pilots,
+    effort_behind,
+    effort_of,
+)
+from unsoftmax.learners.attention_layer.soft_gate_reading import BaseOffset, SoftGateReading
+from unsoftmax.learners.attention_layer.value_answers import (
+    AffineAnswers,
+    GateAnswers,
+    LayerMap,
+    MapAnswers,
+    ValueAnswers,
+    groups_of,
+)
+from unsoftmax.learners.compose import Asking, T
+from unsoftmax.measure.precision import UNIT
+from unsoftmax.measure.token_map import AnswerNoise, TokenMapAnswers
+from unsoftmax.models import AttentionLayer
+from unsoftmax.models.rotary_layer import RotaryLayer
+from unsoftmax.protocol import Found
+from unsoftmax.validate.conclude import Conclusion
+from unsoftmax.validate.judge import fresh_answers
+from unsoftmax.validate.layer_sequences import LayerSequences
+from unsoftmax.validate.sequences import opening
+
+Concluded = Conclusion[AttentionLayer | RotaryLayer]
+REFUSALS = (ModelMismatch, NotIdentifiable, np.linalg.LinAlgError)
+
+# Dimensions of all heads' values up to which maps are fitted. In 384 the fit converges slowly,
+# from a start as far as that; reading ranges again, a query per dimension, does better.
+_FITTED_ALONE = 64
+# Heads whose values have the same row space but for this angle share them, or for so many times
+# the noise: behind float32 row spaces are off by 0.02 to 0.05, and random ones are at right angles.
+_SHARED, _SHARED_NOISE = 1e-4, 1e6
+# Roundoffs that answers behind a norm are perturbed by, relative to y and to the scale; those
+# further than so many from the affine map are perturbed by what they are off.
+_ROUNDOFFS, _NOISY = 4.0, 256.0
+# Errors of maps that are drawn to tell ranks of scores are so many times as large where maps come
+# from soft gates: one draw may be a tenth of the errors there are, where one direction decides.
+_SOFT_DRAWN = 4.0
+
+
+def tried(
+    times: int,
+    search: Callable[[bool], Asking[T]],
+    again: tuple[type[Exception], ...] = (ModelMismatch, np.linalg.LinAlgError),
+) -> Asking[T]:
+    """Search, once more with other tokens where that fails; the last search is told that it is."""
+    for left in reversed(range(times)):
+        try:
+            return (yield from search(not left))
+        except HeadsStill:
+            raise
+        except again:
+            if not left:
+                raise
+    raise AssertionError("no searches")
+
+
+def conclusion_of(
+    answers: LayerAnswers,
+    noise: AnswerNoise,
+    rng: np.random.Generator,
+    fresh: float = np.inf,
+    **least: float,
+) -> Concluded:
+    """Put a layer beside others of the same answers; fresh tokens are no longer than ``fresh``."""
+    drawn = answers.drawn(noise, rng, **least)
+    by_distance = isinstance(drawn.model, RotaryLayer)
+    sequences = LayerSequences(drawn.model, rng, fresh, by_distance=by_distance)
+    return Conclusion(drawn, sequences, said_of(drawn.model))
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSearch:
+    """The search for values and scores, from the heads on."""
+
+    single: MapAnswers
+    gates: GateAnswers
+    noise: AnswerNoise
+    effort: Effort
+    head_dim: int | None
+    rng: np.random.Generator
+    pilots: Pilots = PLAIN
+    given: GivenPositions | None = None
+    """What is known of positions; None where scores have one distance."""
+
+    def run(self) -> Asking[LayerAnswers]:
+        """Ask for all that a layer is computed from."""
+        layer, noise, effort, rng = self.single.layer(), self.noise, self.effort, self.rng
+        behind = isinstance(layer, DirectionMap)
+        opening = yield from OpeningSearch(layer, noise, self.gates, rng, self.pilots).run()
+        maps = yield from (DirectionMaps if behind else MapReading)(
+            self.single,
+            layer,
+            noise,
+            self.gates,
+            opening,
+            self.head_dim,
+            effort.whole,
+            rng,
+            self.pilots,
+            shared=self.given is not None,
+        ).run()
+        typical = float(opening.typical.max()), float(opening.bias.max())
+        if self.given is not None:
+            return (yield from self._with_positions(self.given, maps, typical))
+        more = effort.polish and not maps.whole
+        fit = more and not behind and sum(maps.ranks) <= _FITTED_ALONE
+        effort = limits.FITTED if fit else effort
+        scores = DirectionScores if behind else ScoreReading
+        reading = scores.of(maps, noise, effort, typical, rng)
+        answers = LayerAnswers(maps, (yield from reading.run()))
+        if fit:
+            return (yield from _fitted(answers, reading))
+        if more:
+            return (yield from polished(answers, reading, float(np.linalg.norm(opening.a))))
+        return answers
+
+    def _with_positions(
+        self, given: GivenPositions, maps: ValueAnswers, typical: tuple[float, float]
+    ) -> Asking[LayerAnswers]:
+        """Ask for keys and queries of groups of heads, at several distances."""
+        allowed = max(_SHARED, _SHARED_NOISE * self.noise.relative)
+        groups = groups_of(maps.solved(), min(allowed, 0.5))
+        if self.noise.relative > limits.EXACT:
+            maps = replace(maps, groups=groups)
+        reading = GroupReading.of(
+            maps, self.noise, self.effort, typical, self.rng, groups=groups, given=given
+        )
+        if self.pilots.mirrored:
+            reading = LiftedReading.beside(reading)
+        return LayerAnswers(maps, (yield from reading.run()))
+
+
+def _fitted(answers: LayerAnswers, reading: ScoreReading) -> Asking[LayerAnswers]:
+    """Fit maps to all answers, and ask again what has small weights beside them."""
+    answers = replace(answers, fitted=reading.noise)
+    layer, values = answers.maps()
+    reading = replace(reading, layer=layer, values=values)
+    assert not isinstance(answers.scores, GroupAnswers)
+    return replace(answers, scores=(yield from reading.mended(answers.scores)))
+
+
+def read_layer(
+    tokens: TokenMapAnswers,
+    most: int,
+    effort: Effort,
+    head_dim: int | None,
+    rng: np.random.Generator,
+    pilots: Pilots = PLAIN,
+    given: GivenPositions | None = None,
+) -> Asking[LayerAnswers]:
+    """Search for all, from single tokens on, beside offsets so long that gates are 0 or 1."""
+    noise = tokens.noise()
+    found = yield from HeadSearch(LayerMap.of(tokens), noise, most, rng, pilots).run()
+    single = AffineAnswers(tokens, found.residual)
+    search = LayerSearch(single, found.gates, noise, effort, head_dim, rng, pilots, given)
+    return (yield from search.run())
+
+
+def soft_search(
+    reading: SoftGateReading,
+    base: BaseOffset,
+    profile: str,
+    widest: float,
+    fresh: float = np.inf,
+    **least: float,
+) -> Asking[Concluded]:
+    """Search on from the heads that copies of tokens showed beside one offset.
+
+    Keys may be as long as ``widest``, fresh tokens as ``fresh``; ``least_most`` is the share of an
+    answer up to which a residual is not refused.
+    """
+    noise, rng = reading.noise, reading.rng
+    effort = effort_of(profile, noise.relative)
+    maps = yield from reading.run(base, effort.whole)
+    scores = ScoreReading.of(
+        maps, noise, effort, base.typical(), rng, radius=widest, drawn=_SOFT_DRAWN
+    )
+    answers = LayerAnswers(maps, (yield from scores.run()))
+    conclusion = conclusion_of(answers, noise, rng, fresh, **least)
+    yield from conclusion.confirmed()
+    return conclusion
+
+
+def steps_behind(
+    dim: int,
+    rng: np.random.Generator,
+    checks: int,
+    profile: str,
+    max_heads: int | None = None,
+    head_dim: int | None = None,
+) -> Asking[Found[AttentionLayer | RotaryLayer]]:
+    """Recover a layer behind a LayerNorm, of no more than ``max_heads`` heads where that is given.
+
+    Raises
+    ------
+    ModelMismatch
+        The target is none.
+    NotIdentifiable
+        The answers cannot determine it: an entry of γ is 0, d is too small, no residual.
+    """
+    earlier = yield from fresh_answers([opening(dim, checks // 4, rng)] if checks // 4 else [])
+    singles = yield from ask_singles(dim, rng)
+    effort = effort_behind(profile, singles.solved().noise * np.sqrt(dim))
+    if effort.polish:
+        singles = yield from ask_more_singles(singles, rng)
+    single = yield from find_heads(singles, rng)
+    layer, H = single.layer(), single.gates.shape[1]
+    if max_heads is not None and max_heads < H:
+        raise ModelMismatch(f"There are {H} heads: raise max_heads from {max_heads}.")
+    noise = NormedNoise(layer.noise * np.sqrt(dim), scale=1 / layer.norm.gain)
+    unit = noise.relative if noise.relative > _NOISY * UNIT else _ROUNDOFFS * UNIT
+    search = LayerSearch(single, single.gate_answers(), noise, effort, head_dim, rng)
+
+    def searched(last: bool) -> Asking[Concluded]:
+        answers = yield from search.run()
+        answers = replace(answers, eps=(yield from find_eps(layer, rng)))
+        return conclusion_of(answers, replace(noise, relative=float(unit)), rng)
+
+    try:
+        conclusion = yield from tried(limits.TRIES_BEHIND, searched)
+        return (yield from conclusion.run(checks, earlier))
+    except (ModelMismatch, np.linalg.LinAlgError) as error:
+        if dim > limits.PLANE_FEW:
+            raise
+        # heads may open together along a line, which is all there is room for
+        raise too_few(layer) from error
+
+
+def search_with_positions(
+    tokens: TokenMapAnswers,
+    given: GivenPositions,
+    most: int,
+    head_dim: int | None,
+    profile: str,
+    rng: np.random.Generator,
+    attempts: int,
+) -> Asking[Concluded]:
+    """Recover a layer with positions: without biases of keys and queries, then with them."""
+    noise, whole = tokens.noise().relative, LayerMap.of(tokens)
+    coarse, effort = noise > limits.EXACT, effort_of(profile, noise)
+    pilots = limits.POSITIONED._replace(
+        deviations=(PLAIN if coarse else limits.POSITIONED).deviations
+    )
+
+    def searched(pilots: Pilots, last: bool) -> Asking[Concluded]:
+        # ranges of trained heads may be too nearly dependent for fewer directions
+        dense = effort.whole or (last and attempts > 1 and coarse)
+        wanted = effort._replace(whole=dense)
+        read = read_layer(tokens, most, wanted, head_dim, rng, pilots, given)
+        if not pilots.mirrored:
+            read = with_long_offsets(read, whole)
+        conclusion = conclusion_of((yield from read), tokens.noise(), rng)
+        yield from conclusion.confirmed()
+        return conclusion
+
+    try:
+        return (yield from tried(attempts, partial(searched, pilots), REFUSALS))
+    except REFUSALS as refused:
+        still = isinstance(refused, HeadsStill)
+        if coarse:
+            if not still:
+                raise
+            raise _naming_biases(refused, _TOO_COARSE) from refused
+        try:
+            return (yield from tried(attempts, partial(searched, limits.BIASED), REFUSALS))
+        except REFUSALS as again:
+            if "frequencies" in getattr(again, "determined", {}):
+                raise  # they are not the given ones: biases have been read
+            if not still:
+                raise refused from again
+            raise _naming_biases(again, _TOO_LARGE) from again
+
+
+_TOO_COARSE = (
+    "Keys or queries with biases answer so as well, and behind answers as coarse as these, layers "
+    "with positions and such biases are not recovered here."
+)
+_TOO_LARGE = (
+    "Queries of this layer have biases, and those of keys and queries may be too large beside what "
+    "tokens add to them."
+)
+
+
+def _naming_biases(refused: Exception, reason: str) -> Exception:
+    """Return a refusal of a layer whose gates do not change beside long offsets."""
+    if isinstance(refused, NotIdentifiable | ModelMismatch):
+        kind = NotIdentifiable if isinstance(refused, NotIdentifiable) else ModelMismatch
+        return kind(f"{refused} {reason}", determined=refused.determined)
+    return ModelMismatch(f"The answers lead to equations that are singular. {reason}")
