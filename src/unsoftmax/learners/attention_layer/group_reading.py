@@ -12,6 +12,7 @@ from the answers is `turned_scores`.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import ClassVar, Self
 
 import numpy as np
 
@@ -22,6 +23,7 @@ from unsoftmax.learners.attention_layer.group_scores import (
     GroupAnswers,
     GroupScores,
     RotatedPlanes,
+    centred,
     columns_of_groups,
     common_angles,
 )
@@ -69,24 +71,40 @@ class GroupReading(KeyAsking):
     groups: Groups = field(kw_only=True)
     given: GivenPositions = field(kw_only=True)
 
+    lift: ClassVar[int] = 0
+    """How many numbers more a token has with biases, (x, 1)."""
+
     def run(self) -> Asking[GroupAnswers]:
         """Ask all parts."""
         d, n = self.layer.M.shape[1], self.keys
-        units = chosen_keys(
-            KeyAims(self._frames(), [np.eye(d)]), -(-d // n), n, self.rng, limits.KEYS
-        )
-        directions = np.linalg.qr(self.rng.standard_normal((d, d)))[0]
-        lengths = yield from self.piloted(units, directions)
-        answers = yield from self._first(units, directions, lengths)
-        between = self._shift(answers)
-        far = self.grid(answers.first.keys, answers.first.tokens, between)
-        answers = replace(answers, far=(yield from self.asked(far, "turned farther")))
+        aims = KeyAims(self._frames(), [np.eye(d)])
+        units = chosen_keys(aims, -(-(d + 2 * self.lift) // n), n, self.rng, limits.KEYS)
+        directions = self._directions(d)
+        reading, lengths, answers = yield from self._begun(units, directions)
+        between = reading._shift(answers)
+        far = reading.grid(answers.first.keys, answers.first.tokens, between)
+        answers = replace(answers, far=(yield from reading.asked(far, "turned farther")))
         seen = answers.scores(self.layer, self.values)
-        answers = self._turning(answers, seen)
+        answers = reading._turning(answers, seen)
         rest = directions[len(answers.first.tokens) :]
-        keys = self._aimed(answers, seen) if len(rest) else units[:0]
-        further = yield from self.asked(self.grid(*self.tokens(keys, rest, lengths)), "queries")
-        return replace(answers, further=further)
+        keys = reading._aimed(answers, seen) if len(rest) else np.zeros((0, n, d))
+        further = reading._paired(answers, seen, *self.tokens(keys, rest, lengths))
+        return replace(answers, further=(yield from reading.asked(further, "queries")))
+
+    def _directions(self, d: int) -> Array:
+        """Choose query tokens that show Q_h, of norm 1."""
+        return np.linalg.qr(self.rng.standard_normal((d, d)))[0]
+
+    def _begun(self, units: Array, directions: Array) -> Asking[tuple[Self, Lengths, GroupAnswers]]:
+        """Ask the first query tokens at lengths at which logits are moderate."""
+        lengths = yield from self.piloted(units, directions)
+        return self, lengths, (yield from self._first(units, directions, lengths))
+
+    def _paired(
+        self, answers: GroupAnswers, seen: list[GroupScores], keys: Array, tokens: Array
+    ) -> KeyAnswers:
+        """Pair every other query token with blocks of keys."""
+        return self.grid(keys, tokens)
 
     @property
     def _otherwise(self) -> str:
@@ -139,20 +157,14 @@ class GroupReading(KeyAsking):
                 f"Scores of the {len(self.groups)} groups of heads have ranks "
                 f"{', '.join(map(str, ranks))}. " + self._otherwise
             )
-        some = keys[: self._blocks_for(ranks[0])]
+        some = keys[: -(-(ranks[0] + self.lift) // self.keys)]
         near = yield from self.asked(self.grid(some, tokens, 1), "turned by one token")
-        return self._answers(ranks[0], first, near)
-
-    def _blocks_for(self, rank: int) -> int:
-        """Return how many blocks of keys show a step."""
-        return -(-rank // self.keys)
-
-    def _answers(self, rank: int, first: KeyAnswers, near: KeyAnswers) -> GroupAnswers:
-        return GroupAnswers(self.groups, rank, first, near)
+        return GroupAnswers(self.groups, ranks[0], first, near)
 
     def _columns(self, answers: KeyAnswers, layer: LayerMap, values: HeadMaps) -> list[Array]:
         """Return every group's scores, whose rank is that of its queries."""
-        return columns_of_groups(answers.scores(layer, values), self.groups)
+        columns = columns_of_groups(answers.scores(layer, values), self.groups)
+        return [centred(x) for x in columns] if self.lift else columns
 
     def _ranks(self, first: KeyAnswers, most: int) -> tuple[int, ...]:
         """Count the singular values of every group's scores that are no errors."""

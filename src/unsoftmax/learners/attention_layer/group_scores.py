@@ -11,6 +11,17 @@ K, with the rows κ_i = R(Δ_i)ᵀ K a_i of all keys and the columns q of all fi
     q = P⁻¹ Vᵀ                             and Q_h b of further b from r scores of one block
 
 A long shift reads slow planes better, as often as it is long.
+
+With biases κ_i = R(Δ_i)ᵀ(K a_i + b_k), q = Q_h b + b_q, and the query token's own scores σ are
+unknown, one for each column:
+
+    L_0 = κ q − 1 σᵀ      L_m = κ R(m) q − 1 σᵀ      C takes the mean row off
+    C L_0 = Z Vᵀ          T_m = Z⁺ C L_m V = P R(m) P⁻¹
+    mean(L_m − L_0) V = z̄ᵀ(T_m − I)         κ = (Z + 1 z̄ᵀ)P
+    R(Δ_i) κ_i = K a_i + b_k                 K and b_k from all keys
+    log p_i/p_b = ((K a_i + b_k)ᵀR(Δ_i) − (K b + b_k)ᵀ)(Q_h b + b_q)     further b
+
+Of planes that do not turn z̄ and b_k change no answer, and are 0.
 """
 
 from __future__ import annotations
@@ -26,6 +37,7 @@ from unsoftmax.learners.attention_layer.value_answers import Groups, HeadMaps, L
 from unsoftmax.measure.token_map import AnswerNoise
 from unsoftmax.models.rotary import Rotary
 from unsoftmax.probes import Array, Indices
+from unsoftmax.solve.full_rank import solved
 from unsoftmax.solve.leading_rows import leading_rows
 from unsoftmax.solve.turning_planes import turning_planes
 
@@ -81,16 +93,41 @@ class GroupScores:
     far: Array | None = None
     """T_m."""
     table: Array | None = None
-    """L_1 of the first keys."""
+    """L_1 of the first keys; None where there are biases."""
+    lift: Array | None = None
+    """Mean(L_m − L_0) V, (r,), where there are."""
 
     @classmethod
-    def of(cls, here: Array, near: Array, far: Array | None, rank: int) -> GroupScores:
-        """Take L_0 (keys, columns), and of the first keys L_1, of all L_m."""
-        V = leading_rows(here, rank).T
-        Z = here @ V
-        step = least_squares(Z[: len(near)], near @ V)
-        long = None if far is None else least_squares(Z, far @ V)
-        return cls(Z, V, step, long, near)
+    def of(
+        cls, here: Array, near: Array, far: Array | None, rank: int, biased: bool
+    ) -> GroupScores:
+        """Take L_0 (keys, columns), and of the first keys L_1 and L_m."""
+        read = centred if biased else np.asarray
+        V = leading_rows(read(here), rank).T
+        Z = read(here @ V)
+        steps = [
+            least_squares(read(Z[: len(table)]), read(table @ V))
+            for table in (near, far)
+            if table is not None
+        ]
+        long = None if far is None else steps[1]
+        if not biased:
+            return cls(Z, V, steps[0], long, near)
+        last = near if far is None else far
+        first = slice(len(last))
+        beside = Z[first].mean(axis=0) @ (steps[-1] - np.eye(rank))
+        return cls(Z, V, steps[0], long, lift=np.mean((last - here[first]) @ V, axis=0) - beside)
+
+    def mean_key(self, P: Array, turning: int) -> Array:
+        """Return z̄ᵀ P, (r,): the mean of κ that was taken off, 0 in planes that do not turn."""
+        mean = np.zeros(len(P))
+        if self.lift is None:
+            return mean
+        assert self.far is not None
+        turned = np.linalg.solve(P, self.far @ P)[: 2 * turning, : 2 * turning]
+        lifted = (self.lift @ P)[: 2 * turning]
+        mean[: 2 * turning] = np.linalg.solve((turned - np.eye(2 * turning)).T, lifted)
+        return mean
 
     @property
     def long_angles(self) -> Array:
@@ -173,7 +210,14 @@ class GroupKeys:
     K: Array
     """(rows, d)."""
     queries: Array
-    """Q_h b of the first query tokens, (rows, T·heads)."""
+    """Q_h b + b_q of the first query tokens, (rows, T·heads)."""
+    bias: Array
+    """b_k, (rows,), 0 where there are no biases."""
+
+    def rows(self, keys: Array, distances: Array, rotary: Rotary, b: Array | None = None) -> Array:
+        """Return R(Δ_i)ᵀ(K a_i + b_k) of keys (n, d), beside b less the query token's K b + b_k."""
+        turned = rotary.turned(keys @ self.K.T + self.bias, -distances)
+        return np.asarray(turned if b is None else turned - (self.K @ b + self.bias))
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,15 +243,34 @@ class GroupAnswers:
     angles: Array | None = None
     """Frequencies of the planes that turn, where they were told."""
 
+    @property
+    def base(self) -> Array | None:
+        """What was added to all tokens where there are biases, (d,)."""
+        return self.first.base
+
     def scores(self, layer: LayerMap, values: HeadMaps) -> list[GroupScores]:
         """Return what every group's heads score."""
         parts = [self.first, self.near, *([] if self.far is None else [self.far])]
         tables = [columns_of_groups(part.scores(layer, values), self.groups) for part in parts]
         far = [None] * len(self.groups) if self.far is None else tables[2]
         return [
-            GroupScores.of(here, near, there, self.rank)
+            GroupScores.of(here, near, there, self.rank, self.base is not None)
             for here, near, there in zip(tables[0], tables[1], far, strict=True)
         ]
+
+    def base_token(self, layer: LayerMap, values: HeadMaps, least: float) -> Array:
+        """Return the shortest token whose keys are opposite to the key biases, (d,).
+
+        Directions of which keys show less than the share ``least`` are left out.
+        """
+        found, _ = self.keys(self.scores(layer, values))
+        K = np.vstack([one.K for one in found])
+        bias = np.concatenate([one.bias for one in found])
+        # how long a plane's rows are is free: all alike
+        planes = np.linalg.norm(K.reshape(-1, 2 * K.shape[1]), axis=1)
+        sizes = np.repeat(np.where(planes > 0, planes, 1.0), 2)
+        K, bias = K / sizes[:, None], bias / sizes
+        return np.asarray(self.base - np.linalg.lstsq(K, bias, rcond=least)[0])
 
     def planes(self, seen: Sequence[GroupScores]) -> list[RotatedPlanes]:
         """Return every group's planes."""
@@ -226,41 +289,73 @@ class GroupAnswers:
         return angles, Rotary(np.pad(angles, (0, (self.rank + 1) // 2 - len(angles))))
 
     def keys(self, seen: Sequence[GroupScores]) -> tuple[list[GroupKeys], Rotary]:
-        """Return every group's K, and the queries of the first tokens."""
+        """Return every group's K and b_k, and the queries of the first tokens."""
         planes, count = self.planes(seen), (self.rank + 1) // 2
-        _, rotary = self.common(planes)
-        keys = self.first.keys.reshape(-1, self.first.keys.shape[2])
-        found = []
+        angles, rotary = self.common(planes)
+        keys = self._lifted(self.first.keys.reshape(-1, self.first.keys.shape[2]))
+        found, padded = [], ((0, 0), (0, 2 * count - self.rank))
         for one, plane in zip(seen, planes, strict=True):
-            padded = ((0, 0), (0, 2 * count - self.rank))
-            rows = np.pad(one.Z @ plane.P, padded)
-            turned = rotary.turned(rows, distances_of(self.first))
-            K = least_squares(keys, turned)
+            rows = np.pad(one.Z @ plane.P + one.mean_key(plane.P, len(angles)), padded)
+            K = solved(keys, rotary.turned(rows, distances_of(self.first))).T
             queries = np.pad(np.linalg.solve(plane.P, one.V.T), padded[::-1])
-            found.append(GroupKeys(K.T, queries))
+            bias = np.zeros(2 * count)
+            if self.base is not None:
+                bias = np.where(np.arange(2 * count) < 2 * len(angles), K[:, -1], 0.0)
+            found.append(GroupKeys(K[:, : self.first.keys.shape[2]], queries, bias))
         return found, rotary
 
+    def _lifted(self, tokens: Array) -> Array:
+        """Return tokens (n, d) as biases see them: (x, 1)."""
+        return tokens if self.base is None else np.hstack([tokens, np.ones((len(tokens), 1))])
+
     def solved(self, layer: LayerMap, values: HeadMaps) -> GroupHeads:
-        """Compute all keys and queries."""
+        """Compute all keys and queries, and their biases."""
         assert self.further is not None
         found, rotary = self.keys(self.scores(layer, values))
-        scores = self.further.scores(layer, values)  # (T₂, H, n₂)
-        keys = self.further.keys.reshape(-1, self.further.keys.shape[2])
+        scores = self.further.scores(layer, values)  # (T₂, H, keys)
         tokens = np.vstack([self.first.tokens, self.further.tokens])
-        heads = sum(map(len, self.groups))
-        K, Q = [], np.zeros((heads, 2 * len(rotary), keys.shape[1]))
+        d, base = tokens.shape[1], self.base
+        queries = np.zeros((sum(map(len, self.groups)), 2 * len(rotary), len(tokens)))
         for group, one in zip(self.groups, found, strict=True):
-            rows = rotary.turned(keys @ one.K.T, -distances_of(self.further))[:, : self.rank]
+            others = self._further_queries(one, scores[:, list(group)], rotary)
             first = one.queries.reshape(len(one.queries), -1, len(group))
-            for place, h in enumerate(group):
-                others = np.zeros((len(one.queries), len(scores)))
-                others[: self.rank] = least_squares(rows, scores[:, h].T)
-                Q[h] = np.linalg.solve(tokens, np.hstack([first[:, :, place], others]).T).T
+            queries[list(group)] = np.concatenate([first, others], axis=1).transpose(2, 0, 1)
+        flat = queries.reshape(-1, len(tokens)).T
+        Q = solved(self._lifted(tokens), flat).T.reshape(*queries.shape[:2], -1)
+        K, k_bias = [], []
+        for group, one in zip(self.groups, found, strict=True):
             # as large as each other, which no answer shows
-            size = np.sqrt(np.linalg.norm(Q[list(group)]) / np.linalg.norm(one.K))
+            size = np.sqrt(np.linalg.norm(Q[list(group), :, :d]) / np.linalg.norm(one.K))
             K.append(size * one.K)
+            if base is not None:
+                k_bias.append(size * np.where(one.bias == 0, 0.0, one.bias - one.K @ base))
             Q[list(group)] /= size
-        return GroupHeads(np.array(K), Q, rotary)
+        if base is None:
+            return GroupHeads(np.array(K), Q, rotary)
+        q_bias = np.asarray(Q[:, :, d] - Q[:, :, :d] @ base)
+        return GroupHeads(np.array(K), Q[:, :, :d], rotary, np.array(k_bias), q_bias)
+
+    def _further_queries(self, one: GroupKeys, scores: Array, rotary: Rotary) -> Array:
+        """Return the queries of a group's heads beside further tokens, (rows, T₂, heads)."""
+        further = self.further
+        assert further is not None
+        count, heads, _ = scores.shape
+        found, distances = np.zeros((len(one.K), count, heads)), distances_of(further)
+        if self.base is None:
+            rows = one.rows(further.keys.reshape(-1, further.keys.shape[2]), distances, rotary)
+            flat = least_squares(rows[:, : self.rank], scores.reshape(count * heads, -1).T)
+            found[: self.rank] = flat.reshape(-1, count, heads)
+            return found
+        n = further.keys.shape[1]
+        for k, b in enumerate(further.tokens):
+            each, right = [], []
+            for q in np.flatnonzero(further.token == k):
+                place = further.block[q]
+                keys = further.scale[q] * further.keys[place]
+                each.append(one.rows(keys, distances[:n], rotary, b)[:, : self.rank])
+                right.append(scores[k, :, place * n : (place + 1) * n].T)
+            found[: self.rank, k] = least_squares(np.vstack(each), np.vstack(right))
+        return found
 
     def with_errors(self, noise: AnswerNoise, rng: np.random.Generator) -> GroupAnswers:
         """Return the same answers, with errors drawn as large as theirs may be."""
@@ -284,12 +379,17 @@ def common_angles(planes: Sequence[RotatedPlanes]) -> Array:
     return np.asarray(np.mean([one.angles for one in planes], axis=0))
 
 
-def distances_of(answers: KeyAnswers) -> Indices:
+def distances_of(answers: KeyAnswers) -> Array:
     """Return Δ of every key, block after block, without the tokens in between: n … 1."""
     blocks, n, _ = answers.keys.shape
-    return np.tile(np.arange(n, 0, -1), blocks)
+    return np.tile(np.arange(n, 0, -1.0), blocks)
 
 
 def least_squares(A: Array, y: Array) -> Array:
     """Solve A x = y by least squares."""
     return np.asarray(np.linalg.lstsq(A, y, rcond=None)[0])
+
+
+def centred(table: Array) -> Array:
+    """Take the mean row off."""
+    return np.asarray(table - table.mean(axis=0))

@@ -65,6 +65,8 @@ class KeyAsking:
     """Tokens are no longer than this."""
     drawn: float = 1.0
     """Errors that are drawn to tell ranks are so many times as large as those of the answers."""
+    base: Array | None = None
+    """What is added to all tokens where keys and queries have biases, (d,)."""
 
     @classmethod
     def of(
@@ -174,7 +176,8 @@ class KeyAsking:
         blocks, count = len(keys), len(tokens)
         token, block = np.divmod(np.arange(blocks * count), max(1, blocks))
         nothing = np.zeros((blocks * count, self.layer.numbers))
-        return KeyAnswers(keys, tokens, block, token, np.ones(blocks * count), nothing, between)
+        scale = np.ones(blocks * count)
+        return KeyAnswers(keys, tokens, block, token, scale, nothing, between, self.base)
 
     def _answered(self, answers: KeyAnswers, phase: str) -> Asking[KeyAnswers]:
         every = np.arange(len(answers.block))

@@ -160,11 +160,9 @@ class LayerSearch:
         groups = groups_of(maps.solved(), min(allowed, 0.5))
         if self.noise.relative > limits.EXACT:
             maps = replace(maps, groups=groups)
-        reading = GroupReading.of(
+        reading = (LiftedReading if self.pilots.mirrored else GroupReading).of(
             maps, self.noise, self.effort, typical, self.rng, groups=groups, given=given
         )
-        if self.pilots.mirrored:
-            reading = LiftedReading.beside(reading)
         return LayerAnswers(maps, (yield from reading.run()))
 
 

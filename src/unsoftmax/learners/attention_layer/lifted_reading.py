@@ -17,7 +17,8 @@ first part once more. What is solved from the answers is `biased_scores`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
 
 import numpy as np
 
@@ -28,22 +29,14 @@ from unsoftmax.learners.attention_layer.group_scores import (
     GroupAnswers,
     GroupKeys,
     GroupScores,
-    columns_of_groups,
 )
-from unsoftmax.learners.attention_layer.key_answers import KeyAnswers
-from unsoftmax.learners.attention_layer.key_asking import Lengths
-from unsoftmax.learners.attention_layer.lifted_scores import (
-    BiasedKeys,
-    LiftedAnswers,
-    centred,
-)
-from unsoftmax.learners.attention_layer.spaced_keys import BiasedKeyAnswers, decoding_growth
+from unsoftmax.learners.attention_layer.key_answers import KeyAnswers, decoding_growth
+from unsoftmax.learners.attention_layer.key_asking import KeyAsking, Lengths
 from unsoftmax.learners.attention_layer.value_answers import HeadMaps, LayerMap
 from unsoftmax.learners.compose import Asking
 from unsoftmax.models.arrays import TINY
 from unsoftmax.models.rotary import Rotary
 from unsoftmax.probes import Array
-from unsoftmax.solve.key_blocks import KeyAims, chosen_keys
 
 # Keys of a query of the first part, as a share of those that it could have at most. More: fewer
 # queries, by a tenth, and weights that are read ten times worse.
@@ -78,56 +71,38 @@ _SCALES = (1.0, -1.0, 0.5, -0.5)
 class LiftedReading(GroupReading):
     """What keys and queries with biases are read with."""
 
-    most_keys: int = field(kw_only=True)
-    """Keys of a query whose own score follows from its queries."""
-    base: Array = field(kw_only=True)
-    """What is added to all tokens, (d,)."""
+    lift: ClassVar[int] = 1
 
-    @classmethod
-    def beside(cls, reading: GroupReading) -> LiftedReading:
-        """Read with biases what another reads without."""
-        if reading.keys < 2:
+    @staticmethod
+    def _most_keys(layer: LayerMap, values: HeadMaps, noise: float, share: int) -> int:
+        most = KeyAsking._most_keys(layer, values, noise, share)
+        if most < 2:
             raise NotIdentifiable(
                 "Values have so few dimensions that one answer shows a head's weight of one key "
                 "alone; where keys and queries have biases it must show that of another token too.",
-                determined={"c": reading.layer.c, "M": reading.layer.M},
+                determined={"c": layer.c, "M": layer.M},
             )
-        given = {one.name: getattr(reading, one.name) for one in fields(reading)}
-        few = max(1, int(_KEY_SHARE * reading.keys))
-        base = np.zeros(reading.layer.M.shape[1])
-        return cls(**{**given, "keys": few}, most_keys=reading.keys, base=base)
+        return max(1, int(_KEY_SHARE * most))
 
-    def run(self) -> Asking[GroupAnswers]:
-        """Ask all parts."""
-        d, n = self.layer.M.shape[1], self.keys
-        units = chosen_keys(
-            KeyAims(self._frames(), [np.eye(d)]), -(-(d + 2) // n), n, self.rng, limits.KEYS
-        )
-        corners = _simplex(d, self.rng)
-        lengths, decided = yield from self._found_lengths(units, corners)
-        answers = yield from self._first(units, corners, lengths)
-        around = self
+    def _directions(self, d: int) -> Array:
+        """Choose the d + 1 corners of a regular simplex around 0, of length 1, randomly turned."""
+        turned = np.linalg.qr(self.rng.standard_normal((d + 1, d + 1)))[0]
+        # a basis of what is orthogonal to (1, …, 1)
+        around = np.linalg.qr(np.column_stack([np.ones(d + 1), turned[:, :d]]))[0][:, 1:]
+        return np.asarray(around / np.linalg.norm(around, axis=1, keepdims=True))
+
+    def _begun(self, units: Array, directions: Array) -> Asking[tuple[Self, Lengths, GroupAnswers]]:
+        """Ask the first query tokens, around a base token where biases alone decide weights."""
+        around = replace(self, base=np.zeros(units.shape[2]))
+        lengths, decided = yield from around._found_lengths(units, directions)
+        answers = yield from around._first(units, directions, lengths)
         for _ in range(_BASES):
             if not decided:
                 break
             around = replace(around, base=(yield from around._base(answers)))
-            lengths, decided = yield from around._found_lengths(units, corners)
-            answers = yield from around._first(units, corners, lengths)
-        return (yield from around._farther(answers, corners, lengths))
-
-    def _farther(
-        self, answers: GroupAnswers, corners: Array, lengths: Lengths
-    ) -> Asking[GroupAnswers]:
-        """Ask the same keys farther away, and the other query tokens."""
-        between = self._shift(answers)
-        far = self.grid(answers.first.keys, answers.first.tokens, between)
-        answers = replace(answers, far=(yield from self.asked(far, "turned farther")))
-        seen = answers.scores(self.layer, self.values)
-        answers = self._turning(answers, seen)
-        rest = corners[len(answers.first.tokens) :]
-        keys, tokens = self.tokens(self._candidates(answers, seen, len(rest)), rest, lengths)
-        paired = self._paired(answers, seen, keys, tokens)
-        return replace(answers, further=(yield from self.asked(paired, "queries")))
+            lengths, decided = yield from around._found_lengths(units, directions)
+            answers = yield from around._first(units, directions, lengths)
+        return around, lengths, answers
 
     # -- biases that alone decide the weights
 
@@ -138,18 +113,20 @@ class LiftedReading(GroupReading):
         """Return a token whose keys are about 0, by some keys asked farther away as well."""
         far = self.grid(answers.near.keys, answers.first.tokens, self._shift(answers))
         rough = replace(answers, far=(yield from self.asked(far, "base token")), still=_ROUGH)
-        assert isinstance(rough, LiftedAnswers)
         return rough.base_token(self.layer, self.values, _SHOWN)
 
     # -- further query tokens
 
-    def _candidates(self, answers: GroupAnswers, seen: list[GroupScores], tokens: int) -> Array:
+    @property
+    def _whole(self) -> int:
+        """Keys of a query whose own score follows from its queries."""
+        share = self.effort.share
+        return KeyAsking._most_keys(self.layer, self.values, self.noise.relative, share)
+
+    def _aimed(self, answers: GroupAnswers, seen: list[GroupScores]) -> Array:
         """Return blocks of keys that show queries of all groups, several sets of them."""
-        d, n = self.layer.M.shape[1], self.most_keys
-        if not tokens:
-            return np.zeros((0, n, d))
-        whole = replace(self, keys=n)
-        sets = [GroupReading._aimed(whole, answers, seen) for _ in range(_SETS)]
+        whole = replace(self, keys=self._whole)
+        sets = [super(LiftedReading, whole)._aimed(answers, seen) for _ in range(_SETS)]
         return np.concatenate(sets)
 
     def _paired(
@@ -159,7 +136,7 @@ class LiftedReading(GroupReading):
 
         A square system whose rows have a row taken off may be singular, by chance.
         """
-        blocks = -(-answers.rank // self.most_keys)
+        blocks = -(-answers.rank // self._whole)
         sets = np.arange(len(keys)).reshape(-1, blocks)
         found, rotary = answers.keys(seen)
         options = [(k, s) for k in range(len(sets)) for s in _SCALES]
@@ -176,7 +153,7 @@ class LiftedReading(GroupReading):
         scale = np.repeat([options[k][1] for k in best], blocks)
         token = np.repeat(np.arange(len(tokens)), blocks)
         nothing = np.zeros((len(block), len(self.layer.c)))
-        return BiasedKeyAnswers(keys, tokens, block, token, scale, nothing, base=self.base)
+        return KeyAnswers(keys, tokens, block, token, scale, nothing, base=self.base)
 
     # -- lengths
 
@@ -226,20 +203,6 @@ class LiftedReading(GroupReading):
 
     # -- asking
 
-    def grid(self, keys: Array, tokens: Array, between: int = 0) -> KeyAnswers:
-        """Pair every block with every query token, not yet answered."""
-        plain = GroupReading.grid(self, keys, tokens, between)
-        return BiasedKeyAnswers(
-            plain.keys,
-            plain.tokens,
-            plain.block,
-            plain.token,
-            plain.scale,
-            plain.y,
-            between,
-            base=self.base,
-        )
-
     def mended_part(self, answers: KeyAnswers, phase: str) -> Asking[KeyAnswers]:
         """Refuse weights that are not positive: with shorter keys all scores would be others."""
         yield from ()
@@ -261,15 +224,6 @@ class LiftedReading(GroupReading):
             "learner here recovers these with positions."
         )
 
-    def _blocks_for(self, rank: int) -> int:
-        return -(-(rank + 1) // self.keys)
-
-    def _answers(self, rank: int, first: KeyAnswers, near: KeyAnswers) -> GroupAnswers:
-        return LiftedAnswers(self.groups, rank, first, near)
-
-    def _columns(self, answers: KeyAnswers, layer: LayerMap, values: HeadMaps) -> list[Array]:
-        return [centred(x) for x in columns_of_groups(answers.scores(layer, values), self.groups)]
-
 
 def _rows_growth(
     found: list[GroupKeys], rotary: Rotary, keys: Array, tokens: Array, rank: int
@@ -278,17 +232,8 @@ def _rows_growth(
     growth, n = np.zeros(len(tokens)), keys.shape[1]
     distances = np.tile(np.arange(n, 0, -1.0), len(keys))
     for one in found:
-        assert isinstance(one, BiasedKeys)
         for k, b in enumerate(tokens):
-            rows = one.rows(keys.reshape(-1, keys.shape[2]), b, distances, rotary)[:, :rank]
+            rows = one.rows(keys.reshape(-1, keys.shape[2]), distances, rotary, b)[:, :rank]
             least = float(np.linalg.svd(rows, compute_uv=False)[-1])
             growth[k] = max(growth[k], 1 / max(least, TINY))
     return growth
-
-
-def _simplex(d: int, rng: np.random.Generator) -> Array:
-    """Return the d + 1 corners of a regular simplex around 0, of length 1, randomly turned."""
-    turned = np.linalg.qr(rng.standard_normal((d + 1, d + 1)))[0]
-    # a basis of what is orthogonal to (1, …, 1)
-    around = np.linalg.qr(np.column_stack([np.ones(d + 1), turned[:, :d]]))[0][:, 1:]
-    return np.asarray(around / np.linalg.norm(around, axis=1, keepdims=True))
