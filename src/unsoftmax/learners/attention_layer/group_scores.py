@@ -343,8 +343,8 @@ class GroupAnswers:
         found, distances = np.zeros((len(one.K), count, heads)), distances_of(further)
         if self.base is None:
             rows = one.rows(further.keys.reshape(-1, further.keys.shape[2]), distances, rotary)
-            flat = least_squares(rows[:, : self.rank], scores.reshape(count * heads, -1).T)
-            found[: self.rank] = flat.reshape(-1, count, heads)
+            flat = least_squares(rows[:, : self.rank], scores.reshape(count * heads, len(rows)).T)
+            found[: self.rank] = flat.reshape(self.rank, count, heads)
             return found
         n = further.keys.shape[1]
         for k, b in enumerate(further.tokens):
