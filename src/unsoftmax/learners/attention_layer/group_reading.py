@@ -18,7 +18,6 @@ import numpy as np
 
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.learners.attention_layer import search_limits as limits
-from unsoftmax.learners.attention_layer.given_positions import GivenPositions
 from unsoftmax.learners.attention_layer.group_scores import (
     GroupAnswers,
     GroupScores,
@@ -31,12 +30,51 @@ from unsoftmax.learners.attention_layer.key_answers import KeyAnswers
 from unsoftmax.learners.attention_layer.key_asking import KeyAsking, Lengths
 from unsoftmax.learners.attention_layer.value_answers import Groups, HeadMaps, LayerMap, shared_rows
 from unsoftmax.learners.compose import Asking
+from unsoftmax.learners.settings import refuse_contrary
 from unsoftmax.learners.single_head.distances import RotaryTuning, angles_of
 from unsoftmax.models.rotary import Rotary
 from unsoftmax.probes import Array
 from unsoftmax.solve.key_blocks import KeyAims, chosen_keys
 from unsoftmax.solve.turning_planes import TurningPlanes
 from unsoftmax.validate.drawn_models import SAFETY
+
+
+@dataclass(frozen=True, slots=True)
+class GivenPositions:
+    """The frequencies or their base, or neither: then they are found."""
+
+    rotary: Rotary | None = None
+    base: float | None = None
+
+    def of(self, rank: int) -> Rotary | None:
+        """Return the frequencies of keys of so many rows, None where nothing was said."""
+        if self.base is None:
+            return self.rotary
+        if rank % 2:
+            raise ModelMismatch(
+                f"Keys and queries have rank {rank}, and planes have two coordinates each: at no "
+                "base are these rotary positions. rotary=True without rotary_base finds "
+                "frequencies of any rank."
+            )
+        return Rotary.of(self.base, rank)
+
+
+def given_positions(
+    rotary: bool | Rotary, base: float | None, head_dim: int | None
+) -> GivenPositions | None:
+    """Return what is said of positions, None where there are none.
+
+    Raises
+    ------
+    ValueError, TypeError
+        Settings are out of range, not of their type, or do not go together.
+    """
+    refuse_contrary(rotary, base, "head_dim", head_dim)
+    if base is not None:
+        return GivenPositions(base=float(base))
+    given = rotary if isinstance(rotary, Rotary) else None
+    return GivenPositions(given) if given is not None or rotary else None
+
 
 # First query tokens beyond those that the rank of a group needs. Fewer: the rank is not seen;
 # each costs two queries a block.

@@ -265,10 +265,7 @@ def unseen_cost(heads: int) -> int:
 
 
 def heads_at_moderate_logits(
-    model: Layer,
-    layer: LayerMap,
-    noise: AnswerNoise,
-    rng: np.random.Generator,
+    model: Layer, layer: LayerMap, noise: AnswerNoise, rng: np.random.Generator
 ) -> Asking[int]:
     """Ask for the rank of what one offset adds; 0 where it has none below the number of answers."""
     d, spare = model.dim, limits.TESTED_BY

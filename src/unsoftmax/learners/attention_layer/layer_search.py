@@ -16,13 +16,11 @@ import numpy as np
 
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.learners.attention_layer import search_limits as limits
-from unsoftmax.learners.attention_layer.direction_reading import DirectionMaps, DirectionScores
-from unsoftmax.learners.attention_layer.given_positions import GivenPositions
-from unsoftmax.learners.attention_layer.group_reading import GroupReading
+from unsoftmax.learners.attention_layer.group_reading import GivenPositions, GroupReading
 from unsoftmax.learners.attention_layer.group_scores import GroupAnswers
 from unsoftmax.learners.attention_layer.head_search import HeadSearch, HeadsStill
 from unsoftmax.learners.attention_layer.lifted_reading import LiftedReading
-from unsoftmax.learners.attention_layer.map_reading import MapReading
+from unsoftmax.learners.attention_layer.map_reading import DirectionMaps, MapReading
 from unsoftmax.learners.attention_layer.norm_behind import ask_more_singles, ask_singles, find_eps
 from unsoftmax.learners.attention_layer.offset_questions import with_long_offsets
 from unsoftmax.learners.attention_layer.opening_tokens import OpeningSearch
@@ -30,7 +28,7 @@ from unsoftmax.learners.attention_layer.plane_heads import find_heads, too_few
 from unsoftmax.learners.attention_layer.range_polish import polished
 from unsoftmax.learners.attention_layer.readout import DirectionMap, NormedNoise
 from unsoftmax.learners.attention_layer.recovered_layer import LayerAnswers, said_of
-from unsoftmax.learners.attention_layer.score_reading import ScoreReading
+from unsoftmax.learners.attention_layer.score_reading import DirectionScores, ScoreReading
 from unsoftmax.learners.attention_layer.search_limits import (
     PLAIN,
     Effort,

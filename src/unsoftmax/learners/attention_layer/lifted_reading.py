@@ -25,11 +25,7 @@ import numpy as np
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.learners.attention_layer import search_limits as limits
 from unsoftmax.learners.attention_layer.group_reading import GroupReading
-from unsoftmax.learners.attention_layer.group_scores import (
-    GroupAnswers,
-    GroupKeys,
-    GroupScores,
-)
+from unsoftmax.learners.attention_layer.group_scores import GroupAnswers, GroupKeys, GroupScores
 from unsoftmax.learners.attention_layer.key_answers import KeyAnswers, decoding_growth
 from unsoftmax.learners.attention_layer.key_asking import KeyAsking, Lengths
 from unsoftmax.learners.attention_layer.value_answers import HeadMaps, LayerMap

@@ -6,6 +6,12 @@ that fills its vectors gets twice as many. Where another head's gate flipped its
 answer, or the vector is the only one with its direction: that one is asked again with an eighth of
 the step. Random saturated queries then are sums of some M_h a, or all is asked again with half the
 step. Where the ranges are dependent, or nearly so beside the answers' noise, all d offsets are.
+
+Where answers are known up to a factor all heads are asked, and read by their sum. That sum does not
+notice a gate that one head loses and another gains; but such an answer alone has a direction
+outside of both ranges. Ranks are told by what drawn errors do. Where the values fill all dimensions
+their ranges lose one together behind a LayerNorm, and V_h = V0_h + ν_h T for one unknown T. Then
+τ_h = T A p_h are unknowns beside the weights.
 """
 
 from __future__ import annotations
@@ -34,6 +40,24 @@ from unsoftmax.learners.compose import Asking
 from unsoftmax.measure.binary_grid import on_one_grid
 from unsoftmax.measure.token_map import AnswerNoise
 from unsoftmax.probes import Array, Flags
+
+# Singular values of a range above so many times what drawn errors make are none of errors: these
+# are about a tenth of those drawn.
+_RANK = 3.0
+# Answers to offsets that miss the sum of all maps by more, in the median, are of more heads than
+# were found.
+_MISSED = 1e-2
+# Answers to an offset that miss the sum of all maps by so many times what those to others do, in
+# the median, are of other gates.
+_APART = 1e3
+# Ranges depend on each other where a singular value of all together is below so many times their
+# error ...
+_OVERLAP = 1e4
+# ... and below this.
+_MOST_OVERLAP = 1e-3
+# Where fewer than 1/4 of the keys can be told apart that complete values would allow, every M_h
+# is read as a whole instead.
+_DENSE = 4
 
 # Longest step between offsets that keep gates as they are, relative to the offset.
 _SPREAD = 0.5
@@ -271,3 +295,56 @@ class MapReading:
         condition = 1.0 if whole else 1 / float(np.linalg.svd(U, compute_uv=False)[-1])
         size = float(np.linalg.norm(self.layer.heads, 2))
         return _CHECKED_TO * self.noise.relative * condition * size
+
+
+@dataclass(frozen=True, slots=True)
+class DirectionMaps(MapReading):
+    """Maps read from directions."""
+
+    def _ranked(self, offsets: OffsetAnswers, step: float) -> ValueAnswers:
+        """Count the singular values of each head's range that are above the errors."""
+        answers = ValueAnswers(self.single, self.gates, offsets, (), self.whole)
+        ranks = [
+            np.count_nonzero(np.linalg.svd(span, compute_uv=False) > _RANK * np.linalg.norm(off, 2))
+            for span, off in zip(answers.spans(), self._moved(answers), strict=True)
+        ]
+        return replace(answers, ranks=tuple(max(1, int(rank)) for rank in ranks))
+
+    def _moved(self, answers: ValueAnswers) -> Array:
+        """Return what drawn errors make of all ranges."""
+        return answers.with_errors(self.noise, self.rng).spans() - answers.spans()
+
+    def _flipped(self, answers: ValueAnswers) -> Flags:
+        """Tell where answers have another head's M_g a in them, or do not add up to M a, (H, J)."""
+        offsets, vectors = answers.offsets, answers.vectors()
+        added = (offsets.beside(self.layer, vectors) + vectors[:, None]).sum(axis=0)
+        a = offsets.base + offsets.share[:1].T * offsets.steps
+        whole = a @ self.layer.heads.T
+        missed = np.linalg.norm(added - whole, axis=1) / np.linalg.norm(whole, axis=1)
+        if np.median(missed) > _MISSED:
+            raise ModelMismatch(
+                "Where gates are 0 or 1 the answers of single heads do not add up to those of all: "
+                "there are more heads than long tokens showed, or something else is added to them."
+            )
+        apart = missed > _APART * (np.median(missed) + self.noise.relative)
+        return np.asarray(super(DirectionMaps, self)._flipped(answers) | apart)
+
+    def _divided(self, answers: ValueAnswers, step: float) -> ValueAnswers | None:
+        """Return the answers with what their ranges leave open; None where that is too much."""
+        spans = answers.spans()
+        U = [leading(s, r) for s, r in zip(spans, answers.ranks, strict=True)]
+        error = max(
+            np.linalg.norm(off, 2) / np.linalg.svd(s, compute_uv=False)[r - 1]
+            for off, s, r in zip(self._moved(answers), spans, answers.ranks, strict=True)
+        )
+        s = np.linalg.svd(np.concatenate(U, axis=1), compute_uv=False)
+        rank = int(np.sum(s > min(_OVERLAP * error, _MOST_OVERLAP)))
+        divided = replace(answers, open_in=sum(answers.ranks) - rank)
+        full = min(len(self.layer.c) - 1, rank) // len(U)
+        enough = _DENSE * divided.solved().keys_beside_factor() >= full
+        return divided if enough else None
+
+    def _explained(self, answers: ValueAnswers) -> Asking[bool]:
+        """Return True: answers have been held against the sum of all maps, offset by offset."""
+        return True
+        yield []

@@ -121,9 +121,7 @@ def find_heads(singles: SingleRound, rng: np.random.Generator) -> Asking[Pattern
 
 
 def read_heads(
-    frame: DirectionMap,
-    asked: PatternRound,
-    gates: Array | None = None,
+    frame: DirectionMap, asked: PatternRound, gates: Array | None = None
 ) -> tuple[DirectionMap, Array]:
     """Read K in true units and all gates, as `find_heads` asks until it can; these may be known."""
     known = frame.known(asked.tokens)

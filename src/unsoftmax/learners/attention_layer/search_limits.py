@@ -155,15 +155,7 @@ SOFT_SHARES = (1.0, 0.5, 0.25, 0.125, 0.0625)
 SOFT_COORDINATES = 6
 # Copies of b + a and of b, in turn: logits move by log m/k, 3.5 at most. More copies move them
 # farther by their logarithm, and cost tokens in proportion.
-SOFT_COPIES = (
-    (1, 1),
-    (1, 32),
-    (32, 1),
-    (1, 2),
-    (8, 1),
-    (1, 8),
-    (2, 1),
-)
+SOFT_COPIES = ((1, 1), (1, 32), (32, 1), (1, 2), (8, 1), (1, 8), (2, 1))
 # Query tokens beside the first offset: twelve heads, and twice as many that test them. As many
 # again while the rank is nearly their number.
 SOFT_FIRST = 40

@@ -200,12 +200,7 @@ class SoftGateReading:
         along = base.answers.a / np.linalg.norm(base.answers.a)
         directions = along[:, None]
         found = SoftGates(
-            self.tokens,
-            self.layer.residual,
-            (base.answers,),
-            (base.theta,),
-            (),
-            False,
+            self.tokens, self.layer.residual, (base.answers,), (base.theta,), (), False
         )
         while True:
             count = d - 1 if whole else min(count, d - 1)
@@ -270,12 +265,7 @@ class SoftGateReading:
     # -- asking
 
     def _asked(
-        self,
-        offsets: list[Array],
-        plane: Array,
-        count: int,
-        phase: str,
-        purpose: Purpose = "data",
+        self, offsets: list[Array], plane: Array, count: int, phase: str, purpose: Purpose = "data"
     ) -> Asking[list[CopiedAnswers]]:
         """Ask each offset beside ``count`` query tokens of its own, one family per copies."""
         total = len(offsets) * count

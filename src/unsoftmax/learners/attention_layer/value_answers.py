@@ -247,6 +247,17 @@ class HeadMaps:
         """k, the number of dimensions that the V_h are open in."""
         return int(self.nu[0].shape[1]) if self.nu else 0
 
+    def keys_beside_factor(self, share: int = 1) -> int:
+        """Return how many keys a sequence may have of which an answer tells a direction.
+
+        A factor, and what is open, take keys from it. A share of that, 2 at least where they may
+        be.
+        """
+        H, k = len(self.U), self.open_in
+        numbers = min(len(self.U[0]) - 1, sum(self.ranks) - k)
+        most = min((numbers - (H - 1) * k) // H, min(self.ranks) - k)
+        return max(most // share, min(2, most))
+
     def with_open(self, T: Array) -> HeadMaps:
         """Return all V_h + ν_h T, none of them open."""
         return HeadMaps(self.U, [V + nu @ T for V, nu in zip(self.V, self.nu, strict=True)])
