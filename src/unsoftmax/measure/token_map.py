@@ -9,13 +9,16 @@ noise explains is no error, but another function. d + 5 queries.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import TypeVar, cast
 
 import numpy as np
 
 from unsoftmax.measure.binary_grid import on_one_grid
 from unsoftmax.measure.precision import KAPPA, UNIT, Precision
 from unsoftmax.probes import Array, Round, Sequences, Singles, UnitVectors
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,39 @@ class AnswerNoise:
         """Draw errors of answers (…, m): independent numbers, of these norms."""
         errors = rng.standard_normal(answers.shape) / np.sqrt(answers.shape[-1])
         return np.asarray(errors * self.of(answers)[..., None])
+
+
+def with_errors(answers: T, noise: AnswerNoise, rng: np.random.Generator) -> T:
+    """Return a dataclass of answers with errors drawn as large as theirs may be.
+
+    Answers are arrays whose names begin with y, in it and in all dataclasses that it holds, alone
+    or in tuples; one that has a method of this name is asked for it.
+
+    Examples
+    --------
+    >>> @dataclass
+    ... class Pair:
+    ...     tokens: Array
+    ...     y: Array
+    >>> rng, noise = np.random.default_rng(0), AnswerNoise(1e-3)
+    >>> moved = with_errors(Pair(np.ones(2), np.ones(2)), noise, rng)
+    >>> moved.tokens, np.round(moved.y, 4)
+    (array([1., 1.]), array([1.0001, 0.9999]))
+    """
+    if isinstance(answers, tuple):
+        return cast(T, tuple(with_errors(one, noise, rng) for one in answers))
+    if hasattr(answers, "with_errors"):
+        return cast(T, answers.with_errors(noise, rng))
+    if not is_dataclass(answers):
+        return answers
+    moved = {}
+    for part in fields(answers):
+        value = getattr(answers, part.name)
+        if part.name.startswith("y") and isinstance(value, np.ndarray):
+            moved[part.name] = value + noise.drawn(value, rng)
+        else:
+            moved[part.name] = with_errors(value, noise, rng)
+    return cast(T, replace(answers, **moved))  # type: ignore[type-var]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,12 @@ U_h. As for saturated gates (`value_answers`), V_h = (U⁺)_h M, or all directio
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from unsoftmax.learners.attention_layer.value_answers import HeadMaps, LayerMap, leading
-from unsoftmax.measure.token_map import AnswerNoise, TokenMapAnswers
+from unsoftmax.measure.token_map import TokenMapAnswers
 from unsoftmax.probes import Array
 from unsoftmax.solve.soft_gates import SoftGateTuning, columns_at, nearest_gates
 
@@ -139,11 +139,3 @@ class SoftGates:
         directions = steps / np.linalg.norm(steps, axis=1, keepdims=True)
         maps = [np.linalg.lstsq(directions, span, rcond=None)[0].T for span in spans]
         return HeadMaps.of_maps(maps, self.ranks)
-
-    def with_errors(self, noise: AnswerNoise, rng: np.random.Generator) -> SoftGates:
-        """Return the same answers, with errors drawn as large as theirs may be."""
-        return replace(
-            self,
-            tokens=self.tokens.with_errors(noise, rng),
-            offsets=tuple(replace(x, y=x.y + noise.drawn(x.y, rng)) for x in self.offsets),
-        )

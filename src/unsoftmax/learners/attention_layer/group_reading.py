@@ -32,6 +32,7 @@ from unsoftmax.learners.attention_layer.value_answers import Groups, HeadMaps, L
 from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.settings import refuse_contrary
 from unsoftmax.learners.single_head.distances import RotaryTuning, angles_of
+from unsoftmax.measure.token_map import with_errors
 from unsoftmax.models.rotary import Rotary
 from unsoftmax.probes import Array
 from unsoftmax.solve.key_blocks import KeyAims, chosen_keys
@@ -197,7 +198,7 @@ class GroupReading(KeyAsking):
             )
         some = keys[: -(-(ranks[0] + self.lift) // self.keys)]
         near = yield from self.asked(self.grid(some, tokens, 1), "turned by one token")
-        return GroupAnswers(self.groups, ranks[0], first, near)
+        return GroupAnswers(groups=self.groups, rank=ranks[0], first=first, near=near, far=near)
 
     def _columns(self, answers: KeyAnswers, layer: LayerMap, values: HeadMaps) -> list[Array]:
         """Return every group's scores, whose rank is that of its queries."""
@@ -207,7 +208,7 @@ class GroupReading(KeyAsking):
     def _ranks(self, first: KeyAnswers, most: int) -> tuple[int, ...]:
         """Count the singular values of every group's scores that are no errors."""
         parts = self._columns(first, self.layer, self.values)
-        off = first.with_errors(self.noise, self.rng)
+        off = with_errors(first, self.noise, self.rng)
         other = self._columns(off, *self.redrawn())
         ranks = []
         for part, moved, group in zip(parts, other, self.groups, strict=True):
@@ -227,16 +228,14 @@ class GroupReading(KeyAsking):
         """Choose how many zero tokens to put between, so that planes are well apart."""
         steps = [one.near for one in answers.scores(self.layer, self.values)]
         angles = [np.asarray(np.angle(np.linalg.eigvals(step))) for step in steps]
-        alike = _ALIKE
         longest = limits.LONGEST_COARSE if self._coarse else limits.LONGEST
         shifts = np.arange(1, longest + 1, 2)
-        apart = np.array([min(_apart(one, m, alike) for one in angles) for m in shifts.tolist()])
+        apart = np.array([min(_apart(one, m) for one in angles) for m in shifts.tolist()])
         enough = apart >= _NEARLY * apart.max()
         return int(shifts[np.argmax(enough)])
 
     def _turning(self, answers: GroupAnswers, seen: list[GroupScores]) -> GroupAnswers:
         """Find the angles that all groups have, or compare them with those that were told."""
-        assert answers.far is not None
         self._refuse_dependent(answers, seen)
         moved, between = self._moved(answers, seen), answers.far.between
         unsure = self._unsure(moved, between)
@@ -262,7 +261,6 @@ class GroupReading(KeyAsking):
 
     def _refuse_dependent(self, answers: GroupAnswers, seen: list[GroupScores]) -> None:
         """Refuse queries that do not span their planes: turned farther they leave their span."""
-        assert answers.far is not None
         tables = self._columns(answers.far, self.layer, self.values)
         for one, table in zip(seen, tables, strict=True):
             within = np.linalg.qr(one.Z)[0]
@@ -278,7 +276,7 @@ class GroupReading(KeyAsking):
 
         One array for each group; two entries a plane.
         """
-        off = answers.with_errors(self.noise, self.rng).scores(*self.redrawn())
+        off = with_errors(answers, self.noise, self.rng).scores(*self.redrawn())
         pairs = zip(seen, off, strict=True)
         return [np.abs(x.long_angles - y.long_angles) for x, y in pairs]
 
@@ -325,11 +323,11 @@ def _turned_back(K: Array, rotary: Rotary, n: int) -> Array:
     return np.asarray(back * np.sqrt(n * K.shape[0]) / np.linalg.norm(back))
 
 
-def _apart(angles: Array, shift: int, alike: float) -> float:
+def _apart(angles: Array, shift: int) -> float:
     """Return how far the nearest two eigenvalues are apart after so many steps."""
     turned = np.exp(1j * shift * angles)
     far = np.abs(turned[:, None] - turned)
     # what turns alike at one token stays together: planes that do not turn, or turn alike
     once = np.exp(1j * angles)
-    together = np.abs(once[:, None] - once) <= alike
+    together = np.abs(once[:, None] - once) <= _ALIKE
     return float(np.min(far[~together], initial=2.0))

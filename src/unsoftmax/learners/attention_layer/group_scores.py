@@ -27,14 +27,13 @@ Of planes that do not turn z̄ and b_k change no answer, and are 0.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import scipy
 
 from unsoftmax.learners.attention_layer.key_answers import KeyAnswers
 from unsoftmax.learners.attention_layer.value_answers import Groups, HeadMaps, LayerMap
-from unsoftmax.measure.token_map import AnswerNoise
 from unsoftmax.models.rotary import Rotary
 from unsoftmax.probes import Array, Indices
 from unsoftmax.solve.full_rank import solved
@@ -90,7 +89,7 @@ class GroupScores:
     """(columns, r): columns are pairs of a query token and a head."""
     near: Array
     """T_1, (r, r)."""
-    far: Array | None = None
+    far: Array
     """T_m."""
     table: Array | None = None
     """L_1 of the first keys; None where there are biases."""
@@ -98,32 +97,25 @@ class GroupScores:
     """Mean(L_m − L_0) V, (r,), where there are."""
 
     @classmethod
-    def of(
-        cls, here: Array, near: Array, far: Array | None, rank: int, biased: bool
-    ) -> GroupScores:
+    def of(cls, here: Array, near: Array, far: Array, rank: int, biased: bool) -> GroupScores:
         """Take L_0 (keys, columns), and of the first keys L_1 and L_m."""
         read = centred if biased else np.asarray
         V = leading_rows(read(here), rank).T
         Z = read(here @ V)
-        steps = [
-            least_squares(read(Z[: len(table)]), read(table @ V))
-            for table in (near, far)
-            if table is not None
-        ]
-        long = None if far is None else steps[1]
+        step, long = (
+            least_squares(read(Z[: len(table)]), read(table @ V)) for table in (near, far)
+        )
         if not biased:
-            return cls(Z, V, steps[0], long, near)
-        last = near if far is None else far
-        first = slice(len(last))
-        beside = Z[first].mean(axis=0) @ (steps[-1] - np.eye(rank))
-        return cls(Z, V, steps[0], long, lift=np.mean((last - here[first]) @ V, axis=0) - beside)
+            return cls(Z, V, step, long, table=near)
+        first = slice(len(far))
+        beside = Z[first].mean(axis=0) @ (long - np.eye(rank))
+        return cls(Z, V, step, long, lift=np.mean((far - here[first]) @ V, axis=0) - beside)
 
     def mean_key(self, P: Array, turning: int) -> Array:
         """Return z̄ᵀ P, (r,): the mean of κ that was taken off, 0 in planes that do not turn."""
         mean = np.zeros(len(P))
         if self.lift is None:
             return mean
-        assert self.far is not None
         turned = np.linalg.solve(P, self.far @ P)[: 2 * turning, : 2 * turning]
         lifted = (self.lift @ P)[: 2 * turning]
         mean[: 2 * turning] = np.linalg.solve((turned - np.eye(2 * turning)).T, lifted)
@@ -132,19 +124,16 @@ class GroupScores:
     @property
     def long_angles(self) -> Array:
         """What planes turn by in m tokens, without sign and whole rounds, sorted."""
-        assert self.far is not None
         return np.asarray(np.sort(np.abs(np.angle(np.linalg.eigvals(self.far)))))
 
     def still_beside(self, count: int) -> float:
         """Return what all but ``count`` planes turn by at most."""
-        assert self.far is not None
         values = np.linalg.eigvals(self.far)
         apart = np.sort(np.abs(values[values.imag >= 0] - 1))[::-1]
         return float(apart[count]) if count < len(apart) else 0.0
 
     def planes(self, shift: int, still: float) -> RotatedPlanes:
         """Find the planes, and their angles; ``shift`` is m."""
-        assert self.far is not None
         found = turning_planes(self.far, still)
         P, count = found.P.copy(), len(found.angles)
         x, y = np.arange(0, 2 * count, 2), np.arange(1, 2 * count, 2)
@@ -220,22 +209,22 @@ class GroupKeys:
         return np.asarray(turned if b is None else turned - (self.K @ b + self.bias))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GroupAnswers:
-    """All answers that scores are computed from; what is not asked yet is None."""
+    """All answers that scores are computed from."""
 
     groups: Groups
     """The heads of each group."""
     rank: int
     """r."""
+    far: KeyAnswers
+    """All blocks, m zero tokens between; before that is asked, those near."""
+    further: KeyAnswers | None = None
+    """Other blocks beside the other query tokens, once they are asked."""
     first: KeyAnswers
     """All blocks beside the first query tokens."""
     near: KeyAnswers
     """The first block, one zero token between."""
-    far: KeyAnswers | None = None
-    """All blocks, m zero tokens between."""
-    further: KeyAnswers | None = None
-    """Other blocks beside the other query tokens."""
     still: float = 0.0
     """Planes whose mθ is less are taken not to turn."""
     turning: int | None = None
@@ -250,12 +239,12 @@ class GroupAnswers:
 
     def scores(self, layer: LayerMap, values: HeadMaps) -> list[GroupScores]:
         """Return what every group's heads score."""
-        parts = [self.first, self.near, *([] if self.far is None else [self.far])]
+        parts = self.first, self.near, self.far
         tables = [columns_of_groups(part.scores(layer, values), self.groups) for part in parts]
-        far = [None] * len(self.groups) if self.far is None else tables[2]
+        biased = self.base is not None
         return [
-            GroupScores.of(here, near, there, self.rank, self.base is not None)
-            for here, near, there in zip(tables[0], tables[1], far, strict=True)
+            GroupScores.of(here, near, far, self.rank, biased)
+            for here, near, far in zip(*tables, strict=True)
         ]
 
     def base_token(self, layer: LayerMap, values: HeadMaps, least: float) -> Array:
@@ -274,7 +263,6 @@ class GroupAnswers:
 
     def planes(self, seen: Sequence[GroupScores]) -> list[RotatedPlanes]:
         """Return every group's planes."""
-        assert self.far is not None
         between, count = self.far.between, self.turning
         stills = [self.still if count is None else one.still_beside(count) for one in seen]
         found = [one.planes(between, still) for one, still in zip(seen, stills, strict=True)]
@@ -356,15 +344,6 @@ class GroupAnswers:
                 right.append(scores[k, :, place * n : (place + 1) * n].T)
             found[: self.rank, k] = least_squares(np.vstack(each), np.vstack(right))
         return found
-
-    def with_errors(self, noise: AnswerNoise, rng: np.random.Generator) -> GroupAnswers:
-        """Return the same answers, with errors drawn as large as theirs may be."""
-        far, further = (
-            None if part is None else part.with_errors(noise, rng)
-            for part in (self.far, self.further)
-        )
-        first, near = (part.with_errors(noise, rng) for part in (self.first, self.near))
-        return replace(self, first=first, near=near, far=far, further=further)
 
 
 def columns_of_groups(scores: Array, groups: Groups) -> list[Array]:

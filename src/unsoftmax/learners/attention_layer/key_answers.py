@@ -29,7 +29,6 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from unsoftmax.learners.attention_layer.value_answers import HeadMaps, LayerMap
-from unsoftmax.measure.token_map import AnswerNoise
 from unsoftmax.models.arrays import TINY
 from unsoftmax.probes import Array, Design, Indices, Probes, Purpose
 from unsoftmax.solve.full_rank import solved
@@ -267,10 +266,6 @@ class KeyAnswers:
         scales, answers = self.scale.copy(), self.y.copy()
         scales[again], answers[again] = scale, y
         return replace(self, scale=scales, y=answers)
-
-    def with_errors(self, noise: AnswerNoise, rng: np.random.Generator) -> KeyAnswers:
-        """Return the same answers, with errors drawn as large as theirs may be."""
-        return replace(self, y=self.y + noise.drawn(self.y, rng))
 
 
 def columns_of(answers: KeyAnswers, scores: Array) -> Array:

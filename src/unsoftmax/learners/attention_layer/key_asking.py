@@ -20,7 +20,7 @@ from unsoftmax.learners.attention_layer.search_limits import Effort
 from unsoftmax.learners.attention_layer.value_answers import HeadMaps, LayerMap, ValueAnswers
 from unsoftmax.learners.compose import Asking
 from unsoftmax.measure.binary_grid import on_one_grid
-from unsoftmax.measure.token_map import AnswerNoise
+from unsoftmax.measure.token_map import AnswerNoise, with_errors
 from unsoftmax.models.arrays import TINY
 from unsoftmax.probes import Array, Indices, Purpose
 
@@ -102,7 +102,7 @@ class KeyAsking:
         """Return the maps as other errors of their answers would have them."""
         relative, absolute = (self.drawn * x for x in (self.noise.relative, self.noise.absolute))
         noise = replace(self.noise, relative=relative, absolute=absolute)
-        other = self.maps.with_errors(noise, self.rng)
+        other = with_errors(self.maps, noise, self.rng)
         return other.layer(), other.solved()
 
     # -- lengths

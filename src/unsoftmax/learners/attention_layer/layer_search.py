@@ -143,7 +143,7 @@ class LayerSearch:
         effort = limits.FITTED if fit else effort
         scores = DirectionScores if behind else ScoreReading
         reading = scores.of(maps, noise, effort, typical, rng)
-        answers = LayerAnswers(maps, (yield from reading.run()))
+        answers = LayerAnswers(values=maps, scores=(yield from reading.run()))
         if fit:
             return (yield from _fitted(answers, reading))
         if more:
@@ -161,7 +161,7 @@ class LayerSearch:
         reading = (LiftedReading if self.pilots.mirrored else GroupReading).of(
             maps, self.noise, self.effort, typical, self.rng, groups=groups, given=given
         )
-        return LayerAnswers(maps, (yield from reading.run()))
+        return LayerAnswers(values=maps, scores=(yield from reading.run()))
 
 
 def _fitted(answers: LayerAnswers, reading: ScoreReading) -> Asking[LayerAnswers]:
@@ -209,7 +209,7 @@ def soft_search(
     scores = ScoreReading.of(
         maps, noise, effort, base.typical(), rng, radius=widest, drawn=_SOFT_DRAWN
     )
-    answers = LayerAnswers(maps, (yield from scores.run()))
+    answers = LayerAnswers(values=maps, scores=(yield from scores.run()))
     conclusion = conclusion_of(answers, noise, rng, fresh, **least)
     yield from conclusion.confirmed()
     return conclusion

@@ -37,30 +37,25 @@ from unsoftmax.probes import Array
 # Keys of a query of the first part, as a share of those that it could have at most. More: fewer
 # queries, by a tenth, and weights that are read ten times worse.
 _KEY_SHARE = 0.75
-# Query tokens are so much shorter than keys. With less the query bias hides Q b.
-_TOKEN_SHARE = 1.0
 # Query tokens that lengths are found with.
 _PILOTS = 3
 # Standard deviation of the scores of one query's keys, of the head where it is largest. With half
 # of it the signal fades and a few layers are read ten times worse; with twice as much some
 # weights are so small that their errors show.
 _SPREAD = 1.2
-# So many times that may be the biases' own: keys so many times shorter tell, ...
-_MUCH = 1.5
-# ... as they do where scores are hardly apart.
-_CHANGED = 4.0
+# So many times that may be the biases' own: keys so many times shorter tell, as they do where
+# scores are hardly apart.
+_MUCH, _CHANGED = 1.5, 4.0
 # Biases that alone make scores differ by more decide the weights.
 _ALONE = 1.3
 # Tokens around which others are asked, each found from answers around the one before.
 _BASES = 3
-# Planes that turn less in one token are left out of that one, ...
-_ROUGH = 1e-6
-# ... and directions of which keys show less than this share.
-_SHOWN = 0.03
-# Sets of key blocks for further query tokens, which each of them takes the best of ...
-_SETS = 2
-# ... at one of these lengths: one system in a hundred is nearly singular by chance.
-_SCALES = (1.0, -1.0, 0.5, -0.5)
+# Planes that turn less in one token are left out of that one, and directions of which keys show
+# less than this share.
+_ROUGH, _SHOWN = 1e-6, 0.03
+# Sets of key blocks for further query tokens, which each of them takes the best of at one of these
+# lengths: one system in a hundred is nearly singular by chance.
+_SETS, _SCALES = 2, (1.0, -1.0, 0.5, -0.5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +96,6 @@ class LiftedReading(GroupReading):
         return around, lengths, answers
 
     # -- biases that alone decide the weights
-
-    def _least_weight(self, answers: KeyAnswers) -> float:
-        return min(float(x.least.min()) for _, x in answers.weights(self.layer, self.values))
 
     def _base(self, answers: GroupAnswers) -> Asking[Array]:
         """Return a token whose keys are about 0, by some keys asked farther away as well."""
@@ -182,7 +174,7 @@ class LiftedReading(GroupReading):
         """Return how much one query's scores differ, in the head where they do most."""
         few = self.tokens(units[:1], corners[:_PILOTS], lengths)
         asked = yield from self._answered(self.grid(*few), "pilot")
-        if self._least_weight(asked) <= limits.WEIGHT_NOISE * self.noise.relative:
+        if len(self._small(asked, limits.WEIGHT_NOISE * self.noise.relative)):
             return np.inf
         scores = asked.scores(self.layer, self.values)
         # a query token's own score is common to all keys, where there are several
@@ -190,12 +182,14 @@ class LiftedReading(GroupReading):
         return float(spread.mean(axis=0).max())
 
     def _lengths(self, wanted: float) -> Lengths:
-        """Return the length of keys L whose logits √(w²L² + (share·slope·L²)²) are so large."""
+        """Return the length of keys L whose logits √(w²L² + (slope·L²)²) are so large.
+
+        Query tokens are as long: shorter ones let the query bias hide Q b.
+        """
         slope, bias = self.typical
-        share = _TOKEN_SHARE
-        both = np.hypot(bias**2, 2 * share * slope * wanted)
+        both = np.hypot(bias**2, 2 * slope * wanted)
         length = wanted * float(np.sqrt(2 / (bias**2 + both)))
-        return Lengths(length, share * length)
+        return Lengths(length, length)
 
     # -- asking
 

@@ -38,7 +38,7 @@ from unsoftmax.learners.attention_layer.value_answers import (
 )
 from unsoftmax.learners.compose import Asking
 from unsoftmax.measure.binary_grid import on_one_grid
-from unsoftmax.measure.token_map import AnswerNoise
+from unsoftmax.measure.token_map import AnswerNoise, with_errors
 from unsoftmax.probes import Array, Flags
 
 # Singular values of a range above so many times what drawn errors make are none of errors: these
@@ -312,7 +312,7 @@ class DirectionMaps(MapReading):
 
     def _moved(self, answers: ValueAnswers) -> Array:
         """Return what drawn errors make of all ranges."""
-        return answers.with_errors(self.noise, self.rng).spans() - answers.spans()
+        return with_errors(answers, self.noise, self.rng).spans() - answers.spans()
 
     def _flipped(self, answers: ValueAnswers) -> Flags:
         """Tell where answers have another head's M_g a in them, or do not add up to M a, (H, J)."""

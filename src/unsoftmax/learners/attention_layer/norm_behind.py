@@ -13,8 +13,7 @@ P((I + M)x0 + c) = 0 then give u of any variance v, and ‖n‖² = d·v/(v + ep
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
-from typing import Self
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -30,7 +29,6 @@ from unsoftmax.measure.normalised import (
     uncentred_gain_of,
 )
 from unsoftmax.measure.precision import UNIT
-from unsoftmax.measure.token_map import AnswerNoise
 from unsoftmax.probes import Array, Sequences, Singles, UnitVectors
 
 # Length of tokens at which c and eps no longer change an answer: c is 2⁻⁵² of them. Longer:
@@ -108,12 +106,6 @@ class SingleRound:
             )
         frame = DirectionMap(np.zeros(len(B)), B, True, norm, noise)
         return replace(frame, c=_read_constant(self, frame))
-
-    def with_errors(self, noise: AnswerNoise, rng: np.random.Generator) -> Self:
-        """Return the same answers, with errors drawn as large as theirs may be."""
-        answers = {part.name: getattr(self, part.name) for part in fields(self)}
-        drawn = {n: y + noise.drawn(y, rng) for n, y in answers.items() if n.startswith("y")}
-        return replace(self, **drawn)
 
 
 def ask_singles(dim: int, rng: np.random.Generator) -> Asking[SingleRound]:

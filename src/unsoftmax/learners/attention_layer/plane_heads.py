@@ -25,7 +25,6 @@ from unsoftmax.learners.attention_layer.readout import DirectionMap
 from unsoftmax.learners.attention_layer.value_answers import GateAnswers
 from unsoftmax.learners.compose import Asking
 from unsoftmax.measure.normalised import scales_by_null_space
-from unsoftmax.measure.token_map import AnswerNoise
 from unsoftmax.probes import Array, Indices, Pairs
 from unsoftmax.solve.gate_columns import GateColumnTuning, gate_columns
 
@@ -47,33 +46,27 @@ _RESIDUAL = 1e-6
 _SAME_SIGNS = 1e-2
 
 
-@dataclass(frozen=True, slots=True)
-class PatternRound:
-    """What was asked, and its answers (the field that begins with y)."""
-
-    offset: Array
-    plane: Array
-    tokens: Array
-    y: Array
-
-
 @dataclass(frozen=True)
 class PatternAnswers:
-    """All answers that K and γ are read off.
+    """All answers that K and γ are read off: of query tokens (n, d) of a plane beside one offset.
 
     Attributes
     ----------
-    singles : SingleRound
-        Those of single tokens.
-    patterns : PatternRound
-        Those that tell a size and a sign.
+    y : ndarray, shape (n, d)
+        They tell a size and a sign.
+    offset, plane, tokens : ndarray, shapes (d,), (d, r), (n, d)
     gates : ndarray, shape (n, H)
-        0 or 1, of every query token.
+        0 or 1, of every query token; no rows before they are known.
+    singles : SingleRound
+        Answers of single tokens.
     """
 
-    singles: SingleRound
-    patterns: PatternRound
+    y: Array
+    offset: Array
+    plane: Array
+    tokens: Array
     gates: Array
+    singles: SingleRound
 
     def layer(self) -> DirectionMap:
         """Return K in true units."""
@@ -81,19 +74,58 @@ class PatternAnswers:
 
     @cached_property
     def _layer(self) -> DirectionMap:
-        frame = self.singles.solved()
-        return read_heads(frame, self.patterns, self.gates)[0]
-
-    def with_errors(self, noise: AnswerNoise, rng: np.random.Generator) -> PatternAnswers:
-        """Return the same answers, with errors drawn as large as theirs may be."""
-        moved = self.patterns.y + noise.drawn(self.patterns.y, rng)
-        singles = self.singles.with_errors(noise, rng)
-        return replace(self, singles=singles, patterns=replace(self.patterns, y=moved))
+        return self.read(self.singles.solved())[0]
 
     def gate_answers(self) -> GateAnswers:
         """Return what one offset tells of all heads."""
-        asked = self.patterns
-        return GateAnswers(asked.offset, asked.tokens, asked.y, self.gates)
+        return GateAnswers(self.offset, self.tokens, self.y, self.gates)
+
+    def read(self, frame: DirectionMap) -> tuple[DirectionMap, Array]:
+        """Read K in true units and all gates, as `find_heads` asks until it can."""
+        gates = self.gates if len(self.gates) else None
+        known = frame.known(self.tokens)
+        w = frame.directions(self.y)
+        inside = _orthonormal(np.column_stack([frame.M @ self.plane, frame.c]), frame.noise)
+        outside = w - w @ inside @ inside.T
+        _, s, right = np.linalg.svd(outside.T, full_matrices=True)
+        noise = frame.noise * np.sqrt(len(known) * frame.dim)
+        H = int(np.sum(s > _RANK * noise)) if gates is None else gates.shape[1]
+        if H == 0:
+            raise ModelMismatch("No second token changes an answer: there are no heads.")
+        room = len(frame.M) - inside.shape[1]
+        if room <= H:
+            raise too_few(frame)
+        if min(_COLUMNS.most, len(known) - 2) < H:
+            raise ModelMismatch(f"{H} or more heads: more than {_COLUMNS.most} are not told apart.")
+        null = right[H:].T
+        # an answer that no combination of others explains has a row of 0 there: its scale is free
+        told = np.linalg.norm(null, axis=1) * np.linalg.norm(w, axis=1)
+        if not np.all(told > _RANK * noise):
+            raise ModelMismatch("A query token opens gates that no other one asked opens alike.")
+        scales = scales_by_null_space(inside.T @ w.T, inside.T @ known.T, null)
+        if not np.all(scales > 0):
+            raise ModelMismatch("Two-token answers are no sums of gates that are 0 or 1.")
+        sums = w / scales[:, None] - known
+        sigma, rows = _with_total(frame, self.offset, sums, H)
+        if gates is None:
+            gates = _told_apart(rows, H)[1:]
+        return frame.scaled(sigma), gates
+
+    def answered(self, fresh: Array) -> Asking[PatternAnswers]:
+        """Ask more query tokens."""
+        n = len(fresh)
+        first: Indices = np.zeros(n, dtype=np.intp)
+        beside = self.offset[None], fresh, first, np.arange(n), np.ones(n), np.ones(n)
+        [y] = yield [Pairs(*beside, phase="heads", purpose="data")]
+        tokens = np.vstack([self.tokens, fresh])
+        return replace(self, tokens=tokens, y=np.vstack([self.y, y]))
+
+    def combined(self, count: int, rng: np.random.Generator) -> Array:
+        """Draw query tokens of the plane."""
+        shape = (count, self.plane.shape[1])
+        coefficients = rng.integers(-_COEFFICIENT, _COEFFICIENT + 1, shape)
+        coefficients[:, 0] = np.where(coefficients[:, 0] == 0, 1, coefficients[:, 0])
+        return np.asarray(coefficients @ self.plane.T)
 
 
 def find_heads(singles: SingleRound, rng: np.random.Generator) -> Asking[PatternAnswers]:
@@ -108,49 +140,16 @@ def find_heads(singles: SingleRound, rng: np.random.Generator) -> Asking[Pattern
     """
     failure, frame = None, singles.solved()
     for longer in limits.PLANE_LONGER:
-        asked = _drawn(frame.dim, limits.PLANE_QUERIES, longer, rng)
+        asked = _drawn(singles, frame.dim, longer, rng)
+        fresh = asked.combined(limits.PLANE_QUERIES, rng)
         for _ in range(limits.PLANE_ROUNDS):
-            asked = yield from answered(asked)
+            asked = yield from asked.answered(fresh)
             try:
-                return PatternAnswers(singles, asked, read_heads(frame, asked)[1])
+                return replace(asked, gates=asked.read(frame)[1])
             except ModelMismatch as error:
-                failure = error
-                asked = with_more(asked, limits.PLANE_MORE, rng)
+                failure, fresh = error, asked.combined(limits.PLANE_MORE, rng)
     assert failure is not None
     raise failure
-
-
-def read_heads(
-    frame: DirectionMap, asked: PatternRound, gates: Array | None = None
-) -> tuple[DirectionMap, Array]:
-    """Read K in true units and all gates, as `find_heads` asks until it can; these may be known."""
-    known = frame.known(asked.tokens)
-    w = frame.directions(asked.y)
-    inside = _orthonormal(np.column_stack([frame.M @ asked.plane, frame.c]), frame.noise)
-    outside = w - w @ inside @ inside.T
-    _, s, right = np.linalg.svd(outside.T, full_matrices=True)
-    noise = frame.noise * np.sqrt(len(known) * frame.dim)
-    H = int(np.sum(s > _RANK * noise)) if gates is None else gates.shape[1]
-    if H == 0:
-        raise ModelMismatch("No second token changes an answer: there are no heads.")
-    room = len(frame.M) - inside.shape[1]
-    if room <= H:
-        raise too_few(frame)
-    if min(_COLUMNS.most, len(known) - 2) < H:
-        raise ModelMismatch(f"{H} or more heads: more than {_COLUMNS.most} are not told apart.")
-    null = right[H:].T
-    # an answer that no combination of others explains has a row of 0 there: its scale is free
-    told = np.linalg.norm(null, axis=1) * np.linalg.norm(w, axis=1)
-    if not np.all(told > _RANK * noise):
-        raise ModelMismatch("A query token opens gates that no other one asked opens alike.")
-    scales = scales_by_null_space(inside.T @ w.T, inside.T @ known.T, null)
-    if not np.all(scales > 0):
-        raise ModelMismatch("Two-token answers are no sums of gates that are 0 or 1.")
-    sums = w / scales[:, None] - known
-    sigma, rows = _with_total(frame, asked, sums, H)
-    if gates is None:
-        gates = _told_apart(rows, H)[1:]
-    return frame.scaled(sigma), gates
 
 
 def too_few(frame: DirectionMap) -> NotIdentifiable:
@@ -162,12 +161,10 @@ def too_few(frame: DirectionMap) -> NotIdentifiable:
     )
 
 
-def _with_total(
-    frame: DirectionMap, asked: PatternRound, sums: Array, H: int
-) -> tuple[float, Array]:
+def _with_total(frame: DirectionMap, offset: Array, sums: Array, H: int) -> tuple[float, Array]:
     """Find σ; return it with Σ m_h above the rows Σ g_h m_h."""
     span = np.linalg.svd(sums.T, full_matrices=False)[0][:, :H]
-    own, residual = frame.M @ asked.offset, frame.norm.projection @ asked.offset
+    own, residual = frame.M @ offset, frame.norm.projection @ offset
     own_out, residual_out = own - span @ (span.T @ own), residual - span @ (span.T @ residual)
     sigma = float(own_out @ residual_out / (residual_out @ residual_out))
     if abs(sigma) < _RESIDUAL:
@@ -197,8 +194,10 @@ def _told_apart(rows: Array, H: int) -> Array:
     return gates
 
 
-def _drawn(dim: int, count: int, longer: float, rng: np.random.Generator) -> PatternRound:
-    """Draw an offset and query tokens of a plane, on one coarse grid."""
+def _drawn(
+    singles: SingleRound, dim: int, longer: float, rng: np.random.Generator
+) -> PatternAnswers:
+    """Draw an offset and a plane of query tokens, on one coarse grid."""
     # along a line the scales of answers with open gates are known by c alone
     r = max(2 if dim > limits.PLANE_FEW else 1, min(_PLANE, (dim - 4) // 3))
     most = _COEFFICIENT
@@ -206,40 +205,8 @@ def _drawn(dim: int, count: int, longer: float, rng: np.random.Generator) -> Pat
     size = most * (most + 1) / 3 * np.sqrt(r)  # rms of an entry of a query token
     unit = longer * 2.0 ** np.floor(np.log2(_LENGTH / size))
     offset = np.round(size * rng.standard_normal(dim)) * unit
-    return PatternRound(
-        offset, unit * plane, _combined(unit * plane, count, rng, most), np.zeros((0, dim))
-    )
-
-
-def _combined(plane: Array, count: int, rng: np.random.Generator, most: int) -> Array:
-    coefficients = rng.integers(-most, most + 1, (count, plane.shape[1]))
-    coefficients[:, 0] = np.where(coefficients[:, 0] == 0, 1, coefficients[:, 0])
-    return np.asarray(coefficients @ plane.T)
-
-
-def with_more(asked: PatternRound, count: int, rng: np.random.Generator) -> PatternRound:
-    """Draw more query tokens of the plane."""
-    more = _combined(asked.plane, count, rng, _COEFFICIENT)
-    return replace(asked, tokens=np.vstack([asked.tokens, more]))
-
-
-def answered(asked: PatternRound) -> Asking[PatternRound]:
-    """Ask the query tokens that have no answer yet."""
-    fresh = asked.tokens[len(asked.y) :]
-    n = len(fresh)
-    first: Indices = np.zeros(n, dtype=np.intp)
-    pairs = Pairs(
-        asked.offset[None],
-        fresh,
-        first,
-        np.arange(n),
-        np.ones(n),
-        np.ones(n),
-        phase="heads",
-        purpose="data",
-    )
-    [y] = yield [pairs]
-    return replace(asked, y=np.vstack([asked.y, y]))
+    none = np.zeros((0, dim))
+    return PatternAnswers(none, offset, unit * plane, none, none, singles)
 
 
 def _orthonormal(columns: Array, noise: float) -> Array:

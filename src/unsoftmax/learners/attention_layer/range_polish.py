@@ -108,4 +108,4 @@ def polished(answers: LayerAnswers, reading: ScoreReading, length: float) -> Ask
     maps = replace(answers.values, saturated=again)
     values = answers.scores.first.closed(reading.layer, maps.solved())
     scores = yield from replace(reading, values=values).mended(answers.scores)
-    return LayerAnswers(maps, scores)
+    return LayerAnswers(values=maps, scores=scores)

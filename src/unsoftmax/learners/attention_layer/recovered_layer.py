@@ -26,7 +26,7 @@ from unsoftmax.learners.attention_layer.value_answers import (
     ValueAnswers,
     shared_rows,
 )
-from unsoftmax.measure.token_map import AnswerNoise
+from unsoftmax.measure.token_map import AnswerNoise, with_errors
 from unsoftmax.models import AttentionLayer, LayerHead, LayerNorm
 from unsoftmax.models.rotary_layer import FARTHEST_BOUNDED, RotaryLayer
 from unsoftmax.validate.conclude import Said
@@ -88,16 +88,16 @@ class RecoveredLayer:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LayerAnswers:
     """All answers that a layer is computed from."""
 
+    eps: EpsAnswers | None = None
+    """Of a norm behind."""
     values: ValueAnswers | SoftGates
     scores: ScoreAnswers | GroupAnswers
     fitted: AnswerNoise | None = None
     """Of maps that all answers are fitted by, what those are off by."""
-    eps: EpsAnswers | None = None
-    """Of a norm behind."""
 
     def maps(self) -> tuple[LayerMap, HeadMaps]:
         """Compute c and M, and every M_h."""
@@ -120,12 +120,6 @@ class LayerAnswers:
             eps = self.eps.solved(layer)
         return RecoveredLayer(layer, values, self.scores.solved(layer, values), groups, eps)
 
-    def with_errors(self, noise: AnswerNoise, rng: np.random.Generator) -> LayerAnswers:
-        """Return the same answers, with errors drawn as large as theirs may be."""
-        eps = self.eps and replace(self.eps, y=self.eps.y + noise.drawn(self.eps.y, rng))
-        values = self.values.with_errors(noise, rng)
-        return replace(self, values=values, scores=self.scores.with_errors(noise, rng), eps=eps)
-
     def drawn(
         self, noise: AnswerNoise, rng: np.random.Generator, **least: float
     ) -> DrawnModels[AttentionLayer | RotaryLayer]:
@@ -137,7 +131,7 @@ class LayerAnswers:
             Errors as large as those of the answers leave no layer.
         """
         found = self.solved()
-        others = [self.with_errors(noise, rng).solved() for _ in range(DRAWN)]
+        others = [with_errors(self, noise, rng).solved() for _ in range(DRAWN)]
         if not all(np.isfinite(x).all() for one in others for x in one.scores.arrays):
             raise ModelMismatch(
                 f"Answers are off by {noise.relative:.1e} of their norm, and errors of that size "

@@ -39,7 +39,7 @@ from unsoftmax.learners.attention_layer.value_answers import (
     LayerMap,
 )
 from unsoftmax.learners.compose import Asking
-from unsoftmax.measure.token_map import AnswerNoise
+from unsoftmax.measure.token_map import with_errors
 from unsoftmax.probes import Array, Indices
 from unsoftmax.solve.key_blocks import KeyAims, chosen_keys
 
@@ -179,11 +179,6 @@ class ScoreAnswers:
         tokens = further.tokens
         return SpreadRows(first, tokens[:rest], tokens[rest:], further.keys, further.block)
 
-    def with_errors(self, noise: AnswerNoise, rng: np.random.Generator) -> ScoreAnswers:
-        """Return the same answers, with errors drawn as large as theirs may be."""
-        first, further = (part.with_errors(noise, rng) for part in (self.first, self.further))
-        return ScoreAnswers(first, further, self.ranks)
-
 
 def spaces(columns: Array, ranks: tuple[int, ...]) -> list[Array]:
     """Return bases (d, r_h) of what each head's columns (H, d, T) span."""
@@ -253,7 +248,7 @@ class ScoreReading(KeyAsking):
         """Return the columns, and how many singular values of each head's are no errors."""
         columns = columns_of(first, first.scores(self.layer, self.values))
         layer, values = self.redrawn()
-        off = first.with_errors(self.noise, self.rng)
+        off = with_errors(first, self.noise, self.rng)
         moved = columns_of(off, off.scores(layer, values)) - columns
         return columns, ranks_of(columns, moved, most)
 

@@ -20,7 +20,7 @@ from unsoftmax.learners.attention_layer import search_limits as limits
 from unsoftmax.learners.attention_layer.copied_answers import GATES, CopiedAnswers, SoftGates
 from unsoftmax.learners.attention_layer.value_answers import LayerMap, leading
 from unsoftmax.learners.compose import Asking
-from unsoftmax.measure.token_map import AnswerNoise, TokenMapAnswers
+from unsoftmax.measure.token_map import AnswerNoise, TokenMapAnswers, with_errors
 from unsoftmax.models.arrays import TINY
 from unsoftmax.probes import Array, Copies, Flags, Purpose, Round, Sequences
 from unsoftmax.solve.soft_gates import Ends, distinct, nearest_gates
@@ -299,7 +299,7 @@ class SoftGateReading:
         """
         for _ in range(1 + _EXCHANGES):
             spans = found.spans()
-            moved = found.with_errors(self.noise, self.rng).spans() - spans
+            moved = with_errors(found, self.noise, self.rng).spans() - spans
             ranks, alone = [], np.zeros(spans.shape[:2], dtype=bool)
             for h, (span, error) in enumerate(zip(spans, moved, strict=True)):
                 left, singular, _ = np.linalg.svd(span, full_matrices=False)

@@ -20,12 +20,12 @@ design for all rows of O.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 import numpy as np
 
-from unsoftmax.measure.token_map import AnswerNoise, TokenMapAnswers
+from unsoftmax.measure.token_map import TokenMapAnswers
 from unsoftmax.probes import Array, Indices
 from unsoftmax.solve.full_rank import solved
 from unsoftmax.solve.leading_rows import leading_rows
@@ -305,9 +305,6 @@ class MapAnswers(Protocol):
     def layer(self) -> LayerMap:
         """Return c and M."""
 
-    def with_errors(self, noise: AnswerNoise, rng: np.random.Generator) -> MapAnswers:
-        """Return the same answers, with errors drawn as large as theirs may be."""
-
 
 @dataclass(frozen=True, slots=True)
 class AffineAnswers:
@@ -318,9 +315,6 @@ class AffineAnswers:
 
     def layer(self) -> LayerMap:  # noqa: D102
         return LayerMap.of(self.tokens, self.residual)
-
-    def with_errors(self, noise: AnswerNoise, rng: np.random.Generator) -> MapAnswers:  # noqa: D102
-        return replace(self, tokens=self.tokens.with_errors(noise, rng))
 
 
 @dataclass(frozen=True, slots=True)
@@ -395,21 +389,6 @@ class ValueAnswers:
             U.append(Q)
             within.append(R @ V_g)
         return HeadMaps(U, within)
-
-    def with_errors(self, noise: AnswerNoise, rng: np.random.Generator) -> ValueAnswers:
-        """Return the same answers, with errors drawn as large as theirs may be."""
-
-        def off(y: Array) -> Array:
-            return y + noise.drawn(y, rng)
-
-        saturated = self.saturated
-        return replace(
-            self,
-            single=self.single.with_errors(noise, rng),
-            gates=replace(self.gates, y=off(self.gates.y)),
-            offsets=replace(self.offsets, y=off(self.offsets.y)),
-            saturated=saturated and replace(saturated, y=off(saturated.y)),
-        )
 
 
 def groups_of(values: HeadMaps, allowed: float) -> Groups:
