@@ -36,6 +36,7 @@ from unsoftmax.learners.attention_layer.layer_plan import layer_plan
 from unsoftmax.learners.attention_layer.layer_search import (
     REFUSALS,
     Concluded,
+    Wanted,
     conclusion_of,
     read_layer,
     search_with_positions,
@@ -55,9 +56,9 @@ from unsoftmax.learners.compose import Asking, as_planned
 from unsoftmax.learners.normed_tokens import NormedTokens
 from unsoftmax.learners.settings import Configured, one_of, whole_number
 from unsoftmax.measure.token_map import AnswerNoise, TokenMapAnswers
-from unsoftmax.models import AttentionLayer, Rotary
-from unsoftmax.models.rotary_layer import RotaryLayer
+from unsoftmax.models import Rotary
 from unsoftmax.protocol import Found, Outputs, Plan, Steps
+from unsoftmax.validate.layer_sequences import Layer
 
 # Length of the single tokens that read M: long beside a constant c.
 _TOKEN_SCALE = 2.0**10
@@ -212,6 +213,10 @@ class AttentionLayerLearner(Configured):
     def _most(self) -> int:
         return _MOST_HEADS if self.max_heads is None else int(self.max_heads)
 
+    @property
+    def _wanted(self) -> Wanted:
+        return Wanted(self._most, self.head_dim, self.profile)
+
     def _given(self) -> GivenPositions | None:
         """Return what is known of positions, None where there are none."""
         return given_positions(self.rotary, self.rotary_base, self.head_dim)
@@ -231,17 +236,14 @@ class AttentionLayerLearner(Configured):
 
     def _steps(self, checks: int) -> Steps[Any]:
         d, rng, given = int(self.dim), np.random.default_rng(self.seed), self._given()
-        profile, attempts = self.profile, self.tuning.attempts
+        wanted, attempts = self._wanted, self.tuning.attempts
         if given is not None:
             tokens = yield from self._tokens(rng)
-            conclusion = yield from search_with_positions(
-                tokens, given, self._most, self.head_dim, profile, rng, attempts
-            )
+            conclusion = yield from search_with_positions(tokens, given, wanted, rng, attempts)
             return (yield from conclusion.run(checks))
         found = yield from find_norm(d, self.seed, self.norm)
         if found.place == "post":
-            behind = steps_behind(d, rng, checks, profile, self.max_heads, self.head_dim)
-            return (yield from behind)
+            return (yield from steps_behind(d, wanted, rng, checks))
         if found.kind is not None:
             normed = yield from find_normed_tokens(d, found.kind, rng)
             inner = yield from normed.asked_of(self._on_ball(normed, rng, checks))
@@ -270,7 +272,7 @@ class AttentionLayerLearner(Configured):
 
     def _on_ball(
         self, normed: NormedTokens, rng: np.random.Generator, checks: int
-    ) -> Asking[tuple[Found[AttentionLayer | RotaryLayer], AnswerNoise]]:
+    ) -> Asking[tuple[Found[Layer], AnswerNoise]]:
         """Recover a layer of normalised tokens; return what its answers are off by as well."""
         reach = _REACH * normed.radius
         asked = TokenMapAnswers.probes(normed.frame.shape[1], reach, rng, within=True)
@@ -298,7 +300,7 @@ class AttentionLayerLearner(Configured):
         """Search for all heads; what was found predicts a few fresh answers."""
         noise = tokens.noise()
         effort = effort_of(self.profile, noise.relative)
-        answers = yield from read_layer(tokens, self._most, effort, self.head_dim, rng)
+        answers = yield from read_layer(tokens, self._wanted, effort, rng)
         conclusion = conclusion_of(answers, noise, rng)
         try:
             yield from conclusion.confirmed()

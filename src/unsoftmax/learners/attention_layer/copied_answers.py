@@ -13,8 +13,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from unsoftmax.learners.attention_layer.value_answers import HeadMaps, LayerMap, leading
-from unsoftmax.measure.token_map import TokenMapAnswers
+from unsoftmax.learners.attention_layer.value_answers import (
+    AffineAnswers,
+    HeadMaps,
+    LayerMap,
+    leading,
+)
 from unsoftmax.probes import Array
 from unsoftmax.solve.soft_gates import SoftGateTuning, columns_at, nearest_gates
 
@@ -69,12 +73,13 @@ class CopiedAnswers:
 
     def joined(self, more: CopiedAnswers) -> CopiedAnswers:
         """Put further answers of the same offset behind these."""
-        parts = (np.concatenate([getattr(x, n) for x in (self, more)]) for n in self._rows)
-        return CopiedAnswers(self.a, *parts)
+        b, s, copies, y = (
+            np.concatenate(parts) for parts in zip(self._rows(), more._rows(), strict=True)
+        )
+        return CopiedAnswers(self.a, b, s, copies, y)
 
-    @property
-    def _rows(self) -> tuple[str, ...]:
-        return ("b", "s", "copies", "y")
+    def _rows(self) -> tuple[Array, ...]:
+        return self.b, self.s, self.copies, self.y
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +88,8 @@ class SoftGates:
 
     Attributes
     ----------
-    tokens : TokenMapAnswers
+    single : AffineAnswers
         Of single tokens.
-    residual : bool
-        Whether M is the heads' and the identity's.
     offsets : tuple of CopiedAnswers
         The base a_1, and a_j that differ from it in orthonormal directions of their own.
     theta : tuple of ndarray (H, q)
@@ -97,8 +100,7 @@ class SoftGates:
         Whether every M_h is read in all directions.
     """
 
-    tokens: TokenMapAnswers
-    residual: bool
+    single: AffineAnswers
     offsets: tuple[CopiedAnswers, ...]
     theta: tuple[Array, ...]
     ranks: tuple[int, ...]
@@ -106,7 +108,7 @@ class SoftGates:
 
     def layer(self) -> LayerMap:
         """Return c and M."""
-        return LayerMap.of(self.tokens, self.residual)
+        return self.single.layer()
 
     def vectors(self) -> Array:
         """Return all M_h a_j, (J, H, m)."""

@@ -21,6 +21,7 @@ below the number of b.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -61,17 +62,11 @@ class HeadsStill(HeadsAlike):
     """Heads whose gates are the same beside every query token: W = 0, or a long query bias."""
 
 
-@dataclass(frozen=True, slots=True)
-class FoundHeads:
-    """How many heads there are, and their gates in some answers."""
+class FoundHeads(NamedTuple):
+    """The gates of all heads in some answers, and whether there is a residual connection."""
 
     gates: GateAnswers
     residual: bool
-
-    @property
-    def count(self) -> int:
-        """H."""
-        return int(self.gates.gates.shape[1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,9 +237,9 @@ class HeadSearch:
         return bool(np.linalg.norm(vector - a) <= allowed + 1e-9 * np.linalg.norm(a))
 
     def _within(self, found: FoundHeads) -> FoundHeads:
-        if found.count > self.most:
+        if (count := found.gates.gates.shape[1]) > self.most:
             raise ModelMismatch(
-                f"The target has {found.count} heads, more than the {self.most} that were allowed: "
+                f"The target has {count} heads, more than the {self.most} that were allowed: "
                 "raise max_heads."
             )
         return found

@@ -26,12 +26,10 @@ from unsoftmax.probes import Array, Indices, Purpose
 
 # Logits that w alone gives keys are at most this share of those that W b gives them.
 _FROM_BIAS = 0.7
-# Keys at most so many times as long as query tokens.
-_LONGER_KEYS = 2.0**8
-# Query tokens at most so many times as long as keys, where the bias keeps these short: what M b
-# adds to answers hides the keys' part, and the grid their last bits.
-_LONGER_TOKENS = 2.0**12
-# Answers with a smaller weight are asked again with shorter keys ...
+# Keys at most so many times as long as query tokens; and these as keys, where the bias keeps keys
+# short: what M b adds to answers hides the keys' part, and the grid their last bits.
+_LONGER_KEYS, _LONGER_TOKENS = 2.0**8, 2.0**12
+# Answers with a smaller weight are asked again with shorter keys.
 _LEAST_WEIGHT = 1e-6
 # Singular values of [U_1 … U_H] below this, or so many times the noise, do not count: H·n weights
 # need H·n dimensions.

@@ -20,9 +20,9 @@ _KEY_ROUNDS = 14 * (1 + limits.AGAIN)
 
 
 class LayerCost(NamedTuple):
-    """What recovery takes at most, the hold-out apart."""
+    """What recovery takes at most, the hold-out apart; named as in a `Plan`."""
 
-    queries: int
+    at_most: int
     tokens: int
     rounds: int
 
@@ -83,15 +83,8 @@ def layer_plan(
             behind_norm = counts.normalised_layer_queries(d, H, r)
             after_norm = counts.prenorm_layer_queries(d, H, r)
             formula += f"; {behind_norm:,} behind a norm, {after_norm:,} after one"
-    return Plan(
-        queries=None,
-        at_most=cost.queries,
-        tokens=cost.tokens,
-        rounds=cost.rounds,
-        formula=formula,
-        longest_token=FARTHEST,
-        most_tokens=most_tokens,
-    )
+    told = {"formula": formula, "longest_token": FARTHEST, "most_tokens": most_tokens}
+    return Plan(queries=None, **cost._asdict(), **told)
 
 
 def _search(d: int, H: int, pilots: Pilots) -> int:
@@ -116,7 +109,7 @@ def _plain(d: int, H: int, attempts: int, shares: int) -> LayerCost:
     # by copies with a residual and without, of lengths that are more
     soft = 2 * -(-shares // len(limits.SOFT_SHARES)) * np.array(_after(d, H))
     queries = d + 8 + attempts * search + int(soft[0])
-    tokens = 2 * max(queries, _behind(d, H).queries) + attempts * scores + int(soft[1])
+    tokens = 2 * max(queries, _behind(d, H).at_most) + attempts * scores + int(soft[1])
     return LayerCost(queries, tokens, _rounds(attempts) + int(soft[2]))
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -48,15 +49,14 @@ from unsoftmax.learners.attention_layer.value_answers import (
 from unsoftmax.learners.compose import Asking, T
 from unsoftmax.measure.precision import UNIT
 from unsoftmax.measure.token_map import AnswerNoise, TokenMapAnswers
-from unsoftmax.models import AttentionLayer
 from unsoftmax.models.rotary_layer import RotaryLayer
 from unsoftmax.protocol import Found
 from unsoftmax.validate.conclude import Conclusion
 from unsoftmax.validate.judge import fresh_answers
-from unsoftmax.validate.layer_sequences import LayerSequences
+from unsoftmax.validate.layer_sequences import Layer, LayerSequences
 from unsoftmax.validate.sequences import opening
 
-Concluded = Conclusion[AttentionLayer | RotaryLayer]
+Concluded = Conclusion[Layer]
 REFUSALS = (ModelMismatch, NotIdentifiable, np.linalg.LinAlgError)
 
 # Dimensions of all heads' values up to which maps are fitted. In 384 the fit converges slowly,
@@ -71,6 +71,15 @@ _ROUNDOFFS, _NOISY = 4.0, 256.0
 # Errors of maps that are drawn to tell ranks of scores are so many times as large where maps come
 # from soft gates: one draw may be a tenth of the errors there are, where one direction decides.
 _SOFT_DRAWN = 4.0
+
+
+class Wanted(NamedTuple):
+    """What a user says of a layer, and how much is asked."""
+
+    most: int
+    """Heads at most."""
+    head_dim: int | None
+    profile: str
 
 
 def tried(
@@ -135,14 +144,13 @@ class LayerSearch:
             self.pilots,
             shared=self.given is not None,
         ).run()
-        typical = float(opening.typical.max()), float(opening.bias.max())
         if self.given is not None:
-            return (yield from self._with_positions(self.given, maps, typical))
+            return (yield from self._with_positions(self.given, maps, opening.typical))
         more = effort.polish and not maps.whole
         fit = more and not behind and sum(maps.ranks) <= _FITTED_ALONE
         effort = limits.FITTED if fit else effort
         scores = DirectionScores if behind else ScoreReading
-        reading = scores.of(maps, noise, effort, typical, rng)
+        reading = scores.of(maps, noise, effort, opening.typical, rng)
         answers = LayerAnswers(values=maps, scores=(yield from reading.run()))
         if fit:
             return (yield from _fitted(answers, reading))
@@ -175,18 +183,17 @@ def _fitted(answers: LayerAnswers, reading: ScoreReading) -> Asking[LayerAnswers
 
 def read_layer(
     tokens: TokenMapAnswers,
-    most: int,
+    wanted: Wanted,
     effort: Effort,
-    head_dim: int | None,
     rng: np.random.Generator,
     pilots: Pilots = PLAIN,
     given: GivenPositions | None = None,
 ) -> Asking[LayerAnswers]:
     """Search for all, from single tokens on, beside offsets so long that gates are 0 or 1."""
     noise = tokens.noise()
-    found = yield from HeadSearch(LayerMap.of(tokens), noise, most, rng, pilots).run()
+    found = yield from HeadSearch(LayerMap.of(tokens), noise, wanted.most, rng, pilots).run()
     single = AffineAnswers(tokens, found.residual)
-    search = LayerSearch(single, found.gates, noise, effort, head_dim, rng, pilots, given)
+    search = LayerSearch(single, found.gates, noise, effort, wanted.head_dim, rng, pilots, given)
     return (yield from search.run())
 
 
@@ -216,14 +223,9 @@ def soft_search(
 
 
 def steps_behind(
-    dim: int,
-    rng: np.random.Generator,
-    checks: int,
-    profile: str,
-    max_heads: int | None = None,
-    head_dim: int | None = None,
-) -> Asking[Found[AttentionLayer | RotaryLayer]]:
-    """Recover a layer behind a LayerNorm, of no more than ``max_heads`` heads where that is given.
+    dim: int, wanted: Wanted, rng: np.random.Generator, checks: int
+) -> Asking[Found[Layer]]:
+    """Recover a layer behind a LayerNorm.
 
     Raises
     ------
@@ -234,16 +236,16 @@ def steps_behind(
     """
     earlier = yield from fresh_answers([opening(dim, checks // 4, rng)] if checks // 4 else [])
     singles = yield from ask_singles(dim, rng)
-    effort = effort_behind(profile, singles.solved().noise * np.sqrt(dim))
+    effort = effort_behind(wanted.profile, singles.solved().noise * np.sqrt(dim))
     if effort.polish:
         singles = yield from ask_more_singles(singles, rng)
     single = yield from find_heads(singles, rng)
     layer, H = single.layer(), single.gates.shape[1]
-    if max_heads is not None and max_heads < H:
-        raise ModelMismatch(f"There are {H} heads: raise max_heads from {max_heads}.")
+    if wanted.most < H:
+        raise ModelMismatch(f"There are {H} heads: raise max_heads from {wanted.most}.")
     noise = NormedNoise(layer.noise * np.sqrt(dim), scale=1 / layer.norm.gain)
     unit = noise.relative if noise.relative > _NOISY * UNIT else _ROUNDOFFS * UNIT
-    search = LayerSearch(single, single.gate_answers(), noise, effort, head_dim, rng)
+    search = LayerSearch(single, single.gate_answers(), noise, effort, wanted.head_dim, rng)
 
     def searched(last: bool) -> Asking[Concluded]:
         answers = yield from search.run()
@@ -263,15 +265,13 @@ def steps_behind(
 def search_with_positions(
     tokens: TokenMapAnswers,
     given: GivenPositions,
-    most: int,
-    head_dim: int | None,
-    profile: str,
+    wanted: Wanted,
     rng: np.random.Generator,
     attempts: int,
 ) -> Asking[Concluded]:
     """Recover a layer with positions: without biases of keys and queries, then with them."""
     noise, whole = tokens.noise().relative, LayerMap.of(tokens)
-    coarse, effort = noise > limits.EXACT, effort_of(profile, noise)
+    coarse, effort = noise > limits.EXACT, effort_of(wanted.profile, noise)
     pilots = limits.POSITIONED._replace(
         deviations=(PLAIN if coarse else limits.POSITIONED).deviations
     )
@@ -279,8 +279,7 @@ def search_with_positions(
     def searched(pilots: Pilots, last: bool) -> Asking[Concluded]:
         # ranges of trained heads may be too nearly dependent for fewer directions
         dense = effort.whole or (last and attempts > 1 and coarse)
-        wanted = effort._replace(whole=dense)
-        read = read_layer(tokens, most, wanted, head_dim, rng, pilots, given)
+        read = read_layer(tokens, wanted, effort._replace(whole=dense), rng, pilots, given)
         if not pilots.mirrored:
             read = with_long_offsets(read, whole)
         conclusion = conclusion_of((yield from read), tokens.noise(), rng)

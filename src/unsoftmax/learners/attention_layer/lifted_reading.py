@@ -85,14 +85,12 @@ class LiftedReading(GroupReading):
     def _begun(self, units: Array, directions: Array) -> Asking[tuple[Self, Lengths, GroupAnswers]]:
         """Ask the first query tokens, around a base token where biases alone decide weights."""
         around = replace(self, base=np.zeros(units.shape[2]))
-        lengths, decided = yield from around._found_lengths(units, directions)
-        answers = yield from around._first(units, directions, lengths)
-        for _ in range(_BASES):
-            if not decided:
-                break
-            around = replace(around, base=(yield from around._base(answers)))
+        for left in reversed(range(1 + _BASES)):
             lengths, decided = yield from around._found_lengths(units, directions)
             answers = yield from around._first(units, directions, lengths)
+            if not (decided and left):
+                break
+            around = replace(around, base=(yield from around._base(answers)))
         return around, lengths, answers
 
     # -- biases that alone decide the weights

@@ -44,17 +44,12 @@ from unsoftmax.probes import Array, Flags
 # Singular values of a range above so many times what drawn errors make are none of errors: these
 # are about a tenth of those drawn.
 _RANK = 3.0
-# Answers to offsets that miss the sum of all maps by more, in the median, are of more heads than
-# were found.
-_MISSED = 1e-2
-# Answers to an offset that miss the sum of all maps by so many times what those to others do, in
-# the median, are of other gates.
-_APART = 1e3
+# Directions that miss the sum of all maps by more, in the median, are of more heads than were
+# found; those that miss it by so many times what others do are of other gates.
+_MISSED, _APART = 1e-2, 1e3
 # Ranges depend on each other where a singular value of all together is below so many times their
-# error ...
-_OVERLAP = 1e4
-# ... and below this.
-_MOST_OVERLAP = 1e-3
+# error and below this.
+_OVERLAP, _MOST_OVERLAP = 1e4, 1e-3
 # Where fewer than 1/4 of the keys can be told apart that complete values would allow, every M_h
 # is read as a whole instead.
 _DENSE = 4
@@ -70,11 +65,11 @@ _INDEPENDENT = 1.0
 # another head's gate flipped there. By chance one of 2,000 is as near where there is one vector
 # more than the range has dimensions, and none where there are two more.
 _ALONE = 1e-8
-# Where more of the offsets are, the range just fills its vectors.
+# Where more of the offsets flip a gate, the range just fills its vectors.
 _MOST_FLIPPED = 0.25
 # Offsets at which a gate flipped are asked again at this share of their step.
 _NEARER = 0.125
-# How many times the noise these may be missed by, times the condition of the ranges.
+# How many times the noise saturated queries may be missed by, times the condition of the ranges.
 _CHECKED_TO = 300.0
 
 

@@ -25,12 +25,9 @@ from unsoftmax.probes import Array, Singles
 from unsoftmax.protocol import Certificate, Found
 from unsoftmax.validate.drawn_models import SAFETY
 
-# Length of a long token, ...
-_NEAR = 2.0**20
-# ... and of a longer one: far beyond any constant, and squares are within float32.
-_FAR = 2.0**40
-# How many times as large the longer one's answer is, at least, where answers grow.
-_GROWTH = 2.0**10
+# Lengths of a long token and of a longer one, far beyond any constant, and squares are within
+# float32; how many times as large the longer one's answer is, at least, where answers grow.
+_NEAR, _FAR, _GROWTH = 2.0**20, 2.0**40, 2.0**10
 # Answers to opposite tokens that differ by no more do not depend on the token.
 _ALIKE = 2.0**-30
 # Answers that grow as the token does, but for this share: float32 is within it.
@@ -38,20 +35,16 @@ _RESIDUAL = 2.0**-16
 # Length of the tokens that tell a norm before: eps is 2⁻¹⁶ of their variance at most, and a
 # residual connection leaves of the heads' answer what rounding does.
 _LONG = 2.0**8
-# What normalised tokens may miss a linear map by: an eps of 1 is 1e-5.
-_OFF = 1e-4
-# And in roundoffs of the answers, by their format: with a residual connection these are of
-# numbers as large as the tokens.
-_ROUNDOFFS = 4.0
+# What normalised tokens may miss a linear map by: an eps of 1 is 1e-5. And in roundoffs of the
+# answers, by their format: with a residual connection these are of numbers as large as the tokens.
+_OFF, _ROUNDOFFS = 1e-4, 4.0
 # What heads add to long tokens' answers is seen where it is so many times as large.
 _SEEN = 30.0
-# ... the longest, ...
-_LONGEST = 2.0**6
-# ... and each in proportion to the one before: eps from 1e3 down to 1e-24. The next rung still
-# shows a 4,096th of the one that eps bends.
-_APART = 2.0**-6
-# How many times as long the tokens are that these are held against: eps bends them by a 64th as
-# much, and a residual connection adds no more than it must.
+# Of the single tokens that find eps the longest, and each in proportion to the one before: eps from
+# 1e3 down to 1e-24. The next rung still shows a 4,096th of the one that eps bends.
+_LONGEST, _APART = 2.0**6, 2.0**-6
+# How many times as long the tokens are that those at which eps is read are held against: eps bends
+# them by a 64th as much, and a residual connection adds no more than it must.
 _LONGER = 8.0
 # Relative differences of the eps that several directions give, at most.
 _UNLIKE = 1e-3

@@ -37,10 +37,9 @@ _FAR = 2.0**52
 # Two tokens ξ with entries ±1 are asked: d − 2 more equations than there are columns. So many are
 # drawn for the second, which is nearly orthogonal to the first.
 _DRAWN = 32
-# Sequences of two tokens. They tell γ too: where I + M is singular, single tokens do not.
-_MIXED = 2
-# Length of those tokens: their answers are one token's values or a few heads' mixture.
-_MIXED_LENGTH = 2.0**40
+# Sequences of two tokens. They tell γ too: where I + M is singular, single tokens do not. Length of
+# those tokens: their answers are one token's values or a few heads' mixture.
+_MIXED, _MIXED_LENGTH = 2, 2.0**40
 # Lengths of the tokens that c is weighed against: one is within a factor of 4 of |c|, where |c|
 # is between 2⁻⁸ and 2⁸.
 _STEPS = (2.0**-6, 2.0**-2, 2.0**2, 2.0**6)
@@ -54,10 +53,9 @@ _GAP = 1e-3
 # Squared lengths of answers behind RMSNorm are off by no more, in units of the norm's scale:
 # float32's are by 1e-6, those of other functions by as much as there is.
 _ELLIPSOID = 1e-4
-# Answers that are further from a normalised affine map are none. float32: 1e-6.
-_MOST_NOISE = 1e-5
-# Single tokens of any length are answered by that map to so many times the noise.
-_AFFINE = 1e3
+# Answers that are further from a normalised affine map are none. float32: 1e-6. Single tokens of
+# any length are answered by that map to so many times the noise.
+_MOST_NOISE, _AFFINE = 1e-5, 1e3
 # An eps of fewer times what it may be off by is 0.
 _TOLD = 16.0
 

@@ -45,23 +45,9 @@ class OpeningTokens:
     """(H, d)."""
     margins: Array
     """The smallest logit of each token, in typical logits of its head, (H,)."""
-    typical: Array
-    """Root mean square logit of unit offsets beside unit query tokens, (H,)."""
-    bias: Array
-    """The same of the bias alone, as one offset shows it, (H,)."""
-
-
-@dataclass(frozen=True, slots=True)
-class LogitPlane:
-    """Logits of one offset, affine on the span of some query tokens."""
-
-    a: Array
-    directions: Array
-    """(K, d)."""
-    at_zero: Array
-    """(H,)."""
-    slopes: Array
-    """(K, H)."""
+    typical: tuple[float, float]
+    """Root mean square logit of unit offsets beside unit query tokens, in the head where it is
+    largest, and the same of the bias alone, as one offset shows it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +74,7 @@ class OpeningSearch:
             logits = yield from self._logits(a, np.vstack([beside, b]), "opening tokens")
             if np.isfinite(logits).all():
                 at_zero = (logits[0] - share * logits[1:].sum(axis=0)) / (1 - share * K)
-                return self._chosen(LogitPlane(a, b, at_zero, logits[1:] - at_zero))
+                return self._chosen(a, b, at_zero, logits[1:] - at_zero)
             down += 1
         raise _unreadable()
 
@@ -139,31 +125,36 @@ class OpeningSearch:
         with np.errstate(divide="ignore", invalid="ignore"):
             return np.where(open_, np.log(gates / (1 - gates)), np.nan)
 
-    def _chosen(self, plane: LogitPlane) -> OpeningTokens:
-        """Choose the tokens, and how long they and the offset are."""
-        H = len(plane.at_zero)
-        rms = np.sqrt(np.mean(plane.slopes**2, axis=0))
+    def _chosen(self, a: Array, directions: Array, at_zero: Array, slopes: Array) -> OpeningTokens:
+        """Choose the tokens, and how long they and the offset are.
+
+        Of one offset logits (H,) at 0 are affine in the span of query tokens (K, d), with slopes
+        (K, H).
+        """
+        H = len(at_zero)
+        rms = np.sqrt(np.mean(slopes**2, axis=0))
         if not rms.all():
             raise _still()
-        b, margins = np.zeros((H, plane.directions.shape[1])), np.zeros(H)
+        b, margins = np.zeros((H, directions.shape[1])), np.zeros(H)
         for h in range(H):
             signs = np.where(np.arange(H) == h, 1.0, -1.0)
-            y = shortest_within((signs * plane.slopes / rms).T)
+            y = shortest_within((signs * slopes / rms).T)
             if y is None:
                 raise _still()
             margins[h] = 1 / np.linalg.norm(y)
-            b[h] = margins[h] * y @ plane.directions
+            b[h] = margins[h] * y @ directions
         least = float(margins.min())
         # the bias may take a quarter of a margin, and what is left must saturate; the ratio of
         # both lengths stays, or the grid of the offset takes the query token's last bits
-        over_bias = limits.OVER_BIAS * float(np.max(np.abs(plane.at_zero) / rms)) / least
+        over_bias = limits.OVER_BIAS * float(np.max(np.abs(at_zero) / rms)) / least
         needed = 2 * limits.SATURATED / (least * float(rms.min()))
         longer = max(1.0, over_bias, float(np.sqrt(needed)))
         stretch = max(needed / longer, longer)
-        a, b = on_one_grid(plane.a * 2.0 ** np.ceil(np.log2(stretch)), longer * b)
-        lengths = np.linalg.norm(plane.a), np.linalg.norm(plane.directions[0])
-        typical = rms / (lengths[0] * lengths[1])
-        return OpeningTokens(a, b, margins, typical, np.abs(plane.at_zero) / lengths[0])
+        lengths = np.linalg.norm(a), np.linalg.norm(directions[0])
+        a, b = on_one_grid(a * 2.0 ** np.ceil(np.log2(stretch)), longer * b)
+        typical = float(np.max(rms / (lengths[0] * lengths[1])))
+        bias = float(np.max(np.abs(at_zero) / lengths[0]))
+        return OpeningTokens(a, b, margins, (typical, bias))
 
 
 def _unreadable() -> ModelMismatch:

@@ -31,6 +31,7 @@ from unsoftmax.models import AttentionLayer, LayerHead, LayerNorm
 from unsoftmax.models.rotary_layer import FARTHEST_BOUNDED, RotaryLayer
 from unsoftmax.validate.conclude import Said
 from unsoftmax.validate.drawn_models import DRAWN, DrawnModels
+from unsoftmax.validate.layer_sequences import Layer
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ class RecoveredLayer:
     eps: tuple[float, float]
     """Of a norm behind, and about what it is off by."""
 
-    def model(self, moved: float = 0.0) -> AttentionLayer | RotaryLayer:
+    def model(self, moved: float = 0.0) -> Layer:
         """Return it as a model, eps ``moved`` so many times by what it is off by."""
         layer, (eps, off) = self.layer, self.eps
         if isinstance(self.scores, GroupHeads):
@@ -122,7 +123,7 @@ class LayerAnswers:
 
     def drawn(
         self, noise: AnswerNoise, rng: np.random.Generator, **least: float
-    ) -> DrawnModels[AttentionLayer | RotaryLayer]:
+    ) -> DrawnModels[Layer]:
         """Compute it, and again from answers with such errors.
 
         Raises
@@ -146,7 +147,7 @@ class LayerAnswers:
         return DrawnModels(found.model(), models, noise, **least)
 
 
-def said_of(model: AttentionLayer | RotaryLayer) -> Said:
+def said_of(model: Layer) -> Said:
     """Say what is taken for granted of a layer."""
     if isinstance(model, RotaryLayer):
         return _said_of_positions(model)

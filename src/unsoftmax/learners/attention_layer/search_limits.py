@@ -95,58 +95,58 @@ OFFSET_LENGTHS = (2.0**24, 2.0**34, 2.0**44)
 # Query tokens are so much shorter than offsets: what M b adds to an answer, and its errors, is
 # small beside M a, and 12 bits are left of b on the grid of a.
 SHORTER = 2.0**-8
-# Rank at least so much below the number of answers, or there are more heads.
+# The rank is at least so much below the number of answers, or there are more heads.
 TESTED_BY = 6
 # Singular values below so many times the noise are noise: the largest of a Gaussian matrix of a
-# few dozen rows is 2 to 3 times √rows of its numbers.
-RANK_NOISE = 30.0
-# Heads below this share of the largest are not seen, however small the noise.
-RANK_SHARE = 1e-12
-# Pilots at most, to find that scale.
-PILOT_ROUNDS = 24
+# few dozen rows is 2 to 3 times √rows of its numbers. Heads below this share of the largest are not
+# seen, however small the noise.
+RANK_NOISE, RANK_SHARE = 30.0, 1e-12
+# Pilots at most that find the scale at which gates are between 0 and 1, and lengths of keys and
+# query tokens at which logits are moderate.
+PILOT_ROUNDS, SCORE_PILOTS = 24, 8
 # How many times as much a query token adds to a logit as the bias does.
 OVER_BIAS = 4.0
 # Logits of saturated gates, at least, at the offset that others lie around. Beside it they may be
 # anything: one in 30,000 is below the 36 that leave something open in float64.
 SATURATED = 2.0**20
-# Rounds of offsets at most, each twice as many, until every rank is below their number.
-OFFSET_ROUNDS = 6
-# Rounds of these.
-FLIP_ROUNDS = 3
-# Saturated queries that test the maps.
-CHECKED = 6
-# Searches for maps, each with half the step, before a layer is refused.
-TRIES = 3
+# Rounds of offsets at most, each twice as many, until every rank is below their number; and rounds
+# of those at which a gate flipped.
+OFFSET_ROUNDS, FLIP_ROUNDS = 6, 3
+# Saturated queries that test the maps, and searches for maps, each with half the step.
+CHECKED, TRIES = 6, 3
 KEYS = KeyBlockTuning()
-# Pilots at most, to find both lengths.
-SCORE_PILOTS = 8
-# ... and those with a weight below so many times the noise.
-WEIGHT_NOISE = 200.0
-# How often, each time with keys half as long.
-AGAIN = 4
+# Answers with a weight below so many times the noise are asked again, so often, each time with keys
+# half as long.
+WEIGHT_NOISE, AGAIN = 200.0, 4
 # Singular values of the columns below so many times what drawn errors make of them may be noise:
-# the target's own, of scores for example, are larger than those drawn.
-SCORE_NOISE = 10.0
-# Singular values so many times the largest spare one are none of noise, whose singular values are
-# within a factor of 2.
-OVER_SPARE = 2.0
-# Searches for values and scores behind a norm, each with other tokens: one fails by chance in 50
-# small layers, where gates or weights happen to be extreme.
+# the target's own, of scores for example, are larger than those drawn. Those so many times the
+# largest spare one are none, whose singular values are within a factor of 2.
+SCORE_NOISE, OVER_SPARE = 10.0, 2.0
+
+# -- behind a norm
+
+# Searches for values and scores, each with other tokens: one fails by chance in 50 small layers,
+# where gates or weights happen to be extreme.
 TRIES_BEHIND = 3
-# Pairs ±ξ asked beside them where answers are coarse.
+# Pairs ±ξ of single tokens asked where answers are coarse.
 SINGLE_PAIRS = 7
-# Two-token queries asked first: 24 rows tell up to 12 heads from their sums.
-PLANE_QUERIES = 24
-# Queries added while there are not exactly H patterns.
-PLANE_MORE = 8
-# So often; then tokens are made longer.
-PLANE_ROUNDS = 4
-# Factors tried in turn.
+# Query tokens of a plane asked first: 24 rows tell up to 12 heads from their sums; those added
+# while there are not exactly H patterns of gates, and how often.
+PLANE_QUERIES, PLANE_MORE, PLANE_ROUNDS = 24, 8, 4
+# How many times as long tokens then are, in turn.
 PLANE_LONGER = (1.0, 16.0, 256.0)
 # With no more dimensions than this the plane is a line: there is no room for two.
 PLANE_FEW = 6
-# Variances of u at which it is read: eps is a few orders from one of them.
+# Variances of u at which eps is read: it is a few orders from one of them.
 EPS_VARIANCES = tuple(10.0**k for k in range(-14, 5, 2))
+
+# -- by copies of tokens, after a norm above all
+
+# Searches along other tokens before a target is refused.
+BALL_TRIES = 2
+# Lengths at which single tokens are asked to find eps, and directions in which it is then read at
+# the length where it bends most.
+BALL_RUNGS, BALL_REFINED = 9, 4
 # Lengths of tokens, relative to the longest, in turn until the gates are found. Each halves both
 # tokens: logits are a quarter.
 SOFT_SHARES = (1.0, 0.5, 0.25, 0.125, 0.0625)
@@ -157,24 +157,16 @@ SOFT_COORDINATES = 6
 # farther by their logarithm, and cost tokens in proportion.
 SOFT_COPIES = ((1, 1), (1, 32), (32, 1), (1, 2), (8, 1), (1, 8), (2, 1))
 # Query tokens beside the first offset: twelve heads, and twice as many that test them. As many
-# again while the rank is nearly their number.
-SOFT_FIRST = 40
-# Answers beyond rank and coordinates, at least.
-SOFT_TESTED_BY = 6
+# again while the rank is nearly their number; answers beyond rank and coordinates, at least.
+SOFT_FIRST, SOFT_TESTED_BY = 40, 6
 # Query tokens of an offset beyond H and the coordinates. Fewer: gates are more often found where
-# there are none, and errors are larger.
-SOFT_SPARE_TOKENS = 4
-# How often an offset whose gates were not found is asked beside further query tokens.
-SOFT_AGAIN = 2
-# Lengths at which single tokens are asked to find eps, ...
-BALL_RUNGS = 9
-# Directions in which eps is then read at the length where it bends most.
-BALL_REFINED = 4
-# Most tokens between keys and query token. Slow planes are read so many times better; more make
-# queries longer, and fast planes go round more often than the first step tells.
-LONGEST = 65
-# The same where answers are coarser than those of float64: slow planes are the first that their
-# errors hide.
-LONGEST_COARSE = 257
-# Searches after a norm, along other tokens, before a target is refused.
-BALL_TRIES = 2
+# there are none, and errors are larger. How often an offset whose gates were not found is asked
+# beside further ones.
+SOFT_SPARE_TOKENS, SOFT_AGAIN = 4, 2
+
+# -- with positions
+
+# Most tokens between keys and query token, and where answers are coarser than those of float64:
+# slow planes, which errors hide first, are read so many times better. More make queries longer, and
+# fast planes go round more often than the first step tells.
+LONGEST, LONGEST_COARSE = 65, 257

@@ -18,7 +18,7 @@ import scipy
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.learners.attention_layer import search_limits as limits
 from unsoftmax.learners.attention_layer.copied_answers import GATES, CopiedAnswers, SoftGates
-from unsoftmax.learners.attention_layer.value_answers import LayerMap, leading
+from unsoftmax.learners.attention_layer.value_answers import AffineAnswers, LayerMap, leading
 from unsoftmax.learners.compose import Asking
 from unsoftmax.measure.token_map import AnswerNoise, TokenMapAnswers, with_errors
 from unsoftmax.models.arrays import TINY
@@ -33,10 +33,8 @@ _NEAREST = 0.5
 # Singular values below so many times an answer's noise are noise.
 _RANK_NOISE = 30.0
 # Gates may be so many times as far from the span as the noise is of the answers, in turn until
-# there are as many as heads: a weak head is off by more, ...
-_OFF_SPAN = (10.0, 1e2, 1e3, 1e4, 1e5)
-# ... and none farther than that.
-_MOST_OFF = 1e-2
+# there are as many as heads: a weak head is off by more, and none by more than that.
+_OFF_SPAN, _MOST_OFF = (10.0, 1e2, 1e3, 1e4, 1e5), 1e-2
 # What the gates found leave of the answers, at most, in multiples of the noise: one gate that is
 # wrong leaves a share of the answers.
 _EXPLAINED = 30.0
@@ -51,10 +49,8 @@ _SPARE_OFFSETS = 4
 # Singular values of a range so many times what drawn errors make are none of errors.
 _RANGE_NOISE = 30.0
 # A vector whose leverage on its head's range is this near to 1 is of another head: one that looks
-# more like this one at that offset.
-_ALONE = 1e-6
-# How often such vectors are exchanged.
-_EXCHANGES = 3
+# more like this one at that offset. How often such vectors are exchanged.
+_ALONE, _EXCHANGES = 1e-6, 3
 # Smallest singular value of all ranges together with which their sum is parted.
 _INDEPENDENT = 1e-6
 
@@ -199,9 +195,8 @@ class SoftGateReading:
         count = -(-total // H) + _SPARE_OFFSETS - 1
         along = base.answers.a / np.linalg.norm(base.answers.a)
         directions = along[:, None]
-        found = SoftGates(
-            self.tokens, self.layer.residual, (base.answers,), (base.theta,), (), False
-        )
+        single = AffineAnswers(self.tokens, self.layer.residual)
+        found = SoftGates(single, (base.answers,), (base.theta,), (), False)
         while True:
             count = d - 1 if whole else min(count, d - 1)
             fresh = self.rng.standard_normal((d, count + 1 - directions.shape[1]))
