@@ -21,7 +21,6 @@ from unsoftmax.learners.attention_layer import search_limits as limits
 from unsoftmax.learners.attention_layer.group_scores import (
     GroupAnswers,
     GroupScores,
-    RotatedPlanes,
     centred,
     columns_of_groups,
     common_angles,
@@ -148,17 +147,18 @@ class GroupReading(KeyAsking):
     @property
     def _otherwise(self) -> str:
         """What else the target may be."""
+        large = "biases are too large for this, or "
+        hidden = "; or keys have biases, which exact answers show unless they are large"
         coarse = (
             " Or answers are too coarse for scores at a distance: their errors of "
             f'{self.noise.relative:.1e} look so as well, and profile="finest" asks more.'
         )
         return (
-            "Either something beside rotary positions depends on the distance (ALiBi, a learned "
-            "bias, keys that decay) or on the number of tokens; or queries of all heads of a group "
-            "together have a lower rank than its planes; or keys have biases, which exact answers "
-            "show unless they are large. No learner here recovers these with positions."
-            + coarse
-            * self._coarse
+            f"Either {large * self.lift}something beside rotary positions depends on the distance "
+            "(ALiBi, a learned bias, keys that decay) or on the number of tokens; or queries of "
+            "all heads of a group together have a lower rank than its planes"
+            f"{hidden * (1 - self.lift)}. No learner here recovers these with positions."
+            f"{coarse * (self._coarse and not self.lift)}"
         )
 
     @property
@@ -301,7 +301,7 @@ class GroupReading(KeyAsking):
             )
         return unsure / between
 
-    def _alike(self, planes: list[RotatedPlanes], unsure: float) -> bool:
+    def _alike(self, planes: list[TurningPlanes], unsure: float) -> bool:
         angles = np.array([one.angles for one in planes])
         if not angles.size:
             return True

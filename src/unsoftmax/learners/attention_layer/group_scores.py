@@ -27,10 +27,9 @@ Of planes that do not turn z̄ and b_k change no answer, and are 0.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
-import scipy
 
 from unsoftmax.learners.attention_layer.key_answers import KeyAnswers
 from unsoftmax.learners.attention_layer.value_answers import Groups, HeadMaps, LayerMap
@@ -38,45 +37,7 @@ from unsoftmax.models.rotary import Rotary
 from unsoftmax.probes import Array, Indices
 from unsoftmax.solve.full_rank import solved
 from unsoftmax.solve.leading_rows import leading_rows
-from unsoftmax.solve.turning_planes import turning_planes
-
-
-@dataclass(frozen=True, slots=True)
-class RotatedPlanes:
-    """The planes of one group."""
-
-    P: Array
-    """(r, r), the coordinates of Z; two columns a plane, last what does not turn."""
-    angles: Array
-    """θ of the planes that turn, the largest first."""
-    off_circle: float
-    """How far eigenvalues of T_m are from the unit circle."""
-
-    def beside(self, reference: Array, shift: int) -> RotatedPlanes:
-        """Let planes go round as often as those of another group, whose angles are a reference.
-
-        mθ is read far better than one step, by which a plane may seem to go round once more, or
-        the other way.
-        """
-        count = len(self.angles)
-        if len(reference) != count:
-            return self
-        round_trip = 2 * np.pi / shift
-        signs = np.array([1.0, -1.0])[:, None, None]
-        apart = reference - signs * self.angles[:, None]
-        rounds = np.rint(apart / round_trip)
-        missed = np.abs(apart - round_trip * rounds) * shift
-        cost = missed.min(axis=0) + np.abs(reference - self.angles[:, None])
-        mine, its = scipy.optimize.linear_sum_assignment(cost)
-        order = mine[np.argsort(its)]
-        place = np.arange(count)
-        mirrored = missed[1, order, place] < missed[0, order, place]
-        sign = np.where(mirrored, -1.0, 1.0)
-        turns = rounds[mirrored.astype(np.intp), order, place]
-        P = self.P.copy()
-        P[:, : 2 * count] = P[:, np.stack([2 * order, 2 * order + 1], axis=1).ravel()]
-        P[:, 1 : 2 * count : 2] *= sign
-        return RotatedPlanes(P, sign * self.angles[order] + round_trip * turns, self.off_circle)
+from unsoftmax.solve.turning_planes import TurningPlanes, turning_planes
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +93,7 @@ class GroupScores:
         apart = np.sort(np.abs(values[values.imag >= 0] - 1))[::-1]
         return float(apart[count]) if count < len(apart) else 0.0
 
-    def planes(self, shift: int, still: float) -> RotatedPlanes:
+    def planes(self, shift: int, still: float) -> TurningPlanes:
         """Find the planes, and their angles; ``shift`` is m."""
         found = turning_planes(self.far, still)
         P, count = found.P.copy(), len(found.angles)
@@ -146,7 +107,7 @@ class GroupScores:
         order = np.argsort(-angles, kind="stable")
         columns = np.stack([x[order], y[order]], axis=1).ravel()
         P[:, : 2 * count] = P[:, columns]
-        return RotatedPlanes(P, angles[order], found.off_circle)
+        return replace(found, P=P, angles=angles[order])
 
     def _one_step(self, P: Array, count: int) -> Array:
         """Return what the first ``count`` planes of P turn by in one token, in (−π, π].
@@ -261,7 +222,7 @@ class GroupAnswers:
         K, bias = K / sizes[:, None], bias / sizes
         return np.asarray(self.base - np.linalg.lstsq(K, bias, rcond=least)[0])
 
-    def planes(self, seen: Sequence[GroupScores]) -> list[RotatedPlanes]:
+    def planes(self, seen: Sequence[GroupScores]) -> list[TurningPlanes]:
         """Return every group's planes."""
         between, count = self.far.between, self.turning
         stills = [self.still if count is None else one.still_beside(count) for one in seen]
@@ -269,7 +230,7 @@ class GroupAnswers:
         clearest = min(found, key=lambda one: one.off_circle)
         return [one.beside(clearest.angles, between) for one in found]
 
-    def common(self, planes: Sequence[RotatedPlanes]) -> tuple[Array, Rotary]:
+    def common(self, planes: Sequence[TurningPlanes]) -> tuple[Array, Rotary]:
         """Return the angles of planes that turn, and the frequencies of all."""
         if len({len(one.angles) for one in planes}) > 1:
             raise np.linalg.LinAlgError("other planes turn in one group than in another")
@@ -353,7 +314,7 @@ def columns_of_groups(scores: Array, groups: Groups) -> list[Array]:
     ]
 
 
-def common_angles(planes: Sequence[RotatedPlanes]) -> Array:
+def common_angles(planes: Sequence[TurningPlanes]) -> Array:
     """Return the mean of the groups' angles."""
     return np.asarray(np.mean([one.angles for one in planes], axis=0))
 

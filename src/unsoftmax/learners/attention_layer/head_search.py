@@ -107,7 +107,8 @@ class HeadSearch:
             if rank > K - limits.TESTED_BY:
                 count = K
                 continue
-            self._refuse_many(rank)
+            if rank > self.most + 1:
+                raise too_many(rank - 1, self.most)
             if rank > _COLUMNS.most:
                 return (yield from self._on_half_circle(a, y, b, length))
             self._refuse_uniform(span, self.layer.beyond(y, b), y)
@@ -142,13 +143,6 @@ class HeadSearch:
         noise = limits.RANK_NOISE * float(np.max(self.noise.of(y)))
         share = limits.RANK_SHARE * float(np.linalg.norm(y))
         return int(np.count_nonzero(singular > max(noise, share)))
-
-    def _refuse_many(self, rank: int) -> None:
-        if rank > self.most + 1:
-            raise ModelMismatch(
-                f"The target has {rank - 1} heads or more, beyond the {self.most} that were "
-                "allowed: raise max_heads."
-            )
 
     def _refuse_uniform(self, span: Array, z: Array, y: Array) -> None:
         """Refuse a head whose weights are 1/2 everywhere, or two whose weights add up to 1."""
@@ -243,6 +237,14 @@ class HeadSearch:
                 "raise max_heads."
             )
         return found
+
+
+def too_many(heads: int, most: int) -> ModelMismatch:
+    """Say that there are more heads than were allowed."""
+    return ModelMismatch(
+        f"The target has {heads} heads or more, beyond the {most} that were allowed: "
+        "raise max_heads."
+    )
 
 
 def search_cost(heads: int) -> tuple[int, int]:

@@ -58,36 +58,6 @@ class Weights:
 
 
 @dataclass(frozen=True, slots=True)
-class Decoding:
-    """What keys add to answers, z (Q, m), ready to be solved for their weights block by block."""
-
-    values: HeadMaps
-    z: Array
-    heads: list[Array]
-    """As many keys as every head has dimensions leave nothing over in a head's range: there z is
-    divided among the heads once for all blocks, (r_h, Q) each. Empty where keys are fewer."""
-
-    @classmethod
-    def of(cls, values: HeadMaps, n: int, z: Array) -> Decoding:
-        """Prepare answers to n keys each."""
-        square = all(r == n for r in values.ranks)
-        return cls(values, z, values.divided(z) if square else [])
-
-    def weights(self, keys: Array, which: Indices) -> Weights:
-        """Solve for the weights of keys (n, d) in some of the answers."""
-        H, n = len(self.values.U), len(keys)
-        if self.heads:
-            each = zip(self.values.V, self.heads, strict=True)
-            weights = np.stack([solved(V @ keys.T, part[:, which]).T for V, part in each], axis=1)
-            unknown = np.zeros((len(weights), 0))
-        else:
-            every = solved(self.values.columns(keys), self.z[which].T).T
-            weights, unknown = every[:, : H * n].reshape(-1, H, n), every[:, H * n :]
-        taus = unknown.reshape(len(weights), H - 1, self.values.open_in)
-        return Weights(weights, 1 - weights.sum(axis=2), taus)
-
-
-@dataclass(frozen=True, slots=True)
 class KeyedTokens(Probes):
     """Sequences [b + s a_1; …; b + s a_n; b …; b], made slice by slice: together gigabytes.
 
@@ -205,13 +175,16 @@ class KeyAnswers:
         b = self.tokens[self.token]
         shown = b if self.base is None else self.base + b
         z = layer.beyond(self._read(layer, values), shown) / self.scale[:, None]
-        decoding, found = Decoding.of(values, self.keys.shape[1], z), []
+        # as many keys as every head has dimensions leave nothing over in a head's range: there z is
+        # divided among the heads once for all blocks
+        square = self.base is None and all(r == self.keys.shape[1] for r in values.ranks)
+        parts, found = values.divided(z) if square else [], []
         for k, keys in enumerate(self.keys):
             asked = np.flatnonzero(self.block == k)
             if not len(asked):
                 continue
             if self.base is None:
-                weights = decoding.weights(keys, asked)
+                weights = _weights(values, keys, z[asked], [part[:, asked] for part in parts])
             else:
                 beside = b[asked] / self.scale[asked, None]
                 weights = _decoded(values, keys, beside, z[asked], not self.between)
@@ -293,6 +266,20 @@ class HeadScores:
     def vectors(self, h: int, b: Array) -> Array:
         """Return W_h b + w_h, (n, d), of tokens (n, d)."""
         return np.asarray((b @ self.R[h][:, :-1].T + self.R[h][:, -1]) @ self.C[h].T)
+
+
+def _weights(values: HeadMaps, keys: Array, z: Array, parts: list[Array]) -> Weights:
+    """Solve for the weights of keys (n, d) in what they add, z (Q, m), or every head's part."""
+    H, n = len(values.U), len(keys)
+    if parts:
+        each = zip(values.V, parts, strict=True)
+        weights = np.stack([solved(V @ keys.T, part).T for V, part in each], axis=1)
+        unknown = np.zeros((len(weights), 0))
+    else:
+        every = solved(values.columns(keys), z.T).T
+        weights, unknown = every[:, : H * n].reshape(-1, H, n), every[:, H * n :]
+    taus = unknown.reshape(len(weights), H - 1, values.open_in)
+    return Weights(weights, 1 - weights.sum(axis=2), taus)
 
 
 def _decoded(values: HeadMaps, keys: Array, b: Array, z: Array, alone: bool) -> Weights:

@@ -8,7 +8,7 @@ answers is `key_answers`; which blocks and tokens are asked is for those to say 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from unsoftmax.learners.compose import Asking
 from unsoftmax.measure.binary_grid import on_one_grid
 from unsoftmax.measure.token_map import AnswerNoise, with_errors
 from unsoftmax.models.arrays import TINY
-from unsoftmax.probes import Array, Indices, Purpose
+from unsoftmax.probes import Array, Indices
 
 # Logits that w alone gives keys are at most this share of those that W b gives them.
 _FROM_BIAS = 0.7
@@ -36,8 +36,7 @@ _LEAST_WEIGHT = 1e-6
 _DEPENDENT, _DEPENDENT_NOISE = 1e-8, 1e3
 
 
-@dataclass(frozen=True, slots=True)
-class Lengths:
+class Lengths(NamedTuple):
     """How long keys and query tokens are."""
 
     keys: float
@@ -181,7 +180,7 @@ class KeyAsking:
         every = np.arange(len(answers.block))
         if not len(every):
             return answers
-        y = yield from self._sent(answers, every, phase, "data")
+        [y] = yield [answers.asked(every, phase, "data")]
         return answers.replaced(every, answers.scale, y)
 
     def asked(self, answers: KeyAnswers, phase: str) -> Asking[KeyAnswers]:
@@ -196,7 +195,7 @@ class KeyAsking:
             if not len(again):
                 return answers
             shorter = answers.replaced(again, answers.scale[again] / 2, answers.y[again])
-            y = yield from self._sent(shorter, again, phase, "again")
+            [y] = yield [shorter.asked(again, phase, "again")]
             answers = shorter.replaced(again, shorter.scale[again], y)
         if len(self._small(answers, 0.0)):
             raise ModelMismatch(
@@ -211,9 +210,3 @@ class KeyAsking:
             for asked, weights in answers.weights(self.layer, self.values)
         ]
         return np.sort(np.concatenate([*small, np.zeros(0, dtype=np.intp)])).astype(np.intp)
-
-    def _sent(
-        self, answers: KeyAnswers, which: Indices, phase: str, purpose: Purpose
-    ) -> Asking[Array]:
-        [y] = yield [answers.asked(which, phase, purpose)]
-        return np.asarray(y)

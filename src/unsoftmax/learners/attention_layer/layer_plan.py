@@ -83,8 +83,13 @@ def layer_plan(
             behind_norm = counts.normalised_layer_queries(d, H, r)
             after_norm = counts.prenorm_layer_queries(d, H, r)
             formula += f"; {behind_norm:,} behind a norm, {after_norm:,} after one"
-    told = {"formula": formula, "longest_token": FARTHEST, "most_tokens": most_tokens}
-    return Plan(queries=None, **cost._asdict(), **told)
+    return Plan(
+        queries=None,
+        formula=formula,
+        longest_token=FARTHEST,
+        most_tokens=most_tokens,
+        **cost._asdict(),
+    )
 
 
 def _search(d: int, H: int, pilots: Pilots) -> int:

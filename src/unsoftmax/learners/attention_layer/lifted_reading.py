@@ -201,17 +201,6 @@ class LiftedReading(GroupReading):
             )
         return answers
 
-    # -- what differs where scores have a constant of their own
-
-    @property
-    def _otherwise(self) -> str:
-        return (
-            "Either biases are too large for this, or something beside rotary positions depends on "
-            "the distance (ALiBi, a learned bias, keys that decay) or on the number of tokens; or "
-            "queries of all heads of a group together have a lower rank than its planes. No "
-            "learner here recovers these with positions."
-        )
-
 
 def _rows_growth(
     found: list[GroupKeys], rotary: Rotary, keys: Array, tokens: Array, rank: int

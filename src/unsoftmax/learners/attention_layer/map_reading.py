@@ -29,7 +29,6 @@ from unsoftmax.learners.attention_layer.opening_tokens import OpeningTokens
 from unsoftmax.learners.attention_layer.search_limits import PLAIN, Pilots
 from unsoftmax.learners.attention_layer.value_answers import (
     GateAnswers,
-    HeadMaps,
     LayerMap,
     MapAnswers,
     OffsetAnswers,
@@ -266,7 +265,11 @@ class MapReading:
         y = yield from asked_in_pairs(a, b, "maps, tried", "pilot")
         z = self.layer.beyond(y, b)
         through = values.through(a)
-        errors = self._errors(values, answers.whole)
+        # what the maps may be off by, per length of a token
+        U = np.concatenate(list(values.U), axis=1)
+        condition = 1.0 if answers.whole else 1 / float(np.linalg.svd(U, compute_uv=False)[-1])
+        size = float(np.linalg.norm(self.layer.heads, 2))
+        errors = _CHECKED_TO * self.noise.relative * condition * size
         for k in range(limits.CHECKED):
             gates = np.linalg.lstsq(through[:, :, k], z[k], rcond=None)[0]
             missed = float(np.linalg.norm(through[:, :, k] @ np.rint(gates) - z[k]))
@@ -283,13 +286,6 @@ class MapReading:
         )
         rounded = on_one_grid(a, b)
         return rounded[0], rounded[1]
-
-    def _errors(self, values: HeadMaps, whole: bool) -> float:
-        """Return what the maps may be off by, per length of a token."""
-        U = np.concatenate(list(values.U), axis=1)
-        condition = 1.0 if whole else 1 / float(np.linalg.svd(U, compute_uv=False)[-1])
-        size = float(np.linalg.norm(self.layer.heads, 2))
-        return _CHECKED_TO * self.noise.relative * condition * size
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ of them, behind one they are not. The eps of a norm before is read off lengths o
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -55,8 +55,7 @@ _UNBENT = 1e-3
 _MEAN = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class FoundNorm:
+class FoundNorm(NamedTuple):
     """Where a norm stands; of one before the layer, of what kind."""
 
     place: Literal["none", "post", "pre"]

@@ -15,6 +15,7 @@ query token. Where tokens are long, t is next to nothing.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -35,8 +36,7 @@ _PILOT_LENGTH = 2.0**6
 _PILOT_LOGIT = 0.5
 
 
-@dataclass(frozen=True, slots=True)
-class OpeningTokens:
+class OpeningTokens(NamedTuple):
     """One query token for each head, and the offset beside which it opens that head's gate."""
 
     a: Array

@@ -108,7 +108,14 @@ class PatternAnswers:
         sums = w / scales[:, None] - known
         sigma, rows = _with_total(frame, self.offset, sums, H)
         if gates is None:
-            gates = _told_apart(rows, H)[1:]
+            # those of the first row are all 1
+            gates = gate_columns(np.linalg.svd(rows, full_matrices=False)[0][:, :H], _COLUMNS)[1:]
+            if gates.shape[1] != H:
+                raise ModelMismatch(
+                    f"Two-token answers are sums of {H} gates, of which {gates.shape[1]} are "
+                    "found: some are not 0 or 1 for the longest tokens, or something else is added "
+                    "to the heads."
+                )
         return frame.scaled(sigma), gates
 
     def answered(self, fresh: Array) -> Asking[PatternAnswers]:
@@ -181,17 +188,6 @@ def _with_total(frame: DirectionMap, offset: Array, sums: Array, H: int) -> tupl
             determined={"shift": frame.norm.shift, "size": 1 / frame.norm.gain},
         )
     return sigma, np.vstack([own - sigma * residual, sums])
-
-
-def _told_apart(rows: Array, H: int) -> Array:
-    """Find the gates of all rows, all of the first being 1."""
-    gates = gate_columns(np.linalg.svd(rows, full_matrices=False)[0][:, :H], _COLUMNS)
-    if gates.shape[1] != H:
-        raise ModelMismatch(
-            f"Two-token answers are sums of {H} gates, of which {gates.shape[1]} are found: some "
-            "are not 0 or 1 for the longest tokens, or something else is added to the heads."
-        )
-    return gates
 
 
 def _drawn(

@@ -60,13 +60,10 @@ class RangePolish:
         U, V = self.values.U, self.values.V
         known = np.array([U[h] @ (V[h] @ one) for h, one in zip(head, a, strict=True)])
         answers = SaturatedAnswers(head, a, b, y, known)
-        return answers if self._explained(answers) else None
-
-    def _explained(self, answers: SaturatedAnswers) -> bool:
-        """Whether every answer is what the maps make of it so far: no gate was taken wrongly."""
+        # every answer is what the maps make of it so far: no gate was taken wrongly
         z = answers.beyond(self.layer)
-        missed = np.linalg.norm(z - answers.known, axis=1)
-        return bool(np.all(missed <= _POLISHED * np.linalg.norm(z, axis=1)))
+        missed = np.linalg.norm(z - known, axis=1)
+        return answers if np.all(missed <= _POLISHED * np.linalg.norm(z, axis=1)) else None
 
     def _opened(self, direction: Array, h: int) -> tuple[Array, Array | None]:
         """Return the offset, and the query token beside which it opens head h's gate alone."""

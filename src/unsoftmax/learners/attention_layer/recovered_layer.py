@@ -149,45 +149,33 @@ class LayerAnswers:
 
 def said_of(model: Layer) -> Said:
     """Say what is taken for granted of a layer."""
-    if isinstance(model, RotaryLayer):
-        return _said_of_positions(model)
-    if model.norm is None:
-        return Said(
-            "layer of softmax attention with scores x·(W x_N + w)",
-            "a window, positions, a nonlinearity in the values, a second layer",
-        )
-    return Said(
-        "layer of softmax attention with a residual and a LayerNorm or RMSNorm behind",
-        "a window, positions, a nonlinearity in the values, a second layer",
-        (
+    kind, otherwise = "layer of softmax attention", "a nonlinearity in the values, a second layer"
+    if not isinstance(model, RotaryLayer):
+        if model.norm is None:
+            return Said(f"{kind} with scores x·(W x_N + w)", f"a window, positions, {otherwise}")
+        kind += " with a residual and a LayerNorm or RMSNorm behind"
+        mean = (
             "M and c are meant without the part that is the same in all outputs: a LayerNorm takes "
             "it off."
-            if model.norm.centred
-            else "The norm behind is RMSNorm, its scale of one sign, as answers to two tokens "
-            "agree.",
-        ),
+        )
+        signs = "The norm behind is RMSNorm, its scale of one sign, as answers to two tokens agree."
+        assumed = mean if model.norm.centred else signs
+        return Said(kind, f"a window, positions, {otherwise}", (assumed,))
+    biased = model.biased
+    bound = (
+        "The bound on W is one on W(Δ) = Kᵀ R(Δ) Q of every head, for distances Δ from 0 to "
+        f"{FARTHEST_BOUNDED}; beyond it grows as the distance does."
+        + " That on w is one on what biases add to scores there."
+        * biased
     )
-
-
-def _said_of_positions(model: RotaryLayer) -> Said:
     without = "Keys and queries are taken to have no biases: what those add is not bounded."
     shared = f"{model.H} heads share the keys and values of {model.G} groups."
     still = "Scores do not turn with distance: all frequencies are 0."
     return Said(
-        "layer of softmax attention with rotary positions",
-        "others beside them, positions that change beyond some distance, a window, a nonlinearity "
-        "in the values, a second layer"
-        + ", key and query biases that are too large"
-        * model.biased,
-        (
-            "The bound on W is one on W(Δ) = Kᵀ R(Δ) Q of every head, for distances Δ from 0 to "
-            f"{FARTHEST_BOUNDED}; beyond it grows as the distance does."
-            + " That on w is one on what biases add to scores there."
-            * model.biased,
-            *(() if model.biased else (without,)),
-        ),
-        (
-            *((shared,) if model.G < model.H else ()),
-            *(() if np.any(model.rotary.frequencies) else (still,)),
-        ),
+        f"{kind} with rotary positions",
+        "others beside them, positions that change beyond some distance, a window, "
+        + otherwise
+        + ", key and query biases that are too large" * biased,
+        (bound,) if biased else (bound, without),
+        (shared,) * (model.G < model.H) + (still,) * (not np.any(model.rotary.frequencies)),
     )

@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import scipy
@@ -18,6 +19,7 @@ import scipy
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.learners.attention_layer import search_limits as limits
 from unsoftmax.learners.attention_layer.copied_answers import GATES, CopiedAnswers, SoftGates
+from unsoftmax.learners.attention_layer.head_search import too_many
 from unsoftmax.learners.attention_layer.value_answers import AffineAnswers, LayerMap, leading
 from unsoftmax.learners.compose import Asking
 from unsoftmax.measure.token_map import AnswerNoise, TokenMapAnswers, with_errors
@@ -55,8 +57,7 @@ _ALONE, _EXCHANGES = 1e-6, 3
 _INDEPENDENT = 1e-6
 
 
-@dataclass(frozen=True, slots=True)
-class BaseOffset:
+class BaseOffset(NamedTuple):
     """What the first offset shows."""
 
     answers: CopiedAnswers
@@ -118,11 +119,11 @@ class SoftGateReading:
             if rank <= K - limits.SOFT_TESTED_BY - len(plane):
                 break
             if rank > self.most + limits.SOFT_TESTED_BY:
-                raise self._too_many(rank)
+                raise too_many(rank, self.most)
             [more] = yield from self._asked([a], plane, K, "heads")
             found = found.joined(more)
         if rank > self.most:
-            raise self._too_many(rank)
+            raise too_many(rank, self.most)
         theta = self._searched(found, rank, np.zeros((0, 1 + len(plane))))
         if theta is None:
             raise ModelMismatch(
@@ -131,12 +132,6 @@ class SoftGateReading:
                 "x·(W x_N + w), or answers are too coarse."
             )
         return BaseOffset(found, theta, found.vectors(self.layer, theta)[0], plane)
-
-    def _too_many(self, rank: int) -> ModelMismatch:
-        return ModelMismatch(
-            f"The target has {rank} heads or more, beyond the {self.most} that were allowed: "
-            "raise max_heads."
-        )
 
     def _rank(self, answers: CopiedAnswers) -> int:
         """Count singular values above the errors."""
