@@ -240,12 +240,12 @@ def steps_behind(
     if effort.polish:
         singles = yield from ask_more_singles(singles, rng)
     single = yield from find_heads(singles, rng)
-    layer, H = single.layer(), single.gates.shape[1]
+    layer, H = single.layer(), single.gates.gates.shape[1]
     if wanted.most < H:
         raise ModelMismatch(f"There are {H} heads: raise max_heads from {wanted.most}.")
     noise = NormedNoise(layer.noise * np.sqrt(dim), scale=1 / layer.norm.gain)
     unit = noise.relative if noise.relative > _NOISY * UNIT else _ROUNDOFFS * UNIT
-    search = LayerSearch(single, single.gate_answers(), noise, effort, wanted.head_dim, rng)
+    search = LayerSearch(single, single.gates, noise, effort, wanted.head_dim, rng)
 
     def searched(last: bool) -> Asking[Concluded]:
         answers = yield from search.run()

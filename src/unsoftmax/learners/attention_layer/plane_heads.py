@@ -48,24 +48,19 @@ _SAME_SIGNS = 1e-2
 
 @dataclass(frozen=True)
 class PatternAnswers:
-    """All answers that K and γ are read off: of query tokens (n, d) of a plane beside one offset.
+    """All answers that K and γ are read off: of query tokens of a plane beside one offset.
 
     Attributes
     ----------
-    y : ndarray, shape (n, d)
-        They tell a size and a sign.
-    offset, plane, tokens : ndarray, shapes (d,), (d, r), (n, d)
-    gates : ndarray, shape (n, H)
-        0 or 1, of every query token; no rows before they are known.
+    gates : GateAnswers
+        They tell a size and a sign; no gates are in it before they are known.
+    plane : ndarray, shape (d, r)
     singles : SingleRound
         Answers of single tokens.
     """
 
-    y: Array
-    offset: Array
+    gates: GateAnswers
     plane: Array
-    tokens: Array
-    gates: Array
     singles: SingleRound
 
     def layer(self) -> DirectionMap:
@@ -76,15 +71,11 @@ class PatternAnswers:
     def _layer(self) -> DirectionMap:
         return self.read(self.singles.solved())[0]
 
-    def gate_answers(self) -> GateAnswers:
-        """Return what one offset tells of all heads."""
-        return GateAnswers(self.offset, self.tokens, self.y, self.gates)
-
     def read(self, frame: DirectionMap) -> tuple[DirectionMap, Array]:
         """Read K in true units and all gates, as `find_heads` asks until it can."""
-        gates = self.gates if len(self.gates) else None
-        known = frame.known(self.tokens)
-        w = frame.directions(self.y)
+        asked, gates = self.gates, self.gates.gates if len(self.gates.gates) else None
+        known = frame.known(asked.b)
+        w = frame.directions(asked.y)
         inside = _orthonormal(np.column_stack([frame.M @ self.plane, frame.c]), frame.noise)
         outside = w - w @ inside @ inside.T
         _, s, right = np.linalg.svd(outside.T, full_matrices=True)
@@ -106,7 +97,7 @@ class PatternAnswers:
         if not np.all(scales > 0):
             raise ModelMismatch("Two-token answers are no sums of gates that are 0 or 1.")
         sums = w / scales[:, None] - known
-        sigma, rows = _with_total(frame, self.offset, sums, H)
+        sigma, rows = _with_total(frame, asked.a, sums, H)
         if gates is None:
             # those of the first row are all 1
             gates = gate_columns(np.linalg.svd(rows, full_matrices=False)[0][:, :H], _COLUMNS)[1:]
@@ -120,12 +111,12 @@ class PatternAnswers:
 
     def answered(self, fresh: Array) -> Asking[PatternAnswers]:
         """Ask more query tokens."""
-        n = len(fresh)
+        n, known = len(fresh), self.gates
         first: Indices = np.zeros(n, dtype=np.intp)
-        beside = self.offset[None], fresh, first, np.arange(n), np.ones(n), np.ones(n)
+        beside = known.a[None], fresh, first, np.arange(n), np.ones(n), np.ones(n)
         [y] = yield [Pairs(*beside, phase="heads", purpose="data")]
-        tokens = np.vstack([self.tokens, fresh])
-        return replace(self, tokens=tokens, y=np.vstack([self.y, y]))
+        b, y = np.vstack([known.b, fresh]), np.vstack([known.y, y])
+        return replace(self, gates=replace(known, b=b, y=y))
 
     def combined(self, count: int, rng: np.random.Generator) -> Array:
         """Draw query tokens of the plane."""
@@ -152,7 +143,8 @@ def find_heads(singles: SingleRound, rng: np.random.Generator) -> Asking[Pattern
         for _ in range(limits.PLANE_ROUNDS):
             asked = yield from asked.answered(fresh)
             try:
-                return replace(asked, gates=asked.read(frame)[1])
+                gates = replace(asked.gates, gates=asked.read(frame)[1])
+                return replace(asked, gates=gates)
             except ModelMismatch as error:
                 failure, fresh = error, asked.combined(limits.PLANE_MORE, rng)
     assert failure is not None
@@ -202,7 +194,7 @@ def _drawn(
     unit = longer * 2.0 ** np.floor(np.log2(_LENGTH / size))
     offset = np.round(size * rng.standard_normal(dim)) * unit
     none = np.zeros((0, dim))
-    return PatternAnswers(none, offset, unit * plane, none, none, singles)
+    return PatternAnswers(GateAnswers(offset, none, none, none), unit * plane, singles)
 
 
 def _orthonormal(columns: Array, noise: float) -> Array:
