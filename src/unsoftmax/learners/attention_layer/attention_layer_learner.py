@@ -30,10 +30,7 @@ import numpy as np
 
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.learners.attention_layer import search_limits as limits
-from unsoftmax.learners.attention_layer.group_reading import GivenPositions, given_positions
-from unsoftmax.learners.attention_layer.head_search import HeadsAlike, heads_at_moderate_logits
-from unsoftmax.learners.attention_layer.layer_plan import layer_plan
-from unsoftmax.learners.attention_layer.layer_search import (
+from unsoftmax.learners.attention_layer.attention_search import (
     REFUSALS,
     Concluded,
     Wanted,
@@ -44,6 +41,9 @@ from unsoftmax.learners.attention_layer.layer_search import (
     steps_behind,
     tried,
 )
+from unsoftmax.learners.attention_layer.group_reading import GivenPositions, given_positions
+from unsoftmax.learners.attention_layer.head_search import HeadsAlike, heads_at_moderate_logits
+from unsoftmax.learners.attention_layer.layer_plan import layer_plan
 from unsoftmax.learners.attention_layer.norm_before import (
     find_norm,
     find_normed_tokens,

@@ -114,7 +114,7 @@ def conclusion_of(
 
 
 @dataclass(frozen=True, slots=True)
-class LayerSearch:
+class AttentionSearch:
     """The search for values and scores, from the heads on."""
 
     single: MapAnswers
@@ -193,7 +193,9 @@ def read_layer(
     noise = tokens.noise()
     found = yield from HeadSearch(LayerMap.of(tokens), noise, wanted.most, rng, pilots).run()
     single = AffineAnswers(tokens, found.residual)
-    search = LayerSearch(single, found.gates, noise, effort, wanted.head_dim, rng, pilots, given)
+    search = AttentionSearch(
+        single, found.gates, noise, effort, wanted.head_dim, rng, pilots, given
+    )
     return (yield from search.run())
 
 
@@ -245,7 +247,7 @@ def steps_behind(
         raise ModelMismatch(f"There are {H} heads: raise max_heads from {wanted.most}.")
     noise = NormedNoise(layer.noise * np.sqrt(dim), scale=1 / layer.norm.gain)
     unit = noise.relative if noise.relative > _NOISY * UNIT else _ROUNDOFFS * UNIT
-    search = LayerSearch(single, single.gates, noise, effort, wanted.head_dim, rng)
+    search = AttentionSearch(single, single.gates, noise, effort, wanted.head_dim, rng)
 
     def searched(last: bool) -> Asking[Concluded]:
         answers = yield from search.run()
