@@ -18,7 +18,7 @@ The mathematics, with z = o − c − M b:
    (`range_polish`), and the same answers are decoded again.
 6. Fresh sequences confirm or refuse; the certificate is what drawn errors do (`validate.conclude`).
 
-With ``rotary`` scores turn with distance: `positioned_layer`.
+Layers behind a norm, after one, and with positions take the same path (`attention_search`).
 """
 
 from __future__ import annotations

@@ -4,6 +4,27 @@ Heads, query tokens that open one gate, maps, scores, ranges once more. What dif
 properties: what an answer tells (`readout`: all, or a direction behind a norm), and what a score
 depends on (one distance, or several). After a norm, and where long tokens do not tell heads apart,
 heads and maps come from copies of shorter tokens (`soft_gate_reading`).
+
+**Behind a LayerNorm**, y = β + γ ⊙ n(x_N + o(X)), no answer says how long u = x_N + o(X) is: it
+tells d − 1 numbers, the direction of Pu, so every linear system has one more unknown per answer.
+β, γ up to its sign, (I + M), c and eps come from single tokens (`norm_behind`), the number of
+heads, the size of K and the sign of γ from query tokens of a plane (`plane_heads`). About d + 13 +
+24 + 38 + H(⌈d/H⌉ + 4) + (d_h + 4)⌈d/n⌉ + (d − d_h − 3)(1 + 2/12) + 10 queries for H heads of
+d_h = d/H, n = ⌊(d − H − 1)/H⌋; MiniLM (12 heads of 32): 1,763, where answers of d − 2 numbers allow
+no fewer than 1,483.
+
+**After a LayerNorm or RMSNorm**, y = o(n(X)) (+ x_N), a layer is a plain one of normalised tokens,
+on a ball (`normed_tokens`): no token is long, so no gate is 0 or 1. About d + 76 + (⌈rank M/H⌉ +
+3)(H + 10) + (r + 4)⌈d/r⌉ + (d − r − 3) queries for H ≥ 6 heads of rank r; MiniLM: 2,007 to 2,073.
+
+**With rotary positions** [2⁴⁰a; 2⁻⁴⁰b] is answered as [b + a; b] of a layer without positions is,
+of heads with W_h(1) (`offset_questions`). Heads whose values have one row space are a group, whose
+keys, queries and frequencies come from scores at several distances (`group_scores`). Values have
+H m s + G s (d − s) unknown numbers, keys and queries r(Gd + Hd − G), biases r(G + H), and an answer
+tells m. With a query bias the gates are the same beside every b: then, and where a layer without
+biases is refused, tokens of moderate lengths are asked instead (`lifted_reading`).
+
+*Source*: beyond arXiv 2601.16873. It may not know anything of the target but its answers.
 """
 
 from __future__ import annotations
