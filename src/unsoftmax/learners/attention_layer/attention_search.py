@@ -39,7 +39,6 @@ import numpy as np
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.learners.attention_layer import search_limits as limits
 from unsoftmax.learners.attention_layer.group_reading import GivenPositions, GroupReading
-from unsoftmax.learners.attention_layer.group_scores import GroupAnswers
 from unsoftmax.learners.attention_layer.head_search import HeadSearch, HeadsStill
 from unsoftmax.learners.attention_layer.lifted_reading import LiftedReading
 from unsoftmax.learners.attention_layer.map_reading import DirectionMaps, MapReading
@@ -170,14 +169,19 @@ class AttentionSearch:
         more = effort.polish and not maps.whole
         fit = more and not behind and sum(maps.ranks) <= _FITTED_ALONE
         effort = limits.FITTED if fit else effort
-        scores = DirectionScores if behind else ScoreReading
-        reading = scores.of(maps, noise, effort, opening.typical, rng)
-        answers = LayerAnswers(values=maps, scores=(yield from reading.run()))
+        kind = DirectionScores if behind else ScoreReading
+        reading = kind.of(maps, noise, effort, opening.typical, rng)
+        scores = yield from reading.run()
         if fit:
-            return (yield from _fitted(answers, reading))
+            # what has small weights beside other maps is asked again
+            answers = LayerAnswers(values=maps, scores=scores, fitted=noise)
+            layer, values = answers.maps()
+            scores = yield from replace(reading, layer=layer, values=values).mended(scores)
+            return replace(answers, scores=scores)
         if more:
-            return (yield from polished(answers, reading, float(np.linalg.norm(opening.a))))
-        return answers
+            length = float(np.linalg.norm(opening.a))
+            maps, scores = yield from polished(maps, scores, reading, length)
+        return LayerAnswers(values=maps, scores=scores)
 
     def _with_positions(
         self, given: GivenPositions, maps: ValueAnswers, typical: tuple[float, float]
@@ -191,15 +195,6 @@ class AttentionSearch:
             maps, self.noise, self.effort, typical, self.rng, groups=groups, given=given
         )
         return LayerAnswers(values=maps, scores=(yield from reading.run()))
-
-
-def _fitted(answers: LayerAnswers, reading: ScoreReading) -> Asking[LayerAnswers]:
-    """Fit maps to all answers, and ask again what has small weights beside them."""
-    answers = replace(answers, fitted=reading.noise)
-    layer, values = answers.maps()
-    reading = replace(reading, layer=layer, values=values)
-    assert not isinstance(answers.scores, GroupAnswers)
-    return replace(answers, scores=(yield from reading.mended(answers.scores)))
 
 
 def read_layer(

@@ -245,7 +245,9 @@ class GroupReading(KeyAsking):
         if self._coarse:  # errors may make the slowest planes of one group look still
             answers = replace(answers, turning=min(len(one.angles) for one in planes))
             planes = answers.planes(seen)
-        if len({len(one.angles) for one in planes}) > 1 or not self._alike(planes, unsure):
+        alike = len({len(one.angles) for one in planes}) == 1
+        apart = np.ptp([one.angles for one in planes], axis=0) if alike else np.inf
+        if not np.all(apart <= _POSITIONS.told_apart * unsure):
             raise ModelMismatch("Heads turn at different frequencies. " + self._otherwise)
         off_circle = max(one.off_circle for one in planes)
         if off_circle > max(_POSITIONS.crooked, unsure * between):
@@ -300,12 +302,6 @@ class GroupReading(KeyAsking):
                 determined={"c": self.layer.c, "M": self.layer.M},
             )
         return unsure / between
-
-    def _alike(self, planes: list[TurningPlanes], unsure: float) -> bool:
-        angles = np.array([one.angles for one in planes])
-        if not angles.size:
-            return True
-        return bool(np.all(np.ptp(angles, axis=0) <= _POSITIONS.told_apart * unsure))
 
     # -- the other query tokens
 

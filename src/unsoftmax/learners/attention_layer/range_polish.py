@@ -16,7 +16,6 @@ import numpy as np
 from unsoftmax.learners.attention_layer import search_limits as limits
 from unsoftmax.learners.attention_layer.key_answers import HeadScores
 from unsoftmax.learners.attention_layer.offset_questions import asked_in_pairs
-from unsoftmax.learners.attention_layer.recovered_layer import LayerAnswers
 from unsoftmax.learners.attention_layer.score_reading import ScoreAnswers, ScoreReading
 from unsoftmax.learners.attention_layer.value_answers import (
     HeadMaps,
@@ -93,16 +92,15 @@ class RangePolish:
         return b * max(over_bias, saturated, shorter)
 
 
-def polished(answers: LayerAnswers, reading: ScoreReading, length: float) -> Asking[LayerAnswers]:
+def polished(
+    maps: ValueAnswers, scores: ScoreAnswers, reading: ScoreReading, length: float
+) -> Asking[tuple[ValueAnswers, ScoreAnswers]]:
     """Read ranges again, and what keys weigh beside the new ones; offsets are of this length."""
-    assert isinstance(answers.values, ValueAnswers)
-    found = answers.solved()
-    assert isinstance(answers.scores, ScoreAnswers)
-    assert isinstance(found.scores, HeadScores)
-    again = yield from RangePolish(reading.layer, found.values, found.scores, length).run()
-    if again is None:
-        return answers
-    maps = replace(answers.values, saturated=again)
-    values = answers.scores.first.closed(reading.layer, maps.solved())
-    scores = yield from replace(reading, values=values).mended(answers.scores)
-    return LayerAnswers(values=maps, scores=scores)
+    layer = reading.layer
+    values = scores.first.closed(layer, maps.solved())
+    again = yield from RangePolish(layer, values, scores.solved(layer, values), length).run()
+    if again is not None:
+        maps = replace(maps, saturated=again)
+        values = scores.first.closed(layer, maps.solved())
+        scores = yield from replace(reading, values=values).mended(scores)
+    return maps, scores

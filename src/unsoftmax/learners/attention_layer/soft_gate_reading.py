@@ -135,7 +135,8 @@ class SoftGateReading:
 
     def _rank(self, answers: CopiedAnswers) -> int:
         """Count singular values above the errors."""
-        rows, floor = answers.rows(self.layer), self._floor(answers)
+        rows = answers.rows(self.layer)
+        floor = _RANK_NOISE * float(np.max(self.noise.of(answers.y)))
         if np.linalg.norm(rows[1:]) <= floor:
             raise NotIdentifiable(
                 "Of two tokens the first adds nothing to an answer, whatever the query token is: "
@@ -143,11 +144,6 @@ class SoftGateReading:
                 determined={"c": self.layer.c, "M": self.layer.M},
             )
         return int(np.count_nonzero(np.linalg.svd(rows, compute_uv=False) > floor))
-
-    def _floor(self, answers: CopiedAnswers) -> float:
-        """Return below what singular values are noise."""
-        size = float(np.max(self.noise.of(answers.y)))
-        return _RANK_NOISE * size
 
     def _searched(self, answers: CopiedAnswers, heads: int, near: Array) -> Array | None:
         """Find the gates of so many heads, or nothing; ``near`` are likely places."""
