@@ -10,7 +10,7 @@ of them, behind one they are not. The eps of a norm before is read off lengths o
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -58,7 +58,8 @@ _MEAN = 1.0
 class FoundNorm(NamedTuple):
     """Where a norm stands; of one before the layer, of what kind."""
 
-    place: Literal["none", "post", "pre"]
+    place: str
+    """One of "none", "post" and "pre"."""
     kind: NormedKind | None = None
 
 
@@ -72,10 +73,8 @@ def find_norm(dim: int, seed: int, norm: str | None) -> Asking[FoundNorm]:
     ModelMismatch
         A norm before the layer was said to be there, and is not.
     """
-    if norm == "none":
-        return FoundNorm("none")
-    if norm == "post":
-        return FoundNorm("post")
+    if norm in ("none", "post"):
+        return FoundNorm(norm)
     if norm is None:
         alone = yield from _grows_by_heads(dim, seed)
         if alone:

@@ -147,15 +147,11 @@ class OffsetAnswers:
         """The heads that are asked."""
         return [h for h in range(len(self.b)) if h != self.left_out]
 
-    @property
-    def _common(self) -> Array:
-        """Return s of offsets that all heads are asked with, (J,)."""
-        return np.asarray(self.share.min(axis=0, initial=1.0))
-
     def beside(self, layer: LayerMap, vectors: Array) -> Array:
         """Return M_h s v_j of the heads that are asked, (H − 1, J, m) or (H, J, m)."""
-        b = self.b[self.asked, None]
-        y = layer.read_shares(self.y, b, self.base + self._common[:, None] * self.steps)
+        # s of offsets that all heads are asked with, (J,)
+        b, common = self.b[self.asked, None], self.share.min(axis=0, initial=1.0)
+        y = layer.read_shares(self.y, b, self.base + common[:, None] * self.steps)
         return np.asarray(layer.beyond(y, b) - vectors[self.asked, None])
 
     def spans(self, layer: LayerMap, vectors: Array) -> Array:
