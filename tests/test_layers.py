@@ -278,6 +278,53 @@ def test_no_module_waits_for_itself():
     assert set(order) == set(FILES)
 
 
+# Folders of learners import each other one way; each pair here is a circle that is to go.
+# What a layer or its parts may be: a case of what is read, and no module of its own.
+TRAITS = ("biased_", "normalised_", "prenorm_", "rotary_", "turned_")
+
+
+def circles(graph):
+    """The names that wait for each other, set by set."""
+    after: dict[str, set[str]] = {name: set() for name in graph}
+    for name in graph:
+        further = [name]
+        while further:
+            for other in graph[further.pop()] - after[name]:
+                after[name].add(other)
+                further.append(other)
+    alike = {frozenset(other for other in after[x] if x in after[other]) for x in graph}
+    return sorted(map(sorted, alike - {frozenset()}))
+
+
+def test_folders_of_learners_import_each_other_one_way():
+    graph: dict[str, set[str]] = defaultdict(set)
+    for module, path in FILES.items():
+        own = path.relative_to(SOURCE).parts[1:-1]
+        if room_of(module) == "learners" and own:
+            named = {*imports(module, ast.parse(read(path)))} & {*FILES}
+            others = [FILES[name].relative_to(SOURCE).parts for name in named]
+            graph[own[0]] |= {x[1] for x in others if x[0] == "learners" and len(x) > 2}
+    apart = {name: (graph[name] & {*graph}) - {name} for name in list(graph)}
+    found = [" ⇄ ".join(circle) for circle in circles(apart)]
+    refuse(found, "folders of learners that import each other")
+
+
+def test_no_module_of_learners_is_named_after_a_trait():
+    named = (path.relative_to(SOURCE).parts for path in FILES.values())
+    found = [
+        "/".join(parts)
+        for parts in named
+        if parts[0] == "learners" and any(part.startswith(TRAITS) for part in parts)
+    ]
+    refuse(found, "modules named after a trait")
+
+
+def test_circles_are_found():
+    graph = {"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}, "e": {"f"}, "f": {"e"}}
+    assert circles(graph) == [["a", "b", "c"], ["e", "f"]]
+    assert circles({"a": {"b"}, "b": set()}) == []
+
+
 # -- one name, one thing
 
 

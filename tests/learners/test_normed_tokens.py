@@ -8,19 +8,14 @@ import pytest
 import unsoftmax as us
 from tests.by_hand import driven
 from tests.prenorm_layers import prenorm
-from unsoftmax.learners.attention_layer.normed_tokens import (
-    NormedKind,
-    TokensBefore,
-    find_normed_tokens,
-    kind_of,
-)
-from unsoftmax.learners.attention_layer.prenorm_tuning import NormSearchTuning, PrenormTuning
+from unsoftmax.learners.attention_layer.norm_before import find_normed_tokens, kind_of
+from unsoftmax.learners.normed_tokens import NormedKind, TokensBefore
 from unsoftmax.probes import Sequences
 
 
 def found_for(target, kind, seed=0):
     """Run the search for eps on a target."""
-    steps = find_normed_tokens(target.dim, kind, np.random.default_rng(seed), PrenormTuning())
+    steps = find_normed_tokens(target.dim, kind, np.random.default_rng(seed))
     return driven(steps, target)[0]
 
 
@@ -54,9 +49,9 @@ def test_the_kind_of_a_norm_shows_in_three_tokens(residual, centred):
     u, v = 256 * (rng.standard_normal((2, 12)) + np.array([[1.0], [0.5]]))
     tokens = np.array([u, v, u + v])
     zero, y = target(np.zeros((1, 1, 12)))[0], target(tokens[:, None])
-    assert kind_of(tokens, y, zero, NormSearchTuning()) == NormedKind(residual, centred)
+    assert kind_of(tokens, y, zero) == NormedKind(residual, centred)
     plain = us.AttentionLayer(target.heads, target.c, residual)
-    assert kind_of(tokens, plain(tokens[:, None]), plain.c, NormSearchTuning()) is None
+    assert kind_of(tokens, plain(tokens[:, None]), plain.c) is None
 
 
 def test_a_layer_of_normalised_tokens_is_one_of_tokens():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from unsoftmax.learners.attention_layer.readout import DirectionMap
-from unsoftmax.learners.attention_layer.spread_rows import SpreadRows
+from unsoftmax.learners.attention_layer.score_reading import SpreadRows
 from unsoftmax.measure.normalised import NormedAnswers
 
 DIM = 12

@@ -382,9 +382,8 @@ def test_sequences_longer_than_answered_are_named():
 
 def test_knobs_are_one_dataclass():
     tuning = us.learners.AttentionLayerLearner(16).tuning
-    norm = replace(tuning.normalised, tries=1)
     target = normalised(2, 8, 16)
-    recovery = learned(target, 16, tuning=replace(tuning, normalised=norm))
+    recovery = learned(target, 16, tuning=replace(tuning, attempts=1))
     assert us.equivalent(recovery.model, target, rtol=1e-8)
 
 

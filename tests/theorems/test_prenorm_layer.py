@@ -14,8 +14,7 @@ from tests.normalised_layers import normalised
 from tests.prenorm_layers import NormedInFloat32, after, prenorm, share_after
 from tests.truth import Counted
 from unsoftmax.cli.minilm import minilm_layer
-from unsoftmax.learners.attention_layer.norm_search import find_norm
-from unsoftmax.learners.attention_layer.prenorm_tuning import NormSearchTuning
+from unsoftmax.learners.attention_layer.norm_before import find_norm
 from unsoftmax.theory.counts import prenorm_layer_queries
 
 SHAPES = [(1, 8, 8), (2, 8, 16), (4, 16, 64)]
@@ -209,7 +208,7 @@ def test_single_tokens_that_show_no_heads_show_no_norm():
     """Heads that cancel, M_1 = −M_2, answer single tokens as if there were none."""
     one, other = layer(2, 4, 12).heads
     target = us.AttentionLayer([one, us.LayerHead(-one.M, other.W)], np.ones(12), residual=True)
-    found, _ = driven(find_norm(12, 0, None, NormSearchTuning()), target)
+    found, _ = driven(find_norm(12, 0, None), target)
     assert found.place == "none"
 
 

@@ -20,8 +20,8 @@ from tests.rotary_layers import (
 )
 from tests.theorems.test_4_1 import hidden
 from tests.truth import Counted
+from unsoftmax.learners.attention_layer.key_answers import KeyAnswers
 from unsoftmax.learners.attention_layer.value_answers import HeadMaps, LayerMap
-from unsoftmax.learners.rotary_layer.biased_keys import BiasedKeyAnswers
 from unsoftmax.theory import counts
 
 BASES = (1e4, 5e5, 1e6)
@@ -327,9 +327,7 @@ def test_weights_are_those_of_the_target(between):
     keys, tokens = rng.standard_normal((2, 3, 16)) / 4, rng.standard_normal((5, 16)) / 4
     block, token = np.array([0, 1, 0, 1, 0]), np.arange(5)
     scale, base = np.array([1.0, -1.0, 0.5, 1.0, -0.5]), rng.standard_normal(16) / 4
-    asked = BiasedKeyAnswers(
-        keys, tokens, block, token, scale, np.zeros((5, 16)), between, base=base
-    )
+    asked = KeyAnswers(keys, tokens, block, token, scale, np.zeros((5, 16)), between, base=base)
     probes = asked.asked(np.arange(5), "keys", "data")
     X = probes[0:5]
     assert X.shape == (5, 4 + between, 16) == (len(probes), probes.tokens, probes.dim)

@@ -9,13 +9,16 @@ noise explains is no error, but another function. d + 5 queries.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import TypeVar, cast
 
 import numpy as np
 
 from unsoftmax.measure.binary_grid import on_one_grid
 from unsoftmax.measure.precision import KAPPA, UNIT, Precision
 from unsoftmax.probes import Array, Round, Sequences, Singles, UnitVectors
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,39 @@ class AnswerNoise:
         """Draw errors of answers (…, m): independent numbers, of these norms."""
         errors = rng.standard_normal(answers.shape) / np.sqrt(answers.shape[-1])
         return np.asarray(errors * self.of(answers)[..., None])
+
+
+def with_errors(answers: T, noise: AnswerNoise, rng: np.random.Generator) -> T:
+    """Return a dataclass of answers with errors drawn as large as theirs may be.
+
+    Answers are arrays whose names begin with y, in it and in all dataclasses that it holds, alone
+    or in tuples; one that has a method of this name is asked for it.
+
+    Examples
+    --------
+    >>> @dataclass
+    ... class Pair:
+    ...     tokens: Array
+    ...     y: Array
+    >>> rng, noise = np.random.default_rng(0), AnswerNoise(1e-3)
+    >>> moved = with_errors(Pair(np.ones(2), np.ones(2)), noise, rng)
+    >>> moved.tokens, np.round(moved.y, 4)
+    (array([1., 1.]), array([1.0001, 0.9999]))
+    """
+    if isinstance(answers, tuple):
+        return cast(T, tuple(with_errors(one, noise, rng) for one in answers))
+    if hasattr(answers, "with_errors"):
+        return cast(T, answers.with_errors(noise, rng))
+    if not is_dataclass(answers):
+        return answers
+    moved = {}
+    for part in fields(answers):
+        value = getattr(answers, part.name)
+        if part.name.startswith("y") and isinstance(value, np.ndarray):
+            moved[part.name] = value + noise.drawn(value, rng)
+        else:
+            moved[part.name] = with_errors(value, noise, rng)
+    return cast(T, replace(answers, **moved))  # type: ignore[type-var]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +98,20 @@ class TokenMapAnswers:
     repeats: Array
 
     @staticmethod
-    def probes(dim: int, scale: float, rng: np.random.Generator) -> Round:
-        """Return what to ask: a long token and a short one, the zero token, and ρe_1 … ρe_d."""
-        directions = rng.standard_normal((2, dim)) / np.sqrt(dim)
-        [long] = on_one_grid(scale * directions[0])
-        [short] = on_one_grid(directions[1])
-        checked = np.array([long, short])[:, None]
+    def probes(dim: int, scale: float, rng: np.random.Generator, within: bool = False) -> Round:
+        """Return what to ask: a long token and a short one, the zero token, and ρe_1 … ρe_d.
+
+        ``within``: no token is longer than ρ.
+        """
+        directions = rng.standard_normal((2, dim))
+        if within:
+            directions /= np.linalg.norm(directions, axis=1, keepdims=True)
+            [checked] = on_one_grid(np.array([[scale], [scale / 8]]) * directions)
+        else:
+            directions /= np.sqrt(dim)
+            [long], [short] = on_one_grid(scale * directions[0]), on_one_grid(directions[1])
+            checked = np.array([long, short])
+        checked = checked[:, None]
         return [
             Sequences(checked, phase="single tokens, errors", purpose="pilot"),
             Sequences(checked, phase="single tokens, repeats", purpose="pilot"),

@@ -18,8 +18,7 @@ from typing import Literal, TypeAlias, get_args
 import numpy as np
 
 from unsoftmax.errors import DimensionRefused, OracleError
-from unsoftmax.learners.attention_layer.norm_search import norm_before
-from unsoftmax.learners.attention_layer.prenorm_tuning import NormSearchTuning
+from unsoftmax.learners.attention_layer.norm_before import norm_before
 from unsoftmax.learners.compose import Asking, T
 from unsoftmax.measure.number_format import significant_bits
 from unsoftmax.measure.precision import FLOAT32_BITS, Precision
@@ -126,7 +125,7 @@ def traits_of(dim: int, rng: np.random.Generator) -> Asking[Traits]:
     if found.width > 2 and radius is None:  # two numbers lie on an ellipse too easily
         normalised = yield from unless_refused(_normalised(far, found.width, rng), False)
     if found.singles in ("smooth", "unclear") and radius is None and not normalised:
-        look = norm_before(dim, int(rng.integers(2**31)), NormSearchTuning())
+        look = norm_before(dim, int(rng.integers(2**31)))
         norm, _ = yield from unless_refused(look, (None, False))
     return replace(found, ordered=ordered, normalised=normalised, after_norm=norm is not None)
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
 
 from unsoftmax.probes import Array
@@ -30,6 +31,32 @@ class TurningPlanes:
     """θ of the planes that turn, in (0, π]; the largest first."""
     off_circle: float
     """The largest ||λ| − 1|: 0 but for errors where T turns planes and does nothing else."""
+
+    def beside(self, reference: Array, shift: int) -> TurningPlanes:
+        """Let planes go round as often as those of another matrix, whose angles are a reference.
+
+        Where angles are those of T^(1/shift), read far better but for whole rounds, a plane may
+        seem to go round once more, or the other way.
+        """
+        count = len(self.angles)
+        if len(reference) != count:
+            return self
+        round_trip = 2 * np.pi / shift
+        signs = np.array([1.0, -1.0])[:, None, None]
+        apart = reference - signs * self.angles[:, None]
+        rounds = np.rint(apart / round_trip)
+        missed = np.abs(apart - round_trip * rounds) * shift
+        cost = missed.min(axis=0) + np.abs(reference - self.angles[:, None])
+        mine, its = scipy.optimize.linear_sum_assignment(cost)
+        order = mine[np.argsort(its)]
+        place = np.arange(count)
+        mirrored = missed[1, order, place] < missed[0, order, place]
+        sign = np.where(mirrored, -1.0, 1.0)
+        turns = rounds[mirrored.astype(np.intp), order, place]
+        P = self.P.copy()
+        P[:, : 2 * count] = P[:, np.stack([2 * order, 2 * order + 1], axis=1).ravel()]
+        P[:, 1 : 2 * count : 2] *= sign
+        return TurningPlanes(P, sign * self.angles[order] + round_trip * turns, self.off_circle)
 
 
 def turning_planes(T: Array, still: float) -> TurningPlanes:

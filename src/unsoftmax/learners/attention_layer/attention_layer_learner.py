@@ -18,47 +18,85 @@ The mathematics, with z = o − c − M b:
    (`range_polish`), and the same answers are decoded again.
 6. Fresh sequences confirm or refuse; the certificate is what drawn errors do (`validate.conclude`).
 
-With ``rotary`` scores turn with distance, and `learners.rotary_layer` takes over.
+Layers behind a norm, after one, and with positions take the same path (`attention_search`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
 
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
-from unsoftmax.learners.attention_layer.attention_layer_tuning import AttentionLayerTuning
-from unsoftmax.learners.attention_layer.head_search import HeadsAlike, HeadSearch
-from unsoftmax.learners.attention_layer.layer_cost import LayerCost
-from unsoftmax.learners.attention_layer.map_reading import MapReading
-from unsoftmax.learners.attention_layer.norm_search import find_norm
-from unsoftmax.learners.attention_layer.normalised_layer import normalised_cost, normalised_steps
-from unsoftmax.learners.attention_layer.opening_tokens import OpeningSearch
-from unsoftmax.learners.attention_layer.prenorm_layer import prenorm_cost, prenorm_steps
-from unsoftmax.learners.attention_layer.range_polish import polished
-from unsoftmax.learners.attention_layer.recovered_layer import SAID, LayerAnswers
-from unsoftmax.learners.attention_layer.score_reading import ScoreReading, keys_of
-from unsoftmax.learners.attention_layer.soft_gate_reading import SoftGateReading
-from unsoftmax.learners.attention_layer.soft_search import soft_search
-from unsoftmax.learners.attention_layer.unseen_heads import heads_at_moderate_logits, unseen_cost
-from unsoftmax.learners.attention_layer.value_answers import (
-    AffineAnswers,
-    HeadMaps,
-    LayerMap,
+from unsoftmax.learners.attention_layer import search_limits as limits
+from unsoftmax.learners.attention_layer.attention_search import (
+    REFUSALS,
+    Concluded,
+    Wanted,
+    conclusion_of,
+    read_layer,
+    search_with_positions,
+    soft_search,
+    steps_behind,
+    tried,
 )
+from unsoftmax.learners.attention_layer.group_reading import GivenPositions, given_positions
+from unsoftmax.learners.attention_layer.head_search import HeadsAlike, heads_at_moderate_logits
+from unsoftmax.learners.attention_layer.layer_plan import layer_plan
+from unsoftmax.learners.attention_layer.norm_before import (
+    find_norm,
+    find_normed_tokens,
+    found_before,
+)
+from unsoftmax.learners.attention_layer.search_limits import effort_of
+from unsoftmax.learners.attention_layer.soft_gate_reading import SoftGateReading
+from unsoftmax.learners.attention_layer.value_answers import LayerMap
 from unsoftmax.learners.compose import Asking, as_planned
-from unsoftmax.learners.rotary_layer.told_turning import ToldTurning, told_turning
-from unsoftmax.learners.rotary_layer.turned_layer import TurnedLayerTask, turned_plan
+from unsoftmax.learners.normed_tokens import NormedTokens
 from unsoftmax.learners.settings import Configured, one_of, whole_number
-from unsoftmax.measure.token_map import TokenMapAnswers
-from unsoftmax.models import AttentionLayer, Rotary
-from unsoftmax.probes import FARTHEST
-from unsoftmax.protocol import Outputs, Plan, Steps
-from unsoftmax.theory import counts
-from unsoftmax.validate.conclude import CONFIRMING, Conclusion
-from unsoftmax.validate.layer_sequences import LONG, SHORT, LayerSequences
+from unsoftmax.measure.token_map import AnswerNoise, TokenMapAnswers
+from unsoftmax.models import Rotary
+from unsoftmax.protocol import Found, Outputs, Plan, Steps
+from unsoftmax.validate.layer_sequences import Layer
+
+# Length of the single tokens that read M: long beside a constant c.
+_TOKEN_SCALE = 2.0**10
+# How many times what format and noise of the answers explain single tokens may miss an affine map
+# by: float32 inside the target, several products deep, is 5 times that.
+_UNEXPLAINED = 100.0
+# Largest share of an answer that single tokens may miss an affine map by. Coarser answers recover
+# nothing: rounding to 4 decimals of numbers of 1 is 3e-5, a LayerNorm 1.
+_AFFINE = 1e-3
+# What misses an affine map by no more than this share may be products of operands with 8 bits
+# (autocast) or 11 (TF32), which show 6e-3 and 1e-3 at most: a norm or another layer misses by
+# about all.
+_FEW_BITS = 2.0**-7
+# More heads are refused unless ``max_heads`` allows them.
+_MOST_HEADS = 64
+# Longest tokens of a search by copies, and longest keys there: longer ones would be asked where no
+# head has a score at all.
+_SOFT_LENGTH, _SOFT_WIDEST = 2.0**12, 2.0**30
+# Longest normalised tokens, relative to √d: those of length 0.9 have 2.3√eps before.
+_REACH = 0.9
+# The same of fresh sequences: tokens of 30√eps before, as good as infinitely long.
+_FRESH = 0.9995
+# Largest relative residual of a fresh answer after a norm, whatever errors explain: layers with
+# nearly dependent ranges are predicted to 1e-6, as MiniLM's last one.
+_LEAST_MOST = 1e-5
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionLayerTuning:
+    """Knobs of `AttentionLayerLearner`."""
+
+    attempts: int = field(default=2, metadata={"least": 1})
+    """Searches, along other tokens, before a target is refused. Of layers of two heads of rank 1
+    in 4 dimensions one in 60 is missed by the first."""
+    soft_shares: tuple[float, ...] = tuple(4.0**-k for k in range(11))
+    """Lengths of tokens in a search by copies, relative to the longest, in turn until gates are
+    neither 0 nor 1: logits of 1/16 each time, of scores from 1e-7 to 1e5 for tokens of 1."""
+
 
 PROFILES = ("auto", "lean", "fine", "finest")
 NORMS = ("none", "post", "pre")
@@ -165,7 +203,7 @@ class AttentionLayerLearner(Configured):
                 whole_number(name, value, 1)
         if self.head_dim is not None and self.head_dim > self.dim:
             raise ValueError(f"head_dim must be at most dim = {self.dim}; it is {self.head_dim}.")
-        if self._turning() is not None and self.norm not in (None, "none"):
+        if self._given() is not None and self.norm not in (None, "none"):
             raise ValueError(
                 f'norm is "{self.norm}" beside rotary: layers with rotary positions are recovered '
                 "without a norm."
@@ -173,89 +211,22 @@ class AttentionLayerLearner(Configured):
 
     @property
     def _most(self) -> int:
-        return self.tuning.most_heads if self.max_heads is None else int(self.max_heads)
+        return _MOST_HEADS if self.max_heads is None else int(self.max_heads)
 
-    def _turning(self) -> ToldTurning | None:
-        """Return what is said of positions, None where there are none."""
-        return told_turning(self.rotary, self.rotary_base, self.head_dim)
+    @property
+    def _wanted(self) -> Wanted:
+        return Wanted(self._most, self.head_dim, self.profile)
+
+    def _given(self) -> GivenPositions | None:
+        """Return what is known of positions, None where there are none."""
+        return given_positions(self.rotary, self.rotary_base, self.head_dim)
 
     def plan(self) -> Plan:
         """Say what learning costs at most; what it takes is known only with the heads."""
-        if self._turning() is not None:
-            return turned_plan(int(self.dim), self._most, self.head_dim, self.tuning)
-        if self.norm == "post":
-            return self._plan_behind()
-        after = prenorm_cost(int(self.dim), self._most, self.tuning)
-        if self.norm == "pre":
-            return self._plan_after(after)
-        d, H, tuning = int(self.dim), self._most, self.tuning
-        r = max(1, d // H) if self.head_dim is None else int(self.head_dim)
-        searches = len(tuning.offset_lengths) * tuning.most_search(H)
-        pilots = tuning.pilot_rounds * (tuning.pilot_tokens + 2) + 3 * tuning.score_pilots
-        maps = tuning.tries * (H * d + tuning.checked) + H * d
-        scores = (2 + tuning.again) * d * (d + 1)
-        search = searches + pilots + maps + scores + CONFIRMING + unseen_cost(H, tuning)
-        behind = normalised_cost(d, H, tuning)
-        plain = d + 8 + tuning.attempts * search + tuning.softly(after.queries)
-        at_most = max(plain, behind.queries)
-        queries = counts.attention_layer_queries(d, H, r)
-        formula = (
-            "about d + 76 + (H − 1)(r + 3) + (r + 4)·d/r + (d − r − 3) for H heads of rank r with "
-            f"exact answers, twice that behind float32: {queries:,} for {H} of rank {r}"
-        )
-        if self.norm is None:
-            behind_norm = counts.normalised_layer_queries(d, H, r)
-            after_norm = counts.prenorm_layer_queries(d, H, r)
-            formula += f"; {behind_norm:,} behind a norm, {after_norm:,} after one"
-        return Plan(
-            queries=None,
-            at_most=at_most,
-            tokens=max(
-                2 * at_most + tuning.attempts * scores + tuning.softly(after.tokens),
-                behind.tokens,
-            ),
-            rounds=max(tuning.most_rounds + tuning.softly(after.rounds), behind.rounds),
-            formula=formula,
-            longest_token=FARTHEST,
-            most_tokens=max(d + 1, LONG.most_tokens(d, *(shape.tokens for shape in SHORT))),
-        )
-
-    def _plan_behind(self) -> Plan:
-        """Say what a layer behind a LayerNorm costs."""
-        d, H = int(self.dim), self._most
-        r = max(1, d // H) if self.head_dim is None else int(self.head_dim)
-        behind = normalised_cost(d, H, self.tuning)
-        return Plan(
-            queries=None,
-            at_most=behind.queries,
-            tokens=behind.tokens,
-            rounds=behind.rounds,
-            formula=(
-                "about d + 83 + rank M + 4H + (r + 4)·d/n + 1.14(d − r − 3), n = (d − H − 1)/H, "
-                "for H heads of rank r with exact answers, twice that behind float32: "
-                f"{counts.normalised_layer_queries(d, H, r):,} for {H} of rank {r}"
-            ),
-            longest_token=FARTHEST,
-            most_tokens=max(d + 1, LONG.most_tokens(d, *(shape.tokens for shape in SHORT))),
-        )
-
-    def _plan_after(self, after: LayerCost) -> Plan:
-        """Say what a layer after a norm costs."""
-        d, H = int(self.dim), self._most
-        r = max(1, d // H) if self.head_dim is None else int(self.head_dim)
-        return Plan(
-            queries=None,
-            at_most=after.queries,
-            tokens=after.tokens,
-            rounds=after.rounds,
-            formula=(
-                "about d + 79 + (⌈rank M/H⌉ + 3)(H + 10) + (r + 4)·d/r + (d − r − 3) for H heads "
-                "of rank r with exact answers: "
-                f"{counts.prenorm_layer_queries(d, H, r):,} for {H} of rank {r}"
-            ),
-            longest_token=FARTHEST,
-            most_tokens=max(d + 1, LONG.most_tokens(d, *(shape.tokens for shape in SHORT))),
-        )
+        place = self.norm if self._given() is None else "rotary"
+        rank = None if self.head_dim is None else int(self.head_dim)
+        attempts, shares = self.tuning.attempts, len(self.tuning.soft_shares)
+        return layer_plan(int(self.dim), self._most, rank, place, attempts, shares)
 
     def steps(self, checks: int) -> Steps[Any]:
         """Ask, and return what was found; see `unsoftmax.protocol.Learner`."""
@@ -264,132 +235,95 @@ class AttentionLayerLearner(Configured):
         return (yield from as_planned(self._steps(checks), self.plan(), excess, contrary))
 
     def _steps(self, checks: int) -> Steps[Any]:
-        d, tuning = int(self.dim), self.tuning
-        if (told := self._turning()) is not None:
-            rng = np.random.default_rng(self.seed)
+        d, rng, given = int(self.dim), np.random.default_rng(self.seed), self._given()
+        wanted, attempts = self._wanted, self.tuning.attempts
+        if given is not None:
             tokens = yield from self._tokens(rng)
-            task = TurnedLayerTask(
-                tokens, self._most, self.head_dim, self.profile, told, tuning, rng
-            )
-            return (yield from task.steps(checks))
-        found = yield from find_norm(d, self.seed, self.norm, tuning.prenorm.search)
+            conclusion = yield from search_with_positions(tokens, given, wanted, rng, attempts)
+            return (yield from conclusion.run(checks))
+        found = yield from find_norm(d, self.seed, self.norm)
         if found.place == "post":
-            behind = normalised_steps(
-                d,
-                self.seed,
-                checks,
-                tuning=tuning,
-                max_heads=self.max_heads,
-                head_dim=self.head_dim,
-                profile=self.profile,
-            )
-            return (yield from behind)
+            return (yield from steps_behind(d, wanted, rng, checks))
         if found.kind is not None:
-            after = prenorm_steps(
-                d,
-                found.kind,
-                self.seed,
-                checks,
-                tuning=tuning,
-                most_heads=self._most,
-                profile=self.profile,
-            )
-            return (yield from after)
-        rng = np.random.default_rng(self.seed)
+            normed = yield from find_normed_tokens(d, found.kind, rng)
+            inner = yield from normed.asked_of(self._on_ball(normed, rng, checks))
+            return found_before(normed, *inner)
         tokens = yield from self._tokens(rng)
-        for again in reversed(range(self.tuning.attempts)):
-            try:
-                conclusion = yield from self._searched(tokens, rng)
-            except HeadsAlike as refusal:
-                conclusion = yield from self._softly(tokens, rng, refusal)
-                break
-            except (ModelMismatch, np.linalg.LinAlgError):
-                if not again:
-                    raise
-            else:
-                break
+        try:
+            conclusion = yield from tried(attempts, lambda last: self._searched(tokens, rng))
+        except HeadsAlike as refusal:
+            conclusion = yield from self._softly(tokens, rng, refusal)
         return (yield from conclusion.run(checks))
 
     def _softly(
         self, tokens: TokenMapAnswers, rng: np.random.Generator, refusal: HeadsAlike
-    ) -> Asking[Conclusion[AttentionLayer]]:
+    ) -> Asking[Concluded]:
         """Search for heads by copies of tokens, whose gates are neither 0 nor 1."""
-        tuning, noise = self.tuning, tokens.noise()
-        reading = replace(tuning.prenorm.reading, shares=tuning.soft_shares)
+        noise, shares = tokens.noise(), self.tuning.soft_shares
         for residual in (False, True)[: 1 + (len(tokens.zero) == self.dim)]:
             layer = LayerMap.of(tokens, residual)
-            soft = SoftGateReading(
-                tokens, layer, noise, tuning.soft_length, self._most, rng, reading
-            )
+            soft = SoftGateReading(tokens, layer, noise, _SOFT_LENGTH, self._most, rng, shares)
             try:
                 base = yield from soft.base()
-                soft = replace(soft, radius=tuning.soft_widest)
-                return (
-                    yield from soft_search(
-                        soft, base, profile=self.profile, fresh=np.inf, tuning=tuning
-                    )
-                )
-            except (ModelMismatch, NotIdentifiable, np.linalg.LinAlgError):
+                return (yield from soft_search(soft, base, self.profile, _SOFT_WIDEST))
+            except REFUSALS:
                 continue
         raise NotIdentifiable(str(refusal), determined=refusal.determined) from refusal
 
-    def _searched(
-        self, tokens: TokenMapAnswers, rng: np.random.Generator
-    ) -> Asking[Conclusion[AttentionLayer]]:
+    def _on_ball(
+        self, normed: NormedTokens, rng: np.random.Generator, checks: int
+    ) -> Asking[tuple[Found[Layer], AnswerNoise]]:
+        """Recover a layer of normalised tokens; return what its answers are off by as well."""
+        reach = _REACH * normed.radius
+        asked = TokenMapAnswers.probes(normed.frame.shape[1], reach, rng, within=True)
+        tokens = TokenMapAnswers.of(asked, (yield asked), reach)
+        noise, explained = tokens.noise(), tokens.explained(normed.precision)
+        if noise.relative > _AFFINE or np.any(tokens.missed > _UNEXPLAINED * explained):
+            raise ModelMismatch(
+                "Single tokens are answered by no affine map of normalised tokens: one misses it "
+                f"by {np.max(tokens.missed):.1e}, where the rounding of answers explains "
+                f"{np.max(explained):.1e}. Something else is added or stands behind, or "
+                "answers are too noisy."
+            )
+        soft = SoftGateReading(tokens, LayerMap.of(tokens), noise, reach, self._most, rng)
+
+        def searched(last: bool) -> Asking[Concluded]:
+            fresh, least = _FRESH * normed.radius, _LEAST_MOST
+            found = soft_search(soft, base, self.profile, reach, fresh, least_most=least)
+            return (yield from found)
+
+        base = yield from soft.base()
+        conclusion = yield from tried(limits.BALL_TRIES, searched)
+        return (yield from conclusion.run(checks)), noise
+
+    def _searched(self, tokens: TokenMapAnswers, rng: np.random.Generator) -> Asking[Concluded]:
         """Search for all heads; what was found predicts a few fresh answers."""
-        tuning, noise = self.tuning, tokens.noise()
-        effort = tuning.effort(self.profile, noise.relative)
-        found = yield from HeadSearch(LayerMap.of(tokens), noise, self._most, rng, tuning).run()
-        layer = LayerMap.of(tokens, found.residual)
-        opening = yield from OpeningSearch(layer, noise, found.gates, rng, tuning).run()
-        single = AffineAnswers(tokens, found.residual)
-        maps = yield from MapReading(
-            single, layer, noise, found.gates, opening, self.head_dim, effort.whole, rng, tuning
-        ).run()
-        values = maps.solved()
-        fit = effort.polish and not maps.whole and sum(values.ranks) <= tuning.fitted_alone
-        effort = tuning.fitted if fit else effort
-        n = keys_of(values, noise.relative, effort.share, tuning)
-        typical = float(opening.typical.max()), float(opening.bias.max())
-
-        def redrawn(rng: np.random.Generator) -> tuple[LayerMap, HeadMaps]:
-            other = maps.with_errors(noise, rng)
-            return other.layer(), other.solved()
-
-        reading = ScoreReading(
-            layer, values, noise, n, effort, typical, rng, tuning, redrawn=redrawn
-        )
-        answers = LayerAnswers(maps, (yield from reading.run()))
-        if fit:
-            answers = yield from _fitted(answers, reading)
-        elif effort.polish and not maps.whole:
-            length = float(np.linalg.norm(opening.a))
-            answers = yield from polished(answers, reading, length)
-        drawn = answers.drawn(noise, rng)
-        conclusion = Conclusion(drawn, LayerSequences(drawn.model, rng), SAID)
+        noise = tokens.noise()
+        effort = effort_of(self.profile, noise.relative)
+        answers = yield from read_layer(tokens, self._wanted, effort, rng)
+        conclusion = conclusion_of(answers, noise, rng)
         try:
             yield from conclusion.confirmed()
         except ModelMismatch as refusal:
             # heads may have been taken for one, which copies of tokens may tell apart
-            seen = drawn.model.H
-            heads = yield from heads_at_moderate_logits(drawn.model, layer, noise, rng, tuning)
-            if not seen < heads <= self._most:
+            model, layer = conclusion.drawn.model, answers.values.layer()
+            heads = yield from heads_at_moderate_logits(model, layer, noise, rng)
+            if not model.H < heads <= self._most:
                 raise
             raise HeadsAlike(
-                f"Where weights are 0 or 1 the answers show {seen} heads, and {heads} where they "
-                "are between: some weigh tokens so much alike (W beside 2W, for example) that two "
-                "tokens do not tell which is which.",
+                f"Where weights are 0 or 1 the answers show {model.H} heads, and {heads} where "
+                "they are between: some weigh tokens so much alike (W beside 2W, for example) that "
+                "two tokens do not tell which is which.",
                 determined={"c": layer.c, "M": layer.M},
             ) from refusal
         return conclusion
 
     def _tokens(self, rng: np.random.Generator) -> Asking[TokenMapAnswers]:
         """Ask single tokens; refuse what is not affine there."""
-        scale = self.tuning.token_scale
-        asked = TokenMapAnswers.probes(int(self.dim), scale, rng)
-        tokens = TokenMapAnswers.of(asked, (yield asked), scale)
+        asked = TokenMapAnswers.probes(int(self.dim), _TOKEN_SCALE, rng)
+        tokens = TokenMapAnswers.of(asked, (yield asked), _TOKEN_SCALE)
         noise = tokens.noise()
-        if np.any(tokens.missed > self.tuning.unexplained * tokens.explained()):
+        if np.any(tokens.missed > _UNEXPLAINED * tokens.explained()):
             raise ModelMismatch(
                 "Single tokens are answered by no affine map: one misses it by "
                 f"{np.max(tokens.missed):.1e}, where the rounding of answers explains "
@@ -398,7 +332,7 @@ class AttentionLayerLearner(Configured):
                 + self._with_a_norm
                 + self._of_few_bits(tokens)
             )
-        if noise.relative > self.tuning.affine:
+        if noise.relative > _AFFINE:
             raise ModelMismatch(
                 f"Answers are off by {noise.relative:.1e} of their size, as single tokens show it: "
                 "they are too coarse or too noisy to recover a layer from, or the target is no "
@@ -409,7 +343,7 @@ class AttentionLayerLearner(Configured):
     def _of_few_bits(self, tokens: TokenMapAnswers) -> str:
         """Say what else it may be if little is missed."""
         shares = tokens.missed / np.linalg.norm(tokens.answers, axis=1)
-        if not np.max(shares) <= self.tuning.few_bits:
+        if not np.max(shares) <= _FEW_BITS:
             return ""
         return (
             f" Or it computes with fewer bits than it answers with, as TF32, autocast and float32 "
@@ -420,17 +354,9 @@ class AttentionLayerLearner(Configured):
     @property
     def _with_a_norm(self) -> str:
         """Say what to do if it is a norm that stands there."""
-        if self._turning() is not None:
+        if self._given() is not None:
             return (
                 " With rotary positions a layer is recovered by itself alone: ask what takes the "
                 "tokens behind the norm."
             )
         return " Leave out norm, and one is looked for." if self.norm == "none" else ""
-
-
-def _fitted(answers: LayerAnswers, reading: ScoreReading) -> Asking[LayerAnswers]:
-    """Fit maps to all answers, and ask again what has small weights beside them."""
-    answers = replace(answers, fitted=reading.noise)
-    layer, values = answers.maps()
-    reading = replace(reading, layer=layer, values=values)
-    return replace(answers, scores=(yield from reading.mended(answers.scores)))

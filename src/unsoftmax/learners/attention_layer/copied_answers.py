@@ -9,14 +9,20 @@ U_h. As for saturated gates (`value_answers`), V_h = (U⁺)_h M, or all directio
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
-from unsoftmax.learners.attention_layer.value_answers import HeadMaps, LayerMap, leading
-from unsoftmax.measure.token_map import AnswerNoise, TokenMapAnswers
+from unsoftmax.learners.attention_layer.value_answers import (
+    AffineAnswers,
+    HeadMaps,
+    LayerMap,
+    leading,
+)
 from unsoftmax.probes import Array
 from unsoftmax.solve.soft_gates import SoftGateTuning, columns_at, nearest_gates
+
+GATES = SoftGateTuning()
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +60,10 @@ class CopiedAnswers:
         left, singular, _ = np.linalg.svd(self.rows(layer), full_matrices=False)
         return left[:, :heads], singular
 
-    def refined(self, layer: LayerMap, theta: Array, tuning: SoftGateTuning) -> Array:
+    def refined(self, layer: LayerMap, theta: Array) -> Array:
         """Return the gates' θ (H, q) near those given, by these answers."""
         span, _ = self.span(layer, len(theta))
-        return nearest_gates(span, self.s, self.shift, theta, tuning).theta
+        return nearest_gates(span, self.s, self.shift, theta, GATES).theta
 
     def vectors(self, layer: LayerMap, theta: Array) -> tuple[Array, float]:
         """Return all M_h a (H, m), and the norm of what they leave of the answers."""
@@ -67,12 +73,13 @@ class CopiedAnswers:
 
     def joined(self, more: CopiedAnswers) -> CopiedAnswers:
         """Put further answers of the same offset behind these."""
-        parts = (np.concatenate([getattr(x, n) for x in (self, more)]) for n in self._rows)
-        return CopiedAnswers(self.a, *parts)
+        b, s, copies, y = (
+            np.concatenate(parts) for parts in zip(self._rows(), more._rows(), strict=True)
+        )
+        return CopiedAnswers(self.a, b, s, copies, y)
 
-    @property
-    def _rows(self) -> tuple[str, ...]:
-        return ("b", "s", "copies", "y")
+    def _rows(self) -> tuple[Array, ...]:
+        return self.b, self.s, self.copies, self.y
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +88,8 @@ class SoftGates:
 
     Attributes
     ----------
-    tokens : TokenMapAnswers
+    single : AffineAnswers
         Of single tokens.
-    residual : bool
-        Whether M is the heads' and the identity's.
     offsets : tuple of CopiedAnswers
         The base a_1, and a_j that differ from it in orthonormal directions of their own.
     theta : tuple of ndarray (H, q)
@@ -95,24 +100,22 @@ class SoftGates:
         Whether every M_h is read in all directions.
     """
 
-    tokens: TokenMapAnswers
-    residual: bool
+    single: AffineAnswers
     offsets: tuple[CopiedAnswers, ...]
     theta: tuple[Array, ...]
     ranks: tuple[int, ...]
     whole: bool
-    tuning: SoftGateTuning
 
     def layer(self) -> LayerMap:
         """Return c and M."""
-        return LayerMap.of(self.tokens, self.residual)
+        return self.single.layer()
 
     def vectors(self) -> Array:
         """Return all M_h a_j, (J, H, m)."""
         layer = self.layer()
         return np.array(
             [
-                one.vectors(layer, one.refined(layer, theta, self.tuning))[0]
+                one.vectors(layer, one.refined(layer, theta))[0]
                 for one, theta in zip(self.offsets, self.theta, strict=True)
             ]
         )
@@ -138,11 +141,3 @@ class SoftGates:
         directions = steps / np.linalg.norm(steps, axis=1, keepdims=True)
         maps = [np.linalg.lstsq(directions, span, rcond=None)[0].T for span in spans]
         return HeadMaps.of_maps(maps, self.ranks)
-
-    def with_errors(self, noise: AnswerNoise, rng: np.random.Generator) -> SoftGates:
-        """Return the same answers, with errors drawn as large as theirs may be."""
-        return replace(
-            self,
-            tokens=self.tokens.with_errors(noise, rng),
-            offsets=tuple(replace(x, y=x.y + noise.drawn(x.y, rng)) for x in self.offsets),
-        )

@@ -8,16 +8,28 @@ weights that head h gives the keys. One joint least squares problem gives all of
 n scores of each head from one answer. Query tokens that are asked with all keys show the columns
 W_h b + w_h themselves, and so their space, with the orthonormal basis C_h; of the others C_hᵀ(W_h
 b + w_h) is enough, r_h numbers from a block of keys that was chosen for them.
+
+Where keys and queries have biases [s a_1; …; s a_n; 0 × m; b] is asked, a base token added to all
+of them, which is as if c and the biases were others. With biases zero tokens have scores, and the
+query token's own is no longer nothing. Every head adds M_h(Σ_i p_i s a_i − u b), where u = 1 − p_b
+is what other tokens weigh than the query token. With B = [M_h s a_i] and C = [M_h b] of all heads
+
+    z = B p − C u:   what B leaves of z gives u, and p = B⁺(z + C u).
+
+Without zero tokens u = Σ p_i is one more equation for each head, and then a head may have as many
+keys as its values have dimensions; with them u is free, and the keys are one fewer. B is factored
+once for all query tokens beside one block.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from unsoftmax.learners.attention_layer.value_answers import HeadMaps, LayerMap
-from unsoftmax.measure.token_map import AnswerNoise
+from unsoftmax.models.arrays import TINY
 from unsoftmax.probes import Array, Design, Indices, Probes, Purpose
 from unsoftmax.solve.full_rank import solved
 
@@ -43,36 +55,6 @@ class Weights:
         with np.errstate(divide="ignore", invalid="ignore"):
             logits = np.log(self.keys / self.query[..., None])
         return np.where(np.isfinite(logits), logits, np.nan)
-
-
-@dataclass(frozen=True, slots=True)
-class Decoding:
-    """What keys add to answers, z (Q, m), ready to be solved for their weights block by block."""
-
-    values: HeadMaps
-    z: Array
-    heads: list[Array]
-    """As many keys as every head has dimensions leave nothing over in a head's range: there z is
-    divided among the heads once for all blocks, (r_h, Q) each. Empty where keys are fewer."""
-
-    @classmethod
-    def of(cls, values: HeadMaps, n: int, z: Array) -> Decoding:
-        """Prepare answers to n keys each."""
-        square = all(r == n for r in values.ranks)
-        return cls(values, z, values.divided(z) if square else [])
-
-    def weights(self, keys: Array, which: Indices) -> Weights:
-        """Solve for the weights of keys (n, d) in some of the answers."""
-        H, n = len(self.values.U), len(keys)
-        if self.heads:
-            each = zip(self.values.V, self.heads, strict=True)
-            weights = np.stack([solved(V @ keys.T, part[:, which]).T for V, part in each], axis=1)
-            unknown = np.zeros((len(weights), 0))
-        else:
-            every = solved(self.values.columns(keys), self.z[which].T).T
-            weights, unknown = every[:, : H * n].reshape(-1, H, n), every[:, H * n :]
-        taus = unknown.reshape(len(weights), H - 1, self.values.open_in)
-        return Weights(weights, 1 - weights.sum(axis=2), taus)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +107,31 @@ class KeyedTokens(Probes):
 
 
 @dataclass(frozen=True, slots=True)
+class SpacedKeys(KeyedTokens):
+    """Sequences [s a_1; …; s a_n; 0 …; b] + base, made slice by slice.
+
+    Attributes
+    ----------
+    between : int
+        Zero tokens between keys and query token.
+    base : ndarray (d,)
+        What is added to all tokens.
+    """
+
+    base: Array = field(kw_only=True)
+
+    def __getitem__(self, span: slice) -> Array:
+        b, n = self.queries[self.token[span]], self.keys.shape[1]
+        X = np.zeros((len(b), self.tokens, self.dim))
+        X[:, -1] = b
+        X[:, :n] = self.scale[span, None, None] * self.keys[self.block[span]]
+        return X + self.base
+
+    def design(self) -> Design:  # noqa: D102
+        return {**KeyedTokens.design(self), "base": self.base}
+
+
+@dataclass(frozen=True, slots=True)
 class KeyAnswers:
     """Answers to blocks of keys beside query tokens.
 
@@ -138,7 +145,10 @@ class KeyAnswers:
         s, a power of two.
     y : ndarray (Q, m)
     between : int
-        Tokens b between the keys and the query token.
+        Tokens b between the keys and the query token, or zero tokens.
+    base : ndarray (d,), optional
+        What is added to all tokens where keys and queries have biases. Keys are tokens themselves
+        then, not offsets from the query token.
     """
 
     keys: Array
@@ -148,30 +158,37 @@ class KeyAnswers:
     scale: Array
     y: Array
     between: int = 0
+    base: Array | None = None
 
     def asked(self, which: Indices, phase: str, purpose: Purpose) -> Probes:
         """Return what some of them are answers to."""
-        return KeyedTokens(
-            self.keys,
-            self.tokens,
-            self.block[which],
-            self.token[which],
-            self.scale[which],
-            self.between,
-            phase=phase,
-            purpose=purpose,
-        )
+        places = self.block[which], self.token[which], self.scale[which]
+        asked = self.keys, self.tokens, *places, self.between
+        if self.base is None:
+            return KeyedTokens(*asked, phase=phase, purpose=purpose)
+        return SpacedKeys(*asked, base=self.base, phase=phase, purpose=purpose)
 
     def weights(self, layer: LayerMap, values: HeadMaps) -> list[tuple[Indices, Weights]]:
         """Decode every answer, block by block."""
         if not len(self.block):
             return []
-        z = layer.beyond(self._read(layer, values), self.tokens[self.token]) / self.scale[:, None]
-        decoding, found = Decoding.of(values, self.keys.shape[1], z), []
+        b = self.tokens[self.token]
+        shown = b if self.base is None else self.base + b
+        z = layer.beyond(self._read(layer, values), shown) / self.scale[:, None]
+        # as many keys as every head has dimensions leave nothing over in a head's range: there z is
+        # divided among the heads once for all blocks
+        square = self.base is None and all(r == self.keys.shape[1] for r in values.ranks)
+        parts, found = values.divided(z) if square else [], []
         for k, keys in enumerate(self.keys):
             asked = np.flatnonzero(self.block == k)
-            if len(asked):
-                found.append((asked, decoding.weights(keys, asked)))
+            if not len(asked):
+                continue
+            if self.base is None:
+                weights = _weights(values, keys, z[asked], [part[:, asked] for part in parts])
+            else:
+                beside = b[asked] / self.scale[asked, None]
+                weights = _decoded(values, keys, beside, z[asked], not self.between)
+            found.append((asked, weights))
         return found
 
     def _read(self, layer: LayerMap, values: HeadMaps) -> Array:
@@ -203,13 +220,17 @@ class KeyAnswers:
         )
 
     def scores(self, layer: LayerMap, values: HeadMaps) -> Array:
-        """Return a_i·(W_h b + w_h) of all that was asked: (T, H, blocks·n), NaN elsewhere."""
+        """Return a_i·(W_h b + w_h) of all that was asked: (T, H, blocks·n), NaN elsewhere.
+
+        Beside a base token each key's score less the query token's own.
+        """
         blocks, n, _ = self.keys.shape
         scores = np.full((len(self.tokens), len(values.U), blocks, n), np.nan)
         for asked, weights in self.weights(layer, values):
-            # what the keys leave is shared by the query token and those between
-            logits = weights.logits() + np.log1p(self.between)
-            logits /= self.scale[asked, None, None]
+            logits = weights.logits()
+            if self.base is None:
+                # what the keys leave is shared by the query token and those between
+                logits = (logits + np.log1p(self.between)) / self.scale[asked, None, None]
             scores[self.token[asked], :, self.block[asked]] = logits
         return scores.reshape(len(self.tokens), len(values.U), blocks * n)
 
@@ -218,10 +239,6 @@ class KeyAnswers:
         scales, answers = self.scale.copy(), self.y.copy()
         scales[again], answers[again] = scale, y
         return replace(self, scale=scales, y=answers)
-
-    def with_errors(self, noise: AnswerNoise, rng: np.random.Generator) -> KeyAnswers:
-        """Return the same answers, with errors drawn as large as theirs may be."""
-        return replace(self, y=self.y + noise.drawn(self.y, rng))
 
 
 def columns_of(answers: KeyAnswers, scores: Array) -> Array:
@@ -241,6 +258,55 @@ class HeadScores:
     R: list[Array]
     """(r_h, d + 1) each, the last column for w_h."""
 
+    @property
+    def arrays(self) -> Sequence[Array]:
+        """All of them that are computed from logits."""
+        return self.R
+
     def vectors(self, h: int, b: Array) -> Array:
         """Return W_h b + w_h, (n, d), of tokens (n, d)."""
         return np.asarray((b @ self.R[h][:, :-1].T + self.R[h][:, -1]) @ self.C[h].T)
+
+
+def _weights(values: HeadMaps, keys: Array, z: Array, parts: list[Array]) -> Weights:
+    """Solve for the weights of keys (n, d) in what they add, z (Q, m), or every head's part."""
+    H, n = len(values.U), len(keys)
+    if parts:
+        each = zip(values.V, parts, strict=True)
+        weights = np.stack([solved(V @ keys.T, part).T for V, part in each], axis=1)
+        unknown = np.zeros((len(weights), 0))
+    else:
+        every = solved(values.columns(keys), z.T).T
+        weights, unknown = every[:, : H * n].reshape(-1, H, n), every[:, H * n :]
+    taus = unknown.reshape(len(weights), H - 1, values.open_in)
+    return Weights(weights, 1 - weights.sum(axis=2), taus)
+
+
+def _decoded(values: HeadMaps, keys: Array, b: Array, z: Array, alone: bool) -> Weights:
+    """Solve for the weights of keys (n, d) beside b (Q, d) in what they add, z (Q, m)."""
+    H, n = len(values.U), len(keys)
+    orthonormal, R = np.linalg.qr(values.through(keys).reshape(-1, H * n))
+    inverse = np.linalg.inv(R) @ orthonormal.T
+    C = values.through(b).transpose(2, 0, 1)  # (Q, m, H)
+    equations = C - orthonormal @ (orthonormal.T @ C)
+    right = z - (z @ orthonormal) @ orthonormal.T
+    if alone:
+        sums = inverse.reshape(H, n, -1).sum(axis=1)
+        # as long as the other equations' rows: the errors of all are of one size
+        sizes = np.linalg.norm(sums, axis=1)
+        within = (sums @ C - np.eye(H)) / sizes[:, None]
+        equations = np.concatenate([equations, within], axis=1)
+        right = np.hstack([right, z @ sums.T / sizes])
+    pairs = zip(equations, right, strict=True)
+    others = np.array([-np.linalg.lstsq(A, y, rcond=None)[0] for A, y in pairs])
+    weights = (z + np.einsum("qmh,qh->qm", C, others)) @ inverse.T
+    return Weights(weights.reshape(-1, H, n), 1 - others)
+
+
+def decoding_growth(values: HeadMaps, keys: Array, b: Array) -> Array:
+    """Return how much the sums of weights of keys (n, d) grow by beside b (T, d): (T,)."""
+    H, n = len(values.U), len(keys)
+    sums = np.linalg.pinv(values.through(keys).reshape(-1, H * n)).reshape(H, n, -1).sum(axis=1)
+    within = np.eye(H) - sums @ values.through(b).transpose(2, 0, 1)
+    least = np.linalg.svd(within, compute_uv=False)[:, -1]
+    return np.asarray(1 / np.maximum(least, TINY))

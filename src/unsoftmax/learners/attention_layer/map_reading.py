@@ -6,6 +6,12 @@ that fills its vectors gets twice as many. Where another head's gate flipped its
 answer, or the vector is the only one with its direction: that one is asked again with an eighth of
 the step. Random saturated queries then are sums of some M_h a, or all is asked again with half the
 step. Where the ranges are dependent, or nearly so beside the answers' noise, all d offsets are.
+
+Where answers are known up to a factor all heads are asked, and read by their sum. That sum does not
+notice a gate that one head loses and another gains; but such an answer alone has a direction
+outside of both ranges. Ranks are told by what drawn errors do. Where the values fill all dimensions
+their ranges lose one together behind a LayerNorm, and V_h = V0_h + ν_h T for one unknown T. Then
+τ_h = T A p_h are unknowns beside the weights.
 """
 
 from __future__ import annotations
@@ -17,12 +23,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from unsoftmax.errors import ModelMismatch
-from unsoftmax.learners.attention_layer.attention_layer_tuning import AttentionLayerTuning
+from unsoftmax.learners.attention_layer import search_limits as limits
 from unsoftmax.learners.attention_layer.offset_questions import asked_beside, asked_in_pairs
 from unsoftmax.learners.attention_layer.opening_tokens import OpeningTokens
+from unsoftmax.learners.attention_layer.search_limits import PLAIN, Pilots
 from unsoftmax.learners.attention_layer.value_answers import (
     GateAnswers,
-    HeadMaps,
     LayerMap,
     MapAnswers,
     OffsetAnswers,
@@ -31,8 +37,39 @@ from unsoftmax.learners.attention_layer.value_answers import (
 )
 from unsoftmax.learners.compose import Asking
 from unsoftmax.measure.binary_grid import on_one_grid
-from unsoftmax.measure.token_map import AnswerNoise
+from unsoftmax.measure.token_map import AnswerNoise, with_errors
 from unsoftmax.probes import Array, Flags
+
+# Singular values of a range above so many times what drawn errors make are none of errors: these
+# are about a tenth of those drawn.
+_RANK = 3.0
+# Directions that miss the sum of all maps by more, in the median, are of more heads than were
+# found; those that miss it by so many times what others do are of other gates.
+_MISSED, _APART = 1e-2, 1e3
+# Ranges depend on each other where a singular value of all together is below so many times their
+# error and below this.
+_OVERLAP, _MOST_OVERLAP = 1e4, 1e-3
+# Where fewer than 1/4 of the keys can be told apart that complete values would allow, every M_h
+# is read as a whole instead.
+_DENSE = 4
+
+# Longest step between offsets that keep gates as they are, relative to the offset.
+_SPREAD = 0.5
+# Offsets beyond the mean rank of the heads: their singular values show the rank.
+_SPARE_OFFSETS = 4
+# Largest error of maps, by the worst case of the ranges' errors and their condition, that is
+# accepted; beyond it every map is read in all directions. Measured errors are 1e-3 of it.
+_INDEPENDENT = 1.0
+# A vector whose leverage on its head's range is this near to 1 has a direction that no other has:
+# another head's gate flipped there. By chance one of 2,000 is as near where there is one vector
+# more than the range has dimensions, and none where there are two more.
+_ALONE = 1e-8
+# Where more of the offsets flip a gate, the range just fills its vectors.
+_MOST_FLIPPED = 0.25
+# Offsets at which a gate flipped are asked again at this share of their step.
+_NEARER = 0.125
+# How many times the noise saturated queries may be missed by, times the condition of the ranges.
+_CHECKED_TO = 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,18 +85,17 @@ class MapReading:
     whole: bool
     """Whether every map is read in all directions in any case."""
     rng: np.random.Generator
-    tuning: AttentionLayerTuning
+    pilots: Pilots = PLAIN
     shared: bool = False
     """Whether groups of heads may share their values."""
 
     def run(self) -> Asking[ValueAnswers]:
         """Ask offsets until the maps explain random saturated queries."""
-        tuning = self.tuning
         margins = self.opening.margins
         if self._left_out() is not None:
             margins = np.sort(margins)[1:]
-        step = float(np.min(margins / tuning.deviations, initial=tuning.spread))
-        for _ in range(tuning.tries):
+        step = float(np.min(margins / self.pilots.deviations, initial=_SPREAD))
+        for _ in range(limits.TRIES):
             found = yield from self._read(step)
             if (yield from self._explained(found)):
                 return found
@@ -72,12 +108,12 @@ class MapReading:
 
     def _read(self, step: float) -> Asking[ValueAnswers]:
         """Ask offsets a step from the base until every range is known."""
-        d, H, tuning = self.layer.M.shape[1], len(self.opening.b), self.tuning
+        d, H = self.layer.M.shape[1], len(self.opening.b)
         total = int(np.linalg.matrix_rank(self.layer.heads, tol=self._map_noise(1.0)))
         counts = self._counts(total, H)
         directions = np.zeros((d, 0))
         offsets = self._none()
-        for _ in range(tuning.offset_rounds):
+        for _ in range(limits.OFFSET_ROUNDS):
             count = d if self.whole else min(next(counts), d)
             fresh = self.rng.standard_normal((d, count - len(offsets.steps)))
             directions = np.linalg.qr(np.hstack([directions, fresh]))[0]
@@ -102,7 +138,7 @@ class MapReading:
         ``total`` is the rank of the sum of all maps. Where heads share their values it is that of
         the groups, of which there are as many as divide the number of heads.
         """
-        count = self.head_dim or -(-total // heads) + self.tuning.spare_offsets - 1
+        count = self.head_dim or -(-total // heads) + _SPARE_OFFSETS - 1
         if self.shared and self.head_dim is None:
             whole = [G for G in range(heads, 0, -1) if not heads % G and not total % G]
             yield from (total // G for G in whole)
@@ -125,7 +161,7 @@ class MapReading:
     def _asked(self, offsets: OffsetAnswers, steps: Array) -> Asking[OffsetAnswers]:
         """Ask more offsets; steps keep their directions when they are shortened."""
         base, b = offsets.base, offsets.b[offsets.asked]
-        coarser = round(-np.log2(self.tuning.nearer) * self.tuning.flip_rounds)
+        coarser = round(-np.log2(_NEARER) * limits.FLIP_ROUNDS)
         _, steps = on_one_grid(base, steps, spare=4 + coarser)
         if not np.all(np.any(steps, axis=1)):
             raise ModelMismatch(
@@ -155,9 +191,9 @@ class MapReading:
 
     def _unflipped(self, answers: ValueAnswers, step: float) -> Asking[ValueAnswers]:
         """Ask again with shorter steps where another gate seems to have flipped."""
-        for _ in range(self.tuning.flip_rounds):
+        for _ in range(limits.FLIP_ROUNDS):
             offsets = answers.offsets
-            shortest = self.tuning.nearer**self.tuning.flip_rounds
+            shortest = _NEARER**limits.FLIP_ROUNDS
             flipped = self._flipped(answers) | self._alone(answers)
             if self.layer.up_to_factor:
                 # an answer is read beside all others to its offset
@@ -166,7 +202,7 @@ class MapReading:
             if not len(place[0]):
                 break
             share, y = offsets.share.copy(), offsets.y.copy()
-            share[place] *= self.tuning.nearer
+            share[place] *= _NEARER
             a = offsets.base + share[place][:, None] * offsets.steps[place[1]]
             b = offsets.b[offsets.asked][place[0]]
             y[place] = yield from asked_in_pairs(a, b, "maps, flips", "again")
@@ -194,13 +230,13 @@ class MapReading:
             rank = answers.ranks[h]
             if rank < len(spans[h]):
                 left = np.linalg.svd(spans[h], full_matrices=False)[0][1:, :rank]
-                found[k] = 1 - np.sum(left**2, axis=1) < self.tuning.alone
-        return np.asarray(found & (found.mean(axis=1, keepdims=True) <= self.tuning.most_flipped))
+                found[k] = 1 - np.sum(left**2, axis=1) < _ALONE
+        return np.asarray(found & (found.mean(axis=1, keepdims=True) <= _MOST_FLIPPED))
 
     def _map_noise(self, step: float) -> float:
         """Return what errors may make of a singular value of maps, read with such a step."""
         size = float(np.linalg.norm(self.layer.heads, 2))
-        share = max(self.noise.relative * self.tuning.rank_noise, self.tuning.rank_share)
+        share = max(self.noise.relative * limits.RANK_NOISE, limits.RANK_SHARE)
         return share * size / step
 
     def _divided(self, answers: ValueAnswers, step: float) -> ValueAnswers | None:
@@ -220,21 +256,24 @@ class MapReading:
             for s, r in zip(spans, answers.ranks, strict=True)
         )
         turned = self.noise.relative * size / (step * thinnest)
-        return answers if turned <= self.tuning.independent * least else None
+        return answers if turned <= _INDEPENDENT * least else None
 
     def _explained(self, answers: ValueAnswers) -> Asking[bool]:
         """Ask random saturated queries, and compare them with sums of maps."""
-        tuning, d = self.tuning, self.layer.M.shape[1]
         values = answers.solved()
-        a, b = self._random(tuning.checked)
+        a, b = self._random(limits.CHECKED)
         y = yield from asked_in_pairs(a, b, "maps, tried", "pilot")
         z = self.layer.beyond(y, b)
         through = values.through(a)
-        errors = self._errors(values, answers.whole)
-        for k in range(tuning.checked):
+        # what the maps may be off by, per length of a token
+        U = np.concatenate(list(values.U), axis=1)
+        condition = 1.0 if answers.whole else 1 / float(np.linalg.svd(U, compute_uv=False)[-1])
+        size = float(np.linalg.norm(self.layer.heads, 2))
+        errors = _CHECKED_TO * self.noise.relative * condition * size
+        for k in range(limits.CHECKED):
             gates = np.linalg.lstsq(through[:, :, k], z[k], rcond=None)[0]
             missed = float(np.linalg.norm(through[:, :, k] @ np.rint(gates) - z[k]))
-            if missed > errors * np.linalg.norm(a[k]) * np.sqrt(d):
+            if missed > errors * np.linalg.norm(a[k]) * np.sqrt(len(a[k])):
                 return False
         return True
 
@@ -248,9 +287,55 @@ class MapReading:
         rounded = on_one_grid(a, b)
         return rounded[0], rounded[1]
 
-    def _errors(self, values: HeadMaps, whole: bool) -> float:
-        """Return what the maps may be off by, per length of a token."""
-        U = np.concatenate(list(values.U), axis=1)
-        condition = 1.0 if whole else 1 / float(np.linalg.svd(U, compute_uv=False)[-1])
-        size = float(np.linalg.norm(self.layer.heads, 2))
-        return self.tuning.checked_to * self.noise.relative * condition * size
+
+@dataclass(frozen=True, slots=True)
+class DirectionMaps(MapReading):
+    """Maps read from directions."""
+
+    def _ranked(self, offsets: OffsetAnswers, step: float) -> ValueAnswers:
+        """Count the singular values of each head's range that are above the errors."""
+        answers = ValueAnswers(self.single, self.gates, offsets, (), self.whole)
+        ranks = [
+            np.count_nonzero(np.linalg.svd(span, compute_uv=False) > _RANK * np.linalg.norm(off, 2))
+            for span, off in zip(answers.spans(), self._moved(answers), strict=True)
+        ]
+        return replace(answers, ranks=tuple(max(1, int(rank)) for rank in ranks))
+
+    def _moved(self, answers: ValueAnswers) -> Array:
+        """Return what drawn errors make of all ranges."""
+        return with_errors(answers, self.noise, self.rng).spans() - answers.spans()
+
+    def _flipped(self, answers: ValueAnswers) -> Flags:
+        """Tell where answers have another head's M_g a in them, or do not add up to M a, (H, J)."""
+        offsets, vectors = answers.offsets, answers.vectors()
+        added = (offsets.beside(self.layer, vectors) + vectors[:, None]).sum(axis=0)
+        a = offsets.base + offsets.share[:1].T * offsets.steps
+        whole = a @ self.layer.heads.T
+        missed = np.linalg.norm(added - whole, axis=1) / np.linalg.norm(whole, axis=1)
+        if np.median(missed) > _MISSED:
+            raise ModelMismatch(
+                "Where gates are 0 or 1 the answers of single heads do not add up to those of all: "
+                "there are more heads than long tokens showed, or something else is added to them."
+            )
+        apart = missed > _APART * (np.median(missed) + self.noise.relative)
+        return np.asarray(super(DirectionMaps, self)._flipped(answers) | apart)
+
+    def _divided(self, answers: ValueAnswers, step: float) -> ValueAnswers | None:
+        """Return the answers with what their ranges leave open; None where that is too much."""
+        spans = answers.spans()
+        U = [leading(s, r) for s, r in zip(spans, answers.ranks, strict=True)]
+        error = max(
+            np.linalg.norm(off, 2) / np.linalg.svd(s, compute_uv=False)[r - 1]
+            for off, s, r in zip(self._moved(answers), spans, answers.ranks, strict=True)
+        )
+        s = np.linalg.svd(np.concatenate(U, axis=1), compute_uv=False)
+        rank = int(np.sum(s > min(_OVERLAP * error, _MOST_OVERLAP)))
+        divided = replace(answers, open_in=sum(answers.ranks) - rank)
+        full = min(len(self.layer.c) - 1, rank) // len(U)
+        enough = _DENSE * divided.solved().keys_beside_factor() >= full
+        return divided if enough else None
+
+    def _explained(self, answers: ValueAnswers) -> Asking[bool]:
+        """Return True: answers have been held against the sum of all maps, offset by offset."""
+        return True
+        yield []

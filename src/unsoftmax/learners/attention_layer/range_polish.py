@@ -13,11 +13,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from unsoftmax.learners.attention_layer.attention_layer_tuning import AttentionLayerTuning
+from unsoftmax.learners.attention_layer import search_limits as limits
 from unsoftmax.learners.attention_layer.key_answers import HeadScores
 from unsoftmax.learners.attention_layer.offset_questions import asked_in_pairs
-from unsoftmax.learners.attention_layer.recovered_layer import LayerAnswers
-from unsoftmax.learners.attention_layer.score_reading import ScoreReading
+from unsoftmax.learners.attention_layer.score_reading import ScoreAnswers, ScoreReading
 from unsoftmax.learners.attention_layer.value_answers import (
     HeadMaps,
     LayerMap,
@@ -29,6 +28,10 @@ from unsoftmax.measure.binary_grid import on_one_grid
 from unsoftmax.probes import Array
 from unsoftmax.solve.least_distance import shortest_within
 
+# Largest share of an answer that the maps read first may miss: they are off by 1e-3, and a gate
+# that is open by mistake adds as much as the answer.
+_POLISHED = 0.1
+
 
 @dataclass(frozen=True, slots=True)
 class RangePolish:
@@ -39,7 +42,6 @@ class RangePolish:
     scores: HeadScores
     length: float
     """Of offsets."""
-    tuning: AttentionLayerTuning
 
     def run(self) -> Asking[SaturatedAnswers | None]:
         """Ask one query for each direction; None where a gate cannot be opened alone."""
@@ -57,13 +59,10 @@ class RangePolish:
         U, V = self.values.U, self.values.V
         known = np.array([U[h] @ (V[h] @ one) for h, one in zip(head, a, strict=True)])
         answers = SaturatedAnswers(head, a, b, y, known)
-        return answers if self._explained(answers) else None
-
-    def _explained(self, answers: SaturatedAnswers) -> bool:
-        """Whether every answer is what the maps make of it so far: no gate was taken wrongly."""
+        # every answer is what the maps make of it so far: no gate was taken wrongly
         z = answers.beyond(self.layer)
-        missed = np.linalg.norm(z - answers.known, axis=1)
-        return bool(np.all(missed <= self.tuning.polished * np.linalg.norm(z, axis=1)))
+        missed = np.linalg.norm(z - known, axis=1)
+        return answers if np.all(missed <= _POLISHED * np.linalg.norm(z, axis=1)) else None
 
     def _opened(self, direction: Array, h: int) -> tuple[Array, Array | None]:
         """Return the offset, and the query token beside which it opens head h's gate alone."""
@@ -87,22 +86,21 @@ class RangePolish:
     def _long_enough(self, b: Array, rows: Array) -> Array:
         """Make a query token so long that biases matter little and gates are saturated."""
         margins, biases = rows[:, :-1] @ b, np.abs(rows[:, -1])
-        over_bias = self.tuning.over_bias * float(np.max(biases / margins))
-        saturated = 2 * self.tuning.saturated / (self.length * float(margins.min()))
-        shorter = self.length * self.tuning.shorter / float(np.linalg.norm(b))
+        over_bias = limits.OVER_BIAS * float(np.max(biases / margins))
+        saturated = 2 * limits.SATURATED / (self.length * float(margins.min()))
+        shorter = self.length * limits.SHORTER / float(np.linalg.norm(b))
         return b * max(over_bias, saturated, shorter)
 
 
-def polished(answers: LayerAnswers, reading: ScoreReading, length: float) -> Asking[LayerAnswers]:
+def polished(
+    maps: ValueAnswers, scores: ScoreAnswers, reading: ScoreReading, length: float
+) -> Asking[tuple[ValueAnswers, ScoreAnswers]]:
     """Read ranges again, and what keys weigh beside the new ones; offsets are of this length."""
-    assert isinstance(answers.values, ValueAnswers)
-    found = answers.solved()
-    again = yield from RangePolish(
-        reading.layer, found.values, found.scores, length, reading.tuning
-    ).run()
-    if again is None:
-        return answers
-    maps = replace(answers.values, saturated=again)
-    values = answers.scores.first.closed(reading.layer, maps.solved())
-    scores = yield from replace(reading, values=values).mended(answers.scores)
-    return LayerAnswers(maps, scores)
+    layer = reading.layer
+    values = scores.first.closed(layer, maps.solved())
+    again = yield from RangePolish(layer, values, scores.solved(layer, values), length).run()
+    if again is not None:
+        maps = replace(maps, saturated=again)
+        values = scores.first.closed(layer, maps.solved())
+        scores = yield from replace(reading, values=values).mended(scores)
+    return maps, scores

@@ -71,6 +71,9 @@ class DirectionMap(LayerMap):
         s = abs(sigma)
         return replace(self, norm=self.norm.with_sign(sigma), M=self.M / s, c=self.c / s)
 
+    def outputs(self, columns: Array) -> Array:  # noqa: D102
+        return self.norm.centred(columns)
+
     def read(self, y: Array, b: Array, columns: Array) -> Array:  # noqa: D102
         w, known = self.directions(y), self.known(b)
         mu, _, _ = UnknownScales.beside(columns).solved(w, known)

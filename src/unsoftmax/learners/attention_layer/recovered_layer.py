@@ -13,78 +13,117 @@ import numpy as np
 
 from unsoftmax.errors import ModelMismatch
 from unsoftmax.learners.attention_layer.copied_answers import SoftGates
+from unsoftmax.learners.attention_layer.group_scores import GroupAnswers, GroupHeads
 from unsoftmax.learners.attention_layer.key_answers import HeadScores
+from unsoftmax.learners.attention_layer.norm_behind import EpsAnswers
 from unsoftmax.learners.attention_layer.range_fit import fitted_maps
+from unsoftmax.learners.attention_layer.readout import DirectionMap
 from unsoftmax.learners.attention_layer.score_reading import ScoreAnswers
-from unsoftmax.learners.attention_layer.value_answers import HeadMaps, LayerMap, ValueAnswers
-from unsoftmax.measure.token_map import AnswerNoise
-from unsoftmax.models import AttentionLayer, LayerHead
+from unsoftmax.learners.attention_layer.value_answers import (
+    Groups,
+    HeadMaps,
+    LayerMap,
+    ValueAnswers,
+    shared_rows,
+)
+from unsoftmax.measure.token_map import AnswerNoise, with_errors
+from unsoftmax.models import AttentionLayer, LayerHead, LayerNorm
+from unsoftmax.models.rotary_layer import FARTHEST_BOUNDED, RotaryLayer
 from unsoftmax.validate.conclude import Said
 from unsoftmax.validate.drawn_models import DRAWN, DrawnModels
-
-SAID = Said(
-    "layer of softmax attention with scores x·(W x_N + w)",
-    "a window, positions, a nonlinearity in the values, a second layer",
-)
+from unsoftmax.validate.layer_sequences import Layer
 
 
 @dataclass(frozen=True, slots=True)
 class RecoveredLayer:
-    """c, every M_h and every [W_h w_h]."""
+    """c, every M_h and what every head scores."""
 
     layer: LayerMap
     values: HeadMaps
-    scores: HeadScores
+    scores: HeadScores | GroupHeads
+    groups: Groups
+    eps: tuple[float, float]
+    """Of a norm behind, and about what it is off by."""
 
-    def heads(self) -> list[LayerHead]:
+    def model(self, moved: float = 0.0) -> Layer:
+        """Return it as a model, eps ``moved`` so many times by what it is off by."""
+        layer, (eps, off) = self.layer, self.eps
+        if isinstance(self.scores, GroupHeads):
+            return self._rotary(self.scores)
+        c, norm = layer.outputs(layer.c[:, None])[:, 0], None
+        if isinstance(layer, DirectionMap):
+            scale, eps = 1 / layer.norm.gain, max(0.0, eps + moved * off)
+            norm = LayerNorm(scale, layer.norm.shift, eps, centred=layer.norm.takes_mean)
+        return AttentionLayer(self._heads(self.scores), c, layer.residual, norm)
+
+    def _heads(self, scores: HeadScores) -> list[LayerHead]:
         """Return its heads, in factors."""
+        each = zip(self.values.U, self.values.V, scores.C, scores.R, strict=True)
         return [
-            LayerHead.from_factors(O=U, V=V, K=C.T, Q=R[:, :-1], w=C @ R[:, -1])
-            for U, V, C, R in zip(
-                self.values.U, self.values.V, self.scores.C, self.scores.R, strict=True
-            )
+            LayerHead.from_factors(O=self.layer.outputs(U), V=V, K=C.T, Q=R[:, :-1], w=C @ R[:, -1])
+            for U, V, C, R in each
         ]
 
-    def model(self) -> AttentionLayer:
-        """Return it as a model."""
-        return AttentionLayer(self.heads(), self.layer.c, residual=self.layer.residual)
+    def _rotary(self, heads: GroupHeads) -> RotaryLayer:
+        """Return a layer with positions, one V of each group."""
+        s, (H, _, d) = max(self.values.ranks), heads.Q.shape
+        O, V = np.zeros((H, len(self.layer.c), s)), np.zeros((len(self.groups), s, d))  # noqa: E741
+        places = np.zeros(H)
+        for g, group in enumerate(self.groups):
+            shared = shared_rows(self.values, group)
+            V[g, : len(shared)] = shared
+            for h in group:
+                O[h] = self.values.U[h] @ (self.values.V[h] @ V[g].T)
+                places[h] = g
+        return RotaryLayer(
+            O,
+            V,
+            heads.K,
+            heads.Q,
+            self.layer.c,
+            heads.rotary,
+            k_bias=heads.k_bias,
+            q_bias=heads.q_bias,
+            groups=places,
+            residual=self.layer.residual,
+        )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LayerAnswers:
     """All answers that a layer is computed from."""
 
+    eps: EpsAnswers | None = None
+    """Of a norm behind."""
     values: ValueAnswers | SoftGates
-    scores: ScoreAnswers
+    scores: ScoreAnswers | GroupAnswers
     fitted: AnswerNoise | None = None
     """Of maps that all answers are fitted by, what those are off by."""
 
     def maps(self) -> tuple[LayerMap, HeadMaps]:
         """Compute c and M, and every M_h."""
-        layer = self.values.layer()
-        values = self.scores.first.closed(layer, self.values.solved())
-        if self.fitted is None or not isinstance(self.values, ValueAnswers):
+        layer, scores = self.values.layer(), self.scores
+        values = scores.first.closed(layer, self.values.solved())
+        if self.fitted is None:
             return layer, values
-        keyed = self.scores.first, self.scores.further
+        assert isinstance(self.values, ValueAnswers)
+        assert isinstance(scores, ScoreAnswers)
+        keyed = scores.first, scores.further
         return fitted_maps(layer, values, self.values, keyed, self.fitted)
 
     def solved(self) -> RecoveredLayer:
         """Compute the layer."""
         layer, values = self.maps()
-        return RecoveredLayer(layer, values, self.scores.solved(layer, values))
-
-    def sampled(self, noise: AnswerNoise, rng: np.random.Generator) -> RecoveredLayer:
-        """Compute it from answers with errors drawn as large as theirs may be."""
-        return self.with_errors(noise, rng).solved()
-
-    def with_errors(self, noise: AnswerNoise, rng: np.random.Generator) -> LayerAnswers:
-        """Return the same answers, with errors drawn as large as theirs may be."""
-        values = self.values.with_errors(noise, rng)
-        return replace(self, values=values, scores=self.scores.with_errors(noise, rng))
+        groups = self.scores.groups if isinstance(self.scores, GroupAnswers) else ()
+        eps = (0.0, 0.0)
+        if self.eps is not None:
+            assert isinstance(layer, DirectionMap)
+            eps = self.eps.solved(layer)
+        return RecoveredLayer(layer, values, self.scores.solved(layer, values), groups, eps)
 
     def drawn(
         self, noise: AnswerNoise, rng: np.random.Generator, **least: float
-    ) -> DrawnModels[AttentionLayer]:
+    ) -> DrawnModels[Layer]:
         """Compute it, and again from answers with such errors.
 
         Raises
@@ -92,17 +131,51 @@ class LayerAnswers:
         ModelMismatch
             Errors as large as those of the answers leave no layer.
         """
-        others = [self.sampled(noise, rng) for _ in range(DRAWN)]
-        if not all(np.isfinite(R).all() for one in others for R in one.scores.R):
-            raise negative_weights(noise, len(others[0].values.U))
-        models = [one.model() for one in others]
-        return DrawnModels(self.solved().model(), models, noise, **least)
+        found = self.solved()
+        others = [with_errors(self, noise, rng).solved() for _ in range(DRAWN)]
+        if not all(np.isfinite(x).all() for one in others for x in one.scores.arrays):
+            raise ModelMismatch(
+                f"Answers are off by {noise.relative:.1e} of their norm, and errors of that size "
+                f"make weights of the {len(found.values.U)} heads negative: answers are too coarse "
+                'for this layer. profile="finest" asks more.'
+            )
+        # eps up and down by twice what it is off by as a rule: a draw may be small, none is below
+        # 0, and behind six decimals 3 of 66 eps were off by more than is certified of that
+        off = found.eps[1]
+        others = [replace(one, eps=(one.eps[0], off)) for one in others]
+        models = [one.model(moved=2.0 * (-1) ** (k + 1)) for k, one in enumerate(others)]
+        return DrawnModels(found.model(), models, noise, **least)
 
 
-def negative_weights(noise: AnswerNoise, heads: int) -> ModelMismatch:
-    """Return the refusal of answers whose errors leave weights no logits."""
-    return ModelMismatch(
-        f"Answers are off by {noise.relative:.1e} of their norm, and errors of that size make "
-        f"weights of the {heads} heads negative: answers are too coarse for this layer. "
-        'profile="finest" asks more.'
+def said_of(model: Layer) -> Said:
+    """Say what is taken for granted of a layer."""
+    kind, otherwise = "layer of softmax attention", "a nonlinearity in the values, a second layer"
+    if not isinstance(model, RotaryLayer):
+        if model.norm is None:
+            return Said(f"{kind} with scores x·(W x_N + w)", f"a window, positions, {otherwise}")
+        kind += " with a residual and a LayerNorm or RMSNorm behind"
+        mean = (
+            "M and c are meant without the part that is the same in all outputs: a LayerNorm takes "
+            "it off."
+        )
+        signs = "The norm behind is RMSNorm, its scale of one sign, as answers to two tokens agree."
+        assumed = mean if model.norm.centred else signs
+        return Said(kind, f"a window, positions, {otherwise}", (assumed,))
+    biased = model.biased
+    bound = (
+        "The bound on W is one on W(Δ) = Kᵀ R(Δ) Q of every head, for distances Δ from 0 to "
+        f"{FARTHEST_BOUNDED}; beyond it grows as the distance does."
+        + " That on w is one on what biases add to scores there."
+        * biased
+    )
+    without = "Keys and queries are taken to have no biases: what those add is not bounded."
+    shared = f"{model.H} heads share the keys and values of {model.G} groups."
+    still = "Scores do not turn with distance: all frequencies are 0."
+    return Said(
+        f"{kind} with rotary positions",
+        "others beside them, positions that change beyond some distance, a window, "
+        + otherwise
+        + ", key and query biases that are too large" * biased,
+        (bound,) if biased else (bound, without),
+        (shared,) * (model.G < model.H) + (still,) * (not np.any(model.rotary.frequencies)),
     )

@@ -4,34 +4,138 @@
    b = 0 among them: W_h b + w_h of these, hence the column spaces C_h.
 2. Of the other query tokens only C_hᵀ(W_h b + w_h) is left to ask: ⌈r/n⌉ blocks.
 
+   Where answers are known up to a factor, and keys are fewer than column spaces have dimensions,
+   each is asked with one block, and few further ones (`SpreadRows`).
+
 n = d_h makes the joint least squares problem square, d numbers per query, the bound. The query
 tokens are 0 and orthonormal directions, so that W and w follow well; pilots find lengths at which
-logits are moderate, and answers with small weights are asked again with shorter keys.
+logits are moderate, and answers with small weights are asked again with shorter keys. Where 0 tells
+nothing, as a direction, they are corners of a simplex.
+
+A sequence has n keys and a head's column space C r > n directions, so a query token b̃ beside a
+block of keys A leaves x = Cᵀ[W_h w_h]b̃ open in r − n: x = x0 + N t, N the null space of AᵀC. Few
+further tokens, affine combinations Σ_j c_j b̃_j of all query tokens beside other blocks, make one
+linear system of the t's: 1 + (r − n)/n queries for each token in place of ⌈r/n⌉. Its condition is
+known before anything is asked.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Self
 
 import numpy as np
 import scipy
 
-from unsoftmax.errors import NotIdentifiable
-from unsoftmax.learners.attention_layer.attention_layer_tuning import AttentionLayerTuning
-from unsoftmax.learners.attention_layer.key_answers import (
-    HeadScores,
-    KeyAnswers,
-    columns_of,
-)
+from unsoftmax.learners.attention_layer import search_limits as limits
+from unsoftmax.learners.attention_layer.key_answers import HeadScores, KeyAnswers, columns_of
 from unsoftmax.learners.attention_layer.key_asking import KeyAsking, Lengths
-from unsoftmax.learners.attention_layer.spread_rows import SpreadRows
-from unsoftmax.learners.attention_layer.value_answers import HeadMaps, LayerMap
+from unsoftmax.learners.attention_layer.plane_heads import too_few
+from unsoftmax.learners.attention_layer.readout import DirectionMap
+from unsoftmax.learners.attention_layer.value_answers import (
+    HeadMaps,
+    LayerMap,
+)
 from unsoftmax.learners.compose import Asking
-from unsoftmax.measure.token_map import AnswerNoise
-from unsoftmax.probes import Array
+from unsoftmax.measure.token_map import with_errors
+from unsoftmax.probes import Array, Indices
 from unsoftmax.solve.key_blocks import KeyAims, chosen_keys
+
+
+@dataclass(frozen=True)
+class SpreadRows:
+    """Query tokens, each beside one of several blocks of keys.
+
+    Attributes
+    ----------
+    first : ndarray (T, d)
+        Query tokens of which all is known.
+    rest : ndarray (d + 1 − T, d)
+        The other ones.
+    further : ndarray (E, d)
+        Combinations of both.
+    keys : ndarray (blocks, n, d)
+    block : ndarray (d + 1 − T + E,)
+        Which block is asked beside ``rest`` and ``further``.
+    """
+
+    first: Array
+    rest: Array
+    further: Array
+    keys: Array
+    block: Indices
+
+    @cached_property
+    def coefficients(self) -> Array:
+        """Of every further token, (E, d + 1)."""
+        corners = np.vstack([self.first, self.rest])
+        size = float(np.linalg.norm(corners[0]))
+        known, wanted = (
+            np.column_stack([rows, np.full(len(rows), size)]) for rows in (corners, self.further)
+        )
+        return np.asarray(np.linalg.solve(known.T, wanted.T).T)
+
+    def condition(self, C: Array) -> float:
+        """Return the condition of the system of what is open in a column space (d, r)."""
+        system, _ = self._system(C)
+        if not system.shape[1]:
+            return 1.0
+        s = np.linalg.svd(system, compute_uv=False)
+        full = len(s) == system.shape[1] and s[-1] > 0
+        return float(s[0] / s[-1]) if full else np.inf
+
+    def solved(self, C: Array, known: Array, scores: Array) -> Array:
+        """Return Cᵀ(W_h b + w_h) of the other query tokens, (r, d + 1 − T).
+
+        Parameters
+        ----------
+        C : ndarray (d, r)
+            A basis of the column space.
+        known : ndarray (r, T)
+            The same of the first ones.
+        scores : ndarray (d + 1 − T + E, n)
+            Scores of the keys that each was asked with.
+        """
+        R, seen = len(self.rest), self.keys @ C
+        system, null = self._system(C)
+        inverses = np.linalg.pinv(seen)
+        parts = np.einsum("jrn,jn->rj", inverses[self.block[:R]], scores[:R])
+        if not system.shape[1]:
+            return np.asarray(parts)
+        through = np.hstack([known, parts]) @ self.coefficients.T  # (r, E)
+        missed = scores[R:] - np.einsum("enr,re->en", seen[self.block[R:]], through)
+        t = np.linalg.lstsq(system, missed.ravel(), rcond=None)[0].reshape(R, -1)
+        return np.asarray(parts + np.einsum("jrk,jk->rj", null[self.block[:R]], t))
+
+    def _system(self, C: Array) -> tuple[Array, Array]:
+        """Return what all t's are multiplied by in further tokens' scores, and every N."""
+        seen, (R, T) = self.keys @ C, (len(self.rest), len(self.first))
+        null = np.swapaxes(np.linalg.svd(seen)[2][:, seen.shape[1] :], 1, 2)  # (blocks, r, r − n)
+        through = np.einsum("anr,brk->abnk", seen, null)
+        asked = through[self.block[R:, None], self.block[None, :R]]  # (E, R, n, r − n)
+        asked = asked * self.coefficients[:, T:, None, None]
+        return asked.swapaxes(1, 2).reshape(len(self.further) * seen.shape[1], -1), null
+
+
+# Key blocks of the rows, at most: tokens of one block lack the same directions, and a further
+# token tells one number of each block.
+_BLOCKS = 12
+# Further tokens, times what the equations need: with twice errors of W are half as large again.
+_EXTRAS = 3.0
+# And so many at least, where any are needed.
+_FEWEST_EXTRAS = 4
+# All blocks are asked with every token where that takes no more than so many times what further
+# tokens do: errors of W are a fifth.
+_DEARER = 2.0
+# Further tokens are drawn until the system of missing numbers is better conditioned.
+_CONDITION = 100.0
+# So often at most; then the best.
+_TRIES = 8
+
+# Query tokens beyond the expected rank that read the column spaces.
+_SPARE_TOKENS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,26 +179,6 @@ class ScoreAnswers:
         tokens = further.tokens
         return SpreadRows(first, tokens[:rest], tokens[rest:], further.keys, further.block)
 
-    def with_errors(self, noise: AnswerNoise, rng: np.random.Generator) -> ScoreAnswers:
-        """Return the same answers, with errors drawn as large as theirs may be."""
-        first, further = (part.with_errors(noise, rng) for part in (self.first, self.further))
-        return ScoreAnswers(first, further, self.ranks)
-
-
-def keys_of(values: HeadMaps, noise: float, share: int, tuning: AttentionLayerTuning) -> int:
-    """Choose how many keys a query has."""
-    H = len(values.ranks)
-    singular = np.linalg.svd(np.concatenate(list(values.U), axis=1), compute_uv=False)
-    least = max(tuning.dependent, tuning.dependent_noise * noise)
-    most = min(min(values.ranks), int(np.count_nonzero(singular > least)) // H)
-    if not most:
-        raise NotIdentifiable(
-            f"The values of {H} heads span {len(singular)} dimensions or fewer, which do not "
-            "show their weights at once: MultiHeadLearner learns them from one output.",
-            determined={},
-        )
-    return max(1, most // share)
-
 
 def spaces(columns: Array, ranks: tuple[int, ...]) -> list[Array]:
     """Return bases (d, r_h) of what each head's columns (H, d, T) span."""
@@ -108,23 +192,20 @@ def spaces(columns: Array, ranks: tuple[int, ...]) -> list[Array]:
 class ScoreReading(KeyAsking):
     """What scores are read with."""
 
-    redrawn: Callable[[np.random.Generator], tuple[LayerMap, HeadMaps]] = field(kw_only=True)
-    """The maps as other errors of their answers would have them."""
-
     def run(self) -> Asking[ScoreAnswers]:
         """Ask both parts."""
         d, n = self.layer.M.shape[1], self.keys
         blocks = -(-d // n)
         whole = KeyAims(self.values.frames(), [np.eye(d)])
-        units = chosen_keys(whole, blocks, n, self.rng, self.tuning.keys)
+        units = chosen_keys(whole, blocks, n, self.rng, limits.KEYS)
         directions = self._directions(d)
         lengths = yield from self.piloted(units, directions[-d:])
         keys, tokens = self.tokens(units, directions, lengths)
-        count = min(max(self.values.ranks) + self.tuning.spare_tokens, d + 1)
+        count = min(max(self.values.ranks) + _SPARE_TOKENS, d + 1)
         first = yield from self.asked(self.grid(keys, tokens[:count]), "column spaces")
         while True:
             asked = len(first.tokens)
-            columns, ranks = self._ranked(first, asked - self.tuning.spare_tokens)
+            columns, ranks = self._ranked(first, asked - _SPARE_TOKENS)
             if asked == d + 1 or max(ranks) < asked:
                 break
             more = self.grid(keys, tokens[asked : 2 * asked])
@@ -151,7 +232,7 @@ class ScoreReading(KeyAsking):
         aims = KeyAims(self.values.frames(), [C_h for C_h in C if C_h.shape[1]])
         keys = np.zeros((0, n, d))
         if len(rest):
-            keys = chosen_keys(aims, blocks, n, self.rng, self.tuning.keys)
+            keys = chosen_keys(aims, blocks, n, self.rng, limits.KEYS)
         grid = self.grid(*self.tokens(keys, rest, lengths))
         return (yield from self.asked(grid, "rows"))
 
@@ -166,15 +247,13 @@ class ScoreReading(KeyAsking):
     def _ranked(self, first: KeyAnswers, most: int) -> tuple[Array, tuple[int, ...]]:
         """Return the columns, and how many singular values of each head's are no errors."""
         columns = columns_of(first, first.scores(self.layer, self.values))
-        layer, values = self.redrawn(self.rng)
-        off = first.with_errors(self.noise, self.rng)
+        layer, values = self.redrawn()
+        off = with_errors(first, self.noise, self.rng)
         moved = columns_of(off, off.scores(layer, values)) - columns
-        return columns, ranks_of(columns, moved, most, self.tuning)
+        return columns, ranks_of(columns, moved, most)
 
 
-def ranks_of(
-    parts: Iterable[Array], errors: Iterable[Array], most: int, tuning: AttentionLayerTuning
-) -> tuple[int, ...]:
+def ranks_of(parts: Iterable[Array], errors: Iterable[Array], most: int) -> tuple[int, ...]:
     """Count the singular values of matrices that are no errors, of which ``errors`` are drawn.
 
     Those beyond ``most`` show how large errors are, unless they are larger than errors can be.
@@ -187,8 +266,8 @@ def ranks_of(
         drawn = bool(np.isfinite(error).all())
         unknown = np.inf if len(spare) else 0.0
         noise = float(np.linalg.norm(error, 2)) if drawn else unknown
-        if len(spare) and spare[0] <= tuning.score_noise * noise:
-            noise = tuning.over_spare * float(spare[0])
+        if len(spare) and spare[0] <= limits.SCORE_NOISE * noise:
+            noise = limits.OVER_SPARE * float(spare[0])
         ranks.append(int(np.count_nonzero(singular > noise)))
     return tuple(ranks)
 
@@ -203,3 +282,81 @@ def _joined(first: KeyAnswers, more: KeyAnswers) -> KeyAnswers:
         np.concatenate([first.scale, more.scale]),
         np.vstack([first.y, more.y]),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class DirectionScores(ScoreReading):
+    """Scores read from directions."""
+
+    @staticmethod
+    def _most_keys(layer: LayerMap, values: HeadMaps, noise: float, share: int) -> int:
+        n = values.keys_beside_factor(share)
+        if n < 1:
+            assert isinstance(layer, DirectionMap)
+            raise too_few(layer)
+        return n
+
+    def _directions(self, d: int) -> Array:
+        """Choose corners of a simplex around 0, turned at random."""
+        corners = np.linalg.svd(np.eye(d + 1) - 1 / (d + 1))[0][:, :d]
+        turned = np.linalg.qr(self.rng.standard_normal((d, d)))[0]
+        return np.asarray(corners / np.linalg.norm(corners[0]) @ turned)
+
+    def _pilots(self, directions: Array) -> Array:
+        return np.vstack([directions[:1], -directions[:1]])
+
+    def _at_zero(self, scores: Array) -> Array:
+        return np.asarray(scores.mean(axis=0))
+
+    def _ranked(self, first: KeyAnswers, most: int) -> tuple[Array, tuple[int, ...]]:
+        """Return the columns and ranks, which do not matter where all tokens have been asked."""
+        columns, ranks = super(DirectionScores, self)._ranked(first, most)
+        d = columns.shape[1]
+        return columns, (d,) * len(ranks) if len(first.tokens) > d else ranks
+
+    def _closed(self, first: KeyAnswers) -> Self:
+        values = first.closed(self.layer, self.values)
+        return replace(self, values=values, keys=values.keys_beside_factor(self.effort.share))
+
+    def _further(
+        self, columns: Array, ranks: tuple[int, ...], directions: Array, lengths: Lengths
+    ) -> Asking[KeyAnswers]:
+        """Ask each other token with one block, and further tokens, where that is cheaper."""
+        C, n = spaces(columns, ranks), self.keys
+        rest, rank = directions[columns.shape[2] :], max(1, *ranks, 0)
+        lacking = max(0, rank - n)
+        # a further token tells nothing of tokens that were asked with its own keys
+        blocks = min(_BLOCKS, len(rest) + _FEWEST_EXTRAS)
+        extras = int(np.ceil(_EXTRAS * lacking * len(rest) / min(n, blocks)))
+        extras = max(extras, _FEWEST_EXTRAS)
+        grid = (-(-rank // n) - 1) * len(rest)
+        if self.effort.share > 1 or not lacking or grid <= _DEARER * extras:
+            plain = super(DirectionScores, self)._further(columns, ranks, directions, lengths)
+            return (yield from plain)
+        aims = KeyAims([*self.values.frames(), *(one.T for one in C if one.shape[1] >= n)], [])
+        units = chosen_keys(aims, blocks, n, self.rng, limits.KEYS)
+        best, least = self._drawn(units, directions, columns.shape[2], extras, lengths), np.inf
+        for _ in range(_TRIES):
+            drawn = self._drawn(units, directions, columns.shape[2], extras, lengths)
+            condition = max(drawn.condition(C_h) for C_h in C)
+            if condition < least:
+                best, least = drawn, condition
+            if condition <= _CONDITION:
+                break
+        asked = self.grid(best.keys, np.vstack([best.rest, best.further]))
+        each = np.arange(len(best.block))
+        y, scale = asked.y[each], asked.scale[each]
+        asked = replace(asked, block=best.block, token=each, scale=scale, y=y)
+        return (yield from self.asked(asked, "rows"))
+
+    def _drawn(
+        self, units: Array, directions: Array, known: int, extras: int, lengths: Lengths
+    ) -> SpreadRows:
+        """Draw further tokens, and deal all of them to the blocks."""
+        d, rest = directions.shape[1], len(directions) - known
+        further = self.rng.standard_normal((extras, d)) / np.sqrt(d)
+        keys, tokens = self.tokens(units, np.vstack([directions, further]), lengths)
+        block = np.arange(len(keys))
+        dealt = [np.sort(np.resize(block, rest)), np.resize(block[::-1], extras)]
+        parts = np.split(tokens, [known, known + rest])
+        return SpreadRows(parts[0], parts[1], parts[2], keys, np.concatenate(dealt))

@@ -11,23 +11,53 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import scipy
 
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
-from unsoftmax.learners.attention_layer.copied_answers import CopiedAnswers, SoftGates
-from unsoftmax.learners.attention_layer.prenorm_tuning import SoftReadingTuning
-from unsoftmax.learners.attention_layer.value_answers import LayerMap, leading
+from unsoftmax.learners.attention_layer import search_limits as limits
+from unsoftmax.learners.attention_layer.copied_answers import GATES, CopiedAnswers, SoftGates
+from unsoftmax.learners.attention_layer.head_search import too_many
+from unsoftmax.learners.attention_layer.value_answers import AffineAnswers, LayerMap, leading
 from unsoftmax.learners.compose import Asking
-from unsoftmax.measure.token_map import AnswerNoise, TokenMapAnswers
+from unsoftmax.measure.token_map import AnswerNoise, TokenMapAnswers, with_errors
 from unsoftmax.models.arrays import TINY
 from unsoftmax.probes import Array, Copies, Flags, Purpose, Round, Sequences
 from unsoftmax.solve.soft_gates import Ends, distinct, nearest_gates
 
+# Length of offsets, relative to the longest tokens; query tokens take the rest. A step ``spread``
+# as long is added to offsets.
+_OFFSET = 0.4
+# Shortest query tokens, relative to the longest.
+_NEAREST = 0.5
+# Singular values below so many times an answer's noise are noise.
+_RANK_NOISE = 30.0
+# Gates may be so many times as far from the span as the noise is of the answers, in turn until
+# there are as many as heads: a weak head is off by more, and none by more than that.
+_OFF_SPAN, _MOST_OFF = (10.0, 1e2, 1e3, 1e4, 1e5), 1e-2
+# What the gates found leave of the answers, at most, in multiples of the noise: one gate that is
+# wrong leaves a share of the answers.
+_EXPLAINED = 30.0
+# Heads are sought near their gates at the base first, with so many starts for each, and then
+# anywhere.
+_NEAR_STARTS = 8
+# Step between offsets, relative to the base. Larger: smaller errors of what M_h makes of steps;
+# smaller: M_h a_j and logits there are nearer in direction to those of the base.
+_SPREAD = 0.75
+# Offsets beyond the mean rank of the heads: their singular values show the rank.
+_SPARE_OFFSETS = 4
+# Singular values of a range so many times what drawn errors make are none of errors.
+_RANGE_NOISE = 30.0
+# A vector whose leverage on its head's range is this near to 1 is of another head: one that looks
+# more like this one at that offset. How often such vectors are exchanged.
+_ALONE, _EXCHANGES = 1e-6, 3
+# Smallest singular value of all ranges together with which their sum is parted.
+_INDEPENDENT = 1e-6
 
-@dataclass(frozen=True, slots=True)
-class BaseOffset:
+
+class BaseOffset(NamedTuple):
     """What the first offset shows."""
 
     answers: CopiedAnswers
@@ -58,14 +88,15 @@ class SoftGateReading:
     most: int
     """Heads at most."""
     rng: np.random.Generator
-    tuning: SoftReadingTuning
+    shares: tuple[float, ...] = limits.SOFT_SHARES
+    """Lengths of tokens, relative to the longest, in turn until the gates are found."""
 
     # -- the first offset
 
     def base(self) -> Asking[BaseOffset]:
         """Find the heads beside one offset, with shorter and shorter tokens."""
         refusal: ModelMismatch | NotIdentifiable | None = None
-        for share in self.tuning.shares:
+        for share in self.shares:
             try:
                 return (yield from self._base_at(share * self.radius))
             except (ModelMismatch, NotIdentifiable) as error:
@@ -74,25 +105,25 @@ class SoftGateReading:
         raise refusal
 
     def _base_at(self, reach: float) -> Asking[BaseOffset]:
-        tuning, d = self.tuning, self.layer.M.shape[1]
-        count = min(tuning.coordinates, d)
+        d = self.layer.M.shape[1]
+        count = min(limits.SOFT_COORDINATES, d)
         frame = np.linalg.qr(self.rng.standard_normal((d, 1 + min(count, d - 1))))[0].T
-        a = tuning.offset * reach * frame[0]
+        a = _OFFSET * reach * frame[0]
         # in one dimension all tokens lie along the offset
-        plane = (reach - np.linalg.norm(a) * (1 + tuning.spread)) * (frame[1:] if d > 1 else frame)
-        answers = yield from self._asked([a], plane, tuning.first, "heads")
+        plane = (reach - np.linalg.norm(a) * (1 + _SPREAD)) * (frame[1:] if d > 1 else frame)
+        answers = yield from self._asked([a], plane, limits.SOFT_FIRST, "heads")
         [found] = answers
         while True:
             K = len(found.y)
             rank = self._rank(found)
-            if rank <= K - tuning.tested_by - len(plane):
+            if rank <= K - limits.SOFT_TESTED_BY - len(plane):
                 break
-            if rank > self.most + tuning.tested_by:
-                raise self._too_many(rank)
+            if rank > self.most + limits.SOFT_TESTED_BY:
+                raise too_many(rank, self.most)
             [more] = yield from self._asked([a], plane, K, "heads")
             found = found.joined(more)
         if rank > self.most:
-            raise self._too_many(rank)
+            raise too_many(rank, self.most)
         theta = self._searched(found, rank, np.zeros((0, 1 + len(plane))))
         if theta is None:
             raise ModelMismatch(
@@ -102,15 +133,10 @@ class SoftGateReading:
             )
         return BaseOffset(found, theta, found.vectors(self.layer, theta)[0], plane)
 
-    def _too_many(self, rank: int) -> ModelMismatch:
-        return ModelMismatch(
-            f"The target has {rank} heads or more, beyond the {self.most} that were allowed: "
-            "raise max_heads."
-        )
-
     def _rank(self, answers: CopiedAnswers) -> int:
         """Count singular values above the errors."""
-        rows, floor = answers.rows(self.layer), self._floor(answers)
+        rows = answers.rows(self.layer)
+        floor = _RANK_NOISE * float(np.max(self.noise.of(answers.y)))
         if np.linalg.norm(rows[1:]) <= floor:
             raise NotIdentifiable(
                 "Of two tokens the first adds nothing to an answer, whatever the query token is: "
@@ -119,34 +145,28 @@ class SoftGateReading:
             )
         return int(np.count_nonzero(np.linalg.svd(rows, compute_uv=False) > floor))
 
-    def _floor(self, answers: CopiedAnswers) -> float:
-        """Return below what singular values are noise."""
-        size = float(np.max(self.noise.of(answers.y)))
-        return self.tuning.rank_noise * size
-
     def _searched(self, answers: CopiedAnswers, heads: int, near: Array) -> Array | None:
         """Find the gates of so many heads, or nothing; ``near`` are likely places."""
-        tuning = self.tuning
         span, singular = answers.span(self.layer, heads)
         if len(singular) < heads or not singular[heads - 1]:
             return None
         error = float(np.max(self.noise.of(answers.y))) * np.sqrt(len(answers.y))
-        allowed = [min(times * error / singular[0], tuning.most_off) for times in tuning.off_span]
+        allowed = [min(times * error / singular[0], _MOST_OFF) for times in _OFF_SPAN]
         q = answers.s.shape[1]
         drawn = self.rng.standard_normal
         # another offset's logits are as far from the base's as the offset is
-        far = tuning.spread * float(np.sqrt(np.mean(near**2))) if len(near) else 0.0
-        around = [near + far * drawn(near.shape) for _ in range(tuning.near_starts)]
+        far = _SPREAD * float(np.sqrt(np.mean(near**2))) if len(near) else 0.0
+        around = [near + far * drawn(near.shape) for _ in range(_NEAR_STARTS)]
         few = np.vstack([near, *around])
-        anywhere = tuning.gates.starts + tuning.gates.starts_per_head * heads
-        many = tuning.gates.spread * drawn((anywhere, q))
+        anywhere = GATES.starts + GATES.starts_per_head * heads
+        many = GATES.spread * drawn((anywhere, q))
         ends = np.zeros((0, q)), np.zeros(0)
         for starts in (few, many) if len(near) else (many,):
-            found = nearest_gates(span, answers.s, answers.shift, starts, tuning.gates)
+            found = nearest_gates(span, answers.s, answers.shift, starts, GATES)
             joined = [np.concatenate(parts) for parts in zip(ends, found, strict=True)]
             ends = joined[0], joined[1]
             for most in allowed:
-                theta = distinct(Ends(*ends), most, tuning.gates)
+                theta = distinct(Ends(*ends), most, GATES)
                 if len(theta) == heads and self._explained(answers, theta):
                     return theta
         return None
@@ -154,27 +174,20 @@ class SoftGateReading:
     def _explained(self, answers: CopiedAnswers, theta: Array) -> bool:
         left = answers.vectors(self.layer, theta)[1]
         error = float(np.max(self.noise.of(answers.y))) * np.sqrt(len(answers.y))
-        return bool(left <= self.tuning.explained * error)
+        return bool(left <= _EXPLAINED * error)
 
     # -- the others
 
     def run(self, base: BaseOffset, whole: bool = False) -> Asking[SoftGates]:
         """Ask offsets until every range is known, or in all directions."""
         d, H = self.layer.M.shape[1], len(base.theta)
-        least = self.tuning.rank_noise * self.noise.relative * np.linalg.norm(self.layer.heads)
+        least = _RANK_NOISE * self.noise.relative * np.linalg.norm(self.layer.heads)
         total = int(np.linalg.matrix_rank(self.layer.heads, tol=least))
-        count = -(-total // H) + self.tuning.spare_offsets - 1
+        count = -(-total // H) + _SPARE_OFFSETS - 1
         along = base.answers.a / np.linalg.norm(base.answers.a)
         directions = along[:, None]
-        found = SoftGates(
-            self.tokens,
-            self.layer.residual,
-            (base.answers,),
-            (base.theta,),
-            (),
-            False,
-            self.tuning.gates,
-        )
+        single = AffineAnswers(self.tokens, self.layer.residual)
+        found = SoftGates(single, (base.answers,), (base.theta,), (), False)
         while True:
             count = d - 1 if whole else min(count, d - 1)
             fresh = self.rng.standard_normal((d, count + 1 - directions.shape[1]))
@@ -194,16 +207,16 @@ class SoftGateReading:
         """Ask offsets a step from the base in these directions."""
         if not len(directions):
             return found
-        tuning, H = self.tuning, len(base.theta)
+        H = len(base.theta)
         length = np.linalg.norm(base.answers.a)
-        offsets = list(base.answers.a + tuning.spread * length * directions)
+        offsets = list(base.answers.a + _SPREAD * length * directions)
         # with few heads, fewer coordinates leave enough equations and fewer unknowns
         plane = base.plane[: max(1, min(len(base.plane), H))]
         near = base.theta[:, : 1 + len(plane)]
-        K = H + len(plane) + tuning.spare_tokens
+        K = H + len(plane) + limits.SOFT_SPARE_TOKENS
         answers = yield from self._asked(offsets, plane, K, "maps")
         theta = [self._matched(base, one, near) for one in answers]
-        for _ in range(tuning.again):
+        for _ in range(limits.SOFT_AGAIN):
             lost = [k for k, one in enumerate(theta) if one is None]
             if not lost:
                 break
@@ -238,21 +251,16 @@ class SoftGateReading:
     # -- asking
 
     def _asked(
-        self,
-        offsets: list[Array],
-        plane: Array,
-        count: int,
-        phase: str,
-        purpose: Purpose = "data",
+        self, offsets: list[Array], plane: Array, count: int, phase: str, purpose: Purpose = "data"
     ) -> Asking[list[CopiedAnswers]]:
         """Ask each offset beside ``count`` query tokens of its own, one family per copies."""
         total = len(offsets) * count
         drawn = self.rng.standard_normal((total, len(plane)))
-        sizes = self.rng.uniform(self.tuning.nearest, 1, (total, 1))
+        sizes = self.rng.uniform(_NEAREST, 1, (total, 1))
         s = sizes * drawn / np.linalg.norm(drawn, axis=1, keepdims=True)
         b, a = s @ plane, np.repeat(np.array(offsets), count, axis=0)
         pairs = np.stack([a + b, b], axis=1)
-        kinds = np.array(self.tuning.copies)
+        kinds = np.array(limits.SOFT_COPIES)
         # every offset gets every kind of copies, in an order of its own
         kind = np.argsort(self.rng.random((len(offsets), count)), axis=1).reshape(-1) % len(kinds)
         used = np.unique(kind)
@@ -275,16 +283,16 @@ class SoftGateReading:
 
         Vectors that are alone with their direction are another head's, and exchanged with it.
         """
-        for _ in range(1 + self.tuning.exchanges):
+        for _ in range(1 + _EXCHANGES):
             spans = found.spans()
-            moved = found.with_errors(self.noise, self.rng).spans() - spans
+            moved = with_errors(found, self.noise, self.rng).spans() - spans
             ranks, alone = [], np.zeros(spans.shape[:2], dtype=bool)
             for h, (span, error) in enumerate(zip(spans, moved, strict=True)):
                 left, singular, _ = np.linalg.svd(span, full_matrices=False)
-                noise = self.tuning.range_noise * float(np.linalg.norm(error, 2))
+                noise = _RANGE_NOISE * float(np.linalg.norm(error, 2))
                 ranks.append(max(1, int(np.count_nonzero(singular > noise))))
                 leverage = np.linalg.norm(left[:, : ranks[-1]], axis=1)
-                alone[h] = (leverage > 1 - self.tuning.alone) & (ranks[-1] < len(span))
+                alone[h] = (leverage > 1 - _ALONE) & (ranks[-1] < len(span))
             found = replace(found, ranks=tuple(ranks))
             exchanged = self._exchanged(found, alone)
             if exchanged is None:
@@ -314,7 +322,7 @@ class SoftGateReading:
         if sum(found.ranks) > len(self.layer.c):
             return False
         U = np.concatenate(list(found.solved().U), axis=1)
-        return float(np.linalg.svd(U, compute_uv=False)[-1]) > self.tuning.independent
+        return float(np.linalg.svd(U, compute_uv=False)[-1]) > _INDEPENDENT
 
 
 def _cosines(rows: Array, others: Array) -> Array:

@@ -5,19 +5,33 @@ map of single tokens. Some M_h a_j span U_h, and with G = [U_1 … U_H]⁺ the r
 sum M = Σ M_h that single tokens gave: V_h = G_h M. So r_h vectors per head are enough, and M need
 not be invertible; but the U_h must be independent. Where they are not, M_h is read in every
 direction (`whole`).
+
+Ranges of trained heads are nearly dependent, and dividing the sum of all maps among them makes its
+errors as many times larger. Where heads of a group g share one V, M_h = O_h V_g, so that the rows
+of U⁺M_h span those of V_g, the sum of all maps is Σ_g (Σ_h O_h) V_g, and the V_g are well apart.
+With V_g from the maps as they were read, the O_h are the least squares of
+
+    Σ_h O_h V_g = M,    s O_h (V_g v_j) = s M_h v_j  for the offsets v_j that were asked,
+
+s being the length of the offsets, by which their answers are worse than those of single tokens. One
+design for all rows of O.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
 
 import numpy as np
 
-from unsoftmax.measure.token_map import AnswerNoise, TokenMapAnswers
+from unsoftmax.measure.token_map import TokenMapAnswers
 from unsoftmax.probes import Array, Indices
 from unsoftmax.solve.full_rank import solved
+from unsoftmax.solve.leading_rows import leading_rows
+
+Groups: TypeAlias = tuple[tuple[int, ...], ...]
+"""The heads of every group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +66,10 @@ class LayerMap:
     def beyond(self, y: Array, b: Array) -> Array:
         """Return y − c − M b: what offsets add to answers beside a query token."""
         return np.asarray(y - self.c - b @ self.M.T)
+
+    def outputs(self, columns: Array) -> Array:
+        """Return columns (m, k) as they are added to a token."""
+        return columns
 
     # what answers tell: all, unless a norm is behind (`readout`)
 
@@ -129,15 +147,11 @@ class OffsetAnswers:
         """The heads that are asked."""
         return [h for h in range(len(self.b)) if h != self.left_out]
 
-    @property
-    def _common(self) -> Array:
-        """Return s of offsets that all heads are asked with, (J,)."""
-        return np.asarray(self.share.min(axis=0, initial=1.0))
-
     def beside(self, layer: LayerMap, vectors: Array) -> Array:
         """Return M_h s v_j of the heads that are asked, (H − 1, J, m) or (H, J, m)."""
-        b = self.b[self.asked, None]
-        y = layer.read_shares(self.y, b, self.base + self._common[:, None] * self.steps)
+        # s of offsets that all heads are asked with, (J,)
+        b, common = self.b[self.asked, None], self.share.min(axis=0, initial=1.0)
+        y = layer.read_shares(self.y, b, self.base + common[:, None] * self.steps)
         return np.asarray(layer.beyond(y, b) - vectors[self.asked, None])
 
     def spans(self, layer: LayerMap, vectors: Array) -> Array:
@@ -229,6 +243,17 @@ class HeadMaps:
         """k, the number of dimensions that the V_h are open in."""
         return int(self.nu[0].shape[1]) if self.nu else 0
 
+    def keys_beside_factor(self, share: int = 1) -> int:
+        """Return how many keys a sequence may have of which an answer tells a direction.
+
+        A factor, and what is open, take keys from it. A share of that, 2 at least where they may
+        be.
+        """
+        H, k = len(self.U), self.open_in
+        numbers = min(len(self.U[0]) - 1, sum(self.ranks) - k)
+        most = min((numbers - (H - 1) * k) // H, min(self.ranks) - k)
+        return max(most // share, min(2, most))
+
     def with_open(self, T: Array) -> HeadMaps:
         """Return all V_h + ν_h T, none of them open."""
         return HeadMaps(self.U, [V + nu @ T for V, nu in zip(self.V, self.nu, strict=True)])
@@ -276,9 +301,6 @@ class MapAnswers(Protocol):
     def layer(self) -> LayerMap:
         """Return c and M."""
 
-    def with_errors(self, noise: AnswerNoise, rng: np.random.Generator) -> MapAnswers:
-        """Return the same answers, with errors drawn as large as theirs may be."""
-
 
 @dataclass(frozen=True, slots=True)
 class AffineAnswers:
@@ -289,9 +311,6 @@ class AffineAnswers:
 
     def layer(self) -> LayerMap:  # noqa: D102
         return LayerMap.of(self.tokens, self.residual)
-
-    def with_errors(self, noise: AnswerNoise, rng: np.random.Generator) -> MapAnswers:  # noqa: D102
-        return replace(self, tokens=self.tokens.with_errors(noise, rng))
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,6 +326,8 @@ class ValueAnswers:
     open_in: int = 0
     """In how many dimensions the M_h are open, the ranges being dependent there."""
     saturated: SaturatedAnswers | None = None
+    groups: Groups = ()
+    """Heads that share their values, where maps are solved for once more with these."""
 
     def layer(self) -> LayerMap:
         """Return c and M."""
@@ -332,19 +353,65 @@ class ValueAnswers:
         layer = self.layer()
         spans = list(self.spans()) if self.saturated is None else self.saturated.spans(layer)
         U = [leading(s, r) for s, r in zip(spans, self.ranks, strict=True)]
-        return HeadMaps.of_spans(U, layer, self.open_in)
+        values = HeadMaps.of_spans(U, layer, self.open_in)
+        return values if self.saturated is not None else self._shared(values)
 
-    def with_errors(self, noise: AnswerNoise, rng: np.random.Generator) -> ValueAnswers:
-        """Return the same answers, with errors drawn as large as theirs may be."""
+    def _shared(self, values: HeadMaps) -> HeadMaps:
+        """Solve once more for maps that were divided among ranges, values being shared in groups.
 
-        def off(y: Array) -> Array:
-            return y + noise.drawn(y, rng)
+        Maps that were read in all directions, or of heads that share nothing, stay as they are.
+        """
+        groups = self.groups
+        if len(groups) in (0, len(values.U)):
+            return values
+        V = [shared_rows(values, group) for group in groups]
+        group_of = {h: g for g, group in enumerate(groups) for h in group}
+        rows = [V[group_of[h]] for h in range(len(values.U))]
+        places = np.concatenate([[0], np.cumsum([len(x) for x in rows])])
+        whole = np.vstack(rows)
+        normal, right = whole @ whole.T, whole @ self.layer().heads.T
+        spans, directions = self.spans(), self.offsets.directions()
+        lengths = np.linalg.norm(self.offsets.steps, axis=1)
+        share = np.append(1.0, lengths / np.linalg.norm(self.offsets.base))[:, None]
+        for h in self.offsets.asked:
+            own = slice(places[h], places[h + 1])
+            seen = share * (directions @ rows[h].T)
+            normal[own, own] += seen.T @ seen
+            right[own] += seen.T @ (share * spans[h])
+        joint = np.linalg.lstsq(normal, right, rcond=None)[0]
+        U, within = [], []
+        for h, V_g in enumerate(rows):
+            Q, R = np.linalg.qr(joint[places[h] : places[h + 1]].T)
+            U.append(Q)
+            within.append(R @ V_g)
+        return HeadMaps(U, within)
 
-        saturated = self.saturated
-        return replace(
-            self,
-            single=self.single.with_errors(noise, rng),
-            gates=replace(self.gates, y=off(self.gates.y)),
-            offsets=replace(self.offsets, y=off(self.offsets.y)),
-            saturated=saturated and replace(saturated, y=off(saturated.y)),
-        )
+
+def groups_of(values: HeadMaps, allowed: float) -> Groups:
+    """Put heads together whose values have the same row space, but for a sine of ``allowed``."""
+    bases = [leading_rows(V, len(V)) for V in values.V]
+    groups: list[list[int]] = []
+    for h, basis in enumerate(bases):
+        alike = (g for g in groups if _same(bases[g[0]], basis, allowed))
+        group = next(alike, None)
+        if group is None:
+            groups.append([h])
+        else:
+            group.append(h)
+    return tuple(map(tuple, groups))
+
+
+def shared_rows(values: HeadMaps, group: Sequence[int]) -> Array:
+    """Return an orthonormal basis (r, d) of the rows that the values of a group's heads share."""
+    stacked = np.vstack([values.V[h] for h in group])
+    return leading_rows(stacked, len(values.V[group[0]]))
+
+
+def _same(one: Array, other: Array, allowed: float) -> bool:
+    """Tell whether two row spaces of one dimension have no larger angle than allowed.
+
+    Of values of full rank the row space tells nothing: these heads are taken to share nothing.
+    """
+    if len(one) != len(other) or len(one) == one.shape[1]:
+        return False
+    return float(np.linalg.norm(other - other @ one.T @ one, 2)) <= allowed

@@ -1,7 +1,7 @@
 """A feed-forward layer after a norm, y = F(n(x)) (+ x): about nine queries for each neuron.
 
 n(x) = Px/√(|Px|²/d + eps) reaches all of the ball |n| < √d, and any point of it may be asked
-(`attention_layer.normed_tokens`). There F is a plain layer, but no line is infinite: a chord
+(`normed_tokens`). There F is a plain layer, but no line is infinite: a chord
 crosses about two hyperplanes in three.
 
 1. Which norm it is, whether x is added, and eps (`ball_opening`). 126 queries, with a look at how
@@ -25,7 +25,6 @@ import numpy as np
 
 from unsoftmax.arrangement.breakpoints import TooManyBreakpoints
 from unsoftmax.errors import ModelMismatch
-from unsoftmax.learners.attention_layer.normed_tokens import NormedTokens
 from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.feed_forward.affine_part import Sides
 from unsoftmax.learners.feed_forward.ball_search import BallNeurons, BallSearch
@@ -33,6 +32,7 @@ from unsoftmax.learners.feed_forward.feed_forward_tuning import FeedForwardTunin
 from unsoftmax.learners.feed_forward.layer_claim import LayerClaim
 from unsoftmax.learners.feed_forward.opening_look import OpeningLook, TargetOpening
 from unsoftmax.learners.feed_forward.search_steps import asks, too_many
+from unsoftmax.learners.normed_tokens import NormedTokens
 from unsoftmax.models.feed_forward import FeedForward
 from unsoftmax.models.layer_norm import LayerNorm
 from unsoftmax.probes import Array, Round

@@ -19,8 +19,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
-from unsoftmax.learners.attention_layer.normed_tokens import NormedKind, NormedTokens
 from unsoftmax.learners.feed_forward.line_cells import AskTokens
+from unsoftmax.learners.normed_tokens import NormedKind, NormedTokens
 from unsoftmax.measure.precision import UNIT, Precision
 from unsoftmax.models.arrays import TINY
 from unsoftmax.probes import Array, Round

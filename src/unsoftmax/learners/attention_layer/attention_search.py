@@ -1,0 +1,340 @@
+"""From single tokens to a layer that predicts a few fresh answers: one path for all layers.
+
+Heads, query tokens that open one gate, maps, scores, ranges once more. What differs are two
+properties: what an answer tells (`readout`: all, or a direction behind a norm), and what a score
+depends on (one distance, or several). After a norm, and where long tokens do not tell heads apart,
+heads and maps come from copies of shorter tokens (`soft_gate_reading`).
+
+**Behind a LayerNorm**, y = β + γ ⊙ n(x_N + o(X)), no answer says how long u = x_N + o(X) is: it
+tells d − 1 numbers, the direction of Pu, so every linear system has one more unknown per answer.
+β, γ up to its sign, (I + M), c and eps come from single tokens (`norm_behind`), the number of
+heads, the size of K and the sign of γ from query tokens of a plane (`plane_heads`). About d + 13 +
+24 + 38 + H(⌈d/H⌉ + 4) + (d_h + 4)⌈d/n⌉ + (d − d_h − 3)(1 + 2/12) + 10 queries for H heads of
+d_h = d/H, n = ⌊(d − H − 1)/H⌋; MiniLM (12 heads of 32): 1,763, where answers of d − 2 numbers allow
+no fewer than 1,483.
+
+**After a LayerNorm or RMSNorm**, y = o(n(X)) (+ x_N), a layer is a plain one of normalised tokens,
+on a ball (`normed_tokens`): no token is long, so no gate is 0 or 1. About d + 76 + (⌈rank M/H⌉ +
+3)(H + 10) + (r + 4)⌈d/r⌉ + (d − r − 3) queries for H ≥ 6 heads of rank r; MiniLM: 2,007 to 2,073.
+
+**With rotary positions** [2⁴⁰a; 2⁻⁴⁰b] is answered as [b + a; b] of a layer without positions is,
+of heads with W_h(1) (`offset_questions`). Heads whose values have one row space are a group, whose
+keys, queries and frequencies come from scores at several distances (`group_scores`). Values have
+H m s + G s (d − s) unknown numbers, keys and queries r(Gd + Hd − G), biases r(G + H), and an answer
+tells m. With a query bias the gates are the same beside every b: then, and where a layer without
+biases is refused, tokens of moderate lengths are asked instead (`lifted_reading`).
+
+*Source*: beyond arXiv 2601.16873. It may not know anything of the target but its answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+
+from unsoftmax.errors import ModelMismatch, NotIdentifiable
+from unsoftmax.learners.attention_layer import search_limits as limits
+from unsoftmax.learners.attention_layer.group_reading import GivenPositions, GroupReading
+from unsoftmax.learners.attention_layer.head_search import HeadSearch, HeadsStill
+from unsoftmax.learners.attention_layer.lifted_reading import LiftedReading
+from unsoftmax.learners.attention_layer.map_reading import DirectionMaps, MapReading
+from unsoftmax.learners.attention_layer.norm_behind import ask_more_singles, ask_singles, find_eps
+from unsoftmax.learners.attention_layer.offset_questions import with_long_offsets
+from unsoftmax.learners.attention_layer.opening_tokens import OpeningSearch
+from unsoftmax.learners.attention_layer.plane_heads import find_heads, too_few
+from unsoftmax.learners.attention_layer.range_polish import polished
+from unsoftmax.learners.attention_layer.readout import DirectionMap, NormedNoise
+from unsoftmax.learners.attention_layer.recovered_layer import LayerAnswers, said_of
+from unsoftmax.learners.attention_layer.score_reading import DirectionScores, ScoreReading
+from unsoftmax.learners.attention_layer.search_limits import (
+    PLAIN,
+    Effort,
+    Pilots,
+    effort_behind,
+    effort_of,
+)
+from unsoftmax.learners.attention_layer.soft_gate_reading import BaseOffset, SoftGateReading
+from unsoftmax.learners.attention_layer.value_answers import (
+    AffineAnswers,
+    GateAnswers,
+    LayerMap,
+    MapAnswers,
+    ValueAnswers,
+    groups_of,
+)
+from unsoftmax.learners.compose import Asking, T
+from unsoftmax.measure.precision import UNIT
+from unsoftmax.measure.token_map import AnswerNoise, TokenMapAnswers
+from unsoftmax.models.rotary_layer import RotaryLayer
+from unsoftmax.protocol import Found
+from unsoftmax.validate.conclude import Conclusion
+from unsoftmax.validate.judge import fresh_answers
+from unsoftmax.validate.layer_sequences import Layer, LayerSequences
+from unsoftmax.validate.sequences import opening
+
+Concluded = Conclusion[Layer]
+REFUSALS = (ModelMismatch, NotIdentifiable, np.linalg.LinAlgError)
+
+# Dimensions of all heads' values up to which maps are fitted. In 384 the fit converges slowly,
+# from a start as far as that; reading ranges again, a query per dimension, does better.
+_FITTED_ALONE = 64
+# Heads whose values have the same row space but for this angle share them, or for so many times
+# the noise: behind float32 row spaces are off by 0.02 to 0.05, and random ones are at right angles.
+_SHARED, _SHARED_NOISE = 1e-4, 1e6
+# Roundoffs that answers behind a norm are perturbed by, relative to y and to the scale; those
+# further than so many from the affine map are perturbed by what they are off.
+_ROUNDOFFS, _NOISY = 4.0, 256.0
+# Errors of maps that are drawn to tell ranks of scores are so many times as large where maps come
+# from soft gates: one draw may be a tenth of the errors there are, where one direction decides.
+_SOFT_DRAWN = 4.0
+
+
+class Wanted(NamedTuple):
+    """What a user says of a layer, and how much is asked."""
+
+    most: int
+    """Heads at most."""
+    head_dim: int | None
+    profile: str
+
+
+def tried(
+    times: int,
+    search: Callable[[bool], Asking[T]],
+    again: tuple[type[Exception], ...] = (ModelMismatch, np.linalg.LinAlgError),
+) -> Asking[T]:
+    """Search, once more with other tokens where that fails; the last search is told that it is."""
+    for left in reversed(range(times)):
+        try:
+            return (yield from search(not left))
+        except HeadsStill:
+            raise
+        except again:
+            if not left:
+                raise
+    raise AssertionError("no searches")
+
+
+def conclusion_of(
+    answers: LayerAnswers,
+    noise: AnswerNoise,
+    rng: np.random.Generator,
+    fresh: float = np.inf,
+    **least: float,
+) -> Concluded:
+    """Put a layer beside others of the same answers; fresh tokens are no longer than ``fresh``."""
+    drawn = answers.drawn(noise, rng, **least)
+    by_distance = isinstance(drawn.model, RotaryLayer)
+    sequences = LayerSequences(drawn.model, rng, fresh, by_distance=by_distance)
+    return Conclusion(drawn, sequences, said_of(drawn.model))
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSearch:
+    """The search for values and scores, from the heads on."""
+
+    single: MapAnswers
+    gates: GateAnswers
+    noise: AnswerNoise
+    effort: Effort
+    head_dim: int | None
+    rng: np.random.Generator
+    pilots: Pilots = PLAIN
+    given: GivenPositions | None = None
+    """What is known of positions; None where scores have one distance."""
+
+    def run(self) -> Asking[LayerAnswers]:
+        """Ask for all that a layer is computed from."""
+        layer, noise, effort, rng = self.single.layer(), self.noise, self.effort, self.rng
+        behind = isinstance(layer, DirectionMap)
+        opening = yield from OpeningSearch(layer, noise, self.gates, rng, self.pilots).run()
+        maps = yield from (DirectionMaps if behind else MapReading)(
+            self.single,
+            layer,
+            noise,
+            self.gates,
+            opening,
+            self.head_dim,
+            effort.whole,
+            rng,
+            self.pilots,
+            shared=self.given is not None,
+        ).run()
+        if self.given is not None:
+            return (yield from self._with_positions(self.given, maps, opening.typical))
+        more = effort.polish and not maps.whole
+        fit = more and not behind and sum(maps.ranks) <= _FITTED_ALONE
+        effort = limits.FITTED if fit else effort
+        kind = DirectionScores if behind else ScoreReading
+        reading = kind.of(maps, noise, effort, opening.typical, rng)
+        scores = yield from reading.run()
+        if fit:
+            # what has small weights beside other maps is asked again
+            answers = LayerAnswers(values=maps, scores=scores, fitted=noise)
+            layer, values = answers.maps()
+            scores = yield from replace(reading, layer=layer, values=values).mended(scores)
+            return replace(answers, scores=scores)
+        if more:
+            length = float(np.linalg.norm(opening.a))
+            maps, scores = yield from polished(maps, scores, reading, length)
+        return LayerAnswers(values=maps, scores=scores)
+
+    def _with_positions(
+        self, given: GivenPositions, maps: ValueAnswers, typical: tuple[float, float]
+    ) -> Asking[LayerAnswers]:
+        """Ask for keys and queries of groups of heads, at several distances."""
+        allowed = max(_SHARED, _SHARED_NOISE * self.noise.relative)
+        groups = groups_of(maps.solved(), min(allowed, 0.5))
+        if self.noise.relative > limits.EXACT:
+            maps = replace(maps, groups=groups)
+        reading = (LiftedReading if self.pilots.mirrored else GroupReading).of(
+            maps, self.noise, self.effort, typical, self.rng, groups=groups, given=given
+        )
+        return LayerAnswers(values=maps, scores=(yield from reading.run()))
+
+
+def read_layer(
+    tokens: TokenMapAnswers,
+    wanted: Wanted,
+    effort: Effort,
+    rng: np.random.Generator,
+    pilots: Pilots = PLAIN,
+    given: GivenPositions | None = None,
+) -> Asking[LayerAnswers]:
+    """Search for all, from single tokens on, beside offsets so long that gates are 0 or 1."""
+    noise = tokens.noise()
+    found = yield from HeadSearch(LayerMap.of(tokens), noise, wanted.most, rng, pilots).run()
+    single = AffineAnswers(tokens, found.residual)
+    search = AttentionSearch(
+        single, found.gates, noise, effort, wanted.head_dim, rng, pilots, given
+    )
+    return (yield from search.run())
+
+
+def soft_search(
+    reading: SoftGateReading,
+    base: BaseOffset,
+    profile: str,
+    widest: float,
+    fresh: float = np.inf,
+    **least: float,
+) -> Asking[Concluded]:
+    """Search on from the heads that copies of tokens showed beside one offset.
+
+    Keys may be as long as ``widest``, fresh tokens as ``fresh``; ``least_most`` is the share of an
+    answer up to which a residual is not refused.
+    """
+    noise, rng = reading.noise, reading.rng
+    effort = effort_of(profile, noise.relative)
+    maps = yield from reading.run(base, effort.whole)
+    scores = ScoreReading.of(
+        maps, noise, effort, base.typical(), rng, radius=widest, drawn=_SOFT_DRAWN
+    )
+    answers = LayerAnswers(values=maps, scores=(yield from scores.run()))
+    conclusion = conclusion_of(answers, noise, rng, fresh, **least)
+    yield from conclusion.confirmed()
+    return conclusion
+
+
+def steps_behind(
+    dim: int, wanted: Wanted, rng: np.random.Generator, checks: int
+) -> Asking[Found[Layer]]:
+    """Recover a layer behind a LayerNorm.
+
+    Raises
+    ------
+    ModelMismatch
+        The target is none.
+    NotIdentifiable
+        The answers cannot determine it: an entry of γ is 0, d is too small, no residual.
+    """
+    earlier = yield from fresh_answers([opening(dim, checks // 4, rng)] if checks // 4 else [])
+    singles = yield from ask_singles(dim, rng)
+    effort = effort_behind(wanted.profile, singles.solved().noise * np.sqrt(dim))
+    if effort.polish:
+        singles = yield from ask_more_singles(singles, rng)
+    single = yield from find_heads(singles, rng)
+    layer, H = single.layer(), single.gates.gates.shape[1]
+    if wanted.most < H:
+        raise ModelMismatch(f"There are {H} heads: raise max_heads from {wanted.most}.")
+    noise = NormedNoise(layer.noise * np.sqrt(dim), scale=1 / layer.norm.gain)
+    unit = noise.relative if noise.relative > _NOISY * UNIT else _ROUNDOFFS * UNIT
+    search = AttentionSearch(single, single.gates, noise, effort, wanted.head_dim, rng)
+
+    def searched(last: bool) -> Asking[Concluded]:
+        answers = yield from search.run()
+        answers = replace(answers, eps=(yield from find_eps(layer, rng)))
+        return conclusion_of(answers, replace(noise, relative=float(unit)), rng)
+
+    try:
+        conclusion = yield from tried(limits.TRIES_BEHIND, searched)
+        return (yield from conclusion.run(checks, earlier))
+    except (ModelMismatch, np.linalg.LinAlgError) as error:
+        if dim > limits.PLANE_FEW:
+            raise
+        # heads may open together along a line, which is all there is room for
+        raise too_few(layer) from error
+
+
+def search_with_positions(
+    tokens: TokenMapAnswers,
+    given: GivenPositions,
+    wanted: Wanted,
+    rng: np.random.Generator,
+    attempts: int,
+) -> Asking[Concluded]:
+    """Recover a layer with positions: without biases of keys and queries, then with them."""
+    noise, whole = tokens.noise().relative, LayerMap.of(tokens)
+    coarse, effort = noise > limits.EXACT, effort_of(wanted.profile, noise)
+    pilots = limits.POSITIONED._replace(
+        deviations=(PLAIN if coarse else limits.POSITIONED).deviations
+    )
+
+    def searched(pilots: Pilots, last: bool) -> Asking[Concluded]:
+        # ranges of trained heads may be too nearly dependent for fewer directions
+        dense = effort.whole or (last and attempts > 1 and coarse)
+        read = read_layer(tokens, wanted, effort._replace(whole=dense), rng, pilots, given)
+        if not pilots.mirrored:
+            read = with_long_offsets(read, whole)
+        conclusion = conclusion_of((yield from read), tokens.noise(), rng)
+        yield from conclusion.confirmed()
+        return conclusion
+
+    try:
+        return (yield from tried(attempts, partial(searched, pilots), REFUSALS))
+    except REFUSALS as refused:
+        still = isinstance(refused, HeadsStill)
+        if coarse:
+            if not still:
+                raise
+            raise _naming_biases(refused, _TOO_COARSE) from refused
+        try:
+            return (yield from tried(attempts, partial(searched, limits.BIASED), REFUSALS))
+        except REFUSALS as again:
+            if "frequencies" in getattr(again, "determined", {}):
+                raise  # they are not the given ones: biases have been read
+            if not still:
+                raise refused from again
+            raise _naming_biases(again, _TOO_LARGE) from again
+
+
+_TOO_COARSE = (
+    "Keys or queries with biases answer so as well, and behind answers as coarse as these, layers "
+    "with positions and such biases are not recovered here."
+)
+_TOO_LARGE = (
+    "Queries of this layer have biases, and those of keys and queries may be too large beside what "
+    "tokens add to them."
+)
+
+
+def _naming_biases(refused: Exception, reason: str) -> Exception:
+    """Return a refusal of a layer whose gates do not change beside long offsets."""
+    if isinstance(refused, NotIdentifiable | ModelMismatch):
+        kind = NotIdentifiable if isinstance(refused, NotIdentifiable) else ModelMismatch
+        return kind(f"{refused} {reason}", determined=refused.determined)
+    return ModelMismatch(f"The answers lead to equations that are singular. {reason}")

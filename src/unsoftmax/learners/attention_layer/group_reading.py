@@ -1,0 +1,329 @@
+"""All keys and queries of a layer with positions: which keys and tokens are asked.
+
+1. ⌈rG/H⌉ query tokens and one more beside all blocks of keys; the first block once more with a
+   zero token between, which says how planes turn; then all with m zero tokens between, m chosen so
+   that no two planes turn alike.
+2. Every other query token once, beside ⌈r/n⌉ blocks that show the queries of all groups.
+
+Heads share keys and values in groups, which the row spaces of their values show. What is solved
+from the answers is `turned_scores`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Self
+
+import numpy as np
+
+from unsoftmax.errors import ModelMismatch, NotIdentifiable
+from unsoftmax.learners.attention_layer import search_limits as limits
+from unsoftmax.learners.attention_layer.group_scores import (
+    GroupAnswers,
+    GroupScores,
+    centred,
+    columns_of_groups,
+    common_angles,
+)
+from unsoftmax.learners.attention_layer.key_answers import KeyAnswers
+from unsoftmax.learners.attention_layer.key_asking import KeyAsking, Lengths
+from unsoftmax.learners.attention_layer.value_answers import Groups, HeadMaps, LayerMap, shared_rows
+from unsoftmax.learners.compose import Asking
+from unsoftmax.learners.settings import refuse_contrary
+from unsoftmax.learners.single_head.distances import RotaryTuning, angles_of
+from unsoftmax.measure.token_map import with_errors
+from unsoftmax.models.rotary import Rotary
+from unsoftmax.probes import Array
+from unsoftmax.solve.key_blocks import KeyAims, chosen_keys
+from unsoftmax.solve.turning_planes import TurningPlanes
+from unsoftmax.validate.drawn_models import SAFETY
+
+
+@dataclass(frozen=True, slots=True)
+class GivenPositions:
+    """The frequencies or their base, or neither: then they are found."""
+
+    rotary: Rotary | None = None
+    base: float | None = None
+
+    def of(self, rank: int) -> Rotary | None:
+        """Return the frequencies of keys of so many rows, None where nothing was said."""
+        if self.base is None:
+            return self.rotary
+        if rank % 2:
+            raise ModelMismatch(
+                f"Keys and queries have rank {rank}, and planes have two coordinates each: at no "
+                "base are these rotary positions. rotary=True without rotary_base finds "
+                "frequencies of any rank."
+            )
+        return Rotary.of(self.base, rank)
+
+
+def given_positions(
+    rotary: bool | Rotary, base: float | None, head_dim: int | None
+) -> GivenPositions | None:
+    """Return what is said of positions, None where there are none.
+
+    Raises
+    ------
+    ValueError, TypeError
+        Settings are out of range, not of their type, or do not go together.
+    """
+    refuse_contrary(rotary, base, "head_dim", head_dim)
+    if base is not None:
+        return GivenPositions(base=float(base))
+    given = rotary if isinstance(rotary, Rotary) else None
+    return GivenPositions(given) if given is not None or rotary else None
+
+
+# First query tokens beyond those that the rank of a group needs. Fewer: the rank is not seen;
+# each costs two queries a block.
+_SPARE_TOKENS = 1
+# Spare singular values of so many times what may be noise are scores: values have a lower rank
+# than keys and queries, and more query tokens are asked.
+_SCORED = 30.0
+# Where answers are coarse singular values above so many times the largest spare one count: drawn
+# errors make noise of a trained layer's scores twenty times as large as it is.
+_BESIDE_SPARE = 8.0
+# Where answers are coarse planes that turn, in m tokens, by no more than so many times what drawn
+# errors move planes as slow by are taken not to turn. Measured by the worst plane, half of the
+# planes of a trained layer would stand still: scores off by a tenth.
+_SLOW = 4.0
+# Scores farther away may leave the span of those nearer by for this share: errors of float32
+# answers make it a hundredth, queries of a lower rank than their planes a tenth and more.
+_LEFT_SPAN = 0.05
+# Planes whose angles differ by no more at one token are taken to turn alike, which does no harm:
+# they need not be apart.
+_ALIKE = 1e-8
+# The shortest shift that keeps planes so much apart as the best one is taken.
+_NEARLY = 0.9
+# Planes whose turning differs from none by so many times the noise turn.
+_UNREAD = 1e3
+_POSITIONS = RotaryTuning()
+
+
+@dataclass(frozen=True, slots=True)
+class GroupReading(KeyAsking):
+    """What keys and queries are read with."""
+
+    groups: Groups = field(kw_only=True)
+    given: GivenPositions = field(kw_only=True)
+
+    lift: ClassVar[int] = 0
+    """How many numbers more a token has with biases, (x, 1)."""
+
+    def run(self) -> Asking[GroupAnswers]:
+        """Ask all parts."""
+        d, n = self.layer.M.shape[1], self.keys
+        aims = KeyAims(self._frames(), [np.eye(d)])
+        units = chosen_keys(aims, -(-(d + 2 * self.lift) // n), n, self.rng, limits.KEYS)
+        directions = self._directions(d)
+        reading, lengths, answers = yield from self._begun(units, directions)
+        between = reading._shift(answers)
+        far = reading.grid(answers.first.keys, answers.first.tokens, between)
+        answers = replace(answers, far=(yield from reading.asked(far, "turned farther")))
+        seen = answers.scores(self.layer, self.values)
+        answers = reading._turning(answers, seen)
+        rest = directions[len(answers.first.tokens) :]
+        keys = reading._aimed(answers, seen) if len(rest) else np.zeros((0, n, d))
+        further = reading._paired(answers, seen, *self.tokens(keys, rest, lengths))
+        return replace(answers, further=(yield from reading.asked(further, "queries")))
+
+    def _directions(self, d: int) -> Array:
+        """Choose query tokens that show Q_h, of norm 1."""
+        return np.linalg.qr(self.rng.standard_normal((d, d)))[0]
+
+    def _begun(self, units: Array, directions: Array) -> Asking[tuple[Self, Lengths, GroupAnswers]]:
+        """Ask the first query tokens at lengths at which logits are moderate."""
+        lengths = yield from self.piloted(units, directions)
+        return self, lengths, (yield from self._first(units, directions, lengths))
+
+    def _paired(
+        self, answers: GroupAnswers, seen: list[GroupScores], keys: Array, tokens: Array
+    ) -> KeyAnswers:
+        """Pair every other query token with blocks of keys."""
+        return self.grid(keys, tokens)
+
+    @property
+    def _otherwise(self) -> str:
+        """What else the target may be."""
+        large = "biases are too large for this, or "
+        hidden = "; or keys have biases, which exact answers show unless they are large"
+        coarse = (
+            " Or answers are too coarse for scores at a distance: their errors of "
+            f'{self.noise.relative:.1e} look so as well, and profile="finest" asks more.'
+        )
+        return (
+            f"Either {large * self.lift}something beside rotary positions depends on the distance "
+            "(ALiBi, a learned bias, keys that decay) or on the number of tokens; or queries of "
+            "all heads of a group together have a lower rank than its planes"
+            f"{hidden * (1 - self.lift)}. No learner here recovers these with positions."
+            f"{coarse * (self._coarse and not self.lift)}"
+        )
+
+    @property
+    def _coarse(self) -> bool:
+        """Whether answers are coarser than those of float64."""
+        return self.noise.relative > limits.EXACT
+
+    def _frames(self) -> list[Array]:
+        """Return what weights are read through: the values of each group once."""
+        frames = []
+        for group in self.groups:
+            rows = shared_rows(self.values, group)
+            within = np.vstack([self.values.V[h] @ rows.T for h in group])
+            frames.append(np.linalg.qr(within)[1] @ rows)
+        return frames
+
+    # -- the first query tokens
+
+    def _first(self, units: Array, directions: Array, lengths: Lengths) -> Asking[GroupAnswers]:
+        """Ask query tokens beside all blocks until every group's rank is below their number."""
+        d, least = units.shape[2], min(map(len, self.groups))
+        count = -(-max(self.values.ranks) // least) + _SPARE_TOKENS
+        while True:
+            count = min(count, d)
+            keys, tokens = self.tokens(units, directions[:count], lengths)
+            first = yield from self.asked(self.grid(keys, tokens), "keys")
+            # beside all query tokens none is spare
+            most = count if count == d else count - _SPARE_TOKENS
+            ranks = self._ranks(first, most)
+            if max(ranks) <= most * least:
+                break
+            count *= 2
+        if len(set(ranks)) > 1 or not ranks[0]:
+            raise ModelMismatch(
+                f"Scores of the {len(self.groups)} groups of heads have ranks "
+                f"{', '.join(map(str, ranks))}. " + self._otherwise
+            )
+        some = keys[: -(-(ranks[0] + self.lift) // self.keys)]
+        near = yield from self.asked(self.grid(some, tokens, 1), "turned by one token")
+        return GroupAnswers(groups=self.groups, rank=ranks[0], first=first, near=near, far=near)
+
+    def _columns(self, answers: KeyAnswers, layer: LayerMap, values: HeadMaps) -> list[Array]:
+        """Return every group's scores, whose rank is that of its queries."""
+        columns = columns_of_groups(answers.scores(layer, values), self.groups)
+        return [centred(x) for x in columns] if self.lift else columns
+
+    def _ranks(self, first: KeyAnswers, most: int) -> tuple[int, ...]:
+        """Count the singular values of every group's scores that are no errors."""
+        parts = self._columns(first, self.layer, self.values)
+        off = with_errors(first, self.noise, self.rng)
+        other = self._columns(off, *self.redrawn())
+        ranks = []
+        for part, moved, group in zip(parts, other, self.groups, strict=True):
+            singular = np.linalg.svd(part, compute_uv=False)
+            noise = limits.SCORE_NOISE * float(np.linalg.norm(moved - part, 2))
+            spare = singular[most * len(group) :]
+            if len(spare) and noise < spare[0] <= _SCORED * noise:
+                noise = limits.OVER_SPARE * float(spare[0])
+            if len(spare) and self._coarse:
+                noise = min(noise, _BESIDE_SPARE * float(spare[0]))
+            ranks.append(int(np.count_nonzero(singular > noise)))
+        return tuple(ranks)
+
+    # -- how planes turn
+
+    def _shift(self, answers: GroupAnswers) -> int:
+        """Choose how many zero tokens to put between, so that planes are well apart."""
+        steps = [one.near for one in answers.scores(self.layer, self.values)]
+        angles = [np.asarray(np.angle(np.linalg.eigvals(step))) for step in steps]
+        longest = limits.LONGEST_COARSE if self._coarse else limits.LONGEST
+        shifts = np.arange(1, longest + 1, 2)
+        apart = np.array([min(_apart(one, m) for one in angles) for m in shifts.tolist()])
+        enough = apart >= _NEARLY * apart.max()
+        return int(shifts[np.argmax(enough)])
+
+    def _turning(self, answers: GroupAnswers, seen: list[GroupScores]) -> GroupAnswers:
+        """Find the angles that all groups have, or compare them with those that were told."""
+        self._refuse_dependent(answers, seen)
+        moved, between = self._moved(answers, seen), answers.far.between
+        unsure = self._unsure(moved, between)
+        still = self._slow(seen, moved) if self._coarse else unsure * between
+        answers = replace(answers, still=still)
+        planes = answers.planes(seen)
+        if self._coarse:  # errors may make the slowest planes of one group look still
+            answers = replace(answers, turning=min(len(one.angles) for one in planes))
+            planes = answers.planes(seen)
+        alike = len({len(one.angles) for one in planes}) == 1
+        apart = np.ptp([one.angles for one in planes], axis=0) if alike else np.inf
+        if not np.all(apart <= _POSITIONS.told_apart * unsure):
+            raise ModelMismatch("Heads turn at different frequencies. " + self._otherwise)
+        off_circle = max(one.off_circle for one in planes)
+        if off_circle > max(_POSITIONS.crooked, unsure * between):
+            raise ModelMismatch(
+                f"{between} tokens of distance lengthen or shorten scores by "
+                f"{off_circle:.1e}, which no plane that turns does. " + self._otherwise
+            )
+        every = TurningPlanes(planes[0].P, common_angles(planes), off_circle / between)
+        told = self.given.of(answers.rank)
+        angles = angles_of(every, told, unsure, _POSITIONS)
+        answers = replace(answers, turning=len(planes[0].angles))
+        return replace(answers, angles=None if told is None else angles)
+
+    def _refuse_dependent(self, answers: GroupAnswers, seen: list[GroupScores]) -> None:
+        """Refuse queries that do not span their planes: turned farther they leave their span."""
+        tables = self._columns(answers.far, self.layer, self.values)
+        for one, table in zip(seen, tables, strict=True):
+            within = np.linalg.qr(one.Z)[0]
+            left = float(np.linalg.norm(table - within @ (within.T @ table)))
+            if left > _LEFT_SPAN * float(np.linalg.norm(table)):
+                raise ModelMismatch(
+                    "Scores of keys farther away leave the span of those nearer by, as those of "
+                    f"rank {answers.rank} do where planes have more rows. " + self._otherwise
+                )
+
+    def _moved(self, answers: GroupAnswers, seen: list[GroupScores]) -> list[Array]:
+        """Return by how much drawn errors move what planes turn by in m tokens, the slowest first.
+
+        One array for each group; two entries a plane.
+        """
+        off = with_errors(answers, self.noise, self.rng).scores(*self.redrawn())
+        pairs = zip(seen, off, strict=True)
+        return [np.abs(x.long_angles - y.long_angles) for x, y in pairs]
+
+    def _slow(self, seen: list[GroupScores], moved: list[Array]) -> float:
+        """Return the largest angle in m tokens that errors of planes as slow may make of 0."""
+        still = _UNREAD * self.noise.relative
+        for one, by in zip(seen, moved, strict=True):
+            hidden = one.long_angles <= _SLOW * np.maximum.accumulate(by)
+            first = np.cumprod(hidden).astype(bool)
+            still = max(still, float(np.max(one.long_angles[first], initial=0.0)))
+        return still
+
+    def _unsure(self, moved: list[Array], between: int) -> float:
+        """Return by how much angles of planes may be off, per token."""
+        largest = max(float(np.max(one, initial=0.0)) for one in moved)
+        unsure = SAFETY * largest + _UNREAD * self.noise.relative
+        if not unsure / between <= _POSITIONS.unknown:
+            raise NotIdentifiable(
+                "The answers do not determine how scores turn with distance: errors of "
+                f"{self.noise.relative:.1e} of an answer move angles by {unsure:.1e}.",
+                determined={"c": self.layer.c, "M": self.layer.M},
+            )
+        return unsure / between
+
+    # -- the other query tokens
+
+    def _aimed(self, answers: GroupAnswers, seen: list[GroupScores]) -> Array:
+        """Choose as few blocks of keys as show the queries of all groups."""
+        n, r = self.keys, answers.rank
+        found, rotary = answers.keys(seen)
+        aims = [_turned_back(one.K, rotary, n)[:, :, :r] for one in found]
+        return chosen_keys(KeyAims(self._frames(), aims), -(-r // n), n, self.rng, limits.KEYS)
+
+
+def _turned_back(K: Array, rotary: Rotary, n: int) -> Array:
+    """Return (R(−Δ) K)ᵀ for Δ = n … 1, (n, d, rows), of one size."""
+    back = rotary.turned(K.T[None], -np.arange(n, 0, -1)[:, None])
+    return np.asarray(back * np.sqrt(n * K.shape[0]) / np.linalg.norm(back))
+
+
+def _apart(angles: Array, shift: int) -> float:
+    """Return how far the nearest two eigenvalues are apart after so many steps."""
+    turned = np.exp(1j * shift * angles)
+    far = np.abs(turned[:, None] - turned)
+    # what turns alike at one token stays together: planes that do not turn, or turn alike
+    once = np.exp(1j * angles)
+    together = np.abs(once[:, None] - once) <= _ALIKE
+    return float(np.min(far[~together], initial=2.0))

@@ -1,1 +1,0 @@
-"""A whole attention layer whose scores turn with distance, from vector answers."""
