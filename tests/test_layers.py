@@ -278,7 +278,6 @@ def test_no_module_waits_for_itself():
     assert set(order) == set(FILES)
 
 
-# Folders of learners import each other one way; each pair here is a circle that is to go.
 # What a layer or its parts may be: a case of what is read, and no module of its own.
 TRAITS = ("biased_", "normalised_", "prenorm_", "rotary_", "turned_")
 
