@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from unsoftmax import cli
+from unsoftmax.cli import console
 
 COMMAND = Path(sys.executable).parent / "unsoftmax"
 
@@ -47,6 +48,8 @@ def run(folder: Path, *words: Any) -> Done:
         patch.setattr(sys, "path", [*sys.path])
         for name, value in {"COLUMNS": "200", "NO_COLOR": "1"}.items():
             patch.setitem(os.environ, name, value)
+        for shown in (console.stdout, console.stderr):
+            patch.setattr(shown, "width", 200)  # it was read where the module was imported
         try:
             cli.main()
         except SystemExit as end:
