@@ -159,6 +159,8 @@ class RotaryLayer(SubLayer, HeadsModel, TurnedProjections):
         """Return M_h = O_h V_g, which is never formed."""
         return Product(self.O[head], self.V[self.groups[head]])
 
+    scores = HeadsModel.scored
+
     def score_forms(self, head: int) -> tuple[Product, ...]:
         """Return what scores (x, 1) with (x_N, 1) at distances 0, 1 and `FARTHEST_BOUNDED`."""
         scores = self.scores_of(head)
