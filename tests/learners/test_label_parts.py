@@ -7,14 +7,18 @@ import pytest
 
 import unsoftmax as us
 from unsoftmax.learners.single_head.labels.beside_flips import (
-    FlipTuning,
+    CERTAIN,
+    LENGTHS,
+    ROUNDOFFS,
     at_flips,
     compare_labels,
     refuse_wrong_labels,
 )
 from unsoftmax.learners.single_head.labels.flip_lines import FlipLines, uncertainty
 from unsoftmax.learners.single_head.labels.pair_logits import (
-    ScaleSearchTuning,
+    HIGHEST_OCTAVE,
+    ONE_OUTSIDE,
+    PILOT,
     TokenPairs,
     find_threshold_scale,
 )
@@ -24,8 +28,6 @@ from unsoftmax.protocol import Certificate
 from unsoftmax.theory import label_counts
 from unsoftmax.validate.head_comparison import HeadAt
 from unsoftmax.validate.judge import judge
-
-FLIPS, SEARCH = FlipTuning(), ScaleSearchTuning()
 
 
 def head(d, seed=0, scale=1.0):
@@ -56,13 +58,13 @@ def driven(steps, target):
 @pytest.mark.parametrize("d", [1, 2, 7])
 def test_sequences_are_just_outside_of_what_is_uncertain(d, W_error):
     model, known = head(d), certificate(W_error, 1e-14)
-    families = at_flips(model, known, 24, np.random.default_rng(1), FLIPS)
+    families = at_flips(model, known, 24, np.random.default_rng(1))
     assert sum(len(family) for family in families) == 24
-    assert [family.tokens for family in families] == list(FLIPS.lengths)
+    assert [family.tokens for family in families] == list(LENGTHS)
     for family in families:
         off = uncertainty(HeadAt.of(model, family.X), model.v, known)
         y = model(family.X)
-        assert np.all(np.abs(y) >= FLIPS.certain * off)
+        assert np.all(np.abs(y) >= CERTAIN * off)
         # no further away than rounding of the tokens asks for
         assert np.median(np.abs(y) / off) < 1.5
         assert np.all(np.sign(y[::2]) > 0)
@@ -78,7 +80,7 @@ def test_the_ends_of_lines_tell_what_coordinates_tell_between_them(d, tokens):
     at = lines.at(place)
     X = lines.between(place, np.arange(21))
     assert np.allclose(X[4], (1 - place[4]) * lines.ones[1] + place[4] * lines.zeros[1])
-    rounding = lines.rounding(FLIPS.roundoffs)
+    rounding = lines.rounding(ROUNDOFFS)
     assert np.all(np.abs(at.answers() - model(X)) <= rounding * lines.longest)
     off = uncertainty(HeadAt.of(model, X), model.v, known)
     assert np.allclose(at.uncertainty(known), off, rtol=1e-6 if d == 1 else rounding, atol=0)
@@ -89,12 +91,10 @@ def test_a_head_within_the_certificate_has_all_labels_right_and_one_beyond_does_
     model = head(d)
     rng = np.random.default_rng(2)
     known = certificate(error)
-    families = at_flips(model, known, 40, rng, FLIPS)
+    families = at_flips(model, known, 40, rng)
 
     def judged(target):
-        return judge(
-            (compare_labels(model, known, f.X, target(f.X) > 0, FLIPS) for f in families), 40
-        )
+        return judge((compare_labels(model, known, f.X, target(f.X) > 0) for f in families), 40)
 
     for _ in range(20):
         shift = rng.standard_normal((d, d))
@@ -110,7 +110,7 @@ def test_a_head_within_the_certificate_has_all_labels_right_and_one_beyond_does_
 def test_where_nothing_is_known_nothing_is_telling():
     model, known = head(3), certificate(np.inf, 2.0)
     X = np.random.default_rng(3).standard_normal((6, 3, 3))
-    judgement = judge(compare_labels(model, known, X, model(X) > 0, FLIPS), 6)
+    judgement = judge(compare_labels(model, known, X, model(X) > 0), 6)
     assert judgement.blunt
     refuse_wrong_labels(judgement, 3)
 
@@ -155,12 +155,12 @@ def test_the_scale_is_the_largest_at_which_few_pilots_are_out(scale):
     target = head(d, scale=scale)
     rng = np.random.default_rng(5)
     pairs = TokenPairs.balanced(target.v, rng)
-    (pilots, octave), rounds = driven(find_threshold_scale(pairs, target.v, rng, SEARCH), target)
+    (pilots, octave), rounds = driven(find_threshold_scale(pairs, target.v, rng), target)
     j, i = np.divmod(pilots, d)
     logits = np.einsum("kd,de,ke->k", pairs.a_rows[i], target.W, pairs.b_rows[j])
-    most = len(pilots) // SEARCH.outside
-    assert np.count_nonzero(np.abs(2.0**octave * logits) > SEARCH.pilot) <= most
-    assert np.count_nonzero(np.abs(2.0 ** (octave + 1) * logits) > SEARCH.pilot) > most
+    most = len(pilots) // ONE_OUTSIDE
+    assert np.count_nonzero(np.abs(2.0**octave * logits) > PILOT) <= most
+    assert np.count_nonzero(np.abs(2.0 ** (octave + 1) * logits) > PILOT) > most
     assert len(rounds) == 3
     asked = sum(len(probes) for parts in rounds for probes in parts)
     assert asked == label_counts.label_head_pilots(d)
@@ -170,13 +170,13 @@ def test_without_logits_the_scale_is_the_largest():
     target = us.SingleHead(np.zeros((3, 3)), head(3).v)
     rng = np.random.default_rng(6)
     pairs = TokenPairs.balanced(target.v, rng)
-    (_, octave), _ = driven(find_threshold_scale(pairs, target.v, rng, SEARCH), target)
-    assert octave == SEARCH.highest
+    (_, octave), _ = driven(find_threshold_scale(pairs, target.v, rng), target)
+    assert octave == HIGHEST_OCTAVE
 
 
 def test_end_checks_stand_off_by_more_than_rounding():
     low, high = np.array([0.0, 1.0]), np.array([0.5, 1.0])
-    ends = EndChecks.of(low, high, (low + high) / 2, np.array([1e-3, 1e-3]), 1 / 8)
+    ends = EndChecks.of(low, high, (low + high) / 2, np.array([1e-3, 1e-3]))
     assert np.allclose(ends.low, low - 2e-3 - (high - low) / 8)
     assert np.allclose(ends.high, high + 2e-3 + (high - low) / 8)
     # the flip is between the checks, and rounding may have moved it

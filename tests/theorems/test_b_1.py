@@ -17,7 +17,7 @@ import unsoftmax as us
 from tests.theorems.test_4_1 import CASES, impostors, score_matrices, value_vectors
 from tests.truth import Counted, relative
 from unsoftmax.learners.single_head.labels.label_probes import Contrasts, Sphere
-from unsoftmax.learners.single_head.labels.sphere_average import SphereTuning, average
+from unsoftmax.learners.single_head.labels.sphere_average import average
 from unsoftmax.measure.bisection import read_labels
 from unsoftmax.theory import label_counts
 from unsoftmax.validate import sequences as holdout
@@ -536,7 +536,7 @@ def test_a_smaller_probability_of_failure_costs_its_logarithm():
 
 def averaged(target, d, k, seed):
     opening = holdout.opening(d, 0, np.random.default_rng(0))
-    (v, _), rounds = by_hand(labels(target), average(d, k, seed, opening, SphereTuning()))
+    (v, _), rounds = by_hand(labels(target), average(d, k, seed, opening))
     assert sum(len(probes) for parts in rounds for probes in parts) == k
     return v
 

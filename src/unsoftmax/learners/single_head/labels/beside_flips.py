@@ -16,7 +16,7 @@ certificate allows, one of the two labels is wrong, however small the difference
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -31,53 +31,44 @@ from unsoftmax.validate.judge import Answered, Judgement, Residuals, from_the_si
 from unsoftmax.validate.long_sequences import LongSequenceTuning, draw_long, looked_at
 from unsoftmax.validate.sequences import by_length
 
-
-@dataclass(frozen=True, slots=True)
-class FlipTuning:
-    """Knobs of the hold-out at flips."""
-
-    lengths: tuple[int, ...] = (2, 3, 5, 7)
-    """Tokens of closing sequences, in turn."""
-    logits: tuple[float, ...] = (0.5, 1.0, 2.0)
-    """Root mean squares of their logits, in turn: moderate, so that W counts."""
-    most_moved: float = 0.05
-    """Sequences are kept so short that the certificate leaves their logits open by less: beyond
-    it labels are certain only far from the flip, and tell less."""
-    largest: float = 2.0**60
-    """Tokens are no longer than bisection's own may be."""
-    sections: int = 8
-    """Parts that a line is divided into at once, to find its flip and from there the first certain
-    label. More: fewer and larger forward passes of the recovered head."""
-    divisions: int = 20
-    """How often that is done: until float64 ends, 8⁻²⁰ = 2⁻⁶⁰ of the line."""
-    certain: float = 1.01
-    """Labels are asked where f̂ is so many times what it may be off by. Below 1 right models are
-    refused; larger, small differences pass."""
-    roundoffs: float = 16.0
-    """What sums over the ends of a line may be off by, relative to 1 + max‖x_i‖‖u‖. Larger:
-    slower, for closer decisions take all coordinates. Smaller: other labels may be asked, a few
-    roundoffs away."""
-    most_share: float = 0.5
-    """A sequence whose answer may be off by this share of its size is left out. Without any
-    other the evidence is that nothing was checked."""
-    long: LongSequenceTuning = field(default=LongSequenceTuning())
-    """The long sequences, but for single tokens, whose labels do not depend on W."""
-    vague: float = 0.1
-    """None is asked where W is known less well than to this share of it: at logits as small as
-    that bound then asks for, labels of many tokens do not depend on W."""
-    nothing: float = 1e-6
-    """A bound on W below this is no vague one, however small W is."""
+# Tokens of closing sequences, in turn.
+LENGTHS = (2, 3, 5, 7)
+# Root mean squares of their logits, in turn: moderate, so that W counts.
+LOGIT_SIZES = (0.5, 1.0, 2.0)
+# Sequences are kept so short that the certificate leaves their logits open by less: beyond it
+# labels are certain only far from the flip, and tell less.
+MOST_MOVED = 0.05
+# Tokens are no longer than bisection's own may be.
+LARGEST = 2.0**60
+# Parts that a line is divided into at once, to find its flip and from there the first certain
+# label. More: fewer and larger forward passes of the recovered head.
+SECTIONS = 8
+# How often that is done: until float64 ends, 8⁻²⁰ = 2⁻⁶⁰ of the line.
+DIVISIONS = 20
+# Labels are asked where f̂ is so many times what it may be off by. Below 1 right models are
+# refused; larger, small differences pass.
+CERTAIN = 1.01
+# What sums over the ends of a line may be off by, relative to 1 + max‖x_i‖‖u‖. Larger: slower,
+# for closer decisions take all coordinates. Smaller: other labels may be asked, a few roundoffs
+# away.
+ROUNDOFFS = 16.0
+# A sequence whose answer may be off by this share of its size is left out. Without any other the
+# evidence is that nothing was checked.
+MOST_SHARE = 0.5
+# The long sequences, but for single tokens, whose labels do not depend on W.
+LONG = LongSequenceTuning()
+# None is asked where W is known less well than to this share of it: at logits as small as that
+# bound then asks for, labels of many tokens do not depend on W.
+VAGUE = 0.1
+# A bound on W below this is no vague one, however small W is.
+NO_VAGUE_BOUND = 1e-6
 
 
 def at_flips(
-    model: SingleHead,
-    certificate: Certificate,
-    count: int,
-    rng: np.random.Generator,
-    tuning: FlipTuning,
+    model: SingleHead, certificate: Certificate, count: int, rng: np.random.Generator
 ) -> list[Sequences]:
     """Draw ``count`` sequences next to the recovered head's flips, one family per length."""
-    lengths = tuning.lengths
+    lengths = LENGTHS
     asked = np.bincount(np.arange(count) % len(lengths), minlength=len(lengths))
     families = []
     for length, wanted in zip(lengths, asked, strict=True):
@@ -85,42 +76,36 @@ def at_flips(
             continue
         pairs = (int(wanted) + 1) // 2
         drawn = [rng.standard_normal((pairs, length, model.dim)) for _ in range(2)]
-        logits = np.resize(tuning.logits, pairs)
-        ends = np.stack([_sized(model, certificate, X, logits, tuning) for X in drawn])
-        X = _beside_the_flip(model, certificate, ends, tuning)
+        logits = np.resize(LOGIT_SIZES, pairs)
+        ends = np.stack([_sized(model, certificate, X, logits) for X in drawn])
+        X = _beside_the_flip(model, certificate, ends)
         families.append(Sequences(X[: int(wanted)], phase="hold-out, closing", purpose="check"))
     return families
 
 
 def long_at_flips(
-    model: SingleHead,
-    certificate: Certificate,
-    count: int,
-    rng: np.random.Generator,
-    tuning: FlipTuning,
+    model: SingleHead, certificate: Certificate, count: int, rng: np.random.Generator
 ) -> list[Sequences]:
     """Draw the long sequences of a closing of ``count``, two next to each flip."""
-    if certificate.errors["W"] > max(tuning.vague * model.parameter_norm("W"), tuning.nothing):
+    if certificate.errors["W"] > max(VAGUE * model.parameter_norm("W"), NO_VAGUE_BOUND):
         return []
 
     def sized(offsets: Array, query: Array, logits: float) -> Array:
         X = np.sqrt(model.dim) * np.vstack([offsets, query])
-        return np.asarray(_sized(model, certificate, X[None], np.array([logits]), tuning)[0])
+        return np.asarray(_sized(model, certificate, X[None], np.array([logits]))[0])
 
-    drawn = [draw_long(model, count // 2, rng, sized, tuning.long) for _ in range(2)]
+    drawn = [draw_long(model, count // 2, rng, sized, LONG) for _ in range(2)]
     flips: list[Array] = []
-    for shape, *ends in zip(tuning.long.of(count // 2, model.dim), *drawn, strict=True):
+    for shape, *ends in zip(LONG.of(count // 2, model.dim), *drawn, strict=True):
         if shape.kind == "permuted":
             order = [*rng.permutation(shape.tokens - 1), shape.tokens - 1]
             flips += [X[order] for X in flips[-2:]]
         elif shape.tokens > 1:
-            flips += [*_beside_the_flip(model, certificate, np.array(ends)[:, None], tuning)]
+            flips += [*_beside_the_flip(model, certificate, np.array(ends)[:, None])]
     return by_length(flips, "hold-out, long")
 
 
-def _sized(
-    model: SingleHead, certificate: Certificate, drawn: Array, wanted: Array, tuning: FlipTuning
-) -> Array:
+def _sized(model: SingleHead, certificate: Certificate, drawn: Array, wanted: Array) -> Array:
     """Scale normal sequences (pairs, N, d) to an rms of logits, as far as the bounds know them."""
     X = drawn / np.sqrt(model.dim)
     query = X[:, -1]
@@ -128,21 +113,19 @@ def _sized(
     with np.errstate(divide="ignore"):
         size = wanted / np.sqrt(np.mean(scores**2, axis=1))
         reach = np.linalg.norm(X, axis=2).max(axis=1) * np.linalg.norm(query, axis=1)
-        known = tuning.most_moved / (2 * reach * min(certificate.errors["W"], UNBOUNDED))
-    size = np.minimum(np.minimum(size, known), tuning.largest)
+        known = MOST_MOVED / (2 * reach * min(certificate.errors["W"], UNBOUNDED))
+    size = np.minimum(np.minimum(size, known), LARGEST)
     X[:, :-1] += query[:, None]
     return np.asarray(X * np.sqrt(size)[:, None, None])
 
 
-def _beside_the_flip(
-    model: SingleHead, certificate: Certificate, ends: Array, tuning: FlipTuning
-) -> Array:
+def _beside_the_flip(model: SingleHead, certificate: Certificate, ends: Array) -> Array:
     """Return sequences on the lines from ``ends[0]`` to ``ends[1]``, in pairs around f̂ = 0."""
     # f(−X) = −f(X): every sequence can be made to have either label
     signs = np.where(model(ends.reshape(-1, *ends.shape[2:])) > 0, 1.0, -1.0)
     signs = signs.reshape(ends.shape[:2]) * np.array([[1.0], [-1.0]])
     lines = FlipLines.of(model, *(signs[..., None, None] * ends))
-    count, rounded = len(lines.ones), lines.rounding(tuning.roundoffs)
+    count, rounded = len(lines.ones), lines.rounding(ROUNDOFFS)
 
     # The ends' numbers decide far from a flip. Next to it all coordinates do, as for the target.
     def below(place: Array) -> Flags:
@@ -154,33 +137,33 @@ def _beside_the_flip(
 
     def certain(place: Array) -> Flags:
         at = lines.at(place)
-        far, off = np.abs(at.answers()), tuning.certain * at.uncertainty(certificate)
+        far, off = np.abs(at.answers()), CERTAIN * at.uncertainty(certificate)
         near = _near(far - off, rounded * lines.longest)
         if len(near):
             far[near] = np.abs(model(lines.between(place, near)))
             near = _near(far - off, rounded * off)
         if len(near):
             at_near = HeadAt.of(model, lines.between(place, near))
-            off[near] = tuning.certain * uncertainty(at_near, model.v, certificate)
+            off[near] = CERTAIN * uncertainty(at_near, model.v, certificate)
         return far >= off
 
-    flip = _first(below, np.zeros(count), np.ones(count), tuning)
+    flip = _first(below, np.zeros(count), np.ones(count))
     # from the flip outwards, to either end
-    far = _first(certain, np.tile(flip, 2), np.repeat([0.0, 1.0], count), tuning)
+    far = _first(certain, np.tile(flip, 2), np.repeat([0.0, 1.0], count))
     every = np.arange(count)
     pairs = np.stack([lines.between(place, every) for place in np.split(far, 2)], axis=1)
     return pairs.reshape(2 * count, *lines.ones.shape[1:])
 
 
-def _first(holds: Callable[[Array], Flags], start: Array, stop: Array, tuning: FlipTuning) -> Array:
+def _first(holds: Callable[[Array], Flags], start: Array, stop: Array) -> Array:
     """Return the first place from ``start`` on where a condition holds, as it does at ``stop``.
 
     Where it holds and ends several times between two places that are looked at, one of the places
     where it begins to hold.
     """
-    shares, lines = np.linspace(0, 1, tuning.sections + 1)[:, None], np.arange(len(start))
-    held = np.ones((tuning.sections, len(start)), dtype=bool)
-    for _ in range(tuning.divisions):
+    shares, lines = np.linspace(0, 1, SECTIONS + 1)[:, None], np.arange(len(start))
+    held = np.ones((SECTIONS, len(start)), dtype=bool)
+    for _ in range(DIVISIONS):
         if np.all(np.nextafter(start, stop) == stop):  # nothing is between them
             break
         places = (1 - shares) * start + shares * stop
@@ -200,7 +183,7 @@ def _near(numbers: Array, within: Array | float) -> Indices:
 
 
 def compare_labels(
-    model: SingleHead, certificate: Certificate, X: Array, label: Labels, tuning: FlipTuning
+    model: SingleHead, certificate: Certificate, X: Array, label: Labels
 ) -> Residuals:
     """Compare labels with the recovered head's.
 
@@ -214,16 +197,12 @@ def compare_labels(
         from_the_side(at.predicted, label),
         allowed=allowed,
         size=at.longest,
-        telling=allowed / at.longest < tuning.most_share,
+        telling=allowed / at.longest < MOST_SHARE,
     )
 
 
 def judge_labels(
-    model: SingleHead,
-    certificate: Certificate,
-    answered: list[Answered],
-    checks: int,
-    tuning: FlipTuning,
+    model: SingleHead, certificate: Certificate, answered: list[Answered], checks: int
 ) -> Judgement:
     """Judge a head by its hold-out's labels; refuse one that some label contradicts.
 
@@ -235,7 +214,7 @@ def judge_labels(
     labels = read_labels([y for _, y in answered])
     judgement = judge(
         (
-            compare_labels(model, certificate, X, label, tuning)
+            compare_labels(model, certificate, X, label)
             for (X, _), label in zip(answered, labels, strict=True)
         ),
         checks,

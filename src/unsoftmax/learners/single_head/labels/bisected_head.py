@@ -19,14 +19,14 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from unsoftmax.learners.single_head.labels.beside_flips import (
-    FlipTuning,
+    LONG,
     at_flips,
     judge_labels,
     long_at_flips,
     with_lengths,
 )
 from unsoftmax.learners.single_head.labels.pair_logits import (
-    ScaleSearchTuning,
+    HIGHEST_OCTAVE,
     TokenPairs,
     bisect_all,
     find_threshold_scale,
@@ -36,7 +36,6 @@ from unsoftmax.learners.single_head.labels.proved_head import (
     refuse_contradictions,
     refuse_scale,
 )
-from unsoftmax.learners.single_head.labels.sphere_average import SphereTuning
 from unsoftmax.learners.single_head.labels.value_ratios import first_ratios
 from unsoftmax.measure.bisection import BisectionTuning, ScaledBrackets, read_labels
 from unsoftmax.models import SingleHead
@@ -46,43 +45,27 @@ from unsoftmax.theory.label_counts import SCHEDULE, LabelSchedule, label_head_ag
 from unsoftmax.validate import sequences
 from unsoftmax.validate.judge import fresh_answers
 
+# v = 0 and a constant added to the answers show at a token scaled down by this, which float32
+# holds.
+TINY = 2.0**-60
+
 
 @dataclass(frozen=True, slots=True)
 class LabelTuning:
     """Knobs of learning from labels."""
 
-    bisection: BisectionTuning = field(default=BisectionTuning())
-    """Range of logits, and when one starts again."""
-    scale: ScaleSearchTuning = field(default=ScaleSearchTuning())
-    """How the scale of W is found."""
-    holdout: FlipTuning = field(default=FlipTuning())
-    """What fresh sequences are asked."""
-    average: SphereTuning = field(default=SphereTuning())
-    """The paper's average over the sphere."""
     group: int = field(default=SCHEDULE.group, metadata={"least": 1})
     """Entries of v that are compared with each other at once to find the largest. Larger: fewer
     rounds, but group·(group − 1)/2 labels for every group."""
-    tiny: float = 2.0**-60
-    """v = 0 and a constant added to the answers show at a token scaled down by this, which
-    float32 holds."""
-    stand_off: float = 1 / 8
-    """End checks ask outside of an interval by this share of it, and twice the rounding. Larger:
-    looser certificates; smaller: the label at the end of the bisection's own range is asked."""
 
     @property
     def schedule(self) -> LabelSchedule:
         """What the number of labels depends on."""
-        return LabelSchedule(
-            self.group,
-            self.scale.pilots,
-            3 * self.scale.tried,
-            self.bisection.first_bits,
-            self.bisection.restarts,
-        )
+        return LabelSchedule(self.group)
 
 
 def learn_by_bisection(
-    dim: int, bits: int, checks: int, seed: int, *, tuning: LabelTuning
+    dim: int, bits: int, checks: int, seed: int, schedule: LabelSchedule
 ) -> Steps[SingleHead]:
     """Recover v up to scale and W; see `LabelHead`."""
     rng = np.random.default_rng(seed)
@@ -90,28 +73,28 @@ def learn_by_bisection(
     singles = Singles(UnitVectors(dim), phase="signs of v", purpose="data")
     opened, positive = read_labels((yield [opening, singles]))
     signs = np.where(positive, 1.0, -1.0)
-    ratios = yield from first_ratios(signs, opened, tuning.tiny, tuning.group)
+    ratios = yield from first_ratios(signs, opened, TINY, schedule.group)
 
     v = ratios.value()
     pairs = TokenPairs.balanced(v, rng)
-    pilots, octave = yield from find_threshold_scale(pairs, v, rng, tuning.scale)
-    logits = ScaledBrackets.of(len(pairs), 2.0**octave, tuning.bisection)
-    spare = label_head_again(dim, tuning.schedule) // tuning.bisection.first_bits
+    pilots, octave = yield from find_threshold_scale(pairs, v, rng)
+    logits = ScaledBrackets.of(len(pairs), 2.0**octave, BisectionTuning())
+    spare = label_head_again(dim, schedule) // schedule.first_bits
     yield from bisect_all(pairs, logits, ratios, bits, spare)
 
-    found = ProvedHead.of(pairs, logits, ratios, tuning.stand_off)
-    if octave < tuning.scale.highest:
-        refuse_scale(found, pilots, 2.0**octave, tuning.scale)
+    found = ProvedHead.of(pairs, logits, ratios)
+    if octave < HIGHEST_OCTAVE:
+        refuse_scale(found, pilots, 2.0**octave)
     certificate, left = found.certificate(checks), checks - len(opened)
-    long = long_at_flips(found.model, certificate, left, rng, tuning.holdout)
+    long = long_at_flips(found.model, certificate, left, rng)
     short = left - sum(map(len, long))
-    closing = at_flips(found.model, certificate, short, rng, tuning.holdout)
+    closing = at_flips(found.model, certificate, short, rng)
     ends = found.end_checks()
     labels = read_labels((yield [*ends, *closing]))
     refuse_contradictions(ends, labels[: len(ends)])
     asked = zip([opening, *closing], [opened, *labels[len(ends) :]], strict=True)
     before = [(part.X, y.astype(np.float64)) for part, y in asked]
-    answered = yield from fresh_answers([], before, tuning.holdout.long.rounds(long))
-    judgement = judge_labels(found.model, certificate, answered, checks, tuning.holdout)
+    answered = yield from fresh_answers([], before, LONG.rounds(long))
+    judgement = judge_labels(found.model, certificate, answered, checks)
     certificate = with_lengths(certificate, found.model, answered, long)
     return Found(found.model, certificate, judgement.evidence, found.notes(certificate))

@@ -25,12 +25,18 @@ import numpy as np
 
 from unsoftmax.errors import ModelMismatch
 from unsoftmax.learners.settings import Configured, one_of, positive, whole_number
+from unsoftmax.learners.single_head.labels.beside_flips import LENGTHS, LONG
 from unsoftmax.learners.single_head.labels.bisected_head import LabelTuning, learn_by_bisection
-from unsoftmax.learners.single_head.labels.sphere_average import Promise, learn_by_averaging
+from unsoftmax.learners.single_head.labels.sphere_average import (
+    SAMPLES,
+    Promise,
+    learn_by_averaging,
+)
 from unsoftmax.models import SingleHead
 from unsoftmax.probes import FARTHEST
 from unsoftmax.protocol import Found, Plan, Steps
 from unsoftmax.theory import label_counts
+from unsoftmax.theory.label_counts import SCHEDULE
 
 # Beyond so many bits a halved interval has no middle in float64.
 _MOST_BITS = 52
@@ -144,7 +150,7 @@ class LabelHead(Configured):
 
     def _check_bisect(self) -> None:
         # the first bits tell whether a logit is in range
-        fewest = self.tuning.bisection.first_bits
+        fewest = SCHEDULE.first_bits
         if self.bits is None:
             raise ValueError(f"bits must be given for bisection, {fewest} to {_MOST_BITS}.")
         if not fewest <= self.bits <= _MOST_BITS:
@@ -187,7 +193,7 @@ class LabelHead(Configured):
 
     def plan(self) -> Plan:
         """Say beforehand what learning costs; with "paper" also where k is astronomic."""
-        d, holdout = int(self.dim), self.tuning.holdout
+        d = int(self.dim)
         if self.method == "paper":
             return self._paper_plan()
         assert self.bits is not None
@@ -199,38 +205,35 @@ class LabelHead(Configured):
             queries=queries,
             at_most=queries + label_counts.label_head_again(d, schedule),
             tokens=queries + two_tokens,
-            rounds=label_counts.label_head_rounds(d, bits, schedule) + holdout.long.most_rounds,
+            rounds=label_counts.label_head_rounds(d, bits, schedule) + LONG.most_rounds,
             formula=f"(bits + 2)(d² + d − 1) + {queries - (bits + 2) * (d * d + d - 1)}",
             longest_token=FARTHEST,
-            most_tokens=holdout.long.most_tokens(d, *holdout.lengths),
+            most_tokens=LONG.most_tokens(d, *LENGTHS),
         )
 
     def _paper_plan(self) -> Plan:
-        d, promise, average = int(self.dim), self._promise(), self.tuning.average
-        holdout = self.tuning.holdout
+        d, promise = int(self.dim), self._promise()
         k, steps = promise.counts(d)
         share = f" = {promise.share:g} of the theorem's" if promise.share < 1 else ""
         return Plan(
             queries=k + d * d * steps,
             at_most=k + d * d * steps,
             tokens=k + 2 * d * d * steps,
-            rounds=-(-k // average.samples) + steps + 1 + holdout.long.most_rounds,
+            rounds=-(-k // SAMPLES) + steps + 1 + LONG.most_rounds,
             formula="k + d²·steps, k = 2/(ε_v²R²)·ln(2d/δ), ε_v = ε_W μ³/(40Wd), "
             f"δ = {promise.failure:g}: k = {k:.3g}{share}, steps = {steps}",
             longest_token=FARTHEST,
-            most_tokens=holdout.long.most_tokens(d, *holdout.lengths),
+            most_tokens=LONG.most_tokens(d, *LENGTHS),
         )
 
     def steps(self, checks: int) -> Steps[SingleHead]:
         """Ask, and return what was found; see `unsoftmax.protocol.Learner`."""
-        d, seed, tuning = int(self.dim), int(self.seed), self.tuning
+        d, seed = int(self.dim), int(self.seed)
         if self.method == "paper":
-            learned = learn_by_averaging(
-                d, self._promise(), checks, seed, tuning=tuning.average, holdout=tuning.holdout
-            )
-            return (yield from learned)
+            return (yield from learn_by_averaging(d, self._promise(), checks, seed))
         assert self.bits is not None
-        found = yield from learn_by_bisection(d, int(self.bits), checks, seed, tuning=tuning)
+        schedule = self.tuning.schedule
+        found = yield from learn_by_bisection(d, int(self.bits), checks, seed, schedule)
         self._refuse_beyond(found)
         return found
 

@@ -24,37 +24,25 @@ from unsoftmax.measure.offsets import Offsets
 from unsoftmax.probes import Array, Indices, Pairs, Purpose
 from unsoftmax.theory.label_counts import SCHEDULE
 
-
-@dataclass(frozen=True, slots=True)
-class ScaleSearchTuning:
-    """Knobs of finding the scale of W."""
-
-    pilot: float = 1.5
-    """Pilots look whether |t| is above this: half of the range, so that few logits start
-    again and none is measured far below the range."""
-    outside: int = 8
-    """One in so many pilots may lie outside."""
-    pilot_error: float = 0.15
-    """What pilots' thresholds may be off by: the rough v shifts log p by 2 % at most, so a
-    threshold of 1.5 by 0.02/(1 − σ(1.5)). Smaller: right labels are refused for contradicting
-    each other; larger: wrong ones pass."""
-    lowest: int = -62
-    """log₂ of the smallest scale looked at: tokens scaled down by 2⁻³¹."""
-    pilots: int = SCHEDULE.pilots
-    """Random pairs that are looked at, at most. Fewer: all of them may have small logits, and
-    too large a scale leaves many of the others out of range."""
-    tried: int = SCHEDULE.scales_at_once
-    """Scales tried in each of three rounds, which cut the octaves looked at into one part more."""
-
-    @property
-    def octaves(self) -> int:
-        """How many scales there are, a factor of 2 apart."""
-        return (self.tried + 1) ** 3
-
-    @property
-    def highest(self) -> int:
-        """log₂ of the largest scale looked at."""
-        return self.lowest + self.octaves - 1
+# Pilots look whether |t| is above this: half of the range, so that few logits start again and
+# none is measured far below the range.
+PILOT = 1.5
+# One in so many pilots may lie outside.
+ONE_OUTSIDE = 8
+# What pilots' thresholds may be off by: the rough v shifts log p by 2 % at most, so a threshold
+# of 1.5 by 0.02/(1 − σ(1.5)). Smaller: right labels are refused for contradicting each other;
+# larger: wrong ones pass.
+PILOT_ERROR = 0.15
+# log₂ of the smallest scale looked at: tokens scaled down by 2⁻³¹.
+LOWEST_OCTAVE = -62
+# Random pairs that are looked at, at most. Fewer: all of them may have small logits, and too
+# large a scale leaves many of the others out of range.
+PILOTS = SCHEDULE.pilots
+# Scales tried in each of three rounds, which cut the octaves looked at into one part more.
+SCALES_AT_ONCE = SCHEDULE.scales_at_once
+# How many scales there are, a factor of 2 apart, and log₂ of the largest.
+OCTAVES = (SCALES_AT_ONCE + 1) ** 3
+HIGHEST_OCTAVE = LOWEST_OCTAVE + OCTAVES - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,22 +78,22 @@ class TokenPairs:
 
 
 def find_threshold_scale(
-    pairs: TokenPairs, v: Array, rng: np.random.Generator, tuning: ScaleSearchTuning
+    pairs: TokenPairs, v: Array, rng: np.random.Generator
 ) -> Asking[tuple[Indices, int]]:
     """Return pilots, and log₂ of the largest scale at which few of their |t| exceed 1.5."""
-    count = min(tuning.pilots, len(pairs))
+    count = min(PILOTS, len(pairs))
     pilots = np.sort(rng.choice(len(pairs), count, replace=False))
-    width, lowest = tuning.octaves, tuning.lowest
+    width, lowest = OCTAVES, LOWEST_OCTAVE
     while width > 1:
-        width //= tuning.tried + 1
-        octaves = lowest + width * np.arange(1, tuning.tried + 1)
-        outside = yield from _outside(pairs, pilots, octaves, tuning.pilot)
-        fits = np.cumprod(outside <= len(pilots) // tuning.outside)
+        width //= SCALES_AT_ONCE + 1
+        octaves = lowest + width * np.arange(1, SCALES_AT_ONCE + 1)
+        outside = yield from _outside(pairs, pilots, octaves, PILOT)
+        fits = np.cumprod(outside <= len(pilots) // ONE_OUTSIDE)
         lowest += width * int(np.sum(fits))
-    if lowest == tuning.lowest:
+    if lowest == LOWEST_OCTAVE:
         raise NotIdentifiable(
-            f"Logits are out of reach: tokens scaled down by 2^{tuning.lowest // 2} leave them "
-            f"beyond ±{tuning.pilot}, as with hard attention or none. v is determined up to its "
+            f"Logits are out of reach: tokens scaled down by 2^{LOWEST_OCTAVE // 2} leave them "
+            f"beyond ±{PILOT}, as with hard attention or none. v is determined up to its "
             "norm, W is not.",
             determined={"v": v / np.linalg.norm(v)},
         )

@@ -13,7 +13,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from unsoftmax.errors import ModelMismatch
-from unsoftmax.learners.single_head.labels.pair_logits import ScaleSearchTuning, TokenPairs
+from unsoftmax.learners.single_head.labels.pair_logits import (
+    ONE_OUTSIDE,
+    PILOT,
+    PILOT_ERROR,
+    TokenPairs,
+)
 from unsoftmax.learners.single_head.labels.value_ratios import ValueRatios
 from unsoftmax.measure import thresholds
 from unsoftmax.measure.bisection import Labels, ScaledBrackets
@@ -22,6 +27,10 @@ from unsoftmax.models import SingleHead
 from unsoftmax.probes import Array, Indices, Round
 from unsoftmax.protocol import Certificate
 from unsoftmax.solve.dense import solution_error
+
+# End checks ask outside of an interval by this share of it, and twice the rounding. Larger: looser
+# certificates; smaller: the label at the end of the bisection's own range is asked.
+STAND_OFF = 1 / 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +43,12 @@ class EndChecks:
     """Bound on the distance of the flip from the estimate."""
 
     @classmethod
-    def of(
-        cls, low: Array, high: Array, found: Array, rounding: Array, stand_off: float
-    ) -> EndChecks:
+    def of(cls, low: Array, high: Array, found: Array, rounding: Array) -> EndChecks:
         """Stand off from the intervals by more than ``rounding`` moves a flip.
 
         Twice the rounding, that of the flip and that of the check, and a share of the interval.
         """
-        aside = 2 * rounding + stand_off * (high - low)
+        aside = 2 * rounding + STAND_OFF * (high - low)
         error = np.maximum(high - found, found - low) + aside + rounding
         return cls(low - aside, high + aside, error)
 
@@ -65,9 +72,7 @@ class ProvedHead:
     v_ends: EndChecks
 
     @classmethod
-    def of(
-        cls, pairs: TokenPairs, logits: ScaledBrackets, ratios: ValueRatios, stand_off: float
-    ) -> ProvedHead:
+    def of(cls, pairs: TokenPairs, logits: ScaledBrackets, ratios: ValueRatios) -> ProvedHead:
         """Read the intervals through the final v̂."""
         v, scale, found = ratios.value(), logits.scale, logits.brackets
         norm, d = float(np.linalg.norm(v)), len(v)
@@ -93,8 +98,8 @@ class ProvedHead:
             v=v,
             ratio=ratio,
             logits=t,
-            W_ends=EndChecks.of(low, high, t, rounding, stand_off),
-            v_ends=EndChecks.of(r.low, r.high, r_found, r_rounding, stand_off),
+            W_ends=EndChecks.of(low, high, t, rounding),
+            v_ends=EndChecks.of(r.low, r.high, r_found, r_rounding),
         )
 
     def end_checks(self) -> Round:
@@ -169,18 +174,16 @@ def refuse_contradictions(probes: Round, labels: list[Labels]) -> None:
         )
 
 
-def refuse_scale(
-    found: ProvedHead, pilots: Indices, scale: float, tuning: ScaleSearchTuning
-) -> None:
+def refuse_scale(found: ProvedHead, pilots: Indices, scale: float) -> None:
     """Refuse a scale s that the pilots' labels chose and their logits, as found, would not.
 
     The scale was chosen so that at most one in ``outside`` pilots is above ``pilot`` at s, and
     more at 2s; ``pilot_error`` is what their thresholds may be off by.
     """
-    most = len(pilots) // tuning.outside
+    most = len(pilots) // ONE_OUTSIDE
     logits = np.abs(found.logits[pilots] * scale / found.scale[pilots])
-    too_large = np.count_nonzero(logits > tuning.pilot + tuning.pilot_error) > most
-    too_small = np.count_nonzero(2 * logits > tuning.pilot - tuning.pilot_error) <= most
+    too_large = np.count_nonzero(logits > PILOT + PILOT_ERROR) > most
+    too_small = np.count_nonzero(2 * logits > PILOT - PILOT_ERROR) <= most
     if too_large or too_small:
         raise ModelMismatch(
             "The labels contradict each other: those that chose the size of the tokens say that "

@@ -23,7 +23,7 @@ import scipy
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.single_head.labels.beside_flips import (
-    FlipTuning,
+    LONG,
     at_flips,
     judge_labels,
     long_at_flips,
@@ -38,15 +38,10 @@ from unsoftmax.theory import label_counts
 from unsoftmax.validate import sequences
 from unsoftmax.validate.judge import fresh_answers
 
-
-@dataclass(frozen=True, slots=True)
-class SphereTuning:
-    """Knobs of the paper's average."""
-
-    samples: int = 2**20
-    """Samples per round: 8 MiB of answers. A multiple of the block that samples are made in."""
-    slice: int = 2**14
-    """Samples that are in memory at a time to be averaged."""
+# Samples per round: 8 MiB of answers. A multiple of the block that samples are made in.
+SAMPLES = 2**20
+# Samples that are in memory at a time to be averaged.
+SLICE = 2**14
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,16 +87,13 @@ def learn_by_averaging(
     promise: Promise,
     checks: int,
     seed: int,
-    *,
-    tuning: SphereTuning,
-    holdout: FlipTuning,
 ) -> Steps[SingleHead]:
     """Recover v up to scale and W to ``promise.error``; see `LabelHead`."""
     k, steps = promise.counts(dim)
     error, v_error = promise.bounds(dim)
     rng = np.random.default_rng(seed)
     opening = sequences.opening(dim, checks // 4, rng)
-    v, opened = yield from average(dim, k, seed, opening, tuning)
+    v, opened = yield from average(dim, k, seed, opening)
     _refuse_value(v, v_error, promise.margin)
     W = yield from _scores(v, promise.margin, promise.norm_bound, steps)
 
@@ -109,11 +101,11 @@ def learn_by_averaging(
     bounds = {"W": error, "v": float(np.sqrt(dim)) * v_error}
     certificate = Certificate(bounds, _assumes(promise))
     left = checks - len(opened)
-    long = long_at_flips(model, certificate, left, rng, holdout)
-    closing = at_flips(model, certificate, left - sum(map(len, long)), rng, holdout)
+    long = long_at_flips(model, certificate, left, rng)
+    closing = at_flips(model, certificate, left - sum(map(len, long)), rng)
     before = [(opening.X, opened.astype(np.float64))]
-    answered = yield from fresh_answers(closing, before, holdout.long.rounds(long))
-    judgement = judge_labels(model, certificate, answered, checks, holdout)
+    answered = yield from fresh_answers(closing, before, LONG.rounds(long))
+    judgement = judge_labels(model, certificate, answered, checks)
     certificate = with_lengths(certificate, model, answered, long)
     notes = ("Labels do not determine ‖v‖: v is returned with ‖v‖ = 1, to within its error.",)
     return Found(model, certificate, judgement.evidence, notes)
@@ -159,16 +151,14 @@ def _rounds(dim: int, k: int, seed: int, most: int) -> Iterator[Sphere]:
         yield Sphere(dim, seed, first, count, phase="v", purpose="data")
 
 
-def average(
-    dim: int, k: int, seed: int, opening: Sequences, tuning: SphereTuning
-) -> Asking[tuple[Array, Labels]]:
+def average(dim: int, k: int, seed: int, opening: Sequences) -> Asking[tuple[Array, Labels]]:
     """Average labelled samples of the sphere."""
     total, ones, opened = np.zeros(dim), 0, np.zeros(0, dtype=bool)
-    for samples in _rounds(dim, k, seed, tuning.samples):
+    for samples in _rounds(dim, k, seed, SAMPLES):
         first = samples.first == 0
         *start, labels = read_labels((yield [*([opening] if first else []), samples]))
         opened = start[0] if first else opened
-        total += weighted_sum(samples, labels, tuning.slice)
+        total += weighted_sum(samples, labels)
         ones += int(np.count_nonzero(labels))
     if not ones and not opened.any():
         raise NotIdentifiable(
@@ -184,11 +174,11 @@ def average(
     return total / (label_counts.mean_projection(dim) * k), opened
 
 
-def weighted_sum(samples: Sphere, labels: Labels, most: int) -> Array:
-    """Return Σ_n ±x_n over the samples, + where the label is 1, ``most`` of them at a time."""
+def weighted_sum(samples: Sphere, labels: Labels) -> Array:
+    """Return Σ_n ±x_n over the samples, + where the label is 1."""
     total = np.zeros(samples.dim)
-    for start in range(0, len(samples), most):
-        span = slice(start, min(start + most, len(samples)))
+    for start in range(0, len(samples), SLICE):
+        span = slice(start, min(start + SLICE, len(samples)))
         total += np.where(labels[span], 1.0, -1.0) @ samples[span][:, 0]
     return total
 
