@@ -18,10 +18,10 @@ from tests.by_hand import driven
 from tests.theorems.test_4_1 import hidden, impostors
 from tests.truth import Counted, relative
 from unsoftmax.errors import NotIdentifiable
-from unsoftmax.learners.single_head.column_space import ColumnTuning, find_columns
+from unsoftmax.learners.single_head.column_space import find_columns
 from unsoftmax.learners.single_head.low_rank_probes import LowRankProbes
 from unsoftmax.learners.single_head.rank_check import check_rank
-from unsoftmax.learners.single_head.row_space import RowTuning, read_rows
+from unsoftmax.learners.single_head.row_space import read_rows
 from unsoftmax.measure import offsets
 from unsoftmax.measure.precision import Precision
 from unsoftmax.measure.scales import even
@@ -410,7 +410,7 @@ def test_what_a_rank_found_leaves_out_grows_with_what_answers_are_off_by(rank):
     rng = np.random.default_rng(0)
     Z, tokens = offsets.balanced(values.v, rng, offsets.DENSE_GRID), offsets.rotation(d, rng)
     probes = LowRankProbes(values, Z, tokens, even, biases=False)
-    columns, _ = driven(find_columns(probes, None, ColumnTuning()), target)
+    columns, _ = driven(find_columns(probes, None), target)
     assert len(columns.tokens) == rank
     coarse = replace(values, precision=values.precision.coarser(factor, "As a hold-out shows"))
     assert columns.left_out(values) > 0
@@ -423,8 +423,8 @@ def _rank_read(target, biases, seed):
     values = Values(target.v, target.c, np.zeros(d), 0.0, Precision())
     Z, tokens = offsets.balanced(values.v, rng, offsets.DENSE_GRID), offsets.rotation(d, rng)
     probes = LowRankProbes(values, Z, tokens, even, biases)
-    columns, _ = driven(find_columns(probes, None, ColumnTuning()), target)
-    found, _ = driven(read_rows(probes, columns, rng, RowTuning()), target)
+    columns, _ = driven(find_columns(probes, None), target)
+    found, _ = driven(read_rows(probes, columns, rng), target)
     _, asked = driven(check_rank(probes, columns, found, rng), target)
     assert asked == 1
     return columns, tokens.rows[np.arange(d)]

@@ -17,7 +17,6 @@ import unsoftmax as us
 from tests.truth import Counted, relative
 from unsoftmax.learners.single_head.sensing.gaussian_readings import (
     GaussianReadings,
-    GaussianTuning,
 )
 from unsoftmax.measure.precision import Precision
 from unsoftmax.measure.single_tokens import Values
@@ -492,6 +491,6 @@ def test_no_measurement_is_of_a_vector_of_zeros():
             return np.full(shape, 2.0**-12 if self.drawn == 1 else 0.5)
 
     values = Values(np.ones(1), 0.0, np.zeros(1), 0.0, Precision())
-    asked = GaussianReadings.draw(3, values, Unlucky(np.random.PCG64(0)), GaussianTuning())
+    asked = GaussianReadings.draw(3, values, Unlucky(np.random.PCG64(0)))
     assert np.all(asked.a == 0.5)
     assert np.all(asked.b == 0.5)

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import unsoftmax as us
-from unsoftmax.learners.single_head.conclusion import ConclusionTuning
 from unsoftmax.learners.single_head.exact import ExactTuning
 from unsoftmax.models.attention import token_scores
 from unsoftmax.probes import Sequences
@@ -151,9 +150,7 @@ def test_rounds_are_by_length_and_short_families_go_together():
 def test_other_shapes_are_settings():
     shapes = (SequenceShape(7, 1.0),)
     holdout = HoldoutTuning(long=replace(TUNING, shapes=shapes))
-    learner = us.learners.ExactHead(
-        3, tuning=ExactTuning(conclusion=ConclusionTuning(holdout=holdout))
-    )
+    learner = us.learners.ExactHead(3, tuning=ExactTuning(holdout=holdout))
     assert "fresh" in str(learner.settings()["tuning"])
     recovery = us.learn(us.SingleHead(np.eye(3), np.ones(3)), learner)
     assert "up to 20 tokens" in recovery.certificate.assumes[-1]

@@ -29,31 +29,23 @@ from unsoftmax.measure.single_tokens import Values, small_by_chance
 from unsoftmax.probes import Array, Indices
 from unsoftmax.solve.skeleton import pivots, rank_by_gap
 
-
-@dataclass(frozen=True, slots=True)
-class ColumnTuning:
-    """How tokens are chosen whose columns span W's range."""
-
-    first_again: int = 2
-    """Queries with the first token that may be asked again beside its two pilots: a pilot that
-    is small by chance suggests a scale at which the next answers are lost."""
-    few: int = 4
-    """So many tokens after the first are asked before the rest: the first column may be short
-    by chance, and then the scale it suggests is too large for the others."""
-    caution: int = 3
-    """Octaves below that scale at which these few are asked."""
-    condition: float = 60.0
-    """One more token is asked where B's condition is more than this times r. Random tokens
-    condition B by about 10 r; beyond this, one run in ten, digits are lost."""
-    noise: float = 1.0
-    """A singular value counts above this times √n·(RMS bound on B's errors). Errors e in n × n
-    entries move a singular value by 2√n·e at most, and their bounds are loose."""
-    seen_less: float = 4.0
-    """By chance the leading tokens and offsets may see so many times less of W than usual: what
-    may be left out of W is estimated as so many times as large."""
-    by_chance: float = 3e-2
-    """Where few tokens are beyond the rank they see what is left out by fewer numbers: as many
-    times less as these are small with this probability, 26 times for one token, 6 for two."""
+# Queries with the first token that may be asked again beside its two pilots: a pilot that is
+# small by chance suggests a scale at which the next answers are lost.
+FIRST_AGAIN = 2
+# So many tokens after the first are asked before the rest: the first column may be short by
+# chance, and then the scale it suggests is too large for the others.
+FEW = 4
+# Octaves below that scale at which these few are asked.
+CAUTION = 3
+# One more token is asked where B's condition is more than this times r. Random tokens condition B
+# by about 10 r; beyond this, one run in ten, digits are lost.
+ILL_CONDITIONED = 60.0
+# By chance the leading tokens and offsets may see so many times less of W than usual: what may be
+# left out of W is estimated as so many times as large.
+SEEN_LESS = 4.0
+# Where few tokens are beyond the rank they see what is left out by fewer numbers: as many times
+# less as these are small with this probability, 26 times for one token, 6 for two.
+BY_CHANCE = 3e-2
 
 
 LeftOut: TypeAlias = Callable[[Values], float]
@@ -81,18 +73,21 @@ _Judged: TypeAlias = tuple[Indices, LeftOut | None, tuple[str, ...]]
 
 
 def find_columns(
-    probes: LowRankProbes, rank: int | None, tuning: ColumnTuning
+    probes: LowRankProbes, rank: int | None, most: float = ILL_CONDITIONED
 ) -> Asking[SpanningColumns]:
-    """Ask for the columns of W at r of T's rows; r ≥ 1 is found where ``rank`` is None."""
-    grid, beta, seen = yield from _first_token(probes, tuning)
+    """Ask for the columns of W at r of T's rows; r ≥ 1 is found where ``rank`` is None.
+
+    One more token is asked where the columns' condition is above ``most`` times r.
+    """
+    grid, beta, seen = yield from _first_token(probes)
     judged: _Judged
     if rank is None:
-        grid, width, judged = yield from _ask_until_dependent(probes, grid, seen, tuning)
+        grid, width, judged = yield from _ask_until_dependent(probes, grid, seen)
     else:
         width = min(probes.dim, max(seen, 2 * rank))
-        grid = yield from _ask_leading_block(probes, grid, (rank, width), seen, tuning)
+        grid = yield from _ask_leading_block(probes, grid, (rank, width), seen)
         affordable = rank < probes.dim and width <= 2 * (rank + 1) - grid.again
-        if affordable and _ill_conditioned(grid, width, tuning):
+        if affordable and _ill_conditioned(grid, width, most):
             grid = yield from _one_more(probes, grid, width)
         judged = _best(grid, width, rank), None, ()
     tokens, left_out, notes = judged
@@ -106,12 +101,12 @@ def find_columns(
     return SpanningColumns(grid, tokens, asked, beta, left_out, notes)
 
 
-def independent(columns: SpanningColumns, tuning: ColumnTuning) -> SpanningColumns:
+def independent(columns: SpanningColumns) -> SpanningColumns:
     """Leave out tokens whose columns depend on the others': r may be below the given one."""
     if columns.left_out is not None or not len(columns.tokens):
         return columns  # the rank was found
     grid, seen = columns.grid, columns.grid.measured()
-    hidden = partial(_noise, grid, grid.shape[1], tuning)
+    hidden = partial(_noise, grid, grid.shape[1])
     noise = hidden(grid.values)
     rank = rank_by_gap(np.asarray(np.linalg.svd(seen, compute_uv=False)), noise)
     if rank == len(columns.tokens) or not np.isfinite(noise):
@@ -138,9 +133,7 @@ def growths(dim: int) -> int:
 # -- asking
 
 
-def _first_token(
-    probes: LowRankProbes, tuning: ColumnTuning
-) -> Asking[tuple[LogitGrid, float, int]]:
+def _first_token(probes: LowRankProbes) -> Asking[tuple[LogitGrid, float, int]]:
     """Ask for one token until its scale is known; with biases that settles β for all."""
     one, beta = np.arange(1), 0.0
     split = even if probes.biases else probes.split
@@ -158,30 +151,26 @@ def _first_token(
             seen = min(stage.last, grid.shape[1])
             k = grid.common_scale() - stage.below
             yield from grid.ask(slice(0, 1), slice(stage.first, seen), k)
-    yield from grid.retry(k, pilots + tuning.first_again)
+    yield from grid.retry(k, pilots + FIRST_AGAIN)
     return grid, beta, seen
 
 
 def _ask_until_dependent(
-    probes: LowRankProbes, grid: LogitGrid, seen: int, tuning: ColumnTuning
+    probes: LowRankProbes, grid: LogitGrid, seen: int
 ) -> Asking[tuple[LogitGrid, int, _Judged]]:
     """Ask for more and more tokens until some depend on the others, or all are asked."""
     count = 0
     while True:
         count, width = _next(count, probes.dim)
-        grid = yield from _ask_leading_block(probes, grid, (count, width), seen, tuning)
+        grid = yield from _ask_leading_block(probes, grid, (count, width), seen)
         seen = width
-        judged = _judged(grid, width, tuning)
+        judged = _judged(grid, width)
         if len(judged[0]) < count or count == probes.dim:
             return grid, width, judged
 
 
 def _ask_leading_block(
-    probes: LowRankProbes,
-    grid: LogitGrid,
-    block: tuple[int, int],
-    seen: int,
-    tuning: ColumnTuning,
+    probes: LowRankProbes, grid: LogitGrid, block: tuple[int, int], seen: int
 ) -> Asking[LogitGrid]:
     """Ask until the leading ``block`` of (tokens, offsets) is known.
 
@@ -197,8 +186,8 @@ def _ask_leading_block(
         begun = known
         if known == 1:
             # one token's scale is a guess for others: a few with one offset, then all of theirs
-            begun = min(count, 1 + tuning.few)
-            k = grid.common_scale() - tuning.caution
+            begun = min(count, 1 + FEW)
+            k = grid.common_scale() - CAUTION
             yield from grid.ask(slice(1, begun), slice(0, 1), k[1:begun])
             k = grid.common_scale()
             yield from grid.ask(slice(1, begun), slice(1, width), k[1:begun])
@@ -237,33 +226,31 @@ def _width(count: int, dim: int) -> int:
 # -- judging the leading block
 
 
-def _leading(grid: LogitGrid, width: int, tuning: ColumnTuning) -> tuple[Array, float]:
+def _leading(grid: LogitGrid, width: int) -> tuple[Array, float]:
     """Return B's singular values and the noise beneath them."""
     singular = np.linalg.svd(grid.measured()[:, :width], compute_uv=False)
-    return np.asarray(singular), _noise(grid, width, tuning, grid.values)
+    return np.asarray(singular), _noise(grid, width, grid.values)
 
 
-def _noise(grid: LogitGrid, width: int, tuning: ColumnTuning, values: Values) -> float:
+def _noise(grid: LogitGrid, width: int, values: Values) -> float:
     """Return what errors alone may give a singular value of B."""
     error = (grid.gates(values).logit_error / grid.scale)[:, :width]
-    return float(tuning.noise * np.sqrt(max(error.shape)) * np.sqrt(np.mean(error**2)))
+    # errors e in n × n entries move a singular value by 2√n·e at most, and their bounds are loose
+    return float(np.sqrt(max(error.shape)) * np.sqrt(np.mean(error**2)))
 
 
-def _left_out(
-    grid: LogitGrid, width: int, rank: int, tuning: ColumnTuning, values: Values
-) -> float:
+def _left_out(grid: LogitGrid, width: int, rank: int, values: Values) -> float:
     """Estimate what the noise of the leading block hides of W."""
     count, dim = grid.shape
     # random tokens and offsets see a singular value σ of W as entries of about σ/d
     seen = float(np.sqrt(count * width)) / dim
-    less = max(tuning.seen_less, small_by_chance(count - rank, tuning.by_chance))
-    return less * _noise(grid, width, tuning, values) * float(np.sqrt(count - rank)) / seen
+    less = max(SEEN_LESS, small_by_chance(count - rank, BY_CHANCE))
+    return less * _noise(grid, width, values) * float(np.sqrt(count - rank)) / seen
 
 
-def _ill_conditioned(grid: LogitGrid, width: int, tuning: ColumnTuning) -> bool:
-    singular, noise = _leading(grid, width, tuning)
-    most = tuning.condition * len(singular)
-    return bool(singular[0] > most * singular[-1] and singular[-1] > noise)
+def _ill_conditioned(grid: LogitGrid, width: int, most: float) -> bool:
+    singular, noise = _leading(grid, width)
+    return bool(singular[0] > most * len(singular) * singular[-1] and singular[-1] > noise)
 
 
 def _best(grid: LogitGrid, width: int, rank: int) -> Indices:
@@ -271,12 +258,12 @@ def _best(grid: LogitGrid, width: int, rank: int) -> Indices:
     return pivots(grid.measured()[:, :width].T, rank)
 
 
-def _judged(grid: LogitGrid, width: int, tuning: ColumnTuning) -> _Judged:
+def _judged(grid: LogitGrid, width: int) -> _Judged:
     """Read the rank off B, choose as many tokens, and say what is below its noise."""
-    singular, noise = _leading(grid, width, tuning)
+    singular, noise = _leading(grid, width)
     count = grid.shape[0]
     rank, notes = rank_by_gap(singular, noise), list[str]()
-    left_out = partial(_left_out, grid, width, rank, tuning) if rank < count else None
+    left_out = partial(_left_out, grid, width, rank) if rank < count else None
     if not rank:
         notes.append("The rank was found to be 0: W is 0 as far as the answers tell.")
     if 0 < rank < count:

@@ -9,7 +9,7 @@ answers.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import chain
 from typing import Any, NoReturn, Protocol, TypeVar
 
@@ -23,42 +23,32 @@ from unsoftmax.measure.single_tokens import Values
 from unsoftmax.models import RotaryHead, SingleHead
 from unsoftmax.probes import Array, Probes, Round
 from unsoftmax.protocol import Certificate, Evidence, Found
-from unsoftmax.validate import sequences as holdout
+from unsoftmax.validate import sequences
 from unsoftmax.validate.head_comparison import HeadAt, HeadBounds, JudgeTuning, to_first_order
 from unsoftmax.validate.judge import Answered, Judgement, Residuals, fresh_answers, judge
 from unsoftmax.validate.long_sequences import looked_at
 from unsoftmax.validate.sequences import DistanceTuning, HoldoutTuning
 
+# To explain the hold-out, float64 answers may be this many times as coarse as they look. A second
+# head that is 1e-5 of the first would take 10⁵ times and more.
+MOST_UNEXPLAINED = 2.0**12
+# The same for answers whose format is known, which is exact.
+MOST_UNEXPLAINED_COARSE = 2.0
+# Answers are taken to be so many times as coarse as the worst residual needs.
+COARSER_BY = 2.0
+# Right heads leave residuals of up to ¼ of what their certificate allows. Where a residual is
+# more, the certificate is widened by twice as much: others may be larger by chance.
+STRAIN = 4.0
+# A bound beyond so many times W's size says that nothing is known of W, though bounds are about
+# 15 times the error: such heads are refused where answers are coarse.
+UNKNOWN = 8.0
+# A fresh answer tests the scores where they move it by so many times what it may miss.
+NOTICED = 3.0
+# Of so many sequences of several tokens one at least must test them, or the evidence is not
+# called passed.
+LEAST_TESTED = 8
 
-@dataclass(frozen=True, slots=True)
-class ConclusionTuning:
-    """How far a hold-out may widen the precision that the answers' format suggests."""
-
-    most_unexplained: float = 2.0**12
-    """To explain the hold-out, float64 answers may be this many times as coarse as they look. A
-    second head that is 1e-5 of the first would take 10⁵ times and more."""
-    most_unexplained_coarse: float = 2.0
-    """The same for answers whose format is known, which is exact."""
-    step: float = 2.0
-    """Answers are taken to be so many times as coarse as the worst residual needs."""
-    strain: float = 4.0
-    """Right heads leave residuals of up to ¼ of what their certificate allows. Where a residual
-    is more, the certificate is widened by twice as much: others may be larger by chance."""
-    unknown: float = 8.0
-    """A bound beyond so many times W's size says that nothing is known of W, though bounds are
-    about 15 times the error: such heads are refused where answers are coarse."""
-    noticed: float = 3.0
-    """A fresh answer tests the scores where they move it by so many times what it may miss."""
-    untested: int = 8
-    """Of so many sequences of several tokens one at least must test them, or the evidence is not
-    called passed."""
-    holdout: HoldoutTuning = field(default=HoldoutTuning())
-    """Which sequences are asked."""
-    distances: DistanceTuning = field(default=DistanceTuning())
-    """The same of heads with positions."""
-    judge: JudgeTuning = field(default=JudgeTuning())
-    """How their answers are compared."""
-
+_HOLDOUT, JUDGE = HoldoutTuning(), JudgeTuning()
 
 UNTESTED = (
     "No fresh answer tests the scores: what the answers leave open of W and w moves each that "
@@ -93,7 +83,9 @@ def conclude(
     first: FirstRound,
     rng: np.random.Generator,
     otherwise: str,
-    tuning: ConclusionTuning,
+    *,
+    holdout: HoldoutTuning = _HOLDOUT,
+    most_unexplained: float = MOST_UNEXPLAINED,
 ) -> Asking[Found[Any]]:
     """Ask the closing hold-out and return what was found, or refuse it.
 
@@ -107,25 +99,27 @@ def conclude(
         Makes the closing sequences.
     otherwise : str
         What else may explain a target that is not predicted.
-    tuning : ConclusionTuning
-        Knobs.
+    holdout : HoldoutTuning
+        Which sequences are asked.
+    most_unexplained : float
+        To explain them, float64 answers may be so many times as coarse as they look.
     """
     bounds = head.bounds()
-    closing, rounds = _drawn(head, bounds, first.closing, rng, tuning)
+    closing, rounds = _drawn(head, bounds, first.closing, rng, holdout)
     answered = yield from fresh_answers(closing, [first.answered], rounds)
     try:
-        found = _supported(head, bounds, answered, first.checks, otherwise, tuning=tuning)
+        found = _supported(head, bounds, answered, first.checks, otherwise, most_unexplained)
     except ModelMismatch:
         if head.values.reread is None or first.as_rounded is None:
             raise
         # no answer told its format while W was read, as with W = 0; now the hold-out does
         rounded = replace(head, values=first.as_rounded())  # type: ignore[type-var]
         bounds = rounded.bounds()
-        found = _supported(rounded, bounds, answered, first.checks, otherwise, tuning=tuning)
+        found = _supported(rounded, bounds, answered, first.checks, otherwise, most_unexplained)
     head, bounds, evidence = found
     looked = _looked(head.model, answered, chain(*rounds))
     certificate = certificate_of(head, first.checks, looked, bounds=bounds)
-    _refuse_unknown(head, certificate, tuning)
+    _refuse_unknown(head, certificate)
     notes = (*head.notes(), *bounds.notes)
     if not np.isfinite(certificate.errors["W"]):
         notes = (*notes, "There is no finite bound on W: see the certificate's assumptions.")
@@ -139,16 +133,16 @@ def _drawn(
     bounds: HeadBounds,
     count: int,
     rng: np.random.Generator,
-    tuning: ConclusionTuning,
+    holdout: HoldoutTuning,
 ) -> tuple[Round, list[Round]]:
     """Draw fresh sequences: what is asked in one round, and what in rounds of its own after it."""
     model = head.model
     if isinstance(model, RotaryHead):
-        near, far = holdout.at_distances([model], model.dim, count, rng, tuning.distances)
+        near, far = sequences.at_distances([model], model.dim, count, rng, DistanceTuning())
         return [*near], far
     certificate = Certificate(bounds.errors, ())
-    closing, long = holdout.closing(model, certificate, count, rng, tuning=tuning.holdout)
-    return [*closing], tuning.holdout.long.rounds(long)
+    closing, long = sequences.closing(model, certificate, count, rng, tuning=holdout)
+    return [*closing], holdout.long.rounds(long)
 
 
 def _looked(
@@ -214,15 +208,14 @@ def _supported(
     answered: list[Answered],
     checks: int,
     otherwise: str,
-    *,
-    tuning: ConclusionTuning,
+    most_unexplained: float,
 ) -> tuple[F, HeadBounds, Evidence]:
     """Return the head with bounds that the hold-out supports, or refuse it.
 
     Answers are assumed to be coarser than they look until the hold-out passes, as far as may be.
     """
     exact = head.values.precision.exact
-    limit = tuning.most_unexplained if exact else tuning.most_unexplained_coarse
+    limit = most_unexplained if exact else MOST_UNEXPLAINED_COARSE
     if head.values.reread is not None:
         limit = 1.0  # answers that are not as exact as assumed are rounded ones
     factor, wider = 1.0, head
@@ -230,19 +223,19 @@ def _supported(
     while True:
         errors, values = bounds.errors, wider.values
         compared = [
-            to_first_order(at, y, values, errors, tuning.judge, bounds.positions) for at, y in seen
+            to_first_order(at, y, values, errors, JUDGE, bounds.positions) for at, y in seen
         ]
         lengths = (at.X.shape[1] for at, _ in seen)
         judgement = judge(Residuals.of_lengths(zip(lengths, compared, strict=True)), checks)
         evidence = judgement.evidence
         if not judgement.refuses:
-            if _untested(wider, errors, seen, compared, tuning):
+            if _untested(wider, errors, seen, compared):
                 evidence = replace(evidence, passed=False)
-            if judgement.strain > 1 / tuning.strain:
-                wider = _coarser(wider, 2 * tuning.strain * judgement.strain)
+            if judgement.strain > 1 / STRAIN:
+                wider = _coarser(wider, 2 * STRAIN * judgement.strain)
                 bounds = wider.bounds()
             return wider, bounds, evidence
-        factor *= tuning.step * max(1.0, evidence.max_residual / evidence.tolerance)
+        factor *= COARSER_BY * max(1.0, evidence.max_residual / evidence.tolerance)
         if not factor <= limit:  # also when there is nothing to compare
             _refuse(head, judgement, bool(np.isfinite(errors["W"])), otherwise)
         wider = _coarser(head, factor)
@@ -276,7 +269,6 @@ def _untested(
     errors: dict[str, float],
     seen: list[tuple[HeadAt, Array]],
     compared: list[Residuals],
-    tuning: ConclusionTuning,
 ) -> bool:
     """Whether no fresh answer tests a head's scores, though they are claimed to be known.
 
@@ -287,25 +279,23 @@ def _untested(
     several = [(at, of) for (at, _), of in zip(seen, compared, strict=True) if at.X.shape[1] > 1]
     asked = sum(len(at.X) for at, _ in several)
     claimed = any(model.parameter_norm(name) > errors.get(name, np.inf) for name in "Ww")
-    if asked < tuning.untested or not claimed:
+    if asked < LEAST_TESTED or not claimed:
         return False
     for at, of in several:
         evenly = at.X.mean(axis=1) @ model.v + model.c
-        noticed = np.abs(model(at.X) - evenly) > tuning.noticed * (of.own + of.allowed)
+        noticed = np.abs(model(at.X) - evenly) > NOTICED * (of.own + of.allowed)
         if np.any(of.telling & noticed):
             return False
     return True
 
 
-def _refuse_unknown(
-    head: RecoveredHead, certificate: Certificate, tuning: ConclusionTuning
-) -> None:
+def _refuse_unknown(head: RecoveredHead, certificate: Certificate) -> None:
     """Refuse a W of which coarse answers leave nothing known: its bound is beyond its size.
 
     A W smaller than 1 may be known to be small, and no more.
     """
     size, bound = head.model.parameter_norm("W"), certificate.errors["W"]
-    if not head.values.precision.exact and bound > tuning.unknown * max(size, 1.0):
+    if not head.values.precision.exact and bound > UNKNOWN * max(size, 1.0):
         raise NotIdentifiable(
             f"The answers are too coarse to determine W: its error may be {bound:.1e}, it is "
             f"{size:.1e} large. v is determined." + why(head.values.precision) + ADVICE,

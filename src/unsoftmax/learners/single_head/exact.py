@@ -25,10 +25,9 @@ import numpy as np
 
 from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.settings import Configured, flag, given_frequencies, one_of, whole_number
-from unsoftmax.learners.single_head.conclusion import ConclusionTuning, conclude
+from unsoftmax.learners.single_head.conclusion import conclude
 from unsoftmax.learners.single_head.first_round import (
     FirstRoundSettings,
-    FirstRoundTuning,
     ask_first_round,
     or_biased,
 )
@@ -46,6 +45,10 @@ from unsoftmax.protocol import Plan, Steps
 from unsoftmax.solve.dense import DenseSolution, solve
 from unsoftmax.theory import counts
 from unsoftmax.validate.head_comparison import HeadBounds
+from unsoftmax.validate.sequences import HoldoutTuning
+
+# A query bias so many times the longest column of W is worth a note: it cannot be scaled away.
+LARGE_BIAS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +58,8 @@ class ExactTuning:
     again_per_token: int = 2
     """Queries per query token that may be asked again. Generic W of up to 128 dimensions need
     13 in all; one each where columns of W differ by 10¹²."""
-    first_round: FirstRoundTuning = field(default=FirstRoundTuning())
     grid: LogitGridTuning = field(default=LogitGridTuning())
-    conclusion: ConclusionTuning = field(default=ConclusionTuning())
-    large_bias: float = 10.0
-    """A query bias so many times the longest column of W is worth a note: it cannot be scaled
-    away."""
+    holdout: HoldoutTuning = field(default=HoldoutTuning())
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +145,7 @@ class ExactHead(Configured):
         queries = counts.single_head(d, biases=self.biases)
         columns = singles = d + self.biases
         again = 0 if self.probes == "paper-unit" else self.tuning.again_per_token
-        long = self.tuning.conclusion.holdout.long
+        long = self.tuning.holdout.long
         return Plan(
             queries=queries,
             at_most=queries + again * columns,
@@ -154,22 +153,24 @@ class ExactHead(Configured):
             rounds=3 + self.tuning.grid.rounds * (1 + self.biases) + long.most_rounds,
             formula="d² + 2d + 1" if self.biases else "d + d²",
             longest_token=FARTHEST,
-            most_tokens=long.most_tokens(d, *self.tuning.conclusion.holdout.lengths),
+            most_tokens=long.most_tokens(d, *self.tuning.holdout.lengths),
         )
 
     def steps(self, checks: int) -> Steps[SingleHead]:
         """Ask, and return what was found; see `unsoftmax.protocol.Learner`."""
         if (learner := self._positioned()) is not None:
             return (yield from learner.steps(checks))
-        rng, tuning = np.random.default_rng(self.seed), self.tuning
+        rng = np.random.default_rng(self.seed)
         ahead = self.plan().at_most + checks
-        given = FirstRoundSettings(
-            bool(self.biases), listens=True, ahead=ahead, tuning=tuning.first_round
-        )
+        given = FirstRoundSettings(bool(self.biases), listens=True, ahead=ahead)
         first = yield from ask_first_round(self.dim, checks, rng, given)
         Z = self._offsets(first.values, rng)
         head = yield from self._read(first.values, Z)
-        return (yield from conclude(head, first, rng, or_biased(self.biases), tuning.conclusion))
+        return (
+            yield from conclude(
+                head, first, rng, or_biased(self.biases), holdout=self.tuning.holdout
+            )
+        )
 
     def _positioned(self) -> LowRankHead | None:
         """Return the learner of keys and queries of full rank where there are positions."""
@@ -214,7 +215,7 @@ class ExactHead(Configured):
             W = replace(W, matrix=np.pad(W.matrix, ((0, 0), (0, d - k))))
         model = SingleHead(W.matrix, values.v, None if w is None else w.matrix[:, 0], values.c)
         W = replace(W, matrix=model.W)  # one array instead of two
-        return ExactReading(model, values, columns, W, bias, w, self.tuning.large_bias)
+        return ExactReading(model, values, columns, W, bias, w)
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +230,6 @@ class ExactReading:
     bias: LogitGrid | None
     """Z w."""
     w: DenseSolution | None
-    large_bias: float
 
     def bounds(self) -> HeadBounds:
         """Bound the errors; see `unsoftmax.solve.dense`."""
@@ -249,7 +249,7 @@ class ExactReading:
         notes = list(self.values.precision.why)
         longest = float(np.linalg.norm(self.W.matrix, axis=0).max())
         bias = 0.0 if self.w is None else float(np.linalg.norm(self.w.matrix))
-        if bias > self.large_bias * longest > 0:
+        if bias > LARGE_BIAS * longest > 0:
             notes.append(
                 f"The query bias is {bias / longest:.0e} times a column of W. It cannot be scaled "
                 "away, so W's relative accuracy falls with the square of that ratio."

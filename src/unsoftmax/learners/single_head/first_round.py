@@ -20,14 +20,14 @@ answers that W is read from tell (`Values.reread`).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.learners.compose import Asking
-from unsoftmax.measure.changes import Changes, ChangesTuning
+from unsoftmax.measure.changes import Changes
 from unsoftmax.measure.number_format import significant_bits
 from unsoftmax.measure.precision import (
     FLOAT32_UNIT,
@@ -43,53 +43,44 @@ from unsoftmax.validate import sequences as holdout
 from unsoftmax.validate.head_comparison import of_straight
 from unsoftmax.validate.judge import Answered
 
-
-@dataclass(frozen=True, slots=True)
-class FirstRoundTuning:
-    """How v, c and the precision are read, and what is refused at once."""
-
-    biased_scale: float = 2.0**10
-    """ρ, the norm of single tokens, with biases: c is subtracted from every answer, and longer
-    tokens save v's digits. Without biases ρ is 1."""
-    coarsest_unit: float = 4 * FLOAT32_UNIT
-    """What single tokens miss x·v + c by is put down to arithmetic no coarser than float32 at
-    d = 1024; beyond, the target is refused."""
-    defect: float = 2.0
-    """Arithmetic is assumed to be so many times as coarse as the largest miss seen: few tokens
-    were asked, and their misses may be small by chance."""
-    most_noise: float = 0.03
-    """Answers that change by this share of their size from call to call are refused: nothing
-    is left of the logits."""
-    largest_answer: float = 1e100
-    """Larger answers, and answers below its inverse, are refused: their squares leave float64."""
-    label_bits: int = 2
-    """Answers of so few significant bits are labels: even 8-bit floats have more."""
-    stands_out: float = 3.0
-    """v counts as 0 where ‖v̂‖ is below so many times its error: offsets are balanced on v̂, so
-    that its direction must be known."""
-    short: float = 2.0**-16
-    """Norm of the single tokens that show the rounding of c. Smaller: float32 would not see
-    them; larger: v's own rounding hides c's."""
-    of_c: float = 16.0
-    """c is taken to be off by so many times what short tokens miss it by: three are asked, and
-    all may miss it by little by chance (once in 16,000 for 16)."""
-    of_answers: float = 1.0
-    """The same for all other answers, whose errors are bounded all together."""
-    of_v: float = 3.0
-    """The same for entries of v, and longer tokens."""
-    most_hidden: float = 2.0**-12
-    """What short tokens miss c by is put down to rounding up to this share of tokens of norm 1:
-    in float32 biases are 4,000 times as large as the values then. Beyond, it is no head."""
-    small_by_chance: float = 1e-4
-    """All entries of v together may be small beside their terms with this probability, and no
-    less likely: with 2 dimensions that is 100 times, with 16 or more it is within κ."""
-    rounding_seen: float = 2.0**-40
-    """An answer tells whether it is rounded where a rounding like the single tokens' is more
-    than this share of it: far beyond float64's own."""
-    precision: PrecisionTuning = field(default=PrecisionTuning())
-    """How the answers' format and noise are recognised."""
-    changes: ChangesTuning = field(default=ChangesTuning())
-    """How changes from call to call are told apart."""
+# ρ, the norm of single tokens, with biases: c is subtracted from every answer, and longer tokens
+# save v's digits. Without biases ρ is 1.
+BIASED_SCALE = 2.0**10
+# What single tokens miss x·v + c by is put down to arithmetic no coarser than float32 at d =
+# 1024; beyond, the target is refused.
+COARSEST_UNIT = 4 * FLOAT32_UNIT
+# Arithmetic is assumed to be so many times as coarse as the largest miss seen: few tokens were
+# asked, and their misses may be small by chance.
+DEFECT = 2.0
+# Answers that change by this share of their size from call to call are refused: nothing is left
+# of the logits.
+MOST_NOISE = 0.03
+# Larger answers, and answers below its inverse, are refused: their squares leave float64.
+LARGEST_ANSWER = 1e100
+# Answers of so few significant bits are labels: even 8-bit floats have more.
+LABEL_BITS = 2
+# v counts as 0 where ‖v̂‖ is below so many times its error: offsets are balanced on v̂, so that
+# its direction must be known.
+STANDS_OUT = 3.0
+# Norm of the single tokens that show the rounding of c. Smaller: float32 would not see them;
+# larger: v's own rounding hides c's.
+SHORT = 2.0**-16
+# c is taken to be off by so many times what short tokens miss it by: three are asked, and all may
+# miss it by little by chance (once in 16,000 for 16).
+OF_C = 16.0
+# The same for entries of v, and longer tokens.
+OF_V = 3.0
+# What short tokens miss c by is put down to rounding up to this share of tokens of norm 1: in
+# float32 biases are 4,000 times as large as the values then. Beyond, it is no head.
+MOST_HIDDEN = 2.0**-12
+# All entries of v together may be small beside their terms with this probability, and no less
+# likely: with 2 dimensions that is 100 times, with 16 or more it is within κ.
+BY_CHANCE = 1e-4
+# An answer tells whether it is rounded where a rounding like the single tokens' is more than this
+# share of it: far beyond float64's own.
+ROUNDING_SEEN = 2.0**-40
+# So many answers tell a format.
+WITNESSES = PrecisionTuning().witnesses
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,14 +100,13 @@ class FirstRoundSettings:
     `Values.shared` for the errors of v and c in them."""
     ahead: int = 1
     """Queries of the whole run: answers that drift go on drifting."""
-    tuning: FirstRoundTuning = field(default=FirstRoundTuning())
 
     @property
     def token_norm(self) -> float:
         """ρ."""
         if self.scale is not None:
             return self.scale
-        return self.tuning.biased_scale if self.biases else 1.0
+        return BIASED_SCALE if self.biases else 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,20 +150,20 @@ def ask_first_round(
     # with biases more single tokens, and fewer repeats: some are short
     moved = share.repeats // 4 if given.biases else 0
     three = holdout.opening(dim, share.opening, rng, given.radius)
-    short = given.tuning.short if given.biases else 1.0
+    short = SHORT if given.biases else 1.0
     straight = holdout.straight(dim, share.straight + moved, rng, given.radius, short)
     singles = SingleTokens.probes(dim, given.token_norm, given.biases)
     opened, line, *answers = yield [three, straight, *singles]
     tokens = SingleTokens.of(answers, given.token_norm)
-    _refuse_size(tokens.y, given.tuning)
+    _refuse_size(tokens.y)
     if given.declared is None:  # coarse answers may be round numbers
-        _refuse_labels(np.concatenate([opened, line]), given.tuning)
+        _refuse_labels(np.concatenate([opened, line]))
     again = np.empty(0)
     if share.repeats:
         [again] = yield [holdout.repeated(three, share.repeats - moved)]
     asked = _Asked(tokens, (three.X, opened), (straight.X[:, 0], line), again, given)
     values = asked.values()
-    if _counts_as_zero(values, given.tuning):
+    if _counts_as_zero(values):
         longer = holdout.opening(dim, share.closing, rng, given.radius)
         [y] = yield [longer]
         _refuse_without_value(values, np.concatenate([three.X, longer.X]), np.append(opened, y))
@@ -213,43 +203,41 @@ class _Asked:
             before = self.three[1][: len(self.again)]
             _refuse_beyond(self.given.declared, before, self.again)
             return self._straightened(self.given.declared)
-        form = Precision.of_format(self._answers, self.given.tuning.precision)
+        form = Precision.of_format(self._answers)
         values = self._straightened(self._with_noise(form))
         if not (self.given.listens and self._open(form)):
             return values
-        exact = _read(self.tokens, self._with_noise(Precision()), *self.line, self.given.tuning)
+        exact = _read(self.tokens, self._with_noise(Precision()), *self.line)
         return replace(exact, reread=partial(self._reread, form))
 
     def as_rounded(self) -> Values:
         """Read v and c as if these answers were as rounded as they look."""
-        form = Precision.of_format(self._answers, self.given.tuning.precision)
+        form = Precision.of_format(self._answers)
         return self._stood_out(self._straightened(self._with_noise(form)))
 
     def _open(self, form: Precision) -> bool:
         """Say whether these answers may be round without being rounded, or are too few to tell."""
-        witnesses = self.given.tuning.precision.witnesses
-        few = np.count_nonzero(np.concatenate(self._answers)) < witnesses
-        return bool(np.count_nonzero(self.three[1]) < witnesses and (few or form != Precision()))
+        few = np.count_nonzero(np.concatenate(self._answers)) < WITNESSES
+        return bool(np.count_nonzero(self.three[1]) < WITNESSES and (few or form != Precision()))
 
     def _reread(self, form: Precision, y: Array) -> Values | None:
         """Read v and c again with the format that telling answers have; ``form`` is to be seen."""
-        tuning = self.given.tuning
         if form.absolute:  # what is relative to answers is seen in all of them
-            y = y[form.absolute > tuning.rounding_seen * np.abs(y)]
-        if len(y) < tuning.precision.witnesses:
+            y = y[form.absolute > ROUNDING_SEEN * np.abs(y)]
+        if len(y) < WITNESSES:
             return None
-        told = Precision.of_format([*self._answers, y], tuning.precision)
+        told = Precision.of_format([*self._answers, y])
         return self._stood_out(self._straightened(self._with_noise(told)))
 
     def _stood_out(self, values: Values) -> Values:
         """Refuse a v that is 0 as far as its error tells."""
-        if _counts_as_zero(values, self.given.tuning):
+        if _counts_as_zero(values):
             _refuse_without_value(values, *self.three)
         return values
 
     def _with_noise(self, precision: Precision) -> Precision:
         """Add the noise that repeated questions show; refuse where it leaves nothing."""
-        tuning, n, first = self.given.tuning, len(self.again), self.tokens
+        n, first = len(self.again), self.tokens
         longest = np.linalg.norm(self.three[0][:n], axis=2).max(axis=1)
         changes = Changes(
             self.three[1][:n],
@@ -257,12 +245,11 @@ class _Asked:
             longest * np.linalg.norm(first.v) + abs(first.constant),
             sum(map(len, self._answers)) + (first.at_zero is not None),
             self.given.ahead,
-            tuning=tuning.changes,
         )
-        precision = changes.added_to(precision, tuning.precision)
+        precision = changes.added_to(precision)
         seen = np.concatenate(self._answers[:2])
         size = np.sqrt(np.mean(seen**2)) if precision.noise else 0.0
-        if precision.noise > tuning.most_noise * size:
+        if precision.noise > MOST_NOISE * size:
             raise ModelMismatch(
                 f"The same question got different answers: they vary by {precision.noise:.1e} "
                 f"from call to call and are only {size:.1e} large. Nothing can be learned "
@@ -274,9 +261,9 @@ class _Asked:
         return _straightened(self.tokens, precision, *self.line, self.given)
 
 
-def _counts_as_zero(values: Values, tuning: FirstRoundTuning) -> bool:
+def _counts_as_zero(values: Values) -> bool:
     """Say whether v is 0 as far as its error tells."""
-    return bool(values.norm <= tuning.stands_out * np.linalg.norm(values.v_error))
+    return bool(values.norm <= STANDS_OUT * np.linalg.norm(values.v_error))
 
 
 def _refuse_beyond(declared: Precision, before: Array, again: Array) -> None:
@@ -298,18 +285,17 @@ def _straightened(
 
     Where answers miss it coarser arithmetic is assumed, as far as that may be.
     """
-    tuning = given.tuning
-    values = _read(tokens, precision, x, line, tuning)
+    values = _read(tokens, precision, x, line)
     declared, compared = given.declared is not None, of_straight(x, line, values)
     if np.all(np.abs(compared.relative) <= compared.tolerance):
         if declared or not given.listens:
             return values
         # v's own bound may be wide enough to explain what is missed; the errors that W is read
         # with are not, and answers to two tokens are off by as much
-        unit = _coarseness(x, line, replace(values, v_error=values.among_others.v), tuning)
+        unit = _coarseness(x, line, replace(values, v_error=values.among_others.v))
     else:
-        unit = _coarseness(x, line, values, tuning)
-        if declared or unit > max(tuning.coarsest_unit, values.precision.unit):
+        unit = _coarseness(x, line, values)
+        if declared or unit > max(COARSEST_UNIT, values.precision.unit):
             least = ", or the tolerance is too small" if declared else ""
             missed = np.max(np.abs(compared.relative))
             raise ModelMismatch(
@@ -320,10 +306,10 @@ def _straightened(
     coarser = values.precision.with_unit(unit, "Single tokens are not answered exactly")
     if coarser is values.precision:
         return values
-    return _read(tokens, coarser, x, line, tuning)
+    return _read(tokens, coarser, x, line)
 
 
-def _coarseness(x: Array, line: Array, values: Values, tuning: FirstRoundTuning) -> float:
+def _coarseness(x: Array, line: Array, values: Values) -> float:
     """Return the roundoff that explains what tokens x (n, d) miss x·v + c by; 0 if none has to."""
     compared = of_straight(x, line, values)
     residual = np.abs(compared.relative)
@@ -331,12 +317,10 @@ def _coarseness(x: Array, line: Array, values: Values, tuning: FirstRoundTuning)
         return 0.0
     exact = replace(values, precision=replace(values.precision, unit=0.0))
     beyond = np.max(residual - of_straight(x, line, exact).tolerance)
-    return tuning.defect * float(beyond) / KAPPA
+    return DEFECT * float(beyond) / KAPPA
 
 
-def _read(
-    tokens: SingleTokens, precision: Precision, x: Array, line: Array, tuning: FirstRoundTuning
-) -> Values:
+def _read(tokens: SingleTokens, precision: Precision, x: Array, line: Array) -> Values:
     """Read v and c with errors as large as fresh tokens x show those of sums to be.
 
     What they miss x·v̂ + ĉ by are errors of the target's own arithmetic: their own, and those of
@@ -349,31 +333,31 @@ def _read(
     both = 2 if precision.unit == UNIT else 1
     rounded = both * precision.relative * np.abs(line) + 2 * precision.absolute
     clear = np.maximum(missed - rounded, 0.0)
-    short = np.linalg.norm(x, axis=1) < np.sqrt(tuning.short)
+    short = np.linalg.norm(x, axis=1) < np.sqrt(SHORT)
     terms = 0.0
     if not np.all(short):
         d = len(tokens.v)
-        chance = 2 * small_by_chance(d, tuning.small_by_chance) / KAPPA
+        chance = 2 * small_by_chance(d, BY_CHANCE) / KAPPA
         by_chance = max(1.0, chance) * np.linalg.norm(tokens.v) / np.sqrt(d)
         # the last rounding may hide what sums are off by (a large c): it is not taken off
-        terms = min(float(by_chance), tuning.of_v * float(np.max(missed[~short])) / inside)
+        terms = min(float(by_chance), OF_V * float(np.max(missed[~short])) / inside)
     if tokens.at_zero is None:
         return tokens.values(precision, terms)
     if not np.any(short):
         return tokens.values(precision, terms, float(np.linalg.norm(tokens.v)))
     coarse, c = float(np.max(clear[short])) / inside, abs(tokens.constant)
-    if coarse * inside > tuning.most_hidden * (np.linalg.norm(tokens.v) + c):
+    if coarse * inside > MOST_HIDDEN * (np.linalg.norm(tokens.v) + c):
         return tokens.values(precision, terms)  # no rounding: judged as it is
     precision = precision.with_hidden(
-        max(0.0, tuning.of_answers * coarse - c),
+        max(0.0, coarse - c),
         "Short tokens are not answered by c exactly: terms that cancel in it",
     )
-    return tokens.values(precision, terms, max(0.0, tuning.of_c * coarse - c))
+    return tokens.values(precision, terms, max(0.0, OF_C * coarse - c))
 
 
-def _refuse_size(y: Array, tuning: FirstRoundTuning) -> None:
+def _refuse_size(y: Array) -> None:
     """Refuse answers whose squares float64 cannot hold."""
-    largest, most = float(np.max(np.abs(y))), tuning.largest_answer
+    largest, most = float(np.max(np.abs(y))), LARGEST_ANSWER
     if largest > most or 0 < largest < 1 / most:
         raise NotIdentifiable(
             f"Answers of about {largest:.0e} leave float64 no room to compute with: scale the "
@@ -382,10 +366,10 @@ def _refuse_size(y: Array, tuning: FirstRoundTuning) -> None:
         )
 
 
-def _refuse_labels(y: Array, tuning: FirstRoundTuning) -> None:
+def _refuse_labels(y: Array) -> None:
     """Refuse answers that are a handful of round numbers."""
     values = np.unique(y)
-    if len(values) > 1 and significant_bits(y) <= tuning.label_bits:
+    if len(values) > 1 and significant_bits(y) <= LABEL_BITS:
         raise ModelMismatch(
             f"Sequences at random are answered by {', '.join(f'{v:g}' for v in values[:6])} alone: "
             "these are labels, not values of an attention head: LabelHead learns from them."

@@ -43,13 +43,13 @@ from unsoftmax.learners.settings import (
     whole_number,
 )
 from unsoftmax.learners.single_head.column_space import (
-    ColumnTuning,
+    ILL_CONDITIONED,
     SpanningColumns,
     find_columns,
     growths,
     independent,
 )
-from unsoftmax.learners.single_head.conclusion import ConclusionTuning, conclude
+from unsoftmax.learners.single_head.conclusion import MOST_UNEXPLAINED, conclude
 from unsoftmax.learners.single_head.distances import (
     PositionedReading,
     RotaryTuning,
@@ -58,14 +58,13 @@ from unsoftmax.learners.single_head.distances import (
 from unsoftmax.learners.single_head.factored_reading import FactoredReading, ZeroReading
 from unsoftmax.learners.single_head.first_round import (
     FirstRoundSettings,
-    FirstRoundTuning,
     ask_first_round,
     or_biased,
 )
 from unsoftmax.learners.single_head.lifted import LENGTHS, PILOTS, read_lifted
 from unsoftmax.learners.single_head.low_rank_probes import LowRankProbes
 from unsoftmax.learners.single_head.rank_check import check_rank
-from unsoftmax.learners.single_head.row_space import RowTuning, read_on_row_space, read_rows
+from unsoftmax.learners.single_head.row_space import read_on_row_space, read_rows
 from unsoftmax.measure import offsets
 from unsoftmax.measure.logit_scales import LogitGridTuning
 from unsoftmax.measure.offsets import DENSE_GRID
@@ -78,38 +77,32 @@ from unsoftmax.models.rotary import Rotary
 from unsoftmax.probes import FARTHEST
 from unsoftmax.protocol import Plan, Steps
 from unsoftmax.theory import counts
+from unsoftmax.validate.sequences import DistanceTuning, HoldoutTuning
 
-_ANY = 1e30
-"""No columns are conditioned so badly."""
+# With a tolerance offsets are so many times as long as logits ask for, query tokens as much
+# shorter: logits stay, and additive noise matters so many times less.
+GAIN = 2.0**40
+# The same for the single tokens that give v: longer still, since every offset sees v's error.
+SINGLE_GAIN = 2.0**46
+# To explain the hold-out with a given rank, answers may be this many times as coarse as they look:
+# what too small a rank leaves out must not pass for coarse arithmetic. Naive loops at d = 1024 are
+# 8 times as coarse as is assumed.
+MOST_UNEXPLAINED_OF_RANK = 2.0**4
+# The same with positions: a bias of 0.1 at one distance of 512 makes answers look 100 to 2,000
+# times as coarse.
+MOST_UNEXPLAINED_OF_POSITIONS = 2.0**6
+# Norm of the hold-out's largest first tokens: with rank 0 they bound what W may be. A few random
+# tokens may see so many times less of such a W than usual.
+LARGEST_OPENING, FEW_SEE = 64.0, 2.0**10
+POSITIONS = RotaryTuning()
 
 
 @dataclass(frozen=True, slots=True)
 class LowRankTuning:
     """Knobs of `LowRankHead`, those of its parts nested."""
 
-    gain: float = 2.0**40
-    """With a ``tolerance`` offsets are so many times as long as logits ask for, query tokens as
-    much shorter: logits stay, and additive noise matters so many times less."""
-    single_gain: float = 2.0**46
-    """The same for the single tokens that give v: longer still, since every offset sees v's
-    error."""
-    most_unexplained: float = 2.0**4
-    """To explain the hold-out with a given rank, answers may be this many times as coarse as they
-    look: what too small a rank leaves out must not pass for coarse arithmetic. Naive loops
-    at d = 1024 are 8 times as coarse as is assumed."""
-    most_unexplained_positions: float = 2.0**6
-    """The same with positions: a bias of 0.1 at one distance of 512 makes answers look 100 to 2,000
-    times as coarse."""
-    largest_opening: float = 64.0
-    """Norm of the hold-out's largest first tokens: with rank 0 they bound what W may be."""
-    few_see: float = 2.0**10
-    """A few random tokens may see this many times less of such a W than usual."""
-    first_round: FirstRoundTuning = field(default=FirstRoundTuning())
-    columns: ColumnTuning = field(default=ColumnTuning())
-    rows: RowTuning = field(default=RowTuning())
     grid: LogitGridTuning = field(default=LogitGridTuning())
-    conclusion: ConclusionTuning = field(default=ConclusionTuning())
-    positions: RotaryTuning = field(default=RotaryTuning())
+    holdout: HoldoutTuning = field(default=HoldoutTuning())
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,20 +198,19 @@ class LowRankHead(Configured):
         d, biases, turns = int(self.dim), bool(self.biases), self._positions()[0]
         known, r = self.rank is not None, d if self.rank is None else int(self.rank)
         searched, growing = (0, 0) if known else (2 * d, 2 * growths(d))
-        conclusion = self.tuning.conclusion
+        holdout = self.tuning.holdout
         if turns:
             queries = counts.rotary_head_queries(d, r, biases=biases)
             spare = PILOTS * LENGTHS if biases else 2 * (r + 1)
             rounds, farther = 30, r * (r + biases)
             formula = "1 + d + 2dr + 3r" if biases else "d + 2dr"
-            most_tokens = conclusion.distances.most_tokens(d)
+            most_tokens = DistanceTuning().most_tokens(d)
         else:
             noisy = self.tolerance is not None
             queries = counts.low_rank_head(d, r, biases=biases) + d * r * noisy
             spare, rounds, farther = 2 * (r + 1 + biases), 26 + 8 * biases, 0
             formula = "1 + d + r(2d + 1 − r)" if biases else "d + r(2d − r)"
             formula += " + dr" * noisy
-            holdout = conclusion.holdout
             most_tokens = holdout.long.most_tokens(d, *holdout.lengths)
         return Plan(
             queries=queries if known else None,
@@ -232,20 +224,28 @@ class LowRankHead(Configured):
 
     def steps(self, checks: int) -> Steps[SingleHead]:
         """Ask, and return what was found; see `unsoftmax.protocol.Learner`."""
-        rng, tuning = np.random.default_rng(self.seed), self.tuning
+        rng = np.random.default_rng(self.seed)
         declared = None if self.tolerance is None else Precision.declared(self.tolerance)
-        long = None if declared is None else tuning.single_gain
+        long = None if declared is None else SINGLE_GAIN
         given = FirstRoundSettings(
             bool(self.biases),
             declared,
             long,
             listens=True,
             ahead=self.plan().at_most + checks,
-            tuning=tuning.first_round,
         )
         first = yield from ask_first_round(self.dim, checks, rng, given)
         head = yield from self._read(first.values, rng)
-        return (yield from conclude(head, first, rng, self._otherwise(), self._conclusion()))
+        most = MOST_UNEXPLAINED if self.rank is None else MOST_UNEXPLAINED_OF_RANK
+        most = MOST_UNEXPLAINED_OF_POSITIONS if self._positions()[0] else most
+        holdout = self.tuning.holdout
+        if self.tolerance is not None and not self.biases:
+            holdout = replace(holdout, gain=GAIN)
+        return (
+            yield from conclude(
+                head, first, rng, self._otherwise(), holdout=holdout, most_unexplained=most
+            )
+        )
 
     def _positions(self) -> tuple[bool, Rotary | None]:
         """Say whether there are positions, and their frequencies where these are given."""
@@ -256,21 +256,20 @@ class LowRankHead(Configured):
         self, values: Values, rng: np.random.Generator
     ) -> Asking[FactoredReading | ZeroReading | PositionedReading]:
         """Read columns, then rows, and join them; with positions at two distances."""
-        tuning, noisy, (turns, given) = self.tuning, self.tolerance is not None, self._positions()
+        noisy, (turns, given) = self.tolerance is not None, self._positions()
         Z, T = offsets.balanced(values.v, rng, DENSE_GRID), offsets.rotation(self.dim, rng)
         if self.rank == 0:
-            return ZeroReading(values, partial(_unseen, tuning))
-        gain = tuning.positions.gain if turns else tuning.gain
+            return ZeroReading(values, _unseen)
+        gain = POSITIONS.gain if turns else GAIN
         split = amplified(gain) if noisy or turns else even
-        probes = LowRankProbes(values, Z, T, split, bool(self.biases), tuning.grid)
+        probes = LowRankProbes(values, Z, T, split, bool(self.biases), self.tuning.grid)
         if turns and self.biases:
             assert self.rank is not None
-            positions = tuning.positions
-            return (yield from read_lifted(probes, int(self.rank), given, rng, positions))
+            return (yield from read_lifted(probes, int(self.rank), given, rng, POSITIONS))
         # with positions no spare token is asked: W(2) is read at the same r tokens
-        choice = replace(tuning.columns, condition=_ANY) if turns else tuning.columns
-        columns = yield from find_columns(probes, self.rank, choice)
-        columns = independent(columns, choice) if turns else columns
+        most = 1e30 if turns else ILL_CONDITIONED  # no columns are conditioned so badly
+        columns = yield from find_columns(probes, self.rank, most)
+        columns = independent(columns) if turns else columns
         values = columns.grid.values
         probes = replace(probes, values=values)
         if not len(columns.tokens) and columns.left_out is not None:
@@ -278,7 +277,7 @@ class LowRankHead(Configured):
             if not turns:
                 yield from check_rank(probes, columns, zero, rng)
             return zero
-        found = yield from read_rows(probes, columns, rng, tuning.rows)
+        found = yield from read_rows(probes, columns, rng)
         if turns:
             return (yield from self._read_farther(probes, columns, found))
         yield from check_rank(replace(probes, values=found.values), columns, found, rng)
@@ -293,7 +292,7 @@ class LowRankHead(Configured):
         spaced = yield from ask_spaced(near.skeleton.rows, tokens, (alpha, beta), 1, "W(2)")
         read, given = partial(StepReadings.of, near, spaced), self._positions()[1]
         try:
-            head = PositionedReading.of(near.values, read, given, False, self.tuning.positions)
+            head = PositionedReading.of(near.values, read, given, False, POSITIONS)
         except NotIdentifiable as refused:
             raise NotIdentifiable(
                 f"{refused} Keys or queries with biases answer so as well: biases=True, with a "
@@ -316,23 +315,11 @@ class LowRankHead(Configured):
             "keys or queries of a plane depend on those of others"
         )
 
-    def _conclusion(self) -> ConclusionTuning:
-        """Say how much coarser answers may be than they look, and how long fresh offsets are."""
-        conclusion, tuning = self.tuning.conclusion, self.tuning
-        if self._positions()[0]:
-            return replace(conclusion, most_unexplained=tuning.most_unexplained_positions)
-        if self.rank is not None:
-            conclusion = replace(conclusion, most_unexplained=tuning.most_unexplained)
-        if self.tolerance is not None and not self.biases:
-            holdout = replace(conclusion.holdout, gain=tuning.gain)
-            conclusion = replace(conclusion, holdout=holdout)
-        return conclusion
 
-
-def _unseen(tuning: LowRankTuning, values: Values) -> float:
+def _unseen(values: Values) -> float:
     """Estimate the norm of a W that the hold-out would not tell from 0.
 
     At tokens of norm s a logit is about s²‖W‖/d, and an answer moves by s‖v‖ of it.
     """
-    s = tuning.largest_opening
-    return tuning.few_see * len(values.v) * values.precision.share_of(s * values.norm) / s**2
+    s = LARGEST_OPENING
+    return FEW_SEE * len(values.v) * values.precision.share_of(s * values.norm) / s**2

@@ -12,7 +12,7 @@ and every a_k·v ≥ ‖v‖, whether v lies in W's range or not.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -30,35 +30,27 @@ from unsoftmax.probes import Array
 from unsoftmax.solve.dense import DenseSolution, solve
 from unsoftmax.solve.skeleton import Skeleton
 
-
-@dataclass(frozen=True, slots=True)
-class RowTuning:
-    """How rows are asked."""
-
-    enough: int = 8
-    """From this rank on the columns' size says at which scale other tokens are asked."""
-    few: int = 2
-    """Below it, so many tokens are asked first: the columns known are few, and say only roughly
-    how long the others are."""
-    caution: int = 2
-    """Octaves below the columns' scale at which these few are asked."""
-    orthogonal: float = 1e-3
-    """Where no more than this share of v lies in W's range, offsets are balanced on a random
-    direction of it: balancing on v's part there would follow its error."""
+# From this rank on the columns' size says at which scale other tokens are asked.
+ENOUGH = 8
+# Below it, so many tokens are asked first: the columns known are few, and say only roughly how
+# long the others are.
+FEW = 2
+# Octaves below the columns' scale at which these few are asked.
+CAUTION = 2
+# Where no more than this share of v lies in W's range, offsets are balanced on a random direction
+# of it: balancing on v's part there would follow its error.
+ORTHOGONAL = 1e-3
 
 
 def read_rows(
-    probes: LowRankProbes,
-    columns: SpanningColumns,
-    rng: np.random.Generator,
-    tuning: RowTuning,
+    probes: LowRankProbes, columns: SpanningColumns, rng: np.random.Generator
 ) -> Asking[FactoredReading]:
     """Ask for the rows A W and join them with the columns."""
     values, dim, rank = probes.values, probes.dim, len(columns.tokens)
     spare = 2 * (rank + 1 + probes.biases) - columns.grid.again
     C = solve(probes.Z, columns.grid.measured())
     basis = np.linalg.qr(C.matrix)[0]
-    skeleton = Skeleton(basis, _offsets_in(basis, values.v, rng, tuning))
+    skeleton = Skeleton(basis, _offsets_in(basis, values.v, rng))
     bias, shift, split = None, None, probes.split
     seen = skeleton.rows @ C.matrix
     if columns.beta:
@@ -77,7 +69,7 @@ def read_rows(
     if len(rest):
         rows = probes.grid(skeleton.rows, probes.tokens(rest), split, "W, rows", shift)
         k = scale_for(float(np.sqrt(np.mean(seen**2))), probes.grid_tuning)
-        yield from _ask_rows(rows, k, spare, tuning)
+        yield from _ask_rows(rows, k, spare)
         by_token[rest] = rows.measured()
     values = probes.values if rows is None else rows.values
     for grid in (columns.grid, bias):
@@ -91,24 +83,24 @@ def read_rows(
     )
 
 
-def _ask_rows(rows: LogitGrid, k: int, spare: int, tuning: RowTuning) -> Asking[None]:
+def _ask_rows(rows: LogitGrid, k: int, spare: int) -> Asking[None]:
     """Ask all offsets with all tokens; 2^k is the scale that the columns suggest."""
     count, rank = rows.shape
     scales = rows.common_scale(k)
-    few = min(tuning.few, count) if rank < tuning.enough else 0
+    few = min(FEW, count) if rank < ENOUGH else 0
     if few:
-        yield from rows.ask(slice(0, few), slice(None), scales[:few] - tuning.caution)
+        yield from rows.ask(slice(0, few), slice(None), scales[:few] - CAUTION)
         scales = rows.common_scale()
     if few < count:
         yield from rows.ask(slice(few, None), slice(None), scales[few:])
     yield from rows.retry(scales, max(0, spare))
 
 
-def _offsets_in(Q: Array, v: Array, rng: np.random.Generator, tuning: RowTuning) -> Array:
+def _offsets_in(Q: Array, v: Array, rng: np.random.Generator) -> Array:
     """Make r offsets Q z_k + v̂: A Q is well conditioned and a_k·v ≥ ‖v‖ whatever v is."""
     direction = v / np.linalg.norm(v)
     within = Q.T @ direction
-    if np.linalg.norm(within) < tuning.orthogonal:
+    if np.linalg.norm(within) < ORTHOGONAL:
         within = rng.standard_normal(len(within))
     rows = offsets.balanced(within, rng).made() @ Q.T + direction
     return np.asarray(np.round(rows / DENSE_GRID) * DENSE_GRID)

@@ -37,7 +37,7 @@ from unsoftmax.learners.single_head.approximate.bounded_head import (
     refuse_unbounded,
 )
 from unsoftmax.learners.single_head.approximate.coordinate_probes import learn_by_coordinates
-from unsoftmax.learners.single_head.approximate.token_scales import TokenScales
+from unsoftmax.learners.single_head.approximate.token_scales import PILOT_ROUNDS, TokenScales
 from unsoftmax.learners.single_head.first_round import ask_first_round
 from unsoftmax.models import SingleHead
 from unsoftmax.probes import FARTHEST
@@ -149,7 +149,7 @@ class ApproximateHead(Configured):
         """Say beforehand what learning costs: as many queries as free parameters, per pass."""
         d, repeats, holdout = int(self.dim), int(self.repeats), self.tuning.holdout
         queries = repeats * counts.single_head(d)
-        pilots = 0 if self.norm_bound is not None else self.tuning.scales.pilots
+        pilots = 0 if self.norm_bound is not None else PILOT_ROUNDS
         return Plan(
             queries=queries,
             at_most=queries + max(0, pilots - 1) * d,
@@ -163,22 +163,19 @@ class ApproximateHead(Configured):
 
     def steps(self, checks: int) -> Steps[SingleHead]:
         """Ask, and return what was found; see `unsoftmax.protocol.Learner`."""
-        d, repeats, tuning = int(self.dim), int(self.repeats), self.tuning
+        d, repeats, holdout = int(self.dim), int(self.repeats), self.tuning.holdout
         rng = np.random.default_rng(self.seed)
         declared = Declared(self.tolerance, self.norm_bound, self.radius, self.single_tolerance)
         if self.probes == "paper":
-            learned = learn_by_coordinates(d, declared, repeats, checks, rng, tuning=tuning)
-            return (yield from learned)
-        scales = TokenScales(self.radius, tuning.scales)
-        given = declared.first_round(scales.single, tuning)
+            return (yield from learn_by_coordinates(d, declared, repeats, checks, rng, holdout))
+        scales = TokenScales(self.radius)
+        given = declared.first_round(scales.single)
         first = yield from ask_first_round(d, checks, rng, given)
         values = yield from averaged_values(first.values, scales, repeats, rng)
-        passes = yield from passes_over_W(
-            values, scales, self.norm_bound, repeats, rng, reading=tuning.reading
-        )
+        passes = yield from passes_over_W(values, scales, self.norm_bound, repeats, rng)
         if self.radius is None:
-            values = with_format(values, passes[0], repeats, tuning.witnesses)
-        found = estimate(passes, values, declared, tuning)
-        refuse_unbounded(found, declared, tuning)
+            values = with_format(values, passes[0], repeats)
+        found = estimate(passes, values, declared)
+        refuse_unbounded(found, declared)
         head = BoundedHead(SingleHead(found.W, values.v), values, found.W_error, declared.assumes)
-        return (yield from conclude_bounded(head, first, rng, declared, tuning))
+        return (yield from conclude_bounded(head, first, rng, declared, holdout))

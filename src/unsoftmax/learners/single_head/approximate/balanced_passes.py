@@ -15,8 +15,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from unsoftmax.learners.compose import Asking
-from unsoftmax.learners.single_head.approximate.token_scales import TokenScales
-from unsoftmax.measure.intervals import IntervalTuning, Pass, read_intervals
+from unsoftmax.learners.single_head.approximate.token_scales import (
+    PILOT_ROUNDS,
+    READING,
+    TokenScales,
+)
+from unsoftmax.measure.intervals import Pass, read_intervals
 from unsoftmax.measure.precision import KAPPA, UNIT, Precision
 from unsoftmax.measure.single_tokens import Values, size_of_terms
 from unsoftmax.measure.two_tokens import TwoTokenAnswers, Vectors
@@ -46,6 +50,10 @@ def averaged_values(
     return replace(values, v=v, v_error=v_error)
 
 
+# Answers whose format is looked at: a format shows in a few, more cost time.
+WITNESSES = 256
+
+
 @dataclass(frozen=True, slots=True)
 class _Unfinished:
     """A pass with the probes whose answers it lacks."""
@@ -68,15 +76,13 @@ def passes_over_W(
     norm_bound: float | None,
     repeats: int,
     rng: np.random.Generator,
-    *,
-    reading: IntervalTuning,
 ) -> Asking[list[Pass]]:
     """Ask for W, every pass with new offsets and query tokens."""
     d = len(values.v)
     bases = [(scales.balanced(values.v, rng), scales.basis(d, rng)) for _ in range(repeats)]
     unfinished: list[_Unfinished] = []
     if norm_bound is None:
-        k, piloted = yield from _pilots(*bases[0], values, scales, reading)
+        k, piloted = yield from _pilots(*bases[0], values, scales)
         unfinished.append(piloted)
     else:
         k = scales.within(norm_bound)
@@ -90,7 +96,7 @@ def passes_over_W(
 
 
 def _pilots(
-    Z: Array, B: Array, values: Values, scales: TokenScales, reading: IntervalTuning
+    Z: Array, B: Array, values: Values, scales: TokenScales
 ) -> Asking[tuple[float, _Unfinished]]:
     """Find the scale by asking offset i with query token i; these answers stay in the pass."""
     d = len(Z)
@@ -98,12 +104,12 @@ def _pilots(
     a, b = Vectors.of(Z, values), Vectors.of(B, values)
     k = scales.first(d)
     purpose: Purpose = "pilot"
-    for attempt in range(scales.tuning.pilots):
+    for attempt in range(PILOT_ROUNDS):
         alpha, beta = (np.full(d, scale) for scale in scales.split(k))
         phase = "W" if purpose == "pilot" else "W, again"
         [y] = yield [Pairs(Z, B, every, every, alpha, beta, phase=phase, purpose=purpose)]
-        pilots = read_intervals(TwoTokenAnswers(y, a, b, alpha, beta, values), tuning=reading)
-        better = scales.better(pilots, k, attempt, reading)
+        pilots = read_intervals(TwoTokenAnswers(y, a, b, alpha, beta, values), tuning=READING)
+        better = scales.better(pilots, k, attempt)
         if better == k:
             break
         # after the last attempt these pilots stay: only less precise than the rest
@@ -121,13 +127,13 @@ def _blank(Z: Array, B: Array, alpha: float, beta: float) -> Pass:
     return Pass(Z, B, np.full(shape, alpha), np.full(shape, beta), np.zeros(shape))
 
 
-def with_format(values: Values, asked: Pass, repeats: int, witnesses: int) -> Values:
+def with_format(values: Values, asked: Pass, repeats: int) -> Values:
     """Widen the precision by the format of the answers, where they are far larger than τ.
 
-    The format is read off ``witnesses`` answers of a pass. Decimals of stretched answers look
+    The format is read off some answers of a pass. Decimals of stretched answers look
     like significant digits: the tolerance says it better, so only binary formats are noticed.
     """
-    seen = Precision.of_format([np.ravel(asked.y)[:witnesses]])
+    seen = Precision.of_format([np.ravel(asked.y)[:WITNESSES]])
     precision = replace(
         values.precision,
         unit=max(seen.unit, values.precision.unit),

@@ -13,14 +13,13 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
-from unsoftmax.learners.single_head.approximate.token_scales import TokenScaleTuning
+from unsoftmax.learners.single_head.approximate.token_scales import READING
 from unsoftmax.learners.single_head.conclusion import certificate_of
 from unsoftmax.learners.single_head.first_round import (
     FirstRound,
     FirstRoundSettings,
-    FirstRoundTuning,
 )
-from unsoftmax.measure.intervals import SLACK, IntervalTuning, LogitIntervals, Pass, saturated
+from unsoftmax.measure.intervals import SLACK, LogitIntervals, Pass, saturated
 from unsoftmax.measure.precision import Precision
 from unsoftmax.measure.reading import Reading
 from unsoftmax.measure.single_tokens import Values
@@ -39,19 +38,11 @@ from unsoftmax.validate.sequences import HoldoutTuning
 class ApproximateTuning:
     """Knobs of learning from answers within ±τ."""
 
-    first_round: FirstRoundTuning = field(default=FirstRoundTuning())
-    """How v is read, and what is refused at once."""
-    scales: TokenScaleTuning = field(default=TokenScaleTuning())
-    """How long tokens are, and how pilots find their scale."""
-    reading: IntervalTuning = field(default=IntervalTuning())
-    """How answers are read as intervals of logits."""
     holdout: HoldoutTuning = field(default=HoldoutTuning(gain=2.0**40, open_by=0.5))
     """What fresh sequences are asked. Where no radius forbids it their tokens are as long as the
     data's, or a wrong model's small differences would hide in ±τ. The judgement is exact in how
     far logits may move, so they may be left open by 0.5: at radius 10 and one decimal, d = 8,
     two heads passed for one in 7 of 8 runs at 0.01, in 2 at 0.5."""
-    witnesses: int = 256
-    """Answers whose format is looked at: a format shows in a few, more cost time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +80,9 @@ class Declared:
         """Norm of the longest token that may be asked."""
         return np.inf if self.radius is None else self.radius
 
-    def first_round(self, scale: float, tuning: ApproximateTuning) -> FirstRoundSettings:
+    def first_round(self, scale: float) -> FirstRoundSettings:
         """Read v from single tokens of norm ``scale``."""
-        return FirstRoundSettings(
-            False, self.precision, scale, self.longest, tuning=tuning.first_round
-        )
+        return FirstRoundSettings(False, self.precision, scale, self.longest)
 
     @property
     def assumes(self) -> tuple[str, ...]:
@@ -115,9 +104,7 @@ class Estimate:
     values: Values
 
 
-def estimate(
-    passes: list[Pass], values: Values, declared: Declared, tuning: ApproximateTuning
-) -> Estimate:
+def estimate(passes: list[Pass], values: Values, declared: Declared) -> Estimate:
     """Estimate W and bound ‖Ŵ − W‖_F.
 
     Raises
@@ -126,7 +113,7 @@ def estimate(
         Some answer agrees with no logit.
     """
     norm_bound = declared.norm_bound
-    intervals = tuple(one.read(values, norm_bound, tuning.reading) for one in passes)
+    intervals = tuple(one.read(values, norm_bound, READING) for one in passes)
     _refuse_impossible(intervals, norm_bound)
     read = list(zip(passes, intervals, strict=True))
     system = TwoSidedSystem(tuple(one.Z for one in passes), tuple(one.B for one in passes))
@@ -148,7 +135,7 @@ def _refuse_impossible(intervals: tuple[LogitIntervals, ...], norm_bound: float 
         )
 
 
-def refuse_unbounded(found: Estimate, declared: Declared, tuning: ApproximateTuning) -> None:
+def refuse_unbounded(found: Estimate, declared: Declared) -> None:
     """Refuse a W that contradicts the norm bound, or logits out of the answers' reach.
 
     Under a radius ±τ may hide single logits, and there is no finite bound on W; without one
@@ -164,9 +151,9 @@ def refuse_unbounded(found: Estimate, declared: Declared, tuning: ApproximateTun
         return
     ends = np.stack([read.open for read in found.intervals])
     p_errors = np.stack([read.p_error for read in found.intervals])
-    if declared.radius is None or saturated(ends, p_errors, tuning.reading):
+    if declared.radius is None or saturated(ends, p_errors, READING):
         values = found.values
-        hidden = np.median(p_errors[ends]) >= tuning.reading.hidden
+        hidden = np.median(p_errors[ends]) >= READING.hidden
         cause = (
             "answers may be off by more than the weights change in them"
             if hidden
@@ -208,7 +195,7 @@ def conclude_bounded(
     first: FirstRound,
     rng: np.random.Generator,
     declared: Declared,
-    tuning: ApproximateTuning,
+    holdout: HoldoutTuning,
 ) -> Steps[SingleHead]:
     """Ask the closing hold-out; return what was found, or refuse it.
 
@@ -221,9 +208,9 @@ def conclude_bounded(
         return for_any_error(HeadAt.of(model, X), y, head.values, certificate.errors["W"])
 
     closing, long = sequences.closing(
-        model, certificate, first.closing, rng, declared.longest, tuning=tuning.holdout
+        model, certificate, first.closing, rng, declared.longest, tuning=holdout
     )
-    rounds = tuning.holdout.long.rounds(long)
+    rounds = holdout.long.rounds(long)
     answered = yield from fresh_answers(closing, [first.answered], rounds)
     judgement = judge([compare(X, y) for X, y in answered], first.checks)
     evidence = judgement.evidence

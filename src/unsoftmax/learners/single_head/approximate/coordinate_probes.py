@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 
 from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.single_head.approximate.bounded_head import (
-    ApproximateTuning,
     BoundedHead,
     Declared,
     conclude_bounded,
@@ -33,6 +32,7 @@ from unsoftmax.measure.single_tokens import Values
 from unsoftmax.models import SingleHead
 from unsoftmax.probes import Array, Grid, Probes, Singles, UnitVectors
 from unsoftmax.protocol import Steps
+from unsoftmax.validate.sequences import HoldoutTuning
 
 # The theorem's scale of query tokens, and that of zero rows: 1/(2√2), rounded down to what
 # float32 holds beside an offset.
@@ -45,11 +45,10 @@ def learn_by_coordinates(
     repeats: int,
     checks: int,
     rng: np.random.Generator,
-    *,
-    tuning: ApproximateTuning,
+    holdout: HoldoutTuning,
 ) -> Steps[SingleHead]:
     """Ask what Theorem 6.1 asks, ``repeats`` times, and return what was found."""
-    first = yield from ask_first_round(dim, checks, rng, declared.first_round(1.0, tuning))
+    first = yield from ask_first_round(dim, checks, rng, declared.first_round(1.0))
     values = declared.of_unit_tokens(first.values)
     if repeats > 1:
         singles = Singles(UnitVectors(dim), phase="v", purpose="data")
@@ -64,15 +63,15 @@ def learn_by_coordinates(
         v=np.where(zero, 0.0, values.v),
         v_error=values.v_error + np.where(zero, np.abs(values.v), 0.0),
     )
-    found = estimate([asked], counted, declared, tuning)
+    found = estimate([asked], counted, declared)
     # Z⁻¹ only subtracts row p from the zero rows: entry by entry that is sharper
     errors = found.readings[0].error.T
     entrywise = errors + np.where(zero[:, None], errors[int(np.argmax(np.abs(values.v)))], 0.0)
     # the theorem's own bound takes each of these steps at its worst: it is never the smallest
     found = replace(found, W_error=min(found.W_error, float(np.linalg.norm(entrywise))))
-    refuse_unbounded(found, declared, tuning)
+    refuse_unbounded(found, declared)
     head = BoundedHead(SingleHead(found.W, values.v), values, found.W_error, declared.assumes)
-    return (yield from conclude_bounded(head, first, rng, declared, tuning))
+    return (yield from conclude_bounded(head, first, rng, declared, holdout))
 
 
 def _asked(

@@ -17,43 +17,40 @@ from unsoftmax.measure import offsets
 from unsoftmax.measure.intervals import IntervalTuning, LogitIntervals, saturated
 from unsoftmax.probes import Array
 
-
-@dataclass(frozen=True, slots=True)
-class TokenScaleTuning:
-    """Knobs of the scales that tokens are asked at."""
-
-    stretch: int = 40
-    """Without a radius offsets are 2⁴⁰ times as long: ±τ moves p by 1e-12 τ at most, and
-    2⁴⁰·z + 2⁻⁴⁰·b is 2⁴⁰·z in float64 and in float32 alike, so no target sees other tokens than
-    were meant. Smaller: answers are less precise; larger: answers near float32's largest."""
-    grid: float = 2.0**-14
-    """Entries of directions are multiples of this: times scales of few bits they are exact in
-    float32, where most targets compute."""
-    query_share: float = 5 / 16
-    """Longest query token in lengths of the radius R. An error ±τ moves small logits by
-    τ/(α²β), which under α + β = R is least for β = R/3; 5/16 has few bits."""
-    shortest: float = 2.0**-10
-    """For shorter query tokens α = R − β, as long as that leaves α few bits: R(1 − 2⁻¹⁰)."""
-    target: float = 0.9
-    """Root mean square of logits that pilots aim at. Errors of W are least for 1 (beyond it
-    σ' falls), and scales are powers of two."""
-    largest: float = 1.3
-    """Pilots whose logits have a larger root mean square are asked again."""
-    bounded: float = 2.0
-    """With ‖W‖_F ≤ W̄ the scale is chosen so that no logit is much beyond this, and σ' stays above
-    0.05. Larger: saturated entries; smaller: every entry less precise."""
-    pilots: int = 4
-    """Pilots are asked this often at most."""
-    lower: tuple[int, ...] = (4, 8, 16)
-    """Octaves by which saturated pilots are lowered, try by try, under a radius. ±τ hides
-    |t| > 5 or so, so steps are small, to stay in range."""
-    lower_stretched: tuple[int, ...] = (20, 24, 24)
-    """The same without a radius, where only float64 hides, |t| > 30, and ranges are wide."""
-    short: float = 20.0
-    """The largest k below which steps are ``lower``: radii below 1000 or so leave logits no
-    room for more octaves."""
-    extreme: float = 100.0
-    """Largest k without a radius; for W as small as 2⁻¹⁰⁰."""
+# Without a radius offsets are 2⁴⁰ times as long: ±τ moves p by 1e-12 τ at most, and 2⁴⁰·z +
+# 2⁻⁴⁰·b is 2⁴⁰·z in float64 and in float32 alike, so no target sees other tokens than were meant.
+# Smaller: answers are less precise; larger: answers near float32's largest.
+STRETCH = 40
+# Entries of directions are multiples of this: times scales of few bits they are exact in float32,
+# where most targets compute.
+GRID = 2.0**-14
+# Longest query token in lengths of the radius R. An error ±τ moves small logits by τ/(α²β), which
+# under α + β = R is least for β = R/3; 5/16 has few bits.
+QUERY_SHARE = 5 / 16
+# For shorter query tokens α = R − β, as long as that leaves α few bits: R(1 − 2⁻¹⁰).
+SHORTEST = 2.0**-10
+# Root mean square of logits that pilots aim at. Errors of W are least for 1 (beyond it σ' falls),
+# and scales are powers of two.
+WANTED = 0.9
+# Pilots whose logits have a larger root mean square are asked again.
+LARGEST = 1.3
+# With ‖W‖_F ≤ W̄ the scale is chosen so that no logit is much beyond this, and σ' stays above
+# 0.05. Larger: saturated entries; smaller: every entry less precise.
+WITHIN_BOUND = 2.0
+# Pilots are asked this often at most.
+PILOT_ROUNDS = 4
+# Octaves by which saturated pilots are lowered, try by try, under a radius. ±τ hides |t| > 5 or
+# so, so steps are small, to stay in range.
+LOWER = (4, 8, 16)
+# The same without a radius, where only float64 hides, |t| > 30, and ranges are wide.
+LOWER_STRETCHED = (20, 24, 24)
+# The largest k below which steps are these: radii below 1000 or so leave logits no room for
+# more octaves.
+SHORT = 20.0
+# Largest k without a radius; for W as small as 2⁻¹⁰⁰.
+EXTREME = 100.0
+# How answers are read as intervals of logits.
+READING = IntervalTuning()
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,52 +58,46 @@ class TokenScales:
     """Scales of tokens no longer than a radius, if there is one."""
 
     radius: float | None
-    tuning: TokenScaleTuning
 
     @property
     def single(self) -> float:
         """Norm of single tokens."""
-        return 2.0**self.tuning.stretch if self.radius is None else self.radius
+        return 2.0**STRETCH if self.radius is None else self.radius
 
     @property
     def most(self) -> float:
         """Largest k."""
         if self.radius is None:
-            return self.tuning.extreme
-        share = self.tuning.query_share
-        return float(np.log2(share * (1 - share)) + 2 * np.log2(self.radius))
+            return EXTREME
+        return float(np.log2(QUERY_SHARE * (1 - QUERY_SHARE)) + 2 * np.log2(self.radius))
 
     def first(self, dim: int) -> float:
         """Return the scale to begin with: for ‖W‖_F ≈ √d, or the largest."""
-        moderate = float(np.round(np.log2(np.sqrt(dim) * self.tuning.target)))
+        moderate = float(np.round(np.log2(np.sqrt(dim) * WANTED)))
         return min(moderate, self.most)
 
     def within(self, norm_bound: float) -> float:
         """Return a scale at which no W up to a norm has saturated logits."""
-        return min(float(np.floor(np.log2(self.tuning.bounded / norm_bound))), self.most)
+        return min(float(np.floor(np.log2(WITHIN_BOUND / norm_bound))), self.most)
 
     def split(self, k: float) -> tuple[float, float]:
         """Split αβ ≈ 2^k into the largest α there may be, and β."""
-        tuning = self.tuning
         if self.radius is not None:
-            share = tuning.query_share * float(np.exp2(min(0.0, np.floor(k - self.most))))
-            return self.radius * (1 - max(share, tuning.shortest)), self.radius * share
-        up = tuning.stretch + max(0.0, float(np.ceil(k / 2)))
+            share = QUERY_SHARE * float(np.exp2(min(0.0, np.floor(k - self.most))))
+            return self.radius * (1 - max(share, SHORTEST)), self.radius * share
+        up = STRETCH + max(0.0, float(np.ceil(k / 2)))
         return float(np.exp2(up)), float(np.exp2(k - up))
 
-    def better(
-        self, pilots: LogitIntervals, k: float, attempt: int, reading: IntervalTuning
-    ) -> float:
+    def better(self, pilots: LogitIntervals, k: float, attempt: int) -> float:
         """Suggest a scale from pilots at scale k; the same when they are in range."""
-        tuning = self.tuning
-        if saturated(pilots.open, pilots.p_error, reading):
-            steps = tuning.lower if self.most < tuning.short else tuning.lower_stretched
+        if saturated(pilots.open, pilots.p_error, READING):
+            steps = LOWER if self.most < SHORT else LOWER_STRETCHED
             return k - steps[min(attempt, len(steps) - 1)]
         size = float(np.sqrt(np.mean(pilots.logit**2)))
         noise = float(np.median(4 * pilots.p_error))  # dt/dp = 4 at t = 0
         resolved = size > 3 * noise
-        octaves = float(np.floor(np.log2(tuning.target / (size if resolved else size + noise))))
-        if size > tuning.largest and resolved:
+        octaves = float(np.floor(np.log2(WANTED / (size if resolved else size + noise))))
+        if size > LARGEST and resolved:
             return k + octaves
         return min(k + octaves, self.most) if octaves > 1 else k
 
@@ -120,7 +111,6 @@ class TokenScales:
 
     def _on_grid(self, rows: Array) -> Array:
         """Cut rows to the grid; none becomes longer than 1."""
-        grid = self.tuning.grid
-        cut = np.trunc(rows / grid) * grid
+        cut = np.trunc(rows / GRID) * GRID
         norms = np.linalg.norm(cut, axis=1, keepdims=True)
-        return np.where(norms >= 1, cut * (1 - grid), cut)
+        return np.where(norms >= 1, cut * (1 - GRID), cut)

@@ -35,47 +35,40 @@ _GRID = 2.0**-10
 _APART = 10
 
 
-@dataclass(frozen=True, slots=True)
-class GaussianTuning:
-    """How the common scale is searched, and when an answer is asked again."""
+# So many measurements set the scale. A product of Gaussians is anywhere: fewer may all be small,
+# or large, by chance.
+PILOTS = 8
+# Root mean square of the logits. At rank 1 they are products of two Gaussians: the largest is 12
+# times that.
+WANTED = 0.25
+# Octaves that the pilots' scale may be off before they are asked again.
+MOST_OFF = 4
+# A logit beyond this has lost four digits and is asked again.
+LARGEST = 8.0
+# Octaves by which pilots are lowered when none can be read, once for each entry; the pilots are
+# asked again as often at most.
+SATURATED = (20, 24, 24)
+# Octaves by which single answers that cannot be read are lowered.
+LOWERED = 6
+# Rounds in which answers out of range are asked again.
+PASSES = 3
+# Of all answers one in so many may be asked again, but as many as there are pilots.
+SPARE_SHARE = 4
+# Scales are within 2^±100: tokens and answers must stay in float32's range, 2^±126.
+MOST_OCTAVES = 100
+# A logit is read where p is this many times its error away from 0 and 1; an answer further than
+# that outside of [0, 1] is no head's.
+TRUSTED = 3.0
+# Where p is known no better than this no scale helps: the offset is nearly orthogonal to v. Such
+# answers are not asked again.
+HOPELESS = 0.25
+# Rounds at most.
+ROUNDS = 2 + len(SATURATED) + PASSES
 
-    pilots: int = 8
-    """So many measurements set the scale. A product of Gaussians is anywhere: fewer may all be
-    small, or large, by chance."""
-    wanted: float = 0.25
-    """Root mean square of the logits. At rank 1 they are products of two Gaussians: the largest
-    is 12 times that."""
-    off: int = 4
-    """Octaves that the pilots' scale may be off before they are asked again."""
-    largest: float = 8.0
-    """A logit beyond this has lost four digits and is asked again."""
-    saturated: tuple[int, ...] = (20, 24, 24)
-    """Octaves by which pilots are lowered when none can be read, once for each entry; the
-    pilots are asked again as often at most."""
-    lowered: int = 6
-    """Octaves by which single answers that cannot be read are lowered."""
-    passes: int = 3
-    """Rounds in which answers out of range are asked again."""
-    spare_share: int = 4
-    """Of all answers one in so many may be asked again, but as many as there are pilots."""
-    farthest: int = 100
-    """Scales are within 2^±100: tokens and answers must stay in float32's range, 2^±126."""
-    trusted: float = 3.0
-    """A logit is read where p is this many times its error away from 0 and 1; an answer further
-    than that outside of [0, 1] is no head's."""
-    hopeless: float = 0.25
-    """Where p is known no better than this no scale helps: the offset is nearly orthogonal to
-    v. Such answers are not asked again."""
 
-    @property
-    def rounds(self) -> int:
-        """Rounds at most."""
-        return 2 + len(self.saturated) + self.passes
-
-    def spare_of(self, count: int) -> int:
-        """Return how many of ``count`` may be asked again: pilots, and a quarter of all."""
-        again = len(self.saturated) * min(self.pilots, count)
-        return again + max(self.pilots, count // self.spare_share)
+def spare_of(count: int) -> int:
+    """Return how many of ``count`` may be asked again: pilots, and a quarter of all."""
+    return len(SATURATED) * min(PILOTS, count) + max(PILOTS, count // SPARE_SHARE)
 
 
 def _split(k: Exponents) -> tuple[Array, Array]:
@@ -93,21 +86,18 @@ class GaussianReadings:
     a: Array
     b: Array
     values: Values
-    tuning: GaussianTuning
     y: Array = field(init=False)
     alpha: Array = field(init=False)
     beta: Array = field(init=False)
 
     @classmethod
-    def draw(
-        cls, count: int, values: Values, rng: np.random.Generator, tuning: GaussianTuning
-    ) -> GaussianReadings:
+    def draw(cls, count: int, values: Values, rng: np.random.Generator) -> GaussianReadings:
         """Draw the pairs; a vector of zeros, as one dimension may draw, would measure nothing."""
         drawn = np.zeros((2, count, len(values.v)))
         while not np.all(some := np.any(drawn, axis=2)):
             fresh = rng.standard_normal((np.count_nonzero(~some), len(values.v)))
             drawn[~some] = np.round(fresh / _GRID) * _GRID
-        return cls(drawn[0], drawn[1], values, tuning)
+        return cls(drawn[0], drawn[1], values)
 
     def __post_init__(self) -> None:
         self.y, self.alpha, self.beta = np.full((3, len(self.a)), np.nan)
@@ -116,14 +106,14 @@ class GaussianReadings:
 
     def ask(self) -> Asking[None]:
         """Ask every pair once, and some again at another scale."""
-        spare = self.tuning.spare_of(len(self.a))
-        pilots = np.arange(min(self.tuning.pilots, len(self.a)))
+        spare = spare_of(len(self.a))
+        pilots = np.arange(min(PILOTS, len(self.a)))
         k, again = yield from self._piloted(pilots)
         spare -= again
         rest = np.arange(len(pilots), len(self.a))
         if len(rest):
             yield from self._put(rest, np.full(len(rest), k), "data")
-        for _ in range(self.tuning.passes):
+        for _ in range(PASSES):
             which, scales = self._out_of_range()
             which, scales = which[:spare], scales[:spare]
             if not len(which):
@@ -135,12 +125,12 @@ class GaussianReadings:
     def _piloted(self, pilots: Indices) -> Asking[tuple[int, int]]:
         """Find the scale with the pilots; return it with how many queries were asked again."""
         # a guess at ‖W‖_F = √d, as for trained heads
-        k, again = int(np.round(np.log2(self.tuning.wanted / np.sqrt(self.a.shape[1])))), 0
+        k, again = int(np.round(np.log2(WANTED / np.sqrt(self.a.shape[1])))), 0
         yield from self._put(pilots, np.full(len(pilots), k), "pilot")
-        for lowered in self.tuning.saturated:
+        for lowered in SATURATED:
             better = self._better(pilots, k, lowered)
             # asked near enough to the scale wanted, and all of them can be read
-            near = abs(better - k) <= self.tuning.off
+            near = abs(better - k) <= MOST_OFF
             settled = near and bool(np.all(np.isfinite(self._logits(pilots))))
             k, before = better, k
             if settled or better == before:
@@ -151,16 +141,16 @@ class GaussianReadings:
 
     def _better(self, pilots: Indices, k: int, lowered: int) -> int:
         """Suggest a scale from the pilots asked at 2^k; ``lowered`` where none can be read."""
-        tuning, logits = self.tuning, self._logits(pilots)
+        logits = self._logits(pilots)
         usable = np.isfinite(logits)
         if not np.any(usable):
-            return max(k - lowered, -tuning.farthest)
+            return max(k - lowered, -MOST_OCTAVES)
         rms = float(np.sqrt(np.mean(logits[usable] ** 2)))
         # where W = 0 as far as the answers tell, an RMS of their error is assumed beside it
         unsure = float(np.median(self.gates().logit_error[pilots][usable]))
-        octaves = int(np.round(np.log2(tuning.wanted / (rms + unsure))))
-        step = octaves if np.all(usable) else min(octaves, -tuning.lowered)
-        return int(np.clip(k + step, -tuning.farthest, tuning.farthest))
+        octaves = int(np.round(np.log2(WANTED / (rms + unsure))))
+        step = octaves if np.all(usable) else min(octaves, -LOWERED)
+        return int(np.clip(k + step, -MOST_OCTAVES, MOST_OCTAVES))
 
     def _put(self, which: Indices, k: Exponents, purpose: Purpose) -> Asking[None]:
         """Ask some pairs at scale 2^k."""
@@ -174,16 +164,16 @@ class GaussianReadings:
 
     def _out_of_range(self) -> tuple[Indices, Exponents]:
         """Find answers whose logit is too large, the worst first, and better scales."""
-        tuning, gates = self.tuning, self.gates()
-        hopeful = gates.p_error < tuning.hopeless
-        size = np.where(gates.margin > tuning.trusted * gates.p_error, np.abs(gates.logit), np.inf)
-        which = np.flatnonzero(hopeful & (size > tuning.largest))
+        gates = self.gates()
+        hopeful = gates.p_error < HOPELESS
+        size = np.where(gates.margin > TRUSTED * gates.p_error, np.abs(gates.logit), np.inf)
+        which = np.flatnonzero(hopeful & (size > LARGEST))
         which = which[np.argsort(-size[which], kind="stable")]
         k = np.log2(self.alpha[which] * self.beta[which])
         with np.errstate(divide="ignore"):
             at_one = np.round(-np.log2(size[which]))
-        k += np.where(np.isfinite(size[which]), at_one, -tuning.lowered)
-        return which, np.maximum(k, -tuning.farthest).astype(np.int64)
+        k += np.where(np.isfinite(size[which]), at_one, -LOWERED)
+        return which, np.maximum(k, -MOST_OCTAVES).astype(np.int64)
 
     # -- what the answers say
 
@@ -217,13 +207,13 @@ class GaussianReadings:
     def _logits(self, which: Indices) -> Array:
         """Return logits, NaN where an answer is out of reach."""
         gates = self.gates()
-        known = gates.margin > self.tuning.trusted * gates.p_error
+        known = gates.margin > TRUSTED * gates.p_error
         return np.asarray(np.where(known, gates.logit, np.nan)[which])
 
     def _refuse_unreadable(self) -> None:
         """Refuse answers outside of what any weights can give."""
         gates, values = self.gates(), self.values
-        outside = np.maximum(-gates.p, gates.p - 1) > self.tuning.trusted * gates.p_error
+        outside = np.maximum(-gates.p, gates.p - 1) > TRUSTED * gates.p_error
         if np.any(outside):
             raise ModelMismatch(
                 f"{np.count_nonzero(outside)} of {outside.size} answers to two tokens lie outside "

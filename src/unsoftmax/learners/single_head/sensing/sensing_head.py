@@ -28,17 +28,17 @@ import numpy as np
 
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.learners.settings import Configured, rank_up_to, whole_number
-from unsoftmax.learners.single_head.conclusion import ConclusionTuning, conclude
+from unsoftmax.learners.single_head.conclusion import conclude
 from unsoftmax.learners.single_head.first_round import (
     FirstRound,
     FirstRoundSettings,
-    FirstRoundTuning,
     ask_first_round,
     or_biased,
 )
 from unsoftmax.learners.single_head.sensing.gaussian_readings import (
+    ROUNDS,
     GaussianReadings,
-    GaussianTuning,
+    spare_of,
 )
 from unsoftmax.learners.single_head.sensing.sensed_head import SensedHead
 from unsoftmax.measure.precision import why
@@ -47,20 +47,20 @@ from unsoftmax.probes import FARTHEST
 from unsoftmax.protocol import Plan, Steps
 from unsoftmax.solve.nuclear_norm import Minimiser, NuclearNormTuning, minimise
 from unsoftmax.theory import counts
+from unsoftmax.validate.sequences import HoldoutTuning
+
+# More measurements are refused, for no more was tried: d = 384 and r = 8 have 19,776, and take
+# minutes.
+MOST_MEASUREMENTS = 20480
+# The same where there are d² of them: then W is the solution of a dense system.
+MOST_EQUATIONS = 8192
 
 
 @dataclass(frozen=True, slots=True)
 class SensingTuning:
     """Knobs of `SensingHead`, those of its parts nested."""
 
-    most_measurements: int = 20480
-    """More are refused, for no more was tried: d = 384 and r = 8 have 19,776, and take minutes."""
-    most_equations: int = 8192
-    """The same where there are d² of them: then W is the solution of a dense system."""
-    first_round: FirstRoundTuning = field(default=FirstRoundTuning())
-    gaussian: GaussianTuning = field(default=GaussianTuning())
     nuclear_norm: NuclearNormTuning = field(default=NuclearNormTuning())
-    conclusion: ConclusionTuning = field(default=ConclusionTuning())
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,28 +151,28 @@ class SensingHead(Configured):
     def plan(self) -> Plan:
         """Say beforehand what learning costs."""
         d, m = int(self.dim), self._count
-        long = self.tuning.conclusion.holdout.long
+        holdout = HoldoutTuning()
         formula = "3·r(2d − r) + 5d" if m < d * d else "d + d²"
         return Plan(
             queries=d + m,
-            at_most=d + m + self.tuning.gaussian.spare_of(m),
+            at_most=d + m + spare_of(m),
             tokens=d + 2 * m,
-            rounds=3 + self.tuning.gaussian.rounds + long.most_rounds,
+            rounds=3 + ROUNDS + holdout.long.most_rounds,
             formula=formula if self.measurements is None else f"d + {m:,} measurements",
             longest_token=FARTHEST,
-            most_tokens=long.most_tokens(d, *self.tuning.conclusion.holdout.lengths),
+            most_tokens=holdout.long.most_tokens(d, *holdout.lengths),
         )
 
     def steps(self, checks: int) -> Steps[SingleHead]:
         """Ask, and return what was found; see `unsoftmax.protocol.Learner`."""
         self._refuse_too_many()
-        rng, tuning = np.random.default_rng(self.seed), self.tuning
+        rng = np.random.default_rng(self.seed)
         ahead = self.plan().at_most + checks
-        given = FirstRoundSettings(listens=True, ahead=ahead, tuning=tuning.first_round)
+        given = FirstRoundSettings(listens=True, ahead=ahead)
         first = yield from ask_first_round(self.dim, checks, rng, given)
-        asked = GaussianReadings.draw(self._count, first.values, rng, tuning.gaussian)
+        asked = GaussianReadings.draw(self._count, first.values, rng)
         yield from asked.ask()
-        found = minimise(asked.measurements(), tuning.nuclear_norm)
+        found = minimise(asked.measurements(), self.tuning.nuclear_norm)
         try:
             return (yield from self._concluded(found, asked, first, rng))
         except (NotIdentifiable, ModelMismatch) as refusal:
@@ -189,7 +189,7 @@ class SensingHead(Configured):
         head = SensedHead.of(found, asked, int(self.rank), tangent)
         otherwise = f", its W has a rank above {self.rank}{or_biased(False)}"
         try:
-            return (yield from conclude(head, first, rng, otherwise, self.tuning.conclusion))
+            return (yield from conclude(head, first, rng, otherwise))
         except ModelMismatch as error:
             # as many equations as unknowns: another matrix of that rank may solve them too
             parameters = counts.of_rank(int(self.dim), found.rank)
@@ -204,10 +204,10 @@ class SensingHead(Configured):
 
     def _refuse_too_many(self) -> None:
         """Refuse more measurements than the convex programme can take."""
-        d, rank, tuning = int(self.dim), int(self.rank), self.tuning
+        d, rank = int(self.dim), int(self.rank)
         all_of_it = self._count >= d * d
-        most = tuning.most_equations if all_of_it else tuning.most_measurements
-        most_unknowns = tuning.nuclear_norm.fit.tangent.most_unknowns
+        most = MOST_EQUATIONS if all_of_it else MOST_MEASUREMENTS
+        most_unknowns = self.tuning.nuclear_norm.fit.tangent.most_unknowns
         if self._count > most or counts.of_rank(d, rank) > most_unknowns:
             raise ValueError(
                 f"{self._count:,} measurements of {counts.of_rank(d, rank):,} parameters are more "
