@@ -10,7 +10,6 @@ import pytest
 import unsoftmax as us
 from unsoftmax.arrangement.base_points import NetworkHinges
 from unsoftmax.learners.multi_head_transformer.neurons_beyond_tokens import (
-    UnseenNeuronTuning,
     unseen_neuron,
 )
 
@@ -40,7 +39,7 @@ def shown(model):
     x = np.random.default_rng(1).standard_normal((4096, 4))
     x /= np.linalg.norm(x, axis=1, keepdims=True)
     best = x[np.argmax(hinges.margin(x))]
-    steps = unseen_neuron(hinges, best, np.random.default_rng(2), UnseenNeuronTuning())
+    steps = unseen_neuron(hinges, best, np.random.default_rng(2))
     asked = next(steps)
     while True:
         try:

@@ -11,7 +11,7 @@ several heads with query biases u_h under a cap: all steps of that search serve.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -25,24 +25,19 @@ from unsoftmax.learners.multi_head_transformer.first_cell import FirstCell, besi
 from unsoftmax.models import MultiHead
 from unsoftmax.probes import Array, Moved, Round
 
-
-@dataclass(frozen=True, slots=True)
-class CellPoleTuning:
-    """Where in a cell heads are read off poles."""
-
-    lines: int = 2
-    """Few lines of each cell: others have other cells."""
-    beyond_biases: float = 5.0
-    """Query tokens are so many times as long as the farthest hyperplane on their way,"""
-    moves: float = 3.0
-    """and at least so long that the ball has this radius: what W adds to u_h within it is about
-    as large as W."""
-    query_share: float = 0.4
-    """Query tokens are moved by this share of the radius."""
+# Few lines of each cell: others have other cells.
+LINES = 2
+# Query tokens are so many times as long as the farthest hyperplane on their way,
+BEYOND_BIASES = 5.0
+# and at least so long that the ball has this radius: what W adds to u_h within it is about as
+# large as W.
+LEAST_RADIUS = 3.0
+# Query tokens are moved by this share of the radius.
+QUERY_SHARE = 0.4
 
 
 def heads_by_poles(
-    cell: FirstCell, sought: SoughtHeads, rng: np.random.Generator, tuning: CellPoleTuning
+    cell: FirstCell, sought: SoughtHeads, rng: np.random.Generator
 ) -> Asking[RecoveredHeads]:
     """Find the heads of a cell: W_h and w_h of the layer, v_h of the cell.
 
@@ -52,27 +47,23 @@ def heads_by_poles(
         The answers along a few lines do not tell them.
     """
     reach = float(cell.hinges.reach(cell.x[None])[0])
-    b = max(tuning.beyond_biases * reach, tuning.moves / cell.share) * cell.x
-    steps = _around(cell, b, sought, rng, tuning)
+    b = max(BEYOND_BIASES * reach, LEAST_RADIUS / cell.share) * cell.x
+    steps = _around(cell, b, sought, rng)
     if cell.residual is not None:
-        steps = beside_residual(steps, cell.residual, cell.tuning.at_once)
+        steps = beside_residual(steps, cell.residual)
     return (yield from steps)
 
 
 def _around(
-    cell: FirstCell,
-    b: Array,
-    sought: SoughtHeads,
-    rng: np.random.Generator,
-    tuning: CellPoleTuning,
+    cell: FirstCell, b: Array, sought: SoughtHeads, rng: np.random.Generator
 ) -> Asking[RecoveredHeads]:
     length = float(np.linalg.norm(b))
     seen = (yield from cell.at_length(length)).seen
     radius = cell.share * length
-    lengths = TokenLengths(radius, tuning.query_share * radius)
+    lengths = TokenLengths(radius, QUERY_SHARE * radius)
     precision = replace(seen.precision, absolute=seen.eta * seen.scale * length)
     reduced = replace(seen, c=seen.c + float(b @ seen.s), precision=precision, lengths=lengths)
-    for copies in LINE_COPIES[: tuning.lines]:
+    for copies in LINE_COPIES[:LINES]:
         steps = separated(reduced, sought.max_heads, copies, True, rng)
         try:
             return _around_zero((yield from moved_by(steps, b)), b)

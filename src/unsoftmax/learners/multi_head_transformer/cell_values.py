@@ -31,49 +31,42 @@ import scipy
 from unsoftmax.arrangement.base_points import NetworkHinges, sizes
 from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.multi_head.search_outcomes import CoincidentJumps
+from unsoftmax.learners.multi_head_transformer.first_cell import FLOAT64
 from unsoftmax.models import MultiHead
 from unsoftmax.probes import Array, Flags, Indices, Pairs, Round, Singles
 
-
-@dataclass(frozen=True, slots=True)
-class CellValueTuning:
-    """What is asked in a cell, and when it is believed."""
-
-    length: float = 1e5
-    """‖b‖: all gates are steps at offsets of a small share of it."""
-    share: float = 0.4
-    """Offsets are this share of the distance to the nearest hyperplane."""
-    halvings: int = 8
-    """Times that this is halved where answers or the recovered layer say that the cell was left."""
-    checks: int = 1
-    """Rows more than unknowns: they show that a pooled token left the cell."""
-    candidates: int = 3
-    few: int = 256
-    """Rows from which as many as unknowns are picked, per unknown, and so many at least."""
-    logits: tuple[float, float] = (0.3, 6.0)
-    """Range of one head's logits at offsets where gates are open: they are asked where heads have
-    hyperplanes in common, and moderate logits alone tell them apart."""
-    mixed: float = 0.25
-    """Gates that differ by less are alike."""
-    agrees: float = 1e-7
-    """Rows that check are missed by this at most, in units of the neurons' size (∇g is known to
-    1e-10 of it, and the system amplifies that)."""
-    outlier: float = 30.0
-    """Cells whose rows that check are missed by so many times the median were left by a little,
-    which `agrees` lets pass: a trained layer has 15 of 100, and they are a thousand times off. They
-    are asked again. Errors alone, of cells of all widths, make 10 times."""
-    enough: int = 8
-    """Cells whose median says what is usual."""
-    settlings: int = 3
-    """Times that offsets are halved for it: they become too short for gates to be steps. Cells that
-    are off after that say nothing of what is unknown in the others."""
-    singular: float = 1e-9
-    """A system whose last pivot is below this share of its first does not tell the values."""
-    float64: float = 4e-16
-    """Error of an answer, relative to what its terms add up to."""
-    misses: float = 3.0
-    """Errors of answers, of N and of ∇g are taken for so many times the root mean square of what
-    rows that check are missed by, and the answers' own."""
+# ‖b‖: all gates are steps at offsets of a small share of it.
+LENGTH = 1e5
+# Offsets are this share of the distance to the nearest hyperplane.
+OFFSET_SHARE = 0.4
+# Times that this is halved where answers or the recovered layer say that the cell was left.
+HALVINGS = 8
+# Rows more than unknowns: they show that a pooled token left the cell.
+CHECKS = 1
+# Rows from which as many as unknowns are picked, per unknown, and so many at least.
+CANDIDATES, FEWEST = 3, 256
+# Range of one head's logits at offsets where gates are open: they are asked where heads have
+# hyperplanes in common, and moderate logits alone tell them apart.
+LOGITS = (0.3, 6.0)
+# Gates that differ by less are alike.
+MIXED = 0.25
+# Rows that check are missed by this at most, in units of the neurons' size (∇g is known to 1e-10
+# of it, and the system amplifies that).
+AGREES = 1e-7
+# Cells whose rows that check are missed by so many times the median were left by a little, which
+# AGREES lets pass: a trained layer has 15 of 100, and they are a thousand times off. They are
+# asked again. Errors alone, of cells of all widths, make 10 times.
+OUTLIER = 30.0
+# Cells whose median says what is usual.
+ENOUGH = 8
+# Times that offsets are halved for it: they become too short for gates to be steps. Cells that
+# are off after that say nothing of what is unknown in the others.
+SETTLINGS = 3
+# A system whose last pivot is below this share of its first does not tell the values.
+SINGULAR = 1e-9
+# Errors of answers, of N and of ∇g are taken for so many times the root mean square of what rows
+# that check are missed by, and the answers' own.
+MISSES = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,16 +107,16 @@ class CellSystem:
         reader: CellReader,
     ) -> CellSystem:
         """Choose the rows."""
-        tuning, rng = reader.tuning, reader.rng
-        count = max(tuning.candidates * unknown.count, tuning.few)
+        rng = reader.rng
+        count = max(CANDIDATES * unknown.count, FEWEST)
         a = _between(at.u, count, rng)
         if reader.moderate:
-            a = np.concatenate([a, _opening(at, count, rng, tuning)])
+            a = np.concatenate([a, _opening(at, count, rng)])
         gates = at.gates(a)
         # where all gates are alike ∇g alone is told
-        mixed = np.ptp(gates, axis=1) > tuning.mixed
+        mixed = np.ptp(gates, axis=1) > MIXED
         a, gates = a[mixed], gates[mixed]
-        picked = _picked(unknown.rows(gates, a), checks, tuning)
+        picked = _picked(unknown.rows(gates, a), checks)
         return cls(at, unknown, a[picked], gates[picked])
 
     def solved(self, y: Array, N: float, g: Array) -> SolvedCell:
@@ -193,18 +186,18 @@ class CellValues:
         usual = np.median(rows)
         return np.asarray(usual / np.maximum(rows, usual)) if usual > 0 else np.ones(len(rows))
 
-    def error(self, hinges: NetworkHinges, tuning: CellValueTuning) -> Array:
+    def error(self, hinges: NetworkHinges) -> Array:
         """Estimate the errors of all v_h of every cell, (C,)."""
         rows = np.array([one.row for one in self.cells])
-        off = tuning.misses * float(np.sqrt(np.mean(rows**2)))
-        each = off + self.rounding(hinges, tuning)
+        off = MISSES * float(np.sqrt(np.mean(rows**2)))
+        each = off + self.rounding(hinges)
         return np.asarray(each * np.array([one.inverse for one in self.cells]))
 
-    def rounding(self, hinges: NetworkHinges, tuning: CellValueTuning) -> Array:
+    def rounding(self, hinges: NetworkHinges) -> Array:
         """Return what rounding of answers leaves of a row of every cell, (C,)."""
         at = [one.system.at for one in self.cells]
         far = np.array([float(np.linalg.norm(one.b)) / one.radius for one in at])
-        return np.asarray(tuning.float64 * hinges.steepness * far)
+        return np.asarray(FLOAT64 * hinges.steepness * far)
 
     def joined(self, other: CellValues) -> CellValues:
         """Add the cells of another reading."""
@@ -235,7 +228,6 @@ class CellReader:
     moderate: bool
     """Whether gates may be open: where heads have hyperplanes in common."""
     rng: np.random.Generator
-    tuning: CellValueTuning
 
     @property
     def every(self) -> AllValues:
@@ -249,15 +241,15 @@ class CellReader:
 
         ``shares`` (C,) multiply the usual lengths of offsets.
         """
-        hinges, tuning, shares = self.hinges, self.tuning, shares.copy()
+        hinges, shares = self.hinges, shares.copy()
         left = np.arange(len(points))
         found: dict[int, SolvedCell] = {}
-        for _ in range(tuning.halvings):
+        for _ in range(HALVINGS):
             systems = self._systems(points[left], shares[left], unknown, checks)
             parted = _parted(systems, (yield _round_of(systems)))
             for k, one, N, y in zip(left.tolist(), systems, *parted, strict=True):
                 found[k] = one.solved(y, N, hinges.gradients(one.at.active[None])[0])
-            wrong = tuning.agrees * hinges.steepness
+            wrong = AGREES * hinges.steepness
             left = np.array([k for k in left.tolist() if found[k].missed > wrong], dtype=np.intp)
             if not len(left):
                 return CellValues(tuple(found[k] for k in range(len(points)))), shares
@@ -273,9 +265,9 @@ class CellReader:
         checks: int,
     ) -> Asking[tuple[CellValues, Array]]:
         """Read cells again, with shorter offsets, that are missed by far more than the others."""
-        tuning, shares = self.tuning, shares.copy()
-        for _ in range(tuning.settlings):
-            left = np.flatnonzero(~self.usual(values) & (shares > 0.5**tuning.settlings))
+        shares = shares.copy()
+        for _ in range(SETTLINGS):
+            left = np.flatnonzero(~self.usual(values) & (shares > 0.5**SETTLINGS))
             if not len(left):
                 break
             try:
@@ -288,17 +280,17 @@ class CellReader:
     def usual(self, values: CellValues) -> Flags:
         """Tell which cells are missed by about as much as the others, (C,)."""
         rows = np.array([one.row for one in values.cells])
-        if len(rows) < self.tuning.enough:
+        if len(rows) < ENOUGH:
             return np.full(len(rows), True)
-        usual = np.maximum(np.median(rows), values.rounding(self.hinges, self.tuning))
-        return np.asarray(rows <= self.tuning.outlier * usual)
+        usual = np.maximum(np.median(rows), values.rounding(self.hinges))
+        return np.asarray(rows <= OUTLIER * usual)
 
     def _systems(
         self, points: Array, shares: Array, unknown: ValueCoordinates, checks: int
     ) -> list[CellSystem]:
-        hinges, tuning = self.hinges, self.tuning
+        hinges = self.hinges
         u, active = self.heads.scores_of(points), hinges.active(points)
-        radius = tuning.share * shares * np.minimum(hinges.room(points), tuning.length)
+        radius = OFFSET_SHARE * shares * np.minimum(hinges.room(points), LENGTH)
         each = zip(points, active, radius.tolist(), u, strict=True)
         cells = [CellPoint(*at, self.residual) for at in each]
         return [CellSystem.chosen(at, unknown, checks, self) for at in cells]
@@ -344,18 +336,18 @@ def _between(u: Array, count: int, rng: np.random.Generator) -> Array:
     return np.asarray(a / np.linalg.norm(a, axis=1, keepdims=True))
 
 
-def _opening(at: CellPoint, count: int, rng: np.random.Generator, tuning: CellValueTuning) -> Array:
+def _opening(at: CellPoint, count: int, rng: np.random.Generator) -> Array:
     """Draw offsets, in units of the radius, at which one head's logit is moderate."""
     a = rng.standard_normal((count, len(at.b)))
     a /= np.linalg.norm(a, axis=1, keepdims=True)
     u = at.u[rng.integers(len(at.u), size=count)]
-    wanted = rng.uniform(*tuning.logits, count)
+    wanted = rng.uniform(*LOGITS, count)
     with np.errstate(divide="ignore"):
         share = wanted / (at.radius * np.abs(np.sum(a * u, axis=1)))
     return np.asarray(np.minimum(share, 1.0)[:, None] * a)
 
 
-def _picked(rows: Array, checks: int, tuning: CellValueTuning) -> Indices:
+def _picked(rows: Array, checks: int) -> Indices:
     """Pick as many rows (n, k) as unknowns, and those that check them.
 
     A row checks best that all of the picked ones have a share in: any of them that was answered
@@ -368,7 +360,7 @@ def _picked(rows: Array, checks: int, tuning: CellValueTuning) -> Indices:
         return np.arange(checks)
     R, pivots = scipy.linalg.qr(rows.T, mode="r", pivoting=True)
     diagonal = sizes(np.asarray(R, dtype=np.float64), wanted)
-    if np.min(diagonal) <= tuning.singular * np.max(diagonal):
+    if np.min(diagonal) <= SINGULAR * np.max(diagonal):
         raise CoincidentJumps
     # rows = shares @ picked, in the order of the pivots
     shares = scipy.linalg.solve_triangular(R[:wanted, :wanted], R[:wanted, wanted:])
@@ -377,29 +369,25 @@ def _picked(rows: Array, checks: int, tuning: CellValueTuning) -> Indices:
     return np.concatenate([pivots[:wanted], pivots[told]])
 
 
-@dataclass(frozen=True, slots=True)
-class ValueSpaceTuning:
-    """When fewer unknowns are taken for granted; rows that check say where that is wrong."""
-
-    dependent: float = 1e-7
-    """Values of earlier cells span no dimension more where singular values are below this share of
-    the largest (values are known to 1e-10 of it)."""
-    flat: float = 3e-3
-    """A direction that all heads' spaces together reach by less than this share of the others is
-    read in every cell: the gradient tells it with its errors over this share. A trained layer's
-    weakest is 4e-4: its function came out to 6e-5 of its size without, to 4e-7 with this."""
-    spare: int = 2
-    """So many more cells than dimensions have to agree."""
-    ample: float = 1.5
-    """Where there are such directions, spaces are made of so many times as many cells as they have
-    dimensions: the weakest direction of as few as span them is a hundred times coarser."""
-    gain: float = 0.8
-    """Spaces are used where they leave at most this share of the unknowns."""
-    steps: int = 8
-    """While spaces may still close cells are asked in groups of those known over this: few rounds,
-    and at most an eighth more queries."""
-    checks: int = 2
-    """Rows that check, in each cell, that nothing is left beside the spaces."""
+# Values of earlier cells span no dimension more where singular values are below this share of the
+# largest (values are known to 1e-10 of it).
+DEPENDENT = 1e-7
+# A direction that all heads' spaces together reach by less than this share of the others is read
+# in every cell: the gradient tells it with its errors over this share. A trained layer's weakest
+# is 4e-4: its function came out to 6e-5 of its size without, to 4e-7 with this.
+FLAT = 3e-3
+# So many more cells than dimensions have to agree.
+SPARE_CELLS = 2
+# Where there are such directions, spaces are made of so many times as many cells as they have
+# dimensions: the weakest direction of as few as span them is a hundred times coarser.
+AMPLE = 1.5
+# Spaces are used where they leave at most this share of the unknowns.
+SPACE_GAIN = 0.8
+# While spaces may still close cells are asked in groups of those known over this: few rounds, and
+# at most an eighth more queries.
+SPACE_STEPS = 8
+# Rows that check, in each cell, that nothing is left beside the spaces.
+SPACE_CHECKS = 2
 
 
 class ValueCoordinates(Protocol):
@@ -515,33 +503,31 @@ class ValuesOfGradient:
         return np.asarray(g @ self.V)
 
 
-def fewer_unknowns(
-    v: Array, g: Array, weight: Array, tuning: ValueSpaceTuning
-) -> ValueCoordinates | None:
+def fewer_unknowns(v: Array, g: Array, weight: Array) -> ValueCoordinates | None:
     """Return coordinates with fewer unknowns that all cells so far bear out, None without any.
 
     v (C, H, d) are the values of C cells, g (C, d) the network's gradients there. ``weight`` (C,)
     is 1 of cells that are as exact as usual, less of others.
     """
     C, H, d = v.shape
-    if tuning.spare + 1 > C:
+    if SPARE_CELLS + 1 > C:
         return None
     size = np.linalg.svd(g, compute_uv=False)
-    rank = int(np.sum(size > tuning.dependent * size[0]))
-    if rank + tuning.spare <= C:
-        V = np.array([np.linalg.lstsq(g, v[:, h], rcond=tuning.dependent)[0] for h in range(H)])
+    rank = int(np.sum(size > DEPENDENT * size[0]))
+    if rank + SPARE_CELLS <= C:
+        V = np.array([np.linalg.lstsq(g, v[:, h], rcond=DEPENDENT)[0] for h in range(H)])
         missed = np.abs(np.einsum("cd,hde->che", g, V) - v).max()
-        if rank == d and missed <= tuning.dependent * np.abs(v).max():
+        if rank == d and missed <= DEPENDENT * np.abs(v).max():
             return ValuesOfGradient(V)
     bases: list[Array] = []
     for h in range(H):
         _, s, right = np.linalg.svd(weight[:, None] * v[:, h], full_matrices=False)
-        r = int(np.sum(s > tuning.dependent * s[0]))
-        if r + tuning.spare - 1 > C:
+        r = int(np.sum(s > DEPENDENT * s[0]))
+        if r + SPARE_CELLS - 1 > C:
             return None
         bases.append(right[:r].T)
-    spaces = ValuesInSpaces.of(tuple(bases), tuning.flat)
+    spaces = ValuesInSpaces.of(tuple(bases), FLAT)
     widest = max(basis.shape[1] for basis in bases)
-    if spaces.weak and tuning.ample * widest + tuning.spare - 1 > C:
+    if spaces.weak and AMPLE * widest + SPARE_CELLS - 1 > C:
         return None
-    return spaces if spaces.count <= tuning.gain * (H - 1) * d else None
+    return spaces if spaces.count <= SPACE_GAIN * (H - 1) * d else None

@@ -17,7 +17,7 @@ last token as one more input of the network, adds r·x_N within the cell; withou
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -44,50 +44,44 @@ class NothingPooled(CoincidentJumps):
     """Within the cell answers change with the last token alone."""
 
 
-@dataclass(frozen=True, slots=True)
-class FirstCellTuning:
-    """How long tokens are in the first cell, and when it is believed to be one."""
-
-    heads: MultiHeadTuning = field(default=MultiHeadTuning(columns=ColumnTableTuning(ample=1.25)))
-    """Knobs of the steps that find the heads. Column spaces are made of more columns than heads
-    alone need: answers are coarser by what the network adds. Of eight heads of rank 8 in 64
-    dimensions W came out to 5e-9 with 1.5, to 8e-9 with this and to 3e-7 with 1, for 9,088, 8,192
-    and 7,296 queries."""
-    share: float = 0.4
-    """Offsets are this share of the cell's inradius: pooled tokens are moved by each head's own
-    values, whose neurons may be steeper than their sum."""
-    halvings: int = 8
-    """Times that this is halved until answers along random rays are linear."""
-    rays: int = 2
-    """Number of these rays, beside the first one's opposite: together they show a residual."""
-    bent: float = 1e3
-    """Answers are linear along a ray if they miss it by so many times their error at most."""
-    product: float = 1e9
-    """‖a‖‖b‖ of the longest offsets while heads are searched for: gates are steps there."""
-    shortest: float = 1e4
-    longest: float = 1e6
-    """Query tokens are between these while heads are searched for. Longer: moderate logits take
-    offsets that are lost beside them; shorter: gates are no steps."""
-    float64: float = 4e-16
-    """Error of an answer, relative to what its terms add up to (measured: 1e-16 to 4e-16)."""
-    noisy: float = 4.0
-    """Where answers miss lines by more, their error is so many times what they typically do."""
-    beyond_biases: float = 5.0
-    """Shorter query tokens are so many times as long as the farthest hyperplane is on their way."""
-    logits: float = 250.0
-    per_root: float = 100.0
-    """Logits that they allow the median head to have at the longest offsets, at least, and so many
-    times √d: room to saturate the others."""
-    least: float = 0.25
-    """The head with the smallest W_h x has this share of them, at least."""
-    doubled: float = 2.0
-    """All u_h are read at query tokens so many times as long as well: W_h x is their difference,
-    to many more digits than from tokens that differ by a step within the cell."""
-    at_once: int = 4096
-    """Sequences that are made at a time to subtract what a residual adds to their answers."""
-    longer: float = 20.0
-    """Where w_h hides the heads there, they are read first at tokens so many times as long: W_h x,
-    which is known from before, tells where they are but for a few per cent."""
+# How the heads are found. Column spaces are made of more columns than heads alone
+# need: answers are coarser by what the network adds. Of eight heads of rank 8 in 64 dimensions W
+# came out to 5e-9 with 1.5, to 8e-9 with this and to 3e-7 with 1, for 9,088, 8,192 and 7,296
+# queries.
+HEADS = MultiHeadTuning(columns=ColumnTableTuning(ample=1.25))
+# Offsets are this share of the cell's inradius: pooled tokens are moved by each head's own
+# values, whose neurons may be steeper than their sum.
+INRADIUS_SHARE = 0.4
+# Times that this is halved until answers along random rays are linear.
+HALVINGS = 8
+# Number of these rays, beside the first one's opposite: together they show a residual.
+RAYS = 2
+# Answers are linear along a ray if they miss it by so many times their error at most.
+BENT = 1e3
+# ‖a‖‖b‖ of the longest offsets while heads are searched for: gates are steps there.
+LONGEST_PRODUCT = 1e9
+# Query tokens are between these while heads are searched for. Longer: moderate logits take
+# offsets that are lost beside them; shorter: gates are no steps.
+SHORTEST, LONGEST = 1e4, 1e6
+# Error of an answer, relative to what its terms add up to (measured: 1e-16 to 4e-16).
+FLOAT64 = 4e-16
+# Where answers miss lines by more, their error is so many times what they typically do.
+NOISY = 4.0
+# Shorter query tokens are so many times as long as the farthest hyperplane is on their way.
+BEYOND_BIASES = 5.0
+# Logits that they allow the median head to have at the longest offsets, at least, and so many
+# times √d: room to saturate the others.
+LOGITS_ALLOWED, PER_ROOT = 250.0, 100.0
+# The head with the smallest W_h x has this share of them, at least.
+LEAST_SHARE = 0.25
+# All u_h are read at query tokens so many times as long as well: W_h x is their difference, to
+# many more digits than from tokens that differ by a step within the cell.
+DOUBLED = 2.0
+# Sequences that are made at a time to subtract what a residual adds to their answers.
+AT_ONCE = 4096
+# Where w_h hides the heads there, they are read first at tokens so many times as long: W_h x,
+# which is known from before, tells where they are but for a few per cent.
+LONGER_FIRST = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +110,6 @@ class FirstCell:
     share: float
     residual: Array | None
     seen: ReducedAnswers
-    tuning: FirstCellTuning
 
     def at_length(self, length: float) -> Asking[FirstCell]:
         """Measure N at ℓ·x; return the cell as it is seen from there."""
@@ -133,11 +126,7 @@ class FirstCell:
 
 
 def open_cell(
-    hinges: NetworkHinges,
-    x: Array,
-    share: float,
-    rng: np.random.Generator,
-    tuning: FirstCellTuning,
+    hinges: NetworkHinges, x: Array, share: float, rng: np.random.Generator
 ) -> Asking[FirstCell]:
     """Look at the cone of ``x``: N and ∇g there, how far it reaches, the size of the values.
 
@@ -151,11 +140,11 @@ def open_cell(
     """
     d = hinges.dim
     margin = min(1.0, float(hinges.margin(x[None])[0]))
-    share = tuning.share * share * margin
-    for _ in range(tuning.halvings):
-        length = float(np.clip(np.sqrt(tuning.product / share), tuning.shortest, tuning.longest))
+    share = INRADIUS_SHARE * share * margin
+    for _ in range(HALVINGS):
+        length = float(np.clip(np.sqrt(LONGEST_PRODUCT / share), SHORTEST, LONGEST))
         b, r = length * x, share * length
-        rays = rng.standard_normal((tuning.rays, d))
+        rays = rng.standard_normal((RAYS, d))
         rays /= np.linalg.norm(rays, axis=1, keepdims=True)
         rays = np.concatenate([rays, -rays[:1]])
         n = np.repeat(np.arange(len(rays)), 2)
@@ -167,23 +156,23 @@ def open_cell(
         N, y = yield [Singles(points, phase="base point", purpose="data"), asked]
         g = (N[1:] - N[0]) / r
         seen = y.reshape(-1, 2) - N[0]
-        eta = tuning.float64 * hinges.steepness
+        eta = FLOAT64 * hinges.steepness
         missed = np.abs(seen[:, 0] - 2 * seen[:, 1])
-        if np.all(missed <= tuning.bent * eta * length):
+        if np.all(missed <= BENT * eta * length):
             break
         share /= 2
     else:
         raise CoincidentJumps
     noise = float(np.sqrt(np.mean(missed**2) / 6)) / length  # of y₁ − 2y₂ + N(b)
     if noise > eta:
-        eta = tuning.noisy * noise
+        eta = NOISY * noise
     c, residual = float(N[0] - b @ g), None
-    if abs(seen[0, 0] - seen[-1, 0] - r * (rays[0] @ g)) > tuning.bent * eta * length:
+    if abs(seen[0, 0] - seen[-1, 0] - r * (rays[0] @ g)) > BENT * eta * length:
         s = yield from _sum_of_values(b, r)
         residual, g = g - s, s
     steps = np.abs(2 * seen[:, 0] / r - rays @ g)
     scale = float(max(np.linalg.norm(g), np.max(steps)))
-    if scale <= tuning.bent * eta / share:
+    if scale <= BENT * eta / share:
         if residual is not None:
             raise NothingPooled
         raise CoincidentJumps  # no neuron is active, or what they add up to is nothing
@@ -191,7 +180,7 @@ def open_cell(
     precision = Precision.relative_to_terms(eta / scale)
     reduced = ReducedAnswers(g, c, precision, scale, lengths)
     active = hinges.active(b[None])[0]
-    return FirstCell(hinges, x, active, share, residual, reduced, tuning)
+    return FirstCell(hinges, x, active, share, residual, reduced)
 
 
 def _sum_of_values(b: Array, r: float) -> Asking[Array]:
@@ -218,7 +207,7 @@ def find_heads(
     """
     steps = _find_heads(cell, sought, start, rng)
     if cell.residual is not None:
-        steps = beside_residual(steps, cell.residual, cell.tuning.at_once)
+        steps = beside_residual(steps, cell.residual)
     return (yield from steps)
 
 
@@ -228,7 +217,6 @@ def _find_heads(
     start: tuple[int, float],
     rng: np.random.Generator,
 ) -> Asking[RecoveredHeads]:
-    tuning = cell.tuning
     d, length = len(cell.x), cell.seen.lengths.length
     turn = np.linalg.qr(rng.standard_normal((d, d)))[0].T
     search = cell.search(sought, rng, turn)
@@ -236,14 +224,14 @@ def _find_heads(
     if not len(crossings.u):
         return (yield from search.without_crossings())
     values, u = yield from search.values(crossings)
-    shorter = min(length / tuning.doubled, _shorter(cell, u / length))
+    shorter = min(length / DOUBLED, _shorter(cell, u / length))
     reads = CellBases(cell, sought, values, turn, rng)
-    longer = tuning.doubled * shorter
+    longer = DOUBLED * shorter
     try:
         _, far, _ = yield from reads.at(longer, u * longer / length)
     except CoincidentJumps:
         # w_h moves the logits too far
-        first = min(length, shorter * tuning.longer)
+        first = min(length, shorter * LONGER_FIRST)
         _, there, _ = yield from reads.at(first, u * first / length)
         w = there.seen.u - first * u / length
         _, far, _ = yield from reads.at(longer, u * longer / length + w)
@@ -251,7 +239,7 @@ def _find_heads(
     search, near, s = yield from reads.at(shorter, u * shorter / length + w)
     directions = search.directions(near)[:-1]
     answers = WindowAnswers.none(near, directions)
-    columns = yield from read_columns(answers, s, sought.rank, rng, tuning.heads.columns)
+    columns = yield from read_columns(answers, s, sought.rank, rng, HEADS.columns)
     search.refuse_vague(near, columns)
     oriented = yield from orient(near, rng)
     found = assembled(near, columns, directions, oriented, biases=False)
@@ -301,11 +289,11 @@ def _with_query_biases(
 
 def _shorter(cell: FirstCell, slopes: Array) -> float:
     """Return ℓ for heads whose u_h grow by about ``slopes`` (H, d) per unit of length."""
-    tuning, hinges = cell.tuning, cell.hinges
+    hinges = cell.hinges
     size = np.linalg.norm(slopes, axis=1)
-    length = tuning.beyond_biases * float(hinges.reach(cell.x[None])[0])
-    most = max(tuning.logits, tuning.per_root * float(np.sqrt(hinges.dim)))
-    for logits, one in ((most, np.median(size)), (tuning.least * most, np.min(size))):
+    length = BEYOND_BIASES * float(hinges.reach(cell.x[None])[0])
+    most = max(LOGITS_ALLOWED, PER_ROOT * float(np.sqrt(hinges.dim)))
+    for logits, one in ((most, np.median(size)), (LEAST_SHARE * most, np.min(size))):
         length = max(length, float(np.sqrt(logits / (cell.share * one))))
     return length
 
@@ -338,21 +326,16 @@ class CellLengths(TokenLengths):
         return np.asarray(a)
 
 
-def beside_residual(steps: Asking[T], r: Array, at_once: int) -> Asking[T]:
-    """Let steps see answers less r·x_N, x_N being the last token of each sequence.
-
-    So many sequences are made at a time to find out what their last tokens are.
-    """
+def beside_residual(steps: Asking[T], r: Array) -> Asking[T]:
+    """Let steps see answers less r·x_N, x_N being the last token of each sequence."""
 
     def less(asked: Round, answers: Answers) -> Answers:
-        return [
-            y - last_tokens(probes, at_once) @ r for probes, y in zip(asked, answers, strict=True)
-        ]
+        return [y - last_tokens(probes) @ r for probes, y in zip(asked, answers, strict=True)]
 
     return read_as(steps, less)
 
 
-def last_tokens(probes: Probes, at_once: int) -> Array:
+def last_tokens(probes: Probes) -> Array:
     """Return the last tokens of all sequences, (n, d)."""
-    parts = [probes[i : i + at_once][:, -1] for i in range(0, len(probes), at_once)]
+    parts = [probes[i : i + AT_ONCE][:, -1] for i in range(0, len(probes), AT_ONCE)]
     return np.concatenate(parts) if parts else np.zeros((0, probes.dim))

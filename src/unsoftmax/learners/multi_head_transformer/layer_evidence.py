@@ -21,7 +21,7 @@ these and not the others has neurons that switch apart.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -42,61 +42,44 @@ from unsoftmax.protocol import Certificate, Found, Steps
 from unsoftmax.validate.judge import Answered, Judgement, fresh_answers, judge
 from unsoftmax.validate.sequences import by_length
 
-
-@dataclass(frozen=True, slots=True)
-class StraddlingTuning:
-    """How close to hyperplanes sequences are, and how they are made."""
-
-    sides: tuple[float, ...] = (0.02, -0.02, 2e-3, -2e-3, 2e-4, -2e-4, 2e-5, -2e-5, 1e-6, -1e-6)
-    """δ, in turn. Of opposite weights a layer of one neuron for two misses this share of one's; of
-    alike ones their whole difference, where first layers differ by a larger share."""
-    tokens: int = 4
-    per_dim: int = 2
-    """Neurons per sequence, over d: with 4 tokens half of the numbers are to spare."""
-    within: float = 0.5
-    """δ is met to this share."""
-    steps: int = 30
-    longest: float = 0.5
-    """A step is at most this share of the sequence's norm."""
-    tries: int = 4
-    """Sequences that steps begin with, until one ends where it should; groups that none serves are
-    halved."""
-    sizes: tuple[float, float] = (-0.5, 0.7)
-    """Range of log₁₀ of the first query tokens' lengths, in typical distances of hyperplanes."""
-    logits: tuple[float, ...] = (1.0, 2.0, 3.0)
-    """Root mean squares of one head's first logits: what heads pool differs."""
-    directions: int = 64
-    kept: int = 3
-    away: float = 20.0
-    """The way to the nearest hyperplane is so many times as far as tokens differ, once they are
-    moved, both ways along the widest of so many random directions."""
-    outlying: float = 1e3
-    """A sequence that is missed by so many times what half of the others are is looked at, even if
-    bounds allow it: 5 at most in 72 layers, 5,000 and more where neurons are nearly alike."""
-    alike: float = 0.01
-    """There answers are missed by at most this share of what they are beside the hyperplanes."""
+# δ, in turn. Of opposite weights a layer of one neuron for two misses this share of one's; of
+# alike ones their whole difference, where first layers differ by a larger share.
+SIDES = (0.02, -0.02, 2e-3, -2e-3, 2e-4, -2e-4, 2e-5, -2e-5, 1e-6, -1e-6)
+# Tokens, and neurons per sequence, over d: half of the numbers are to spare.
+TOKENS, PER_DIM = 4, 2
+# δ is met to this share.
+MET_TO = 0.5
+# Steps at most, and what each may be at most, as a share of the sequence's norm.
+STEPS, LONGEST = 30, 0.5
+# Sequences that steps begin with, until one ends where it should; groups that none serves are
+# halved.
+TRIES = 4
+# Range of log₁₀ of the first query tokens' lengths, in typical distances of hyperplanes.
+SIZES = (-0.5, 0.7)
+# Root mean squares of one head's first logits: what heads pool differs.
+LOGITS = (1.0, 2.0, 3.0)
+# Of so many random directions the widest few, both ways; moved along them, tokens are so many
+# times as far from the nearest hyperplane as they differ.
+DIRECTIONS, KEPT, AWAY = 64, 3, 20.0
+# A sequence that is missed by so many times what half of the others are is looked at, even if
+# bounds allow it: 5 at most in 72 layers, 5,000 and more where neurons are nearly alike.
+OUTLYING = 1e3
+# There answers are missed by at most this share of what they are beside the hyperplanes.
+ALIKE = 0.01
 
 
-@dataclass(frozen=True, slots=True)
-class LayerEvidenceTuning:
-    """Which fresh answers are asked, how far they may be off, and what is certified."""
-
-    closing: TransformerEvidenceTuning = field(
-        default=TransformerEvidenceTuning(most_of_open=0.0, most_of_size=3e-8)
-    )
-    """Which sequences are asked last, and how far their answers may be off."""
-    confirm: int = 3
-    """Fresh sequences that a layer must predict before it is believed, the hold-out apart, and
-    those beside its hyperplanes."""
-    straddling: StraddlingTuning = field(default=StraddlingTuning())
-    """The sequences beside hyperplanes."""
-    safety: float = 10.0
-    """Estimated errors of W are the largest of a few simulated ones, and 60 times too large in the
-    median: so many times are promised. Of 1,000 targets of 1 to 4 heads one had 5 times that, four
-    weak heads in two dimensions."""
-    safety_of_w: float = 140.0
-    """Estimated errors of w are a standard deviation, roughly: that target had 68 times it, others
-    up to 31."""
+# Which sequences are asked last, and how far their answers may be off.
+CLOSING = TransformerEvidenceTuning(most_of_open=0.0, most_of_size=3e-8)
+# Fresh sequences that a layer must predict before it is believed, the hold-out apart, and those
+# beside its hyperplanes.
+CONFIRM = 3
+# Estimated errors of W are the largest of a few simulated ones, and 60 times too large in the
+# median: so many times are promised. Of 1,000 targets of 1 to 4 heads one had 5 times that, four
+# weak heads in two dimensions.
+SAFETY = 10.0
+# Estimated errors of w are a standard deviation, roughly: that target had 68 times it, others up
+# to 31.
+SAFETY_OF_W = 140.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +98,7 @@ class LayerLook:
     def outlying(self) -> bool:
         """Whether one sequence is missed by far more than others are that were made alike."""
         missed = [each for _, each in self.missed]
-        return bool(missed and max(missed) > self.beside.tuning.outlying * np.median(missed))
+        return bool(missed and max(missed) > OUTLYING * np.median(missed))
 
     def switches_apart(self, hinges: NetworkHinges) -> Asking[bool]:
         """Tell whether what is missed beside hyperplanes is predicted far away from all of them."""
@@ -124,7 +107,7 @@ class LayerLook:
         X, missed = max(self.missed, key=lambda each: each[1])
         far = self.beside.moved_away(X, hinges)
         answered = yield from fresh_answers(by_length(far, "check", "pilot"))
-        model, most = self.beside.found.model, self.beside.tuning.alike * missed
+        model, most = self.beside.found.model, ALIKE * missed
         return all(bool(np.all(np.abs(y - model(X)) <= most)) for X, y in answered)
 
 
@@ -133,15 +116,14 @@ def first_look(
     learned: LearnedNetwork,
     earlier: list[Answered],
     rng: np.random.Generator,
-    tuning: LayerEvidenceTuning,
 ) -> Asking[LayerLook]:
     """Ask a few fresh sequences of a layer, some beside its hyperplanes; judge it by them.
 
     What was asked of ``earlier`` layers it has to predict as well.
     """
-    beside = StraddlingSequences(found, learned.length, rng, tuning.straddling)
-    close, layer = beside.drawn(), _certified(found, learned, tuning)
-    drawn = [X for part in layer.short(tuning.confirm, rng) for X in part.X]
+    beside = StraddlingSequences(found, learned.length, rng)
+    close, layer = beside.drawn(), _certified(found, learned)
+    drawn = [X for part in layer.short(CONFIRM, rng) for X in part.X]
     answered = yield from fresh_answers(by_length([*close, *drawn], "check", "pilot"))
     known = [*answered, *earlier]
     judgement = judge(layer.residuals(known), len(drawn))
@@ -158,18 +140,16 @@ def _missed(
         yield from zip(sequences, missed.tolist(), strict=True)
 
 
-def _certified(
-    found: RecoveredTransformer, learned: LearnedNetwork, tuning: LayerEvidenceTuning
-) -> HeadsBeforeNetwork:
+def _certified(found: RecoveredTransformer, learned: LearnedNetwork) -> HeadsBeforeNetwork:
     """Put what is certified to a layer: the little noise of its answers is in the constant."""
     errors = {
         "constant": found.errors["constant"] + learned.precision.absolute,
         "slope": found.errors["slope"],
-        "W": tuning.safety * found.errors["W"],
-        "w": tuning.safety_of_w * found.errors["w"],
+        "W": SAFETY * found.errors["W"],
+        "w": SAFETY_OF_W * found.errors["w"],
     }
     exact = replace(learned, precision=Precision())
-    return HeadsBeforeNetwork.of(found.model, exact, errors, tuning.closing)
+    return HeadsBeforeNetwork.of(found.model, exact, errors, CLOSING)
 
 
 def conclude_layer(
@@ -177,7 +157,6 @@ def conclude_layer(
     learned: LearnedNetwork,
     held: TransformerHoldOut,
     rng: np.random.Generator,
-    tuning: LayerEvidenceTuning,
 ) -> Steps[MultiHeadTransformer]:
     """Ask the hold-out, and say how sure the layer is.
 
@@ -186,7 +165,7 @@ def conclude_layer(
     ModelMismatch
         A fresh answer is farther off than the certificate allows.
     """
-    layer = _certified(found, learned, tuning)
+    layer = _certified(found, learned)
     judgement, looked = yield from layer.judged(held, rng)
     if judgement.refuses:
         raise _contradicted(judgement)
@@ -225,7 +204,6 @@ class StraddlingSequences:
     length: float
     """Typical distance of hyperplanes."""
     rng: np.random.Generator
-    tuning: StraddlingTuning
 
     def drawn(self) -> list[Array]:
         """Return sequences (N, d), one for each side of each group of neurons."""
@@ -234,7 +212,7 @@ class StraddlingSequences:
         if len(model.first_layers) < 2 or not K:
             return []  # of one head no neurons switch apart
         order: Indices = self.rng.permutation(K)
-        size = self.tuning.per_dim * model.dim
+        size = PER_DIM * model.dim
         groups = [order[i : i + size] for i in range(0, K, size)]
         made = []
         while groups:
@@ -250,12 +228,12 @@ class StraddlingSequences:
 
         Of one neuron alone those sides that are met.
         """
-        tuning, most = self.tuning, list[Array]()
+        most = list[Array]()
         signs = self.rng.choice([-1.0, 1.0], len(group))
-        for attempt in range(tuning.tries):
+        for attempt in range(TRIES):
             X: Array | None = self._first(attempt)
             sides = []
-            for side in tuning.sides:
+            for side in SIDES:
                 X = None if X is None else self._beside(group, side * signs, X)
                 sides.append(X)
             met = [X for X in sides if X is not None]
@@ -265,45 +243,43 @@ class StraddlingSequences:
         return most if len(group) == 1 else None
 
     def _first(self, attempt: int) -> Array:
-        model, tuning, d = self.found.model, self.tuning, self.found.model.dim
-        size = self.length * 10.0 ** self.rng.uniform(*tuning.sizes)
+        model, d = self.found.model, self.found.model.dim
+        size = self.length * 10.0 ** self.rng.uniform(*SIZES)
         b = size * self.rng.standard_normal(d) / np.sqrt(d)
-        offsets = self.rng.standard_normal((tuning.tokens - 1, d)) / np.sqrt(d)
+        offsets = self.rng.standard_normal((TOKENS - 1, d)) / np.sqrt(d)
         u = model.scores_of(b[None])[0, attempt % model.H]
         rms = float(np.sqrt(np.mean((offsets @ u) ** 2)))
         reach = max(float(np.linalg.norm(b)), self.length)
-        wanted = tuning.logits[attempt % len(tuning.logits)]
+        wanted = LOGITS[attempt % len(LOGITS)]
         stretch = min(wanted / rms, reach) if rms > 0 else reach
         return np.vstack([b + stretch * offsets, b])
 
     def _beside(self, group: Indices, wanted: Array, X: Array) -> Array | None:
         """Move tokens until z/s of a group of neurons is what is wanted; None in vain."""
-        tuning = self.tuning
-        for _ in range(tuning.steps):
+        for _ in range(STEPS):
             z, slope, s = given_to(self.found.model, group, X)
             if not np.all(s > 0):
                 return None
             off = z / s - wanted
-            if np.all(np.abs(off) <= tuning.within * np.abs(wanted)):
+            if np.all(np.abs(off) <= MET_TO * np.abs(wanted)):
                 return X
             J = (slope / s[:, None, None]).reshape(len(group), -1)
             if not np.all(np.isfinite(J)):
                 return None
             step = np.linalg.lstsq(J, -off, rcond=None)[0].reshape(X.shape)
-            most = tuning.longest * float(np.linalg.norm(X))
+            most = LONGEST * float(np.linalg.norm(X))
             X = X + min(1.0, most / (float(np.linalg.norm(step)) or 1.0)) * step
         return None
 
     def moved_away(self, X: Array, hinges: NetworkHinges) -> list[Array]:
         """Move all tokens of a sequence together, beyond all hyperplanes, several ways."""
-        tuning = self.tuning
-        x = self.rng.standard_normal((tuning.directions, hinges.dim))
+        x = self.rng.standard_normal((DIRECTIONS, hinges.dim))
         x /= np.linalg.norm(x, axis=1, keepdims=True)
-        x = x[np.argsort(-hinges.margin(x), kind="stable")[: tuning.kept]]
+        x = x[np.argsort(-hinges.margin(x), kind="stable")[:KEPT]]
         steep = np.linalg.norm(self.found.model.first_layers, axis=2).sum(axis=0)[: len(hinges)]
         share = float(np.max(steep / np.linalg.norm(hinges.A, axis=1), initial=1.0))
         spread = share * float(np.linalg.norm(X, axis=1).max())
-        far = tuning.away * np.maximum(spread / hinges.margin(x), hinges.reach(x))
+        far = AWAY * np.maximum(spread / hinges.margin(x), hinges.reach(x))
         steps = far[:, None] * x
         return [X + step for step in (*steps, *-steps)]
 

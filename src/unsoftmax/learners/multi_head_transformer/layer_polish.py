@@ -38,57 +38,47 @@ _OF_HEADS = ("W", "w", "B")
 """… of each head by itself for these."""
 
 
-@dataclass(frozen=True, slots=True)
-class LayerPolishTuning:
-    """What is asked for a polish, where none is tried, and when a fit is believed."""
-
-    largest: int = 2500
-    """Parameters of one fit: choosing sequences takes time as their cube, 20 seconds for these."""
-    tokens: tuple[int, ...] = (2, 3, 4)
-    """Numbers of tokens, in turn."""
-    logits: tuple[float, ...] = (1.0, 2.0, 3.0)
-    """Root mean squares of one head's logits, in turn: its softmax neither flat nor a step."""
-    sizes: tuple[float, float] = (-1.0, 1.5)
-    """Range of log₁₀ of the query tokens' lengths, in typical distances of hyperplanes: on both
-    sides of each."""
-    candidates: int = 4
-    fewer: int = 2
-    many: int = 1000
-    """Sequences that are drawn per parameter, and from so many parameters on: fewer are chosen
-    from in less time, and leave errors a few times as large."""
-    spare: float = 1.1
-    """Sequences that are asked per parameter."""
-    steps: int = 8
-    """Newton steps at most: two are usual, five where the first error was 10⁻⁴."""
-    settled: float = 0.9
-    """Steps end where the residual falls by less than this factor."""
-    singular: float = 1e-11
-    """A system whose smallest pivot is below this share of the largest tells too little."""
-    residual: float = 4.0
-    """Root mean square of what a right fit leaves, in units of what rounding of an answer may be:
-    it is a tenth of that, or less."""
-    safety: float = 6.0
-    """Estimated errors are standard deviations: so many are promised."""
+# Parameters of one fit: choosing sequences takes time as their cube, 20 seconds for these.
+LARGEST = 2500
+# Numbers of tokens, in turn.
+TOKENS = (2, 3, 4)
+# Root mean squares of one head's logits, in turn: its softmax neither flat nor a step.
+LOGITS = (1.0, 2.0, 3.0)
+# Range of log₁₀ of the query tokens' lengths, in typical distances of hyperplanes: on both sides
+# of each.
+SIZES = (-1.0, 1.5)
+# Sequences that are drawn per parameter, and from so many parameters on: fewer are chosen from in
+# less time, and leave errors a few times as large.
+CANDIDATES, FEWER, MANY = 4, 2, 1000
+# Sequences that are asked per parameter.
+SPARE = 1.1
+# Newton steps at most: two are usual, five where the first error was 10⁻⁴.
+STEPS = 8
+# Steps end where the residual falls by less than this factor.
+SETTLED = 0.9
+# A system whose smallest pivot is below this share of the largest tells too little.
+SINGULAR = 1e-11
+# Root mean square of what a right fit leaves, in units of what rounding of an answer may be: it
+# is a tenth of that, or less.
+RESIDUAL = 4.0
+# Estimated errors are standard deviations: so many are promised.
+SAFETY = 6.0
 
 
 def polished_layer(
-    found: RecoveredTransformer,
-    learned: LearnedNetwork,
-    biases: bool,
-    rng: np.random.Generator,
-    tuning: LayerPolishTuning,
+    found: RecoveredTransformer, learned: LearnedNetwork, biases: bool, rng: np.random.Generator
 ) -> Asking[RecoveredTransformer | None]:
     """Correct all parameters; None where they are too many, or answers do not tell them."""
     layer = FreeLayer(found.model, found.linear, biases)
     count = layer.count
-    if count > tuning.largest or not found.model.H:
+    if count > LARGEST or not found.model.H:
         return None
-    each = tuning.candidates if count <= tuning.many else tuning.fewer
-    drawn = by_length(_drawn(found.model, learned, each * count, rng, tuning), "polish")
-    picked = best_rows(layer, [part.X for part in drawn], int(tuning.spare * count))
+    each = CANDIDATES if count <= MANY else FEWER
+    drawn = by_length(_drawn(found.model, learned, each * count, rng), "polish")
+    picked = best_rows(layer, [part.X for part in drawn], int(SPARE * count))
     every = [X for part in drawn for X in part.X]
     asked = by_length([every[n] for n in np.sort(picked)], "polish", "data")
-    fit = fitted(layer, (yield from fresh_answers(asked)), tuning)
+    fit = fitted(layer, (yield from fresh_answers(asked)))
     if fit is None:
         return None
     return RecoveredTransformer(*fit, found.linear, found.notes)
@@ -170,14 +160,14 @@ def best_rows(layer: FreeLayer, families: Sequence[Array], count: int) -> Indice
 
 
 def fitted(
-    layer: FreeLayer, answered: Sequence[Answered], tuning: LayerPolishTuning
+    layer: FreeLayer, answered: Sequence[Answered]
 ) -> tuple[MultiHeadTransformer, dict[str, float]] | None:
     """Fit to answers; None where these do not tell all free parameters, or contradict them.
 
     Errors are those of "W" and "w" of the worst head, and "slope" and "constant" of the network.
     """
     best, last = None, np.inf
-    for _ in range(tuning.steps):
+    for _ in range(STEPS):
         J, missed = _weighted(layer, answered)
         residual = float(np.sqrt(np.mean(missed**2)))
         size = np.linalg.norm(J, axis=0)
@@ -185,21 +175,21 @@ def fitted(
             return None
         Q, R = np.linalg.qr(J / size)
         pivots = np.abs(np.diag(R))
-        if np.min(pivots) <= tuning.singular * np.max(pivots):
+        if np.min(pivots) <= SINGULAR * np.max(pivots):
             return None
         if residual >= last:
             break
         best = layer, R, size, residual
-        if residual > tuning.settled * last and residual < tuning.residual:
+        if residual > SETTLED * last and residual < RESIDUAL:
             break
         last = residual
         step = scipy.linalg.solve_triangular(R, Q.T @ missed) / size
         layer = layer.moved(np.asarray(step, dtype=np.float64))
-    if best is None or best[3] > tuning.residual:
+    if best is None or best[3] > RESIDUAL:
         return None
     layer, R, size, residual = best
     inverse = scipy.linalg.solve_triangular(R, np.eye(len(R)))
-    deviation = tuning.safety * residual * np.linalg.norm(inverse, axis=1) / size
+    deviation = SAFETY * residual * np.linalg.norm(inverse, axis=1) / size
     return layer.model, _errors(layer.parts(deviation))
 
 
@@ -227,22 +217,18 @@ def _errors(off: dict[str, Array]) -> dict[str, float]:
 
 
 def _drawn(
-    model: MultiHeadTransformer,
-    learned: LearnedNetwork,
-    count: int,
-    rng: np.random.Generator,
-    tuning: LayerPolishTuning,
+    model: MultiHeadTransformer, learned: LearnedNetwork, count: int, rng: np.random.Generator
 ) -> list[Array]:
     """Draw sequences at which each head in turn has moderate logits."""
     drawn, d = [], model.dim
     for n in range(count):
-        size = 10.0 ** rng.uniform(*tuning.sizes)
+        size = 10.0 ** rng.uniform(*SIZES)
         b = learned.length * size * rng.standard_normal(d) / np.sqrt(d)
-        offsets = rng.standard_normal((tuning.tokens[n % len(tuning.tokens)] - 1, d)) / np.sqrt(d)
+        offsets = rng.standard_normal((TOKENS[n % len(TOKENS)] - 1, d)) / np.sqrt(d)
         u = model.scores_of(b[None])[0, n % model.H]
         rms = float(np.sqrt(np.mean((offsets @ u) ** 2)))
         reach = max(float(np.linalg.norm(b)), learned.length)
-        wanted = tuning.logits[(n // model.H) % len(tuning.logits)]
+        wanted = LOGITS[(n // model.H) % len(LOGITS)]
         stretch = min(wanted / rms, reach) if rms > 0 else reach
         drawn.append(np.vstack([b + stretch * offsets, b]))
     return drawn

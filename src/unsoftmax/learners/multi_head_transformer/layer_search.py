@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -18,29 +18,29 @@ from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.multi_head.heads_conclusion import RecoveredHeads
 from unsoftmax.learners.multi_head.search_outcomes import CoincidentJumps
 from unsoftmax.learners.multi_head.token_search import SoughtHeads
-from unsoftmax.learners.multi_head_transformer.cell_poles import CellPoleTuning, heads_by_poles
+from unsoftmax.learners.multi_head_transformer.cell_poles import heads_by_poles
 from unsoftmax.learners.multi_head_transformer.cell_values import (
+    CHECKS,
+    LENGTH,
+    SPACE_CHECKS,
+    SPACE_STEPS,
+    SPARE_CELLS,
     CellReader,
     CellValues,
-    CellValueTuning,
-    ValueSpaceTuning,
     fewer_unknowns,
 )
 from unsoftmax.learners.multi_head_transformer.first_cell import (
+    FLOAT64,
     FirstCell,
-    FirstCellTuning,
     find_heads,
     open_cell,
 )
 from unsoftmax.learners.multi_head_transformer.layer_solution import (
-    LayerSolutionTuning,
     SolvedFirstLayers,
     layer_of_one_head,
     solve_layer,
 )
 from unsoftmax.learners.multi_head_transformer.neurons_beyond_tokens import (
-    CancellingNeuronTuning,
-    UnseenNeuronTuning,
     cancelling_neurons,
     unseen_neuron,
 )
@@ -53,42 +53,32 @@ class DependentCells(Exception):
     """Fewer cells than neurons tell anything new: none lies between some hyperplanes."""
 
 
-@dataclass(frozen=True, slots=True)
-class LayerSearchTuning:
-    """Knobs of one search, by step."""
-
-    cells: BasePointTuning = field(default=BasePointTuning())
-    first: FirstCellTuning = field(default=FirstCellTuning())
-    poles: CellPoleTuning = field(default=CellPoleTuning())
-    unseen: UnseenNeuronTuning = field(default=UnseenNeuronTuning())
-    cancelling_neurons: CancellingNeuronTuning = field(default=CancellingNeuronTuning())
-    values: CellValueTuning = field(default=CellValueTuning())
-    spaces: ValueSpaceTuning = field(default=ValueSpaceTuning())
-    solution: LayerSolutionTuning = field(default=LayerSolutionTuning())
-    starts: tuple[tuple[int, float], ...] = (
-        (1, 1.0),
-        (1, 1.0),
-        (16, 100.0),
-        (64, 1.0),
-        (16, 100.0),
-    )
-    """For each search: intervals that half a circle begins with, and how much longer than usual
-    the baselines between them are. Others begin in another cell."""
-    by_poles: int = 2
-    """Searches that follow, in the first cells again, for heads that switch together."""
-    whole: int = 3
-    """So many searches have offsets as long as the cell allows: one may fail by chance, and shorter
-    offsets cost digits of W."""
-    shorter: float = 0.12
-    """Every search after these has offsets shorter by this than the one before: the first cell may
-    have been left where no ray showed it. 0.35: of Σ B_h at 1 % of B_h six of 20 were refused."""
-    safety: float = 3.0
-    """Estimated errors of the first layers are standard deviations, roughly: so many are taken."""
-    cancelling: float = 3.0
-    """Errors are estimated for answers whose terms are as large as the network's. Where those of
-    all heads are more than so many times as large they are the larger."""
-    corrections: int = 6
-    """Times that cells which the recovered layer says were left are asked again."""
+# Which cells of the network are looked for.
+CELLS = BasePointTuning()
+# For each search: intervals that half a circle begins with, and how much longer than usual the
+# baselines between them are. Others begin in another cell.
+STARTS = (
+    (1, 1.0),
+    (1, 1.0),
+    (16, 100.0),
+    (64, 1.0),
+    (16, 100.0),
+)
+# Searches that follow, in the first cells again, for heads that switch together.
+BY_POLES = 2
+# So many searches have offsets as long as the cell allows: one may fail by chance, and shorter
+# offsets cost digits of W.
+WHOLE_SEARCHES = 3
+# Every search after these has offsets shorter by this than the one before: the first cell may
+# have been left where no ray showed it. 0.35: of Σ B_h at 1 % of B_h six of 20 were refused.
+SHORTER = 0.12
+# Estimated errors of the first layers are standard deviations, roughly: so many are taken.
+SAFETY = 3.0
+# Errors are estimated for answers whose terms are as large as the network's. Where those of all
+# heads are more than so many times as large they are the larger.
+CANCELLING = 3.0
+# Times that cells which the recovered layer says were left are asked again.
+CORRECTIONS = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +112,6 @@ class LayerSearch:
     biases: bool
     """Whether w_h may be other than 0."""
     rng: np.random.Generator
-    tuning: LayerSearchTuning
 
     def run(self, number: int, together: bool = False) -> Asking[RecoveredTransformer]:
         """Search for the ``number``-th time; for heads that switch ``together`` by their poles.
@@ -132,20 +121,19 @@ class LayerSearch:
         Exception
             One of `search_outcomes.ENDINGS`: another search may do better.
         """
-        tuning = self.tuning
-        cones = ConeDirections.drawn(self.hinges, self.rng, tuning.cells)
-        wide = cones.widest(len(tuning.starts))
+        cones = ConeDirections.drawn(self.hinges, self.rng, CELLS)
+        wide = cones.widest(len(STARTS))
         x = wide[number % len(wide)]
-        share = tuning.shorter ** max(0, number + 1 - tuning.whole)
-        cell = yield from open_cell(self.hinges, x, share, self.rng, tuning.first)
+        share = SHORTER ** max(0, number + 1 - WHOLE_SEARCHES)
+        cell = yield from open_cell(self.hinges, x, share, self.rng)
         if together:
-            found = yield from heads_by_poles(cell, self.sought, self.rng, tuning.poles)
+            found = yield from heads_by_poles(cell, self.sought, self.rng)
         else:
-            found = yield from find_heads(cell, self.sought, tuning.starts[number], self.rng)
+            found = yield from find_heads(cell, self.sought, STARTS[number], self.rng)
         found = found if self.biases else _without_query_biases(found)
         if found.model.H < 2 and cell.residual is None:
             return self._of_one_head(found)
-        length = found.length if together else tuning.values.length
+        length = found.length if together else LENGTH
         points = cones.spanning(cell.active, length, self.rng)
         if points is None:
             raise DependentCells
@@ -153,17 +141,16 @@ class LayerSearch:
 
     def meets_unseen_neuron(self) -> Asking[bool]:
         """Tell whether a neuron shows that single tokens do not show."""
-        [x] = ConeDirections.drawn(self.hinges, self.rng, self.tuning.cells).widest(1)
-        return (yield from unseen_neuron(self.hinges, x, self.rng, self.tuning.unseen))
+        [x] = ConeDirections.drawn(self.hinges, self.rng, CELLS).widest(1)
+        return (yield from unseen_neuron(self.hinges, x, self.rng))
 
     def meets_cancelling_neurons(self) -> Asking[bool]:
         """Tell whether neurons show that cancel at single tokens."""
-        tuning = self.tuning.cancelling_neurons
-        return (yield from cancelling_neurons(self.hinges, self.rng, tuning))
+        return (yield from cancelling_neurons(self.hinges, self.rng))
 
     def _of_one_head(self, found: RecoveredHeads) -> RecoveredTransformer:
         """Put one head before the network that single tokens show."""
-        solved = layer_of_one_head(self.hinges, self.tuning.solution)
+        solved = layer_of_one_head(self.hinges)
         return self._assembled(found, solved, 0.0)
 
     def _assembled(
@@ -176,9 +163,9 @@ class LayerSearch:
         # what cancels in the sums that single tokens show is rounded all the same
         terms = float(np.sum(np.linalg.norm(solved.B, axis=2) @ np.abs(model.w_o)))
         steep = self.hinges.steepness
-        hidden = max(1.0, terms / (self.tuning.cancelling * steep))
+        hidden = max(1.0, terms / (CANCELLING * steep))
         # where heads are read tokens are long: noise of one size counts where they are short again
-        noisy = self.learned.precision.absolute / (self.tuning.first.float64 * steep)
+        noisy = self.learned.precision.absolute / (FLOAT64 * steep)
         hidden = max(hidden, noisy)
         errors = {
             "W": hidden * largest["W"],
@@ -191,28 +178,26 @@ class LayerSearch:
     def _with_values(
         self, cell: FirstCell, found: RecoveredHeads, points: Array, together: bool
     ) -> Asking[RecoveredTransformer]:
-        tuning, heads = self.tuning, found.model
+        heads = found.model
         residual = cell.residual is not None
-        reader = CellReader(self.hinges, heads, residual, together, self.rng, tuning.values)
+        reader = CellReader(self.hinges, heads, residual, together, self.rng)
         first = heads.v if cell.residual is None else np.vstack([heads.v, cell.residual])
         values, shares = yield from self._values(reader, first, cell.active, points)
-        for _ in range(tuning.corrections):
+        for _ in range(CORRECTIONS):
             v = np.concatenate([first[None], values.v])
             active = np.concatenate([cell.active[None], values.active])
-            solved = solve_layer(self.hinges, v, active, tuning.solution)
+            solved = solve_layer(self.hinges, v, active)
             left = self._left(solved, values)
             if not len(left):
                 break
             shares[left] /= 2
-            again, now = yield from reader.read(
-                points[left], shares[left], reader.every, tuning.values.checks
-            )
+            again, now = yield from reader.read(points[left], shares[left], reader.every, CHECKS)
             shares[left], values = now, values.with_cells(left, again)
         else:
             raise CoincidentJumps
-        each = values.error(self.hinges, tuning.values)
+        each = values.error(self.hinges)
         slope = solved.slope(np.append(found.largest["v"], each))
-        return self._assembled(found, solved, tuning.safety * slope)
+        return self._assembled(found, solved, SAFETY * slope)
 
     def _values(
         self, reader: CellReader, first: Array, at: Flags, points: Array
@@ -221,37 +206,33 @@ class LayerSearch:
 
         The first cell, of the active neurons ``at``, has the values ``first``.
         """
-        tuning, heads, K = self.tuning, reader.heads, len(points)
+        heads, K = reader.heads, len(points)
         every, shares = reader.every, np.ones(K)
         values: CellValues | None = None
         done = 0
         while done < K:
-            ahead = min(K, done + max(1, done // tuning.spaces.steps))
-            if done > heads.dim + tuning.spaces.spare:  # nothing more can show
+            ahead = min(K, done + max(1, done // SPACE_STEPS))
+            if done > heads.dim + SPARE_CELLS:  # nothing more can show
                 ahead = K
             now = slice(done, ahead)
-            new, shares[now] = yield from reader.read(
-                points[now], shares[now], every, tuning.values.checks
-            )
+            new, shares[now] = yield from reader.read(points[now], shares[now], every, CHECKS)
             values, done = new if values is None else values.joined(new), ahead
             read = slice(done)
             values, shares[read] = yield from reader.settled(
-                values, points[read], shares[read], every, tuning.values.checks
+                values, points[read], shares[read], every, CHECKS
             )
             good = reader.usual(values)
             v = np.concatenate([first[None], values.v[good]])
             active = np.concatenate([at[None], values.active[good]])
             weight = np.append(1.0, values.weights[good])
-            fewer = fewer_unknowns(v, self.hinges.gradients(active), weight, tuning.spaces)
+            fewer = fewer_unknowns(v, self.hinges.gradients(active), weight)
             if fewer is None or done == K:
                 continue
             rest = np.append(np.flatnonzero(~good), np.arange(done, K))
             try:
-                new, taken = yield from reader.read(
-                    points[rest], shares[rest], fewer, tuning.spaces.checks
-                )
+                new, taken = yield from reader.read(points[rest], shares[rest], fewer, SPACE_CHECKS)
                 new, shares[rest] = yield from reader.settled(
-                    new, points[rest], taken, fewer, tuning.spaces.checks
+                    new, points[rest], taken, fewer, SPACE_CHECKS
                 )
             except CoincidentJumps:
                 continue

@@ -15,17 +15,10 @@ import numpy as np
 from unsoftmax.arrangement.base_points import NetworkHinges
 from unsoftmax.probes import Array, Flags
 
-
-@dataclass(frozen=True, slots=True)
-class LayerSolutionTuning:
-    """When neurons count as turned."""
-
-    flipped: float = 1e-4
-    """Shares of the neurons in −ℓ are within this of 0 or 1."""
-    leaves: float = 1e-7
-    """What they leave of ℓ is at most this share of the neurons' size: errors of v are 1e-10."""
-    dependent: float = 1e-8
-    """Neurons tell F if their singular values are above this share of the largest."""
+# What turned neurons leave of ℓ is at most this share of the neurons' size: errors of v are 1e-10.
+LEFT_OF_LINEAR = 1e-7
+# Neurons tell F if their singular values are above this share of the largest.
+DEPENDENT = 1e-8
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,29 +41,25 @@ class SolvedFirstLayers:
         return float(np.sum(np.sqrt(self.inverse**2 @ errors**2)))
 
 
-def solve_layer(
-    hinges: NetworkHinges, v: Array, active: Flags, tuning: LayerSolutionTuning
-) -> SolvedFirstLayers:
+def solve_layer(hinges: NetworkHinges, v: Array, active: Flags) -> SolvedFirstLayers:
     """Solve for B from the v_h (C, H, d) of cells with active neurons (C, K), C = K + 1."""
     C, H, d = v.shape
     system = np.column_stack([np.ones(C), active])
     x = np.asarray(np.linalg.solve(system, v.reshape(C, H * d)), dtype=np.float64)
     inverse = np.asarray(np.linalg.inv(system), dtype=np.float64)
-    return _in_neurons(hinges, x[0], x[1:], inverse, tuning)
+    return _in_neurons(hinges, x[0], x[1:], inverse)
 
 
-def layer_of_one_head(hinges: NetworkHinges, tuning: LayerSolutionTuning) -> SolvedFirstLayers:
+def layer_of_one_head(hinges: NetworkHinges) -> SolvedFirstLayers:
     """Take the network that single tokens show for the one head's."""
     E = hinges.signs[:, None] * hinges.A
-    return _in_neurons(hinges, hinges.linear, E, np.zeros((0, 0)), tuning)
+    return _in_neurons(hinges, hinges.linear, E, np.zeros((0, 0)))
 
 
-def _in_neurons(
-    hinges: NetworkHinges, rest: Array, E: Array, inverse: Array, tuning: LayerSolutionTuning
-) -> SolvedFirstLayers:
+def _in_neurons(hinges: NetworkHinges, rest: Array, E: Array, inverse: Array) -> SolvedFirstLayers:
     """Write ℓ (Hd,) and E (K, Hd) as neurons."""
     signs, b, c = hinges.signs.copy(), hinges.b.copy(), hinges.c
-    B, turned = signs[:, None] * E, _turned(E, rest, tuning)
+    B, turned = signs[:, None] * E, _turned(E, rest)
     if turned is not None:
         c += float(np.sum((signs * b)[turned]))
         b, B = np.where(turned, -b, b), np.where(turned[:, None], -B, B)
@@ -83,17 +72,17 @@ def _in_neurons(
     return SolvedFirstLayers(B, signs, b, c, inverse, turned, linear)
 
 
-def _turned(E: Array, rest: Array, tuning: LayerSolutionTuning) -> Flags | None:
+def _turned(E: Array, rest: Array) -> Flags | None:
     """Return the neurons that make up −ℓ, None where it is no such sum."""
     size = np.linalg.norm(E, axis=1)
     if not len(E) or len(E) > E.shape[1] or not np.all(size > 0):
         return None
-    shares, _, rank, _ = np.linalg.lstsq((E / size[:, None]).T, -rest, rcond=tuning.dependent)
+    shares, _, rank, _ = np.linalg.lstsq((E / size[:, None]).T, -rest, rcond=DEPENDENT)
     if rank < len(E):
         return None
     shares = shares / size
     whole = np.round(shares)
     left = np.linalg.norm(rest + whole @ E)
-    if np.any((whole != 0) & (whole != 1)) or left > tuning.leaves * float(size.sum()):
+    if np.any((whole != 0) & (whole != 1)) or left > LEFT_OF_LINEAR * float(size.sum()):
         return None
     return np.asarray(whole == 1)

@@ -36,20 +36,30 @@ from unsoftmax.learners.compose import Asking, as_planned, named
 from unsoftmax.learners.multi_head.pole_search import POLE_LENGTHS, pole_queries
 from unsoftmax.learners.multi_head.search_outcomes import ENDINGS
 from unsoftmax.learners.multi_head.token_search import SoughtHeads
-from unsoftmax.learners.multi_head_transformer.first_cell import NothingPooled
+from unsoftmax.learners.multi_head_transformer.cell_poles import LINES
+from unsoftmax.learners.multi_head_transformer.cell_values import CHECKS
+from unsoftmax.learners.multi_head_transformer.first_cell import HEADS, NothingPooled
 from unsoftmax.learners.multi_head_transformer.layer_evidence import (
-    LayerEvidenceTuning,
+    CLOSING,
+    SIDES,
     LayerLook,
     conclude_layer,
     first_look,
 )
-from unsoftmax.learners.multi_head_transformer.layer_polish import LayerPolishTuning, polished_layer
+from unsoftmax.learners.multi_head_transformer.layer_polish import LARGEST, SPARE, polished_layer
 from unsoftmax.learners.multi_head_transformer.layer_search import (
+    BY_POLES,
+    CELLS,
+    STARTS,
     DependentCells,
     LayerSearch,
-    LayerSearchTuning,
     RecoveredTransformer,
     without_heads,
+)
+from unsoftmax.learners.multi_head_transformer.neurons_beyond_tokens import (
+    CANCELLING_AT_MOST,
+    POINTS,
+    RAYS,
 )
 from unsoftmax.learners.relu_network.claims import NetworkClaimTuning
 from unsoftmax.learners.relu_network.fresh_points import FreshPointTuning
@@ -66,6 +76,27 @@ from unsoftmax.theory import counts
 from unsoftmax.validate.judge import Answered
 from unsoftmax.validate.sequences import DriftTuning
 
+# One in so many queries of the hold-out goes to the network's learner, and as many to the first
+# sequences, which tell the precision of the answers; half as many repeat these.
+OPENING_PART = 4
+# A network known no better than to this share of its size comes of answers that are too coarse:
+# 1e-9 is usual of float64.
+COARSEST = 1e-6
+# Where no layer was found and a hyperplane is farther from 0, in units in which W is about 1, that
+# is why: 10³ are usually recovered, 10⁴ now and then.
+FARTHEST_HYPERPLANE = 3e3
+# Noise up to this share of the answers is that of float64 in batches of other sizes.
+NOISE = 1e-13
+# A layer that misses a fresh answer by a larger share of its size is polished, asked for or not:
+# 1e-10 is usual.
+PRECISE = 5e-9
+# So is one whose W_h may be off by more than this share: 1e-8 is usual.
+VAGUE = 1e-6
+# What misses by more than this is no layer that only lacks digits.
+NEARLY = 1e-3
+# Limits of one search: queries per head beside its parameters, times these, and rounds.
+PER_HEAD, TIMES, ROUNDS = 200, 3, 2000
+
 
 @dataclass(frozen=True, slots=True)
 class MultiHeadTransformerTuning:
@@ -75,9 +106,6 @@ class MultiHeadTransformerTuning:
     """When answers count as drifting."""
     precision: PrecisionTuning = field(default=PrecisionTuning())
     """How the precision of the answers is recognised."""
-    opening_part: int = 4
-    """One in so many queries of the hold-out goes to the network's learner, and as many to the
-    first sequences, which tell the precision of the answers; half as many repeat these."""
     network: ReluNetworkTuning = field(
         default=ReluNetworkTuning(
             sweeps=NetworkSearchTuning(fresh=FreshPointTuning(first=10, count=12)),
@@ -85,28 +113,6 @@ class MultiHeadTransformerTuning:
         )
     )
     """The network is tried at fewer fresh tokens than by itself: the whole layer is tried later."""
-    coarsest: float = 1e-6
-    """A network known no better than to this share of its size comes of answers that are too
-    coarse: 1e-9 is usual of float64."""
-    farthest: float = 3e3
-    """Where no layer was found and a hyperplane is farther from 0, in units in which W is about 1,
-    that is why: 10³ are usually recovered, 10⁴ now and then."""
-    noise: float = 1e-13
-    """Noise up to this share of the answers is that of float64 in batches of other sizes."""
-    layer: LayerSearchTuning = field(default=LayerSearchTuning())
-    evidence: LayerEvidenceTuning = field(default=LayerEvidenceTuning())
-    polishing: LayerPolishTuning = field(default=LayerPolishTuning())
-    precise: float = 5e-9
-    """A layer that misses a fresh answer by a larger share of its size is polished, asked for or
-    not: 1e-10 is usual."""
-    vague: float = 1e-6
-    """So is one whose W_h may be off by more than this share: 1e-8 is usual."""
-    nearly: float = 1e-3
-    """What misses by more than this is no layer that only lacks digits."""
-    per_head: int = 200
-    times: int = 3
-    rounds: int = 2000
-    """Limits of one search: queries per head beside its parameters, times these, and rounds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,26 +192,26 @@ class MultiHeadTransformerLearner(Configured):
 
     def plan(self) -> Plan:
         """Say what learning costs at most; what it takes is known only with heads and neurons."""
-        tuning, d, H = self.tuning, int(self.dim), int(self.max_heads)
+        d, H = int(self.dim), int(self.max_heads)
         first = self._network.plan()
-        m = tuning.network.neurons_per_dim * d + tuning.network.neurons
-        cells = (m + 1) * ((H + 1) * d + tuning.layer.values.checks + 1)
+        network = self.tuning.network
+        m = network.neurons_per_dim * d + network.neurons
+        cells = (m + 1) * ((H + 1) * d + CHECKS + 1)
         tries = sum(1 for _ in self._searches())
-        one = tuning.times * (H * d * (d + 3) + cells) + tuning.per_head * (H + 1) + 16 * d
-        poles = pole_queries(H, d, True, tuning.layer.poles.lines)
-        on_lines, on_poles = (tuning.layer.by_poles * n for n in poles)
-        kinks = tuning.layer.unseen
-        beside = kinks.rays * (kinks.points + 7) * (tuning.layer.by_poles + 1) + on_lines
-        beside += tuning.layer.cancelling_neurons.at_most
-        closing = tuning.evidence.closing.sequences
-        one += int(tuning.polishing.spare * tuning.polishing.largest)
-        one += 2 * len(tuning.evidence.straddling.sides) * m
+        one = TIMES * (H * d * (d + 3) + cells) + PER_HEAD * (H + 1) + 16 * d
+        poles = pole_queries(H, d, True, LINES)
+        on_lines, on_poles = (BY_POLES * n for n in poles)
+        beside = RAYS * (POINTS + 7) * (BY_POLES + 1) + on_lines
+        beside += CANCELLING_AT_MOST
+        closing = CLOSING.sequences
+        one += int(SPARE * LARGEST)
+        one += 2 * len(SIDES) * m
         at_most = first.at_most + tries * one + beside
         return Plan(
             queries=None,
             at_most=at_most,
             tokens=first.tokens + 4 * tries * one + 2 * beside + on_poles,
-            rounds=first.rounds + tries * tuning.rounds,
+            rounds=first.rounds + tries * ROUNDS,
             formula="about m·d + 12m + 290 + m²d/2000 for the network of m neurons, and "
             "H(d² + 3d) + 5H + 2d + 20 + m((H − 1)d + 2) for H heads, (m + 2)d with a residual: "
             f"{counts.multi_head_transformer_queries(d, H, 4 * d):,} for {H} heads and {4 * d} "
@@ -222,7 +228,7 @@ class MultiHeadTransformerLearner(Configured):
 
     def _steps(self, checks: int) -> Steps[MultiHeadTransformer]:
         rng = np.random.default_rng(self.seed)
-        part = checks // self.tuning.opening_part
+        part = checks // OPENING_PART
         held = yield from open_hold_out(self.dim, checks, part, rng, self.tuning.drift)
         precision = held.precision(self.tuning.precision)
         size = float(np.max(np.abs(held.answers), initial=0.0)) or 1.0
@@ -235,12 +241,12 @@ class MultiHeadTransformerLearner(Configured):
             raise
         errors = found.certificate.errors
         learned = LearnedNetwork(found.model, errors["constant"], errors["slope"], precision)
-        hinges = NetworkHinges.of(found.model, self.tuning.layer.cells.parallel)
+        hinges = NetworkHinges.of(found.model, CELLS.parallel)
         if coarse and len(hinges):
             raise self._too_coarse(precision, learned)
         opening = [(held.opening.X, held.answers)]
         layer = yield from self._layer(learned, hinges, opening, rng)
-        return (yield from conclude_layer(layer, learned, held, rng, self.tuning.evidence))
+        return (yield from conclude_layer(layer, learned, held, rng))
 
     def _layer(
         self,
@@ -254,11 +260,10 @@ class MultiHeadTransformerLearner(Configured):
             return self._without_neurons(learned, hinges)
         if self.dim == 1:  # half a circle needs a plane
             raise self._dependent(learned)
-        if learned.slope > self.tuning.coarsest * hinges.steepness:
+        if learned.slope > COARSEST * hinges.steepness:
             raise self._too_coarse(learned.precision, learned)
-        tuning = self.tuning.layer
-        sought = SoughtHeads(self.max_heads, True, self.rank, tuning.first.heads)
-        search = LayerSearch(learned, hinges, sought, bool(self.biases), rng, tuning)
+        sought = SoughtHeads(self.max_heads, True, self.rank, HEADS)
+        search = LayerSearch(learned, hinges, sought, bool(self.biases), rng)
         too_many = unpooled = apart = 0
         for number, together in self._searches():
             try:
@@ -292,7 +297,7 @@ class MultiHeadTransformerLearner(Configured):
         if (yield from search.meets_cancelling_neurons()):
             raise self._cancelling(learned)
         self._refuse_far(learned, hinges)
-        if too_many == len(tuning.starts):
+        if too_many == len(STARTS):
             raise self._too_many(
                 "Within cells of the network the answers change along half a circle more than "
                 f"{self.max_heads} times."
@@ -301,9 +306,8 @@ class MultiHeadTransformerLearner(Configured):
 
     def _searches(self) -> Iterator[tuple[int, bool]]:
         """Give the searches in turn, by number, the last ones for heads that switch together."""
-        tuning = self.tuning.layer
-        yield from ((number, False) for number in range(len(tuning.starts)))
-        yield from ((number, True) for number in range(tuning.by_poles))
+        yield from ((number, False) for number in range(len(STARTS)))
+        yield from ((number, True) for number in range(BY_POLES))
 
     def _looked_at(
         self,
@@ -313,16 +317,15 @@ class MultiHeadTransformerLearner(Configured):
         rng: np.random.Generator,
     ) -> Asking[tuple[RecoveredTransformer, LayerLook]]:
         """Compare a layer with fresh answers; polish it where that is wanted or needed."""
-        tuning = self.tuning
-        seen = yield from first_look(layer, learned, answered, rng, tuning.evidence)
+        seen = yield from first_look(layer, learned, answered, rng)
         missed = seen.judgement.evidence.max_residual
-        vague = layer.vagueness > tuning.vague or missed > tuning.precise
+        vague = layer.vagueness > VAGUE or missed > PRECISE
         wanted = self.polish or seen.judgement.refuses or vague
-        if not wanted or missed > tuning.nearly:
+        if not wanted or missed > NEARLY:
             return layer, seen
-        better = yield from polished_layer(layer, learned, bool(self.biases), rng, tuning.polishing)
+        better = yield from polished_layer(layer, learned, bool(self.biases), rng)
         if better is not None:
-            again = yield from first_look(better, learned, seen.answered, rng, tuning.evidence)
+            again = yield from first_look(better, learned, seen.answered, rng)
             if seen.judgement.refuses or not again.judgement.refuses:
                 return better, again
         note = "Polishing the layer gained nothing, or it has too many parameters for it."
@@ -380,7 +383,7 @@ class MultiHeadTransformerLearner(Configured):
     def _coarse(self, precision: Precision, size: float) -> bool:
         """Tell whether answers of this size are too coarse to show heads behind a network."""
         rounded = precision.unit > UNIT or precision.relative > 0
-        return rounded or precision.absolute > self.tuning.noise * size
+        return rounded or precision.absolute > NOISE * size
 
     def _too_coarse(
         self, precision: Precision, learned: LearnedNetwork | None = None
@@ -399,7 +402,7 @@ class MultiHeadTransformerLearner(Configured):
     def _refuse_far(self, learned: LearnedNetwork, hinges: NetworkHinges) -> None:
         """Refuse hyperplanes so far out that heads do not show there."""
         away = float(np.max(np.abs(hinges.b) / np.linalg.norm(hinges.A, axis=1)))
-        if away > self.tuning.farthest:
+        if away > FARTHEST_HYPERPLANE:
             raise NotIdentifiable(
                 f"A neuron's hyperplane is {away:.0e} from 0. Heads are read beyond all of them, "
                 "where offsets that open their gates are lost in float64 beside such long tokens. "
@@ -419,7 +422,7 @@ class MultiHeadTransformerLearner(Configured):
         """Say why no heads were found."""
         rank = "" if self.rank is None else f" Or some W_h has a rank above {self.rank}."
         return ModelMismatch(
-            f"None of {len(self.tuning.layer.starts)} searches in cells of the network that single "
+            f"None of {len(STARTS)} searches in cells of the network that single "
             f"tokens show, of {learned.network.A.shape[1]} neurons, gave heads that predict fresh "
             f"answers. There may be more than max_heads = {self.max_heads}; heads may be too close "
             "to each other; first layers may nearly cancel in their sum; a neuron may show at no "

@@ -30,51 +30,40 @@ from unsoftmax.arrangement.base_points import NetworkHinges
 from unsoftmax.learners.compose import Asking
 from unsoftmax.probes import Array, Flags, Indices, Pairs
 
-
-@dataclass(frozen=True, slots=True)
-class UnseenNeuronTuning:
-    """Where kinks are looked for, and what counts as one."""
-
-    rays: int = 12
-    """A neuron has its kink on a third of the rays."""
-    length: float = 1e5
-    """‖b‖: all gates are steps."""
-    nearest: float = 1e-2
-    points: int = 8
-    share: float = 0.04
-    """Offsets along a ray, from this length on to this share of the cone's margin, in equal
-    ratios."""
-    bends: float = 1e-5
-    """The slope changes by at least this share of the neurons' size: rounding of the nearest
-    offsets' answers makes 1e-8 of it."""
-    sharp: float = 1e-3
-    """A kink is met to this share of its place, on both sides,"""
-    met: float = 0.1
-    """where answers miss the lines by at most this share of what the other line would."""
-    longer: float = 4.0
-    """It is met again at query tokens so many times as long."""
+# A neuron has its kink on a third of the rays.
+RAYS = 12
+# ‖b‖: all gates are steps.
+QUERY_LENGTH = 1e5
+# Offsets along a ray, from this length on to this share of the cone's margin, in equal ratios.
+NEAREST, POINTS, MARGIN_SHARE = 1e-2, 8, 0.04
+# The slope changes by at least this share of the neurons' size: rounding of the nearest offsets'
+# answers makes 1e-8 of it.
+BENDS = 1e-5
+# A kink is met to this share of its place, on both sides, where answers miss the lines by at most
+# this share of what the other line would.
+SHARP, MET = 1e-3, 0.1
+# It is met again at query tokens so many times as long.
+LONGER = 4.0
 
 
-def unseen_neuron(
-    hinges: NetworkHinges, x: Array, rng: np.random.Generator, tuning: UnseenNeuronTuning
-) -> Asking[bool]:
+def unseen_neuron(hinges: NetworkHinges, x: Array, rng: np.random.Generator) -> Asking[bool]:
     """Tell whether a neuron shows within the cone of a direction x that no single token shows."""
-    e = rng.standard_normal((tuning.rays, len(x)))
+    e = rng.standard_normal((RAYS, len(x)))
     e /= np.linalg.norm(e, axis=1, keepdims=True)
-    share = tuning.share * min(1.0, float(hinges.margin(x[None])[0]))
-    sigma = np.geomspace(tuning.nearest, share * tuning.length, tuning.points)
+    share = MARGIN_SHARE * min(1.0, float(hinges.margin(x[None])[0]))
+    sigma = np.geomspace(NEAREST, share * QUERY_LENGTH, POINTS)
     ray: Indices = np.repeat(np.arange(len(e), dtype=np.intp), len(sigma))
-    y = yield from _along(x, e, ray, np.tile(sigma, len(e)), tuning.length)
-    bends = tuning.bends * hinges.steepness
+    y = yield from _along(x, e, ray, np.tile(sigma, len(e)), QUERY_LENGTH)
+    bends = BENDS * hinges.steepness
     for k, answers in enumerate(y.reshape(len(e), -1)):
         kink = _Kink.of(sigma, answers)
         if not kink.within(sigma, bends):
             continue
-        at = kink.place * np.array([1 - tuning.sharp, 1 + tuning.sharp])
+        at = kink.place * np.array([1 - SHARP, 1 + SHARP])
         expected, otherwise = kink.lines(at)
-        allowed = tuning.met * np.abs(expected - otherwise)
+        allowed = MET * np.abs(expected - otherwise)
         both, met = np.full(2, k, dtype=np.intp), True
-        for length in (tuning.length, tuning.longer * tuning.length):
+        for length in (QUERY_LENGTH, LONGER * QUERY_LENGTH):
             seen = yield from _along(x, e, both, at, length)
             met = met and bool(np.all(np.abs(seen - expected) <= allowed))
         if met:
@@ -122,52 +111,37 @@ def _along(x: Array, e: Array, ray: Indices, sigma: Array, length: float) -> Ask
     return np.asarray(y[:-2] - y[-2:][ray % 2])
 
 
-@dataclass(frozen=True, slots=True)
-class CancellingNeuronTuning:
-    """Where jumps are looked for, and what counts as one."""
-
-    circles: int = 3
-    intervals: int = 12
-    """The widest intervals between hyperplanes, of each half circle: a hidden hyperplane crosses
-    it once, and is in one of them as often as they are wide."""
-    offsets: int = 8
-    together: int = 3
-    """So many of the offsets jump at one place: of two heads half of them do."""
-    length: float = 1e5
-    """‖b‖, and …"""
-    sigma: float = 1.0
-    """… the length of offsets: gates are steps."""
-    short: float = 1e-4
-    """At offsets so much shorter gates are soft."""
-    beside: float = 0.05
-    """Intervals end so far from hyperplanes, as a share of their length."""
-    widest: float = 1e-3
-    """Shorter intervals (in radians) are left out: pooled tokens might leave their cells."""
-    bends: float = 1e-5
-    """y jumps by at least this share of the neurons' size: rounding makes 1e-8 of it."""
-    halvings: int = 14
-    still: float = 0.02
-    """At short offsets a neuron's jump is more than this share of what it was; a gate turns by a
-    thousandth on so short a way."""
-
-    @property
-    def at_most(self) -> int:
-        """Return the most queries."""
-        places = self.circles * self.intervals * (self.halvings + 2) + 2
-        return places * (self.offsets + 1)
+# Half circles, and the widest intervals between hyperplanes of each: a hidden hyperplane crosses it
+# once, and is in one of them as often as they are wide.
+CIRCLES, INTERVALS = 3, 12
+# So many of the offsets jump at one place: of two heads half of them do.
+OFFSETS, TOGETHER = 8, 3
+# The length of offsets: gates are steps.
+SIGMA = 1.0
+# At offsets so much shorter gates are soft.
+SHORT = 1e-4
+# Intervals end so far from hyperplanes, as a share of their length.
+BESIDE = 0.05
+# Shorter intervals (in radians) are left out: pooled tokens might leave their cells.
+WIDEST = 1e-3
+# Halvings of an interval.
+HALVINGS = 14
+# At short offsets a neuron's jump is more than this share of what it was; a gate turns by a
+# thousandth on so short a way.
+STILL = 0.02
+# The most queries.
+CANCELLING_AT_MOST = (CIRCLES * INTERVALS * (HALVINGS + 2) + 2) * (OFFSETS + 1)
 
 
-def cancelling_neurons(
-    hinges: NetworkHinges, rng: np.random.Generator, tuning: CancellingNeuronTuning
-) -> Asking[bool]:
+def cancelling_neurons(hinges: NetworkHinges, rng: np.random.Generator) -> Asking[bool]:
     """Tell whether values of heads jump within cells of the network."""
-    for _ in range(tuning.circles):
+    for _ in range(CIRCLES):
         plane = np.linalg.qr(rng.standard_normal((hinges.dim, 2)))[0].T
-        e = rng.standard_normal((tuning.offsets, hinges.dim))
+        e = rng.standard_normal((OFFSETS, hinges.dim))
         e /= np.linalg.norm(e, axis=1, keepdims=True)
-        view = _HalfCircle(plane, e, tuning.bends * hinges.steepness, tuning)
+        view = _HalfCircle(plane, e, BENDS * hinges.steepness)
         ends = view.intervals(hinges)
-        y = yield from view.values(ends.reshape(-1), tuning.sigma)
+        y = yield from view.values(ends.reshape(-1), SIGMA)
         y = y.reshape(len(ends), 2, -1)
         for interval, (first, last) in zip(ends, y, strict=True):
             if view.several_jump(first, last) and (yield from view.keeps(interval, first, last)):
@@ -183,23 +157,21 @@ class _HalfCircle:
     e: Array
     least: float
     """y jumps by at least this."""
-    tuning: CancellingNeuronTuning
 
     def intervals(self, hinges: NetworkHinges) -> Array:
         """Return the widest intervals between hyperplanes, (n, 2)."""
-        tuning = self.tuning
         across = hinges.A @ self.plane.T
         places = np.sort(np.mod(np.arctan2(-across[:, 0], across[:, 1]), np.pi))
         places = np.append(places, places[:1] + np.pi)
         gaps = np.diff(places)
-        widest = np.argsort(-gaps, kind="stable")[: tuning.intervals]
-        widest = widest[gaps[widest] > tuning.widest]
-        inside = np.array([tuning.beside, 1 - tuning.beside])
+        widest = np.argsort(-gaps, kind="stable")[:INTERVALS]
+        widest = widest[gaps[widest] > WIDEST]
+        inside = np.array([BESIDE, 1 - BESIDE])
         return np.asarray(places[widest, None] + gaps[widest, None] * inside)
 
     def values(self, t: Array, sigma: float) -> Asking[Array]:
         """Ask y at places t (n,) with offsets of a length; (n, offsets)."""
-        b = self.tuning.length * np.column_stack([np.cos(t), np.sin(t)]) @ self.plane
+        b = QUERY_LENGTH * np.column_stack([np.cos(t), np.sin(t)]) @ self.plane
         count = len(self.e) + 1
         n: Indices = np.tile(np.arange(count), len(t)) % len(self.e)
         at: Indices = np.repeat(np.arange(len(t)), count)
@@ -216,21 +188,21 @@ class _HalfCircle:
 
     def several_jump(self, y: Array, z: Array) -> bool:
         """Tell whether y is another one for several offsets."""
-        return int(np.sum(self.jumps(y, z))) >= self.tuning.together
+        return int(np.sum(self.jumps(y, z))) >= TOGETHER
 
     def keeps(self, interval: Array, first: Array, last: Array) -> Asking[bool]:
         """Tell whether several offsets jump at one place within an interval, and sharply."""
-        (low, high), tuning = interval, self.tuning
-        for _ in range(tuning.halvings):
+        low, high = interval
+        for _ in range(HALVINGS):
             middle = (low + high) / 2
-            [y] = yield from self.values(np.array([middle]), tuning.sigma)
+            [y] = yield from self.values(np.array([middle]), SIGMA)
             if np.sum(self.jumps(first, y)) >= np.sum(self.jumps(y, last)):
                 high, last = middle, y
             else:
                 low, first = middle, y
             if not self.several_jump(first, last):
                 return False
-        short = tuning.short * tuning.sigma
+        short = SHORT * SIGMA
         y, z = yield from self.values(np.array([low, high]), short)
-        sharp = np.abs(y - z) > np.maximum(self.least, tuning.still * np.abs(first - last))
-        return int(np.sum(sharp)) >= tuning.together
+        sharp = np.abs(y - z) > np.maximum(self.least, STILL * np.abs(first - last))
+        return int(np.sum(sharp)) >= TOGETHER
