@@ -12,6 +12,7 @@ from tests.by_hand import driven
 from tests.networks import KINDS, network
 from tests.truth import relative
 from unsoftmax.learners.settings import changed
+from unsoftmax.learners.transformer import attention_recovery, attention_scale
 from unsoftmax.learners.transformer.attention_recovery import (
     AssumedAttention,
     LocalAttentionTuning,
@@ -20,7 +21,9 @@ from unsoftmax.learners.transformer.attention_recovery import (
     recover_attention,
 )
 from unsoftmax.learners.transformer.attention_scale import (
-    AttentionScaleTuning,
+    LARGEST_STEP,
+    LONGEST,
+    SCALE_ROUNDS,
     find_token_lengths,
     guess_bias,
 )
@@ -44,9 +47,9 @@ def target(kind, d, m, seed, rank=None, size=1.0, bias=0.0):
     return us.Transformer.from_factors(K, Q, network(kind, d, m, seed), w)
 
 
-def recovered(model, assumed, anchored=False, tuning=TUNING, seed=0):
+def recovered(model, assumed, anchored=False, seed=0):
     rng = np.random.default_rng(seed)
-    steps = recover_attention(known(model.network), assumed, anchored, rng, tuning)
+    steps = recover_attention(known(model.network), assumed, anchored, rng, TUNING.reading)
     return driven(steps, model)
 
 
@@ -62,7 +65,7 @@ def test_W_and_w_within_their_bounds_and_queries_within_the_plan(rank, biases, a
         assert np.linalg.norm(found.model.W - model.W) <= found.W_error
         assert np.linalg.norm(found.model.w - model.w) <= found.w_error
         assert relative(found.model.W, model.W) <= 1e-9
-        assert queries <= most_queries(assumed, anchored, TUNING)
+        assert queries <= most_queries(assumed, anchored, TUNING.reading)
         assert ("K" in found.model.arrays()) == (rank is not None and rank < d)
 
 
@@ -77,40 +80,35 @@ def test_rank_0_asks_nothing():
 def test_the_scale_makes_logits_moderate(size):
     model = target("random", 5, 9, 1, size=size)
     B = np.linalg.qr(np.random.default_rng(0).standard_normal((5, 5)))[0]
-    steps = find_token_lengths(
-        NetworkReader(known(model.network)), B[:2], np.zeros(5), AttentionScaleTuning()
-    )
+    steps = find_token_lengths(NetworkReader(known(model.network)), B[:2], np.zeros(5))
     (beta, reach), queries = driven(steps, model)
     typical = beta * reach * np.linalg.norm(model.W) / 5
     assert 0.02 <= typical <= 5
-    assert queries <= 4 * AttentionScaleTuning().rounds
+    assert queries <= 4 * SCALE_ROUNDS
 
 
 def test_the_scale_stays_finite_where_W_is_0():
     model = us.Transformer(np.zeros((3, 3)), network("random", 3, 5, 0))
     learned = known(model.network)
-    tuning = AttentionScaleTuning()
     (beta, reach), _ = driven(
-        find_token_lengths(NetworkReader(learned), np.eye(3)[:2], np.zeros(3), tuning), model
+        find_token_lengths(NetworkReader(learned), np.eye(3)[:2], np.zeros(3)), model
     )
-    assert max(beta, reach) <= tuning.longest * learned.length * tuning.largest_step
+    assert max(beta, reach) <= LONGEST * learned.length * LARGEST_STEP
 
 
 @pytest.mark.parametrize("bias", [1e-2, 1.0, 1e2, 1e5])
 def test_the_size_of_a_bias_is_guessed_to_an_order_of_magnitude(bias):
     model = target("random", 5, 9, 2, bias=bias)
-    guess, queries = driven(
-        guess_bias(NetworkReader(known(model.network)), AttentionScaleTuning()), model
-    )
+    guess, queries = driven(guess_bias(NetworkReader(known(model.network))), model)
     assert 0.05 <= np.linalg.norm(guess) / np.linalg.norm(model.w) <= 20
-    assert queries <= 2 * AttentionScaleTuning().rounds
+    assert queries <= 2 * SCALE_ROUNDS
 
 
-def test_a_bias_that_saturates_every_offset_tried_is_not_guessed():
+def test_a_bias_that_saturates_every_offset_tried_is_not_guessed(monkeypatch):
     model = target("random", 5, 9, 2, bias=1e12)
-    tuning = AttentionScaleTuning(rounds=7)
-    guess, queries = driven(guess_bias(NetworkReader(known(model.network)), tuning), model)
-    assert queries == 2 * tuning.rounds
+    monkeypatch.setattr(attention_scale, "SCALE_ROUNDS", 7)
+    guess, queries = driven(guess_bias(NetworkReader(known(model.network))), model)
+    assert queries == 2 * 7
     assert not np.any(guess)
 
 
@@ -118,21 +116,21 @@ def test_where_the_network_is_flat_at_0_nothing_is_asked_of_the_bias():
     A = np.random.default_rng(0).standard_normal((4, 2))
     g = us.ReluNetwork(A, np.ones(2), -30 * np.linalg.norm(A, axis=0), 0.3)
     model = us.Transformer(np.eye(4), g, np.ones(4))
-    guess, queries = driven(guess_bias(NetworkReader(known(g)), AttentionScaleTuning()), model)
+    guess, queries = driven(guess_bias(NetworkReader(known(g))), model)
     assert queries == 0
     assert not np.any(guess)
 
 
-def test_w_is_read_elsewhere_where_the_network_is_flat_at_0():
+def test_w_is_read_elsewhere_where_the_network_is_flat_at_0(monkeypatch):
     rng = np.random.default_rng(3)
     A = rng.standard_normal((4, 2))
     g = us.ReluNetwork(A, np.ones(2), -30 * np.linalg.norm(A, axis=0), 0.3)
     model = us.Transformer(rng.standard_normal((4, 4)) / 30, g, rng.standard_normal(4) / 30)
     found, _ = recovered(model, AssumedAttention(4, None, True), anchored=True)
     assert np.linalg.norm(found.model.w - model.w) <= found.w_error <= 1e-6
-    only_at_0 = replace(TUNING, places=(0.0,))
+    monkeypatch.setattr(attention_recovery, "PLACES", (0.0,))
     with pytest.raises(us.NotIdentifiable, match="flat, or turns"):
-        recovered(model, AssumedAttention(4, None, True), anchored=True, tuning=only_at_0)
+        recovered(model, AssumedAttention(4, None, True), anchored=True)
 
 
 # -- knobs
@@ -153,7 +151,7 @@ def test_a_knob_reaches_the_part_that_it_tunes():
 
 def test_the_plan_follows_the_knobs():
     reading = replace(TUNING.reading, repeats=20)
-    assert most_rounds(replace(TUNING, reading=reading)) == 5 * 24
+    assert most_rounds(reading) == 5 * 24
     assert changed(replace(TUNING, reading=reading), TUNING) == {"reading": {"repeats": 20}}
 
 

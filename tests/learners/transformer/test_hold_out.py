@@ -10,9 +10,10 @@ import pytest
 import unsoftmax as us
 from tests.by_hand import driven
 from tests.networks import network
+from unsoftmax.learners.transformer import hold_out
 from unsoftmax.learners.transformer.attention_recovery import AssumedAttention, RecoveredAttention
 from unsoftmax.learners.transformer.hold_out import (
-    ClosingSequenceTuning,
+    TOKENS,
     HeadsBeforeNetwork,
     TransformerEvidenceTuning,
     TransformerHoldOut,
@@ -43,10 +44,9 @@ def near(model, W_off, rng):
     return us.Transformer(model.W + W_off * off / np.linalg.norm(off), model.network, model.w)
 
 
-def sequences(model, count=24, seed=0, **knobs):
+def sequences(model, count=24, seed=0):
     learned = LearnedNetwork(model.network, 1e-15, 1e-15, Precision())
-    tuning = replace(TUNING, sequences=replace(TUNING.sequences, **knobs))
-    found = HeadsBeforeNetwork.of(model, learned, {}, tuning)
+    found = HeadsBeforeNetwork.of(model, learned, {}, TUNING)
     return found.short(count, np.random.default_rng(seed))
 
 
@@ -121,7 +121,7 @@ def test_the_end_says_why_it_refuses(W_off, W_error, refusal, said):
     parts = TransformerParts(attention, learned, network, AssumedAttention(5, None, False))
     opening = Sequences(np.zeros((0, 3, 5)), phase="opening", purpose="check")
     held = TransformerHoldOut(opening, np.zeros(0), np.zeros(0), 16, 16)
-    steps = conclude_transformer(parts, held, np.random.default_rng(0), TUNING)
+    steps = conclude_transformer(parts, held, np.random.default_rng(0))
     with pytest.raises(refusal, match=said):
         driven(steps, target)
 
@@ -140,25 +140,26 @@ def test_a_constant_network_leaves_W_free_or_is_contradicted(answer, refusal):
 # -- closing sequences
 
 
-def test_closing_sequences_are_those_that_depend_on_the_attention():
+def test_closing_sequences_are_those_that_depend_on_the_attention(monkeypatch):
     """Behind a network that is constant up to distance 30 most sequences tell nothing."""
     rng = np.random.default_rng(0)
     A = rng.standard_normal((5, 2))
     g = us.ReluNetwork(A, np.ones(2), -30 * np.linalg.norm(A, axis=0), 0.3)
     target = us.Transformer(rng.standard_normal((5, 5)), g)
 
-    def telling(**knobs):
-        families = sequences(target, 48, **knobs)
+    def telling():
+        families = sequences(target, 48)
         moved = [np.abs(target(p.X) - g(p.X.mean(axis=1))) > 1e-6 for p in families]
         return float(np.mean(np.concatenate(moved)))
 
     assert telling() > 0.9
-    assert telling(tried=1) < 0.75
+    monkeypatch.setattr(hold_out, "TRIED", 1)
+    assert telling() < 0.75
 
 
 def test_all_lengths_and_both_kinds_of_query_tokens_are_asked():
     families = sequences(model_of(0), 24)
-    assert sorted(part.tokens for part in families) == sorted(ClosingSequenceTuning().tokens)
+    assert sorted(part.tokens for part in families) == sorted(TOKENS)
     assert sum(len(part) for part in families) == 24
     queries = np.concatenate([part.X[:, -1] for part in families])
     assert np.count_nonzero(np.count_nonzero(queries, axis=1) == 1) == 12

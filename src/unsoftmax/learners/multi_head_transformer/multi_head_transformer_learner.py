@@ -40,7 +40,6 @@ from unsoftmax.learners.multi_head_transformer.cell_poles import LINES
 from unsoftmax.learners.multi_head_transformer.cell_values import CHECKS
 from unsoftmax.learners.multi_head_transformer.first_cell import HEADS, NothingPooled
 from unsoftmax.learners.multi_head_transformer.layer_evidence import (
-    CLOSING,
     SIDES,
     LayerLook,
     conclude_layer,
@@ -66,19 +65,15 @@ from unsoftmax.learners.relu_network.fresh_points import FreshPointTuning
 from unsoftmax.learners.relu_network.network_search import NetworkSearchTuning
 from unsoftmax.learners.relu_network.relu_learner import ReluNetworkLearner, ReluNetworkTuning
 from unsoftmax.learners.settings import Configured, flag, rank_up_to, whole_number
-from unsoftmax.learners.transformer.hold_out import open_hold_out
-from unsoftmax.measure.precision import UNIT, Precision, PrecisionTuning, why
+from unsoftmax.learners.transformer.hold_out import LONG, OPENING_PART, TOKENS, open_hold_out
+from unsoftmax.measure.precision import UNIT, Precision, why
 from unsoftmax.measure.through_network.learned_network import LearnedNetwork
 from unsoftmax.models import MultiHeadTransformer
 from unsoftmax.probes import FARTHEST
 from unsoftmax.protocol import Plan, Steps
 from unsoftmax.theory import counts
 from unsoftmax.validate.judge import Answered
-from unsoftmax.validate.sequences import DriftTuning
 
-# One in so many queries of the hold-out goes to the network's learner, and as many to the first
-# sequences, which tell the precision of the answers; half as many repeat these.
-OPENING_PART = 4
 # A network known no better than to this share of its size comes of answers that are too coarse:
 # 1e-9 is usual of float64.
 COARSEST = 1e-6
@@ -100,12 +95,8 @@ PER_HEAD, TIMES, ROUNDS = 200, 3, 2000
 
 @dataclass(frozen=True, slots=True)
 class MultiHeadTransformerTuning:
-    """Knobs of `MultiHeadTransformerLearner`, in the order in which they are used."""
+    """Knobs of `MultiHeadTransformerLearner`."""
 
-    drift: DriftTuning = field(default=DriftTuning())
-    """When answers count as drifting."""
-    precision: PrecisionTuning = field(default=PrecisionTuning())
-    """How the precision of the answers is recognised."""
     network: ReluNetworkTuning = field(
         default=ReluNetworkTuning(
             sweeps=NetworkSearchTuning(fresh=FreshPointTuning(first=10, count=12)),
@@ -203,7 +194,6 @@ class MultiHeadTransformerLearner(Configured):
         on_lines, on_poles = (BY_POLES * n for n in poles)
         beside = RAYS * (POINTS + 7) * (BY_POLES + 1) + on_lines
         beside += CANCELLING_AT_MOST
-        closing = CLOSING.sequences
         one += int(SPARE * LARGEST)
         one += 2 * len(SIDES) * m
         at_most = first.at_most + tries * one + beside
@@ -217,7 +207,7 @@ class MultiHeadTransformerLearner(Configured):
             f"{counts.multi_head_transformer_queries(d, H, 4 * d):,} for {H} heads and {4 * d} "
             "neurons",
             longest_token=FARTHEST,
-            most_tokens=closing.long.most_tokens(d, *closing.tokens, *POLE_LENGTHS),
+            most_tokens=LONG.most_tokens(d, *TOKENS, *POLE_LENGTHS),
         )
 
     def steps(self, checks: int) -> Steps[MultiHeadTransformer]:
@@ -229,8 +219,8 @@ class MultiHeadTransformerLearner(Configured):
     def _steps(self, checks: int) -> Steps[MultiHeadTransformer]:
         rng = np.random.default_rng(self.seed)
         part = checks // OPENING_PART
-        held = yield from open_hold_out(self.dim, checks, part, rng, self.tuning.drift)
-        precision = held.precision(self.tuning.precision)
+        held = yield from open_hold_out(self.dim, checks, part, rng)
+        precision = held.precision()
         size = float(np.max(np.abs(held.answers), initial=0.0)) or 1.0
         coarse = self._coarse(precision, size)
         try:

@@ -26,7 +26,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from unsoftmax.learners.transformer.attention_scale import (
-    AttentionScaleTuning,
+    SCALE_ROUNDS,
+    SCALED_TOKENS,
     find_token_lengths,
     guess_bias,
 )
@@ -43,6 +44,18 @@ from unsoftmax.protocol import Answers
 from unsoftmax.solve import dense
 from unsoftmax.solve.skeleton import Skeleton
 
+# Tokens γ b_1 at which w may be read, as multiples of β_1. At 0 it is read by itself, but there g
+# may be flat or turn.
+PLACES = (0.0, -1.0, 0.5, -0.5, 2.0, -2.0, 8.0, -8.0, 64.0, -64.0)
+# Draws of query tokens' directions where g is flat around 0: of one neuron that is asleep there a
+# direction nearly orthogonal to it sees nothing, and one draw in 100 has one.
+ROTATIONS = 32
+# Octaves, from the length of the network, in which the end of the flat part is looked for.
+FLAT_OCTAVES = (-20, 21)
+# Longest offsets of the token 0, in lengths of the network: where w is tiny, its logits stay small
+# rather than ask for endless offsets.
+BIAS_REACH = 16.0
+
 
 @dataclass(frozen=True, slots=True)
 class LocalAttentionTuning:
@@ -50,19 +63,6 @@ class LocalAttentionTuning:
 
     reading: ThroughNetworkTuning = field(default=ThroughNetworkTuning())
     """How a logit is read."""
-    scale: AttentionScaleTuning = field(default=AttentionScaleTuning())
-    """How the common scale is found."""
-    places: tuple[float, ...] = (0.0, -1.0, 0.5, -0.5, 2.0, -2.0, 8.0, -8.0, 64.0, -64.0)
-    """Tokens γ b_1 at which w may be read, as multiples of β_1. At 0 it is read by itself, but
-    there g may be flat or turn."""
-    rotations: int = 32
-    """Draws of query tokens' directions where g is flat around 0: of one neuron that is asleep
-    there a direction nearly orthogonal to it sees nothing, and one draw in 100 has one."""
-    flat_octaves: tuple[int, int] = (-20, 21)
-    """Octaves, from the length of the network, in which the end of the flat part is looked for."""
-    bias_reach: float = 16.0
-    """Longest offsets of the token 0, in lengths of the network: where w is tiny, its logits stay
-    small rather than ask for endless offsets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ def recover_attention(
     assumed: AssumedAttention,
     anchored: bool,
     rng: np.random.Generator,
-    tuning: LocalAttentionTuning,
+    reading: ThroughNetworkTuning,
 ) -> Generator[Round, Answers, RecoveredAttention]:
     """Ask for W and w.
 
@@ -122,31 +122,31 @@ def recover_attention(
         Ask g once more for every logit.
     rng : Generator
         Makes the query tokens.
-    tuning : LocalAttentionTuning
-        How logits are read, and at which scales.
+    reading : ThroughNetworkTuning
+        How logits are read.
     """
-    reader = NetworkReader(learned, anchored, tuning.reading)
-    T = _steep_rotation(learned, rng, tuning)
+    reader = NetworkReader(learned, anchored, reading)
+    T = _steep_rotation(learned, rng, reading.aim.error_share)
     if assumed.rank == 0:
         none = np.zeros((0, assumed.dim))
         return RecoveredAttention(Transformer.from_factors(none, none, learned.network), 0.0, 0.0)
     B = T.rows[np.arange(assumed.dim)]
     bias = np.zeros(assumed.dim)
     if assumed.biases:
-        bias = yield from guess_bias(reader, tuning.scale)
-    scale = yield from find_token_lengths(reader, B[: tuning.scale.tokens], bias, tuning.scale)
+        bias = yield from guess_bias(reader)
+    scale = yield from find_token_lengths(reader, B[:SCALED_TOKENS], bias)
     lines = TokenLines.alike(B, *scale)
     found, span = yield from _read_vectors(reader, lines, assumed, bias)
     beside = None
     if assumed.biases:
         first = _offsets_of_first(found, B[:1], learned.length, assumed.columns)
-        beside = yield from _read_beside(reader, first, span, bias, tuning)
+        beside = yield from _read_beside(reader, first, span, bias)
     return _solved(T, learned.network, span, found, beside)
 
 
-def most_queries(assumed: AssumedAttention, anchored: bool, tuning: LocalAttentionTuning) -> int:
+def most_queries(assumed: AssumedAttention, anchored: bool, reading: ThroughNetworkTuning) -> int:
     """Bound the queries of `recover_attention`, all that are asked again among them."""
-    dim, r, reading = assumed.dim, assumed.columns, tuning.reading
+    dim, r = assumed.dim, assumed.columns
     blocks = [(r, dim)]  # query tokens, logits of each
     if assumed.full:
         blocks += [(1, dim)] * assumed.biases
@@ -154,30 +154,30 @@ def most_queries(assumed: AssumedAttention, anchored: bool, tuning: LocalAttenti
         blocks += [(dim - r + assumed.biases, r)]
     once = sum(k * n + (k * n if anchored else k + k * n // reading.spare) for k, n in blocks)
     again = sum(reading.most_again(k * n) for k, n in blocks)
-    scales = reading.pilots * (tuning.scale.tokens + 1 + assumed.biases) * tuning.scale.rounds
+    scales = reading.pilots * (SCALED_TOKENS + 1 + assumed.biases) * SCALE_ROUNDS
     return once + again + scales
 
 
-def most_rounds(tuning: LocalAttentionTuning) -> int:
+def most_rounds(reading: ThroughNetworkTuning) -> int:
     """Bound the rounds of `recover_attention`: guess of w, scale, columns, rows, and beside."""
-    return 5 * max(tuning.scale.rounds, tuning.reading.most_rounds)
+    return 5 * max(SCALE_ROUNDS, reading.most_rounds)
 
 
 def _steep_rotation(
-    learned: LearnedNetwork, rng: np.random.Generator, tuning: LocalAttentionTuning
+    learned: LearnedNetwork, rng: np.random.Generator, error_share: float
 ) -> Offsets:
     """Draw query tokens' directions: where g is flat around 0, all are to lead out of there soon.
 
     Farther out answers are larger, so less precise, and logits ask for shorter offsets.
     """
-    lengths = learned.length * 2.0 ** np.arange(*tuning.flat_octaves)
+    lengths = learned.length * 2.0 ** np.arange(*FLAT_OCTAVES)
     best: tuple[float, Offsets] | None = None
-    for _ in range(tuning.rotations):
+    for _ in range(ROTATIONS):
         T = offsets.rotation(learned.dim, rng)
         B = T.rows[np.arange(learned.dim)]
         x = lengths[:, None, None] * np.concatenate([B, -B])
         h = np.linalg.norm(learned.gradients(x.reshape(-1, learned.dim)), axis=1)
-        steep = (h > learned.slope / tuning.reading.aim.error_share).reshape(len(lengths), 2, -1)
+        steep = (h > learned.slope / error_share).reshape(len(lengths), 2, -1)
         first = np.argmax(np.vstack([steep.any(axis=1), np.ones((1, learned.dim))]), axis=0)
         if best is None or first.max() < best[0]:
             best = first.max(), T
@@ -216,17 +216,16 @@ def _read_beside(
     first: TokenLines,
     span: ScoreSpan | None,
     bias: Array,
-    tuning: LocalAttentionTuning,
 ) -> Generator[Round, Answers, ScoreVectors]:
     """Read Qᵀ(W x_0 + w) at x_0 = γ b_1, wherever on b_1's line logits say most (step 4)."""
     learned, best = reader.learned, None
     typical = float(np.linalg.norm(bias)) / np.sqrt(len(bias))
-    reach = min(1 / typical if typical else np.inf, tuning.bias_reach * learned.length)
-    for share in tuning.places:
+    reach = min(1 / typical if typical else np.inf, BIAS_REACH * learned.length)
+    for share in PLACES:
         longest = first.reach / max(1.0, abs(share)) if share else np.array([reach])
         line = TokenLines(first.b, share * first.beta, longest)
         basis = None if span is None else span.basis
-        aimed = aim_from(learned, line, basis, tuning.reading.aim)
+        aimed = aim_from(learned, line, basis, reader.tuning.aim)
         signal = _least_signal(aimed, learned.network)
         if best is None or signal > best[0]:
             best = signal, aimed

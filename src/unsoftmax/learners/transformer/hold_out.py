@@ -21,11 +21,11 @@ single tokens show. The long sequences of `unsoftmax.validate.long_sequences` ar
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
-from unsoftmax.measure.precision import KAPPA, UNIT, Precision, PrecisionTuning
+from unsoftmax.measure.precision import KAPPA, UNIT, Precision
 from unsoftmax.measure.through_network.learned_network import LearnedNetwork, network_gradients
 from unsoftmax.models import MultiHeadTransformer, Transformer
 from unsoftmax.probes import Array, Round, Sequences
@@ -35,6 +35,33 @@ from unsoftmax.validate.head_comparison import UNBOUNDED, mean_shift, score_shif
 from unsoftmax.validate.judge import Answered, Judgement, Residuals, fresh_answers, judge
 from unsoftmax.validate.long_sequences import LongSequenceTuning, draw_long, looked_at, second_score
 from unsoftmax.validate.sequences import DriftTuning, by_length
+
+# One in so many queries of the hold-out goes to the network's learner, and as many to the first
+# sequences, which tell the precision of the answers; half as many repeat these.
+OPENING_PART = 4
+
+# Of closing sequences, in turn.
+
+# Numbers of tokens. Two alone do not tell several heads from one.
+TOKENS = (2, 3, 5, 8)
+# Range of log₁₀ of the query tokens' lengths, in lengths of the network: hyperplanes far from 0
+# bend g only out there.
+LOG_LENGTHS = (-1.0, 3.0)
+# Root mean squares of the logits: even, moderate and nearly hard attention.
+LOGITS = (0.5, 2.0, 6.0)
+# Sequences drawn for each that is asked: of networks that are flat near 0 few depend on the
+# attention.
+TRIED = 32
+# The same for each long one: of many tokens some are where the network is not flat.
+TRIED_LONG = 8
+LONG = LongSequenceTuning()
+
+# A sequence one of whose scores the certificate lets move by more says nothing of the model and is
+# left out. Where there is no certificate, the network must be right to this share.
+MOST_MOVED = 0.01
+# Factor on ‖∇ĝ‖: ĝ may be steeper on the way from p̂ to the true pooled token than at any of the
+# points where its gradient is taken.
+STEEPER = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,19 +84,19 @@ class TransformerHoldOut:
     left: int
     queries: int
 
-    def precision(self, tuning: PrecisionTuning) -> Precision:
+    def precision(self) -> Precision:
         """Return the precision of the first answers.
 
         Where g is flat few different answers come; each counts once.
         """
         y = self.answers
-        precision = Precision.of_format([np.unique(y)], tuning)
+        precision = Precision.of_format([np.unique(y)])
         noise = holdout.noise_of(y[: len(self.repeated)], self.repeated)
-        return precision.with_noise(noise, len(self.repeated), tuning)
+        return precision.with_noise(noise, len(self.repeated))
 
 
 def open_hold_out(
-    dim: int, queries: int, part: int, rng: np.random.Generator, drift: DriftTuning
+    dim: int, queries: int, part: int, rng: np.random.Generator
 ) -> Generator[Round, Answers, TransformerHoldOut]:
     """Ask the first ``part`` sequences, and half of them again; keep as many for the network.
 
@@ -84,51 +111,23 @@ def open_hold_out(
         [answers] = yield [opening]
     if repeats := part // 2:
         [repeated] = yield [holdout.repeated(opening, repeats)]
-        holdout.refuse_drift(answers[:repeats], repeated, drift)
+        holdout.refuse_drift(answers[:repeats], repeated, DriftTuning())
     left = queries - 2 * part - len(repeated)
     return TransformerHoldOut(opening, answers, repeated, left, queries)
 
 
 @dataclass(frozen=True, slots=True)
-class ClosingSequenceTuning:
-    """Which sequences are drawn, in turn."""
-
-    tokens: tuple[int, ...] = (2, 3, 5, 8)
-    """Numbers of tokens. Two alone do not tell several heads from one."""
-    log_lengths: tuple[float, float] = (-1.0, 3.0)
-    """Range of log₁₀ of the query tokens' lengths, in lengths of the network: hyperplanes far from
-    0 bend g only out there."""
-    logits: tuple[float, ...] = (0.5, 2.0, 6.0)
-    """Root mean squares of the logits: even, moderate and nearly hard attention."""
-    tried: int = 32
-    """Sequences drawn for each that is asked: of networks that are flat near 0 few depend on the
-    attention."""
-    tried_long: int = 8
-    """The same for each long one: of many tokens some are where the network is not flat."""
-    long: LongSequenceTuning = field(default=LongSequenceTuning())
-    """The long sequences."""
-
-
-@dataclass(frozen=True, slots=True)
 class TransformerEvidenceTuning:
-    """Which fresh answers are asked, and how far they may be off."""
+    """How far fresh answers may be off."""
 
-    sequences: ClosingSequenceTuning = field(default=ClosingSequenceTuning())
-    """Which sequences are asked last."""
-    most_moved: float = 0.01
-    """A sequence one of whose scores the certificate lets move by more says nothing of the model
-    and is left out. Where there is no certificate, the network must be right to this share."""
-    steeper: float = 2.0
-    """Factor on ‖∇ĝ‖: ĝ may be steeper on the way from p̂ to the true pooled token than at any of
-    the points where its gradient is taken."""
     most_of_spread: float = 1e-6
     """Certificates are loose. Where answers are exact, no residual may be larger than this share of
     what attention may move, max‖x_i − x_N‖·‖∇g‖, … (recoveries leave 1e-8 of it, or less; as many
-    times more where scores are left open by more than ``most_moved``: with W = 0 tokens may be so
+    times more where scores are left open by more than MOST_MOVED: with W = 0 tokens may be so
     long that W is not known to 1e-6 of a logit)"""
     most_of_open: float = 2e-3
     """… or, where that is more, than this share of what scores are left open by, up to
-    ``most_moved`` unless W is 0 within its bound. That is a share of the certificate, which is
+    MOST_MOVED unless W is 0 within its bound. That is a share of the certificate, which is
     loose. (Of 470 recoveries of wide families two leave 1.3e-3 of it, with W = 0 and 1e-6
     beside a query bias: 1e-3 would refuse them.) …"""
     most_of_size: float = 1e-8
@@ -181,11 +180,11 @@ class HeadsBeforeNetwork:
 
     def short(self, count: int, rng: np.random.Generator) -> list[Sequences]:
         """Draw sequences whose answers depend on the attention, one family per length."""
-        tuning, drawn = self.tuning.sequences, []
+        drawn = list[Array]()
         for h, view in enumerate(self.views):
             # the n-th of a head is of another kind than the one before
             for n in range(len(range(h, count, len(self.views)))):
-                tried = [_drawn(view, self.learned, n, rng, tuning) for _ in range(tuning.tried)]
+                tried = [_drawn(view, self.learned, n, rng) for _ in range(TRIED)]
                 drawn.append(_most_telling(view, self.learned, tried))
         return by_length(drawn, "hold-out, closing")
 
@@ -193,23 +192,21 @@ class HeadsBeforeNetwork:
         """Draw the long sequences of a closing of ``count``, at logits of the strongest head."""
         if not self.views:
             return []
-        view, tuning = max(self.views, key=lambda one: one.parameter_norm("W")), self.tuning
+        view = max(self.views, key=lambda one: one.parameter_norm("W"))
 
         def scaled(offsets: Array, query: Array, logits: float) -> Array:
-            size = 10.0 ** rng.uniform(*tuning.sequences.log_lengths)
+            size = 10.0 ** rng.uniform(*LOG_LENGTHS)
             return _scaled(view, self.learned, offsets, size * query, logits)
 
-        long = tuning.sequences.long
-        shapes = long.of(count, view.dim)
+        shapes = LONG.of(count, view.dim)
         tried = [
-            draw_long(view, count, rng, scaled, long)
-            for _ in range(tuning.sequences.tried_long if shapes else 0)
+            draw_long(view, count, rng, scaled, LONG) for _ in range(TRIED_LONG if shapes else 0)
         ]
         chosen = []
         for shape, *some in zip(shapes, *tried, strict=True):
             high = some
-            if long.shown <= shape.logits and shape.tokens > 1:
-                high = [X for X in some if second_score(view, X) >= long.shown] or some
+            if LONG.shown <= shape.logits and shape.tokens > 1:
+                high = [X for X in some if second_score(view, X) >= LONG.shown] or some
             chosen.append(_most_telling(view, self.learned, high))
         return by_length(chosen, "hold-out, long")
 
@@ -219,7 +216,7 @@ class HeadsBeforeNetwork:
         """Ask the rest of the hold-out; return the verdict, and how far the hold-out looked."""
         long = self.long(held.left, rng)
         short = self.short(held.left - sum(map(len, long)), rng)
-        rounds = self.tuning.sequences.long.rounds(long)
+        rounds = LONG.rounds(long)
         answered = yield from fresh_answers(short, [(held.opening.X, held.answers)], rounds)
         looked = "Nothing depends on attention."
         if not held.queries:
@@ -247,13 +244,13 @@ class HeadsBeforeNetwork:
         most_moved = np.max(moved, axis=(1, 2), initial=0.0)
         per_input = np.linalg.norm(layer.first_layers, axis=2) @ np.abs(layer.w_o)
         one = H == 1 and layer.residual is None
-        steep = tuning.steeper * at.slope[:, None] if one else per_input[:H]
+        steep = STEEPER * at.slope[:, None] if one else per_input[:H]
         away = np.linalg.norm(X[:, None] - at.given[:, :H, None], axis=3)
-        shift = mean_shift(at.weights, away, np.minimum(moved, tuning.most_moved))
+        shift = mean_shift(at.weights, away, np.minimum(moved, MOST_MOVED))
         lengths = np.linalg.norm(X, axis=2)
         constants = float(np.abs(layer.w_o) @ np.abs(layer.b) + abs(layer.c))
         terms = np.linalg.norm(at.given, axis=2) @ per_input + constants
-        own = tuning.most_moved * np.abs(at.y)
+        own = MOST_MOVED * np.abs(at.y)
         if self.bounded:
             own = errors["constant"] + errors["slope"] * np.linalg.norm(at.given, axis=(1, 2))
         own = own + self.learned.precision.error(terms, at.y)
@@ -262,10 +259,10 @@ class HeadsBeforeNetwork:
         size = size + abs(float(np.maximum(layer.b, 0.0) @ layer.w_o + layer.c))
         size = np.where(size > 0, size, 1.0)
         spread = np.linalg.norm(X - X[:, -1:], axis=2).max(axis=1)
-        left_open = most_moved / tuning.most_moved
+        left_open = most_moved / MOST_MOVED
         # W = 0 may be asked at any length
         known = 1.0 if errors["W"] < layer.parameter_norm("W") else np.inf
-        share = tuning.most_of_open * tuning.most_moved * np.minimum(left_open, known)
+        share = tuning.most_of_open * MOST_MOVED * np.minimum(left_open, known)
         share = np.maximum(tuning.most_of_spread * np.maximum(left_open, 1.0), share)
         most = share * spread * steepest / size + tuning.most_of_size
         return Residuals.of(
@@ -273,7 +270,7 @@ class HeadsBeforeNetwork:
             own=own,
             allowed=np.sum(shift * steep, axis=1),
             size=size,
-            telling=not self.bounded or exact or most_moved <= tuning.most_moved,
+            telling=not self.bounded or exact or most_moved <= MOST_MOVED,
             most=most if exact else np.inf,
         )
 
@@ -314,24 +311,18 @@ def _most_telling(model: Transformer, learned: LearnedNetwork, tried: list[Array
     return np.asarray(X[int(np.argmax(difference / longest))])
 
 
-def _drawn(
-    model: Transformer,
-    learned: LearnedNetwork,
-    n: int,
-    rng: np.random.Generator,
-    tuning: ClosingSequenceTuning,
-) -> Array:
+def _drawn(model: Transformer, learned: LearnedNetwork, n: int, rng: np.random.Generator) -> Array:
     """Draw a candidate for the n-th sequence, (N, d)."""
-    d, tokens = model.dim, tuning.tokens[n % len(tuning.tokens)]
+    d, tokens = model.dim, TOKENS[n % len(TOKENS)]
     direction = rng.standard_normal(d) / np.sqrt(d)
     if n % 2:
         direction = np.eye(1, d, int(rng.integers(d)))[0]
-    size = 10.0 ** rng.uniform(*tuning.log_lengths) * rng.choice([-1.0, 1.0])
+    size = 10.0 ** rng.uniform(*LOG_LENGTHS) * rng.choice([-1.0, 1.0])
     offsets = rng.standard_normal((tokens - 1, d)) / np.sqrt(d)
     if n % 4 > 1 and d > 1:
         across = model.w / (np.linalg.norm(model.w) or 1.0)
         offsets -= np.outer(offsets @ across, across)
-    wanted = tuning.logits[n % len(tuning.logits)]
+    wanted = LOGITS[n % len(LOGITS)]
     return _scaled(model, learned, offsets, size * direction, wanted)
 
 

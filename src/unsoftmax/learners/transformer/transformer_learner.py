@@ -39,21 +39,27 @@ from unsoftmax.learners.transformer.attention_recovery import (
     recover_attention,
 )
 from unsoftmax.learners.transformer.hold_out import (
+    LONG,
+    OPENING_PART,
+    TOKENS,
     HeadsBeforeNetwork,
     TransformerEvidenceTuning,
     TransformerHoldOut,
     open_hold_out,
 )
-from unsoftmax.measure.precision import Precision, PrecisionTuning, why
+from unsoftmax.measure.precision import Precision, why
 from unsoftmax.measure.through_network.learned_network import LearnedNetwork
 from unsoftmax.models import ReluNetwork, Transformer, canonical
 from unsoftmax.models.model import FrozenModel
 from unsoftmax.probes import FARTHEST, Array
 from unsoftmax.protocol import Certificate, Found, Learner, Plan, Steps
 from unsoftmax.validate.judge import Judgement
-from unsoftmax.validate.sequences import DriftTuning
 
 Head: TypeAlias = ExactHead | LowRankHead
+
+# A w_o counts as 0 where it is smaller than this share of what its terms add up to, and a network
+# as unbiased where its biases are: a learned network's errors leave as much.
+CANCELLED = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,18 +68,6 @@ class TransformerTuning:
 
     local: LocalAttentionTuning = field(default=LocalAttentionTuning())
     """How the attention is read through the network."""
-    evidence: TransformerEvidenceTuning = field(default=TransformerEvidenceTuning())
-    """Which fresh answers are asked at the end, and how far they may be off."""
-    precision: PrecisionTuning = field(default=PrecisionTuning())
-    """How the precision of the answers is recognised."""
-    drift: DriftTuning = field(default=DriftTuning())
-    """When answers count as drifting."""
-    opening_part: int = 4
-    """One in so many queries of the hold-out goes to the network's learner, and as many to the
-    first sequences, which tell the precision of the answers; half as many repeat these."""
-    cancelled: float = 1e-9
-    """A w_o counts as 0 where it is smaller than this share of what its terms add up to, and a
-    network as unbiased where its biases are: a learned network's errors leave as much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,17 +206,16 @@ class TransformerLearner(Configured):
             head = self._head.plan()
             asked, rounds, formula = 2 * head.at_most, head.rounds, f"2·({head.formula})"
         else:
-            asked = most_queries(self._assumed, bool(self.anchored), self.tuning.local)
-            rounds, formula = most_rounds(self.tuning.local), self._formula
-        closing = self.tuning.evidence.sequences
+            asked = most_queries(self._assumed, bool(self.anchored), self.tuning.local.reading)
+            rounds, formula = most_rounds(self.tuning.local.reading), self._formula
         return Plan(
             queries=None,
             at_most=first.at_most + asked,
             tokens=first.tokens + 2 * asked,
-            rounds=first.rounds + rounds + 2 + closing.long.most_rounds,
+            rounds=first.rounds + rounds + 2 + LONG.most_rounds,
             formula=f"network: {first.formula}; attention: {formula}",
             longest_token=FARTHEST,
-            most_tokens=closing.long.most_tokens(int(self.dim), *closing.tokens),
+            most_tokens=LONG.most_tokens(int(self.dim), *TOKENS),
         )
 
     @property
@@ -236,21 +229,21 @@ class TransformerLearner(Configured):
     def steps(self, checks: int) -> Steps[Transformer]:
         """Ask, and return what was found; see `unsoftmax.protocol.Learner`."""
         rng = np.random.default_rng(self.seed)
-        part = checks // self.tuning.opening_part
-        held = yield from open_hold_out(self.dim, checks, part, rng, self.tuning.drift)
+        part = checks // OPENING_PART
+        held = yield from open_hold_out(self.dim, checks, part, rng)
         found = yield from self._network.steps(part)
-        learned = learned_network(found, held.precision(self.tuning.precision), held.answers)
+        learned = learned_network(found, held.precision(), held.answers)
         if self.attention == "local":
             attention = yield from recover_attention(
-                learned, self._assumed, bool(self.anchored), rng, self.tuning.local
+                learned, self._assumed, bool(self.anchored), rng, self.tuning.local.reading
             )
         else:
             pairs = held.left // 4  # half of what is left checks the head, two queries each
             held = replace(held, left=held.left - 2 * pairs)
             head = self._head.steps(pairs)
-            attention = yield from recover_antisymmetric(learned, head, self.tuning.cancelled)
+            attention = yield from recover_antisymmetric(learned, head, CANCELLED)
         parts = TransformerParts(attention, learned, found, self._assumed)
-        return (yield from conclude_transformer(parts, held, rng, self.tuning.evidence))
+        return (yield from conclude_transformer(parts, held, rng))
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,7 +298,6 @@ def conclude_transformer(
     parts: TransformerParts,
     held: TransformerHoldOut,
     rng: np.random.Generator,
-    tuning: TransformerEvidenceTuning,
 ) -> Steps[Transformer]:
     """Ask the closing hold-out and return what was found.
 
@@ -317,7 +309,7 @@ def conclude_transformer(
         The answers are too coarse to say anything of W.
     """
     model, errors = parts.attention.model, parts.errors
-    found = HeadsBeforeNetwork.of(model, parts.learned, errors, tuning)
+    found = HeadsBeforeNetwork.of(model, parts.learned, errors, TransformerEvidenceTuning())
     judgement, looked = yield from found.judged(held, rng)
     if judgement.refuses:
         raise _refusal(found, judgement)
