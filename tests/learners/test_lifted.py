@@ -8,9 +8,9 @@ import pytest
 import unsoftmax as us
 from tests.by_hand import driven
 from tests.rotary_heads import rotary_head, scores_apart
+from unsoftmax.learners.single_head.column_space import LowRankProbes
 from unsoftmax.learners.single_head.distances import RotaryTuning
 from unsoftmax.learners.single_head.lifted import LENGTHS, PILOTS, Table, read_lifted
-from unsoftmax.learners.single_head.low_rank_probes import LowRankProbes
 from unsoftmax.measure import offsets
 from unsoftmax.measure.offsets import DENSE_GRID
 from unsoftmax.measure.precision import Precision

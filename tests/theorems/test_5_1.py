@@ -18,8 +18,7 @@ from tests.by_hand import driven
 from tests.theorems.test_4_1 import hidden, impostors
 from tests.truth import Counted, relative
 from unsoftmax.errors import NotIdentifiable
-from unsoftmax.learners.single_head.column_space import find_columns
-from unsoftmax.learners.single_head.low_rank_probes import LowRankProbes
+from unsoftmax.learners.single_head.column_space import LowRankProbes, find_columns
 from unsoftmax.learners.single_head.rank_check import check_rank
 from unsoftmax.learners.single_head.row_space import read_rows
 from unsoftmax.measure import offsets

@@ -2,9 +2,22 @@
 
 1. The heads, from one wide cell (`first_cell`).
 2. Their values in K other cells, K being the number of distinct neurons (`cell_values`).
-3. One linear system gives all first layers B_h (`layer_solution`).
+3. One linear system gives all first layers B_h (`solve_layer`): in the cell of the active neurons
+   S head h has the value v_h = ℓ_h + Σ_{k∈S} E_h[k], E_h[k] = ε_k B_h[k]. ℓ_h is 0 but for neurons
+   that were learned the other way round, ε relu(z) = ε relu(−z) + ε z: they are turned,
+   ℓ_h = −Σ_F E_h[k], where F can be told. What is left of ℓ_h takes two neurons more,
+   relu(z) − relu(−z).
 4. Every pooled token that was asked is put through the layer: where one left its cell, the cell is
    asked again with shorter offsets.
+
+Heads such as W beside 2W share their hyperplane at every query token, and no half circle tells
+them apart; copies of a token do (`heads_by_poles`, 350 + 2.6·H·d(d + 2) queries, by
+`multi_head.pole_search`). Scores see differences of tokens alone. So in the ball around b that the
+cell holds, tokens x = b + y are answered as those y by
+
+    N(b) + Σ_h v_h·Σ_i α_hi y_i,   of scores y_i·(W_h y_N + u_h),   u_h = W_h b + w_h,
+
+several heads with query biases u_h under a cap: all steps of that search serve.
 """
 
 from __future__ import annotations
@@ -14,11 +27,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from unsoftmax.arrangement.base_points import BasePointTuning, ConeDirections, NetworkHinges
-from unsoftmax.learners.compose import Asking
+from unsoftmax.learners.compose import Asking, T, mapped
 from unsoftmax.learners.multi_head.heads_conclusion import RecoveredHeads
+from unsoftmax.learners.multi_head.pole_search import LINE_COPIES, separated
 from unsoftmax.learners.multi_head.search_outcomes import CoincidentJumps
+from unsoftmax.learners.multi_head.token_lengths import TokenLengths
 from unsoftmax.learners.multi_head.token_search import SoughtHeads
-from unsoftmax.learners.multi_head_transformer.cell_poles import heads_by_poles
 from unsoftmax.learners.multi_head_transformer.cell_values import (
     CHECKS,
     LENGTH,
@@ -32,13 +46,9 @@ from unsoftmax.learners.multi_head_transformer.cell_values import (
 from unsoftmax.learners.multi_head_transformer.first_cell import (
     FLOAT64,
     FirstCell,
+    beside_residual,
     find_heads,
     open_cell,
-)
-from unsoftmax.learners.multi_head_transformer.layer_solution import (
-    SolvedFirstLayers,
-    layer_of_one_head,
-    solve_layer,
 )
 from unsoftmax.learners.multi_head_transformer.neurons_beyond_tokens import (
     cancelling_neurons,
@@ -46,7 +56,23 @@ from unsoftmax.learners.multi_head_transformer.neurons_beyond_tokens import (
 )
 from unsoftmax.measure.through_network.learned_network import LearnedNetwork
 from unsoftmax.models import MultiHead, MultiHeadTransformer
-from unsoftmax.probes import Array, Flags, Indices
+from unsoftmax.probes import Array, Flags, Indices, Moved, Round
+
+# Where heads are read off poles: few lines of each cell, for others have other cells.
+LINES = 2
+# Query tokens are so many times as long as the farthest hyperplane on their way,
+BEYOND_BIASES = 5.0
+# and at least so long that the ball has this radius: what W adds to u_h within it is about as
+# large as W.
+LEAST_RADIUS = 3.0
+# Query tokens are moved by this share of the radius.
+QUERY_SHARE = 0.4
+
+# Neurons count as turned where what they leave of ℓ is at most this share of the neurons' size:
+# errors of v are 1e-10.
+LEFT_OF_LINEAR = 1e-7
+# Neurons tell F if their singular values are above this share of the largest.
+DEPENDENT = 1e-8
 
 
 class DependentCells(Exception):
@@ -280,3 +306,124 @@ def without_heads(learned: LearnedNetwork) -> MultiHeadTransformer:
     return MultiHeadTransformer(
         np.zeros((0, d, d)), np.zeros((0, 0, d)), np.zeros(0), None, None, learned.network.c
     )
+
+
+@dataclass(frozen=True, slots=True)
+class SolvedFirstLayers:
+    """First layers of all heads: neurons with weights w_o, biases b, B (H, m, d), and c."""
+
+    B: Array
+    w_o: Array
+    b: Array
+    c: float
+    inverse: Array
+    """The system's inverse (K + 1, C): how errors of the cells' values reach ℓ and the E."""
+    turned: Flags | None
+    """Neurons that were learned the other way round, None where that cannot be told."""
+    linear: bool
+    """Whether the last two neurons carry a linear part."""
+
+    def slope(self, errors: Array) -> float:
+        """Return what ℓ and all neurons are off by in sum, errors of the cells being (C,)."""
+        return float(np.sum(np.sqrt(self.inverse**2 @ errors**2)))
+
+
+def solve_layer(hinges: NetworkHinges, v: Array, active: Flags) -> SolvedFirstLayers:
+    """Solve for B from the v_h (C, H, d) of cells with active neurons (C, K), C = K + 1."""
+    C, H, d = v.shape
+    system = np.column_stack([np.ones(C), active])
+    x = np.asarray(np.linalg.solve(system, v.reshape(C, H * d)), dtype=np.float64)
+    inverse = np.asarray(np.linalg.inv(system), dtype=np.float64)
+    return _in_neurons(hinges, x[0], x[1:], inverse)
+
+
+def layer_of_one_head(hinges: NetworkHinges) -> SolvedFirstLayers:
+    """Take the network that single tokens show for the one head's."""
+    E = hinges.signs[:, None] * hinges.A
+    return _in_neurons(hinges, hinges.linear, E, np.zeros((0, 0)))
+
+
+def _in_neurons(hinges: NetworkHinges, rest: Array, E: Array, inverse: Array) -> SolvedFirstLayers:
+    """Write ℓ (Hd,) and E (K, Hd) as neurons."""
+    signs, b, c = hinges.signs.copy(), hinges.b.copy(), hinges.c
+    B, turned = signs[:, None] * E, _turned(E, rest)
+    if turned is not None:
+        c += float(np.sum((signs * b)[turned]))
+        b, B = np.where(turned, -b, b), np.where(turned[:, None], -B, B)
+        rest = np.zeros(len(rest))
+    linear = bool(np.any(rest))
+    if linear:
+        B = np.concatenate([B, rest[None], -rest[None]])
+        signs, b = np.append(signs, [1.0, -1.0]), np.append(b, [0.0, 0.0])
+    B = B.reshape(len(B), -1, hinges.dim).transpose(1, 0, 2)
+    return SolvedFirstLayers(B, signs, b, c, inverse, turned, linear)
+
+
+def _turned(E: Array, rest: Array) -> Flags | None:
+    """Return the neurons that make up −ℓ, None where it is no such sum."""
+    size = np.linalg.norm(E, axis=1)
+    if not len(E) or len(E) > E.shape[1] or not np.all(size > 0):
+        return None
+    shares, _, rank, _ = np.linalg.lstsq((E / size[:, None]).T, -rest, rcond=DEPENDENT)
+    if rank < len(E):
+        return None
+    shares = shares / size
+    whole = np.round(shares)
+    left = np.linalg.norm(rest + whole @ E)
+    if np.any((whole != 0) & (whole != 1)) or left > LEFT_OF_LINEAR * float(size.sum()):
+        return None
+    return np.asarray(whole == 1)
+
+
+def heads_by_poles(
+    cell: FirstCell, sought: SoughtHeads, rng: np.random.Generator
+) -> Asking[RecoveredHeads]:
+    """Find the heads of a cell: W_h and w_h of the layer, v_h of the cell.
+
+    Raises
+    ------
+    CoincidentJumps
+        The answers along a few lines do not tell them.
+    """
+    reach = float(cell.hinges.reach(cell.x[None])[0])
+    b = max(BEYOND_BIASES * reach, LEAST_RADIUS / cell.share) * cell.x
+    steps = _around(cell, b, sought, rng)
+    if cell.residual is not None:
+        steps = beside_residual(steps, cell.residual)
+    return (yield from steps)
+
+
+def _around(
+    cell: FirstCell, b: Array, sought: SoughtHeads, rng: np.random.Generator
+) -> Asking[RecoveredHeads]:
+    length = float(np.linalg.norm(b))
+    seen = (yield from cell.at_length(length)).seen
+    radius = cell.share * length
+    lengths = TokenLengths(radius, QUERY_SHARE * radius)
+    precision = replace(seen.precision, absolute=seen.eta * seen.scale * length)
+    reduced = replace(seen, c=seen.c + float(b @ seen.s), precision=precision, lengths=lengths)
+    for copies in LINE_COPIES[:LINES]:
+        steps = separated(reduced, sought.max_heads, copies, True, rng)
+        try:
+            return _around_zero((yield from moved_by(steps, b)), b)
+        except CoincidentJumps:
+            continue
+    raise CoincidentJumps
+
+
+def moved_by(steps: Asking[T], b: Array) -> Asking[T]:
+    """Let steps see the target around b: their tokens y are asked as b + y."""
+
+    def moved(asked: Round) -> Round:
+        return [Moved.of(probes, b) for probes in asked]
+
+    return mapped(steps, ask=moved)
+
+
+def _around_zero(found: RecoveredHeads, b: Array) -> RecoveredHeads:
+    """Turn query biases around b into those around 0: w_h = u_h − W_h b."""
+    model, length = found.model, float(np.linalg.norm(b))
+    w = model.w - model.W @ b
+    errors = {**found.errors, "w": found.errors["w"] + found.errors["W"] * length}
+    heads = MultiHead(model.W, model.v, w, model.c)
+    return replace(found, model=heads, errors=errors, length=length)

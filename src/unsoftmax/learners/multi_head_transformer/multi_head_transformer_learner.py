@@ -13,10 +13,10 @@ has one head; several, which it leaves open, are beyond it.
    steps of `multi_head` find W_h, w_h and the v_h (`first_cell`): H(d² + d) queries and more.
 3. In K other cells, K the number of distinct neurons, only the v_h are left: (H − 1)d + 2 queries
    each (`cell_values`). Σ_h v_h = ∇g spares one head; a residual is one more, of gate 0.
-4. One linear system gives all B_h (`layer_solution`).
+4. One linear system gives all B_h (`solve_layer`).
 5. Fresh sequences confirm or refuse (`layer_evidence`).
-6. Where no half circle tells the heads apart poles may (`cell_poles`); where nothing is found it is
-   asked whether a neuron shows in sequences alone (`neurons_beyond_tokens`).
+6. Where no half circle tells the heads apart poles may (`heads_by_poles`); where nothing is found
+   it is asked whether a neuron shows in sequences alone (`neurons_beyond_tokens`).
 
 It may not know anything of the target but its answers.
 """
@@ -36,7 +36,6 @@ from unsoftmax.learners.compose import Asking, as_planned, named
 from unsoftmax.learners.multi_head.pole_search import POLE_LENGTHS, pole_queries
 from unsoftmax.learners.multi_head.search_outcomes import ENDINGS
 from unsoftmax.learners.multi_head.token_search import SoughtHeads
-from unsoftmax.learners.multi_head_transformer.cell_poles import LINES
 from unsoftmax.learners.multi_head_transformer.cell_values import CHECKS
 from unsoftmax.learners.multi_head_transformer.first_cell import HEADS, NothingPooled
 from unsoftmax.learners.multi_head_transformer.layer_evidence import (
@@ -49,6 +48,7 @@ from unsoftmax.learners.multi_head_transformer.layer_polish import LARGEST, SPAR
 from unsoftmax.learners.multi_head_transformer.layer_search import (
     BY_POLES,
     CELLS,
+    LINES,
     STARTS,
     DependentCells,
     LayerSearch,

@@ -15,18 +15,19 @@ most. Source: beyond Theorem 5.1.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeAlias
 
 import numpy as np
 
 from unsoftmax.learners.compose import Asking
-from unsoftmax.learners.single_head.low_rank_probes import LowRankProbes
 from unsoftmax.measure.logit_grid import LogitGrid
-from unsoftmax.measure.scales import at_query_scale, even
+from unsoftmax.measure.logit_scales import LogitGridTuning
+from unsoftmax.measure.offsets import Offsets
+from unsoftmax.measure.scales import Split, at_query_scale, even
 from unsoftmax.measure.single_tokens import Values, small_by_chance
-from unsoftmax.probes import Array, Indices
+from unsoftmax.probes import Array, Indices, Rows, pick
 from unsoftmax.solve.skeleton import pivots, rank_by_gap
 
 # Queries with the first token that may be asked again beside its two pilots: a pilot that is
@@ -46,6 +47,43 @@ SEEN_LESS = 4.0
 # Where few tokens are beyond the rank they see what is left out by fewer numbers: as many times
 # less as these are small with this probability, 26 times for one token, 6 for two.
 BY_CHANCE = 3e-2
+
+
+@dataclass(frozen=True, slots=True)
+class LowRankProbes:
+    """What a head of low rank is asked with; nothing is asked here.
+
+    Offsets and query tokens are rows of random orthogonal matrices, made when they are asked for:
+    no d × d array is kept.
+    """
+
+    values: Values
+    """v̂ and ĉ."""
+    Z: Offsets
+    """All d offsets, balanced on v̂."""
+    T: Offsets
+    """d orthonormal query tokens."""
+    split: Split
+    """How scales are divided between offset and query token where there is no bias."""
+    biases: bool
+    """Whether there may be a w."""
+    grid_tuning: LogitGridTuning = field(default=LogitGridTuning())
+
+    @property
+    def dim(self) -> int:
+        """Dimension d of a token."""
+        return len(self.values.v)
+
+    def tokens(self, index: Indices) -> Rows:
+        """Return some query tokens."""
+        return pick(self.T.rows, index)
+
+    def grid(
+        self, offsets: Rows, queries: Rows, split: Split, phase: str, shift: Array | None = None
+    ) -> LogitGrid:
+        """Return a grid in which nothing is asked yet."""
+        tuning = self.grid_tuning
+        return LogitGrid(offsets, queries, self.values, split, phase, shift, tuning=tuning)
 
 
 LeftOut: TypeAlias = Callable[[Values], float]

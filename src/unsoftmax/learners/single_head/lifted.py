@@ -22,8 +22,8 @@ import scipy
 
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.learners.compose import Asking
+from unsoftmax.learners.single_head.column_space import LowRankProbes
 from unsoftmax.learners.single_head.distances import PositionedReading, RotaryTuning, TurnedKeys
-from unsoftmax.learners.single_head.low_rank_probes import LowRankProbes
 from unsoftmax.measure import offsets
 from unsoftmax.measure.logit_grid import LogitGrid
 from unsoftmax.measure.offsets import DENSE_GRID

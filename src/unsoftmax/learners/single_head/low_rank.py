@@ -44,6 +44,7 @@ from unsoftmax.learners.settings import (
 )
 from unsoftmax.learners.single_head.column_space import (
     ILL_CONDITIONED,
+    LowRankProbes,
     SpanningColumns,
     find_columns,
     growths,
@@ -62,7 +63,6 @@ from unsoftmax.learners.single_head.first_round import (
     or_biased,
 )
 from unsoftmax.learners.single_head.lifted import LENGTHS, PILOTS, read_lifted
-from unsoftmax.learners.single_head.low_rank_probes import LowRankProbes
 from unsoftmax.learners.single_head.rank_check import check_rank
 from unsoftmax.learners.single_head.row_space import read_on_row_space, read_rows
 from unsoftmax.measure import offsets

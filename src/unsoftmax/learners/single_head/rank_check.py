@@ -20,9 +20,8 @@ import scipy
 
 from unsoftmax.errors import NotIdentifiable
 from unsoftmax.learners.compose import Asking
-from unsoftmax.learners.single_head.column_space import LeftOut, SpanningColumns
+from unsoftmax.learners.single_head.column_space import LeftOut, LowRankProbes, SpanningColumns
 from unsoftmax.learners.single_head.factored_reading import FactoredReading, ZeroReading
-from unsoftmax.learners.single_head.low_rank_probes import LowRankProbes
 from unsoftmax.measure.logit_scales import scale_for
 from unsoftmax.measure.offsets import DENSE_GRID
 from unsoftmax.probes import Array

@@ -17,9 +17,8 @@ from dataclasses import replace
 import numpy as np
 
 from unsoftmax.learners.compose import Asking
-from unsoftmax.learners.single_head.column_space import SpanningColumns
+from unsoftmax.learners.single_head.column_space import LowRankProbes, SpanningColumns
 from unsoftmax.learners.single_head.factored_reading import FactoredReading
-from unsoftmax.learners.single_head.low_rank_probes import LowRankProbes
 from unsoftmax.measure import offsets
 from unsoftmax.measure.logit_grid import LogitGrid, measure
 from unsoftmax.measure.logit_scales import scale_for

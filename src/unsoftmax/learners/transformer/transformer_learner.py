@@ -17,19 +17,20 @@ without biases and A w_o ≠ 0.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, TypeAlias, cast
 
 import numpy as np
 
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
+from unsoftmax.learners.antisymmetric_part import Cancellation
+from unsoftmax.learners.compose import antisymmetric, mapped
 from unsoftmax.learners.network_algorithm import Algorithm, NetworkAlgorithm
 from unsoftmax.learners.relu_network.relu_learner import ReluNetworkLearner
 from unsoftmax.learners.settings import Configured, as_json, flag, one_of, whole_number
 from unsoftmax.learners.single_head.exact import ExactHead
 from unsoftmax.learners.single_head.low_rank import LowRankHead
-from unsoftmax.learners.transformer.antisymmetric_attention import recover_antisymmetric
 from unsoftmax.learners.transformer.attention_recovery import (
     AssumedAttention,
     LocalAttentionTuning,
@@ -47,12 +48,12 @@ from unsoftmax.learners.transformer.hold_out import (
     TransformerHoldOut,
     open_hold_out,
 )
-from unsoftmax.measure.precision import Precision, why
+from unsoftmax.measure.precision import KAPPA, Precision, why
 from unsoftmax.measure.through_network.learned_network import LearnedNetwork
-from unsoftmax.models import ReluNetwork, Transformer, canonical
+from unsoftmax.models import ReluNetwork, SingleHead, Transformer, canonical
 from unsoftmax.models.model import FrozenModel
-from unsoftmax.probes import FARTHEST, Array
-from unsoftmax.protocol import Certificate, Found, Learner, Plan, Steps
+from unsoftmax.probes import FARTHEST, Array, Round
+from unsoftmax.protocol import Answers, Certificate, Found, Learner, Plan, Steps
 from unsoftmax.validate.judge import Judgement
 
 Head: TypeAlias = ExactHead | LowRankHead
@@ -241,7 +242,7 @@ class TransformerLearner(Configured):
             pairs = held.left // 4  # half of what is left checks the head, two queries each
             held = replace(held, left=held.left - 2 * pairs)
             head = self._head.steps(pairs)
-            attention = yield from recover_antisymmetric(learned, head, CANCELLED)
+            attention = yield from recover_antisymmetric(learned, head)
         parts = TransformerParts(attention, learned, found, self._assumed)
         return (yield from conclude_transformer(parts, held, rng))
 
@@ -373,3 +374,67 @@ def _constant_network(learned: LearnedNetwork, answers: Array) -> Exception:
         f"The network is constant, {c:g}: no answer depends on the attention, and W is free.",
         determined={"network": learned.network},
     )
+
+
+# -- the paper's way: T(X) − T(−X) = (A w_o)·Σ_i α_i x_i, of T without biases, is a head with
+# v = A w_o, two queries each: any learner of a single head finds W. It needs a network without
+# biases, and A w_o ≠ 0; both are looked up in the network that was learned. The head's bound is for
+# answers whose errors are relative to the differences' size: it is wider by how much larger the
+# answers are, or the terms that they are sums of.
+
+
+def recover_antisymmetric(
+    learned: LearnedNetwork, head: Steps[SingleHead]
+) -> Generator[Round, Answers, RecoveredAttention]:
+    """Learn the single head that T(X) − T(−X) is.
+
+    Parameters
+    ----------
+    learned : LearnedNetwork
+        The network, not constant.
+    head : generator
+        The steps of a learner of that head.
+    """
+    _refuse_biased(learned)
+    _refuse_cancelled(learned)
+    loss = Cancellation()
+    found: Found[SingleHead] = yield from mapped(antisymmetric(head), answer=loss.noted)
+    errors, network = found.certificate.errors, learned.network
+    scores = {name: x for name, x in found.model.arrays().items() if name in "WKQ"}
+    arrays = {f"network.{name}": x for name, x in network.arrays().items()}
+    model = Transformer.from_arrays({**scores, **arrays})
+    lost = max(loss.ratio, _terms(learned) / float(np.linalg.norm(_value(network))))
+    # noise is estimated from few answers, and not from these
+    coarse = 1.0 if learned.precision == Precision() else KAPPA
+    return RecoveredAttention(model, coarse * lost * errors["W"], 0.0)
+
+
+def _value(network: ReluNetwork) -> Array:
+    """Return A w_o."""
+    return np.asarray(network.A @ network.w_o)
+
+
+def _terms(learned: LearnedNetwork) -> float:
+    """Return Σ_k ‖A_k‖·|w_k|, what the terms of A w_o add up to."""
+    network = learned.network
+    return float(np.linalg.norm(network.A, axis=0) @ np.abs(network.w_o))
+
+
+def _refuse_biased(learned: LearnedNetwork) -> None:
+    network = learned.network
+    biases = float(np.abs(network.w_o) @ np.abs(network.b))
+    if biases > learned.constant + CANCELLED * _terms(learned):
+        raise ModelMismatch(
+            "The network has biases: T(X) − T(−X) is not a single head. Use "
+            'attention="local", which allows them.'
+        )
+
+
+def _refuse_cancelled(learned: LearnedNetwork) -> None:
+    network = learned.network
+    if np.linalg.norm(_value(network)) <= CANCELLED * _terms(learned):
+        raise NotIdentifiable(
+            "A w_o = 0: T(X) − T(−X) is 0 whatever W is, and the antisymmetric part "
+            'determines nothing. attention="local" learns W all the same.',
+            determined={"network": network},
+        )

@@ -8,7 +8,7 @@ a wider bound. What the user declares (τ, a norm bound, a radius) is taken at f
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -32,17 +32,6 @@ from unsoftmax.validate.head_comparison import HeadAt, HeadBounds, for_any_error
 from unsoftmax.validate.judge import Residuals, fresh_answers, judge
 from unsoftmax.validate.long_sequences import looked_at
 from unsoftmax.validate.sequences import HoldoutTuning
-
-
-@dataclass(frozen=True, slots=True)
-class ApproximateTuning:
-    """Knobs of learning from answers within ±τ."""
-
-    holdout: HoldoutTuning = field(default=HoldoutTuning(gain=2.0**40, open_by=0.5))
-    """What fresh sequences are asked. Where no radius forbids it their tokens are as long as the
-    data's, or a wrong model's small differences would hide in ±τ. The judgement is exact in how
-    far logits may move, so they may be left open by 0.5: at radius 10 and one decimal, d = 8,
-    two heads passed for one in 7 of 8 runs at 0.01, in 2 at 0.5."""
 
 
 @dataclass(frozen=True, slots=True)
