@@ -9,7 +9,6 @@ import unsoftmax as us
 from tests.by_hand import driven
 from tests.rotary_heads import rotary_head, scores_apart
 from unsoftmax.learners.single_head.column_space import LowRankProbes
-from unsoftmax.learners.single_head.distances import RotaryTuning
 from unsoftmax.learners.single_head.lifted import LENGTHS, PILOTS, Table, read_lifted
 from unsoftmax.measure import offsets
 from unsoftmax.measure.offsets import DENSE_GRID
@@ -27,7 +26,7 @@ def read(head, rank, seed=0):
     rng, values = np.random.default_rng(seed), known(head)
     Z, T = offsets.balanced(values.v, rng, DENSE_GRID), offsets.rotation(head.dim, rng)
     probes = LowRankProbes(values, Z, T, even, True)
-    return driven(read_lifted(probes, rank, None, rng, RotaryTuning()), head)
+    return driven(read_lifted(probes, rank, None, rng), head)
 
 
 @pytest.mark.parametrize(("d", "r"), [(2, 2), (3, 2), (9, 4), (16, 16)])

@@ -30,7 +30,7 @@ from unsoftmax.learners.attention_layer.key_asking import KeyAsking, Lengths
 from unsoftmax.learners.attention_layer.value_answers import Groups, HeadMaps, LayerMap, shared_rows
 from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.settings import refuse_contrary
-from unsoftmax.learners.single_head.distances import RotaryTuning, angles_of
+from unsoftmax.learners.single_head.distances import CROOKED, TOLD_APART, UNKNOWN, angles_of
 from unsoftmax.measure.token_map import with_errors
 from unsoftmax.models.rotary import Rotary
 from unsoftmax.probes import Array
@@ -99,7 +99,6 @@ _ALIKE = 1e-8
 _NEARLY = 0.9
 # Planes whose turning differs from none by so many times the noise turn.
 _UNREAD = 1e3
-_POSITIONS = RotaryTuning()
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,17 +246,17 @@ class GroupReading(KeyAsking):
             planes = answers.planes(seen)
         alike = len({len(one.angles) for one in planes}) == 1
         apart = np.ptp([one.angles for one in planes], axis=0) if alike else np.inf
-        if not np.all(apart <= _POSITIONS.told_apart * unsure):
+        if not np.all(apart <= TOLD_APART * unsure):
             raise ModelMismatch("Heads turn at different frequencies. " + self._otherwise)
         off_circle = max(one.off_circle for one in planes)
-        if off_circle > max(_POSITIONS.crooked, unsure * between):
+        if off_circle > max(CROOKED, unsure * between):
             raise ModelMismatch(
                 f"{between} tokens of distance lengthen or shorten scores by "
                 f"{off_circle:.1e}, which no plane that turns does. " + self._otherwise
             )
         every = TurningPlanes(planes[0].P, common_angles(planes), off_circle / between)
         told = self.given.of(answers.rank)
-        angles = angles_of(every, told, unsure, _POSITIONS)
+        angles = angles_of(every, told, unsure)
         answers = replace(answers, turning=len(planes[0].angles))
         return replace(answers, angles=None if told is None else angles)
 
@@ -295,7 +294,7 @@ class GroupReading(KeyAsking):
         """Return by how much angles of planes may be off, per token."""
         largest = max(float(np.max(one, initial=0.0)) for one in moved)
         unsure = SAFETY * largest + _UNREAD * self.noise.relative
-        if not unsure / between <= _POSITIONS.unknown:
+        if not unsure / between <= UNKNOWN:
             raise NotIdentifiable(
                 "The answers do not determine how scores turn with distance: errors of "
                 f"{self.noise.relative:.1e} of an answer move angles by {unsure:.1e}.",

@@ -52,7 +52,14 @@ from unsoftmax.learners.multi_head.second_distance import (
     read_second,
 )
 from unsoftmax.learners.multi_head.token_search import SoughtHeads
-from unsoftmax.learners.single_head.distances import Readings, StepReadings, errors_of, solved
+from unsoftmax.learners.single_head.distances import (
+    FARTHEST_BOUNDED,
+    POSITION_GAIN,
+    Readings,
+    StepReadings,
+    errors_of,
+    solved,
+)
 from unsoftmax.measure.single_tokens import Values
 from unsoftmax.models.rotary import Rotary
 from unsoftmax.models.rotary_head import RotaryHead
@@ -163,7 +170,7 @@ class HeadDistances:
         self, search: Asking[tuple[ReducedAnswers, RecoveredHeads]]
     ) -> Asking[PositionedHeads]:
         """Learn W(1) as ``search`` does of heads without positions, then how scores turn."""
-        gain = self.tuning.positions.gain
+        gain = POSITION_GAIN
         (reduced, found), c = yield from one_apart(search, gain)
         reduced, model, d = replace(reduced, c=c), found.model, found.model.dim
         errors = {name: found.times_off * error for name, error in found.errors.items()}
@@ -243,9 +250,7 @@ class HeadDistances:
         second = yield from read_second(found.near, ranks, self.rng)
         read = [LiftedReadings(found, h, *one) for h, one in enumerate(second)]
         sides, missed = zip(*(one.keys(0.0) for one in read), strict=True)
-        if not max(missed) <= MISSED or any(
-            one.unexplained(self.tuning.positions) > UNEXPLAINED for one in read
-        ):
+        if not max(missed) <= MISSED or any(one.unexplained() > UNEXPLAINED for one in read):
             raise Crooked
         rest = yield from read_rest(found, list(sides))
         read = [replace(one, rest=of) for one, of in zip(read, rest, strict=True)]
@@ -285,9 +290,9 @@ class HeadDistances:
 
     def _solved(self, read: Readings, values: Values, biases: bool) -> TurnedHead:
         """Find a head's planes."""
-        positions, rng = self.tuning.positions, np.random.default_rng(1)
-        head = solved(read, values, self.told, positions, biases)
-        errors = errors_of(head, read, positions, biases)
+        rng = np.random.default_rng(1)
+        head = solved(read, values, self.told, biases)
+        errors = errors_of(head, read, biases)
         times = MOVED if np.isfinite(errors.near) else 0
         return TurnedHead(head, errors, tuple(read.moved(rng).head(0.0) for _ in range(times)))
 
@@ -307,7 +312,7 @@ class HeadDistances:
         if far > CloseHeads().share * apart:
             errors = tuple(PositionErrors(np.inf, np.inf, one.biases) for one in errors)
         still = (STILL,) if model.H and not np.any(model.frequencies) else ()
-        farthest = self.tuning.positions.farthest
+        farthest = FARTHEST_BOUNDED
         return PositionedHeads(model, errors, others, v_error, reduced, farthest, (*notes, *still))
 
 
@@ -324,13 +329,14 @@ def _refuse_more_heads(heads: int, v: Array, **beside: Array) -> None:
         )
 
 
-def refuse_query_biases(dim: int, seed: int, gain: float) -> Asking[None]:
+def refuse_query_biases(dim: int, seed: int) -> Asking[None]:
     """Refuse query biases by five questions: a long offset beside short query tokens b and −b.
 
     Gates σ(±a·W(1) b) are unlike, but beside a query bias both are the same step.
     """
     rng = np.random.default_rng([seed, QUERY_BIAS_SEED])
     a, b = rng.standard_normal((2, dim)) / np.sqrt(dim)
+    gain = POSITION_GAIN
     pairs = np.array([[gain * a, b / gain], [gain * a, -b / gain]])
     asked = [
         Sequences(pairs, phase="query biases", purpose="pilot"),

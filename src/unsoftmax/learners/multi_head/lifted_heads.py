@@ -44,7 +44,7 @@ from unsoftmax.learners.multi_head.search_outcomes import CoincidentJumps
 from unsoftmax.learners.multi_head.second_distance import NearHeads, OpenedAnswers, rank_of
 from unsoftmax.learners.multi_head.token_search import SoughtHeads, TokenSearch
 from unsoftmax.learners.multi_head.window_sweeps import UNSETTLED, TokenHeads, WindowAnswers, swept
-from unsoftmax.learners.single_head.distances import RotaryTuning, TurnedKeys
+from unsoftmax.learners.single_head.distances import PERTURBED, TurnedKeys
 from unsoftmax.learners.single_head.lifted import KeySide
 from unsoftmax.models.arrays import TINY
 from unsoftmax.models.rotary_head import RotaryHead
@@ -313,8 +313,8 @@ class LiftedReadings:
         biases = {"k_bias": side.k_bias, "q_bias": q - Q @ near.b}
         return RotaryHead(side.K, Q, near.v[self.h], side.rotary, **biases, c=near.reduced.c)
 
-    def unexplained(self, tuning: RotaryTuning) -> float:
+    def unexplained(self) -> float:
         """Return how many times more b_k misses its equations by than what was read may be off."""
         rng = np.random.default_rng(0)
-        moved = [self.moved(rng).keys(0.0)[1] for _ in range(tuning.perturbed)]
+        moved = [self.moved(rng).keys(0.0)[1] for _ in range(PERTURBED)]
         return self.keys(0.0)[1] / max(*moved, TINY)

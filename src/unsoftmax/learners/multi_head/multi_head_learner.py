@@ -279,7 +279,7 @@ class MultiHeadLearner(Configured):
             tuning = replace(tuning, columns=replace(tuning.columns, extra=EXTRA))
             sought = SoughtHeads(self.max_heads, True, self.rank, tuning, shifted=True)
             return (yield from distances.lifted(sought, (yield from self._sums(rng, tuning))))
-        yield from refuse_query_biases(self.dim, self.seed, tuning.positions.gain)
+        yield from refuse_query_biases(self.dim, self.seed)
         return (yield from distances.after(self._found(rng, tuning)))
 
     def _found(

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from unsoftmax.learners.multi_head import in_plane, out_of_plane, reduced_answers
 from unsoftmax.learners.multi_head.columns import ColumnTableTuning
 from unsoftmax.learners.multi_head.search_outcomes import RestartTuning
-from unsoftmax.learners.single_head.distances import RotaryTuning
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +25,6 @@ class MultiHeadTuning:
     alike: bool = False
     """Whether these have one token many times but for the last."""
     restarts: RestartTuning = field(default=RestartTuning())
-    positions: RotaryTuning = field(default=RotaryTuning())
-    """Of heads with rotary positions."""
 
     def with_positions(self) -> MultiHeadTuning:
         """Return the knobs of a search among heads with positions (`heads_distances`)."""

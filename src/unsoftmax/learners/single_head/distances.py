@@ -35,27 +35,23 @@ LOOSE = 0.01
 """From this share of W(Δ) on, a note says how much of it answers leave open."""
 
 
-@dataclass(frozen=True, slots=True)
-class RotaryTuning:
-    """Knobs of what is learned of positions."""
-
-    gain: float = 2.0**40
-    """Offsets are so many times as long as logits ask for, query tokens as much shorter: a query
-    token's own score is then 2⁻⁸⁰ of the logits, and no reading needs it."""
-    farthest: int = 20
-    """The certificate's bound on W is for distances from 0 to this."""
-    perturbed: int = 4
-    """Readings are moved so many times to see what W(Δ) makes of it."""
-    margin: float = 12.0
-    """Bounds are so many times the most that W(Δ) moved: few directions were tried. With 4 what
-    biases add was outside of them in 5 of 1,447 heads, by up to 2 times."""
-    told_apart: float = 4.0
-    """Frequencies that were told may differ from those found by so many times what these may be
-    off by."""
-    unknown: float = 0.1
-    """Where a step of one token is known to no more than this share, nothing is known of it."""
-    crooked: float = 1e-3
-    """Where what is read turns no planes but for this share, it is no rotation of planes."""
+# Offsets are so many times as long as logits ask for, query tokens as much shorter: a query
+# token's own score is then 2⁻⁸⁰ of the logits, and no reading needs it.
+POSITION_GAIN = 2.0**40
+# The certificate's bound on W is for distances from 0 to this.
+FARTHEST_BOUNDED = 20
+# Readings are moved so many times to see what W(Δ) makes of it.
+PERTURBED = 4
+# Bounds are so many times the most that W(Δ) moved: few directions were tried. With 4 what biases
+# add was outside of them in 5 of 1,447 heads, by up to 2 times.
+MARGIN = 12.0
+# Frequencies that were told may differ from those found by so many times what these may be off
+# by.
+TOLD_APART = 4.0
+# Where a step of one token is known to no more than this share, nothing is known of it.
+UNKNOWN = 0.1
+# Where what is read turns no planes but for this share, it is no rotation of planes.
+CROOKED = 1e-3
 
 
 class Readings(Protocol):
@@ -85,27 +81,21 @@ class PositionedReading:
     read: Callable[[Values], Readings]
     """What the head was solved from, with errors as these values assume them."""
     biases: bool
-    tuning: RotaryTuning
     further: tuple[str, ...] = ()
     """What a user should know."""
 
     @classmethod
     def of(
-        cls,
-        values: Values,
-        read: Callable[[Values], Readings],
-        given: Rotary | None,
-        biases: bool,
-        tuning: RotaryTuning,
+        cls, values: Values, read: Callable[[Values], Readings], given: Rotary | None, biases: bool
     ) -> PositionedReading:
         """Solve the readings; ``given`` frequencies are those of the planes, if they fit."""
-        model = solved(read(values), values, given, tuning, biases)
-        return cls(model, values, read, biases, tuning)
+        model = solved(read(values), values, given, biases)
+        return cls(model, values, read, biases)
 
     def bounds(self) -> HeadBounds:
-        """Bound the errors of W(Δ) at distances up to ``RotaryTuning.farthest``, of v and of c."""
-        values, farthest, biases = self.values, self.tuning.farthest, self.biases
-        errors = errors_of(self.model, self.read(values), self.tuning, biases)
+        """Bound the errors of W(Δ) at distances up to FARTHEST_BOUNDED, of v and of c."""
+        values, farthest, biases = self.values, FARTHEST_BOUNDED, self.biases
+        errors = errors_of(self.model, self.read(values), biases)
         W_error = float(errors.at(np.array([0.0, farthest])).max())
         of_w = " The bound on w is one on Kᵀ R(Δ) b_q and on (Q, b_q)ᵀ (R(−Δ) − I) b_k."
         bounds = HeadBounds.of(
@@ -208,37 +198,33 @@ class StepReadings:
         )
 
 
-def solved(
-    read: Readings, values: Values, given: Rotary | None, tuning: RotaryTuning, biases: bool = True
-) -> RotaryHead:
+def solved(read: Readings, values: Values, given: Rotary | None, biases: bool = True) -> RotaryHead:
     """Return the head of these readings, planes that turn too slowly to tell taken not to."""
     head = read.head(0.0)
-    errors = errors_of(head, read, tuning, biases)
-    unsure = unsure_of(errors, float(np.linalg.norm(head.W_at(1))), values, tuning)
-    angles = angles_of(turning_planes(read.turn, unsure), given, unsure, tuning)
+    errors = errors_of(head, read, biases)
+    unsure = unsure_of(errors, float(np.linalg.norm(head.W_at(1))), values)
+    angles = angles_of(turning_planes(read.turn, unsure), given, unsure)
     return read.head(unsure, None if given is None else angles)
 
 
-def errors_of(
-    head: RotaryHead, read: Readings, tuning: RotaryTuning, biases: bool = True
-) -> PositionErrors:
+def errors_of(head: RotaryHead, read: Readings, biases: bool = True) -> PositionErrors:
     """Bound what W(Δ) with biases may be off by: several times what it moves by.
 
     It moves to the heads of readings that are moved by as much as they may be off, whose planes all
     turn; there is no bound where there is no such head.
     """
-    rng, distances = np.random.default_rng(0), (0.0, 1.0, 2.0, float(tuning.farthest))
+    rng, distances = np.random.default_rng(0), (0.0, 1.0, 2.0, float(FARTHEST_BOUNDED))
     mine = [head.scores.whole(n) for n in distances]
     near = turning = 0.0
-    for _ in range(tuning.perturbed):
+    for _ in range(PERTURBED):
         try:
             others = read.moved(rng).head(0.0).scores
         except (np.linalg.LinAlgError, ValueError):
             return PositionErrors(np.inf, np.inf, biases)
         away = [np.linalg.norm(x - others.whole(n)) for x, n in zip(mine, distances, strict=True)]
         near = max(near, float(max(away[:3])))
-        turning = max(turning, float(away[3]) / (tuning.farthest - 1))
-    return PositionErrors(tuning.margin * near, tuning.margin * turning, biases)
+        turning = max(turning, float(away[3]) / (FARTHEST_BOUNDED - 1))
+    return PositionErrors(MARGIN * near, MARGIN * turning, biases)
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,7 +252,7 @@ class TurnedKeys:
         return self.rotary.turned(once.T, np.array(-1.0))
 
 
-def unsure_of(errors: PositionErrors, size: float, values: Values, tuning: RotaryTuning) -> float:
+def unsure_of(errors: PositionErrors, size: float, values: Values) -> float:
     """Return what may be off in the turning per token, as a share of the scores.
 
     Raises
@@ -275,7 +261,7 @@ def unsure_of(errors: PositionErrors, size: float, values: Values, tuning: Rotar
         It is so much that nothing is known of it.
     """
     unsure = errors.turning / size if size else 0.0
-    if not unsure <= tuning.unknown:
+    if not unsure <= UNKNOWN:
         raise NotIdentifiable(
             "The answers do not determine how scores turn with distance: what they leave open is "
             f"{unsure:.1e} of the scores per token. v is determined."
@@ -286,9 +272,7 @@ def unsure_of(errors: PositionErrors, size: float, values: Values, tuning: Rotar
     return unsure
 
 
-def angles_of(
-    planes: TurningPlanes, told: Rotary | None, unsure: float, tuning: RotaryTuning
-) -> Array:
+def angles_of(planes: TurningPlanes, told: Rotary | None, unsure: float) -> Array:
     """Return the angles of planes that turn, as told where they were; ``unsure`` by as much.
 
     Raises
@@ -296,7 +280,7 @@ def angles_of(
     ModelMismatch
         These are no rotations, or not those that were told.
     """
-    if planes.off_circle > max(tuning.crooked, unsure):
+    if planes.off_circle > max(CROOKED, unsure):
         raise ModelMismatch(
             "Scores change with distance, and not as planes that turn: a step of one token "
             f"lengthens or shortens some by {planes.off_circle:.1e}. These are no rotary "
@@ -306,7 +290,7 @@ def angles_of(
         )
     if told is None:
         return planes.angles
-    return _as_told(planes.angles, told, tuning.told_apart * unsure)
+    return _as_told(planes.angles, told, TOLD_APART * unsure)
 
 
 def _as_told(found: Array, told: Rotary, unsure: float) -> Array:

@@ -23,7 +23,7 @@ import scipy
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.single_head.column_space import LowRankProbes
-from unsoftmax.learners.single_head.distances import PositionedReading, RotaryTuning, TurnedKeys
+from unsoftmax.learners.single_head.distances import PositionedReading, TurnedKeys
 from unsoftmax.measure import offsets
 from unsoftmax.measure.logit_grid import LogitGrid
 from unsoftmax.measure.offsets import DENSE_GRID
@@ -205,7 +205,6 @@ def read_lifted(
     rank: int,
     given: Rotary | None,
     rng: np.random.Generator,
-    tuning: RotaryTuning,
 ) -> Asking[PositionedReading]:
     """Read the head of this rank.
 
@@ -247,7 +246,7 @@ def read_lifted(
     yield from other.retry(best, 0)
     answers = replace(answers, other=Table.of(other))
     try:
-        return PositionedReading.of(other.values, answers.assuming, given, True, tuning)
+        return PositionedReading.of(other.values, answers.assuming, given, True)
     except NotIdentifiable as refused:
         raise NotIdentifiable(f"{refused} {_LARGE}", determined=refused.determined) from None
 

@@ -52,8 +52,8 @@ from unsoftmax.learners.single_head.column_space import (
 )
 from unsoftmax.learners.single_head.conclusion import MOST_UNEXPLAINED, conclude
 from unsoftmax.learners.single_head.distances import (
+    POSITION_GAIN,
     PositionedReading,
-    RotaryTuning,
     StepReadings,
 )
 from unsoftmax.learners.single_head.factored_reading import FactoredReading, ZeroReading
@@ -94,7 +94,6 @@ MOST_UNEXPLAINED_OF_POSITIONS = 2.0**6
 # Norm of the hold-out's largest first tokens: with rank 0 they bound what W may be. A few random
 # tokens may see so many times less of such a W than usual.
 LARGEST_OPENING, FEW_SEE = 64.0, 2.0**10
-POSITIONS = RotaryTuning()
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,12 +259,12 @@ class LowRankHead(Configured):
         Z, T = offsets.balanced(values.v, rng, DENSE_GRID), offsets.rotation(self.dim, rng)
         if self.rank == 0:
             return ZeroReading(values, _unseen)
-        gain = POSITIONS.gain if turns else GAIN
+        gain = POSITION_GAIN if turns else GAIN
         split = amplified(gain) if noisy or turns else even
         probes = LowRankProbes(values, Z, T, split, bool(self.biases), self.tuning.grid)
         if turns and self.biases:
             assert self.rank is not None
-            return (yield from read_lifted(probes, int(self.rank), given, rng, POSITIONS))
+            return (yield from read_lifted(probes, int(self.rank), given, rng))
         # with positions no spare token is asked: W(2) is read at the same r tokens
         most = 1e30 if turns else ILL_CONDITIONED  # no columns are conditioned so badly
         columns = yield from find_columns(probes, self.rank, most)
@@ -292,7 +291,7 @@ class LowRankHead(Configured):
         spaced = yield from ask_spaced(near.skeleton.rows, tokens, (alpha, beta), 1, "W(2)")
         read, given = partial(StepReadings.of, near, spaced), self._positions()[1]
         try:
-            head = PositionedReading.of(near.values, read, given, False, POSITIONS)
+            head = PositionedReading.of(near.values, read, given, False)
         except NotIdentifiable as refused:
             raise NotIdentifiable(
                 f"{refused} Keys or queries with biases answer so as well: biases=True, with a "
