@@ -266,7 +266,7 @@ def last_piece(eps, bends=()):
     y = 1 + tau[:, None] * rng.standard_normal(6)
     for at, size in bends:
         y += size * np.maximum(0.0, at - tau)[:, None] * rng.standard_normal(6)
-    return LastPiece.of(y, v, 1e-16, 8.0)
+    return LastPiece.of(y, v, 1e-16)
 
 
 def test_ratios_along_a_direction_tell_eps():

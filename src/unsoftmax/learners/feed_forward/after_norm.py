@@ -139,7 +139,7 @@ class AfterNorm:
         steepness = float(np.max(np.linalg.norm(y[1:] - y[0], axis=1))) / radius
         precision = self.normed.precision
         look = OpeningLook(radius / 4, size, steepness, 0.0, t, y, precision.why)
-        opening = TargetOpening(k, asks("opening"), self.rng, tuning=tuning.opening)
+        opening = TargetOpening(k, asks("opening"), self.rng)
         look = yield from opening.measured(look, precision)
         if look.noise > tuning.ball.coarse:
             raise ModelMismatch(

@@ -213,7 +213,7 @@ class SearchBehindNorm:
 
         sharp = LayerNorm(scale, norm.shift, 0.0, centred=norm.centred)
         noise = normed.noise + normed.relative_error
-        small = SmallSums(plain, sharp, off, noise, self.rng, tuning=self.tuning.small)
+        small = SmallSums(plain, sharp, off, noise, self.rng)
         eps, eps_error = yield from small.run(asks("eps"), normed.look.length)
         behind = LayerNorm(scale, norm.shift, eps, centred=norm.centred)
         norms = {"scale": normed.scale_error, "shift": normed.shift_error, "eps": eps_error}

@@ -176,7 +176,7 @@ class FeedForwardLearner(Configured):
         rng = np.random.default_rng(self.seed)
         if self.norm is not None:
             return (yield from self._with_norm(self.norm, checks, rng))
-        opening = TargetOpening(int(self.dim), asks("opening"), rng, tuning=self.tuning.opening)
+        opening = TargetOpening(int(self.dim), asks("opening"), rng)
         look = yield from opening.line()
         first, *others = (*norms_of(look, self.tuning.bounded), None)
         if first is None:
@@ -199,9 +199,9 @@ class FeedForwardLearner(Configured):
         """Recover a layer with a norm there."""
         d, ask = int(self.dim), asks("opening")
         if norm == "pre":
-            normed = yield from BallOpening(d, ask, rng, tuning=self.tuning.before).run()
+            normed = yield from BallOpening(d, ask, rng).run()
             return (yield from AfterNorm(normed, self._most, rng, self.tuning).steps(checks))
-        look = yield from NormOpening(d, ask, rng, tuning=self.tuning.norm).run()
+        look = yield from NormOpening(d, ask, rng).run()
         return (yield from self._from(look, checks, rng))
 
     def _from(

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from unsoftmax.arrangement.direction_kinks import DirectionKinkTuning
 from unsoftmax.arrangement.vector_kinks import VectorKinkTuning
 from unsoftmax.learners.feed_forward.affine_part import AffinePartTuning
-from unsoftmax.learners.feed_forward.ball_opening import BallOpeningTuning
 from unsoftmax.learners.feed_forward.ball_tuning import BallTuning
 from unsoftmax.learners.feed_forward.fitted_layer import FittedLayerTuning
 from unsoftmax.learners.feed_forward.hidden_neurons import HiddenTuning
@@ -15,18 +14,12 @@ from unsoftmax.learners.feed_forward.hyperplane_spots import SpotTuning
 from unsoftmax.learners.feed_forward.late_neurons import LateTuning
 from unsoftmax.learners.feed_forward.layer_claim import LayerClaimTuning
 from unsoftmax.learners.feed_forward.line_cells import LineCellTuning
-from unsoftmax.learners.feed_forward.norm_opening import NormOpeningTuning
-from unsoftmax.learners.feed_forward.opening_look import OpeningLookTuning
-from unsoftmax.learners.feed_forward.small_sums import SmallSumTuning
 
 
 @dataclass(frozen=True, slots=True)
 class FeedForwardTuning:
     """How a layer is searched for, in the order of the search."""
 
-    opening: OpeningLookTuning = field(default=OpeningLookTuning())
-    before: BallOpeningTuning = field(default=BallOpeningTuning())
-    norm: NormOpeningTuning = field(default=NormOpeningTuning())
     line: VectorKinkTuning = field(default=VectorKinkTuning())
     directions: DirectionKinkTuning = field(default=DirectionKinkTuning())
     cells: LineCellTuning = field(default=LineCellTuning())
@@ -36,7 +29,6 @@ class FeedForwardTuning:
     late: LateTuning = field(default=LateTuning())
     affine: AffinePartTuning = field(default=AffinePartTuning())
     fitted: FittedLayerTuning = field(default=FittedLayerTuning())
-    small: SmallSumTuning = field(default=SmallSumTuning())
     claims: LayerClaimTuning = field(default=LayerClaimTuning())
     bounded: float = 1e-3
     """Answers grow with tokens if the longest are answered otherwise than ones an eighth as long by
