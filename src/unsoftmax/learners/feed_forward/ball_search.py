@@ -75,7 +75,7 @@ class BallSearch:
         first = yield from chords.along(
             self._units(1)[0], point, None, known.columns, self.rng, size=size
         )
-        known.add_chord((yield from read_chord(first, None, 0, tuning.cells, tuning.ball)))
+        known.add_chord((yield from read_chord(first, None, 0, tuning.ball)))
         yield from self._crossed(known)
         while (yield from self._along(known, self._units(1)[0])) is None:
             pass
@@ -101,9 +101,7 @@ class BallSearch:
         """Cross all hyperplanes that are new, and solve for all rows again."""
         tuning = self.tuning
         known.solve()
-        crossings = BallCrossings(
-            self.look, self.radius, self.rng, tuning.moved, tuning.spots, tuning.ball
-        )
+        crossings = BallCrossings(self.look, self.radius, self.rng, tuning.moved, tuning.ball)
         known.crossed = yield from crossings.run(known.crossed, known.part)
         for i, chord in enumerate(known.chords):
             known.chords[i] = yield from chord.settled(known.crossed)
@@ -128,7 +126,7 @@ class BallSearch:
         if len(hidden):
             chord = yield from chords.along(u, p, part, hidden[:0], self.rng, size=size)
         start = len(part.found.rows)
-        known.add_chord((yield from read_chord(chord, part, start, self.tuning.cells, ball)))
+        known.add_chord((yield from read_chord(chord, part, start, ball)))
         yield from self._crossed(known)
         return None
 

@@ -128,7 +128,6 @@ class SearchBehindNorm:
             look.length,
             lambda t: self._own_error(kinks, t),
             scaled=False,
-            tuning=self.tuning.cells,
         )
         readings = yield from cells.run()
         columns, column_error, _ = cells.jumps()
@@ -196,7 +195,6 @@ class SearchBehindNorm:
             lambda x: np.full(len(x), own),
             self.rng,
             only=only,
-            tuning=self.tuning.spots,
             systematic=self.normed.systematic,
         )
         return (yield from crossing.run())

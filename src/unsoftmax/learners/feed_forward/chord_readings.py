@@ -16,7 +16,7 @@ from unsoftmax.learners.feed_forward.ball_part import BallPart
 from unsoftmax.learners.feed_forward.ball_tuning import BallTuning
 from unsoftmax.learners.feed_forward.crossed_neurons import CrossedNeurons
 from unsoftmax.learners.feed_forward.found_neurons import FoundNeurons
-from unsoftmax.learners.feed_forward.line_cells import CellReadings, LineCells, LineCellTuning
+from unsoftmax.learners.feed_forward.line_cells import CellReadings, LineCells
 from unsoftmax.learners.feed_forward.search_steps import asks
 from unsoftmax.probes import Array, Flags, Round
 from unsoftmax.protocol import Answers
@@ -98,12 +98,10 @@ class ChordReadings:
 
 
 def read_chord(
-    chord: Chord, known: BallPart | None, start: int, steps: LineCellTuning, tuning: BallTuning
+    chord: Chord, known: BallPart | None, start: int, tuning: BallTuning
 ) -> Generator[Round, Answers, ChordReadings]:
     """Read all neurons of a chord, ``start`` others being known."""
     chord, walls = chord.trimmed(tuning.outer)
-    if known is not None:
-        steps = replace(steps, share=tuning.share, ends=tuning.ends)
     cells = LineCells(
         without(known, asks("cells")),
         chord.kinks,
@@ -113,7 +111,6 @@ def read_chord(
         chord.search.own_error,
         strange=known is not None,
         walls=walls,
-        tuning=steps,
     )
     readings = yield from cells.run()
     return ChordReadings(cells, readings, known, start, np.full(len(chord.kinks.t), True))

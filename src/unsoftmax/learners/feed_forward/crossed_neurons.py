@@ -15,7 +15,7 @@ import numpy as np
 from unsoftmax.learners.feed_forward.ball_part import BallPart
 from unsoftmax.learners.feed_forward.ball_tuning import BallTuning
 from unsoftmax.learners.feed_forward.found_neurons import FoundNeurons
-from unsoftmax.learners.feed_forward.hyperplane_spots import HyperplaneSpots, Spots, SpotTuning
+from unsoftmax.learners.feed_forward.hyperplane_spots import HyperplaneSpots, Spots
 from unsoftmax.learners.feed_forward.opening_look import OpeningLook
 from unsoftmax.learners.feed_forward.search_steps import asks
 from unsoftmax.probes import Array, Flags, Indices, Round
@@ -107,7 +107,6 @@ class BallCrossings:
     rng: np.random.Generator
     moved: float
     """Columns agree within so many errors."""
-    spots: SpotTuning
     tuning: BallTuning
 
     def run(
@@ -128,7 +127,7 @@ class BallCrossings:
                 self.rng,
                 radius=self.radius,
                 only=left,
-                tuning=replace(self.spots, room=room),
+                room=room,
             )
             spots = yield from crossing.run()
             columns, error = spots.columns

@@ -314,7 +314,6 @@ class FeedForwardLearner(Configured):
             x0,
             look.length,
             search.own_error,
-            tuning=self.tuning.cells,
         )
         readings = yield from cells.run()
         columns, column_error, _ = cells.jumps()
@@ -323,9 +322,7 @@ class FeedForwardLearner(Configured):
             return _without_neurons(readings, basis), (place, readings.values)
         rows = readings.solved(columns, column_error).along @ basis
         bias = -np.sum(rows * (x0 + kinks.t[:, None] * basis[0]), axis=1)
-        crossing = HyperplaneSpots(
-            asks("crossings"), rows, bias, look.length, look.error_at, rng, tuning=self.tuning.spots
-        )
+        crossing = HyperplaneSpots(asks("crossings"), rows, bias, look.length, look.error_at, rng)
         spots = yield from crossing.run()
         spots = checked_spots(spots, columns, column_error, look, self.tuning)
         lengths = np.hypot(np.linalg.norm(x0), readings.places)

@@ -10,10 +10,8 @@ from unsoftmax.learners.feed_forward.affine_part import AffinePartTuning
 from unsoftmax.learners.feed_forward.ball_tuning import BallTuning
 from unsoftmax.learners.feed_forward.fitted_layer import FittedLayerTuning
 from unsoftmax.learners.feed_forward.hidden_neurons import HiddenTuning
-from unsoftmax.learners.feed_forward.hyperplane_spots import SpotTuning
 from unsoftmax.learners.feed_forward.late_neurons import LateTuning
 from unsoftmax.learners.feed_forward.layer_claim import LayerClaimTuning
-from unsoftmax.learners.feed_forward.line_cells import LineCellTuning
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +20,6 @@ class FeedForwardTuning:
 
     line: VectorKinkTuning = field(default=VectorKinkTuning())
     directions: DirectionKinkTuning = field(default=DirectionKinkTuning())
-    cells: LineCellTuning = field(default=LineCellTuning())
-    spots: SpotTuning = field(default=SpotTuning())
     ball: BallTuning = field(default=BallTuning())
     hidden: HiddenTuning = field(default=HiddenTuning())
     late: LateTuning = field(default=LateTuning())

@@ -13,7 +13,7 @@ length, which the cells give once the b_i are right, its size gives z_i(p), and 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -22,23 +22,16 @@ from unsoftmax.models.arrays import TINY
 from unsoftmax.probes import Array, Flags, Indices, Round
 from unsoftmax.protocol import Answers
 
-
-@dataclass(frozen=True, slots=True)
-class SpotTuning:
-    """Where hyperplanes are crossed."""
-
-    group: int = 32
-    """Hyperplanes that meet at a point, d/2 at most. More: a little fewer queries, less room."""
-    tried: int = 48
-    """Points that the best is chosen from."""
-    room: float = 0.7
-    """Share of the way to the next hyperplane that is gone."""
-    off: float = 0.03
-    """The point is off its hyperplanes by this share of the way: on which side it is stays sure."""
-    reach: tuple[float, ...] = (0.3, 1.0, 3.0)
-    """Lengths of the points, in length scales."""
-    within: float = 0.8
-    """Where tokens have a longest length, points are no longer than this share of it."""
+# Hyperplanes that meet at a point, d/2 at most. More: a little fewer queries, less room.
+GROUP = 32
+# Points that the best is chosen from.
+TRIED = 48
+# The point is off its hyperplanes by this share of the way: on which side it is stays sure.
+OFF = 0.03
+# Lengths of the points, in length scales.
+REACH = (0.3, 1.0, 3.0)
+# Where tokens have a longest length, points are no longer than this share of it.
+WITHIN = 0.8
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +111,8 @@ class HyperplaneSpots:
     """No token is as long."""
     only: Indices | None = None
     """Which are read; all of them if None."""
-    tuning: SpotTuning = field(default=SpotTuning(), kw_only=True)
+    room: float = 0.7
+    """Share of the way to the next hyperplane that is gone."""
 
     def run(self) -> Generator[Round, Answers, Spots]:
         """Ask.
@@ -160,7 +154,7 @@ class HyperplaneSpots:
     def _groups(self) -> list[Indices]:
         """Divide neurons into groups that meet at a point."""
         m, d = self.rows.shape
-        size = max(1, min(self.tuning.group, d // 2))
+        size = max(1, min(GROUP, d // 2))
         order = self.rng.permutation(np.arange(m) if self.only is None else self.only)
         return [order[k : k + size] for k in range(0, len(order), size)]
 
@@ -171,8 +165,8 @@ class HyperplaneSpots:
         """
         d = self.rows.shape[1]
         across = np.asarray(np.linalg.pinv(self.rows[group]).T, dtype=np.float64)
-        tried = np.asarray(self.rng.standard_normal((self.tuning.tried, d)) / np.sqrt(d))
-        tried *= self.length * np.resize(self.tuning.reach, len(tried))[:, None]
+        tried = np.asarray(self.rng.standard_normal((TRIED, d)) / np.sqrt(d))
+        tried *= self.length * np.resize(REACH, len(tried))[:, None]
         tried -= (tried @ self.rows[group].T + self.bias[group]) @ across
         room: Array | float = np.inf
         if np.isfinite(self.radius):
@@ -189,13 +183,13 @@ class HyperplaneSpots:
         usual = size[:, None] / np.linalg.norm(across, axis=1)
         way = np.minimum(np.minimum(way, usual), room)
         best = int(np.argmax(np.min(way / usual, axis=1)))
-        R = self.tuning.room * way[best]
-        return tried[best] + (self.tuning.off * R) @ across, R[:, None] * across
+        R = self.room * way[best]
+        return tried[best] + (OFF * R) @ across, R[:, None] * across
 
     def _within(self, tried: Array, across: Array, group: Indices) -> Array | None:
         """Move points along the group's hyperplanes to where there is room around them."""
         foot = -(self.bias[group] @ across)
-        most = self.tuning.within * self.radius
+        most = WITHIN * self.radius
         if len(group) > 1 and np.linalg.norm(foot) > most:
             return None
         beside = tried - foot
