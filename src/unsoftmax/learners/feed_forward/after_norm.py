@@ -27,7 +27,7 @@ from unsoftmax.arrangement.breakpoints import TooManyBreakpoints
 from unsoftmax.errors import ModelMismatch
 from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.feed_forward.affine_part import Sides
-from unsoftmax.learners.feed_forward.ball_search import BallNeurons, BallSearch
+from unsoftmax.learners.feed_forward.ball_search import AROUND, BallNeurons, BallSearch
 from unsoftmax.learners.feed_forward.feed_forward_tuning import FeedForwardTuning
 from unsoftmax.learners.feed_forward.layer_claim import LayerClaim
 from unsoftmax.learners.feed_forward.opening_look import OpeningLook, TargetOpening
@@ -37,6 +37,12 @@ from unsoftmax.models.feed_forward import FeedForward
 from unsoftmax.models.layer_norm import LayerNorm
 from unsoftmax.probes import Array, Round
 from unsoftmax.protocol import Answers, Certificate, Found
+
+# Tokens that tell how large answers are.
+LOOKS = 8
+# Answers with larger relative errors are refused: what is known is taken off, and what is left of
+# it must be small beside neurons that are not known.
+COARSE = 1e-12
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,9 +136,9 @@ class AfterNorm:
 
     def _look(self) -> Generator[Round, Answers, OpeningLook]:
         """Measure sizes and errors of answers within the ball."""
-        k, radius, tuning = self.normed.frame.shape[1], self.normed.radius, self.tuning
-        t = self.rng.standard_normal((tuning.ball.looks, k))
-        t *= tuning.ball.around * radius / np.linalg.norm(t, axis=1, keepdims=True)
+        k, radius = self.normed.frame.shape[1], self.normed.radius
+        t = self.rng.standard_normal((LOOKS, k))
+        t *= AROUND * radius / np.linalg.norm(t, axis=1, keepdims=True)
         t[0] = 0.0
         y = yield from asks("opening")(t)
         size = float(np.max(np.linalg.norm(y, axis=1)))
@@ -141,10 +147,10 @@ class AfterNorm:
         look = OpeningLook(radius / 4, size, steepness, 0.0, t, y, precision.why)
         opening = TargetOpening(k, asks("opening"), self.rng)
         look = yield from opening.measured(look, precision)
-        if look.noise > tuning.ball.coarse:
+        if look.noise > COARSE:
             raise ModelMismatch(
                 f"The answers are off by {look.noise:.0e} of their size: too coarse for a layer "
-                f"after a norm ({tuning.ball.coarse:.0e} is the limit), as those of float32 are. "
+                f"after a norm ({COARSE:.0e} is the limit), as those of float32 are. "
                 "Ask a target that computes and answers in float64."
             )
         return look

@@ -15,12 +15,31 @@ import numpy as np
 
 from unsoftmax.arrangement.vector_kinks import LineKinks, VectorKinkSearch, VectorKinkTuning
 from unsoftmax.learners.feed_forward.ball_part import BallPart
-from unsoftmax.learners.feed_forward.ball_tuning import BallTuning
 from unsoftmax.learners.feed_forward.line_cells import AskTokens
 from unsoftmax.learners.feed_forward.opening_look import OpeningLook
 from unsoftmax.learners.feed_forward.search_steps import asks
 from unsoftmax.probes import Array, Round
 from unsoftmax.protocol import Answers
+
+# Where the outermost places of a chord are, in halves of it, and the longest tokens of the
+# search, in radii: pairs and steps take what is left.
+END = 0.96
+# Of answers less what is known: places that are asked first; pieces may meet where they are known
+# to this share of a value; pairs straddle a kink that meet their neighbours this close to their
+# ends. Errors of what is known are larger than those of answers, and kinks fewer.
+START, EXACT, TIGHT = 4, 1e-8, 0.1
+# What is known is off by this share of what its errors say; a tenth to a fortieth was seen. More:
+# kinks are taken for errors; less: errors for kinks.
+STATED = 0.15
+# Columns of hidden neurons are read by steps of this share of the way to the next kink, or this
+# of half the chord; with shorter steps, so often, where a hidden neuron bends there.
+BESIDE, CLOSE = 0.2, 1e-3
+CLOSER, NEARER = 2, 1 / 8
+# Answers beside a kink are on a line within so many errors, and this share of the bend.
+STRAIGHT, PARALLEL = 10.0, 1e-6
+# Neighbouring kinks are one, straddled by a pair, if their columns differ by no more than this,
+# or by their errors, up to the other.
+ONE, MOST_ONE = 1e-4, 0.1
 
 
 def without(part: BallPart | None, ask: AskTokens) -> AskTokens:
@@ -80,14 +99,13 @@ class BallChords:
     """More kinks are refused."""
     thorough: bool
     line: VectorKinkTuning
-    tuning: BallTuning
 
     def noise_of(self, known: BallPart | None) -> float:
         """Return what answers less what is known are off by (2-norm)."""
         own = float(self.look.noise * (self.look.size + self.look.steepness * self.radius))
         if known is None:
             return own
-        return float(np.hypot(own, self.tuning.stated * known.error_at(self.radius)))
+        return float(np.hypot(own, STATED * known.error_at(self.radius)))
 
     def along(
         self,
@@ -109,10 +127,9 @@ class BallChords:
         basis = np.linalg.qr(np.column_stack([u, more]))[0].T
         basis[0] = u
         seen = np.linalg.svd(hidden)[2][len(hidden) :] if len(hidden) else None
-        ask, tuning = without(known, asks("line")), replace(self.line, far=self.tuning.end)
+        ask, tuning = without(known, asks("line")), replace(self.line, far=END)
         if known is not None:
-            own = self.tuning
-            tuning = replace(tuning, tight=own.tight, start=own.start, exact=own.exact)
+            tuning = replace(tuning, tight=TIGHT, start=START, exact=EXACT)
 
         def ask_line(t: Array) -> Generator[Round, Answers, Array]:
             y = yield from ask(origin + t[:, None] * u)
@@ -134,13 +151,13 @@ class BallChords:
         self, chord: Chord, known: BallPart
     ) -> Generator[Round, Answers, tuple[Array, Array]]:
         """Read the columns of a chord's kinks: second differences where nothing else bends."""
-        tuning, t, noise = self.tuning, chord.kinks.t, 4 * self.noise_of(known)
+        t, noise = chord.kinks.t, 4 * self.noise_of(known)
         ends = np.concatenate([[chord.kinks.pieces[0].low], t, [chord.kinks.pieces[-1].high]])
         gap = np.minimum(np.diff(ends)[:-1], np.diff(ends)[1:])
-        step = np.minimum(tuning.beside * gap, tuning.close * chord.half)
+        step = np.minimum(BESIDE * gap, CLOSE * chord.half)
         ask, left = without(known, asks("line")), np.arange(len(t))
         columns, error = np.zeros((len(t), len(known.value))), np.full(len(t), np.inf)
-        for _ in range(tuning.closer):
+        for _ in range(CLOSER):
             if not len(left):
                 break
             places = t[left, None] + step[left, None] * np.arange(-2.0, 3.0)
@@ -148,13 +165,13 @@ class BallChords:
             r = r.reshape(len(left), 5, -1)
             bends = r[:, 2:] - 2 * r[:, 1:-1] + r[:, :-2]
             size = np.linalg.norm(bends, axis=2)
-            limit = tuning.straight * (noise + tuning.parallel * size[:, 1])
+            limit = STRAIGHT * (noise + PARALLEL * size[:, 1])
             straight = np.all(size[:, ::2] < limit[:, None], axis=1) & (size[:, 1] > noise)
             good = left[straight]
             columns[good] = bends[straight, 1] / size[straight, 1, None]
             error[good] = noise / size[straight, 1]
             left = left[~straight]
-            step[left] *= tuning.nearer
+            step[left] *= NEARER
         return columns, error
 
     def _joined(self, kinks: LineKinks) -> LineKinks:
@@ -166,7 +183,7 @@ class BallChords:
             errors = [pieces[k].slope_error + pieces[k + 1].slope_error for k in (i, i + 1)]
             off = [error / size for error, size in zip(errors, sizes, strict=True)]
             apart = np.linalg.norm(jumps[i] / sizes[0] - jumps[i + 1] / sizes[1])
-            if apart > min(max(self.tuning.one, *off), self.tuning.most_one):
+            if apart > min(max(ONE, *off), MOST_ONE):
                 i += 1
                 continue
             p, q = pieces[i], pieces[i + 2]

@@ -13,13 +13,15 @@ import numpy as np
 
 from unsoftmax.learners.feed_forward.ball_chords import Chord, without
 from unsoftmax.learners.feed_forward.ball_part import BallPart
-from unsoftmax.learners.feed_forward.ball_tuning import BallTuning
 from unsoftmax.learners.feed_forward.crossed_neurons import CrossedNeurons
 from unsoftmax.learners.feed_forward.found_neurons import FoundNeurons
 from unsoftmax.learners.feed_forward.line_cells import CellReadings, LineCells
 from unsoftmax.learners.feed_forward.search_steps import asks
 from unsoftmax.probes import Array, Flags, Round
 from unsoftmax.protocol import Answers
+
+# Steps are taken in the widest of so many outermost pieces; kinks beyond it are left.
+OUTER = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +100,10 @@ class ChordReadings:
 
 
 def read_chord(
-    chord: Chord, known: BallPart | None, start: int, tuning: BallTuning
+    chord: Chord, known: BallPart | None, start: int
 ) -> Generator[Round, Answers, ChordReadings]:
     """Read all neurons of a chord, ``start`` others being known."""
-    chord, walls = chord.trimmed(tuning.outer)
+    chord, walls = chord.trimmed(OUTER)
     cells = LineCells(
         without(known, asks("cells")),
         chord.kinks,

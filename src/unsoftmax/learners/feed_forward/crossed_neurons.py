@@ -13,13 +13,18 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from unsoftmax.learners.feed_forward.ball_part import BallPart
-from unsoftmax.learners.feed_forward.ball_tuning import BallTuning
 from unsoftmax.learners.feed_forward.found_neurons import FoundNeurons
 from unsoftmax.learners.feed_forward.hyperplane_spots import HyperplaneSpots, Spots
 from unsoftmax.learners.feed_forward.opening_look import OpeningLook
 from unsoftmax.learners.feed_forward.search_steps import asks
 from unsoftmax.probes import Array, Flags, Indices, Round
 from unsoftmax.protocol import Answers
+
+# Shares of the way to the next known hyperplane over which each is crossed, until two readings
+# agree: in between there may be others that are not known yet.
+ROOMS = (0.12, 0.05, 0.02, 0.01)
+# Columns agree within their errors if these are no more than this.
+AGREED = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,14 +112,13 @@ class BallCrossings:
     rng: np.random.Generator
     moved: float
     """Columns agree within so many errors."""
-    tuning: BallTuning
 
     def run(
         self, crossed: CrossedNeurons, part: BallPart
     ) -> Generator[Round, Answers, CrossedNeurons]:
         """Cross all hyperplanes that are not sure, until two readings of each agree."""
         before, before_error = crossed.columns.copy(), np.full(len(crossed.error), np.inf)
-        for room in self.tuning.rooms:
+        for room in ROOMS:
             left = np.flatnonzero(~crossed.sure)
             if not len(left):
                 break
@@ -135,7 +139,7 @@ class BallCrossings:
             for old, off in ((crossed.columns, crossed.error), (before, before_error)):
                 apart = np.linalg.norm(columns - old[left], axis=1)
                 limit = self.moved * np.hypot(off[left], error)
-                sure |= (apart <= limit) & (limit < self.tuning.agreed)
+                sure |= (apart <= limit) & (limit < AGREED)
             before[left], before_error[left] = columns, error
             crossed = crossed.taken(left, spots, sure)
         return crossed

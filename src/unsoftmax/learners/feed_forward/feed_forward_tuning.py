@@ -7,10 +7,7 @@ from dataclasses import dataclass, field
 from unsoftmax.arrangement.direction_kinks import DirectionKinkTuning
 from unsoftmax.arrangement.vector_kinks import VectorKinkTuning
 from unsoftmax.learners.feed_forward.affine_part import AffinePartTuning
-from unsoftmax.learners.feed_forward.ball_tuning import BallTuning
 from unsoftmax.learners.feed_forward.fitted_layer import FittedLayerTuning
-from unsoftmax.learners.feed_forward.hidden_neurons import HiddenTuning
-from unsoftmax.learners.feed_forward.late_neurons import LateTuning
 from unsoftmax.learners.feed_forward.layer_claim import LayerClaimTuning
 
 
@@ -20,9 +17,6 @@ class FeedForwardTuning:
 
     line: VectorKinkTuning = field(default=VectorKinkTuning())
     directions: DirectionKinkTuning = field(default=DirectionKinkTuning())
-    ball: BallTuning = field(default=BallTuning())
-    hidden: HiddenTuning = field(default=HiddenTuning())
-    late: LateTuning = field(default=LateTuning())
     affine: AffinePartTuning = field(default=AffinePartTuning())
     fitted: FittedLayerTuning = field(default=FittedLayerTuning())
     claims: LayerClaimTuning = field(default=LayerClaimTuning())

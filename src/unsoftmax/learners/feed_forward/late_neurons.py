@@ -6,24 +6,19 @@ are fewer than its numbers, all z_j = a_j·t + β_j follow, and from these a_j a
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from unsoftmax.learners.feed_forward.found_neurons import FoundNeurons
 from unsoftmax.probes import Array
 
-
-@dataclass(frozen=True, slots=True)
-class LateTuning:
-    """Which values are used."""
-
-    share: float = 0.7
-    """Tokens where more neurons are active, in numbers of an answer, are not used."""
-    tokens: float = 1.05
-    """A row is solved from so many tokens per dimension, or stays as it was."""
-    long: float = 0.9
-    """Lengths of tokens where neurons are active, in radii."""
+# Tokens where more neurons are active, in numbers of an answer, are not used.
+SHARE = 0.7
+# A row is solved from so many tokens per dimension, or stays as it was.
+TOKENS = 1.05
+# Lengths of tokens where neurons are active, in radii.
+LONG = 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +33,6 @@ class LateNeurons:
     """The neurons as they are known so far; columns are taken as they are."""
     noise: float
     """What ``left`` is off by (2-norm)."""
-    tuning: LateTuning = field(default=LateTuning(), kw_only=True)
 
     def values(self) -> tuple[Array, Array]:
         """Return z (n, h), nan where a neuron is not active or not told, and gains of errors."""
@@ -46,7 +40,7 @@ class LateNeurons:
         active = self.tokens @ found.rows.T + found.bias > 0
         z, gain = np.full(active.shape, np.nan), np.zeros(active.shape)
         for i, on in enumerate(active):
-            if not 0 < np.sum(on) <= self.tuning.share * d_out:
+            if not 0 < np.sum(on) <= SHARE * d_out:
                 continue
             inverse = np.linalg.pinv(found.columns[on].T)
             z[i, on] = inverse @ self.left[i]
@@ -61,7 +55,7 @@ class LateNeurons:
         row_error, bias_error = found.row_error.copy(), found.bias_error.copy()
         for j in range(len(rows)):
             on = np.isfinite(z[:, j])
-            if np.sum(on) < self.tuning.tokens * (k + 1) + 1:
+            if np.sum(on) < TOKENS * (k + 1) + 1:
                 continue
             row, at, error = self._row(self.tokens[on], z[on, j], 1 / gain[on, j])
             size = float(np.linalg.norm(error[:-1]))
