@@ -98,7 +98,6 @@ class BallChords:
     most: int
     """More kinks are refused."""
     thorough: bool
-    line: VectorKinkTuning
 
     def noise_of(self, known: BallPart | None) -> float:
         """Return what answers less what is known are off by (2-norm)."""
@@ -127,9 +126,9 @@ class BallChords:
         basis = np.linalg.qr(np.column_stack([u, more]))[0].T
         basis[0] = u
         seen = np.linalg.svd(hidden)[2][len(hidden) :] if len(hidden) else None
-        ask, tuning = without(known, asks("line")), replace(self.line, far=END)
+        ask, tuning = without(known, asks("line")), VectorKinkTuning(far=END)
         if known is not None:
-            tuning = replace(tuning, tight=TIGHT, start=START, exact=EXACT)
+            tuning = VectorKinkTuning(far=END, tight=TIGHT, start=START, exact=EXACT)
 
         def ask_line(t: Array) -> Generator[Round, Answers, Array]:
             y = yield from ask(origin + t[:, None] * u)

@@ -22,7 +22,6 @@ from unsoftmax.learners.feed_forward.ball_chords import END, BallChords
 from unsoftmax.learners.feed_forward.ball_part import BallPart
 from unsoftmax.learners.feed_forward.chord_readings import read_chord
 from unsoftmax.learners.feed_forward.crossed_neurons import BallCrossings
-from unsoftmax.learners.feed_forward.feed_forward_tuning import FeedForwardTuning
 from unsoftmax.learners.feed_forward.hidden_neurons import APART, CLEAR, HiddenNeurons
 from unsoftmax.learners.feed_forward.known_neurons import KnownNeurons
 from unsoftmax.learners.feed_forward.late_neurons import LONG, where_active
@@ -75,7 +74,6 @@ class BallSearch:
     """More neurons are refused."""
     thorough: bool
     rng: np.random.Generator
-    tuning: FeedForwardTuning
 
     def run(self) -> Generator[Round, Answers, BallNeurons]:
         """Find all, and read them again.
@@ -85,11 +83,10 @@ class BallSearch:
         ModelMismatch, TooManyBreakpoints
             The target is another, or another chord may do.
         """
-        tuning = self.tuning
-        chords = BallChords(self.look, self.radius, self.most, self.thorough, tuning.line)
+        chords = BallChords(self.look, self.radius, self.most, self.thorough)
         point = self._units(1)[0] * OFF * self.radius
         [value] = yield from asks("line")(point[None])
-        known = KnownNeurons(point, value, chords, tuning)
+        known = KnownNeurons(point, value, chords)
         size = self.look.size + self.look.steepness * self.radius
         first = yield from chords.along(
             self._units(1)[0], point, None, known.columns, self.rng, size=size
@@ -118,9 +115,8 @@ class BallSearch:
 
     def _crossed(self, known: KnownNeurons) -> Generator[Round, Answers, None]:
         """Cross all hyperplanes that are new, and solve for all rows again."""
-        tuning = self.tuning
         known.solve()
-        crossings = BallCrossings(self.look, self.radius, self.rng, tuning.moved)
+        crossings = BallCrossings(self.look, self.radius, self.rng)
         known.crossed = yield from crossings.run(known.crossed, known.part)
         for i, chord in enumerate(known.chords):
             known.chords[i] = yield from chord.settled(known.crossed)

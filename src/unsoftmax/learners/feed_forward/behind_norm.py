@@ -21,10 +21,9 @@ import numpy as np
 from unsoftmax.arrangement.direction_kinks import DirectionKinkSearch
 from unsoftmax.arrangement.vector_kinks import LineKinks
 from unsoftmax.errors import ModelMismatch
-from unsoftmax.learners.feed_forward.affine_part import AffinePartTuning, Sides
-from unsoftmax.learners.feed_forward.agreed_spots import AgreedSpots
+from unsoftmax.learners.feed_forward.affine_part import Sides
+from unsoftmax.learners.feed_forward.agreed_spots import ASTRAY, AgreedSpots
 from unsoftmax.learners.feed_forward.direction_spots import DirectionSpots
-from unsoftmax.learners.feed_forward.feed_forward_tuning import FeedForwardTuning
 from unsoftmax.learners.feed_forward.found_neurons import FoundNeurons
 from unsoftmax.learners.feed_forward.hyperplane_spots import Spots
 from unsoftmax.learners.feed_forward.layer_claim import LayerClaim
@@ -43,6 +42,9 @@ from unsoftmax.models.layer_norm import LayerNorm
 from unsoftmax.probes import Array, Indices, Round
 from unsoftmax.protocol import Answers
 
+# A residual of any share that is below this one of all jumps is none.
+UNSEEN = 1e-6
+
 
 @dataclass(frozen=True, slots=True)
 class LayerSums:
@@ -55,9 +57,7 @@ class LayerSums:
     """u at places of the line (n, d)."""
 
 
-def before_the_norm(
-    found: FoundNeurons, values: Array, norm: SeenNorm, tuning: AffinePartTuning
-) -> LayerSums:
+def before_the_norm(found: FoundNeurons, values: Array, norm: SeenNorm) -> LayerSums:
     """Find unit and signs by the residual, and write neurons as they are before the norm.
 
     Raises
@@ -65,10 +65,10 @@ def before_the_norm(
     ModelMismatch
         x is not among what is normalised.
     """
-    sides = found.sides(tuning, norm.residual)
+    sides = found.sides(norm.residual)
     gain, unit = norm.signed(sides.added)
     jumps = float(np.linalg.norm(found.rows))
-    if not sides.known or not unit * np.linalg.norm(norm.residual.matrix) > tuning.unseen * jumps:
+    if not sides.known or not unit * np.linalg.norm(norm.residual.matrix) > UNSEEN * jumps:
         raise ModelMismatch(
             "The answers do not determine how much of x is in what is normalised: no residual "
             "connection, or too many neurons for so few outputs."
@@ -107,7 +107,6 @@ class SearchBehindNorm:
     """More neurons are refused."""
     thorough: bool
     rng: np.random.Generator
-    tuning: FeedForwardTuning
 
     def run(self) -> Generator[Round, Answers, LayerClaim]:
         """Find all neurons along a line, read them again, and put them before the norm.
@@ -118,7 +117,7 @@ class SearchBehindNorm:
             The target is another, or another line may do.
         """
         look, norm = self.normed.look, self.normed.norm
-        basis, x0 = drawn_line(self.dim, self.tuning.start * look.length, self.rng)
+        basis, x0 = drawn_line(self.dim, look.length, self.rng)
         kinks = yield from self._kinks(basis, x0)
         cells = LineCells(
             self._ask("cells"),
@@ -136,13 +135,13 @@ class SearchBehindNorm:
         def cross(rows: Array, only: Indices | None) -> Generator[Round, Answers, Spots]:
             return (yield from self._spots(rows, -np.sum(rows * met, axis=1), only))
 
-        crossing = AgreedSpots(readings, basis, columns, column_error, cross, self.tuning)
+        crossing = AgreedSpots(readings, basis, columns, column_error, cross)
         spots, doubt = yield from crossing.run()
-        spots = checked_spots(spots, columns, doubt, look, self.tuning)
+        spots = checked_spots(spots, columns, doubt, look)
         readings = cells.joined(readings, spots.columns[0])
         readings = yield from cells.settled(readings, *spots.columns)
         found = neurons_of(readings, spots, basis)
-        sums = before_the_norm(found, readings.values, norm, self.tuning.affine)
+        sums = before_the_norm(found, readings.values, norm)
         model, errors = with_constant(sums, x0 + readings.places[:, None] * basis[0], norm)
         claim = yield from self._with_eps(sums, model, errors)
         self._refuse_crossings(claim.model, spots)
@@ -157,7 +156,7 @@ class SearchBehindNorm:
         return asked
 
     def _kinks(self, basis: Array, x0: Array) -> Generator[Round, Answers, LineKinks]:
-        ask, tuning = self._ask("line"), self.tuning
+        ask = self._ask("line")
 
         def ask_line(t: Array) -> Generator[Round, Answers, Array]:
             return (yield from ask(x0 + t[:, None] * basis[0]))
@@ -168,8 +167,6 @@ class SearchBehindNorm:
             self.normed.noise,
             self.most,
             self.thorough,
-            tuning=tuning.line,
-            knobs=tuning.directions,
         )
         kinks = yield from search.run()
         if not len(kinks.t):
@@ -222,7 +219,6 @@ class SearchBehindNorm:
             notes_of(sums.found, sums.sides),
             sums.sides.sure and sums.sides.linear is None,
             noise,
-            tuning=self.tuning.claims,
         )
 
     def _refuse_crossings(self, model: FeedForward, spots: Spots) -> None:
@@ -230,7 +226,7 @@ class SearchBehindNorm:
         tokens, w = spots.asked
         seen = self.normed.norm.directions(model(tokens))
         missed = float(np.max(np.linalg.norm(seen - w, axis=1)))
-        if missed > self.tuning.astray:
+        if missed > ASTRAY:
             raise ModelMismatch(
                 f"The layer of {len(model.b)} neurons that was found misses answers beside "
                 f"their hyperplanes by {missed:.1e} of their size. The target is no feed-forward "

@@ -16,7 +16,7 @@ from unsoftmax.learners.feed_forward.ball_part import BallPart
 from unsoftmax.learners.feed_forward.found_neurons import FoundNeurons
 from unsoftmax.learners.feed_forward.hyperplane_spots import HyperplaneSpots, Spots
 from unsoftmax.learners.feed_forward.opening_look import OpeningLook
-from unsoftmax.learners.feed_forward.search_steps import asks
+from unsoftmax.learners.feed_forward.search_steps import MOVED, asks
 from unsoftmax.probes import Array, Flags, Indices, Round
 from unsoftmax.protocol import Answers
 
@@ -110,8 +110,6 @@ class BallCrossings:
     look: OpeningLook
     radius: float
     rng: np.random.Generator
-    moved: float
-    """Columns agree within so many errors."""
 
     def run(
         self, crossed: CrossedNeurons, part: BallPart
@@ -138,7 +136,7 @@ class BallCrossings:
             sure = np.full(len(left), False)
             for old, off in ((crossed.columns, crossed.error), (before, before_error)):
                 apart = np.linalg.norm(columns - old[left], axis=1)
-                limit = self.moved * np.hypot(off[left], error)
+                limit = MOVED * np.hypot(off[left], error)
                 sure |= (apart <= limit) & (limit < AGREED)
             before[left], before_error[left] = columns, error
             crossed = crossed.taken(left, spots, sure)

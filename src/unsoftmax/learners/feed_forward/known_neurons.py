@@ -14,8 +14,7 @@ from unsoftmax.learners.feed_forward.ball_chords import BallChords
 from unsoftmax.learners.feed_forward.ball_part import BallPart, turned_to
 from unsoftmax.learners.feed_forward.chord_readings import ChordReadings
 from unsoftmax.learners.feed_forward.crossed_neurons import CrossedNeurons
-from unsoftmax.learners.feed_forward.feed_forward_tuning import FeedForwardTuning
-from unsoftmax.learners.feed_forward.found_neurons import FoundNeurons
+from unsoftmax.learners.feed_forward.found_neurons import UNCLEAR, FoundNeurons
 from unsoftmax.learners.feed_forward.hidden_neurons import CLOSE, HiddenNeurons
 from unsoftmax.learners.feed_forward.late_neurons import LateNeurons
 from unsoftmax.probes import Array, Indices
@@ -33,7 +32,6 @@ class KnownNeurons:
     value: Array
     """The answer there (d_out,)."""
     asking: BallChords
-    tuning: FeedForwardTuning
     chords: list[ChordReadings] = field(default_factory=list)
     hidden: list[FoundNeurons] = field(default_factory=list)
     """Neurons that showed at tokens, as they were solved for."""
@@ -72,7 +70,7 @@ class KnownNeurons:
         """Take over a chord's neurons; hidden ones among them are hidden no more."""
         found = told.first_found()
         size = np.linalg.norm(found.rows, axis=1)
-        real = np.asarray(size > self.tuning.unclear * found.row_error)
+        real = np.asarray(size > UNCLEAR * found.row_error)
         self.chords.append(replace(told, real=real))
         self.crossed = self.crossed.with_neurons(found.columns[real], found.column_error[real])
         if len(self.columns):

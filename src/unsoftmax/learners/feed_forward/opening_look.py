@@ -43,6 +43,9 @@ COARSEST = 1e-3
 NOISIEST = 2e-6
 # Errors of up to so many roundings of an answer are the arithmetic's.
 ROUNDED = 8.0
+# Answers grow with tokens if the longest are answered otherwise than ones an eighth as long by
+# more than this share of the largest such difference; where they do not, a norm is there.
+BOUNDED = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +171,7 @@ def _precision(answers: Array) -> Precision:
     return Precision() if constant else Precision.of_format([answers])
 
 
-def norms_of(look: OpeningLook, bounded: float) -> tuple[str, ...]:
+def norms_of(look: OpeningLook) -> tuple[str, ...]:
     """Return where a norm may be, the likelier place first: nowhere if none.
 
     Answers that do not grow with tokens, or grow as tokens do, are those of a layer with a norm
@@ -190,7 +193,7 @@ def norms_of(look: OpeningLook, bounded: float) -> tuple[str, ...]:
         far = max(float(one[-1]) - float(own[-1]) for one, own in zip(steps, off, strict=True))
         if not any(np.any(one > own) for one, own in zip(steps, off, strict=True)):
             continue  # a constant
-        if far > bounded * spread:
+        if far > BOUNDED * spread:
             continue  # it grows
         if residual:
             return ("pre",)
