@@ -51,9 +51,6 @@ from unsoftmax.learners.multi_head_transformer.layer_search import (
     RecoveredTransformer,
     without_heads,
 )
-from unsoftmax.learners.relu_network.claims import NetworkClaimTuning
-from unsoftmax.learners.relu_network.fresh_points import FreshPointTuning
-from unsoftmax.learners.relu_network.network_search import NetworkSearchTuning
 from unsoftmax.learners.relu_network.relu_learner import ReluNetworkLearner, ReluNetworkTuning
 from unsoftmax.learners.settings import Configured, flag, rank_up_to, whole_number
 from unsoftmax.learners.transformer.hold_out import open_hold_out
@@ -78,12 +75,7 @@ class MultiHeadTransformerTuning:
     opening_part: int = 4
     """One in so many queries of the hold-out goes to the network's learner, and as many to the
     first sequences, which tell the precision of the answers; half as many repeat these."""
-    network: ReluNetworkTuning = field(
-        default=ReluNetworkTuning(
-            sweeps=NetworkSearchTuning(fresh=FreshPointTuning(first=10, count=12)),
-            claims=NetworkClaimTuning(rehearsed=0),
-        )
-    )
+    network: ReluNetworkTuning = field(default=ReluNetworkTuning(first=10, later=12, rehearsed=0))
     """The network is tried at fewer fresh tokens than by itself: the whole layer is tried later."""
     coarsest: float = 1e-6
     """A network known no better than to this share of its size comes of answers that are too
