@@ -22,8 +22,7 @@ from tests.truth import Counted
 from unsoftmax.learners.feed_forward.ball_opening import LastPiece
 from unsoftmax.learners.feed_forward.ball_part import BallPart
 from unsoftmax.learners.feed_forward.found_neurons import FoundNeurons
-from unsoftmax.learners.feed_forward.hidden_neurons import HiddenNeurons
-from unsoftmax.learners.feed_forward.late_neurons import LateNeurons, where_active
+from unsoftmax.learners.feed_forward.hidden_neurons import HiddenNeurons, LateNeurons, where_active
 from unsoftmax.theory.counts import feed_forward_after_norm_queries
 
 

@@ -21,10 +21,15 @@ from unsoftmax.errors import ModelMismatch
 from unsoftmax.learners.feed_forward.ball_chords import END, BallChords
 from unsoftmax.learners.feed_forward.ball_part import BallPart
 from unsoftmax.learners.feed_forward.chord_readings import read_chord
-from unsoftmax.learners.feed_forward.crossed_neurons import BallCrossings
-from unsoftmax.learners.feed_forward.hidden_neurons import APART, CLEAR, HiddenNeurons
+from unsoftmax.learners.feed_forward.crossed_neurons import crossed_again
+from unsoftmax.learners.feed_forward.hidden_neurons import (
+    APART,
+    CLEAR,
+    LONG,
+    HiddenNeurons,
+    where_active,
+)
 from unsoftmax.learners.feed_forward.known_neurons import KnownNeurons
-from unsoftmax.learners.feed_forward.late_neurons import LONG, where_active
 from unsoftmax.learners.feed_forward.opening_look import OpeningLook
 from unsoftmax.learners.feed_forward.search_steps import asks
 from unsoftmax.probes import Array, Indices, Round
@@ -116,8 +121,9 @@ class BallSearch:
     def _crossed(self, known: KnownNeurons) -> Generator[Round, Answers, None]:
         """Cross all hyperplanes that are new, and solve for all rows again."""
         known.solve()
-        crossings = BallCrossings(self.look, self.radius, self.rng)
-        known.crossed = yield from crossings.run(known.crossed, known.part)
+        known.crossed = yield from crossed_again(
+            known.crossed, known.part, self.look, self.radius, self.rng
+        )
         for i, chord in enumerate(known.chords):
             known.chords[i] = yield from chord.settled(known.crossed)
         known.solve()

@@ -6,28 +6,26 @@ What a plain layer's answers tell by size, these tell by being in one plane:
 1. Along a line pieces span planes, and where two of them meet is a kink, which brings both to one
    scale (`arrangement.direction_kinks`). 2.9m queries.
 2. Steps beside the line: one unknown more for each, λ (`line_cells`, ``scaled=False``). 1.5m.
-3. Every hyperplane is crossed once more (`direction_spots`), 4m; some twice (`agreed_spots`).
+3. Every hyperplane is crossed once more (`hyperplane_spots`), 4m; some twice.
 4. The Jacobian holds x: its share says what the unit is, and the sign of γ (`affine_part`).
 5. eps, from tokens at which u is small (`small_sums`). 16 queries.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from unsoftmax.arrangement.direction_kinks import DirectionKinkSearch
+from unsoftmax.arrangement.direction_kinks import DirectionKinkSearch, DirectionKinkTuning
 from unsoftmax.arrangement.vector_kinks import LineKinks
 from unsoftmax.errors import ModelMismatch
 from unsoftmax.learners.feed_forward.affine_part import Sides
-from unsoftmax.learners.feed_forward.agreed_spots import ASTRAY, AgreedSpots
-from unsoftmax.learners.feed_forward.direction_spots import DirectionSpots
 from unsoftmax.learners.feed_forward.found_neurons import FoundNeurons
-from unsoftmax.learners.feed_forward.hyperplane_spots import Spots
+from unsoftmax.learners.feed_forward.hyperplane_spots import DirectionSpots, Spots
 from unsoftmax.learners.feed_forward.layer_claim import LayerClaim
-from unsoftmax.learners.feed_forward.line_cells import AskTokens, LineCells
+from unsoftmax.learners.feed_forward.line_cells import AskTokens, CellReadings, LineCells
 from unsoftmax.learners.feed_forward.norm_opening import NormLook, SeenNorm
 from unsoftmax.learners.feed_forward.search_steps import (
     asks,
@@ -35,6 +33,7 @@ from unsoftmax.learners.feed_forward.search_steps import (
     drawn_line,
     neurons_of,
     notes_of,
+    unlike,
 )
 from unsoftmax.learners.feed_forward.small_sums import SmallSums
 from unsoftmax.models.feed_forward import FeedForward
@@ -44,6 +43,15 @@ from unsoftmax.protocol import Answers
 
 # A residual of any share that is below this one of all jumps is none.
 UNSEEN = 1e-6
+# Columns that the line shows to no more than this are not compared with those of the crossings:
+# kinks so close to each other have right places and wrong columns. What the crossings show must
+# then explain answers beside hyperplanes, and fresh ones.
+UNSURE = 1e-4
+# Crossings that contradict the line are repeated, and with them those that show a column off by
+# more than UNSURE: where they are no larger a share of all, and how often.
+RECROSSED, RECROSSINGS = 0.2, 2
+# Directions beside hyperplanes that are missed by more than this are those of another layer.
+ASTRAY = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +105,65 @@ def before_the_norm(found: FoundNeurons, values: Array, norm: SeenNorm) -> Layer
     return LayerSums(seen, replace(sides, residual=True), gain, norm.sums(values, gain) / unit)
 
 
+def agreed_spots(
+    readings: CellReadings,
+    basis: Array,
+    columns: Array,
+    error: Array,
+    cross: Callable[[Array, Indices | None], Generator[Round, Answers, Spots]],
+) -> Generator[Round, Answers, tuple[Spots, Array]]:
+    """Cross all hyperplanes, and again where a column was not seen twice.
+
+    A window of the line's cells with one column known to 1e-4 gives all its rows no better: points
+    that lie on such hyperplanes by their rows are beside them, and what is met on the way may be
+    another. With the columns of the other crossings, known to 1e-9, these rows come out right.
+
+    Parameters
+    ----------
+    readings : CellReadings
+        Steps beside the line.
+    basis : ndarray, shape (d, d)
+        Orthonormal directions, the line's own first.
+    columns, error : ndarray, shapes (m, d_out) and (m,)
+        As the line showed them.
+    cross : callable
+        Crosses the hyperplanes of rows (m, d), where the line did: those chosen, or all.
+
+    Returns
+    -------
+    tuple
+        The crossings, and by how much the line's columns may be off.
+    """
+
+    def rows_of(readings: CellReadings, columns: Array, error: Array) -> Array:
+        return np.asarray(readings.solved(columns, error).along @ basis)
+
+    spots = yield from cross(rows_of(readings, columns, error), None)
+    doubt = np.maximum(DirectionKinkTuning().errors * error, ASTRAY)
+    # of close kinks the line shows the places, and hardly the columns
+    compared = np.minimum(doubt, UNSURE)
+    doubt = np.where(error > UNSURE, np.inf, doubt)
+    agreed = np.full(len(doubt), False)
+    for _ in range(RECROSSINGS):
+        off = unlike(spots, columns, compared)
+        if not np.any(off):
+            break
+        seen, own = spots.columns
+        # where one went astray others did, and few columns of the line are off by more
+        moved = np.linalg.norm(seen - columns, axis=1)
+        off |= ~agreed & ~(moved <= UNSURE)
+        if np.sum(off) > RECROSSED * len(off):
+            break
+        which = np.flatnonzero(off)
+        better = np.where(off[:, None], columns, seen), np.where(off, error, own)
+        rows = rows_of(readings.rescaled(*better), *better)
+        again = yield from cross(rows, which)
+        agreed[which] = ~unlike(again, seen[which], own[which])
+        compared[agreed] = doubt[agreed] = np.inf
+        spots = spots.crossed_again(which, again)
+    return spots, doubt
+
+
 @dataclass(frozen=True, slots=True)
 class SearchBehindNorm:
     """One search for all neurons, the norm being known but for signs and eps."""
@@ -135,8 +202,8 @@ class SearchBehindNorm:
         def cross(rows: Array, only: Indices | None) -> Generator[Round, Answers, Spots]:
             return (yield from self._spots(rows, -np.sum(rows * met, axis=1), only))
 
-        crossing = AgreedSpots(readings, basis, columns, column_error, cross)
-        spots, doubt = yield from crossing.run()
+        crossing = agreed_spots(readings, basis, columns, column_error, cross)
+        spots, doubt = yield from crossing
         spots = checked_spots(spots, columns, doubt, look)
         readings = cells.joined(readings, spots.columns[0])
         readings = yield from cells.settled(readings, *spots.columns)

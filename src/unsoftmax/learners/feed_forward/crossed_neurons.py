@@ -103,41 +103,37 @@ class CrossedNeurons:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class BallCrossings:
-    """Asks across hyperplanes of a ball."""
-
-    look: OpeningLook
-    radius: float
-    rng: np.random.Generator
-
-    def run(
-        self, crossed: CrossedNeurons, part: BallPart
-    ) -> Generator[Round, Answers, CrossedNeurons]:
-        """Cross all hyperplanes that are not sure, until two readings of each agree."""
-        before, before_error = crossed.columns.copy(), np.full(len(crossed.error), np.inf)
-        for room in ROOMS:
-            left = np.flatnonzero(~crossed.sure)
-            if not len(left):
-                break
-            crossing = HyperplaneSpots(
-                asks("crossings"),
-                part.found.rows,
-                part.found.bias,
-                self.look.length,
-                self.look.error_at,
-                self.rng,
-                radius=self.radius,
-                only=left,
-                room=room,
-            )
-            spots = yield from crossing.run()
-            columns, error = spots.columns
-            sure = np.full(len(left), False)
-            for old, off in ((crossed.columns, crossed.error), (before, before_error)):
-                apart = np.linalg.norm(columns - old[left], axis=1)
-                limit = MOVED * np.hypot(off[left], error)
-                sure |= (apart <= limit) & (limit < AGREED)
-            before[left], before_error[left] = columns, error
-            crossed = crossed.taken(left, spots, sure)
-        return crossed
+def crossed_again(
+    crossed: CrossedNeurons,
+    part: BallPart,
+    look: OpeningLook,
+    radius: float,
+    rng: np.random.Generator,
+) -> Generator[Round, Answers, CrossedNeurons]:
+    """Cross all hyperplanes that are not sure, until two readings of each agree."""
+    before, before_error = crossed.columns.copy(), np.full(len(crossed.error), np.inf)
+    for room in ROOMS:
+        left = np.flatnonzero(~crossed.sure)
+        if not len(left):
+            break
+        crossing = HyperplaneSpots(
+            asks("crossings"),
+            part.found.rows,
+            part.found.bias,
+            look.length,
+            look.error_at,
+            rng,
+            radius=radius,
+            only=left,
+            room=room,
+        )
+        spots = yield from crossing.run()
+        columns, error = spots.columns
+        sure = np.full(len(left), False)
+        for old, off in ((crossed.columns, crossed.error), (before, before_error)):
+            apart = np.linalg.norm(columns - old[left], axis=1)
+            limit = MOVED * np.hypot(off[left], error)
+            sure |= (apart <= limit) & (limit < AGREED)
+        before[left], before_error[left] = columns, error
+        crossed = crossed.taken(left, spots, sure)
+    return crossed

@@ -15,8 +15,7 @@ from unsoftmax.learners.feed_forward.ball_part import BallPart, turned_to
 from unsoftmax.learners.feed_forward.chord_readings import ChordReadings
 from unsoftmax.learners.feed_forward.crossed_neurons import CrossedNeurons
 from unsoftmax.learners.feed_forward.found_neurons import UNCLEAR, FoundNeurons
-from unsoftmax.learners.feed_forward.hidden_neurons import CLOSE, HiddenNeurons
-from unsoftmax.learners.feed_forward.late_neurons import LateNeurons
+from unsoftmax.learners.feed_forward.hidden_neurons import CLOSE, HiddenNeurons, LateNeurons
 from unsoftmax.probes import Array, Indices
 
 # Neurons whose rows are off by so many times what is usual are known less well than others.
