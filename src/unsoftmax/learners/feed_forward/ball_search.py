@@ -18,10 +18,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from unsoftmax.errors import ModelMismatch
-from unsoftmax.learners.feed_forward.ball_chords import END, BallChords
-from unsoftmax.learners.feed_forward.ball_part import BallPart
-from unsoftmax.learners.feed_forward.chord_readings import read_chord
+from unsoftmax.learners.feed_forward.ball_chords import END, BallChords, read_chord
 from unsoftmax.learners.feed_forward.crossed_neurons import crossed_again
+from unsoftmax.learners.feed_forward.found_neurons import BallPart
 from unsoftmax.learners.feed_forward.hidden_neurons import (
     APART,
     CLEAR,

@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from unsoftmax.learners.feed_forward.ball_part import BallPart
-from unsoftmax.learners.feed_forward.found_neurons import FoundNeurons
+from unsoftmax.learners.feed_forward.found_neurons import BallPart, FoundNeurons
 from unsoftmax.learners.feed_forward.hyperplane_spots import HyperplaneSpots, Spots
 from unsoftmax.learners.feed_forward.opening_look import OpeningLook
 from unsoftmax.learners.feed_forward.search_steps import MOVED, asks

@@ -10,11 +10,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from unsoftmax.learners.feed_forward.ball_chords import BallChords
-from unsoftmax.learners.feed_forward.ball_part import BallPart, turned_to
-from unsoftmax.learners.feed_forward.chord_readings import ChordReadings
+from unsoftmax.learners.feed_forward.ball_chords import BallChords, ChordReadings
 from unsoftmax.learners.feed_forward.crossed_neurons import CrossedNeurons
-from unsoftmax.learners.feed_forward.found_neurons import UNCLEAR, FoundNeurons
+from unsoftmax.learners.feed_forward.found_neurons import UNCLEAR, BallPart, FoundNeurons, turned_to
 from unsoftmax.learners.feed_forward.hidden_neurons import CLOSE, HiddenNeurons, LateNeurons
 from unsoftmax.probes import Array, Indices
 
