@@ -29,7 +29,11 @@ from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.feed_forward.affine_part import Sides
 from unsoftmax.learners.feed_forward.ball_search import AROUND, BallNeurons, BallSearch
 from unsoftmax.learners.feed_forward.layer_claim import BESIDE, DEVIATIONS, LayerClaim
-from unsoftmax.learners.feed_forward.opening_look import OpeningLook, TargetOpening
+from unsoftmax.learners.feed_forward.opening_look import (
+    OpeningLook,
+    TargetOpening,
+    drawn_directions,
+)
 from unsoftmax.learners.feed_forward.search_steps import asks, too_many
 from unsoftmax.learners.normed_tokens import NormedTokens
 from unsoftmax.models.feed_forward import FeedForward
@@ -57,8 +61,7 @@ class BallClaim(LayerClaim):
     def _tokens(self, count: int, rng: np.random.Generator) -> Array:
         """Return tokens all over the ball, half of them near its boundary."""
         n = np.arange(count)
-        t = rng.standard_normal((count, self.model.dim))
-        t /= np.linalg.norm(t, axis=1, keepdims=True)
+        t = drawn_directions(count, self.model.dim, rng)
         inside = rng.uniform(size=count) ** (1 / self.model.dim)
         inside = np.where(n % 4 == 0, rng.uniform(size=count), inside)
         most = INSIDE * self.radius

@@ -20,6 +20,7 @@ import numpy as np
 
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.learners.feed_forward.line_cells import AskTokens
+from unsoftmax.learners.feed_forward.opening_look import drawn_directions
 from unsoftmax.learners.normed_tokens import NormedKind, NormedTokens
 from unsoftmax.measure.precision import UNIT, Precision
 from unsoftmax.models.arrays import TINY
@@ -154,8 +155,7 @@ class BallOpening:
         return float(length**2 / self.dim)
 
     def _unit(self, frame: Array, count: int) -> Array:
-        t = self.rng.standard_normal((count, frame.shape[1]))
-        return np.asarray(t / np.linalg.norm(t, axis=1, keepdims=True) @ frame.T)
+        return np.asarray(drawn_directions(count, frame.shape[1], self.rng) @ frame.T)
 
     def _eps(
         self, kind: NormedKind, frame: Array, crude: float

@@ -29,7 +29,7 @@ from unsoftmax.learners.feed_forward.hidden_neurons import (
     where_active,
 )
 from unsoftmax.learners.feed_forward.known_neurons import KnownNeurons
-from unsoftmax.learners.feed_forward.opening_look import OpeningLook
+from unsoftmax.learners.feed_forward.opening_look import OpeningLook, drawn_directions
 from unsoftmax.learners.feed_forward.search_steps import asks
 from unsoftmax.probes import Array, Indices, Round
 from unsoftmax.protocol import Answers
@@ -106,8 +106,7 @@ class BallSearch:
         return BallNeurons(known.part, tokens, answers, quiet)
 
     def _units(self, count: int) -> Array:
-        x = self.rng.standard_normal((count, self.look.tokens.shape[1]))
-        return np.asarray(x / np.linalg.norm(x, axis=1, keepdims=True))
+        return drawn_directions(count, self.look.tokens.shape[1], self.rng)
 
     def _ask(
         self, known: KnownNeurons, t: Array, phase: str = "others"

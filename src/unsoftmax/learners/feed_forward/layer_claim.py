@@ -14,7 +14,7 @@ from typing import Self
 import numpy as np
 
 from unsoftmax.errors import ModelMismatch
-from unsoftmax.learners.feed_forward.opening_look import OpeningLook
+from unsoftmax.learners.feed_forward.opening_look import OpeningLook, drawn_directions
 from unsoftmax.models.arrays import TINY
 from unsoftmax.models.feed_forward import FeedForward
 from unsoftmax.probes import Array, Flags, Singles
@@ -141,8 +141,7 @@ class LayerClaim:
 
     def _tokens(self, count: int, rng: np.random.Generator) -> Array:
         """Return tokens of many lengths."""
-        x = rng.standard_normal((count, self.model.dim))
-        x /= np.linalg.norm(x, axis=1, keepdims=True)
+        x = drawn_directions(count, self.model.dim, rng)
         n = np.arange(count)
         near = np.array(NEAR)[n % len(NEAR)]
         far = 10.0 ** rng.uniform(*FAR, count)

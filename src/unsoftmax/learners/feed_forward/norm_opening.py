@@ -25,6 +25,7 @@ from unsoftmax.learners.feed_forward.opening_look import (
     STEP,
     WIDER,
     OpeningLook,
+    drawn_directions,
 )
 from unsoftmax.measure.normalised import FoundGain, NormedAnswers, gain_of, shift_of, spreads
 from unsoftmax.measure.precision import UNIT, Precision
@@ -142,7 +143,7 @@ class NormOpening:
         d = self.dim
         count = d + int(SPARE * d) + MORE
         signs = np.where(self.rng.standard_normal((count, d)) < 0, -1.0, 1.0)
-        line = LINE[:, None] * self._unit(1)
+        line = LINE[:, None] * drawn_directions(1, self.dim, self.rng)
         y = yield from self.ask(np.vstack([LONG * signs, line]))
         far, along = y[:count], y[count:]
         self._refuse_plain(far, along[np.abs(LINE) <= 1.0])
@@ -238,8 +239,8 @@ class NormOpening:
         self, norm: SeenNorm, length: float, precision: Precision
     ) -> Generator[Round, Answers, float]:
         """Measure errors of directions, and refuse what bends everywhere."""
-        points = length * BESIDE[:, None] * self._unit(len(BESIDE))
-        step = STEP * length * self._unit(len(BESIDE))
+        points = length * BESIDE[:, None] * drawn_directions(len(BESIDE), self.dim, self.rng)
+        step = STEP * length * drawn_directions(len(BESIDE), self.dim, self.rng)
         x = np.concatenate([points + k * step for k in (-WIDER, -1, 0, 1, WIDER)])
         answers = yield from self.ask(x)
         w = np.split(norm.directions(answers), 5)
@@ -260,10 +261,6 @@ class NormOpening:
                 "a target that computes and answers in float64."
             )
         return noise
-
-    def _unit(self, count: int) -> Array:
-        x = self.rng.standard_normal((count, self.dim))
-        return np.asarray(x / np.linalg.norm(x, axis=1, keepdims=True))
 
 
 def _left(far: Array, norm: SeenNorm) -> float:

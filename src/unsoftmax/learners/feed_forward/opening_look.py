@@ -48,6 +48,12 @@ ROUNDED = 8.0
 BOUNDED = 1e-3
 
 
+def drawn_directions(count: int, dim: int, rng: np.random.Generator) -> Array:
+    """Draw vectors (count, dim) of norm 1."""
+    x = rng.standard_normal((count, dim))
+    return np.asarray(x / np.linalg.norm(x, axis=1, keepdims=True))
+
+
 @dataclass(frozen=True, slots=True)
 class OpeningLook:
     """What is known of a target before the search."""
@@ -94,7 +100,7 @@ class TargetOpening:
 
     def line(self) -> Generator[Round, Answers, OpeningLook]:
         """Ask along a line; what answers are off by is not known from it."""
-        tokens = LINE[:, None] * self._unit(1)[0]
+        tokens = LINE[:, None] * drawn_directions(1, self.dim, self.rng)[0]
         answers = yield from self.ask(tokens)
         if answers.shape[1] < 2:
             raise ModelMismatch(
@@ -127,8 +133,8 @@ class TargetOpening:
     ) -> Generator[Round, Answers, OpeningLook]:
         """Measure what answers are off by beside a few points; refuse what bends there."""
         precision = precision or _precision(look.answers)
-        points = look.length * BESIDE[:, None] * self._unit(len(BESIDE))
-        step = STEP * look.length * self._unit(len(BESIDE))
+        points = look.length * BESIDE[:, None] * drawn_directions(len(BESIDE), self.dim, self.rng)
+        step = STEP * look.length * drawn_directions(len(BESIDE), self.dim, self.rng)
         x = np.concatenate([points + k * step for k in (-WIDER, -1, 0, 1, WIDER)])
         answers = yield from self.ask(x)
         before, behind, at, ahead, beyond = np.split(answers, 5)
@@ -160,10 +166,6 @@ class TargetOpening:
                 "target that answers the same question the same way."
             )
         return replace(look, noise=noise)
-
-    def _unit(self, count: int) -> Array:
-        x = self.rng.standard_normal((count, self.dim))
-        return np.asarray(x / np.linalg.norm(x, axis=1, keepdims=True))
 
 
 def _precision(answers: Array) -> Precision:
