@@ -133,10 +133,7 @@ def sides_of(
 
 
 def _shares(
-    rows: Array,
-    columns: Array,
-    first: Array,
-    residual: ResidualPart | None,
+    rows: Array, columns: Array, first: Array, residual: ResidualPart | None
 ) -> tuple[bool, Array]:
     """Solve for all f_j and ρ; tell whether the equations determine them, too."""
     size = np.linalg.norm(rows, axis=1) * np.linalg.norm(columns, axis=1)

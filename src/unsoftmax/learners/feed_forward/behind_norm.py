@@ -229,11 +229,7 @@ class SearchBehindNorm:
             return (yield from ask(x0 + t[:, None] * basis[0]))
 
         search = DirectionKinkSearch(
-            ask_line,
-            self.normed.look.length,
-            self.normed.noise,
-            self.most,
-            self.thorough,
+            ask_line, self.normed.look.length, self.normed.noise, self.most, self.thorough
         )
         kinks = yield from search.run()
         if not len(kinks.t):

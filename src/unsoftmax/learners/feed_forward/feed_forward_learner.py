@@ -301,11 +301,7 @@ class FeedForwardLearner(Configured):
             found = found.taken(kept)
             sides = replace(sides, back=sides.back[kept], whole=sides.whole[np.append(kept, True)])
         claim = LayerClaim(
-            model,
-            look,
-            errors,
-            notes_of(found, sides),
-            sides.sure and sides.linear is None,
+            model, look, errors, notes_of(found, sides), sides.sure and sides.linear is None
         )
         claim, judgement = claim.judged(x, y, len(x))
         claim.refuse(judgement)
@@ -321,22 +317,10 @@ class FeedForwardLearner(Configured):
             return (yield from asks("line")(x0 + t[:, None] * basis[0]))
 
         search = VectorKinkSearch(
-            ask_line,
-            look.length,
-            look.noise,
-            self._most,
-            thorough,
-            look.steepness,
+            ask_line, look.length, look.noise, self._most, thorough, look.steepness
         )
         kinks = yield from search.run()
-        cells = LineCells(
-            asks("cells"),
-            kinks,
-            basis,
-            x0,
-            look.length,
-            search.own_error,
-        )
+        cells = LineCells(asks("cells"), kinks, basis, x0, look.length, search.own_error)
         readings = yield from cells.run()
         columns, column_error, _ = cells.jumps()
         if not len(columns):

@@ -20,11 +20,7 @@ from unsoftmax.learners.feed_forward.opening_look import OpeningLook
 from unsoftmax.models.feed_forward import FeedForward
 from unsoftmax.probes import Array, Flags, Indices, Round
 from unsoftmax.protocol import Answers
-from unsoftmax.solve.hinge_fit import (
-    HingeFit,
-    HingeParameters,
-    balanced_parameters,
-)
+from unsoftmax.solve.hinge_fit import HingeFit, HingeParameters, balanced_parameters
 
 # Relative error of answers from which on layers are fitted. Below, 5.7 queries for each neuron
 # give ten digits.

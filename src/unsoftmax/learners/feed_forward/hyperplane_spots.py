@@ -238,12 +238,7 @@ class DirectionSpots(HyperplaneSpots):
         off = 4 * own * (1 + 1 / across.angle)
         off += 4 * self.systematic * np.linalg.norm(across.bend, axis=1)
         return Spots(
-            across.bend,
-            off,
-            ways,
-            points,
-            (tokens, answers),
-            points + across.place[:, None] * ways,
+            across.bend, off, ways, points, (tokens, answers), points + across.place[:, None] * ways
         )
 
 

@@ -25,11 +25,7 @@ from unsoftmax.measure.precision import UNIT
 from unsoftmax.models.arrays import TINY
 from unsoftmax.probes import Array, Flags, Indices, Round
 from unsoftmax.protocol import Answers
-from unsoftmax.solve.crossed_columns import (
-    Unmixed,
-    WindowChain,
-    WindowColumns,
-)
+from unsoftmax.solve.crossed_columns import Unmixed, WindowChain, WindowColumns
 
 AskTokens = Callable[[Array], Generator[Round, Answers, Array]]
 """Asks tokens (n, d), one round: answers (n, m)."""

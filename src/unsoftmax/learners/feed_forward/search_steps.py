@@ -52,12 +52,7 @@ def unlike(spots: Spots, columns: Array, column_error: Array) -> Flags:
     return ~np.asarray(moved <= MOVED * np.hypot(column_error, error))
 
 
-def checked_spots(
-    spots: Spots,
-    columns: Array,
-    column_error: Array,
-    look: OpeningLook,
-) -> Spots:
+def checked_spots(spots: Spots, columns: Array, column_error: Array, look: OpeningLook) -> Spots:
     """Refuse hyperplanes that bend elsewhere than the line's kinks say, or otherwise.
 
     Of coarse answers a few may: they are kept as the line showed them, for the fit to judge.

@@ -80,11 +80,7 @@ class NetworkClaim:
     """How many times as much is claimed, since answers were missed by more than usual."""
 
     @classmethod
-    def of(
-        cls,
-        target: LiftedTarget,
-        split: SplitForm,
-    ) -> Self:
+    def of(cls, target: LiftedTarget, split: SplitForm) -> Self:
         """Write the form as a network, and say what its errors add up to."""
         form = split.whole
         errors = float(form.g_error + np.sum(form.error))

@@ -46,10 +46,7 @@ def accepted_error(noise: NoiseLevel, size: float) -> float:
 
 
 def fresh_tokens(
-    lift: Lift,
-    count: int,
-    rng: np.random.Generator,
-    farthest: float = np.inf,
+    lift: Lift, count: int, rng: np.random.Generator, farthest: float = np.inf
 ) -> Array:
     """Return tokens of many lengths, (count, d), the outer ones up to ``farthest``, if finite.
 

@@ -17,10 +17,7 @@ from unsoftmax.arrangement.homogeneous import Lift
 from unsoftmax.arrangement.noise_level import NoiseLevel, NoiseLevelTuning, estimate_noise
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.learners.relu_network.fresh_points import fresh_tokens
-from unsoftmax.learners.relu_network.length_scan import (
-    LengthScan,
-    scan_lengths,
-)
+from unsoftmax.learners.relu_network.length_scan import LengthScan, scan_lengths
 from unsoftmax.probes import Array, Round, Singles
 from unsoftmax.protocol import Answers
 from unsoftmax.validate.judge import Answered
