@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from unsoftmax.learners.feed_forward.affine_part import AffinePartTuning, sides_of
+from unsoftmax.learners.feed_forward.affine_part import sides_of
 
 
 def neurons(d, m, d_out, seed):
@@ -22,7 +22,7 @@ def test_sides_and_the_residual(d, m, d_out, residual):
         return
     rows, columns, back = neurons(d, m, d_out, 0)
     first = -columns[back].T @ rows[back] + residual * np.eye(d_out, d)
-    sides = sides_of(rows, columns, first + 1e-9, 1e-8, AffinePartTuning())
+    sides = sides_of(rows, columns, first + 1e-9, 1e-8)
     np.testing.assert_array_equal(sides.back, back)
     assert sides.residual == residual
     assert sides.linear is None
@@ -33,7 +33,7 @@ def test_what_is_left_is_a_linear_part_of_its_rank():
     rows, columns, back = neurons(6, 12, 6, 1)
     extra = np.outer(np.arange(6.0), np.ones(6))
     first = -columns[back].T @ rows[back] + extra
-    sides = sides_of(rows, columns, first, 1e-10, AffinePartTuning())
+    sides = sides_of(rows, columns, first, 1e-10)
     assert sides.linear is not None
     U, V = sides.linear
     again = -columns[sides.back].T @ rows[sides.back] + sides.residual * np.eye(6) + U.T @ V
@@ -44,7 +44,7 @@ def test_what_is_left_is_a_linear_part_of_its_rank():
 def test_too_few_equations_determine_no_sides():
     rows, columns, back = neurons(2, 9, 2, 0)
     first = -columns[back].T @ rows[back]
-    sides = sides_of(rows, columns, first, 1e-10, AffinePartTuning())
+    sides = sides_of(rows, columns, first, 1e-10)
     assert not sides.known
     left = np.zeros((2, 2)) if sides.linear is None else sides.linear[0].T @ sides.linear[1]
     again = -columns[sides.back].T @ rows[sides.back] + sides.residual * np.eye(2) + left

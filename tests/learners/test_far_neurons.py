@@ -11,10 +11,9 @@ from tests.arrangement.test_cells import answered, random_form
 from unsoftmax.arrangement.circle import Circle
 from unsoftmax.arrangement.homogeneous import Lift
 from unsoftmax.arrangement.noise_level import NoiseLevel
-from unsoftmax.learners.relu_network.far_neurons import FarNeuronTuning, FarSearch
+from unsoftmax.learners.relu_network.far_neurons import FarSearch
 from unsoftmax.learners.relu_network.length_scan import (
     LengthScan,
-    LengthScanTuning,
     scan_lengths,
 )
 from unsoftmax.learners.relu_network.lifted_target import LiftedTarget
@@ -25,7 +24,7 @@ from unsoftmax.learners.relu_network.split_form import SplitForm, at_length
 
 
 def scanned(form, d, seed=0, deviation=0.0, single=False):
-    steps = scan_lengths(d, np.random.default_rng(seed), LengthScanTuning())
+    steps = scan_lengths(d, np.random.default_rng(seed))
     return answered(steps, Lift(d, True), form, deviation, single=single)
 
 
@@ -146,15 +145,15 @@ def test_neurons_beyond_a_distance_are_left_out_if_they_are_inactive_at_0():
 # -- the search
 
 
-def far_search(form, d, seed=0, **knobs):
+def far_search(form, d, seed=0):
     """Search for what a form has, with what lies within 100 of 0 known, to 1e-12."""
     lift, rng = Lift(d, True), np.random.default_rng(seed)
-    scan, _ = answered(scan_lengths(d, rng, LengthScanTuning()), lift, form)
+    scan, _ = answered(scan_lengths(d, rng), lift, form)
     circle = Circle.random(lift, rng, 1e-5)
     size = float(np.abs(form(circle.at(np.linspace(0.1, 3, 50)))).max())
     noise = NoiseLevel(2e-16 * size, 4e-16 * size, size)
     target = LiftedTarget(lift, circle, noise, None, scan)
-    search = FarSearch(NetworkSearch(target, 100, False, rng), FarNeuronTuning(**knobs))
+    search = FarSearch(NetworkSearch(target, 100, False, rng))
     distance = np.abs(form.a[:, -1]) / np.linalg.norm(form.a[:, :-1], axis=1)
     known = replace(form.take(distance < 100), error=np.full(int(np.sum(distance < 100)), 1e-12))
     return search, known

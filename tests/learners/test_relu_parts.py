@@ -13,21 +13,26 @@ from tests.networks import network
 from unsoftmax.arrangement.circle import Circle
 from unsoftmax.arrangement.homogeneous import Lift, PiecewiseLinear
 from unsoftmax.arrangement.noise_level import NoiseLevel
-from unsoftmax.learners.relu_network.claims import NetworkClaim, NetworkClaimTuning
-from unsoftmax.learners.relu_network.fresh_points import FreshPointTuning, look
-from unsoftmax.learners.relu_network.lifted_target import LiftedTarget, LiftTuning, TargetLift
-from unsoftmax.learners.relu_network.merge import NeuronMergeTuning, network_of, pruned
-from unsoftmax.learners.relu_network.network_search import NetworkSearch, NetworkSearchTuning
+from unsoftmax.learners.relu_network import fresh_points
+from unsoftmax.learners.relu_network.claims import NetworkClaim
+from unsoftmax.learners.relu_network.fresh_points import (
+    FAR_SHARE,
+    accepted_error,
+    fresh_tokens,
+    look,
+    weights_of,
+)
+from unsoftmax.learners.relu_network.lifted_target import LONG_TOKENS, LiftedTarget, TargetLift
+from unsoftmax.learners.relu_network.merge import network_of, pruned
+from unsoftmax.learners.relu_network.network_search import NetworkSearch
 from unsoftmax.learners.relu_network.relu_learner import ReluNetworkTuning
 from unsoftmax.learners.relu_network.split_form import SplitForm
-from unsoftmax.learners.relu_network.wide_cells import CellWalk, WalkedForm, WideCellTuning
-
-TUNING = WideCellTuning()
+from unsoftmax.learners.relu_network.wide_cells import CellWalk, WalkedForm
 
 
-def lifted(form, d, biases, seed=0, **lifting):
+def lifted(form, d, biases, seed=0):
     """Look at the network that a form is, at length scale 1."""
-    steps = TargetLift(d, biases, EDGE, LiftTuning(**lifting), FreshPointTuning())
+    steps = TargetLift(d, biases)
     return answered(steps.run(np.random.default_rng(seed)), Lift(d, biases), form)
 
 
@@ -65,9 +70,9 @@ def test_an_affine_part_betrays_a_target_learned_as_if_it_had_no_biases():
 
 def test_noise_asks_for_longer_tokens_where_it_is_of_a_fixed_size():
     form = random_form(np.random.default_rng(0), 5, 9)
-    steps = TargetLift(5, False, EDGE, LiftTuning(), FreshPointTuning())
+    steps = TargetLift(5, False)
     target, _ = answered(steps.run(np.random.default_rng(0)), Lift(5, False), form, 1e-6)
-    assert target.lift.token_scale == LiftTuning().long_tokens
+    assert target.lift.token_scale == LONG_TOKENS
     assert target.coarseness < 1e-14
     exact, _ = lifted(form, 5, False)
     assert exact.lift.token_scale == 1
@@ -75,7 +80,7 @@ def test_noise_asks_for_longer_tokens_where_it_is_of_a_fixed_size():
 
 def test_noise_that_hides_all_kinks_is_refused():
     form = random_form(np.random.default_rng(0), 6, 9)
-    steps = TargetLift(5, True, EDGE, LiftTuning(), FreshPointTuning())
+    steps = TargetLift(5, True)
     with pytest.raises(us.NotIdentifiable, match="noise"):
         answered(steps.run(np.random.default_rng(0)), Lift(5, True), form, 1.0)
 
@@ -101,22 +106,22 @@ def test_an_affine_target_behind_noise_has_no_neurons_to_sum_over():
 
 @pytest.mark.parametrize("biases", [True, False])
 def test_fresh_points_see_a_missing_neuron_and_nothing_else(biases):
-    rng, lift, tuning = np.random.default_rng(0), Lift(6, biases), FreshPointTuning()
+    rng, lift = np.random.default_rng(0), Lift(6, biases)
     form = random_form(rng, lift.D, 10)
     without = replace(form, a=form.a[1:], eps=form.eps[1:], error=form.error[1:])
-    x = tuning.tokens(lift, 40, rng)
-    right, _ = answered(look(lift, form, x, tuning), lift, form)
-    wrong, _ = answered(look(lift, without, x, tuning), lift, form)
+    x = fresh_tokens(lift, 40, rng)
+    right, _ = answered(look(lift, form, x), lift, form)
+    wrong, _ = answered(look(lift, without, x), lift, form)
     assert right.share < 1e-14
     assert wrong.share > 1e-2
 
 
 def test_misses_far_out_count_little_if_there_are_neurons():
-    lift, tuning = Lift(2, True, length=2.0), FreshPointTuning()
+    lift = Lift(2, True, length=2.0)
     x = np.array([[1.0, 1.0], [1e4, 0.0]])
-    assert np.array_equal(tuning.weights(lift, x, 3), [1.0, tuning.far_share])
-    assert np.array_equal(tuning.weights(lift, x, 0), [1.0, 1.0])
-    assert np.array_equal(tuning.weights(Lift(2, False), x, 3), [1.0, 1.0])
+    assert np.array_equal(weights_of(lift, x, 3), [1.0, FAR_SHARE])
+    assert np.array_equal(weights_of(lift, x, 0), [1.0, 1.0])
+    assert np.array_equal(weights_of(Lift(2, False), x, 3), [1.0, 1.0])
 
 
 @pytest.mark.parametrize(
@@ -125,7 +130,7 @@ def test_misses_far_out_count_little_if_there_are_neurons():
 )
 def test_what_is_accepted_grows_with_the_noise_up_to_a_thousandth(deviation, size, limit):
     noise = NoiseLevel(deviation, deviation, size)
-    assert FreshPointTuning().limit(noise, size) == pytest.approx(limit)
+    assert accepted_error(noise, size) == pytest.approx(limit)
 
 
 # -- wide cells
@@ -160,7 +165,7 @@ def test_neurons_that_are_off_are_corrected_where_cells_are_wide(biases, trials)
         )
         state = WalkedForm.along(wrong, Circle.random(lift, rng, EDGE))
         every = np.arange(10)
-        steps = state.measured(every, 1e-15, TUNING.clear, TUNING)
+        steps = state.measured(every, 1e-15)
         state, queries = answered(steps, lift, form)
         assert queries % 6 == 0
         better = state.corrected().form
@@ -177,7 +182,7 @@ def test_what_was_corrected_is_not_corrected_again():
     lift, form, _ = walked(rng, biases=False)
     wrong = replace(form, a=form.a + 1e-6, error=np.full(9, 3e-6), g_error=1e-5)
     state = WalkedForm.along(wrong, Circle.random(lift, rng, EDGE))
-    state, _ = answered(state.measured(np.arange(10), 1e-15, 10.0, TUNING), lift, form)
+    state, _ = answered(state.measured(np.arange(10), 1e-15), lift, form)
     once = state.corrected()
     twice = once.corrected()
     assert np.max(np.abs(once.form.a - wrong.a)) > 1e-7
@@ -190,7 +195,7 @@ def test_only_touched_neurons_are_corrected():
     lift, form, _ = walked(rng)
     wrong = replace(form, a=form.a + 1e-6, error=np.full(9, 3e-6))
     state = WalkedForm.along(wrong, Circle.random(lift, rng, EDGE))
-    state, _ = answered(state.measured(np.arange(10), 1e-15, 10.0, TUNING), lift, form)
+    state, _ = answered(state.measured(np.arange(10), 1e-15), lift, form)
     touched = np.arange(9) == 4
     after = state.corrected(touched).form
     assert np.array_equal(after.a[~touched], wrong.a[~touched])
@@ -198,7 +203,7 @@ def test_only_touched_neurons_are_corrected():
 
 def test_nothing_is_asked_of_no_cells():
     lift, form, state = walked(np.random.default_rng(0))
-    same, queries = answered(state.measured(np.zeros(0, dtype=int), 1e-15, 10, TUNING), lift, form)
+    same, queries = answered(state.measured(np.zeros(0, dtype=int), 1e-15), lift, form)
     assert same is state
     assert queries == 0
 
@@ -213,7 +218,7 @@ def test_neurons_that_are_nothing_but_error_are_pruned():
         np.ones(4),
         np.array([1e-12, 1e-12, 1e-9, 1e-12]),
     )
-    kept, touched = pruned(form, np.array([False, True, True, False]), NeuronMergeTuning())
+    kept, touched = pruned(form, np.array([False, True, True, False]))
     assert len(kept) == 3
     assert np.array_equal(touched, [False, True, False])
 
@@ -222,7 +227,7 @@ def test_neurons_that_are_nothing_but_error_are_pruned():
 def test_a_form_as_a_network_is_the_same_function(biases):
     rng, lift = np.random.default_rng(0), Lift(4, biases, length=2.0 if biases else 1.0)
     form = random_form(rng, lift.D, 7)
-    model, x = network_of(form, lift, NeuronMergeTuning()), rng.standard_normal((20, 4))
+    model, x = network_of(form, lift), rng.standard_normal((20, 4))
     assert model.A.shape == (4, 9)  # the linear part takes two
     Y = np.column_stack([x / 2.0, np.ones(20)]) if biases else x
     assert np.allclose(model(x), form(Y), rtol=0, atol=1e-13)
@@ -237,13 +242,13 @@ def test_the_search_finds_a_form_that_fresh_points_confirm():
     assert len(found) == 12
 
 
-def test_where_every_error_is_refused_the_search_ends_after_its_sweeps():
+def test_where_every_error_is_refused_the_search_ends_after_its_sweeps(monkeypatch):
     rng, lift = np.random.default_rng(0), Lift(4, True)
     form = random_form(rng, 5, 6)
     target, _ = lifted(form, 4, True)
-    strict = FreshPointTuning(accepted=0.0, coarse=0.0)
-    tuning = NetworkSearchTuning(fresh=strict, sweeps=2)
-    search = NetworkSearch(target, 100, False, np.random.default_rng(1), tuning=tuning)
+    monkeypatch.setattr(fresh_points, "ACCEPTED", 0.0)
+    monkeypatch.setattr(fresh_points, "COARSE", 0.0)
+    search = NetworkSearch(target, 100, False, np.random.default_rng(1), sweeps=2)
     with pytest.raises(us.ModelMismatch, match="After 2 sweeps a network of 6 neurons"):
         answered(search.run(), lift, form)
 
@@ -277,9 +282,7 @@ def claimed(off, checks=32, error=1e-13, noise=1e-15):
     rng, lift = np.random.default_rng(0), Lift(5, True)
     form = random_form(rng, 6, 8, error=error)
     target = LiftedTarget(lift, Circle.none(lift), NoiseLevel(noise, noise, 1.0))
-    claim = NetworkClaim.of(
-        target, SplitForm.of(lift, form), NetworkSearchTuning(), NetworkClaimTuning()
-    )
+    claim = NetworkClaim.of(target, SplitForm.of(lift, form))
     size = float(np.linalg.norm(form.g0) + form.sizes.sum())
     away = off * (claim.bound + float(claim.precision.error(np.array(size), np.zeros(1))[0]))
 
@@ -328,9 +331,7 @@ def test_labels_that_are_all_one_are_no_network():
     rng, lift = np.random.default_rng(0), Lift(5, True)
     target = LiftedTarget(lift, Circle.none(lift), NoiseLevel(1e-15, 1e-15, 1.0))
     form = random_form(rng, 6, 8)
-    claim = NetworkClaim.of(
-        target, SplitForm.of(lift, form), NetworkSearchTuning(), NetworkClaimTuning()
-    )
+    claim = NetworkClaim.of(target, SplitForm.of(lift, form))
     steps = claim.tested(16, rng)
     [part] = next(steps)
     with pytest.raises(us.ModelMismatch, match="labels"):
@@ -343,9 +344,7 @@ def test_a_neuron_that_no_fresh_token_makes_active_is_no_label():
     far = PiecewiseLinear(
         np.array([0.0, 0.0, 0.3]), np.array([[1.0, 0.0, -1e9]]), np.ones(1), np.zeros(1)
     )
-    claim = NetworkClaim.of(
-        target, SplitForm.of(lift, far), NetworkSearchTuning(), NetworkClaimTuning()
-    )
+    claim = NetworkClaim.of(target, SplitForm.of(lift, far))
     steps = claim.tested(8, rng)
     [part] = next(steps)
     with pytest.raises(StopIteration) as ended:
@@ -357,9 +356,8 @@ def test_a_neuron_that_no_fresh_token_makes_active_is_no_label():
 
 
 def test_a_changed_knob_is_named_in_the_settings_and_nothing_else():
-    sweeps = NetworkSearchTuning(sweeps=3, fresh=FreshPointTuning(first=20))
-    learner = us.learners.ReluNetworkLearner(5, tuning=ReluNetworkTuning(sweeps=sweeps))
-    assert learner.settings()["tuning"] == {"sweeps": {"sweeps": 3, "fresh": {"first": 20}}}
+    learner = us.learners.ReluNetworkLearner(5, tuning=ReluNetworkTuning(sweeps=3, first=20))
+    assert learner.settings()["tuning"] == {"sweeps": 3, "first": 20}
     assert "tuning" not in us.learners.ReluNetworkLearner(5).settings()
     target = network("random", 5, 6, 0)
     recovery = us.learn(lambda X: target(X), learner)

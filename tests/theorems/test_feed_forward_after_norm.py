@@ -20,10 +20,8 @@ from tests.feed_forward import (
 )
 from tests.truth import Counted
 from unsoftmax.learners.feed_forward.ball_opening import LastPiece
-from unsoftmax.learners.feed_forward.ball_part import BallPart
-from unsoftmax.learners.feed_forward.found_neurons import FoundNeurons
-from unsoftmax.learners.feed_forward.hidden_neurons import HiddenNeurons
-from unsoftmax.learners.feed_forward.late_neurons import LateNeurons, where_active
+from unsoftmax.learners.feed_forward.found_neurons import BallPart, FoundNeurons
+from unsoftmax.learners.feed_forward.hidden_neurons import HiddenNeurons, LateNeurons, where_active
 from unsoftmax.theory.counts import feed_forward_after_norm_queries
 
 
@@ -266,7 +264,7 @@ def last_piece(eps, bends=()):
     y = 1 + tau[:, None] * rng.standard_normal(6)
     for at, size in bends:
         y += size * np.maximum(0.0, at - tau)[:, None] * rng.standard_normal(6)
-    return LastPiece.of(y, v, 1e-16, 8.0)
+    return LastPiece.of(y, v, 1e-16)
 
 
 def test_ratios_along_a_direction_tell_eps():

@@ -10,8 +10,8 @@ import unsoftmax as us
 from tests.feed_forward import KINDS, behind, layer, share_behind
 from tests.truth import Counted
 from unsoftmax.arrangement.direction_kinks import DirectionPiece, affine_of_directions
-from unsoftmax.learners.feed_forward.affine_part import AffinePartTuning, ResidualPart, sides_of
-from unsoftmax.learners.feed_forward.direction_spots import CrossedPieces
+from unsoftmax.learners.feed_forward.affine_part import ResidualPart, sides_of
+from unsoftmax.learners.feed_forward.hyperplane_spots import CrossedPieces
 
 
 def learner(dim, seed=0):
@@ -257,7 +257,7 @@ def test_a_residual_of_any_share_is_found(rows):
     shares = rng.standard_normal(6) if rows else np.full(6, -0.3)
     first = np.diag(shares) - B[back].T @ A[back]
     part = ResidualPart(np.eye(6), free=True, rows=rows)
-    sides = sides_of(A, B, first, 1e-13, AffinePartTuning(), residual=part)
+    sides = sides_of(A, B, first, 1e-13, residual=part)
     np.testing.assert_array_equal(sides.back, back)
     np.testing.assert_allclose(np.resize(sides.added, 6), shares, atol=1e-12)
     assert sides.linear is None

@@ -19,19 +19,12 @@ import scipy
 
 from unsoftmax.probes import Array, Flags
 
-
-@dataclass(frozen=True, slots=True)
-class AffinePartTuning:
-    """When sides are sure."""
-
-    whole: float = 0.1
-    """Shares are 0 or 1 if they are off by less. Wrong layers have any share."""
-    condition: float = 1e12
-    """Equations of a larger condition determine no sides."""
-    errors: float = 30.0
-    """A linear part up to so many times its typical error is none."""
-    unseen: float = 1e-6
-    """A residual of any share that is below this one of all jumps is none."""
+# Shares are 0 or 1 if they are off by less. Wrong layers have any share.
+WHOLE = 0.1
+# Equations of a larger condition determine no sides.
+CONDITION = 1e12
+# A linear part up to so many times its typical error is none.
+ERRORS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +86,6 @@ def sides_of(
     columns: Array,
     first: Array,
     error: float,
-    tuning: AffinePartTuning,
     *,
     residual: ResidualPart | None = None,
     alone: bool = False,
@@ -108,8 +100,6 @@ def sides_of(
         The Jacobian where none of them is active.
     error : float
         What it is typically off by, the errors of the neurons included (Frobenius norm).
-    tuning : AffinePartTuning
-        When sides are sure.
     residual : ResidualPart, optional
         What the residual may be: x, or nothing where d_out is not d, unless given.
     alone : bool
@@ -118,11 +108,11 @@ def sides_of(
     (m, d), d_out = rows.shape, columns.shape[1]
     if residual is None and d == d_out and not alone:
         residual = ResidualPart(np.eye(d))
-    known, share = _shares(rows, columns, first, residual, tuning)
+    known, share = _shares(rows, columns, first, residual)
     whole = np.asarray(np.round(np.clip(share, 0.0, 1.0)), dtype=np.float64)
     if residual is not None and residual.free:
         whole[m:] = share[m:]
-    near = np.abs(share - whole) < tuning.whole
+    near = np.abs(share - whole) < WHOLE
     near = np.append(near[:m], np.all(near[m:]))
     back = whole[:m] > 0
     linear: Array = first + columns[back].T @ rows[back]
@@ -134,20 +124,16 @@ def sides_of(
         linear = linear - residual.summed(whole[m:])
     added = np.array(whole[m:])
     adds = bool(np.any(added))
-    if np.linalg.norm(linear) <= tuning.errors * error:
+    if np.linalg.norm(linear) <= ERRORS * error:
         return Sides(back, adds, None, known, near, added)
     U, s, Vt = np.linalg.svd(linear)
-    root = np.sqrt(s[s > tuning.errors * error])[:, None]
+    root = np.sqrt(s[s > ERRORS * error])[:, None]
     parts = root * U.T[: len(root)], root * Vt[: len(root)]
     return Sides(back, adds, parts, known, near, added)
 
 
 def _shares(
-    rows: Array,
-    columns: Array,
-    first: Array,
-    residual: ResidualPart | None,
-    tuning: AffinePartTuning,
+    rows: Array, columns: Array, first: Array, residual: ResidualPart | None
 ) -> tuple[bool, Array]:
     """Solve for all f_j and ρ; tell whether the equations determine them, too."""
     size = np.linalg.norm(rows, axis=1) * np.linalg.norm(columns, axis=1)
@@ -160,7 +146,7 @@ def _shares(
         size = np.append(size, np.sqrt(own))
     gram /= np.outer(size, size)
     unknown = len(size)
-    known = unknown <= first.size and (not unknown or np.linalg.cond(gram) < tuning.condition)
+    known = unknown <= first.size and (not unknown or np.linalg.cond(gram) < CONDITION)
     if known:
         share = scipy.linalg.solve(gram, right / size, assume_a="pos") / size if unknown else right
     else:

@@ -27,16 +27,27 @@ from unsoftmax.arrangement.breakpoints import TooManyBreakpoints
 from unsoftmax.errors import ModelMismatch
 from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.feed_forward.affine_part import Sides
-from unsoftmax.learners.feed_forward.ball_search import BallNeurons, BallSearch
-from unsoftmax.learners.feed_forward.feed_forward_tuning import FeedForwardTuning
-from unsoftmax.learners.feed_forward.layer_claim import LayerClaim
-from unsoftmax.learners.feed_forward.opening_look import OpeningLook, TargetOpening
+from unsoftmax.learners.feed_forward.ball_search import AROUND, BallNeurons, BallSearch
+from unsoftmax.learners.feed_forward.layer_claim import BESIDE, DEVIATIONS, LayerClaim
+from unsoftmax.learners.feed_forward.opening_look import (
+    OpeningLook,
+    TargetOpening,
+    drawn_directions,
+)
 from unsoftmax.learners.feed_forward.search_steps import asks, too_many
 from unsoftmax.learners.normed_tokens import NormedTokens
 from unsoftmax.models.feed_forward import FeedForward
 from unsoftmax.models.layer_norm import LayerNorm
 from unsoftmax.probes import Array, Round
 from unsoftmax.protocol import Answers, Certificate, Found
+
+# Tokens that tell how large answers are.
+LOOKS = 8
+# Answers with larger relative errors are refused: what is known is taken off, and what is left of
+# it must be small beside neurons that are not known.
+COARSE = 1e-12
+# The longest normalised tokens that are asked afresh, beside what none of them reaches.
+INSIDE = 0.9995
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,19 +60,18 @@ class BallClaim(LayerClaim):
 
     def _tokens(self, count: int, rng: np.random.Generator) -> Array:
         """Return tokens all over the ball, half of them near its boundary."""
-        tuning, n = self.tuning, np.arange(count)
-        t = rng.standard_normal((count, self.model.dim))
-        t /= np.linalg.norm(t, axis=1, keepdims=True)
+        n = np.arange(count)
+        t = drawn_directions(count, self.model.dim, rng)
         inside = rng.uniform(size=count) ** (1 / self.model.dim)
         inside = np.where(n % 4 == 0, rng.uniform(size=count), inside)
-        most = tuning.inside * self.radius
+        most = INSIDE * self.radius
         t = np.asarray(most * np.where(n % 2, 1.0, inside)[:, None] * t)
-        moved = self._moved_beside(t, n % tuning.beside == 0, rng)
+        moved = self._moved_beside(t, n % BESIDE == 0, rng)
         short = np.linalg.norm(moved, axis=1) <= most
         return np.where(short[:, None], moved, t)
 
     def _assumed(self, checks: int) -> tuple[str, ...]:
-        look, deviations = self.look, self.tuning.deviations
+        look = self.look
         share = 3 / max(self.quiet, 1)
         return (
             "Tokens are normalised before the neurons see them: A and b contain the scale and the "
@@ -79,10 +89,10 @@ class BallClaim(LayerClaim):
             f"showed no other neuron: one that fewer than {share:.1%} of such tokens switch may be "
             "missing (19 in 20 of those that more do would show). One that never switches is part "
             "of the linear part, or nothing.",
-            f"No neuron adds less than {deviations * look.noise:.1e} of the answers' size: a "
+            f"No neuron adds less than {DEVIATIONS * look.noise:.1e} of the answers' size: a "
             "smaller one may be missing. The bounds of A, b and B are of those found.",
             f"Answers are off by {look.noise:.1e} of their size (one standard deviation), from "
-            f"second differences; {deviations:g} deviations are taken.",
+            f"second differences; {DEVIATIONS:g} deviations are taken.",
             *look.why,
             *(() if checks else ("Nothing was checked.",)),
         )
@@ -96,7 +106,8 @@ class AfterNorm:
     most: int
     """More neurons are refused."""
     rng: np.random.Generator
-    tuning: FeedForwardTuning
+    attempts: int
+    """Points of chords before a target is refused."""
 
     def steps(self, checks: int) -> Asking[Found[FeedForward]]:
         """Find the layer; return it as one of tokens x."""
@@ -106,14 +117,14 @@ class AfterNorm:
         plain = found.model
         model = FeedForward(plain.A @ E.T, plain.b, plain.B, plain.c, kind.residual, norm)
         errors = dict(found.certificate.errors)
-        errors["eps"] = self.tuning.claims.deviations * error * self.normed.eps
+        errors["eps"] = DEVIATIONS * error * self.normed.eps
         certificate = Certificate(errors, found.certificate.assumes)
         return replace(found, model=model, certificate=certificate)
 
     def _within(self, checks: int) -> Asking[tuple[Found[FeedForward], float]]:
         """Find a layer of tokens of the ball; return what eps may be off by, relatively, too."""
         look = yield from self._look()
-        attempts = self.tuning.attempts
+        attempts = self.attempts
         for again in range(1, attempts + 1):
             try:
                 claim = yield from self._searched(look, again > 1)
@@ -130,31 +141,31 @@ class AfterNorm:
 
     def _look(self) -> Generator[Round, Answers, OpeningLook]:
         """Measure sizes and errors of answers within the ball."""
-        k, radius, tuning = self.normed.frame.shape[1], self.normed.radius, self.tuning
-        t = self.rng.standard_normal((tuning.ball.looks, k))
-        t *= tuning.ball.around * radius / np.linalg.norm(t, axis=1, keepdims=True)
+        k, radius = self.normed.frame.shape[1], self.normed.radius
+        t = self.rng.standard_normal((LOOKS, k))
+        t *= AROUND * radius / np.linalg.norm(t, axis=1, keepdims=True)
         t[0] = 0.0
         y = yield from asks("opening")(t)
         size = float(np.max(np.linalg.norm(y, axis=1)))
         steepness = float(np.max(np.linalg.norm(y[1:] - y[0], axis=1))) / radius
         precision = self.normed.precision
         look = OpeningLook(radius / 4, size, steepness, 0.0, t, y, precision.why)
-        opening = TargetOpening(k, asks("opening"), self.rng, tuning=tuning.opening)
+        opening = TargetOpening(k, asks("opening"), self.rng)
         look = yield from opening.measured(look, precision)
-        if look.noise > tuning.ball.coarse:
+        if look.noise > COARSE:
             raise ModelMismatch(
                 f"The answers are off by {look.noise:.0e} of their size: too coarse for a layer "
-                f"after a norm ({tuning.ball.coarse:.0e} is the limit), as those of float32 are. "
+                f"after a norm ({COARSE:.0e} is the limit), as those of float32 are. "
                 "Ask a target that computes and answers in float64."
             )
         return look
 
     def _searched(self, look: OpeningLook, thorough: bool) -> Generator[Round, Answers, BallClaim]:
         """Search once; compare what was asked."""
-        radius, tuning = self.normed.radius, self.tuning
-        search = BallSearch(look, radius, self.most, thorough, self.rng, tuning)
+        radius = self.normed.radius
+        search = BallSearch(look, radius, self.most, thorough, self.rng)
         neurons = yield from search.run()
-        sides = neurons.part.found.sides(tuning.affine, alone=True)
+        sides = neurons.part.found.sides(alone=True)
         model, errors = self._with_constant(neurons, sides, look)
         claim = BallClaim(
             model,
@@ -162,7 +173,6 @@ class AfterNorm:
             errors,
             notes_after_norm(neurons, sides, self.normed),
             sides.sure and sides.linear is None,
-            tuning=tuning.claims,
             radius=radius,
             quiet=neurons.quiet,
         )
@@ -173,7 +183,7 @@ class AfterNorm:
     def _with_constant(
         self, neurons: BallNeurons, sides: Sides, look: OpeningLook
     ) -> tuple[FeedForward, dict[str, float]]:
-        """Return the layer with its constant, and standard deviations."""
+        """Return the layer with its constant, and standard DEVIATIONS."""
         found, t, y = neurons.part.found, neurons.tokens, neurons.answers
         c = np.mean(y - found.layer(sides, np.zeros(y.shape[1]))(t), axis=0)
         errors = found.errors(0.0)

@@ -1,4 +1,4 @@
-"""Kinks along chords of a ball, all through one point, of answers less what is known.
+"""Chords of a ball, all through one point: kinks of answers less what is known, and their neurons.
 
 A chord is searched as a line is (`arrangement.vector_kinks`), between its ends. What is known is
 off by more than answers are: pairs of values that straddle a kink pass as pieces then, and show as
@@ -14,13 +14,35 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from unsoftmax.arrangement.vector_kinks import LineKinks, VectorKinkSearch, VectorKinkTuning
-from unsoftmax.learners.feed_forward.ball_part import BallPart
-from unsoftmax.learners.feed_forward.ball_tuning import BallTuning
-from unsoftmax.learners.feed_forward.line_cells import AskTokens
+from unsoftmax.learners.feed_forward.crossed_neurons import CrossedNeurons
+from unsoftmax.learners.feed_forward.found_neurons import BallPart, FoundNeurons
+from unsoftmax.learners.feed_forward.line_cells import AskTokens, CellReadings, LineCells
 from unsoftmax.learners.feed_forward.opening_look import OpeningLook
 from unsoftmax.learners.feed_forward.search_steps import asks
-from unsoftmax.probes import Array, Round
+from unsoftmax.probes import Array, Flags, Round
 from unsoftmax.protocol import Answers
+
+# Where the outermost places of a chord are, in halves of it, and the longest tokens of the
+# search, in radii: pairs and steps take what is left.
+END = 0.96
+# Of answers less what is known: places that are asked first; pieces may meet where they are known
+# to this share of a value; pairs straddle a kink that meet their neighbours this close to their
+# ends. Errors of what is known are larger than those of answers, and kinks fewer.
+START, EXACT, TIGHT = 4, 1e-8, 0.1
+# What is known is off by this share of what its errors say; a tenth to a fortieth was seen. More:
+# kinks are taken for errors; less: errors for kinks.
+STATED = 0.15
+# Columns of hidden neurons are read by steps of this share of the way to the next kink, or this
+# of half the chord; with shorter steps, so often, where a hidden neuron bends there.
+BESIDE, CLOSE = 0.2, 1e-3
+CLOSER, NEARER = 2, 1 / 8
+# Answers beside a kink are on a line within so many errors, and this share of the bend.
+STRAIGHT, PARALLEL = 10.0, 1e-6
+# Neighbouring kinks are one, straddled by a pair, if their columns differ by no more than this,
+# or by their errors, up to the other.
+ONE, MOST_ONE = 1e-4, 0.1
+# Steps are taken in the widest of so many outermost pieces; kinks beyond it are left.
+OUTER = 5
 
 
 def without(part: BallPart | None, ask: AskTokens) -> AskTokens:
@@ -79,15 +101,13 @@ class BallChords:
     most: int
     """More kinks are refused."""
     thorough: bool
-    line: VectorKinkTuning
-    tuning: BallTuning
 
     def noise_of(self, known: BallPart | None) -> float:
         """Return what answers less what is known are off by (2-norm)."""
         own = float(self.look.noise * (self.look.size + self.look.steepness * self.radius))
         if known is None:
             return own
-        return float(np.hypot(own, self.tuning.stated * known.error_at(self.radius)))
+        return float(np.hypot(own, STATED * known.error_at(self.radius)))
 
     def along(
         self,
@@ -109,10 +129,9 @@ class BallChords:
         basis = np.linalg.qr(np.column_stack([u, more]))[0].T
         basis[0] = u
         seen = np.linalg.svd(hidden)[2][len(hidden) :] if len(hidden) else None
-        ask, tuning = without(known, asks("line")), replace(self.line, far=self.tuning.end)
+        ask, tuning = without(known, asks("line")), VectorKinkTuning(far=END)
         if known is not None:
-            own = self.tuning
-            tuning = replace(tuning, tight=own.tight, start=own.start, exact=own.exact)
+            tuning = VectorKinkTuning(far=END, tight=TIGHT, start=START, exact=EXACT)
 
         def ask_line(t: Array) -> Generator[Round, Answers, Array]:
             y = yield from ask(origin + t[:, None] * u)
@@ -134,13 +153,13 @@ class BallChords:
         self, chord: Chord, known: BallPart
     ) -> Generator[Round, Answers, tuple[Array, Array]]:
         """Read the columns of a chord's kinks: second differences where nothing else bends."""
-        tuning, t, noise = self.tuning, chord.kinks.t, 4 * self.noise_of(known)
+        t, noise = chord.kinks.t, 4 * self.noise_of(known)
         ends = np.concatenate([[chord.kinks.pieces[0].low], t, [chord.kinks.pieces[-1].high]])
         gap = np.minimum(np.diff(ends)[:-1], np.diff(ends)[1:])
-        step = np.minimum(tuning.beside * gap, tuning.close * chord.half)
+        step = np.minimum(BESIDE * gap, CLOSE * chord.half)
         ask, left = without(known, asks("line")), np.arange(len(t))
         columns, error = np.zeros((len(t), len(known.value))), np.full(len(t), np.inf)
-        for _ in range(tuning.closer):
+        for _ in range(CLOSER):
             if not len(left):
                 break
             places = t[left, None] + step[left, None] * np.arange(-2.0, 3.0)
@@ -148,13 +167,13 @@ class BallChords:
             r = r.reshape(len(left), 5, -1)
             bends = r[:, 2:] - 2 * r[:, 1:-1] + r[:, :-2]
             size = np.linalg.norm(bends, axis=2)
-            limit = tuning.straight * (noise + tuning.parallel * size[:, 1])
+            limit = STRAIGHT * (noise + PARALLEL * size[:, 1])
             straight = np.all(size[:, ::2] < limit[:, None], axis=1) & (size[:, 1] > noise)
             good = left[straight]
             columns[good] = bends[straight, 1] / size[straight, 1, None]
             error[good] = noise / size[straight, 1]
             left = left[~straight]
-            step[left] *= tuning.nearer
+            step[left] *= NEARER
         return columns, error
 
     def _joined(self, kinks: LineKinks) -> LineKinks:
@@ -166,7 +185,7 @@ class BallChords:
             errors = [pieces[k].slope_error + pieces[k + 1].slope_error for k in (i, i + 1)]
             off = [error / size for error, size in zip(errors, sizes, strict=True)]
             apart = np.linalg.norm(jumps[i] / sizes[0] - jumps[i + 1] / sizes[1])
-            if apart > min(max(self.tuning.one, *off), self.tuning.most_one):
+            if apart > min(max(ONE, *off), MOST_ONE):
                 i += 1
                 continue
             p, q = pieces[i], pieces[i + 2]
@@ -176,3 +195,101 @@ class BallChords:
             del pieces[i + 1]
         bends = np.array(jumps).reshape(len(t), len(pieces[0].value))
         return LineKinks(np.array(t), bends, tuple(pieces))
+
+
+@dataclass(frozen=True, slots=True)
+class ChordReadings:
+    """What was read along one chord, and what had been taken off.
+
+    Beside a chord of answers less what is known, rows are read as beside a line (`line_cells`).
+    What was known then is kept with the readings: when it is known better, they are corrected.
+    """
+
+    cells: LineCells
+    readings: CellReadings
+    known: BallPart | None
+    start: int
+    """Number of the neurons that were known before."""
+    real: Flags
+    """Which kinks are neurons."""
+
+    @property
+    def count(self) -> int:
+        """Number of its neurons."""
+        return int(np.sum(self.real))
+
+    def columns(self, crossed: CrossedNeurons) -> tuple[Array, Array]:
+        """Return the best columns and their errors, those of kinks that are no neurons too."""
+        columns, error, _ = self.cells.jumps()
+        own = slice(self.start, self.start + self.count)
+        columns[self.real], error[self.real] = crossed.columns[own], crossed.error[own]
+        return columns, error
+
+    def settled(self, crossed: CrossedNeurons) -> Generator[Round, Answers, ChordReadings]:
+        """Ask again where readings contradict the columns."""
+        readings = yield from self.cells.settled(self.readings, *self.columns(crossed))
+        return replace(self, readings=readings)
+
+    def neurons(
+        self, crossed: CrossedNeurons, known: BallPart | None, noise: float
+    ) -> FoundNeurons:
+        """Solve for all kinks' rows, answers being off by ``noise`` (2-norm)."""
+        readings = self._corrected(known, noise)
+        columns, error = self.columns(crossed)
+        return self._solved(readings, columns, error)
+
+    def first_found(self) -> FoundNeurons:
+        """Solve with the columns that the chord shows."""
+        columns, error, _ = self.cells.jumps()
+        return self._solved(self.readings, columns, error)
+
+    def _corrected(self, known: BallPart | None, noise: float) -> CellReadings:
+        """Take off what is known better now."""
+        if self.known is None or known is None:
+            return self.readings
+        cells, step = self.cells, self.readings.step
+        k, d_out = len(known.point), len(known.value)
+        error = np.hypot(
+            noise * np.sqrt(2 / d_out) / step, known.found.jacobian_error / np.sqrt(k * d_out)
+        )
+        x = cells.origin + self.readings.places[:, None] * cells.basis[0]
+        beside = x[:, None] + step[:, :, None] * cells.basis
+        flat = beside.reshape(-1, k)
+        change = (self.known(flat) - known(flat)).reshape(*beside.shape[:2], -1)
+        change -= (self.known(x) - known(x))[:, None]
+        return replace(self.readings, y=self.readings.y + change / step[:, :, None], errors=error)
+
+    def _solved(self, readings: CellReadings, columns: Array, error: Array) -> FoundNeurons:
+        cells, basis = self.cells, self.cells.basis
+        solved = readings.solved(columns, error)
+        rows = solved.along @ basis
+        crossed = cells.origin + cells.kinks.t[:, None] * basis[0]
+        return FoundNeurons(
+            rows=rows,
+            row_error=np.linalg.norm(solved.errors, axis=1),
+            bias=-np.sum(rows * crossed, axis=1),
+            bias_error=np.linalg.norm(solved.errors * (crossed @ basis.T), axis=1),
+            columns=columns,
+            column_error=error,
+            first=solved.first.T @ basis,
+            first_error=float(np.linalg.norm(readings.first_errors)),
+        )
+
+
+def read_chord(
+    chord: Chord, known: BallPart | None, start: int
+) -> Generator[Round, Answers, ChordReadings]:
+    """Read all neurons of a chord, ``start`` others being known."""
+    chord, walls = chord.trimmed(OUTER)
+    cells = LineCells(
+        without(known, asks("cells")),
+        chord.kinks,
+        chord.basis,
+        chord.origin,
+        chord.half,
+        chord.search.own_error,
+        strange=known is not None,
+        walls=walls,
+    )
+    readings = yield from cells.run()
+    return ChordReadings(cells, readings, known, start, np.full(len(chord.kinks.t), True))

@@ -14,52 +14,45 @@ and tokens of several lengths tell eps: the ratios of 1 − τ are those of 1/v,
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.learners.feed_forward.line_cells import AskTokens
+from unsoftmax.learners.feed_forward.opening_look import drawn_directions
 from unsoftmax.learners.normed_tokens import NormedKind, NormedTokens
 from unsoftmax.measure.precision import UNIT, Precision
 from unsoftmax.models.arrays import TINY
 from unsoftmax.probes import Array, Round
 from unsoftmax.protocol import Answers
 
-
-@dataclass(frozen=True, slots=True)
-class BallOpeningTuning:
-    """How a norm before a layer is found."""
-
-    long: float = 2.0**12
-    """Length of tokens that any eps up to 1 is nothing beside."""
-    coarse: float = 1e-12
-    """Answers whose format is coarser are refused."""
-    bounded: float = 1e-5
-    """Answers to a token and one twice as long differ by no more, the token's own share apart."""
-    seen: int = 3
-    """So many directions, and their opposites, must not be answered alike."""
-    rounded: float = 64.0
-    """Answers are alike within so many roundings."""
-    rungs: int = 12
-    apart: float = 2.0**-5
-    """Lengths along a direction, each in proportion to the one before: eps from 1e6 to 1e-26."""
-    directions: int = 4
-    """Directions along which eps is read."""
-    halvings: int = 12
-    """Tokens along each: 1 − τ is a third at the first, and each time half of it."""
-    closer: int = 2
-    """How often the end of the last piece is looked for more closely."""
-    roundings: float = 2.0
-    collinear: float = 8.0
-    """Answers are off by so many roundings; they are on one line within so many of their errors."""
-    unbent: float = 1e-3
-    """Answers to the shortest tokens that are those to long ones but for this: eps is 0."""
-    unlike: float = 1e-6
-    explained: float = 30.0
-    """The eps of several directions differ by no more, relatively, beside so many errors."""
-    mean: float = 1.0
-    """Mean that tokens get in proportion to their entries: a LayerNorm takes it off."""
+# Length of tokens that any eps up to 1 is nothing beside.
+LONG = 2.0**12
+# Answers whose format is coarser are refused.
+COARSE = 1e-12
+# Answers to a token and one twice as long differ by no more, the token's own share apart.
+BOUNDED = 1e-5
+# So many directions, and their opposites, must not be answered alike.
+SEEN = 3
+# Answers are alike within so many roundings.
+ROUNDED = 64.0
+# Lengths along a direction, each in proportion to the one before: eps from 1e6 to 1e-26.
+RUNGS, APART = 12, 2.0**-5
+# Directions along which eps is read.
+DIRECTIONS = 4
+# Tokens along each: 1 − τ is a third at the first, and each time half of it.
+HALVINGS = 12
+# How often the end of the last piece is looked for more closely.
+CLOSER = 2
+# Answers are off by so many roundings, and on one line within so many of these errors.
+ROUNDINGS, COLLINEAR = 2.0, 8.0
+# Answers to the shortest tokens that are those to long ones but for this: eps is 0.
+UNBENT = 1e-3
+# The eps of several directions differ by no more, relatively, beside so many errors.
+UNLIKE, EXPLAINED = 1e-6, 30.0
+# Mean that tokens get in proportion to their entries: a LayerNorm takes it off.
+MEAN = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +62,6 @@ class BallOpening:
     dim: int
     ask: AskTokens
     rng: np.random.Generator
-    tuning: BallOpeningTuning = field(default=BallOpeningTuning(), kw_only=True)
 
     def run(self) -> Generator[Round, Answers, NormedTokens]:
         """Find which norm there is, and its eps.
@@ -82,14 +74,14 @@ class BallOpening:
             eps is 0.
         """
         kind, way, y = yield from self._kind()
-        d, tuning = self.dim, self.tuning
+        d = self.dim
         frame = np.eye(d)
         if kind.centred:
             first = np.column_stack([np.ones(d), self.rng.standard_normal((d, d - 1))])
             frame = np.linalg.qr(first)[0][:, 1:]
         crude = yield from self._crude(kind, way)
         eps, spread, per_noise = yield from self._eps(kind, frame, crude)
-        means = tuning.mean * self.rng.standard_normal(frame.shape[1]) / np.sqrt(d)
+        means = MEAN * self.rng.standard_normal(frame.shape[1]) / np.sqrt(d)
         means = kind.centred * np.ones((d, 1)) * means
         precision = Precision.of_format([y])
         return NormedTokens(kind, eps, spread, per_noise, frame, means, precision)
@@ -99,11 +91,10 @@ class BallOpening:
 
         Return the direction that is answered most unlike others, and all answers, too.
         """
-        d, tuning = self.dim, self.tuning
-        long = tuning.long
-        u, *others = self._unit(np.eye(d), 1 + tuning.seen)
+        d = self.dim
+        u, *others = self._unit(np.eye(d), 1 + SEEN)
         both = [sign * other for other in others for sign in (-1.0, 1.0)]
-        x = long * np.array([u, 2 * u, -u, u + np.ones(d) / np.sqrt(d), *both])
+        x = LONG * np.array([u, 2 * u, -u, u + np.ones(d) / np.sqrt(d), *both])
         y = yield from self.ask(x)
         if y.shape[1] < 2:
             raise ModelMismatch(
@@ -112,11 +103,11 @@ class BallOpening:
             )
         self._refuse_coarse(y)
         size, step = float(np.max(np.linalg.norm(y, axis=1))), y[1] - y[0]
-        residual = y.shape[1] == d and float(step @ u) > long / 2
+        residual = y.shape[1] == d and float(step @ u) > LONG / 2
         z = y - x if residual else y
         reach = float(np.max(np.linalg.norm(z - z[0], axis=1)))
-        noise = tuning.rounded * UNIT * size
-        if np.linalg.norm(z[1] - z[0]) > tuning.bounded * reach + noise:
+        noise = ROUNDED * UNIT * size
+        if np.linalg.norm(z[1] - z[0]) > BOUNDED * reach + noise:
             raise ModelMismatch(
                 "Answers grow with tokens, and not as tokens do: no LayerNorm or RMSNorm is "
                 "before the layer."
@@ -126,17 +117,17 @@ class BallOpening:
                 "Long tokens of all directions are answered alike, but for the token itself: no "
                 "neuron is seen."
             )
-        centred = bool(np.linalg.norm(z[3] - z[0]) <= tuning.bounded * reach + noise)
+        centred = bool(np.linalg.norm(z[3] - z[0]) <= BOUNDED * reach + noise)
         unlike = np.linalg.norm(z - np.median(z, axis=0), axis=1)
-        way = x[int(np.argmax(unlike))] / long
+        way = x[int(np.argmax(unlike))] / LONG
         return NormedKind(residual, centred), way - centred * way.mean(), y
 
     def _refuse_coarse(self, y: Array) -> None:
         coarse = Precision.of_format([y]).share_of(1.0)
-        if coarse > self.tuning.coarse:
+        if coarse > COARSE:
             raise ModelMismatch(
                 f"The answers are off by {coarse:.0e} of their size by their format: too coarse "
-                f"for a layer after a norm ({self.tuning.coarse:.0e} is the limit), as those of "
+                f"for a layer after a norm ({COARSE:.0e} is the limit), as those of "
                 "float32 are. Ask a target that computes and answers in float64."
             )
 
@@ -146,12 +137,11 @@ class BallOpening:
 
     def _crude(self, kind: NormedKind, way: Array) -> Generator[Round, Answers, float]:
         """Return eps but for a factor: where answers are half way to those of long tokens."""
-        tuning = self.tuning
-        lengths = tuning.long / 16 * tuning.apart ** np.arange(tuning.rungs)
+        lengths = LONG / 16 * APART ** np.arange(RUNGS)
         u = way[None] / np.linalg.norm(way)
         z = yield from self._layer(kind, np.append(lengths, 0.0)[:, None] * u)
         share = np.linalg.norm(z[:-1] - z[-1], axis=1) / np.linalg.norm(z[0] - z[-1])
-        if share[-1] > tuning.unbent:
+        if share[-1] > UNBENT:
             raise NotIdentifiable(
                 "Tokens of all lengths are answered alike: the eps of the norm before the layer "
                 "is 0, or nearly so, and no token is short when it is normalised.",
@@ -165,8 +155,7 @@ class BallOpening:
         return float(length**2 / self.dim)
 
     def _unit(self, frame: Array, count: int) -> Array:
-        t = self.rng.standard_normal((count, frame.shape[1]))
-        return np.asarray(t / np.linalg.norm(t, axis=1, keepdims=True) @ frame.T)
+        return np.asarray(drawn_directions(count, frame.shape[1], self.rng) @ frame.T)
 
     def _eps(
         self, kind: NormedKind, frame: Array, crude: float
@@ -175,17 +164,16 @@ class BallOpening:
 
         Return by how much they differ, and what errors of answers make of it, too; relatively.
         """
-        tuning, d = self.tuning, self.dim
-        u = self._unit(frame, tuning.directions)
-        n, k = tuning.directions, tuning.halvings
-        v = crude * 2.0 ** np.arange(0.0, k + 1)  # 1 − τ is about eps/2v
+        d = self.dim
+        u = self._unit(frame, DIRECTIONS)
+        v = crude * 2.0 ** np.arange(0.0, HALVINGS + 1)  # 1 − τ is about eps/2v
         s = np.sqrt(d * v)
         z = yield from self._layer(kind, (u[:, None] * s[:, None]).reshape(-1, d))
-        z = z.reshape(n, k + 1, -1)
-        noise = tuning.roundings * UNIT * float(np.max(np.linalg.norm(z, axis=2)))
-        noise += tuning.roundings * UNIT * kind.residual * float(s[-1])
-        told = [LastPiece.of(one, v, noise, tuning.collinear) for one in z]
-        for _ in range(tuning.closer):
+        z = z.reshape(DIRECTIONS, HALVINGS + 1, -1)
+        noise = ROUNDINGS * UNIT * float(np.max(np.linalg.norm(z, axis=2)))
+        noise += ROUNDINGS * UNIT * kind.residual * float(s[-1])
+        told = [LastPiece.of(one, v, noise) for one in z]
+        for _ in range(CLOSER):
             closer = np.array([t.closer() for t in told])
             y = yield from self._layer(kind, u * np.sqrt(d * closer)[:, None])
             told = [t.with_value(c, one) for t, c, one in zip(told, closer, y, strict=True)]
@@ -199,14 +187,14 @@ class BallOpening:
             )
         eps = float(np.average(read, weights=weight**2))
         off = np.abs(read / eps - 1)
-        if not np.all(off <= tuning.unlike + tuning.explained * fits[:, 1]):
+        if not np.all(off <= UNLIKE + EXPLAINED * fits[:, 1]):
             raise ModelMismatch(
                 f"Tokens of different directions are answered as with an eps that differs by "
                 f"{np.max(off):.1e}: no LayerNorm or RMSNorm is before a layer of ReLUs."
             )
         spread = float(np.sqrt(np.average(off**2, weights=weight**2)))
         alone = float(1 / np.sqrt(np.sum(weight**2)))
-        return eps, spread, alone / (tuning.roundings * UNIT)
+        return eps, spread, alone / (ROUNDINGS * UNIT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,14 +210,13 @@ class LastPiece:
     outside: float
     """A variance whose token is beyond the piece's end, or the least there is."""
     noise: float
-    collinear: float
 
     @classmethod
-    def of(cls, answers: Array, v: Array, noise: float, collinear: float) -> LastPiece:
+    def of(cls, answers: Array, v: Array, noise: float) -> LastPiece:
         """Read answers (n + 1, m) to tokens of ascending variances, the last one's far out."""
         far, v_far = answers[-1], float(v[-1])
         z, v = (far - answers[:-1])[::-1], v[:-1][::-1]
-        piece = cls(v[:1], z[:1], far, v_far, float(v[-1]) / 2, noise, collinear)
+        piece = cls(v[:1], z[:1], far, v_far, float(v[-1]) / 2, noise)
         for k in range(1, len(v)):
             if not piece._on(z[k]):
                 return replace(piece, outside=float(v[k]))
@@ -240,12 +227,10 @@ class LastPiece:
         """Tell whether an answer is on the line of the others."""
         way = self.z[-1]
         size = float(np.linalg.norm(way))
-        if size <= self.collinear * self.noise:
+        if size <= COLLINEAR * self.noise:
             return True
         share = float(z @ way) / size**2
-        return bool(
-            np.linalg.norm(z - share * way) <= self.collinear * self.noise * (1 + abs(share))
-        )
+        return bool(np.linalg.norm(z - share * way) <= COLLINEAR * self.noise * (1 + abs(share)))
 
     def closer(self) -> float:
         """Return a variance between the piece's end and what is beyond."""
@@ -266,12 +251,12 @@ class LastPiece:
         """
         way = self.z[-1]
         size = float(np.linalg.norm(way))
-        if size <= self.collinear * self.noise:
+        if size <= COLLINEAR * self.noise:
             return crude, np.inf
         along = self.z @ (way / size)
         for n in range(len(self.v), 2, -1):
             eps, error, missed = self._fitted(along[:n], n, crude)
-            if missed <= self.collinear * self.noise:
+            if missed <= COLLINEAR * self.noise:
                 return (eps, error) if np.isfinite(error) else (crude, error)
         return crude, np.inf
 

@@ -18,18 +18,42 @@ from dataclasses import dataclass
 import numpy as np
 
 from unsoftmax.errors import ModelMismatch
-from unsoftmax.learners.feed_forward.ball_chords import BallChords
-from unsoftmax.learners.feed_forward.ball_part import BallPart
-from unsoftmax.learners.feed_forward.chord_readings import read_chord
-from unsoftmax.learners.feed_forward.crossed_neurons import BallCrossings
-from unsoftmax.learners.feed_forward.feed_forward_tuning import FeedForwardTuning
-from unsoftmax.learners.feed_forward.hidden_neurons import HiddenNeurons
+from unsoftmax.learners.feed_forward.ball_chords import END, BallChords, read_chord
+from unsoftmax.learners.feed_forward.crossed_neurons import crossed_again
+from unsoftmax.learners.feed_forward.found_neurons import BallPart
+from unsoftmax.learners.feed_forward.hidden_neurons import (
+    APART,
+    CLEAR,
+    LONG,
+    HiddenNeurons,
+    where_active,
+)
 from unsoftmax.learners.feed_forward.known_neurons import KnownNeurons
-from unsoftmax.learners.feed_forward.late_neurons import where_active
-from unsoftmax.learners.feed_forward.opening_look import OpeningLook
+from unsoftmax.learners.feed_forward.opening_look import OpeningLook, drawn_directions
 from unsoftmax.learners.feed_forward.search_steps import asks
 from unsoftmax.probes import Array, Indices, Round
 from unsoftmax.protocol import Answers
+
+# How far the point of all chords is from the middle, in radii: hyperplanes of a layer without
+# biases meet there.
+OFF = 0.1
+# A chord that shows fewer new neurons than this, in dimensions, is not read: a reading costs two
+# queries per dimension, and hidden neurons are read several chords' together.
+FEW = 0.45
+# Hidden neurons are no more than this, in numbers of an answer, which must tell all.
+HIDDEN = 0.8
+# The search ends when so many tokens, and this share of the neurons, show no other one.
+QUIET, QUIET_SHARE = 80, 0.12
+# So many of them are asked at a time.
+BATCH = 8
+# Chords in a row that show nothing new where a token did, before the search is given up.
+IDLE = 6
+# Length of a token that others are asked around, in radii.
+AROUND = 0.93
+# Rounds of questions for each hidden neuron, at most.
+ROWS = 4
+# How often neurons are asked for again whose rows are known less well than others.
+STRENGTHENED = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +78,6 @@ class BallSearch:
     """More neurons are refused."""
     thorough: bool
     rng: np.random.Generator
-    tuning: FeedForwardTuning
 
     def run(self) -> Generator[Round, Answers, BallNeurons]:
         """Find all, and read them again.
@@ -64,18 +87,15 @@ class BallSearch:
         ModelMismatch, TooManyBreakpoints
             The target is another, or another chord may do.
         """
-        tuning = self.tuning
-        chords = BallChords(
-            self.look, self.radius, self.most, self.thorough, tuning.line, tuning.ball
-        )
-        point = self._units(1)[0] * tuning.ball.off * self.radius
+        chords = BallChords(self.look, self.radius, self.most, self.thorough)
+        point = self._units(1)[0] * OFF * self.radius
         [value] = yield from asks("line")(point[None])
-        known = KnownNeurons(point, value, chords, tuning)
+        known = KnownNeurons(point, value, chords)
         size = self.look.size + self.look.steepness * self.radius
         first = yield from chords.along(
             self._units(1)[0], point, None, known.columns, self.rng, size=size
         )
-        known.add_chord((yield from read_chord(first, None, 0, tuning.cells, tuning.ball)))
+        known.add_chord((yield from read_chord(first, None, 0)))
         yield from self._crossed(known)
         while (yield from self._along(known, self._units(1)[0])) is None:
             pass
@@ -86,8 +106,7 @@ class BallSearch:
         return BallNeurons(known.part, tokens, answers, quiet)
 
     def _units(self, count: int) -> Array:
-        x = self.rng.standard_normal((count, self.look.tokens.shape[1]))
-        return np.asarray(x / np.linalg.norm(x, axis=1, keepdims=True))
+        return drawn_directions(count, self.look.tokens.shape[1], self.rng)
 
     def _ask(
         self, known: KnownNeurons, t: Array, phase: str = "others"
@@ -99,36 +118,34 @@ class BallSearch:
 
     def _crossed(self, known: KnownNeurons) -> Generator[Round, Answers, None]:
         """Cross all hyperplanes that are new, and solve for all rows again."""
-        tuning = self.tuning
         known.solve()
-        crossings = BallCrossings(
-            self.look, self.radius, self.rng, tuning.moved, tuning.spots, tuning.ball
+        known.crossed = yield from crossed_again(
+            known.crossed, known.part, self.look, self.radius, self.rng
         )
-        known.crossed = yield from crossings.run(known.crossed, known.part)
         for i, chord in enumerate(known.chords):
             known.chords[i] = yield from chord.settled(known.crossed)
         known.solve()
 
     def _along(self, known: KnownNeurons, u: Array) -> Generator[Round, Answers, int | None]:
         """Search along a chord; return how many columns are new, None if it was read at once."""
-        p, ball, chords = known.point, self.tuning.ball, known.asking
-        root = np.sqrt((p @ u) ** 2 + (ball.end * self.radius) ** 2 - p @ p)
+        p, chords = known.point, known.asking
+        root = np.sqrt((p @ u) ** 2 + (END * self.radius) ** 2 - p @ p)
         ends = np.array([p + (sign * root - p @ u) * u for sign in (-1.0, 1.0)])
         shown = yield from self._ask(known, ends)
         size = float(np.max(np.linalg.norm(shown.left, axis=1)))
-        if size <= shown.tuning.clear * shown.noise:
+        if size <= CLEAR * shown.noise:
             return 0
         part, hidden = known.part, known.columns
         chord = yield from chords.along(u, p, part, hidden, self.rng, size=size)
         count = len(chord.kinks.t)
-        room = ball.hidden * len(known.value) - len(hidden)
-        if count <= min(ball.few * len(p), room):
+        room = HIDDEN * len(known.value) - len(hidden)
+        if count <= min(FEW * len(p), room):
             columns, error = yield from chords.columns(chord, part)
             return known.add_columns(columns, error)
         if len(hidden):
             chord = yield from chords.along(u, p, part, hidden[:0], self.rng, size=size)
         start = len(part.found.rows)
-        known.add_chord((yield from read_chord(chord, part, start, self.tuning.cells, ball)))
+        known.add_chord((yield from read_chord(chord, part, start)))
         yield from self._crossed(known)
         return None
 
@@ -142,10 +159,10 @@ class BallSearch:
 
     def _hidden_columns(self, known: KnownNeurons) -> Generator[Round, Answers, int]:
         """Find the columns of all hidden neurons."""
-        ball, quiet, idle = self.tuning.ball, 0, 0
-        wanted = max(ball.quiet, int(ball.quiet_share * len(known.part.found.rows)))
+        quiet, idle = 0, 0
+        wanted = max(QUIET, int(QUIET_SHARE * len(known.part.found.rows)))
         while quiet < wanted:
-            t = ball.end * self.radius * self._units(min(ball.batch, wanted - quiet))
+            t = END * self.radius * self._units(min(BATCH, wanted - quiet))
             others = (yield from self._ask(known, t)).values().others
             if not np.any(others):
                 quiet += len(t)
@@ -154,7 +171,7 @@ class BallSearch:
             u = t[int(np.argmax(others))] - known.point
             new = yield from self._along(known, u / np.linalg.norm(u))
             idle = idle + 1 if new == 0 else 0
-            if idle > ball.idle:
+            if idle > IDLE:
                 raise ModelMismatch(
                     "Tokens show neurons that chords through them do not: the target is no "
                     "feed-forward layer of one hidden layer of ReLUs, or neurons have parallel "
@@ -165,7 +182,7 @@ class BallSearch:
 
     def _hidden_rows(self, known: KnownNeurons) -> Generator[Round, Answers, None]:
         """Ask until the rows of all hidden neurons are told."""
-        for _ in range(self.tuning.ball.rows * (1 + len(known.columns))):
+        for _ in range(ROWS * (1 + len(known.columns))):
             found, told = known.shown().told()
             left = np.setdiff1d(np.arange(len(known.columns)), told)
             if not len(left):
@@ -183,17 +200,17 @@ class BallSearch:
         """Ask around the token at which most of those that are left show."""
         yield from self._ask(known, known.shown().towards(left, self.rng), "candidates")
         token, lacking = known.shown().widest(left)
-        most = self.tuning.ball.around * self.radius
+        most = AROUND * self.radius
         token = token * min(1.0, most / float(np.linalg.norm(token)))
         yield from self._ask(known, self._beside(token, lacking), "rows")
 
     def _strengthened(self, known: KnownNeurons) -> Generator[Round, Answers, None]:
         """Ask where neurons are active that are known less well than others."""
-        for _ in range(self.tuning.ball.strengthened):
+        for _ in range(STRENGTHENED):
             weak = known.strengthen()
             if not len(weak):
                 return
-            length = self.tuning.late.long * self.radius
+            length = LONG * self.radius
             token = where_active(known.part.found.taken(weak), length)
             yield from self._ask(known, self._beside(token, len(token)), "rows")
         known.strengthen()
@@ -202,5 +219,5 @@ class BallSearch:
         """Return a token and others around it, hardly longer."""
         Q = np.linalg.qr(self.rng.standard_normal((len(token), len(token))))[0].T
         Q *= np.where(Q @ token > 0, -1.0, 1.0)[:, None]
-        step = self.tuning.hidden.apart * self.radius
+        step = APART * self.radius
         return np.vstack([token[None], token + step * Q[:count]])

@@ -6,29 +6,26 @@ What a plain layer's answers tell by size, these tell by being in one plane:
 1. Along a line pieces span planes, and where two of them meet is a kink, which brings both to one
    scale (`arrangement.direction_kinks`). 2.9m queries.
 2. Steps beside the line: one unknown more for each, λ (`line_cells`, ``scaled=False``). 1.5m.
-3. Every hyperplane is crossed once more (`direction_spots`), 4m; some twice (`agreed_spots`).
+3. Every hyperplane is crossed once more (`hyperplane_spots`), 4m; some twice.
 4. The Jacobian holds x: its share says what the unit is, and the sign of γ (`affine_part`).
 5. eps, from tokens at which u is small (`small_sums`). 16 queries.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from unsoftmax.arrangement.direction_kinks import DirectionKinkSearch
+from unsoftmax.arrangement.direction_kinks import DirectionKinkSearch, DirectionKinkTuning
 from unsoftmax.arrangement.vector_kinks import LineKinks
 from unsoftmax.errors import ModelMismatch
-from unsoftmax.learners.feed_forward.affine_part import AffinePartTuning, Sides
-from unsoftmax.learners.feed_forward.agreed_spots import AgreedSpots
-from unsoftmax.learners.feed_forward.direction_spots import DirectionSpots
-from unsoftmax.learners.feed_forward.feed_forward_tuning import FeedForwardTuning
+from unsoftmax.learners.feed_forward.affine_part import Sides
 from unsoftmax.learners.feed_forward.found_neurons import FoundNeurons
-from unsoftmax.learners.feed_forward.hyperplane_spots import Spots
+from unsoftmax.learners.feed_forward.hyperplane_spots import DirectionSpots, Spots
 from unsoftmax.learners.feed_forward.layer_claim import LayerClaim
-from unsoftmax.learners.feed_forward.line_cells import AskTokens, LineCells
+from unsoftmax.learners.feed_forward.line_cells import AskTokens, CellReadings, LineCells
 from unsoftmax.learners.feed_forward.norm_opening import NormLook, SeenNorm
 from unsoftmax.learners.feed_forward.search_steps import (
     asks,
@@ -36,12 +33,25 @@ from unsoftmax.learners.feed_forward.search_steps import (
     drawn_line,
     neurons_of,
     notes_of,
+    unlike,
 )
 from unsoftmax.learners.feed_forward.small_sums import SmallSums
 from unsoftmax.models.feed_forward import FeedForward
 from unsoftmax.models.layer_norm import LayerNorm
 from unsoftmax.probes import Array, Indices, Round
 from unsoftmax.protocol import Answers
+
+# A residual of any share that is below this one of all jumps is none.
+UNSEEN = 1e-6
+# Columns that the line shows to no more than this are not compared with those of the crossings:
+# kinks so close to each other have right places and wrong columns. What the crossings show must
+# then explain answers beside hyperplanes, and fresh ones.
+UNSURE = 1e-4
+# Crossings that contradict the line are repeated, and with them those that show a column off by
+# more than UNSURE: where they are no larger a share of all, and how often.
+RECROSSED, RECROSSINGS = 0.2, 2
+# Directions beside hyperplanes that are missed by more than this are those of another layer.
+ASTRAY = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +65,7 @@ class LayerSums:
     """u at places of the line (n, d)."""
 
 
-def before_the_norm(
-    found: FoundNeurons, values: Array, norm: SeenNorm, tuning: AffinePartTuning
-) -> LayerSums:
+def before_the_norm(found: FoundNeurons, values: Array, norm: SeenNorm) -> LayerSums:
     """Find unit and signs by the residual, and write neurons as they are before the norm.
 
     Raises
@@ -65,10 +73,10 @@ def before_the_norm(
     ModelMismatch
         x is not among what is normalised.
     """
-    sides = found.sides(tuning, norm.residual)
+    sides = found.sides(norm.residual)
     gain, unit = norm.signed(sides.added)
     jumps = float(np.linalg.norm(found.rows))
-    if not sides.known or not unit * np.linalg.norm(norm.residual.matrix) > tuning.unseen * jumps:
+    if not sides.known or not unit * np.linalg.norm(norm.residual.matrix) > UNSEEN * jumps:
         raise ModelMismatch(
             "The answers do not determine how much of x is in what is normalised: no residual "
             "connection, or too many neurons for so few outputs."
@@ -97,6 +105,65 @@ def before_the_norm(
     return LayerSums(seen, replace(sides, residual=True), gain, norm.sums(values, gain) / unit)
 
 
+def agreed_spots(
+    readings: CellReadings,
+    basis: Array,
+    columns: Array,
+    error: Array,
+    cross: Callable[[Array, Indices | None], Generator[Round, Answers, Spots]],
+) -> Generator[Round, Answers, tuple[Spots, Array]]:
+    """Cross all hyperplanes, and again where a column was not seen twice.
+
+    A window of the line's cells with one column known to 1e-4 gives all its rows no better: points
+    that lie on such hyperplanes by their rows are beside them, and what is met on the way may be
+    another. With the columns of the other crossings, known to 1e-9, these rows come out right.
+
+    Parameters
+    ----------
+    readings : CellReadings
+        Steps beside the line.
+    basis : ndarray, shape (d, d)
+        Orthonormal directions, the line's own first.
+    columns, error : ndarray, shapes (m, d_out) and (m,)
+        As the line showed them.
+    cross : callable
+        Crosses the hyperplanes of rows (m, d), where the line did: those chosen, or all.
+
+    Returns
+    -------
+    tuple
+        The crossings, and by how much the line's columns may be off.
+    """
+
+    def rows_of(readings: CellReadings, columns: Array, error: Array) -> Array:
+        return np.asarray(readings.solved(columns, error).along @ basis)
+
+    spots = yield from cross(rows_of(readings, columns, error), None)
+    doubt = np.maximum(DirectionKinkTuning().errors * error, ASTRAY)
+    # of close kinks the line shows the places, and hardly the columns
+    compared = np.minimum(doubt, UNSURE)
+    doubt = np.where(error > UNSURE, np.inf, doubt)
+    agreed = np.full(len(doubt), False)
+    for _ in range(RECROSSINGS):
+        off = unlike(spots, columns, compared)
+        if not np.any(off):
+            break
+        seen, own = spots.columns
+        # where one went astray others did, and few columns of the line are off by more
+        moved = np.linalg.norm(seen - columns, axis=1)
+        off |= ~agreed & ~(moved <= UNSURE)
+        if np.sum(off) > RECROSSED * len(off):
+            break
+        which = np.flatnonzero(off)
+        better = np.where(off[:, None], columns, seen), np.where(off, error, own)
+        rows = rows_of(readings.rescaled(*better), *better)
+        again = yield from cross(rows, which)
+        agreed[which] = ~unlike(again, seen[which], own[which])
+        compared[agreed] = doubt[agreed] = np.inf
+        spots = spots.crossed_again(which, again)
+    return spots, doubt
+
+
 @dataclass(frozen=True, slots=True)
 class SearchBehindNorm:
     """One search for all neurons, the norm being known but for signs and eps."""
@@ -107,7 +174,6 @@ class SearchBehindNorm:
     """More neurons are refused."""
     thorough: bool
     rng: np.random.Generator
-    tuning: FeedForwardTuning
 
     def run(self) -> Generator[Round, Answers, LayerClaim]:
         """Find all neurons along a line, read them again, and put them before the norm.
@@ -118,7 +184,7 @@ class SearchBehindNorm:
             The target is another, or another line may do.
         """
         look, norm = self.normed.look, self.normed.norm
-        basis, x0 = drawn_line(self.dim, self.tuning.start * look.length, self.rng)
+        basis, x0 = drawn_line(self.dim, look.length, self.rng)
         kinks = yield from self._kinks(basis, x0)
         cells = LineCells(
             self._ask("cells"),
@@ -128,7 +194,6 @@ class SearchBehindNorm:
             look.length,
             lambda t: self._own_error(kinks, t),
             scaled=False,
-            tuning=self.tuning.cells,
         )
         readings = yield from cells.run()
         columns, column_error, _ = cells.jumps()
@@ -137,13 +202,13 @@ class SearchBehindNorm:
         def cross(rows: Array, only: Indices | None) -> Generator[Round, Answers, Spots]:
             return (yield from self._spots(rows, -np.sum(rows * met, axis=1), only))
 
-        crossing = AgreedSpots(readings, basis, columns, column_error, cross, self.tuning)
-        spots, doubt = yield from crossing.run()
-        spots = checked_spots(spots, columns, doubt, look, self.tuning)
+        crossing = agreed_spots(readings, basis, columns, column_error, cross)
+        spots, doubt = yield from crossing
+        spots = checked_spots(spots, columns, doubt, look)
         readings = cells.joined(readings, spots.columns[0])
         readings = yield from cells.settled(readings, *spots.columns)
         found = neurons_of(readings, spots, basis)
-        sums = before_the_norm(found, readings.values, norm, self.tuning.affine)
+        sums = before_the_norm(found, readings.values, norm)
         model, errors = with_constant(sums, x0 + readings.places[:, None] * basis[0], norm)
         claim = yield from self._with_eps(sums, model, errors)
         self._refuse_crossings(claim.model, spots)
@@ -158,19 +223,13 @@ class SearchBehindNorm:
         return asked
 
     def _kinks(self, basis: Array, x0: Array) -> Generator[Round, Answers, LineKinks]:
-        ask, tuning = self._ask("line"), self.tuning
+        ask = self._ask("line")
 
         def ask_line(t: Array) -> Generator[Round, Answers, Array]:
             return (yield from ask(x0 + t[:, None] * basis[0]))
 
         search = DirectionKinkSearch(
-            ask_line,
-            self.normed.look.length,
-            self.normed.noise,
-            self.most,
-            self.thorough,
-            tuning=tuning.line,
-            knobs=tuning.directions,
+            ask_line, self.normed.look.length, self.normed.noise, self.most, self.thorough
         )
         kinks = yield from search.run()
         if not len(kinks.t):
@@ -196,7 +255,6 @@ class SearchBehindNorm:
             lambda x: np.full(len(x), own),
             self.rng,
             only=only,
-            tuning=self.tuning.spots,
             systematic=self.normed.systematic,
         )
         return (yield from crossing.run())
@@ -213,7 +271,7 @@ class SearchBehindNorm:
 
         sharp = LayerNorm(scale, norm.shift, 0.0, centred=norm.centred)
         noise = normed.noise + normed.relative_error
-        small = SmallSums(plain, sharp, off, noise, self.rng, tuning=self.tuning.small)
+        small = SmallSums(plain, sharp, off, noise, self.rng)
         eps, eps_error = yield from small.run(asks("eps"), normed.look.length)
         behind = LayerNorm(scale, norm.shift, eps, centred=norm.centred)
         norms = {"scale": normed.scale_error, "shift": normed.shift_error, "eps": eps_error}
@@ -224,7 +282,6 @@ class SearchBehindNorm:
             notes_of(sums.found, sums.sides),
             sums.sides.sure and sums.sides.linear is None,
             noise,
-            tuning=self.tuning.claims,
         )
 
     def _refuse_crossings(self, model: FeedForward, spots: Spots) -> None:
@@ -232,7 +289,7 @@ class SearchBehindNorm:
         tokens, w = spots.asked
         seen = self.normed.norm.directions(model(tokens))
         missed = float(np.max(np.linalg.norm(seen - w, axis=1)))
-        if missed > self.tuning.astray:
+        if missed > ASTRAY:
             raise ModelMismatch(
                 f"The layer of {len(model.b)} neurons that was found misses answers beside "
                 f"their hyperplanes by {missed:.1e} of their size. The target is no feed-forward "

@@ -12,14 +12,18 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from unsoftmax.learners.feed_forward.ball_part import BallPart
-from unsoftmax.learners.feed_forward.ball_tuning import BallTuning
-from unsoftmax.learners.feed_forward.found_neurons import FoundNeurons
-from unsoftmax.learners.feed_forward.hyperplane_spots import HyperplaneSpots, Spots, SpotTuning
+from unsoftmax.learners.feed_forward.found_neurons import BallPart, FoundNeurons
+from unsoftmax.learners.feed_forward.hyperplane_spots import HyperplaneSpots, Spots
 from unsoftmax.learners.feed_forward.opening_look import OpeningLook
-from unsoftmax.learners.feed_forward.search_steps import asks
+from unsoftmax.learners.feed_forward.search_steps import MOVED, asks
 from unsoftmax.probes import Array, Flags, Indices, Round
 from unsoftmax.protocol import Answers
+
+# Shares of the way to the next known hyperplane over which each is crossed, until two readings
+# agree: in between there may be others that are not known yet.
+ROOMS = (0.12, 0.05, 0.02, 0.01)
+# Columns agree within their errors if these are no more than this.
+AGREED = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,45 +102,37 @@ class CrossedNeurons:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class BallCrossings:
-    """Asks across hyperplanes of a ball."""
-
-    look: OpeningLook
-    radius: float
-    rng: np.random.Generator
-    moved: float
-    """Columns agree within so many errors."""
-    spots: SpotTuning
-    tuning: BallTuning
-
-    def run(
-        self, crossed: CrossedNeurons, part: BallPart
-    ) -> Generator[Round, Answers, CrossedNeurons]:
-        """Cross all hyperplanes that are not sure, until two readings of each agree."""
-        before, before_error = crossed.columns.copy(), np.full(len(crossed.error), np.inf)
-        for room in self.tuning.rooms:
-            left = np.flatnonzero(~crossed.sure)
-            if not len(left):
-                break
-            crossing = HyperplaneSpots(
-                asks("crossings"),
-                part.found.rows,
-                part.found.bias,
-                self.look.length,
-                self.look.error_at,
-                self.rng,
-                radius=self.radius,
-                only=left,
-                tuning=replace(self.spots, room=room),
-            )
-            spots = yield from crossing.run()
-            columns, error = spots.columns
-            sure = np.full(len(left), False)
-            for old, off in ((crossed.columns, crossed.error), (before, before_error)):
-                apart = np.linalg.norm(columns - old[left], axis=1)
-                limit = self.moved * np.hypot(off[left], error)
-                sure |= (apart <= limit) & (limit < self.tuning.agreed)
-            before[left], before_error[left] = columns, error
-            crossed = crossed.taken(left, spots, sure)
-        return crossed
+def crossed_again(
+    crossed: CrossedNeurons,
+    part: BallPart,
+    look: OpeningLook,
+    radius: float,
+    rng: np.random.Generator,
+) -> Generator[Round, Answers, CrossedNeurons]:
+    """Cross all hyperplanes that are not sure, until two readings of each agree."""
+    before, before_error = crossed.columns.copy(), np.full(len(crossed.error), np.inf)
+    for room in ROOMS:
+        left = np.flatnonzero(~crossed.sure)
+        if not len(left):
+            break
+        crossing = HyperplaneSpots(
+            asks("crossings"),
+            part.found.rows,
+            part.found.bias,
+            look.length,
+            look.error_at,
+            rng,
+            radius=radius,
+            only=left,
+            room=room,
+        )
+        spots = yield from crossing.run()
+        columns, error = spots.columns
+        sure = np.full(len(left), False)
+        for old, off in ((crossed.columns, crossed.error), (before, before_error)):
+            apart = np.linalg.norm(columns - old[left], axis=1)
+            limit = MOVED * np.hypot(off[left], error)
+            sure |= (apart <= limit) & (limit < AGREED)
+        before[left], before_error[left] = columns, error
+        crossed = crossed.taken(left, spots, sure)
+    return crossed

@@ -39,7 +39,6 @@ from unsoftmax.learners.compose import as_planned
 from unsoftmax.learners.feed_forward.after_norm import AfterNorm
 from unsoftmax.learners.feed_forward.ball_opening import BallOpening
 from unsoftmax.learners.feed_forward.behind_norm import SearchBehindNorm
-from unsoftmax.learners.feed_forward.feed_forward_tuning import FeedForwardTuning
 from unsoftmax.learners.feed_forward.fitted_layer import LayerFitting
 from unsoftmax.learners.feed_forward.found_neurons import FoundNeurons
 from unsoftmax.learners.feed_forward.hyperplane_spots import HyperplaneSpots
@@ -68,6 +67,29 @@ FORMULAS: Mapping[str | None, str] = {
     "post": "7m + (d+1)·(1.2m/d + 2) + 1.1d + 175 for m neurons, 9m where m is 4d",
 }
 """Counts by where a norm is."""
+
+# Before a refusal so many tokens of the opening are asked again, whose answers changed if they
+# differ by more than this, of their size, which sums in another order do not reach, and than so
+# many times the noise that is known of.
+ASKED_AGAIN = 4
+ALIKE, ALIKE_NOISE = 1e-13, 10.0
+# Queries of an attempt for each neuron, at most, beside those of the cells: the line takes 3 and
+# the crossings 3.
+PER_NEURON = 16
+
+
+@dataclass(frozen=True, slots=True)
+class FeedForwardTuning:
+    """When a search ends."""
+
+    neurons_per_dim: int = 16
+    neurons: int = 1024
+    """A target that shows more than neurons_per_dim·d + neurons kinks is refused."""
+    attempts: int = field(default=3, metadata={"least": 1})
+    """Lines before a target is refused; from the second on kinks are looked at once more, which
+    tells neurons apart whose columns of B are parallel."""
+    rounds: int = 1000
+    """Limit on the rounds of an attempt, of which 50 are usual."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +173,7 @@ class FeedForwardLearner(Configured):
     def plan(self) -> Plan:
         """Say what learning costs at most; what it takes is known only with the neurons."""
         m, d, tuning = self._most, int(self.dim), self.tuning
-        per_neuron = tuning.per_neuron + 2 * d
+        per_neuron = PER_NEURON + 2 * d
         at_most = tuning.attempts * (m * per_neuron + 16 * d + 1024)
         return Plan(
             queries=None,
@@ -176,9 +198,9 @@ class FeedForwardLearner(Configured):
         rng = np.random.default_rng(self.seed)
         if self.norm is not None:
             return (yield from self._with_norm(self.norm, checks, rng))
-        opening = TargetOpening(int(self.dim), asks("opening"), rng, tuning=self.tuning.opening)
+        opening = TargetOpening(int(self.dim), asks("opening"), rng)
         look = yield from opening.line()
-        first, *others = (*norms_of(look, self.tuning.bounded), None)
+        first, *others = (*norms_of(look), None)
         if first is None:
             look = yield from opening.measured(look)
             return (yield from self._from(look, checks, rng))
@@ -199,9 +221,11 @@ class FeedForwardLearner(Configured):
         """Recover a layer with a norm there."""
         d, ask = int(self.dim), asks("opening")
         if norm == "pre":
-            normed = yield from BallOpening(d, ask, rng, tuning=self.tuning.before).run()
-            return (yield from AfterNorm(normed, self._most, rng, self.tuning).steps(checks))
-        look = yield from NormOpening(d, ask, rng, tuning=self.tuning.norm).run()
+            normed = yield from BallOpening(d, ask, rng).run()
+            return (
+                yield from AfterNorm(normed, self._most, rng, self.tuning.attempts).steps(checks)
+            )
+        look = yield from NormOpening(d, ask, rng).run()
         return (yield from self._from(look, checks, rng))
 
     def _from(
@@ -223,13 +247,13 @@ class FeedForwardLearner(Configured):
 
     def _changed(self, look: OpeningLook | NormLook) -> Generator[Round, Answers, float]:
         """Ask tokens of the opening again; return by how much answers changed, 0 if not."""
-        seen, tuning = look if isinstance(look, OpeningLook) else look.look, self.tuning
-        few = slice(None, None, -(-len(seen.tokens) // tuning.asked_again))
+        seen = look if isinstance(look, OpeningLook) else look.look
+        few = slice(None, None, -(-len(seen.tokens) // ASKED_AGAIN))
         y = yield from asks("asked again")(seen.tokens[few])
         apart = np.linalg.norm(y - seen.answers[few], axis=1)
         size = np.linalg.norm(seen.answers[few], axis=1)
         most = float(np.max(apart / np.maximum(size, TINY)))
-        return most if most > max(tuning.alike, tuning.alike_noise * look.noise) else 0.0
+        return most if most > max(ALIKE, ALIKE_NOISE * look.noise) else 0.0
 
     def _attempted(
         self, look: OpeningLook | NormLook, rng: np.random.Generator
@@ -253,7 +277,7 @@ class FeedForwardLearner(Configured):
         """Search once."""
         if isinstance(look, OpeningLook):
             return (yield from self._searched_plain(look, thorough, rng))
-        search = SearchBehindNorm(int(self.dim), look, self._most, thorough, rng, self.tuning)
+        search = SearchBehindNorm(int(self.dim), look, self._most, thorough, rng)
         return (yield from search.run())
 
     def _searched_plain(
@@ -261,8 +285,8 @@ class FeedForwardLearner(Configured):
     ) -> Generator[Round, Answers, LayerClaim]:
         """Find all neurons along a line; read them again; compare what was asked beside it."""
         found, asked = yield from self._found(look, thorough, rng)
-        found = found.clear_of_errors(self.tuning.unclear)
-        sides = found.sides(self.tuning.affine)
+        found = found.clear_of_errors()
+        sides = found.sides()
         x, y = (np.vstack([seen, more]) for seen, more in zip(asked, _near(look), strict=True))
         plain = found.layer(sides, np.zeros(y.shape[1]))
         weight = 1 / look.size_at(x) ** 2
@@ -271,18 +295,13 @@ class FeedForwardLearner(Configured):
         along = np.sqrt(weight @ np.sum(x * x, axis=1) / np.sum(weight))
         c_error = errors["constant"] + errors["slope"] * along + look.noise * look.size
         model, errors = found.layer(sides, c), found.errors(c_error)
-        fitting = LayerFitting(look, asks("fit"), rng, self.tuning.fitted)
+        fitting = LayerFitting(look, asks("fit"), rng)
         if sides.linear is None and fitting.wanted(model):
             model, errors, kept = yield from fitting.run(model, found, (x, y))
             found = found.taken(kept)
             sides = replace(sides, back=sides.back[kept], whole=sides.whole[np.append(kept, True)])
         claim = LayerClaim(
-            model,
-            look,
-            errors,
-            notes_of(found, sides),
-            sides.sure and sides.linear is None,
-            tuning=self.tuning.claims,
+            model, look, errors, notes_of(found, sides), sides.sure and sides.linear is None
         )
         claim, judgement = claim.judged(x, y, len(x))
         claim.refuse(judgement)
@@ -292,30 +311,16 @@ class FeedForwardLearner(Configured):
         self, look: OpeningLook, thorough: bool, rng: np.random.Generator
     ) -> Generator[Round, Answers, tuple[FoundNeurons, tuple[Array, Array]]]:
         d = int(self.dim)
-        basis, x0 = drawn_line(d, self.tuning.start * look.length, rng)
+        basis, x0 = drawn_line(d, look.length, rng)
 
         def ask_line(t: Array) -> Generator[Round, Answers, Array]:
             return (yield from asks("line")(x0 + t[:, None] * basis[0]))
 
         search = VectorKinkSearch(
-            ask_line,
-            look.length,
-            look.noise,
-            self._most,
-            thorough,
-            look.steepness,
-            tuning=self.tuning.line,
+            ask_line, look.length, look.noise, self._most, thorough, look.steepness
         )
         kinks = yield from search.run()
-        cells = LineCells(
-            asks("cells"),
-            kinks,
-            basis,
-            x0,
-            look.length,
-            search.own_error,
-            tuning=self.tuning.cells,
-        )
+        cells = LineCells(asks("cells"), kinks, basis, x0, look.length, search.own_error)
         readings = yield from cells.run()
         columns, column_error, _ = cells.jumps()
         if not len(columns):
@@ -323,11 +328,9 @@ class FeedForwardLearner(Configured):
             return _without_neurons(readings, basis), (place, readings.values)
         rows = readings.solved(columns, column_error).along @ basis
         bias = -np.sum(rows * (x0 + kinks.t[:, None] * basis[0]), axis=1)
-        crossing = HyperplaneSpots(
-            asks("crossings"), rows, bias, look.length, look.error_at, rng, tuning=self.tuning.spots
-        )
+        crossing = HyperplaneSpots(asks("crossings"), rows, bias, look.length, look.error_at, rng)
         spots = yield from crossing.run()
-        spots = checked_spots(spots, columns, column_error, look, self.tuning)
+        spots = checked_spots(spots, columns, column_error, look)
         lengths = np.hypot(np.linalg.norm(x0), readings.places)
         readings = readings.with_rounded_tokens(rows, lengths)
         readings = yield from cells.settled(readings, *spots.columns)

@@ -10,7 +10,7 @@ token tells from a linear part, or from none, keeps the error that it had.
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -20,39 +20,28 @@ from unsoftmax.learners.feed_forward.opening_look import OpeningLook
 from unsoftmax.models.feed_forward import FeedForward
 from unsoftmax.probes import Array, Flags, Indices, Round
 from unsoftmax.protocol import Answers
-from unsoftmax.solve.hinge_fit import (
-    HingeFit,
-    HingeFitTuning,
-    HingeParameters,
-    balanced_parameters,
-)
+from unsoftmax.solve.hinge_fit import HingeFit, HingeParameters, balanced_parameters
 
-
-@dataclass(frozen=True, slots=True)
-class FittedLayerTuning:
-    """When and how a layer is fitted."""
-
-    coarse: float = 1e-11
-    """Relative error of answers from which on layers are fitted. Below, 5.7 queries for each neuron
-    give ten digits."""
-    per_unknown: float = 3.0
-    """Numbers asked for, per unknown one. With 2 the equations are nearly singular."""
-    lengths: tuple[float, ...] = (0.5, 2.0, 5.0)
-    """Lengths of the tokens, in lengths at which a random line through 0 crosses a neuron's
-    hyperplane, each neuron's in turn."""
-    most: int = 300_000
-    """Layers of more parameters are not fitted: it takes minutes."""
-    drawn: float = 3.0
-    """How many times as large errors are drawn as the misses are: rounding is no chance, and of 100
-    layers of 8 neurons one was off by 10 standard deviations of drawn ones."""
-    poor: float = 30.0
-    """Misses of so many errors of the answers are those of a wrong layer, and prove nothing."""
-    gone: float = 4.0
-    """Neurons whose product of row and column is below so many of its errors are none: of coarse
-    answers a line shows kinks that are not there."""
-    seen: float = 1.75
-    """Tokens on either side of its hyperplane that tell a neuron, per dimension."""
-    fit: HingeFitTuning = field(default=HingeFitTuning())
+# Relative error of answers from which on layers are fitted. Below, 5.7 queries for each neuron
+# give ten digits.
+COARSE = 1e-11
+# Numbers asked for, per unknown one. With 2 the equations are nearly singular.
+PER_UNKNOWN = 3.0
+# Lengths of the tokens, in lengths at which a random line through 0 crosses a neuron's
+# hyperplane, each neuron's in turn.
+LENGTHS = (0.5, 2.0, 5.0)
+# Layers of more parameters are not fitted: it takes minutes.
+MOST = 300_000
+# How many times as large errors are drawn as the misses are: rounding is no chance, and of 100
+# layers of 8 neurons one was off by 10 standard deviations of drawn ones.
+DRAWN = 3.0
+# Misses of so many errors of the answers are those of a wrong layer, and prove nothing.
+POOR = 30.0
+# Neurons whose product of row and column is below so many of its errors are none: of coarse
+# answers a line shows kinks that are not there.
+GONE = 4.0
+# Tokens on either side of its hyperplane that tell a neuron, per dimension.
+SEEN = 1.75
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +51,11 @@ class LayerFitting:
     look: OpeningLook
     ask: AskTokens
     rng: np.random.Generator
-    tuning: FittedLayerTuning
 
     def wanted(self, layer: FeedForward) -> bool:
         """Tell whether a layer gains by it."""
         size = sum(array.size for array in layer.arrays().values())
-        return (
-            self.look.noise > self.tuning.coarse and len(layer.b) > 0 and size <= self.tuning.most
-        )
+        return self.look.noise > COARSE and len(layer.b) > 0 and size <= MOST
 
     def run(
         self, layer: FeedForward, found: FoundNeurons, asked: tuple[Array, Array]
@@ -96,10 +82,10 @@ class LayerFitting:
             best, size = fit.run(best)
             best = balanced_parameters(best)
             own = self.look.noise / np.sqrt(d_out)
-            drawn = fit.errors(best, self.tuning.drawn * max(size, own / 2), self.rng)
-            if size > self.tuning.poor * own:
+            drawn = fit.errors(best, DRAWN * max(size, own / 2), self.rng)
+            if size > POOR * own:
                 break  # something is missing or wrong: fresh answers will say so
-            real = _products(best) > self.tuning.gone * _product_errors(best, drawn)
+            real = _products(best) > GONE * _product_errors(best, drawn)
             if np.all(real):
                 break
             kept[kept] = real
@@ -114,7 +100,7 @@ class LayerFitting:
     def _tokens(self, layer: FeedForward) -> Array:
         """Return tokens that see both sides of every hyperplane, float32 numbers."""
         m, d = layer.A.shape
-        count = int(self.tuning.per_unknown * (m * (d + 1 + len(layer.c)) / len(layer.c) + 1))
+        count = int(PER_UNKNOWN * (m * (d + 1 + len(layer.c)) / len(layer.c) + 1))
         size = np.linalg.norm(layer.A, axis=1)
         crossed = np.maximum(np.sqrt(d) * np.abs(layer.b) / size, self.look.length)
         tokens = self._drawn(np.resize(crossed, count))
@@ -132,13 +118,13 @@ class LayerFitting:
 
     def _drawn(self, lengths: Array) -> Array:
         x = self.rng.standard_normal((len(lengths), self.look.tokens.shape[1]))
-        lengths = lengths * self.rng.choice(self.tuning.lengths, len(lengths))
+        lengths = lengths * self.rng.choice(LENGTHS, len(lengths))
         return np.asarray(x * (lengths / np.linalg.norm(x, axis=1))[:, None])
 
     def _missing(self, A: Array, b: Array, tokens: Array) -> Indices:
         """Return how many tokens each neuron lacks where it is active, and where it is not."""
         active = np.sum(tokens @ A.T + b > 0, axis=0)
-        wanted = int(self.tuning.seen * A.shape[1]) + 1
+        wanted = int(SEEN * A.shape[1]) + 1
         return np.asarray(np.maximum(wanted - np.array([active, len(tokens) - active]), 0))
 
 

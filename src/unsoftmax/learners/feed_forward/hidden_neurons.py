@@ -9,36 +9,33 @@ their a_j.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from unsoftmax.learners.feed_forward.found_neurons import FoundNeurons
 from unsoftmax.probes import Array, Flags, Indices
 
-
-@dataclass(frozen=True, slots=True)
-class HiddenTuning:
-    """How hidden neurons are read."""
-
-    clear: float = 10.0
-    """What is left of an answer counts from so many errors on."""
-    alike: float = 1e-6
-    close: float = 1e-2
-    """Columns are one neuron's if they differ by no more than this, or by ``clear`` errors, of
-    which no more than the other counts; those that are off by more are looked for on another
-    chord."""
-    apart: float = 0.06
-    """Steps around a token, in radii. Longer: more of them leave a neuron silent; shorter: less
-    precise."""
-    flat: float = 0.1
-    """Tokens that span less than this share of a step, in some direction, do not tell a row."""
-    candidates: int = 8
-    """Tokens that the one to step around is chosen from, no more than one for four dimensions."""
-    long: float = 0.9
-    """Their lengths, in radii."""
-    estimated: float = 0.1
-    """Weight of a neuron's bias, in radii, in the first estimate of its row."""
+# What is left of an answer counts from so many errors on.
+CLEAR = 10.0
+# Columns are one neuron's if they differ by no more than this, or by CLEAR errors, of which
+# no more than the other counts; those that are off by more are looked for on another chord.
+ALIKE, CLOSE = 1e-6, 1e-2
+# Steps around a token, in radii. Longer: more of them leave a neuron silent; shorter: less
+# precise.
+APART = 0.06
+# Tokens that span less than this share of a step, in some direction, do not tell a row.
+FLAT = 0.1
+# Tokens that the one to step around is chosen from, no more than one for four dimensions.
+CANDIDATES = 8
+# Their lengths, in radii, and those of tokens where neurons are active.
+LONG = 0.9
+# Weight of a neuron's bias, in radii, in the first estimate of its row.
+ESTIMATED = 0.1
+# Tokens where more neurons are active, in numbers of an answer, tell no rows that are known late.
+SHARE = 0.7
+# Such a row is solved from so many tokens per dimension, or stays as it was.
+TOKENS = 1.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +66,6 @@ class HiddenNeurons:
     noise: float
     """What ``left`` is off by (2-norm)."""
     radius: float
-    tuning: HiddenTuning = field(default=HiddenTuning(), kw_only=True)
 
     def values(self) -> ShownValues:
         """Solve for all values."""
@@ -78,15 +74,14 @@ class HiddenNeurons:
         miss = np.linalg.norm(self.left - z @ self.columns, axis=1)
         off = np.hypot(self.noise, np.linalg.norm(np.abs(z) * self.column_error, axis=1))
         error = np.linalg.norm(inverse, axis=1) * off[:, None]
-        clear = self.tuning.clear
-        others = (miss > clear * off) | np.any(z < -clear * error, axis=1)
-        return ShownValues(z, error, (z > clear * error) & ~others[:, None], np.asarray(others))
+        others = (miss > CLEAR * off) | np.any(z < -CLEAR * error, axis=1)
+        return ShownValues(z, error, (z > CLEAR * error) & ~others[:, None], np.asarray(others))
 
     def told(self) -> tuple[FoundNeurons, Indices]:
         """Return all neurons that the tokens tell, and which they are."""
         values, k = self.values(), self.tokens.shape[1]
         rows, which = [np.zeros((0, k + 3))], []
-        least = self.tuning.flat * self.tuning.apart * self.radius
+        least = FLAT * APART * self.radius
         for j in range(len(self.columns)):
             on = values.shown[:, j]
             t, z = self.tokens[on], values.z[on, j]
@@ -119,28 +114,27 @@ class HiddenNeurons:
         """Return which of these neurons columns are of, −1 of none."""
         if not len(self.columns):
             return np.full(len(columns), -1)
-        tuning = self.tuning
         apart = np.linalg.norm(columns[:, None] - self.columns, axis=2)
-        limit = tuning.clear * np.minimum(error[:, None] + self.column_error, tuning.close)
+        limit = CLEAR * np.minimum(error[:, None] + self.column_error, CLOSE)
         nearest = np.argmin(apart, axis=1)
         own = np.arange(len(columns)), nearest
-        return np.where(apart[own] < np.maximum(tuning.alike, limit[own]), nearest, -1)
+        return np.where(apart[own] < np.maximum(ALIKE, limit[own]), nearest, -1)
 
     def towards(self, wanted: Indices, rng: np.random.Generator) -> Array:
         """Return tokens at which many of the wanted neurons may show."""
-        values, tuning = self.values(), self.tuning
-        ways, weight = [], tuning.estimated * self.radius
+        values = self.values()
+        ways, weight = [], ESTIMATED * self.radius
         for j in wanted:
             t, z = self.tokens[values.shown[:, j]], values.z[values.shown[:, j], j]
             equations = np.column_stack([t, np.full(len(t), weight)])
             row = np.linalg.lstsq(equations, z, rcond=1e-6)[0][:-1]
             ways.append(row / (np.linalg.norm(row) or 1.0))
-        count = min(tuning.candidates, 1 + self.tokens.shape[1] // 4)
+        count = min(CANDIDATES, 1 + self.tokens.shape[1] // 4)
         x = []
         for c in range(count):
             some = rng.permutation(len(ways))[: max(1, -(-len(ways) * (count - c) // count))]
             way = np.sum(np.array(ways)[some], axis=0)
-            x.append(tuning.long * self.radius * way / (np.linalg.norm(way) or 1.0))
+            x.append(LONG * self.radius * way / (np.linalg.norm(way) or 1.0))
         return np.array(x)
 
     def widest(self, wanted: Indices) -> tuple[Array, int]:
@@ -157,3 +151,77 @@ class HiddenNeurons:
         seen = np.sum(values.shown[:, wanted[shown[at]]], axis=0)
         dim = self.tokens.shape[1]
         return self.tokens[at], int(np.clip(dim + 2 - np.min(seen, initial=dim), 2, dim))
+
+
+@dataclass(frozen=True, slots=True)
+class LateNeurons:
+    """Tokens far apart, and what neurons must explain of the answers, once all columns are known.
+
+    An answer less what is known is Σ b_j z_j over the neurons that are active at the token: where
+    they are fewer than its numbers, all z_j = a_j·t + β_j follow, and from these a_j and β_j.
+    """
+
+    tokens: Array
+    """(n, k)."""
+    left: Array
+    """(n, d_out)."""
+    found: FoundNeurons
+    """The neurons as they are known so far; columns are taken as they are."""
+    noise: float
+    """What ``left`` is off by (2-norm)."""
+
+    def values(self) -> tuple[Array, Array]:
+        """Return z (n, h), nan where a neuron is not active or not told, and gains of errors."""
+        found, d_out = self.found, self.left.shape[1]
+        active = self.tokens @ found.rows.T + found.bias > 0
+        z, gain = np.full(active.shape, np.nan), np.zeros(active.shape)
+        for i, on in enumerate(active):
+            if not 0 < np.sum(on) <= SHARE * d_out:
+                continue
+            inverse = np.linalg.pinv(found.columns[on].T)
+            z[i, on] = inverse @ self.left[i]
+            gain[i, on] = np.linalg.norm(inverse, axis=1)
+        return z, gain
+
+    def solved(self) -> FoundNeurons:
+        """Return the neurons with better rows and biases."""
+        z, gain = self.values()
+        found, k = self.found, self.tokens.shape[1]
+        rows, bias = found.rows.copy(), found.bias.copy()
+        row_error, bias_error = found.row_error.copy(), found.bias_error.copy()
+        for j in range(len(rows)):
+            on = np.isfinite(z[:, j])
+            if np.sum(on) < TOKENS * (k + 1) + 1:
+                continue
+            row, at, error = self._row(self.tokens[on], z[on, j], 1 / gain[on, j])
+            size = float(np.linalg.norm(error[:-1]))
+            if size < found.row_error[j]:
+                rows[j], bias[j], row_error[j], bias_error[j] = row, at, size, error[-1]
+        return replace(found, rows=rows, bias=bias, row_error=row_error, bias_error=bias_error)
+
+    def _row(self, t: Array, z: Array, weight: Array) -> tuple[Array, float, Array]:
+        """Solve z = a·t + β; return a, β and what they are off by, by what is missed."""
+        k = t.shape[1]
+        middle = weight @ t / np.sum(weight)
+        equations = np.column_stack([t - middle, np.ones(len(t))]) * weight[:, None]
+        U, s, Vt = np.linalg.svd(equations, full_matrices=False)
+        solution = Vt.T @ ((U.T @ (z * weight)) / s)
+        missed = float(np.linalg.norm(z * weight - equations @ solution)) / np.sqrt(len(t) - k - 1)
+        typical = np.hypot(missed, self.noise / np.sqrt(self.left.shape[1]))
+        error = typical * np.linalg.norm(Vt.T / s, axis=1)
+        along = float(np.linalg.norm(error[:-1]) * np.linalg.norm(middle)) / np.sqrt(k)
+        error[-1] = np.hypot(error[-1], along)
+        return solution[:-1], float(solution[-1] - solution[:-1] @ middle), error
+
+
+def where_active(found: FoundNeurons, length: float) -> Array:
+    """Return a token so long at which all of some neurons are active, or as many as are found."""
+    size = np.linalg.norm(found.rows, axis=1)
+    units, away = found.rows / size[:, None], found.bias / size
+    some = np.arange(len(size))
+    while True:
+        way = np.sum(units[some], axis=0)
+        token = np.asarray(way * (length / np.linalg.norm(way)))
+        if len(some) == 1 or np.all(units[some] @ token + away[some] > 0):
+            return token
+        some = some[:-1]

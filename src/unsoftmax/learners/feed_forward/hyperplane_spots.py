@@ -22,23 +22,16 @@ from unsoftmax.models.arrays import TINY
 from unsoftmax.probes import Array, Flags, Indices, Round
 from unsoftmax.protocol import Answers
 
-
-@dataclass(frozen=True, slots=True)
-class SpotTuning:
-    """Where hyperplanes are crossed."""
-
-    group: int = 32
-    """Hyperplanes that meet at a point, d/2 at most. More: a little fewer queries, less room."""
-    tried: int = 48
-    """Points that the best is chosen from."""
-    room: float = 0.7
-    """Share of the way to the next hyperplane that is gone."""
-    off: float = 0.03
-    """The point is off its hyperplanes by this share of the way: on which side it is stays sure."""
-    reach: tuple[float, ...] = (0.3, 1.0, 3.0)
-    """Lengths of the points, in length scales."""
-    within: float = 0.8
-    """Where tokens have a longest length, points are no longer than this share of it."""
+# Hyperplanes that meet at a point, d/2 at most. More: a little fewer queries, less room.
+GROUP = 32
+# Points that the best is chosen from.
+TRIED = 48
+# The point is off its hyperplanes by this share of the way: on which side it is stays sure.
+OFF = 0.03
+# Lengths of the points, in length scales.
+REACH = (0.3, 1.0, 3.0)
+# Where tokens have a longest length, points are no longer than this share of it.
+WITHIN = 0.8
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +111,8 @@ class HyperplaneSpots:
     """No token is as long."""
     only: Indices | None = None
     """Which are read; all of them if None."""
-    tuning: SpotTuning = field(default=SpotTuning(), kw_only=True)
+    room: float = 0.7
+    """Share of the way to the next hyperplane that is gone."""
 
     def run(self) -> Generator[Round, Answers, Spots]:
         """Ask.
@@ -160,7 +154,7 @@ class HyperplaneSpots:
     def _groups(self) -> list[Indices]:
         """Divide neurons into groups that meet at a point."""
         m, d = self.rows.shape
-        size = max(1, min(self.tuning.group, d // 2))
+        size = max(1, min(GROUP, d // 2))
         order = self.rng.permutation(np.arange(m) if self.only is None else self.only)
         return [order[k : k + size] for k in range(0, len(order), size)]
 
@@ -171,8 +165,8 @@ class HyperplaneSpots:
         """
         d = self.rows.shape[1]
         across = np.asarray(np.linalg.pinv(self.rows[group]).T, dtype=np.float64)
-        tried = np.asarray(self.rng.standard_normal((self.tuning.tried, d)) / np.sqrt(d))
-        tried *= self.length * np.resize(self.tuning.reach, len(tried))[:, None]
+        tried = np.asarray(self.rng.standard_normal((TRIED, d)) / np.sqrt(d))
+        tried *= self.length * np.resize(REACH, len(tried))[:, None]
         tried -= (tried @ self.rows[group].T + self.bias[group]) @ across
         room: Array | float = np.inf
         if np.isfinite(self.radius):
@@ -189,13 +183,13 @@ class HyperplaneSpots:
         usual = size[:, None] / np.linalg.norm(across, axis=1)
         way = np.minimum(np.minimum(way, usual), room)
         best = int(np.argmax(np.min(way / usual, axis=1)))
-        R = self.tuning.room * way[best]
-        return tried[best] + (self.tuning.off * R) @ across, R[:, None] * across
+        R = self.room * way[best]
+        return tried[best] + (OFF * R) @ across, R[:, None] * across
 
     def _within(self, tried: Array, across: Array, group: Indices) -> Array | None:
         """Move points along the group's hyperplanes to where there is room around them."""
         foot = -(self.bias[group] @ across)
-        most = self.tuning.within * self.radius
+        most = WITHIN * self.radius
         if len(group) > 1 and np.linalg.norm(foot) > most:
             return None
         beside = tried - foot
@@ -209,3 +203,90 @@ class HyperplaneSpots:
         square = np.sum(across**2, axis=1)
         left = np.maximum(self.radius**2 - np.sum(tried**2, axis=1), 0.0)[:, None]
         return np.asarray((np.sqrt(along**2 + square * left) - along) / square)
+
+
+@dataclass(frozen=True, slots=True)
+class DirectionSpots(HyperplaneSpots):
+    """A reading of all neurons beside the line, of directions (n, m) of norm 1: four queries each.
+
+    An answer is known but for a factor. Three of them on one side, p, p + n/2 and p + n, tell that
+    piece, two on the other side a plane that it crosses. The line where both planes meet is the
+    value on the hyperplane: which place that is, and what both pieces' factors are, follows
+    (4k + 1 queries for k neurons).
+    """
+
+    systematic: float = field(default=0.0, kw_only=True)
+    """What directions are off by together, beside ``error_at``: bends are off by this share."""
+
+    def run(self) -> Generator[Round, Answers, Spots]:
+        """Ask.
+
+        There must be a neuron.
+        """
+        points, ways, middles, of = self._places()
+        shares = (0.5, 1.0, -0.5, -1.0)
+        tokens = np.vstack([middles, *(points + share * ways for share in shares)])
+        answers = yield from self.ask(tokens)
+        at, *others = np.split(answers, np.cumsum([len(middles)] + 3 * [len(points)]))
+        # of another target pieces may meet anywhere: its bends come out infinite, or as no number
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            across = CrossedPieces.of(at[of], *others)
+        length = np.linalg.norm(points, axis=1) + np.linalg.norm(ways, axis=1)
+        # what rounding of tokens does, in the unit of the values that it turns
+        size = np.linalg.norm(across.bend, axis=1) / np.linalg.norm(ways, axis=1)
+        own = self.error_at(tokens[:1])[0] + size * rounded_tokens(self.rows, length)
+        off = 4 * own * (1 + 1 / across.angle)
+        off += 4 * self.systematic * np.linalg.norm(across.bend, axis=1)
+        return Spots(
+            across.bend, off, ways, points, (tokens, answers), points + across.place[:, None] * ways
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CrossedPieces:
+    """Two pieces on either side of a hyperplane, from directions at 0, ½, 1, −½ and −1."""
+
+    place: Array
+    """Where they meet."""
+    bend: Array
+    """How much the slope changes there (n, m), the direction at ½ having the size 1."""
+    angle: Array
+    """What the first piece turns by between 0 and 1; or the other between its two."""
+
+    @classmethod
+    def of(cls, w0: Array, w1: Array, w2: Array, w3: Array, w4: Array) -> CrossedPieces:
+        """Read them off (n, m) each, of norm 1."""
+        e2, turn = _across(w2, w0)
+        e4, other = _across(w4, w3)
+        # w₁ = (first w₀ + last w₂)/2
+        last = 2 * _dot(w1, e2) / turn
+        first = 2 * _dot(w1, w0) - last * _dot(w2, w0)
+        # v = w₃ + s e₄ is in the plane of w₀ and e₂
+        out3, out4 = (w - _dot(w, w0)[:, None] * w0 for w in (w3, e4))
+        out3, out4 = (w - _dot(w, e2)[:, None] * e2 for w in (out3, out4))
+        s = -_dot(out3, out4) / _dot(out4, out4)
+        v = w3 + s[:, None] * e4
+        # v = x₀ w₀ + x₂ w₂ = x₃ w₃ + x₄ w₄
+        x2, x4 = _dot(v, e2) / turn, s / other
+        x0, x3 = _dot(v, w0) - x2 * _dot(w2, w0), 1 - x4 * _dot(w4, w3)
+        ahead, behind = x2 / last, x0 / first
+        place = ahead / (ahead + behind)
+        size = 1 / (ahead + behind)
+        third = size * x3 / (2 * (place + 1))
+        fourth = -size * x4 / (2 * place + 1)
+        slope = last[:, None] * w2 - first[:, None] * w0
+        before = 2 * (third[:, None] * w3 - fourth[:, None] * w4)
+        return cls(place, slope - before, np.minimum(turn, other))
+
+
+def _dot(a: Array, b: Array) -> Array:
+    return np.asarray(np.sum(a * b, axis=1))
+
+
+def _across(w: Array, base: Array) -> tuple[Array, Array]:
+    """Return the unit vector of w across base, and how far w goes along it."""
+    difference = w - base
+    e = difference - _dot(difference, base)[:, None] * base
+    size = np.linalg.norm(e, axis=1)
+    size = np.where(size > 0, size, 1.0)
+    return e / size[:, None], np.asarray(size)

@@ -10,15 +10,14 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from unsoftmax.learners.feed_forward.ball_chords import BallChords
-from unsoftmax.learners.feed_forward.ball_part import BallPart, turned_to
-from unsoftmax.learners.feed_forward.chord_readings import ChordReadings
+from unsoftmax.learners.feed_forward.ball_chords import BallChords, ChordReadings
 from unsoftmax.learners.feed_forward.crossed_neurons import CrossedNeurons
-from unsoftmax.learners.feed_forward.feed_forward_tuning import FeedForwardTuning
-from unsoftmax.learners.feed_forward.found_neurons import FoundNeurons
-from unsoftmax.learners.feed_forward.hidden_neurons import HiddenNeurons
-from unsoftmax.learners.feed_forward.late_neurons import LateNeurons
+from unsoftmax.learners.feed_forward.found_neurons import UNCLEAR, BallPart, FoundNeurons, turned_to
+from unsoftmax.learners.feed_forward.hidden_neurons import CLOSE, HiddenNeurons, LateNeurons
 from unsoftmax.probes import Array, Indices
+
+# Neurons whose rows are off by so many times what is usual are known less well than others.
+WEAK = 10.0
 
 
 @dataclass(slots=True)
@@ -30,7 +29,6 @@ class KnownNeurons:
     value: Array
     """The answer there (d_out,)."""
     asking: BallChords
-    tuning: FeedForwardTuning
     chords: list[ChordReadings] = field(default_factory=list)
     hidden: list[FoundNeurons] = field(default_factory=list)
     """Neurons that showed at tokens, as they were solved for."""
@@ -63,14 +61,13 @@ class KnownNeurons:
             self.column_error,
             self.noise,
             self.asking.radius,
-            tuning=self.tuning.hidden,
         )
 
     def add_chord(self, told: ChordReadings) -> None:
         """Take over a chord's neurons; hidden ones among them are hidden no more."""
         found = told.first_found()
         size = np.linalg.norm(found.rows, axis=1)
-        real = np.asarray(size > self.tuning.unclear * found.row_error)
+        real = np.asarray(size > UNCLEAR * found.row_error)
         self.chords.append(replace(told, real=real))
         self.crossed = self.crossed.with_neurons(found.columns[real], found.column_error[real])
         if len(self.columns):
@@ -80,7 +77,7 @@ class KnownNeurons:
 
     def add_columns(self, columns: Array, error: Array) -> int:
         """Take over the columns of hidden neurons that are new; return how many are."""
-        new = error < self.tuning.hidden.close
+        new = error < CLOSE
         new &= self.shown().of(columns, error) < 0
         self.columns = np.vstack([self.columns, columns[new]])
         self.column_error = np.append(self.column_error, error[new])
@@ -135,8 +132,8 @@ class KnownNeurons:
         tokens = np.vstack([self.tokens, self.crossed.tokens])
         left = np.vstack([self.answers, self.crossed.answers]) - part(tokens)
         own = self.asking.noise_of(part)
-        told = LateNeurons(tokens, left, every.taken(late), own, tuning=self.tuning.late).solved()
+        told = LateNeurons(tokens, left, every.taken(late), own).solved()
         part = part.with_neurons(told)
         self.part = replace(part, found=self.crossed.placed(part.found))
         error = self.part.found.row_error
-        return late[error[late] > self.tuning.ball.weak * np.median(error)]
+        return late[error[late] > WEAK * np.median(error)]

@@ -8,46 +8,39 @@ number of standard deviations that is certified.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
 
 from unsoftmax.errors import ModelMismatch
-from unsoftmax.learners.feed_forward.opening_look import OpeningLook
+from unsoftmax.learners.feed_forward.opening_look import OpeningLook, drawn_directions
 from unsoftmax.models.arrays import TINY
 from unsoftmax.models.feed_forward import FeedForward
 from unsoftmax.probes import Array, Flags, Singles
 from unsoftmax.protocol import Certificate, Found, Steps
 from unsoftmax.validate.judge import Judgement, Residuals, fresh_answers, judge
 
-
-@dataclass(frozen=True, slots=True)
-class LayerClaimTuning:
-    """How errors become a certificate, and how fresh answers are judged."""
-
-    deviations: float = 6.0
-    """Number of standard deviations that are certified; 2 to 3 were the most that was seen."""
-    accepted: float = 3e-9
-    coarse: float = 1e3
-    coarsest: float = 1e-2
-    certified: float = 1e-5
-    """Fresh answers may be missed by ``accepted`` of their size, by ``coarse`` times the answers'
-    own relative error, up to ``coarsest``, or by what is certified, up to ``certified``. A missing
-    neuron is missed by 1/m."""
-    widened: float = 2.0
-    """Where answers are missed by more than is certified, so many times what explains them is."""
-    near: tuple[float, ...] = (0.3, 1.0, 3.0)
-    """Lengths of half of the fresh tokens, in length scales."""
-    far: tuple[float, float] = (0.5, 6.0)
-    """Range of log10 of the others': dead neurons show far out."""
-    inside: float = 0.9995
-    """Of normalised tokens, the longest in proportion to what none of them reaches."""
-    beside: int = 3
-    active: float = 0.85
-    close: tuple[float, float] = (2.0, 7.0)
-    """One in ``beside`` is put as close to a hyperplane as one over 10 to such powers of a length
-    scale, by this chance where the neuron is active: z·[z > t] differs from a ReLU there alone."""
+# Number of standard deviations that are certified; 2 to 3 were the most that was seen.
+DEVIATIONS = 6.0
+# Fresh answers may be missed by ``accepted`` of their size, by ``coarse`` times the answers' own
+# relative error, up to ``coarsest``, or by what is certified, up to ``certified``. A missing
+# neuron is missed by 1/m.
+ACCEPTED = 3e-9
+COARSE = 1e3
+COARSEST = 1e-2
+CERTIFIED = 1e-5
+# Where answers are missed by more than is certified, so many times what explains them is.
+WIDENED = 2.0
+# Lengths of half of the fresh tokens, in length scales.
+NEAR = (0.3, 1.0, 3.0)
+# Range of log10 of the others': dead neurons show far out.
+FAR = (0.5, 6.0)
+# One in ``beside`` is put as close to a hyperplane as one over 10 to such powers of a length
+# scale, by this chance where the neuron is active: z·[z > t] differs from a ReLU there alone.
+BESIDE = 3
+ACTIVE = 0.85
+CLOSE = (2.0, 7.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,25 +56,24 @@ class LayerClaim:
     length_error: float = 0.0
     """Of what a norm behind normalises, relative length: what scale and shift, as they were read,
     make it off by (one standard deviation)."""
-    tuning: LayerClaimTuning = field(default=LayerClaimTuning(), kw_only=True)
 
     def judged(self, x: Array, y: Array, queries: int) -> tuple[Self, Judgement]:
         """Compare answers; return the claim as wide as they need it, too."""
         if not len(x):
             return self, judge(Residuals.of(np.zeros(0)), 0)
-        tuning, width = self.tuning, np.sqrt(y.shape[1])
+        width = np.sqrt(y.shape[1])
         missed, size = y - self.model(x), self.look.size_at(x)[:, None]
-        own = tuning.deviations * self.look.error_at(x)[:, None] / width
-        allowed = tuning.deviations * self._bound(x)[:, None]
-        limit = min(tuning.coarse * self.look.noise, tuning.coarsest)
-        certified = np.minimum(allowed / np.maximum(size, TINY), tuning.certified)
-        most = np.maximum(max(tuning.accepted, limit), certified)
+        own = DEVIATIONS * self.look.error_at(x)[:, None] / width
+        allowed = DEVIATIONS * self._bound(x)[:, None]
+        limit = min(COARSE * self.look.noise, COARSEST)
+        certified = np.minimum(allowed / np.maximum(size, TINY), CERTIFIED)
+        most = np.maximum(max(ACCEPTED, limit), certified)
         compared = Residuals.of(missed, own=own, allowed=allowed, size=size, most=most)
         judgement = judge(compared, queries)
         strain = compared.strain
         inside = np.all(np.abs(missed) <= most * size)
         if strain > 1 and inside:
-            factor = tuning.widened * strain
+            factor = WIDENED * strain
             wider = {name: factor * error for name, error in self.errors.items()}
             claim = replace(self, errors=wider)
             return claim, judge(replace(compared, allowed=factor * compared.allowed), queries)
@@ -105,10 +97,10 @@ class LayerClaim:
         sums = self.errors["constant"] + self.errors["slope"] * np.linalg.norm(x, axis=1)
         moved = norm.eps * sums / np.sqrt(norm.width * variance) + self.errors["eps"] / 2
         allowed = self.length_error + own + moved / (variance + norm.eps)
-        strain = float(np.max(off / (self.tuning.deviations * allowed)))
+        strain = float(np.max(off / (DEVIATIONS * allowed)))
         if strain <= 1:
             return self, ()
-        factor = self.tuning.widened * strain
+        factor = WIDENED * strain
         wider = {name: factor * self.errors[name] for name in ("scale", "shift", "eps")}
         said_so = (
             "Fresh answers are longer or shorter than the norm makes them, by up to "
@@ -141,7 +133,7 @@ class LayerClaim:
         claim, judgement = self.judged(fresh[:, :], y, checks)
         self.refuse(judgement)
         claim, drifting = claim.measured(fresh[:, :], y)
-        errors = {name: self.tuning.deviations * e for name, e in claim.errors.items()}
+        errors = {name: DEVIATIONS * e for name, e in claim.errors.items()}
         if not self.determined:
             errors |= dict.fromkeys(("A", "b", "B"), float("inf"))
         certificate = Certificate(errors, (*claim._assumed(checks), *drifting))
@@ -149,13 +141,12 @@ class LayerClaim:
 
     def _tokens(self, count: int, rng: np.random.Generator) -> Array:
         """Return tokens of many lengths."""
-        x = rng.standard_normal((count, self.model.dim))
-        x /= np.linalg.norm(x, axis=1, keepdims=True)
+        x = drawn_directions(count, self.model.dim, rng)
         n = np.arange(count)
-        near = np.array(self.tuning.near)[n % len(self.tuning.near)]
-        far = 10.0 ** rng.uniform(*self.tuning.far, count)
+        near = np.array(NEAR)[n % len(NEAR)]
+        far = 10.0 ** rng.uniform(*FAR, count)
         x = np.asarray(self.look.length * np.where(n % 2, far, near)[:, None] * x)
-        return self._moved_beside(x, n % self.tuning.beside == 0, rng)
+        return self._moved_beside(x, n % BESIDE == 0, rng)
 
     def _moved_beside(self, x: Array, which: Flags, rng: np.random.Generator) -> Array:
         """Move some tokens beside hyperplanes, where a function that is no ReLU may jump."""
@@ -166,15 +157,15 @@ class LayerClaim:
         count = int(np.sum(which))
         j = rng.choice(np.flatnonzero(size > 0), count)
         a = A[j] / size[j, None]
-        way = np.where(rng.random(count) < self.tuning.active, 1.0, -1.0)
-        way *= self.look.length * 10.0 ** -rng.uniform(*self.tuning.close, count)
+        way = np.where(rng.random(count) < ACTIVE, 1.0, -1.0)
+        way *= self.look.length * 10.0 ** -rng.uniform(*CLOSE, count)
         moved = x.copy()
         z = np.sum(a * x[which], axis=1) + b[j] / size[j]
         moved[which] += (way - z)[:, None] * a
         return moved
 
     def _assumed(self, checks: int) -> tuple[str, ...]:
-        look, farthest = self.look, self.look.length * 10.0 ** self.tuning.far[1]
+        look, farthest = self.look, self.look.length * 10.0 ** FAR[1]
         return (
             "Errors of A, b and B are of neurons scaled so that the row of A is as long as the "
             "column of B, in the order of the model; those of parallel neurons are of their sum.",
@@ -186,10 +177,10 @@ class LayerClaim:
             f"Tokens up to a length of {farthest:.0e} were asked. Every neuron's hyperplane meets "
             "a random line within that length: one that is far out and nearly parallel to the "
             "line may be missing.",
-            f"No neuron adds less than {self.tuning.deviations * look.noise:.1e} of the answers' "
+            f"No neuron adds less than {DEVIATIONS * look.noise:.1e} of the answers' "
             "size: a smaller one may be missing. The bounds of A, b and B are of those found.",
             f"Answers are off by {look.noise:.1e} of their size (one standard deviation), from "
-            f"second differences; {self.tuning.deviations:g} deviations are taken.",
+            f"second differences; {DEVIATIONS:g} deviations are taken.",
             *look.why,
             *(() if checks else ("Nothing was checked.",)),
         )

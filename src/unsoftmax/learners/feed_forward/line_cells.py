@@ -14,7 +14,7 @@ steps. What was asked is solved once more when the b_j are known better (`hyperp
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -25,64 +25,53 @@ from unsoftmax.measure.precision import UNIT
 from unsoftmax.models.arrays import TINY
 from unsoftmax.probes import Array, Flags, Indices, Round
 from unsoftmax.protocol import Answers
-from unsoftmax.solve.crossed_columns import (
-    CrossedColumnTuning,
-    Unmixed,
-    WindowChain,
-    WindowColumns,
-)
+from unsoftmax.solve.crossed_columns import Unmixed, WindowChain, WindowColumns
 
 AskTokens = Callable[[Array], Generator[Round, Answers, Array]]
 """Asks tokens (n, d), one round: answers (n, m)."""
 
 
-@dataclass(frozen=True, slots=True)
-class LineCellTuning:
-    """Where steps are taken, and how long they are."""
-
-    share: float = 0.85
-    """Kinks between two places, in dimensions that all jumps span. More: fewer queries; less is
-    left to see crossed hyperplanes by."""
-    rank: float = 1e-6
-    """Jumps span no dimension in which none is more than this."""
-    gain: float = 300.0
-    """Condition of a group's columns beyond which it is divided: parallel columns."""
-    narrow: float = 100.0
-    """Once columns are known better, places whose readings are off by so many times what is usual
-    are left out, unless columns are parallel indeed: they were between two close kinks."""
-    crossings: tuple[float, ...] = (1e-3, 0.02, 0.02, 0.02, 0.25)
-    """Expected number of hyperplanes that a step crosses, if neurons have all directions alike, by
-    the dimensions to spare between two places. Longer steps are more precise; more of them have to
-    be asked again. With none to spare no crossing shows, with few not which it was."""
-    ends: float = 0.1
-    """Steps of the first and last place are this share of it: what is crossed there by neurons of
-    the group beside shows nowhere."""
-    shorter: float = 1 / 16
-    """Steps of a direction that is asked again."""
-    again: int = 5
-    """Limit on how often a direction is asked."""
-    apart: float = 0.02
-    """What a step went beyond a hyperplane must be what the neuron's row says, to this share of the
-    way to it."""
-    near: int = 512
-    """Number of hyperplanes of a place that a step is tried to have crossed."""
-    beyond: float = 4.0
-    """Where the first and the last place are, in distances of the farthest kink, unless the line
-    ends before."""
-    rescalings: int = 12
-    uncrossed: int = 2
-    refactored: float = 0.3
-    rescaled: float = 1e-13
-    """Where answers are known but for a factor each: limit on how often factors are improved, from
-    which on crossed hyperplanes are looked for, the most that a factor changes at once, and the
-    relative change of readings that ends it. Three to five are usual."""
-    dims_per_pair: int = 96
-    pairs: int = 8
-    around: float = 0.5
-    """Values at a place are means with such pairs of values on both sides, this share of the way to
-    the next kink away at most: of 768 dimensions they cost 0.03 queries per neuron, and halve what
-    the function is off by."""
-    columns: CrossedColumnTuning = field(default=CrossedColumnTuning())
+# Kinks between two places, in dimensions that all jumps span. More: fewer queries; less is left to
+# see crossed hyperplanes by. The second where steps may cross unseen ones: what is read there is
+# solved once more from tokens far apart.
+SHARE = (0.85, 0.95)
+# Jumps span no dimension in which none is more than this.
+RANK = 1e-6
+# Condition of a group's columns beyond which it is divided: parallel columns.
+GAIN = 300.0
+# Once columns are known better, places whose readings are off by so many times what is usual are
+# left out, unless columns are parallel indeed: they were between two close kinks.
+NARROW = 100.0
+# Expected number of hyperplanes that a step crosses, if neurons have all directions alike, by the
+# dimensions to spare between two places. Longer steps are more precise; more of them have to be
+# asked again. With none to spare no crossing shows, with few not which it was.
+CROSSINGS = (1e-3, 0.02, 0.02, 0.02, 0.25)
+# Steps of the first and last place are this share of the others: what is crossed there by neurons
+# of the group beside shows nowhere. The second where steps may cross unseen hyperplanes.
+ENDS = (0.1, 0.5)
+# Steps of a direction that is asked again.
+SHORTER = 1 / 16
+# Limit on how often a direction is asked.
+AGAIN = 5
+# What a step went beyond a hyperplane must be what the neuron's row says, to this share of the
+# way to it.
+APART = 0.02
+# Number of hyperplanes of a place that a step is tried to have crossed.
+NEAR = 512
+# Where the first and the last place are, in distances of the farthest kink, unless the line ends
+# before.
+BEYOND = 4.0
+# Where answers are known but for a factor each: limit on how often factors are improved, from
+# which on crossed hyperplanes are looked for, the most that a factor changes at once, and the
+# relative change of readings that ends it. Three to five are usual.
+RESCALINGS = 12
+UNCROSSED = 2
+REFACTORED = 0.3
+RESCALED = 1e-13
+# Values at a place are means with such pairs of values on both sides, this share of the way to
+# the next kink away at most: of 768 dimensions they cost 0.03 queries per neuron, and halve what
+# the function is off by.
+DIMS_PER_PAIR, PAIRS, AROUND = 96, 8, 0.5
 
 
 def rounded_tokens(rows: Array, lengths: Array) -> Array:
@@ -123,7 +112,6 @@ class CellReadings:
     """(places, d): errors per number."""
     step: Array
     """(places, d)."""
-    tuning: LineCellTuning
     scaled: bool = True
     """Whether answers have their sizes; else each is known but for a factor."""
     first_error: Array | None = None
@@ -139,7 +127,7 @@ class CellReadings:
     def shorter(self, directions: Indices) -> CellReadings:
         """Return the readings with shorter steps along some directions, to be asked."""
         factor = np.ones(self.step.shape[1])
-        factor[directions] = self.tuning.shorter
+        factor[directions] = SHORTER
         return replace(self, step=self.step * factor, errors=self.errors / factor)
 
     def with_rounded_tokens(self, rows: Array, lengths: Array) -> CellReadings:
@@ -181,10 +169,10 @@ class CellReadings:
         if self.scaled or not len(columns):
             return self
         readings = self._of_one_unit(columns)
-        for step in range(self.tuning.rescalings):
+        for step in range(RESCALINGS):
             readings, moved = readings._refactored(columns, column_error, step)
             readings = readings._of_one_unit(columns)
-            if moved < self.tuning.rescaled:
+            if moved < RESCALED:
                 break
         return readings
 
@@ -209,7 +197,7 @@ class CellReadings:
         """Improve the factor of every answer; return the largest change of a reading, too."""
         chain = self._chain(columns.T)
         seen = self.y
-        if step >= self.tuning.uncrossed:
+        if step >= UNCROSSED:
             seen = chain.solve(self.y, self._noise(chain, column_error)).readings
         total, weight = np.zeros(self.step.shape), np.zeros(self.step.shape)
         # y − f(p + step·y) is what a factor of 1 − f·step makes of a reading y = (λw − p)/step
@@ -221,7 +209,7 @@ class CellReadings:
             for i, found in zip((k, k + 1), _two_shares(difference, -before, after), strict=True):
                 total[i] += found[0] * found[1]
                 weight[i] += found[1]
-        most = self.tuning.refactored
+        most = REFACTORED
         factor = total / np.where(weight > 0, weight, 1.0)
         factor = np.clip(factor * self.step, -most, most) / self.step
         change = factor[:, :, None] * answers
@@ -243,10 +231,8 @@ class CellReadings:
             WindowColumns.of(columns, int(a), int(b), None if self.scaled else ends[:, k : k + 2])
             for k, (a, b) in enumerate(pairwise(self.cuts))
         )
-        near = tuple(
-            np.argsort(np.abs(self.t - place))[: self.tuning.near] for place in self.places
-        )
-        return WindowChain(columns, windows, near, self.tuning.columns)
+        near = tuple(np.argsort(np.abs(self.t - place))[:NEAR] for place in self.places)
+        return WindowChain(columns, windows, near)
 
     def _from_columns(self, chain: WindowChain, column_error: Array) -> Array:
         """Return what errors of the columns typically do to the differences, per number."""
@@ -267,12 +253,12 @@ class CellReadings:
                 for at, column, f in crossed:
                     if at == k:
                         excess[column, i] -= f
-            good &= np.all(np.abs(excess) <= self.tuning.apart * np.abs(to), axis=0)
+            good &= np.all(np.abs(excess) <= APART * np.abs(to), axis=0)
             if k in (0, len(self.places) - 1):
                 # crossed by a neuron of the group beside, a row comes out as the way to it
                 w = chain.windows[0 if k == 0 else -1]
                 own = slice(w.first, w.last)
-                edge = np.abs(moved[own]) < self.tuning.apart * np.abs(to[own])
+                edge = np.abs(moved[own]) < APART * np.abs(to[own])
                 good &= ~np.any(edge, axis=0)
         return good
 
@@ -312,7 +298,6 @@ class LineCells:
     """Whether steps may cross hyperplanes that the line does not, of any columns."""
     walls: tuple[float, float] = (-np.inf, np.inf)
     """Between which places of the line nothing but these kinks was seen."""
-    tuning: LineCellTuning = field(default=LineCellTuning(), kw_only=True)
 
     def run(self) -> Generator[Round, Answers, CellReadings]:
         """Ask from all places along all directions, until all are sure.
@@ -338,7 +323,6 @@ class LineCells:
             y=np.zeros((*shape, d_out)),
             errors=own[:, None] / step,
             step=step,
-            tuning=self.tuning,
             scaled=self.scaled,
         )
         asked = yield from self._asked(readings, np.arange(shape[1]))
@@ -349,12 +333,11 @@ class LineCells:
 
         What a value is off by is the same in all directions' readings, and counts √d times.
         """
-        tuning = self.tuning
-        pairs = min(len(self.basis) // tuning.dims_per_pair, tuning.pairs) if self.scaled else 0
+        pairs = min(len(self.basis) // DIMS_PER_PAIR, PAIRS) if self.scaled else 0
         t = np.append(self.kinks.t, self.walls)
         room = np.min(np.abs(places[:, None] - t), axis=1)
         room = np.where(np.isfinite(room), room, self.length)
-        shares = np.linspace(-tuning.around, tuning.around, 2 * pairs + 1) if pairs else np.zeros(1)
+        shares = np.linspace(-AROUND, AROUND, 2 * pairs + 1) if pairs else np.zeros(1)
         t = places + shares[:, None] * room
         values = yield from self.ask(self.origin + t.ravel()[:, None] * self.basis[0])
         values = np.mean(values.reshape(*t.shape, -1), axis=0)
@@ -370,12 +353,12 @@ class LineCells:
         ModelMismatch
             Some do, however short the steps are.
         """
-        for again in range(self.tuning.again + 1):
+        for again in range(AGAIN + 1):
             readings = readings.rescaled(columns, column_error)
             left = np.flatnonzero(~readings.solved(columns, column_error).good)
             if not len(left):
                 break
-            if again == self.tuning.again:
+            if again == AGAIN:
                 raise ModelMismatch(
                     f"In {len(left)} of {len(self.basis)} directions the answers beside a line "
                     f"contradict the {len(self.kinks.t)} neurons that it showed: the target is no "
@@ -388,11 +371,11 @@ class LineCells:
     def joined(self, readings: CellReadings, columns: Array) -> CellReadings:
         """Leave out places of short steps where columns known better need none between kinks."""
         cuts, errors = readings.cuts, np.median(readings.errors, axis=1)
-        kept, most = [0], self.tuning.narrow * float(np.median(errors))
+        kept, most = [0], NARROW * float(np.median(errors))
         for k in range(1, len(cuts) - 1):
             group = columns[cuts[kept[-1]] : cuts[k + 1]]
             close = errors[k] > most and len(group) <= self._group
-            if not close or np.linalg.cond(group) > self.tuning.gain:
+            if not close or np.linalg.cond(group) > GAIN:
                 kept.append(k)
         if len(cuts) > 1:
             kept.append(len(cuts) - 1)
@@ -428,7 +411,7 @@ class LineCells:
         """Dimension of what all jumps span, and the columns beside them."""
         columns = self.jumps()[0]
         values = np.linalg.svd(columns, compute_uv=False)
-        rank = int(np.sum(values > self.tuning.rank * np.max(values, initial=0.0)))
+        rank = int(np.sum(values > RANK * np.max(values, initial=0.0)))
         if self.strange:
             rank = int(columns.shape[1])
         return min(rank + self._beside, int(columns.shape[1]))
@@ -445,7 +428,7 @@ class LineCells:
     def _group(self) -> int:
         """Largest number of kinks between two places."""
         rank = self._rank
-        return max(1, min(int(self.tuning.share * rank), rank - 1) - self._beside)
+        return max(1, min(int(SHARE[self.strange] * rank), rank - 1) - self._beside)
 
     @property
     def _beside(self) -> int:
@@ -477,7 +460,7 @@ class LineCells:
     def _divided(self, a: int, b: int, room: Array) -> list[int]:
         """Divide kinks a … b − 1 while their jumps are nearly dependent; return the ends."""
         columns = self.jumps()[0][a:b]
-        if b - a == 1 or np.linalg.cond(columns) < self.tuning.gain:
+        if b - a == 1 or np.linalg.cond(columns) < GAIN:
             return [b]
         low, high = a + 1 + (b - a - 2) // 4, b - 1 - (b - a - 2) // 4
         cut = low + int(np.argmax(room[low - 1 : high]))
@@ -489,7 +472,7 @@ class LineCells:
         bounded = bool(np.all(np.isfinite(self.walls)))
         if not len(t):
             return np.array([np.mean(self.walls) if bounded else 0.0])
-        end = self.tuning.beyond * max(float(np.abs(t).max()), self.length)
+        end = BEYOND * max(float(np.abs(t).max()), self.length)
         around = np.concatenate(
             [[min(0.0, t[0]) - self.length], t, [max(0.0, t[-1]) + self.length]]
         )
@@ -503,16 +486,15 @@ class LineCells:
     def _steps(self, places: Array) -> Array:
         """Return steps that cross as many hyperplanes as is wanted, in the mean."""
         t = self.kinks.t
+        ends = ENDS[self.strange]
         if not len(t):
-            return np.full(
-                len(places), min(self.length, self.tuning.ends * float(np.ptp(self.walls)))
-            )
+            return np.full(len(places), min(self.length, ends * float(np.ptp(self.walls))))
         end = (places < t[0]) | (places > t[-1])
         t = np.append(t, self.walls)
         least = 16 * UNIT * (self.length + np.abs(places))  # two kinks may be at one place
         apart = (np.maximum(np.abs(x - t), one) for x, one in zip(places, least, strict=True))
         crossed = np.array([np.sum(1 / each) for each in apart])
         spare = max(0, self._rank - self._group - self._beside)
-        spare = min(spare, len(self.tuning.crossings) - 1)
-        step = self.tuning.crossings[spare] * np.pi / 2 / crossed
-        return np.asarray(np.where(end, self.tuning.ends * step, step))
+        spare = min(spare, len(CROSSINGS) - 1)
+        step = CROSSINGS[spare] * np.pi / 2 / crossed
+        return np.asarray(np.where(end, ends * step, step))

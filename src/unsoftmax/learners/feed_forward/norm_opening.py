@@ -11,53 +11,45 @@ in the middle is in the plane of the others, which tells errors from targets tha
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
 from unsoftmax.errors import ModelMismatch
 from unsoftmax.learners.feed_forward.affine_part import ResidualPart
 from unsoftmax.learners.feed_forward.line_cells import AskTokens
-from unsoftmax.learners.feed_forward.opening_look import OpeningLook
+from unsoftmax.learners.feed_forward.opening_look import (
+    BESIDE,
+    LINE,
+    SMOOTH,
+    STEP,
+    WIDER,
+    OpeningLook,
+    drawn_directions,
+)
 from unsoftmax.measure.normalised import FoundGain, NormedAnswers, gain_of, shift_of, spreads
 from unsoftmax.measure.precision import UNIT, Precision
 from unsoftmax.probes import Array, Round
 from unsoftmax.protocol import Answers
 
-
-@dataclass(frozen=True, slots=True)
-class NormOpeningTuning:
-    """What is looked at first."""
-
-    far: float = 2.0**40
-    """Length of tokens at which eps and biases do not count."""
-    spare: float = 1 / 16
-    more: int = 16
-    """Tokens beyond d, as a share of d and in number. Fewer: ill-conditioned."""
-    ratio: float = 8.0
-    shortest: int = -5
-    longest: int = 9
-    """Lengths of a line through 0, as in `OpeningLookTuning`."""
-    beside: tuple[float, ...] = (0.3, 1.0, 3.0, 0.3, 1.0, 3.0)
-    step: float = 2.0**-18
-    """Of the three points side by side, in length scales: as in `OpeningLookTuning`, longer, for a
-    direction turns less than an answer grows."""
-    wider: float = 16.0
-    smooth: float = 64.0
-    roundings: float = 4.0
-    """Errors are at least so many roundings of an answer."""
-    coarsest: float = 1e-12
-    """Directions with larger errors are refused: pieces of a line tell their factors by small
-    angles, which makes of an error its root."""
-    orthogonal: float = 1e-9
-    """A direction that answers show no more of, beside others, is a LayerNorm's mean."""
-    off: float = 1e-6
-    """Misses of the ellipsoid up to this share are a norm's."""
-    least_spread: float = 1e-9
-    """Outputs that answers move by less, beside the others, have a scale of 0."""
-    full: float = 0.1
-    """Where n is shorter than this share of √d, u is so small that eps counts; and directions must
-    turn by as much."""
+# Length of tokens at which eps and biases do not count.
+LONG = 2.0**40
+# Tokens beyond d, as a share of d and in number. Fewer: ill-conditioned.
+SPARE, MORE = 1 / 16, 16
+# Errors are at least so many roundings of an answer.
+ROUNDINGS = 4.0
+# Directions with larger errors are refused: pieces of a line tell their factors by small angles,
+# which makes of an error its root.
+COARSEST = 1e-12
+# A direction that answers show no more of, beside others, is a LayerNorm's mean.
+ORTHOGONAL = 1e-9
+# Misses of the ellipsoid up to this share are a norm's.
+OFF = 1e-6
+# Outputs that answers move by less, beside the others, have a scale of 0.
+LEAST_SPREAD = 1e-9
+# Where n is shorter than this share of √d, u is so small that eps counts; and directions must
+# turn by as much.
+FULL = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +131,6 @@ class NormOpening:
     dim: int
     ask: AskTokens
     rng: np.random.Generator
-    tuning: NormOpeningTuning = field(default=NormOpeningTuning(), kw_only=True)
 
     def run(self) -> Generator[Round, Answers, NormLook]:
         """Look at the target.
@@ -149,17 +140,15 @@ class NormOpening:
         ModelMismatch
             No norm is behind it, it has no x to go by, bends everywhere, or is too coarse.
         """
-        tuning, d = self.tuning, self.dim
-        count = d + int(tuning.spare * d) + tuning.more
+        d = self.dim
+        count = d + int(SPARE * d) + MORE
         signs = np.where(self.rng.standard_normal((count, d)) < 0, -1.0, 1.0)
-        lengths = tuning.ratio ** np.arange(tuning.shortest, tuning.longest + 1.0)
-        t = np.concatenate([-lengths[::-1], [0.0], lengths])
-        line = t[:, None] * self._unit(1)
-        y = yield from self.ask(np.vstack([tuning.far * signs, line]))
+        line = LINE[:, None] * drawn_directions(1, self.dim, self.rng)
+        y = yield from self.ask(np.vstack([LONG * signs, line]))
         far, along = y[:count], y[count:]
-        self._refuse_plain(far, along[np.abs(t) <= 1.0])
+        self._refuse_plain(far, along[np.abs(LINE) <= 1.0])
         norm = self._norm(far)
-        length = _length(t, along, norm, tuning.full)
+        length = _length(along, norm)
         precision = Precision.of_format([y])
         noise = yield from self._noise(norm, length, precision)
         errors = self._errors(far, norm, noise)
@@ -181,7 +170,7 @@ class NormOpening:
                 f"Answers have {far.shape[1]} numbers and tokens {self.dim}: a residual "
                 "connection, which a norm behind a layer is recovered with, needs as many."
             )
-        if np.max(np.abs(far)) > np.sqrt(self.tuning.far) * (1 + np.max(np.abs(near))):
+        if np.max(np.abs(far)) > np.sqrt(LONG) * (1 + np.max(np.abs(near))):
             raise ModelMismatch(
                 "Answers grow with tokens, as behind no norm: leave out norm, and the layer is "
                 "taken for a plain one."
@@ -189,10 +178,9 @@ class NormOpening:
 
     def _norm(self, far: Array) -> SeenNorm:
         """Read the norm off answers to long tokens."""
-        tuning = self.tuning
         mean = far.mean(axis=0)
         spread = spreads(far - mean)
-        still = spread <= tuning.least_spread * spread.max()
+        still = spread <= LEAST_SPREAD * spread.max()
         if np.any(still):
             raise ModelMismatch(
                 f"{np.sum(still)} of {self.dim} outputs are the same for all long tokens: their "
@@ -200,8 +188,8 @@ class NormOpening:
                 "layer with a residual and a norm behind."
             )
         found = gain_of(far - mean)
-        if found.missed <= tuning.orthogonal:
-            if found.next <= tuning.orthogonal:
+        if found.missed <= ORTHOGONAL:
+            if found.next <= ORTHOGONAL:
                 raise ModelMismatch(
                     "Answers to long tokens span too few directions: x is not added before the "
                     "norm, or the target is another one."
@@ -212,7 +200,7 @@ class NormOpening:
         # once more for what is left: solving rounds more than answers do
         weights += np.linalg.lstsq(squares, 1 - squares @ weights, rcond=None)[0]
         missed = float(np.max(np.abs(squares @ weights - 1)))
-        if missed > tuning.off or np.any(weights <= 0):
+        if missed > OFF or np.any(weights <= 0):
             raise ModelMismatch(
                 "Answers to long tokens are on no ellipsoid, as behind a LayerNorm, nor on one "
                 "around 0, as behind an RMSNorm: the target has another function behind, or none."
@@ -225,7 +213,7 @@ class NormOpening:
         shift, factor = shift_of(far - mean, found)
         gain = factor * found.gain
         lengths = np.sum((gain * (far - mean - shift)) ** 2, axis=1) / self.dim
-        if np.max(np.abs(lengths - 1)) > self.tuning.off:
+        if np.max(np.abs(lengths - 1)) > OFF:
             raise ModelMismatch(
                 "Answers to long tokens lie in a hyperplane, as behind a LayerNorm, but not all "
                 "as far from one point: the target has another function behind."
@@ -251,14 +239,13 @@ class NormOpening:
         self, norm: SeenNorm, length: float, precision: Precision
     ) -> Generator[Round, Answers, float]:
         """Measure errors of directions, and refuse what bends everywhere."""
-        tuning, n = self.tuning, len(self.tuning.beside)
-        points = length * np.array(tuning.beside)[:, None] * self._unit(n)
-        step = tuning.step * length * self._unit(n)
-        x = np.concatenate([points + k * step for k in (-tuning.wider, -1, 0, 1, tuning.wider)])
+        points = length * BESIDE[:, None] * drawn_directions(len(BESIDE), self.dim, self.rng)
+        step = STEP * length * drawn_directions(len(BESIDE), self.dim, self.rng)
+        x = np.concatenate([points + k * step for k in (-WIDER, -1, 0, 1, WIDER)])
         answers = yield from self.ask(x)
         w = np.split(norm.directions(answers), 5)
         narrow, wide = (_off_plane(w[2], w[i], w[4 - i]) for i in (1, 0))
-        if np.median(wide) > tuning.smooth * max(float(np.median(narrow)), UNIT):
+        if np.median(wide) > SMOOTH * max(float(np.median(narrow)), UNIT):
             raise ModelMismatch(
                 "Behind the norm the answers bend everywhere: the target is smooth (GELU, SiLU, "
                 "tanh, attention), no feed-forward layer of ReLUs."
@@ -266,18 +253,14 @@ class NormOpening:
         rounding = precision.relative + precision.unit + precision.absolute
         rounding *= float(np.max(np.linalg.norm(answers, axis=1)))
         rounding /= float(np.min(np.linalg.norm(answers - norm.shift, axis=1)))
-        noise = max(float(np.sort(narrow)[-2]), tuning.roundings * rounding)
-        if noise > tuning.coarsest:
+        noise = max(float(np.sort(narrow)[-2]), ROUNDINGS * rounding)
+        if noise > COARSEST:
             raise ModelMismatch(
                 f"The answers' directions are off by {noise:.0e}, by rounding or noise: behind a "
-                f"norm too coarse to see single neurons ({tuning.coarsest:.0e} is the limit). Ask "
+                f"norm too coarse to see single neurons ({COARSEST:.0e} is the limit). Ask "
                 "a target that computes and answers in float64."
             )
         return noise
-
-    def _unit(self, count: int) -> Array:
-        x = self.rng.standard_normal((count, self.dim))
-        return np.asarray(x / np.linalg.norm(x, axis=1, keepdims=True))
 
 
 def _left(far: Array, norm: SeenNorm) -> float:
@@ -306,14 +289,14 @@ def _off_plane(w: Array, one: Array, other: Array) -> Array:
     )
 
 
-def _length(t: Array, y: Array, norm: SeenNorm, least: float) -> float:
+def _length(y: Array, norm: SeenNorm) -> float:
     """Return the mean length, in logarithms, at which directions turn, where u is not small."""
     w = norm.directions(y)
     turned = np.linalg.norm(np.diff(w, axis=0), axis=1)
     sizes = np.linalg.norm(norm.gain * (y - norm.shift), axis=1)
-    seen = sizes > least * np.sqrt(y.shape[1])
-    at = np.abs((t[1:] + t[:-1]) / 2)
+    seen = sizes > FULL * np.sqrt(y.shape[1])
+    at = np.abs((LINE[1:] + LINE[:-1]) / 2)
     used = seen[1:] & seen[:-1] & (turned > 0)
-    if not np.sum(turned[used]) > least:
+    if not np.sum(turned[used]) > FULL:
         return 1.0
     return float(2.0 ** np.round(np.average(np.log2(at[used]), weights=turned[used])))

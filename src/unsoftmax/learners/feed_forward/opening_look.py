@@ -9,7 +9,7 @@ bends everywhere, whose second difference grows as the square of the step.
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -19,37 +19,39 @@ from unsoftmax.measure.precision import UNIT, Precision
 from unsoftmax.probes import Array, Round
 from unsoftmax.protocol import Answers
 
+# Places on a line through 0, from 3·10⁻⁵ to 1.3·10⁸ on both sides: hyperplanes at other
+# distances than these are not looked for.
+LINE = np.concatenate([-(8.0 ** np.arange(9.0, -6.0, -1.0)), [0.0], 8.0 ** np.arange(-5.0, 10.0)])
+# A change of the slope counts from so many roundoffs on.
+CLEAR = 100.0
+# Lengths of the points beside which second differences are taken, in length scales.
+BESIDE = np.array((0.3, 1.0, 3.0, 0.3, 1.0, 3.0))
+# The shorter step, in length scales: kinks are rarely as close to a point.
+STEP = 2.0**-18
+# The longer step, in shorter ones.
+WIDER = 16.0
+# Answers bend everywhere if the longer step's second differences are so many times the other's:
+# 256 times where they do, once where they are roundoff.
+SMOOTH = 64.0
+# Errors are at least so many roundings of an answer: sums round more than once, and tokens do,
+# which second differences do not show where no neuron is active.
+ROUNDINGS = 2.0
+# Answers with larger relative errors are refused.
+COARSEST = 1e-3
+# The same for errors that are no rounding of answers: at 1e-5 kinks drown, and what is left of
+# neurons is taken for none.
+NOISIEST = 2e-6
+# Errors of up to so many roundings of an answer are the arithmetic's.
+ROUNDED = 8.0
+# Answers grow with tokens if the longest are answered otherwise than ones an eighth as long by
+# more than this share of the largest such difference; where they do not, a norm is there.
+BOUNDED = 1e-3
 
-@dataclass(frozen=True, slots=True)
-class OpeningLookTuning:
-    """What is looked at first."""
 
-    ratio: float = 8.0
-    shortest: int = -5
-    longest: int = 9
-    """Lengths are powers of ``ratio``, from 3·10⁻⁵ to 1.3·10⁸: hyperplanes at other distances than
-    these are not looked for."""
-    clear: float = 100.0
-    """A change of the slope counts from so many roundoffs on."""
-    beside: tuple[float, ...] = (0.3, 1.0, 3.0, 0.3, 1.0, 3.0)
-    """Lengths of the points beside which second differences are taken, in length scales."""
-    step: float = 2.0**-18
-    """The shorter step, in length scales: kinks are rarely as close to a point."""
-    wider: float = 16.0
-    """The longer step, in shorter ones."""
-    smooth: float = 64.0
-    """Answers bend everywhere if the longer step's second differences are so many times the
-    other's: 256 times where they do, once where they are roundoff."""
-    roundings: float = 2.0
-    """Errors are at least so many roundings of an answer: sums round more than once, and tokens do,
-    which second differences do not show where no neuron is active."""
-    coarsest: float = 1e-3
-    """Answers with larger relative errors are refused."""
-    noisiest: float = 2e-6
-    """The same for errors that are no rounding of answers: at 1e-5 kinks drown, and what is left
-    of neurons is taken for none."""
-    rounded: float = 8.0
-    """Errors of up to so many roundings of an answer are the arithmetic's."""
+def drawn_directions(count: int, dim: int, rng: np.random.Generator) -> Array:
+    """Draw vectors (count, dim) of norm 1."""
+    x = rng.standard_normal((count, dim))
+    return np.asarray(x / np.linalg.norm(x, axis=1, keepdims=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +86,6 @@ class TargetOpening:
     dim: int
     ask: AskTokens
     rng: np.random.Generator
-    tuning: OpeningLookTuning = field(default=OpeningLookTuning(), kw_only=True)
 
     def run(self) -> Generator[Round, Answers, OpeningLook]:
         """Look at the target.
@@ -99,11 +100,7 @@ class TargetOpening:
 
     def line(self) -> Generator[Round, Answers, OpeningLook]:
         """Ask along a line; what answers are off by is not known from it."""
-        tuning = self.tuning
-        lengths = tuning.ratio ** np.arange(tuning.shortest, tuning.longest + 1.0)
-        t = np.concatenate([-lengths[::-1], [0.0], lengths])
-        u = self._unit(1)[0]
-        tokens = t[:, None] * u
+        tokens = LINE[:, None] * drawn_directions(1, self.dim, self.rng)[0]
         answers = yield from self.ask(tokens)
         if answers.shape[1] < 2:
             raise ModelMismatch(
@@ -111,19 +108,19 @@ class TargetOpening:
                 "ReluNetworkLearner recovers such a network from numbers."
             )
         precision = _precision(answers)
-        length = self._length(t, answers, precision)
-        size, steepness = _sizes(t, answers, length)
+        length = self._length(answers, precision)
+        size, steepness = _sizes(answers, length)
         return OpeningLook(length, size, steepness, UNIT, tokens, answers, precision.why)
 
-    def _length(self, t: Array, answers: Array, precision: Precision) -> float:
+    def _length(self, answers: Array, precision: Precision) -> float:
         """Return the mean length, in logarithms, at which the slope changes."""
         roundoff = max(precision.share_of(1.0), UNIT)
-        slopes = np.diff(answers, axis=0) / np.diff(t)[:, None]
+        slopes = np.diff(answers, axis=0) / np.diff(LINE)[:, None]
         size = np.linalg.norm(answers, axis=1)
-        coarse = roundoff * (size[1:] + size[:-1]) / np.diff(t)
+        coarse = roundoff * (size[1:] + size[:-1]) / np.diff(LINE)
         change = np.linalg.norm(np.diff(slopes, axis=0), axis=1)
-        change[change < self.tuning.clear * (coarse[1:] + coarse[:-1])] = 0.0
-        at = np.abs(t[1:-1])
+        change[change < CLEAR * (coarse[1:] + coarse[:-1])] = 0.0
+        at = np.abs(LINE[1:-1])
         used = (at > 0) & (change > 0)
         if not np.any(used):
             return 1.0
@@ -135,17 +132,15 @@ class TargetOpening:
         self, look: OpeningLook, precision: Precision | None = None
     ) -> Generator[Round, Answers, OpeningLook]:
         """Measure what answers are off by beside a few points; refuse what bends there."""
-        tuning = self.tuning
         precision = precision or _precision(look.answers)
-        n = len(tuning.beside)
-        points = look.length * np.array(tuning.beside)[:, None] * self._unit(n)
-        step = tuning.step * look.length * self._unit(n)
-        x = np.concatenate([points + k * step for k in (-tuning.wider, -1, 0, 1, tuning.wider)])
+        points = look.length * BESIDE[:, None] * drawn_directions(len(BESIDE), self.dim, self.rng)
+        step = STEP * look.length * drawn_directions(len(BESIDE), self.dim, self.rng)
+        x = np.concatenate([points + k * step for k in (-WIDER, -1, 0, 1, WIDER)])
         answers = yield from self.ask(x)
         before, behind, at, ahead, beyond = np.split(answers, 5)
         narrow = np.linalg.norm(behind + ahead - 2 * at, axis=1)
         wide = np.linalg.norm(before + beyond - 2 * at, axis=1)
-        if np.median(wide) > tuning.smooth * np.median(narrow) and np.median(narrow):
+        if np.median(wide) > SMOOTH * np.median(narrow) and np.median(narrow):
             raise ModelMismatch(
                 "The answers bend everywhere: the target is smooth (GELU, SiLU, tanh, attention, "
                 "a normalisation), no feed-forward layer of ReLUs. Only ReLUs have hyperplanes to "
@@ -158,23 +153,19 @@ class TargetOpening:
         width = np.sqrt(answers.shape[1])
         rounding = precision.relative + precision.unit
         rounding += precision.absolute * width / look.size_at(points).min()
-        noise = max(measured, tuning.roundings * rounding)
-        if noise > tuning.coarsest:
+        noise = max(measured, ROUNDINGS * rounding)
+        if noise > COARSEST:
             raise ModelMismatch(
                 f"The answers are off by {noise:.0e} of their size, by rounding or noise: too "
-                f"coarse to see single neurons ({tuning.coarsest:.0e} is the limit)."
+                f"coarse to see single neurons ({COARSEST:.0e} is the limit)."
             )
-        if measured > max(tuning.noisiest, tuning.rounded * rounding):
+        if measured > max(NOISIEST, ROUNDED * rounding):
             raise ModelMismatch(
                 f"The answers are off by {measured:.0e} of their size, and no rounding explains "
-                f"it: too noisy to see single neurons ({tuning.noisiest:.0e} is the limit). Ask a "
+                f"it: too noisy to see single neurons ({NOISIEST:.0e} is the limit). Ask a "
                 "target that answers the same question the same way."
             )
         return replace(look, noise=noise)
-
-    def _unit(self, count: int) -> Array:
-        x = self.rng.standard_normal((count, self.dim))
-        return np.asarray(x / np.linalg.norm(x, axis=1, keepdims=True))
 
 
 def _precision(answers: Array) -> Precision:
@@ -182,7 +173,7 @@ def _precision(answers: Array) -> Precision:
     return Precision() if constant else Precision.of_format([answers])
 
 
-def norms_of(look: OpeningLook, bounded: float) -> tuple[str, ...]:
+def norms_of(look: OpeningLook) -> tuple[str, ...]:
     """Return where a norm may be, the likelier place first: nowhere if none.
 
     Answers that do not grow with tokens, or grow as tokens do, are those of a layer with a norm
@@ -204,7 +195,7 @@ def norms_of(look: OpeningLook, bounded: float) -> tuple[str, ...]:
         far = max(float(one[-1]) - float(own[-1]) for one, own in zip(steps, off, strict=True))
         if not any(np.any(one > own) for one, own in zip(steps, off, strict=True)):
             continue  # a constant
-        if far > bounded * spread:
+        if far > BOUNDED * spread:
             continue  # it grows
         if residual:
             return ("pre",)
@@ -218,11 +209,11 @@ def norms_of(look: OpeningLook, bounded: float) -> tuple[str, ...]:
     return ()
 
 
-def _sizes(t: Array, answers: Array, length: float) -> tuple[float, float]:
+def _sizes(answers: Array, length: float) -> tuple[float, float]:
     """Return the size of answers near 0, and how it grows."""
     norms = np.linalg.norm(answers, axis=1)
-    near = np.abs(t) <= length
+    near = np.abs(LINE) <= length
     far = ~near
-    steepness = float(np.max(norms[far] / np.abs(t[far]), initial=0.0))
+    steepness = float(np.max(norms[far] / np.abs(LINE[far]), initial=0.0))
     size = float(np.max(norms[near], initial=0.0)) + steepness * length
     return size or 1.0, steepness

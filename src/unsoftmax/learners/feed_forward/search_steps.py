@@ -9,13 +9,22 @@ import numpy as np
 from unsoftmax.arrangement.breakpoints import TooManyBreakpoints
 from unsoftmax.errors import ModelMismatch
 from unsoftmax.learners.feed_forward.affine_part import Sides
-from unsoftmax.learners.feed_forward.feed_forward_tuning import FeedForwardTuning
+from unsoftmax.learners.feed_forward.fitted_layer import COARSE
 from unsoftmax.learners.feed_forward.found_neurons import FoundNeurons
 from unsoftmax.learners.feed_forward.hyperplane_spots import Spots
 from unsoftmax.learners.feed_forward.line_cells import AskTokens, CellReadings
 from unsoftmax.learners.feed_forward.opening_look import OpeningLook
 from unsoftmax.probes import Array, Flags, Round, Singles
 from unsoftmax.protocol import Answers
+
+# How far the line is from 0, in length scales: on a line through 0 the hyperplanes of a layer
+# without biases all meet.
+START = 0.5
+# A column of B found on the line, and again elsewhere, differs by no more than so many of its
+# errors.
+MOVED = 30.0
+# Of coarse answers this share of the columns may.
+DOUBTFUL = 0.3
 
 
 def asks(phase: str) -> AskTokens:
@@ -28,35 +37,29 @@ def asks(phase: str) -> AskTokens:
     return ask
 
 
-def drawn_line(dim: int, offset: float, rng: np.random.Generator) -> tuple[Array, Array]:
-    """Return directions (d, d), the line's own first, and a point of it so far from 0."""
+def drawn_line(dim: int, length: float, rng: np.random.Generator) -> tuple[Array, Array]:
+    """Return directions (d, d), the line's own first, and a point of it; ``length`` is Λ."""
     basis = np.linalg.qr(rng.standard_normal((dim, 1)), mode="complete")[0].T
     origin = rng.standard_normal(dim)
-    return basis, origin * (offset / np.linalg.norm(origin))
+    return basis, origin * (START * length / np.linalg.norm(origin))
 
 
-def unlike(spots: Spots, columns: Array, column_error: Array, errors: float) -> Flags:
-    """Tell which crossings show other columns than these, by more than so many errors."""
+def unlike(spots: Spots, columns: Array, column_error: Array) -> Flags:
+    """Tell which crossings show other columns than these, by more than errors explain."""
     again, error = spots.columns
     moved = np.linalg.norm(again - columns, axis=1)
     # of bends that are no numbers, too
-    return ~np.asarray(moved <= errors * np.hypot(column_error, error))
+    return ~np.asarray(moved <= MOVED * np.hypot(column_error, error))
 
 
-def checked_spots(
-    spots: Spots,
-    columns: Array,
-    column_error: Array,
-    look: OpeningLook,
-    tuning: FeedForwardTuning,
-) -> Spots:
+def checked_spots(spots: Spots, columns: Array, column_error: Array, look: OpeningLook) -> Spots:
     """Refuse hyperplanes that bend elsewhere than the line's kinks say, or otherwise.
 
     Of coarse answers a few may: they are kept as the line showed them, for the fit to judge.
     """
-    off = unlike(spots, columns, column_error, tuning.moved)
-    coarse = look.noise > tuning.fitted.coarse
-    if np.sum(off) > (tuning.doubtful * len(off) if coarse else 0):
+    off = unlike(spots, columns, column_error)
+    coarse = look.noise > COARSE
+    if np.sum(off) > (DOUBTFUL * len(off) if coarse else 0):
         raise ModelMismatch(
             f"{np.sum(off)} of {len(off)} hyperplanes that one line crosses are not there, or "
             "other, elsewhere: the target has more than one hidden layer, or is no "

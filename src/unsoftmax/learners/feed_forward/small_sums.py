@@ -8,7 +8,7 @@ the recovered layer; others go away from it.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -18,20 +18,12 @@ from unsoftmax.models.layer_norm import LayerNorm
 from unsoftmax.probes import Array, Round
 from unsoftmax.protocol import Answers
 
-
-@dataclass(frozen=True, slots=True)
-class SmallSumTuning:
-    """Which tokens tell eps."""
-
-    starts: int = 4
-    steps: int = 40
-    """Newton's steps from each start; ten are usual, and a cell without a zero may lie between."""
-    halvings: int = 8
-    decades: tuple[float, float] = (-14.0, 1.0)
-    """Range of log10 of the variances that are asked for."""
-    tokens: int = 16
-    told: float = 3.0
-    """An eps below so many of its errors is 0."""
+# Newton's method: starts, steps from each, of which ten are usual, and how often a step is halved.
+STARTS, STEPS, HALVINGS = 4, 40, 8
+# Number of tokens, and range of log10 of their variances.
+TOKENS, DECADES = 16, (-14.0, 1.0)
+# An eps below so many of its errors is 0.
+TOLD = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,15 +39,14 @@ class SmallSums:
     noise: float
     """What n is off by, relative."""
     rng: np.random.Generator
-    tuning: SmallSumTuning = field(default=SmallSumTuning(), kw_only=True)
 
     def run(self, ask: AskTokens, length: float) -> Generator[Round, Answers, tuple[float, float]]:
         """Return eps and what it may be off by."""
-        tuning, d = self.tuning, self.layer.dim
+        d = self.layer.dim
         x = self._smallest(length)
         way = self.rng.standard_normal(d)
         moved = np.sqrt(np.mean((self._jacobian(x) @ way) ** 2)) or 1.0
-        variances = 10.0 ** np.linspace(*tuning.decades, tuning.tokens)
+        variances = 10.0 ** np.linspace(*DECADES, TOKENS)
         tokens = x + (np.sqrt(variances) / moved)[:, None] * way
         y = yield from ask(tokens)
         n = (y - self.norm.shift) / self.norm.scale
@@ -67,7 +58,7 @@ class SmallSums:
             error = 2 * off * (np.abs(eps) + off * v) + 2 * self.noise * (v + np.abs(eps))
         error = np.where(np.isfinite(eps) & np.isfinite(error), error, np.inf)
         best = int(np.argmin(error))
-        told = eps[best] > tuning.told * error[best]
+        told = eps[best] > TOLD * error[best]
         return float(eps[best]) if told else 0.0, float(error[best])
 
     def _sums(self, x: Array) -> Array:
@@ -83,22 +74,22 @@ class SmallSums:
     def _smallest(self, length: float) -> Array:
         """Return a token at which u is as small as is found."""
         best, least = np.zeros(self.layer.dim), np.inf
-        for _ in range(self.tuning.starts):
+        for _ in range(STARTS):
             x = self.rng.standard_normal(self.layer.dim)
             x *= length / np.linalg.norm(x)
             x, size = self._descended(x)
             if size < least:
                 best, least = x, size
-            if least < np.sqrt(self.layer.dim) * 10.0 ** self.tuning.decades[0]:
+            if least < np.sqrt(self.layer.dim) * 10.0 ** DECADES[0]:
                 break
         return best
 
     def _descended(self, x: Array) -> tuple[Array, float]:
         u = self._sums(x[None])[0]
         size = float(np.linalg.norm(u))
-        for _ in range(self.tuning.steps):
+        for _ in range(STEPS):
             step = -np.linalg.lstsq(self._jacobian(x), u, rcond=1e-10)[0]
-            for halved in range(self.tuning.halvings):
+            for halved in range(HALVINGS):
                 new = x + step / 2**halved
                 there = self._sums(new[None])[0]
                 if np.linalg.norm(there) < size:

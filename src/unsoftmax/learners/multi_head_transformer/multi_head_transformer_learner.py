@@ -60,9 +60,6 @@ from unsoftmax.learners.multi_head_transformer.neurons_beyond_tokens import (
     POINTS,
     RAYS,
 )
-from unsoftmax.learners.relu_network.claims import NetworkClaimTuning
-from unsoftmax.learners.relu_network.fresh_points import FreshPointTuning
-from unsoftmax.learners.relu_network.network_search import NetworkSearchTuning
 from unsoftmax.learners.relu_network.relu_learner import ReluNetworkLearner, ReluNetworkTuning
 from unsoftmax.learners.settings import Configured, flag, rank_up_to, whole_number
 from unsoftmax.learners.transformer.hold_out import LONG, OPENING_PART, TOKENS, open_hold_out
@@ -97,12 +94,7 @@ PER_HEAD, TIMES, ROUNDS = 200, 3, 2000
 class MultiHeadTransformerTuning:
     """Knobs of `MultiHeadTransformerLearner`."""
 
-    network: ReluNetworkTuning = field(
-        default=ReluNetworkTuning(
-            sweeps=NetworkSearchTuning(fresh=FreshPointTuning(first=10, count=12)),
-            claims=NetworkClaimTuning(rehearsed=0),
-        )
-    )
+    network: ReluNetworkTuning = field(default=ReluNetworkTuning(first=10, later=12, rehearsed=0))
     """The network is tried at fewer fresh tokens than by itself: the whole layer is tried later."""
 
 

@@ -15,10 +15,15 @@ import numpy as np
 
 from unsoftmax.arrangement.homogeneous import Lift, PiecewiseLinear
 from unsoftmax.errors import ModelMismatch
-from unsoftmax.learners.relu_network.fresh_points import FreshPointTuning
+from unsoftmax.learners.relu_network.fresh_points import (
+    ACCEPTED,
+    SIZES,
+    accepted_error,
+    fresh_tokens,
+    weights_of,
+)
 from unsoftmax.learners.relu_network.lifted_target import LiftedTarget
 from unsoftmax.learners.relu_network.merge import network_of
-from unsoftmax.learners.relu_network.network_search import NetworkSearchTuning
 from unsoftmax.learners.relu_network.split_form import SplitForm
 from unsoftmax.measure.precision import KAPPA, UNIT, Precision
 from unsoftmax.models import ReluNetwork
@@ -33,40 +38,29 @@ from unsoftmax.validate.judge import (
     more_than_usual,
 )
 
-
-@dataclass(frozen=True, slots=True)
-class NetworkClaimTuning:
-    """How errors become a certificate, and how the hold-out is judged."""
-
-    deviations: float = 6.0
-    """Number of standard deviations that are certified. With 4, one certificate in 60 failed."""
-    roundoffs: float = 16.0
-    """Number of roundoffs of the sum of all terms that is added: nearly linear networks need more
-    than 4."""
-    times: float = 5.0
-    """The hold-out may be missed by this many times the limit that accepted the network: other
-    fresh points may be predicted worse."""
-    widened: float = 8.0
-    small_dim: float = 5.0
-    """The certificate is at least ``widened`` times the largest miss, and √(d/small_dim) times as
-    much in more dimensions: the largest of a few projections of a vector of R^d on random
-    directions is about 2/√d of it, and less than 1/8 of that where few tokens are long enough to
-    show it (with 2 times, one in six of the networks that lack a neuron broke it). Misses of right
-    networks are 1 % of it; larger ones are those of a neuron that is missing, and are allowed up
-    to that limit."""
-    rehearsed: int = 32
-    """Number of fresh tokens that a network is tried at before the hold-out, after which nothing
-    can be mended: of networks over many decades one in 150 was found with far neurons wrong that
-    lie close together, and another search finds them right."""
-    beside: float = 1e-3
-    """How far beside each hyperplane tokens are tried: an angle. Smaller: the two neurons are where
-    the one was found; larger: more of them are on one side of the token."""
-    aslant: float = 300.0
-    """Hyperplanes are taken to be no farther from 0 than this, times √d, is in the longest tokens:
-    a line of random direction meets one typically at √d times its distance, and one in 120 lines at
-    100 times that. With 100 one in 2,000 networks was wrong without a word, with 30 one in 460."""
-    coarse: float = 1e-14
-    """Relative error of answers above which a note says how precise they are."""
+# Number of standard deviations that are certified. With 4, one certificate in 60 failed.
+DEVIATIONS = 6.0
+# Number of roundoffs of the sum of all terms that is added: nearly linear networks need more than
+# 4.
+ROUNDOFFS = 16.0
+# The hold-out may be missed by this many times the limit that accepted the network: other fresh
+# points may be predicted worse.
+TIMES = 5.0
+# The certificate is at least WIDENED times the largest miss, and √(d/SMALL_DIM) times as much
+# in more dimensions: the largest of a few projections of a vector of R^d on random directions is
+# about 2/√d of it, and less than 1/8 of that where few tokens are long enough to show it (with 2
+# times, one in six of the networks that lack a neuron broke it). Misses of right networks are 1 %
+# of it; larger ones are those of a neuron that is missing, and are allowed up to that limit.
+WIDENED, SMALL_DIM = 8.0, 5.0
+# How far beside each hyperplane tokens are tried: an angle. Smaller: the two neurons are where
+# the one was found; larger: more of them are on one side of the token.
+BESIDE = 1e-3
+# Hyperplanes are taken to be no farther from 0 than this, times √d, is in the longest tokens: a
+# line of random direction meets one typically at √d times its distance, and one in 120 lines at
+# 100 times that. With 100 one in 2,000 networks was wrong without a word, with 30 one in 460.
+ASLANT = 300.0
+# Relative error of answers above which a note says how precise they are.
+COARSE = 1e-14
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,28 +76,20 @@ class NetworkClaim:
     """What far neurons add to ``|ĝ(x) − g(x)|``, relative to ‖x‖."""
     precision: Precision
     """What answers there may be off by."""
-    fresh: FreshPointTuning
-    tuning: NetworkClaimTuning
     widened: float = 1.0
     """How many times as much is claimed, since answers were missed by more than usual."""
 
     @classmethod
-    def of(
-        cls,
-        target: LiftedTarget,
-        split: SplitForm,
-        sweeps: NetworkSearchTuning,
-        tuning: NetworkClaimTuning,
-    ) -> Self:
+    def of(cls, target: LiftedTarget, split: SplitForm) -> Self:
         """Write the form as a network, and say what its errors add up to."""
         form = split.whole
         errors = float(form.g_error + np.sum(form.error))
-        bound = tuning.deviations * errors + tuning.roundoffs * UNIT * _size(form, target.lift)
-        absolute = tuning.deviations * (KAPPA * target.noise.deviation)
-        model = network_of(form, target.lift, sweeps.merge)
+        bound = DEVIATIONS * errors + ROUNDOFFS * UNIT * _size(form, target.lift)
+        absolute = DEVIATIONS * (KAPPA * target.noise.deviation)
+        model = network_of(form, target.lift)
         precision = Precision(unit=UNIT, absolute=absolute)
-        far = tuning.deviations * split.slope_error
-        return cls(target, form, model, bound, far, precision, sweeps.fresh, tuning)
+        far = DEVIATIONS * split.slope_error
+        return cls(target, form, model, bound, far, precision)
 
     def scanned(self) -> Self:
         """Compare the answers at all lengths; widen the claim by what they miss.
@@ -130,9 +116,9 @@ class NetworkClaim:
         return claim
 
     def rehearsed(
-        self, rng: np.random.Generator, earlier: Sequence[Answered] = ()
+        self, rng: np.random.Generator, count: int, earlier: Sequence[Answered] = ()
     ) -> Generator[Round, Answers, Self]:
-        """Try fresh tokens of all lengths, and beside each hyperplane, before the hold-out.
+        """Try ``count`` fresh tokens, and some beside each hyperplane, before the hold-out.
 
         Another search may still follow. Two neurons that passed for one, nearly parallel, are
         missed between their hyperplanes alone, and the one that was found is there or beside it.
@@ -142,7 +128,7 @@ class NetworkClaim:
         ModelMismatch
             They are missed by more than the hold-out's may be.
         """
-        x = np.vstack([self._tokens(self.tuning.rehearsed, rng), self._beside_hyperplanes(rng)])
+        x = np.vstack([self._tokens(count, rng), self._beside_hyperplanes(rng)])
         [y] = yield [Singles(x, phase="rehearsal", purpose="data")]
         # what began earlier searches is answered by the same network, unless answers drift
         x = np.vstack([x, *(tokens for tokens, _ in earlier)])
@@ -169,7 +155,7 @@ class NetworkClaim:
         return Found(self.model, certificate, judgement.evidence, self._notes())
 
     def _tokens(self, count: int, rng: np.random.Generator) -> Array:
-        return self.fresh.tokens(self.target.lift, count, rng, self.target.scan.farthest)
+        return fresh_tokens(self.target.lift, count, rng, self.target.scan.farthest)
 
     def _beside_hyperplanes(self, rng: np.random.Generator) -> Array:
         """Return a random token on either side of each hyperplane, as far as it was looked."""
@@ -177,7 +163,7 @@ class NetworkClaim:
         size = np.linalg.norm(a, axis=1)
         # at the distance r from 0, a share of r aside
         slope = np.linalg.norm(a[:, : lift.dim], axis=1)
-        n, aside = a / size[:, None], self.tuning.beside * slope / size
+        n, aside = a / size[:, None], BESIDE * slope / size
         Y = rng.standard_normal((2, *a.shape))
         Y -= np.sum(Y * n, axis=2, keepdims=True) * n
         Y /= np.linalg.norm(Y, axis=2, keepdims=True)
@@ -213,8 +199,8 @@ class NetworkClaim:
         size = size or 1.0
         own = self.precision.error(np.full(len(y), _size(self.form, lift)), y / height)
         allowed = self.bound + self.far * np.linalg.norm(x, axis=1) / height
-        weights = self.fresh.weights(lift, x, len(self.form))
-        most = self.tuning.times * self.fresh.limit(noise, size) / weights
+        weights = weights_of(lift, x, len(self.form))
+        most = TIMES * accepted_error(noise, size) / weights
 
         def judged(allowed: Array, most: Array | float) -> Judgement:
             compared = Residuals.of(
@@ -223,9 +209,9 @@ class NetworkClaim:
             return judge(compared, len(y))
 
         # a token x shows |J·x|/‖x‖ of a jump J that is missing, about 1/√d of it
-        hidden = max(1.0, float(np.sqrt(lift.dim / self.tuning.small_dim)))
+        hidden = max(1.0, float(np.sqrt(lift.dim / SMALL_DIM)))
         # what an answer is off by itself excuses a miss, and hides none of what it is beyond that
-        strain = judged(allowed / (self.tuning.widened * hidden), np.inf).strain
+        strain = judged(allowed / (WIDENED * hidden), np.inf).strain
         if strain > 1 and np.all(np.abs(missed) <= most * size):
             widened *= strain
         return replace(self, widened=widened), judged(allowed, most)
@@ -236,12 +222,12 @@ class NetworkClaim:
             "``|ĝ(x) − g(x)|`` ≤ constant + slope·‖x‖, for every x.",
             "The target is a ReLU network of one hidden layer, and all its neurons were found: "
             "what the hold-out tests, it cannot prove.",
-            f"No neuron below {self.fresh.accepted:.0e} of the answers lies beside another one "
+            f"No neuron below {ACCEPTED:.0e} of the answers lies beside another one "
             "whose hyperplane is nearly parallel: it shows between the two alone.",
             self._looked_at(),
             f"Answers are off by a standard deviation of {noise.deviation:.1e} where they are as "
             f"large as {noise.size:.1e}, estimated from their second differences; "
-            f"{self.tuning.deviations:g} deviations are taken.",
+            f"{DEVIATIONS:g} deviations are taken.",
             *more_than_usual(self.widened),
             *(
                 ("All answers are one number: how it is rounded shows in float32 alone.",)
@@ -255,12 +241,12 @@ class NetworkClaim:
         """Say at which lengths tokens were asked."""
         lift, scan = self.target.lift, self.target.scan
         if len(scan.lengths):
-            aslant = self.tuning.aslant * np.sqrt(lift.dim) if lift.dim > 1 else 1.0
+            aslant = ASLANT * np.sqrt(lift.dim) if lift.dim > 1 else 1.0
             return (
                 f"Tokens up to a length of {scan.farthest:.0e} were asked: no hyperplane is "
                 f"farther from 0 than {scan.farthest / aslant:.0e}, where they show it."
             )
-        first, last = (lift.token_scale * 10.0**decade for decade in self.fresh.sizes)
+        first, last = (lift.token_scale * 10.0**decade for decade in SIZES)
         return (
             f"It has no biases: tokens of lengths from {first:.0e} to {last:.0e} were asked, and "
             "none whose answers show hyperplanes beside 0."
@@ -274,7 +260,7 @@ class NetworkClaim:
         )
         extra = f" {m - K} neurons more carry the linear part." if m > K else ""
         coarse: tuple[str, ...] = ()
-        if self.target.coarser_than(self.tuning.coarse):
+        if self.target.coarser_than(COARSE):
             coarse = (
                 f"Answers are precise to about {self.target.coarseness:.0e} of their size, and so "
                 "is the network at best.",

@@ -15,7 +15,7 @@ nothing is asked.
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -23,42 +23,37 @@ from unsoftmax.arrangement.circle import Circle
 from unsoftmax.arrangement.homogeneous import Lift, PiecewiseLinear
 from unsoftmax.arrangement.noise_level import NoiseLevel
 from unsoftmax.learners.relu_network.lifted_target import LiftedTarget
-from unsoftmax.learners.relu_network.network_search import NetworkSearch
+from unsoftmax.learners.relu_network.network_search import CELLS, FEW, NetworkSearch
 from unsoftmax.learners.relu_network.split_form import SplitForm, at_length
 from unsoftmax.learners.relu_network.wide_cells import WalkedForm
 from unsoftmax.probes import Array, Round
 from unsoftmax.protocol import Answers
 
-
-@dataclass(frozen=True, slots=True)
-class FarNeuronTuning:
-    """When far neurons are searched for, and which are taken."""
-
-    stages: int = 8
-    """Limit on the circles: hyperplanes at distances that differ by 10⁴ need one each."""
-    missed: float = 5.0
-    """The scan contradicts a network that misses it by more than this many times what errors of
-    its neurons and of the answers typically make: of 190 networks none reached 1.5 times."""
-    nearer: float = 0.5
-    """The length scale of a circle, in the length at which the scan contradicts: the hyperplane is
-    nearer to 0 than where the line crosses it."""
-    nearer_again: int = 2
-    """Limit on the length scales of a stage: where a hyperplane seems to be nearer than its error
-    tells, the next circle is that near."""
-    close: float = 1e-2
-    """And where one was found nearer than this share of the circle's length scale: its bias is
-    off by what a longer circle's answers are, and it may be two."""
-    clear: float = 10.0
-    """Hyperplanes are far from 0 if their distance is more than this many times its error. Others
-    are what errors of near neurons look like."""
-    shown: float = 1e-5
-    """And more than this share of the circle's length scale: it may be crossed far out, but what is
-    nearer was in the search's reach."""
-    renewed: float = 1e-3
-    """Neurons whose distance is more than this share of the circle's length scale are measured
-    anew: a circle at a smaller scale gave them poorly."""
-    beyond: float = 1e3
-    """But not those nearer than so many length scales of the search."""
+# Limit on the circles: hyperplanes at distances that differ by 10⁴ need one each.
+STAGES = 8
+# The scan contradicts a network that misses it by more than this many times what errors of its
+# neurons and of the answers typically make: of 190 networks none reached 1.5 times.
+MISSED = 5.0
+# The length scale of a circle, in the length at which the scan contradicts: the hyperplane is
+# nearer to 0 than where the line crosses it.
+NEARER = 0.5
+# Limit on the length scales of a stage: where a hyperplane seems to be nearer than its error
+# tells, the next circle is that near.
+NEARER_AGAIN = 2
+# The same where one was found nearer than this share of the circle's length scale: its bias is off
+# by what a longer circle's answers are, and it may be two.
+CLOSE = 1e-2
+# Hyperplanes are far from 0 if their distance is more than this many times its error. Others are
+# what errors of near neurons look like.
+SURE = 10.0
+# And more than this share of the circle's length scale: it may be crossed far out, but what is
+# nearer was in the search's reach.
+SHOWN = 1e-5
+# Neurons whose distance is more than this share of the circle's length scale are measured anew: a
+# circle at a smaller scale gave them poorly.
+RENEWED = 1e-3
+# But not those nearer than so many length scales of the search.
+BEYOND = 1e3
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,16 +61,15 @@ class FarSearch:
     """The search for neurons beyond the reach of a search's circles."""
 
     search: NetworkSearch
-    tuning: FarNeuronTuning = field(default=FarNeuronTuning())
 
     def run(self, form: PiecewiseLinear) -> Generator[Round, Answers, SplitForm]:
         """Add far neurons to a form until the scan is explained, as far as circles show any."""
         split, polished = SplitForm.of(self.search.target.lift, form), False
-        for _ in range(self.tuning.stages):
+        for _ in range(STAGES):
             length = self.contradicted(split)
             if length is None:
                 break
-            found = yield from self._stage(split, length * self.tuning.nearer)
+            found = yield from self._stage(split, length * NEARER)
             if found is not None:
                 split = found
             elif polished:
@@ -95,18 +89,16 @@ class FarSearch:
         missed = np.abs(F - form(lift.points(x)))
         typical = split.near.spread + split.near.g_error / np.sqrt(lift.D) + split.far.spread
         own = noise.deviation * np.maximum(1.0, np.abs(F) / (noise.size or 1.0))
-        lengths = np.linalg.norm(x, axis=1)[missed > self.tuning.missed * (typical + own)]
+        lengths = np.linalg.norm(x, axis=1)[missed > MISSED * (typical + own)]
         return float(lengths.min()) if len(lengths) else None
 
     def _polished(self, split: SplitForm) -> Generator[Round, Answers, SplitForm]:
         """Measure all near neurons anew: their errors may hide a far one."""
         search, form = self.search, split.whole
-        circle = Circle.random(split.lift, search.rng, search.tuning.cells.edge)
+        circle = Circle.random(split.lift, search.rng, CELLS.edge)
         state = WalkedForm.along(form, circle)
-        cells, polish = np.arange(len(state.walk.middle)), search.tuning.polish
-        state = yield from state.measured(
-            cells, search.target.noise.deviation, polish.clear, polish
-        )
+        cells = np.arange(len(state.walk.middle))
+        state = yield from state.measured(cells, search.target.noise.deviation)
         near = np.arange(len(form)) < len(split.near)
         better = state.corrected(near).form.take(near)
         return replace(split, near=better) if better.spread < split.near.spread else split
@@ -115,22 +107,22 @@ class FarSearch:
         self, split: SplitForm, length: float
     ) -> Generator[Round, Answers, SplitForm | None]:
         """Look at another length scale, and where hyperplanes are nearer at that; None in vain."""
-        least = max(self.tuning.renewed * length, self.tuning.beyond * split.lift.length)
+        least = max(RENEWED * length, BEYOND * split.lift.length)
         kept = split.without(least)
         dropped, found = len(split.whole) - len(kept.whole), None
-        for _ in range(self.tuning.nearer_again):
+        for _ in range(NEARER_AGAIN):
             lift = replace(split.lift, length=length)
             seen = yield from self._swept(kept, lift)
             far = self._outside(seen)
             if len(far) >= max(dropped, 1):
                 found, dropped = kept.with_far(far, lift), len(far)
                 nearest = length * float(np.min(np.abs(far.a[:, -1]) / _slopes(far)))
-                if nearest > self.tuning.close * length:
+                if nearest > CLOSE * length:
                     break
                 length = nearest
                 continue
             slope = _slopes(seen)
-            sure = seen.take(slope > self.tuning.clear * seen.error)
+            sure = seen.take(slope > SURE * seen.error)
             if not len(sure):
                 break
             length *= float(np.max((np.abs(sure.a[:, -1]) + sure.error) / sure.sizes))
@@ -140,10 +132,9 @@ class FarSearch:
         """Sweep what is left along a circle of another lift; return what is found."""
         search, rng = self.search, self.search.rng
         known = at_length(split.whole, split.lift, lift)
-        circle = Circle.random(lift, rng, search.tuning.cells.edge)
+        circle = Circle.random(lift, rng, CELLS.edge)
         target = LiftedTarget(lift, circle, self._noise(known, circle))
-        cells = replace(search.tuning.cells, kinks=search.tuning.few_kinks)
-        sweep = replace(search, target=target).sweep(circle, known, cells)
+        sweep = replace(search, target=target).sweep(circle, known, FEW)
         swept = yield from sweep.run(search.most, rng)
         whole = known.with_neurons(swept.form)
         new = np.arange(len(whole)) >= len(known)
@@ -151,21 +142,20 @@ class FarSearch:
         state = WalkedForm.along(whole, circle)
         beside = new[state.walk.order]
         wanted = np.flatnonzero(np.append(beside, False) | np.insert(beside, 0, False))
-        polish = search.tuning.polish
-        state = yield from state.measured(wanted, target.noise.deviation, polish.clear, polish)
+        state = yield from state.measured(wanted, target.noise.deviation)
         return state.corrected(new).form.take(new)
 
     def _outside(self, form: PiecewiseLinear) -> PiecewiseLinear:
         """Keep the neurons that are far from 0, inactive there, without an affine part."""
         c, slope = np.abs(form.a[:, -1]), _slopes(form)
-        far = (c > self.tuning.clear * form.error) & (c > self.tuning.shown * slope)
+        far = (c > SURE * form.error) & (c > SHOWN * slope)
         a = np.where(form.a[:, -1:] > 0, -form.a, form.a)
         return replace(form, a=a, g0=np.zeros_like(form.g0), g_error=0.0).take(far)
 
     def _noise(self, known: PiecewiseLinear, circle: Circle) -> NoiseLevel:
         """Take answers along another circle to be as precise, relative to their size."""
         noise, scan = self.search.target.noise, self.search.target.scan
-        theta = self.search.rng.uniform(circle.low, circle.high, self.search.tuning.fresh.count)
+        theta = self.search.rng.uniform(circle.low, circle.high, self.search.later)
         answered = np.abs(scan.answers) / circle.lift.heights(scan.tokens)
         size = max(float(np.abs(known(circle.at(theta))).max()), float(answered.max()))
         ratio = size / noise.size if noise.size else 1.0

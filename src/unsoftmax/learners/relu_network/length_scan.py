@@ -9,7 +9,7 @@ search, and the answers are kept: a network that is found has to predict them.
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -17,33 +17,19 @@ from unsoftmax.measure.precision import FLOAT32_UNIT, UNIT
 from unsoftmax.probes import Array, Round, Singles
 from unsoftmax.protocol import Answers
 
-
-@dataclass(frozen=True, slots=True)
-class LengthScanTuning:
-    """Where the line is asked, and which changes of its slope count."""
-
-    base: float = 4.0
-    """Ratio of neighbouring lengths. Larger: λ is less precise; smaller: more queries."""
-    powers: tuple[int, int] = (-14, 20)
-    """First and last power of ``base``: 4·10⁻⁹ to 10¹². Hyperplanes nearer than that pass for
-    some through 0, those farther away are not looked for."""
-    bent: float = 4.0
-    """Two slopes differ if their difference is more than this many times their error."""
-    roundoffs: float = 16.0
-    """Error of an answer, in roundoffs of the larger of the two that give a slope, and of its
-    terms."""
-    near: int = 8
-    """Number of the shortest lengths, where answers are as large as near 0."""
-    quiet: float = 0.2
-    noisy: float = 10.0
-    """Noise is ``noisy`` times the ``quiet`` quantile of what answers near 0 miss the line through
-    their neighbours by: at most lengths no hyperplane is crossed."""
-
-    @property
-    def lengths(self) -> Array:
-        """Lengths at which both sides are asked."""
-        first, last = self.powers
-        return np.asarray(self.base ** np.arange(first, last + 1))
+# Two slopes differ if their difference is more than this many times their error.
+BENT = 4.0
+# Error of an answer, in roundoffs of the larger of the two that give a slope, and of its terms.
+ROUNDOFFS = 16.0
+# Number of the shortest lengths, where answers are as large as near 0.
+NEAR = 8
+# Noise is NOISY times the QUIET quantile of what answers near 0 miss the line through
+# their neighbours by: at most lengths no hyperplane is crossed.
+QUIET, NOISY = 0.2, 10.0
+# Lengths at which both sides are asked, 4·10⁻⁹ to 10¹². Hyperplanes nearer than that pass for some
+# through 0, those farther away are not looked for. With a larger ratio λ is less precise; a smaller
+# one takes more queries.
+LENGTHS: Array = 4.0 ** np.arange(-14.0, 21.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +41,6 @@ class LengthScan:
     """Of norm 1, (d,)."""
     y: Array
     """Answers at ± the lengths, (2, n)."""
-    tuning: LengthScanTuning = field(default=LengthScanTuning())
 
     @classmethod
     def none(cls) -> LengthScan:
@@ -88,15 +73,15 @@ class LengthScan:
         terms = np.sum(missed) + self.lengths[1:] * np.sum(change)
         own = self._unit * (np.maximum(size[:, 1:], size[:, :-1]) + terms)
         # far out answers are large, and rounding hides noise of a fixed size
-        inner = size[:, 1:-1] <= 2 * size[:, : self.tuning.near].max()
-        own += self.tuning.noisy * np.quantile(missed[inner], self.tuning.quiet)
+        inner = size[:, 1:-1] <= 2 * size[:, :NEAR].max()
+        own += NOISY * np.quantile(missed[inner], QUIET)
         # noise that is a share of the answers grows with them
         largest = np.maximum(np.maximum(size[:, 2:], size[:, :-2]), size[:, 1:-1])
         if np.any(some := largest > 0):
-            share = np.quantile(missed[some] / largest[some], self.tuning.quiet)
-            own += self.tuning.noisy * share * np.maximum(size[:, 1:], size[:, :-1])
+            share = np.quantile(missed[some] / largest[some], QUIET)
+            own += NOISY * share * np.maximum(size[:, 1:], size[:, :-1])
         own /= h
-        return np.where(change > self.tuning.bent * (own[:, 1:] + own[:, :-1]), change, 0.0)
+        return np.where(change > BENT * (own[:, 1:] + own[:, :-1]), change, 0.0)
 
     @property
     def length(self) -> float:
@@ -118,7 +103,7 @@ class LengthScan:
         at_0 = float(np.mean(self.y[:, 0]))
         rise, far = self.y[:, -1] - at_0, float(np.abs(self.y[:, -1]).max())
         steepest = float(np.abs(rise).max()) / self.lengths[-1]
-        if abs(rise.sum()) <= self.tuning.bent * self._unit * far or not at_0 * steepest:
+        if abs(rise.sum()) <= BENT * self._unit * far or not at_0 * steepest:
             return 1.0
         places = np.abs(np.log(self.lengths * (steepest / abs(at_0))))
         return float(self.lengths[np.argmin(places)])
@@ -127,16 +112,13 @@ class LengthScan:
     def _unit(self) -> float:
         """Relative error of an answer."""
         single = np.array_equal(self.y, self.y.astype(np.float32))
-        return self.tuning.roundoffs * (FLOAT32_UNIT if single else UNIT)
+        return ROUNDOFFS * (FLOAT32_UNIT if single else UNIT)
 
 
-def scan_lengths(
-    dim: int, rng: np.random.Generator, tuning: LengthScanTuning
-) -> Generator[Round, Answers, LengthScan]:
+def scan_lengths(dim: int, rng: np.random.Generator) -> Generator[Round, Answers, LengthScan]:
     """Ask along a random line through 0."""
     v = rng.standard_normal(dim)
     v /= np.linalg.norm(v)
-    lengths = tuning.lengths
-    tokens = np.outer(np.concatenate([lengths, -lengths]), v)
+    tokens = np.outer(np.concatenate([LENGTHS, -LENGTHS]), v)
     [y] = yield [Singles(tokens, phase="length", purpose="data")]
-    return LengthScan(lengths, v, y.reshape(2, -1), tuning)
+    return LengthScan(LENGTHS, v, y.reshape(2, -1))

@@ -7,7 +7,7 @@ linearly independent it can only be a sum of flips (Milli et al. 2019), and is f
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -15,33 +15,23 @@ from unsoftmax.arrangement.homogeneous import Lift, PiecewiseLinear
 from unsoftmax.models import ReluNetwork
 from unsoftmax.probes import Array, Flags, Indices
 
-
-@dataclass(frozen=True, slots=True)
-class NeuronMergeTuning:
-    """When two neurons are the same, and when a neuron is only an error."""
-
-    parallel: float = 1e-9
-    """Two hyperplanes are the same if 1 − |cos| is below this. Smaller: one neuron is found twice.
-    Larger: two close neurons become one."""
-    gone: float = 1e-5
-    gone_errors: float = 30.0
-    """A neuron is removed if the correction leaves at most this share of it, or at most so many
-    standard deviations. A true neuron that small is found by the next sweep."""
-    least_jump: float = 10.0
-    least_share: float = 1e-7
-    """A neuron is kept if it exceeds ``least_jump`` standard deviations, or one standard deviation
-    and ``least_share`` of the median neuron."""
-    flipped: float = 1e-6
-    """Tolerance for the share of a flip, which must be 0 or 1."""
-    flips_leave: float = 30.0
-    flips_round: float = 1e-13
-    """What flips leave of the linear part must be error: at most so many standard deviations of
-    all neurons and of the affine part, or this share of the sum of their sizes."""
+# Two hyperplanes are the same if 1 − |cos| is below this. Smaller: one neuron is found twice.
+# Larger: two close neurons become one.
+PARALLEL = 1e-9
+# A neuron is removed if the correction leaves at most this share of it, or at most so many
+# standard deviations. A true neuron that small is found by the next sweep.
+GONE, GONE_ERRORS = 1e-5, 30.0
+# A neuron is kept if it exceeds so many standard deviations, or one standard deviation and this
+# share of the median neuron.
+LEAST_JUMP, LEAST_SHARE = 10.0, 1e-7
+# Tolerance for the share of a flip, which must be 0 or 1.
+FLIPPED = 1e-6
+# What flips leave of the linear part must be error: at most so many standard deviations of all
+# neurons and of the affine part, or this share of the sum of their sizes.
+FLIPS_LEAVE, FLIPS_ROUND = 30.0, 1e-13
 
 
-def merged(
-    form: PiecewiseLinear, rest: PiecewiseLinear, tuning: NeuronMergeTuning = NeuronMergeTuning()
-) -> tuple[PiecewiseLinear, Flags]:
+def merged(form: PiecewiseLinear, rest: PiecewiseLinear) -> tuple[PiecewiseLinear, Flags]:
     """Add two forms; say which of the sum's neurons ``rest`` touched."""
     g0 = form.g0 + rest.g0
     # what is left of the affine part also makes up for the errors of neurons that were active there
@@ -50,7 +40,7 @@ def merged(
     if not len(rest):
         return replace(form, g0=g0, g_error=g_error), touched
     nearest, along = _nearest(form, rest)
-    same = 1 - np.abs(along) < tuning.parallel
+    same = 1 - np.abs(along) < PARALLEL
     a, eps, error = form.a.copy(), form.eps.copy(), form.error.copy()
     for k in np.flatnonzero(same):
         j = nearest[k]
@@ -60,7 +50,7 @@ def merged(
         jump = eps[j] * a[j] + rest.eps[k] * np.sign(along[k]) * rest.a[k]
         error[j] = np.hypot(error[j], rest.error[k])
         # a wrong neuron is taken away whole, not left as what the errors leave of it
-        gone = max(tuning.gone * np.linalg.norm(a[j]), tuning.gone_errors * error[j])
+        gone = max(GONE * np.linalg.norm(a[j]), GONE_ERRORS * error[j])
         eps[j] = 1.0 if jump @ a[j] >= 0 else -1.0
         a[j] = eps[j] * jump * (np.linalg.norm(jump) > gone)
         touched[j] = True
@@ -72,7 +62,7 @@ def merged(
         np.concatenate([error, rest.error[new]]),
         g_error,
     )
-    return pruned(whole, np.concatenate([touched, np.ones(int(np.sum(new)), dtype=bool)]), tuning)
+    return pruned(whole, np.concatenate([touched, np.ones(int(np.sum(new)), dtype=bool)]))
 
 
 def _nearest(form: PiecewiseLinear, rest: PiecewiseLinear) -> tuple[Indices, Array]:
@@ -84,20 +74,18 @@ def _nearest(form: PiecewiseLinear, rest: PiecewiseLinear) -> tuple[Indices, Arr
     return nearest, cosine[np.arange(len(other)), nearest]
 
 
-def pruned(
-    form: PiecewiseLinear, touched: Flags, tuning: NeuronMergeTuning
-) -> tuple[PiecewiseLinear, Flags]:
+def pruned(form: PiecewiseLinear, touched: Flags) -> tuple[PiecewiseLinear, Flags]:
     """Leave out neurons that are nothing but error."""
     if not len(form):
         return form, touched
     size = form.sizes
-    keep = size > tuning.least_share * np.median(size)
-    keep |= size > tuning.least_jump * form.error
+    keep = size > LEAST_SHARE * np.median(size)
+    keep |= size > LEAST_JUMP * form.error
     keep &= size > form.error
     return replace(form, a=form.a[keep], eps=form.eps[keep], error=form.error[keep]), touched[keep]
 
 
-def network_of(form: PiecewiseLinear, lift: Lift, tuning: NeuronMergeTuning) -> ReluNetwork:
+def network_of(form: PiecewiseLinear, lift: Lift) -> ReluNetwork:
     """Write a form as a network with at most two neurons more."""
     d = lift.dim
     U, w = form.a[:, :d] / lift.length, form.g0[:d] / lift.length
@@ -105,8 +93,8 @@ def network_of(form: PiecewiseLinear, lift: Lift, tuning: NeuronMergeTuning) -> 
     c = float(form.g0[d]) if lift.biases else 0.0
     eps = form.eps
     errors = form.g_error + float(np.sum(form.error))
-    error = max(tuning.flips_leave * errors, tuning.flips_round * float(np.sum(form.sizes)))
-    flips = _flips(eps[:, None] * U, w, tuning.flipped, error / lift.length)
+    error = max(FLIPS_LEAVE * errors, FLIPS_ROUND * float(np.sum(form.sizes)))
+    flips = _flips(eps[:, None] * U, w, FLIPPED, error / lift.length)
     linear = w
     if flips is not None:
         c += float(np.sum((eps * b)[flips]))

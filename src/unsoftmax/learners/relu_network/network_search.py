@@ -15,7 +15,7 @@ anew where cells are wide, at last all of them.
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -24,54 +24,49 @@ from unsoftmax.arrangement.circle_sweep import CellTuning, CircleSweep
 from unsoftmax.arrangement.homogeneous import PiecewiseLinear
 from unsoftmax.arrangement.kink_lines import KinkTuning
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
-from unsoftmax.learners.relu_network.fresh_points import FreshLook, FreshPointTuning, look
+from unsoftmax.learners.relu_network.fresh_points import (
+    FreshLook,
+    accepted_error,
+    fresh_tokens,
+    look,
+)
 from unsoftmax.learners.relu_network.lifted_target import LiftedTarget
-from unsoftmax.learners.relu_network.merge import NeuronMergeTuning, merged, pruned
-from unsoftmax.learners.relu_network.wide_cells import WalkedForm, WideCellTuning
+from unsoftmax.learners.relu_network.merge import merged, pruned
+from unsoftmax.learners.relu_network.wide_cells import CLEAR, LESS_CLEAR, WalkedForm
 from unsoftmax.probes import Array, Round
 from unsoftmax.protocol import Answers
 
-
-@dataclass(frozen=True, slots=True)
-class NetworkSearchTuning:
-    """When neurons are measured anew, when a residual is swept, and when a target is refused."""
-
-    cells: CellTuning = field(default=CellTuning())
-    polish: WideCellTuning = field(default=WideCellTuning())
-    merge: NeuronMergeTuning = field(default=NeuronMergeTuning())
-    fresh: FreshPointTuning = field(default=FreshPointTuning())
-    structure: float = 30.0
-    structure_noise: float = 100.0
-    """A neuron is missing if fresh points are missed by more than this many standard deviations of
-    the form plus so many of an answer. A missing neuron shows 10⁴ times as large, imprecise cells
-    up to 10 times."""
-    precise: float = 4e-9
-    """Error to which every neuron is measured, relative to its size. Neurons larger than the median
-    count as the median one."""
-    small: float = 0.1
-    """Neurons smaller than this share of the median one count as that large."""
-    below: float = 0.9
-    """Cells are measured anew, the thinnest first, until their total error should be below the
-    limit by this factor: the largest error at fresh points varies by 30 %."""
-    levels: int = 8
-    """Limit on how often more cells are measured before all of them are."""
-    sweeps: int = 8
-    """Number of sweeps of the residual after which the target is refused."""
-    circles: int = 5
-    """Limit on the circles of one sweep, until one shows kinks: a neuron that is hidden behind
-    another one on one circle is not hidden on five."""
-    few_kinks: KinkTuning = field(default=KinkTuning(start=8, pair=0.05))
-    """How a residual is searched after a circle that showed none: for few kinks, in what errors of
-    known neurons leave. Shorter intervals, or lines read from nearer values: kinks that are not
-    10³ times as large as these errors are missed."""
-    left_times: int = 4
-    left_more: int = 64
-    """Largest number of kinks of a residual: left_times per neuron plus left_more. A wrong neuron
-    leaves two, its own and the true one's; more kinks mean another kind of target."""
-    worse: float = 3.0
-    """A step is undone if it makes the error this many times as large; chance makes it twice."""
-    rounding: float = 1e-14
-    """If the relative error of answers is above this, a refusal names it as the reason."""
+# A neuron is missing if fresh points are missed by more than this many standard deviations of the
+# form plus so many of an answer. A missing neuron shows 10⁴ times as large, imprecise cells up to
+# 10 times.
+STRUCTURE, STRUCTURE_NOISE = 30.0, 100.0
+# Error to which every neuron is measured, relative to its size. Neurons larger than the median
+# count as the median one.
+PRECISE = 4e-9
+# Neurons smaller than this share of the median one count as that large.
+SMALL = 0.1
+# Cells are measured anew, the thinnest first, until their total error should be below the limit
+# by this factor: the largest error at fresh points varies by 30 %.
+BELOW = 0.9
+# Limit on how often more cells are measured before all of them are.
+LEVELS = 8
+# Limit on the circles of one sweep, until one shows kinks: a neuron that is hidden behind another
+# one on one circle is not hidden on five.
+CIRCLES = 5
+# Largest number of kinks of a residual: so many per neuron and so many more. A wrong neuron
+# leaves two, its own and the true one's; more kinks mean another kind of target.
+LEFT_TIMES, LEFT_MORE = 4, 64
+# A step is undone if it makes the error this many times as large; chance makes it twice.
+WORSE = 3.0
+# If the relative error of answers is above this, a refusal names it as the reason.
+ROUNDING = 1e-14
+CELLS = CellTuning()
+# How a residual is searched after a circle that showed none: for few kinks, in what errors of
+# known neurons leave. Shorter intervals, or lines read from nearer values: kinks that are not 10³
+# times as large as these errors are missed.
+FEW = CellTuning(kinks=KinkTuning(start=8, pair=0.05))
+# Later looks take one fresh point for so many dimensions, at least.
+PER_DIM = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +79,12 @@ class NetworkSearch:
     everything: bool
     """Whether all neurons are measured anew, not the coarse ones alone."""
     rng: np.random.Generator
-    tuning: NetworkSearchTuning = field(default=NetworkSearchTuning(), kw_only=True)
+    sweeps: int = 8
+    """Number of sweeps of the residual after which the target is refused."""
+    first: int = 16
+    """Number of fresh points after the first sweep. A missing neuron shows in most of them."""
+    later: int = 32
+    """Number of fresh points later, at least."""
 
     def run(self) -> Generator[Round, Answers, PiecewiseLinear]:
         """Find the form of F.
@@ -97,10 +97,10 @@ class NetworkSearch:
         first = self.sweep(self.target.circle, None)
         swept = yield from first.run(self.most, self.rng)
         state = WalkedForm.swept(swept)
-        seen = yield from self._look(state, self.tuning.fresh.first)
+        seen = yield from self._look(state, self.first)
         sound = self._sound(seen, swept.spread)
         best, best_seen = state, seen
-        for _ in range(self.tuning.sweeps):
+        for _ in range(self.sweeps):
             if sound:
                 state, seen, passed = yield from self._measured_anew(state, seen)
                 if passed:
@@ -110,7 +110,7 @@ class NetworkSearch:
             state = yield from self._swept_again(best)
             seen = yield from self._look(state)
             sound = self._sound(seen, state.form.spread)
-            if seen.rms > self.tuning.worse * best_seen.rms:
+            if seen.rms > WORSE * best_seen.rms:
                 state, sound = best, False
             else:
                 best, best_seen = state, seen
@@ -122,20 +122,19 @@ class NetworkSearch:
         self, state: WalkedForm, count: int | None = None
     ) -> Generator[Round, Answers, FreshLook]:
         """Compare a form with F at fresh points."""
-        lift, fresh = self.target.lift, self.tuning.fresh
+        lift = self.target.lift
         if count is None:
-            count = max(fresh.count, lift.D // fresh.per_dim)
-        x = fresh.tokens(lift, count, self.rng)
-        return (yield from look(lift, state.form, x, fresh))
+            count = max(self.later, lift.D // PER_DIM)
+        x = fresh_tokens(lift, count, self.rng)
+        return (yield from look(lift, state.form, x))
 
     def _limit(self, seen: FreshLook) -> float:
-        return self.tuning.fresh.limit(self.target.noise, seen.size)
+        return accepted_error(self.target.noise, seen.size)
 
     def _sound(self, seen: FreshLook, spread: float) -> bool:
         """Tell whether errors are what a form with all its neurons leaves."""
-        tuning = self.tuning
-        expected = tuning.structure * spread
-        expected += tuning.structure_noise * self.target.noise.deviation
+        expected = STRUCTURE * spread
+        expected += STRUCTURE_NOISE * self.target.noise.deviation
         return seen.largest <= expected or seen.share <= self._limit(seen)
 
     # -- precision
@@ -154,7 +153,7 @@ class NetworkSearch:
             return state, seen, passed
         whole = yield from self._all_cells(state)
         last = yield from self._look(whole)
-        if last.rms > self.tuning.worse * seen.rms:
+        if last.rms > WORSE * seen.rms:
             return state, seen, seen.share <= self._limit(seen)
         return whole, last, last.share <= self._limit(last)
 
@@ -166,12 +165,12 @@ class NetworkSearch:
         Returns True if they are, False if a neuron is missing, None if precision is.
         """
         tolerated = self._tolerated(state.form)
-        for level in range(self.tuning.levels):
+        for level in range(LEVELS):
             before, old = state, seen
             state = yield from self._coarse(state, tolerated, first=level == 0)
             seen = yield from self._look(state)
             missed = seen.share > self._limit(seen)
-            if missed and seen.rms > self.tuning.worse * old.rms:
+            if missed and seen.rms > WORSE * old.rms:
                 state, seen = before, old
             limit, needed = self._limit(seen), self._tolerated(state.form)
             # two neurons that nearly cancel do so at fresh points too: coarse ones are measured
@@ -184,7 +183,7 @@ class NetworkSearch:
             if state is before:
                 break
             if seen.share > limit:
-                share = self.tuning.below * min(1.0, limit / seen.share)
+                share = BELOW * min(1.0, limit / seen.share)
                 tolerated = np.minimum(needed, _summing_to(state.form.error, share))
         return state, seen, None
 
@@ -202,68 +201,67 @@ class NetworkSearch:
         self, state: WalkedForm, tolerated: Array, first: bool
     ) -> Generator[Round, Answers, WalkedForm]:
         """Measure cells beside coarse neurons that are not as precise as these should be."""
-        form, polish = state.form, self.tuning.polish
+        form = state.form
         needed = np.where(form.error > tolerated, tolerated / np.sqrt(2 * len(form.g0)), np.inf)
         needed = needed[state.walk.order]
         limits = np.minimum(np.append(needed, np.inf), np.insert(needed, 0, np.inf))
         cells = np.flatnonzero(state.left.error > limits)
-        clear = polish.clear if first else polish.less_clear
+        clear = CLEAR if first else LESS_CLEAR
         deviation = self.target.noise.deviation
-        return (yield from state.measured(cells, deviation, clear, polish)).corrected()
+        return (yield from state.measured(cells, deviation, clear)).corrected()
 
     def _all_cells(self, state: WalkedForm) -> Generator[Round, Answers, WalkedForm]:
         """Measure every cell of a fresh circle."""
-        polish, deviation = self.tuning.polish, self.target.noise.deviation
+        deviation = self.target.noise.deviation
         fresh = WalkedForm.along(state.form, self._circle())
         cells = np.arange(len(fresh.walk.middle))
-        return (yield from fresh.measured(cells, deviation, polish.clear, polish)).corrected()
+        return (yield from fresh.measured(cells, deviation)).corrected()
 
     def _tolerated(self, form: PiecewiseLinear) -> Array:
         """Return the error that every neuron may have."""
         size = form.sizes_beyond(self.target.lift)
         typical = float(np.median(size)) if len(size) else 0.0
-        return np.asarray(self.tuning.precise * np.clip(size, self.tuning.small * typical, typical))
+        return np.asarray(PRECISE * np.clip(size, SMALL * typical, typical))
 
     # -- structure
 
     def _swept_again(self, state: WalkedForm) -> Generator[Round, Answers, WalkedForm]:
         """Sweep what is left along fresh circles until one shows kinks; measure what it touched."""
-        form, tuning = state.form, self.tuning
-        allowed = min(self.most, tuning.left_times * len(form) + tuning.left_more)
-        for n in range(tuning.circles):
+        form = state.form
+        allowed = min(self.most, LEFT_TIMES * len(form) + LEFT_MORE)
+        for n in range(CIRCLES):
             circle = self._circle()
-            few = replace(tuning.cells, kinks=tuning.few_kinks) if n else None
-            rest = yield from self.sweep(circle, form, few).run(allowed, self.rng)
-            form, touched = merged(form, rest.form, tuning.merge)
+            rest = yield from self.sweep(circle, form, FEW if n else CELLS).run(allowed, self.rng)
+            form, touched = merged(form, rest.form)
             if len(rest.form):
                 break
         state = WalkedForm.along(form, circle)
         near = touched[state.walk.order]
         cells = np.flatnonzero(np.append(near, False) | np.insert(near, 0, False))
-        deviation, polish = self.target.noise.deviation, tuning.polish
-        state = yield from state.measured(cells, deviation, polish.clear, polish)
+        deviation = self.target.noise.deviation
+        state = yield from state.measured(cells, deviation)
         state = state.corrected(touched)
-        form, _ = pruned(state.form, touched, tuning.merge)
+        form, _ = pruned(state.form, touched)
         if len(form) == len(state.walk.order):
             return replace(state, form=form)
         return WalkedForm.along(form, circle)
 
     def _circle(self) -> Circle:
-        return Circle.random(self.target.lift, self.rng, self.tuning.cells.edge)
+        return Circle.random(self.target.lift, self.rng, CELLS.edge)
 
     def sweep(
-        self, circle: Circle, known: PiecewiseLinear | None, cells: CellTuning | None = None
+        self, circle: Circle, known: PiecewiseLinear | None, cells: CellTuning = CELLS
     ) -> CircleSweep:
         """Return the sweep of a circle for F, or for what is left beside what is known."""
         noise = self.target.noise
         if known is not None:
             # the known neurons' own errors are no structure
             noise = replace(noise, search=max(noise.search, known.spread))
-        return CircleSweep(circle, known, noise, cells or self.tuning.cells)
+        return CircleSweep(circle, known, noise, cells)
 
     def _refusal(self, seen: FreshLook, neurons: int) -> Exception:
         target = self.target
-        if target.noise.deviation > self.tuning.rounding * target.noise.size:
+        if target.noise.deviation > ROUNDING * target.noise.size:
             return NotIdentifiable(
                 f"Answers look precise to {target.coarseness:.0e} of their size alone, be they "
                 "rounded, noisy or small beside the terms that they are made of; that does not "
@@ -272,7 +270,7 @@ class NetworkSearch:
                 determined={},
             )
         return ModelMismatch(
-            f"After {self.tuning.sweeps} sweeps a network of {neurons} neurons misses fresh "
+            f"After {self.sweeps} sweeps a network of {neurons} neurons misses fresh "
             f"answers by {seen.share:.1e} of their size. The target is no ReLU network of one "
             "hidden layer, or has neurons so close to each other that float64 answers do not "
             "separate them."

@@ -40,10 +40,10 @@ from unsoftmax.arrangement.lifted_points import WrittenPoints, ask_points
 from unsoftmax.arrangement.noise_level import NoiseLevel
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.learners.compose import limited
-from unsoftmax.learners.relu_network.claims import NetworkClaim, NetworkClaimTuning
-from unsoftmax.learners.relu_network.far_neurons import FarNeuronTuning, FarSearch
-from unsoftmax.learners.relu_network.lifted_target import LiftedTarget, LiftTuning, TargetLift
-from unsoftmax.learners.relu_network.network_search import NetworkSearch, NetworkSearchTuning
+from unsoftmax.learners.relu_network.claims import NetworkClaim
+from unsoftmax.learners.relu_network.far_neurons import FarSearch
+from unsoftmax.learners.relu_network.lifted_target import NOISE, LiftedTarget, TargetLift
+from unsoftmax.learners.relu_network.network_search import NetworkSearch
 from unsoftmax.learners.relu_network.split_form import SplitForm
 from unsoftmax.learners.settings import Configured, flag, whole_number
 from unsoftmax.models import ReluNetwork
@@ -52,28 +52,32 @@ from unsoftmax.protocol import Answers, Plan, Steps
 from unsoftmax.theory import counts
 from unsoftmax.validate.judge import Answered
 
+# Limit on the queries: so many per free parameter, as residuals are swept again; per neuron, as the
+# search of a kink takes 9 to 15; and for small networks.
+TIMES, PER_NEURON, OPENING = 8, 64, 4096
+
 
 @dataclass(frozen=True, slots=True)
 class ReluNetworkTuning:
     """How a network is searched for, in the order of the search."""
 
-    lift: LiftTuning = field(default=LiftTuning())
-    sweeps: NetworkSearchTuning = field(default=NetworkSearchTuning())
-    far: FarNeuronTuning = field(default=FarNeuronTuning())
-    claims: NetworkClaimTuning = field(default=NetworkClaimTuning())
     neurons_per_dim: int = 16
     neurons: int = 1024
     """If ``max_neurons`` is not given it is neurons_per_dim·d + neurons: a smooth target is refused
     when it shows more kinks."""
-    times: int = 8
-    per_neuron: int = 64
-    opening: int = 4096
-    """Limit on the queries: ``times`` per free parameter, as residuals are swept again;
-    ``per_neuron``, as the search of a kink takes 9 to 15; and ``opening`` for small networks."""
     attempts: int = field(default=3, metadata={"least": 1})
     """Searches from scratch before a target is refused: of networks over six decades the first is
     in vain in one of 150 cases, where a neuron is hidden by the errors of another, or by another
     far one; the second in one of five of these."""
+    sweeps: int = 8
+    """Number of sweeps of a residual after which a search is given up."""
+    first: int = 16
+    later: int = 32
+    """Fresh tokens after the first sweep, of which most show a missing neuron, and later ones."""
+    rehearsed: int = 32
+    """Fresh tokens that a network is tried at before the hold-out, after which nothing can be
+    mended: of networks over many decades one in 150 was found with far neurons wrong that lie close
+    together, and another search finds them right."""
     rounds: int = 18900
     """Limit on the rounds: three searches, nine sweeps each of up to five circles, 120 rounds each,
     and 20 around every one. Often it is 60."""
@@ -154,14 +158,14 @@ class ReluNetworkLearner(Configured):
         """Say what learning costs at most; what it takes is known only with the neurons."""
         m, tuning = self._most, self.tuning
         free = counts.relu_network(int(self.dim), m, bool(self.biases))
-        at_most = tuning.times * free + tuning.per_neuron * m + tuning.opening
+        at_most = TIMES * free + PER_NEURON * m + OPENING
         return Plan(
             queries=None,
             at_most=at_most,
             tokens=at_most,
             rounds=tuning.rounds,
             formula=f"{self._typical()}; refused beyond "
-            f"{tuning.times}·{free} + {tuning.per_neuron}·{m} + {tuning.opening}",
+            f"{TIMES}·{free} + {PER_NEURON}·{m} + {OPENING}",
             longest_token=FARTHEST,
             most_tokens=1,
         )
@@ -198,10 +202,10 @@ class ReluNetworkLearner(Configured):
             if self.biases:
                 form.g0[-1] = target.constant
                 form = replace(form, g_error=target.noise.deviation)
-            claim = self._claim(target, SplitForm.of(target.lift, form)).scanned()
+            claim = NetworkClaim.of(target, SplitForm.of(target.lift, form)).scanned()
         elif target.lift.D == 1:
-            target, form = yield from _on_a_line(target, self.tuning.lift)
-            claim = self._claim(target, SplitForm.of(target.lift, form)).scanned()
+            target, form = yield from _on_a_line(target)
+            claim = NetworkClaim.of(target, SplitForm.of(target.lift, form)).scanned()
         else:
             claim = yield from self._searched(target, rng)
         if (count := len(claim.form)) > self._most:
@@ -213,24 +217,29 @@ class ReluNetworkLearner(Configured):
 
     def _lifted(self, rng: np.random.Generator) -> Generator[Round, Answers, LiftedTarget]:
         """Look at the target before the search."""
-        tuning = self.tuning
-        edge, fresh = tuning.sweeps.cells.edge, tuning.sweeps.fresh
-        lifting = TargetLift(int(self.dim), bool(self.biases), edge, tuning.lift, fresh)
-        return (yield from lifting.run(rng))
+        return (yield from TargetLift(int(self.dim), bool(self.biases)).run(rng))
 
     def _searched(
         self, target: LiftedTarget, rng: np.random.Generator
     ) -> Generator[Round, Answers, NetworkClaim]:
         """Search for all neurons, far ones last; along other lines again if in vain."""
         earlier: list[Answered] = []
-        for again in reversed(range(self.tuning.attempts)):
+        tuning = self.tuning
+        for again in reversed(range(tuning.attempts)):
             search = NetworkSearch(
-                target, self._most, bool(self.polish), rng, tuning=self.tuning.sweeps
+                target,
+                self._most,
+                bool(self.polish),
+                rng,
+                tuning.sweeps,
+                tuning.first,
+                tuning.later,
             )
             try:
                 form = yield from search.run()
-                split = yield from FarSearch(search, self.tuning.far).run(form)
-                claim = yield from self._claim(target, split).scanned().rehearsed(rng, earlier)
+                split = yield from FarSearch(search).run(form)
+                scanned = NetworkClaim.of(target, split).scanned()
+                claim = yield from scanned.rehearsed(rng, tuning.rehearsed, earlier)
             except TooManyBreakpoints as error:
                 raise _too_many(error) from error
             except (ModelMismatch, NotIdentifiable):
@@ -243,9 +252,6 @@ class ReluNetworkLearner(Configured):
             else:
                 break
         return claim
-
-    def _claim(self, target: LiftedTarget, split: SplitForm) -> NetworkClaim:
-        return NetworkClaim.of(target, split, self.tuning.sweeps, self.tuning.claims)
 
 
 def _too_many(error: TooManyBreakpoints) -> ModelMismatch:
@@ -273,13 +279,13 @@ def _wavering(target: LiftedTarget, right: float, left: float) -> float:
 
 
 def _on_a_line(
-    target: LiftedTarget, tuning: LiftTuning
+    target: LiftedTarget,
 ) -> Generator[Round, Answers, tuple[LiftedTarget, PiecewiseLinear]]:
     """Read a network of one dimension without biases from g(1) and g(−1)."""
     points = WrittenPoints(target.lift, np.array([[1.0], [-1.0]]))
     right, left = yield from ask_points(points, "both sides")
-    noise = NoiseLevel.of_rounding(float(max(abs(right), abs(left))), tuning.noise)
-    noise = noise.raised(_wavering(target, float(right), float(left)), tuning.noise)
+    noise = NoiseLevel.of_rounding(float(max(abs(right), abs(left))), NOISE)
+    noise = noise.raised(_wavering(target, float(right), float(left)), NOISE)
     jump, g0 = float(right + left), np.array([-left])
     error = np.sqrt(2) * noise.deviation
     if abs(jump) <= 4 * noise.deviation:

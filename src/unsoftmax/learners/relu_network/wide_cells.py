@@ -9,11 +9,11 @@ in cell i, the jumps between cells i and i + 1 gain R_(i+1) − R_i.
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from unsoftmax.arrangement.centres import CellShapes, CentreTuning
+from unsoftmax.arrangement.centres import CellShapes
 from unsoftmax.arrangement.circle import Circle
 from unsoftmax.arrangement.circle_sweep import Swept
 from unsoftmax.arrangement.homogeneous import PiecewiseLinear
@@ -22,18 +22,12 @@ from unsoftmax.measure.reflections import mirrors
 from unsoftmax.probes import Array, Flags, Indices, Round
 from unsoftmax.protocol import Answers
 
-
-@dataclass(frozen=True, slots=True)
-class WideCellTuning:
-    """How wide cells are measured."""
-
-    centres: CentreTuning = field(default=CentreTuning())
-    inside: float = 1e-13
-    """Cells whose point is closer to a hyperplane than this are left out: its side is uncertain."""
-    clear: float = 10.0
-    """Smallest distance of a centre from every hyperplane, in standard deviations of its error."""
-    less_clear: float = 1.0
-    """The same once cells were measured before: the error bars of what was left over are wide."""
+# Cells whose point is closer to a hyperplane than this are left out: its side is uncertain.
+INSIDE = 1e-13
+# Smallest distance of a centre from every hyperplane, in standard deviations of its error.
+CLEAR = 10.0
+# The same once cells were measured before: the error bars of what was left over are wide.
+LESS_CLEAR = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +111,7 @@ class WalkedForm:
         return cls(swept.form, walk, replace(LeftOver.unknown(walk), error=swept.error))
 
     def measured(
-        self, cells: Indices, deviation: float, clear: float, tuning: WideCellTuning
+        self, cells: Indices, deviation: float, clear: float = CLEAR
     ) -> Generator[Round, Answers, WalkedForm]:
         """Ask ∇(F − F̂) in some cells, and keep what is known better.
 
@@ -126,7 +120,7 @@ class WalkedForm:
         """
         if not len(cells):
             return self
-        cells, sides, y, shapes = self._centres(cells, clear, tuning)
+        cells, sides, y, shapes = self._centres(cells, clear)
         if not len(cells):
             return self
         D, step = len(self.form.g0), shapes.steps(sides, y)
@@ -152,17 +146,15 @@ class WalkedForm:
         error = deviation * np.sqrt((1 + 2 * np.sum(step**-2.0, axis=1)) / D)
         return replace(self, left=self.left.improved(cells, R, error))
 
-    def _centres(
-        self, cells: Indices, clear: float, tuning: WideCellTuning
-    ) -> tuple[Indices, Array, Array, CellShapes]:
+    def _centres(self, cells: Indices, clear: float) -> tuple[Indices, Array, Array, CellShapes]:
         """Return the cells that have a centre, their sides, the centres, and the hyperplanes."""
         form, walk, upright = self.form, self.walk, self.walk.circle.lift.biases
         sides = walk.sides(cells)
         start = walk.circle.at(walk.middle[cells])
         norms = form.sizes
         n = form.a / norms[:, None]
-        shapes = CellShapes(n, upright, tuning.centres)
-        inside = np.all(sides * (start @ n.T) > tuning.inside, axis=1)
+        shapes = CellShapes(n, upright)
+        inside = np.all(sides * (start @ n.T) > INSIDE, axis=1)
         cells, sides, start = cells[inside], sides[inside], start[inside]
         y = shapes.centres(start)
         sure = np.all(sides * (y @ n.T) > clear * form.error / norms, axis=1)
