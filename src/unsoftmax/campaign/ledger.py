@@ -46,6 +46,7 @@ from unsoftmax.campaign.ledger_rescue import rescued
 from unsoftmax.campaign.ledger_upgrade import upgrade
 from unsoftmax.campaign.paid_counter import PaidCounter
 from unsoftmax.errors import LedgerError, LedgerMismatch
+from unsoftmax.learners.old_spellings import as_spelled_now
 from unsoftmax.probes import Array, Probes, Round
 
 T = TypeVar("T")
@@ -112,7 +113,7 @@ class Ledger:
         """
         recorded = self._db.execute("SELECT run, batch FROM runs").fetchone()
         text = json.dumps(run, sort_keys=True)
-        own = recorded is not None and recorded[0] == text
+        own = recorded is not None and _as_now(recorded[0]) == text
         # a ledger without answers belongs to nobody: only what was paid stays
         if recorded is not None and not own and self.answered:
             raise LedgerMismatch(f"{self._name} {_otherwise(json.loads(recorded[0]), run)}")
@@ -421,6 +422,14 @@ _QUESTIONS = {
 }
 """Whose questions they are that no learner asks, and what goes on with such a ledger; by the name
 that the ledger has."""
+
+
+def _as_now(recorded: str) -> str:
+    """Return a recorded run with its learner's settings as they are spelled now."""
+    run = json.loads(recorded)
+    if isinstance(run.get("learner"), dict):
+        run["learner"] = as_spelled_now(run["learner"])
+    return json.dumps(run, sort_keys=True)
 
 
 def _otherwise(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:

@@ -44,7 +44,7 @@ def rounded(oracle: Oracle, decimals: int) -> WrappedOracle:
     return _Rounded(oracle, int(decimals))
 
 
-def noisy(oracle: Oracle, scale: float, seed: int) -> WrappedOracle:
+def noisy(oracle: Oracle, scale: float, seed: int = 0) -> WrappedOracle:
     """Add Gaussian noise, drawn afresh for every answer.
 
     The k-th call gets the noise that ``seed`` and k decide: the same calls in the same order
@@ -57,7 +57,7 @@ def noisy(oracle: Oracle, scale: float, seed: int) -> WrappedOracle:
         From (B, N, d) to (B,) or (B, m).
     scale : float
         Standard deviation, 0 or more.
-    seed : int
+    seed : int, optional
         Decides the noise, together with the order of the calls.
 
     Raises

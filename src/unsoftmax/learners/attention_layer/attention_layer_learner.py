@@ -23,6 +23,7 @@ Layers behind a norm, after one, and with positions take the same path (`attenti
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -54,7 +55,8 @@ from unsoftmax.learners.attention_layer.soft_gate_reading import SoftGateReading
 from unsoftmax.learners.attention_layer.value_answers import LayerMap
 from unsoftmax.learners.compose import Asking, as_planned
 from unsoftmax.learners.normed_tokens import NormedTokens
-from unsoftmax.learners.settings import Configured, one_of, whole_number
+from unsoftmax.learners.old_spellings import takes_old_spellings
+from unsoftmax.learners.settings import Configured, one_of, rank_up_to, whole_number
 from unsoftmax.measure.token_map import AnswerNoise, TokenMapAnswers
 from unsoftmax.models import Rotary
 from unsoftmax.protocol import Found, Outputs, Plan, Steps
@@ -72,8 +74,6 @@ _AFFINE = 1e-3
 # (autocast) or 11 (TF32), which show 6e-3 and 1e-3 at most: a norm or another layer misses by
 # about all.
 _FEW_BITS = 2.0**-7
-# More heads are refused unless ``max_heads`` allows them.
-_MOST_HEADS = 64
 # Longest tokens of a search by copies, and longest keys there: longer ones would be asked where no
 # head has a score at all.
 _SOFT_LENGTH, _SOFT_WIDEST = 2.0**12, 2.0**30
@@ -98,10 +98,12 @@ class AttentionLayerTuning:
     neither 0 nor 1: logits of 1/16 each time, of scores from 1e-7 to 1e5 for tokens of 1."""
 
 
-PROFILES = ("auto", "lean", "fine", "finest")
+# What `search_limits` calls the values of ``polish``.
+_PROFILES: Mapping[bool | str | None, str] = {None: "auto", False: "lean", "fine": "fine", True: "finest"}
 NORMS = ("none", "post", "pre")
 
 
+@takes_old_spellings
 @dataclass(frozen=True, slots=True)
 class AttentionLayerLearner(Configured):
     """Learn an attention layer, the number of its heads and their sizes unknown, from vectors.
@@ -110,21 +112,22 @@ class AttentionLayerLearner(Configured):
     ----------
     dim : int
         Dimension d of a token.
-    max_heads : int, optional
-        More distinct heads than this are refused; 64 by default.
-    head_dim : int, optional
-        Rank of every M_h. Found if it is not given, with three queries more per head.
+    max_heads : int
+        More distinct heads than this are refused. What is asked does not grow with it, only what
+        `plan` bounds.
+    rank : int, optional
+        Rank of every M_h, the head size. Found if it is not given, with three queries more per head.
     norm : {"none", "post", "pre"}, optional
         What stands around the layer: nothing, a LayerNorm or RMSNorm behind it and its residual
         connection ("post"), or one before it ("pre"). Found if it is not given, with three queries
         more, with seven where there is one: answers of plain layers grow with single tokens, and
         those after a norm are linear in what the norm makes of them.
-    profile : {"auto", "lean", "fine", "finest"}
-        How many queries buy how much accuracy: "lean" as few as possible, for exact answers; "fine"
-        1.3 to 2 times as many, for answers of float32; "finest" two to eight times, which pays
+    polish : bool or "fine", optional
+        How many queries buy how much accuracy: False as few as possible, for exact answers; "fine"
+        1.3 to 2 times as many, for answers of float32; True two to eight times, which pays
         for M_h, and in layers whose heads' values have more than 64 dimensions together: in
-        smaller ones "fine" gives W_h as well. "auto" is lean where answers are of float64 and fine
-        where they are coarser.
+        smaller ones "fine" gives W_h as well. Where it is not given, it is False for answers of
+        float64 and "fine" for coarser ones.
     seed : int
         Decides tokens and the hold-out: the same seed asks the same.
     rotary : bool or Rotary
@@ -180,10 +183,10 @@ class AttentionLayerLearner(Configured):
     """
 
     dim: int
-    max_heads: int | None = None
-    head_dim: int | None = None
+    max_heads: int = 64
+    rank: int | None = None
     norm: str | None = None
-    profile: str = "auto"
+    polish: bool | str | None = None
     seed: int = 0
     rotary: bool | Rotary = field(default=False, kw_only=True)
     rotary_base: float | None = field(default=None, kw_only=True)
@@ -195,14 +198,13 @@ class AttentionLayerLearner(Configured):
     def __post_init__(self) -> None:
         whole_number("dim", self.dim, 1)
         whole_number("seed", self.seed, 0)
-        one_of("profile", self.profile, PROFILES)
+        if self.polish not in _PROFILES:
+            raise ValueError(f'polish must be True, False or "fine"; it is {self.polish!r}.')
         if self.norm is not None:
             one_of("norm", self.norm, NORMS)
-        for name, value in (("max_heads", self.max_heads), ("head_dim", self.head_dim)):
-            if value is not None:
-                whole_number(name, value, 1)
-        if self.head_dim is not None and self.head_dim > self.dim:
-            raise ValueError(f"head_dim must be at most dim = {self.dim}; it is {self.head_dim}.")
+        whole_number("max_heads", self.max_heads, 1)
+        if self.rank is not None:
+            rank_up_to(self.dim, self.rank, 1)
         if self._given() is not None and self.norm not in (None, "none"):
             raise ValueError(
                 f'norm is "{self.norm}" beside rotary: layers with rotary positions are recovered '
@@ -210,23 +212,23 @@ class AttentionLayerLearner(Configured):
             )
 
     @property
-    def _most(self) -> int:
-        return _MOST_HEADS if self.max_heads is None else int(self.max_heads)
+    def _wanted(self) -> Wanted:
+        return Wanted(int(self.max_heads), self.rank, self._profile)
 
     @property
-    def _wanted(self) -> Wanted:
-        return Wanted(self._most, self.head_dim, self.profile)
+    def _profile(self) -> str:
+        return _PROFILES[self.polish]
 
     def _given(self) -> GivenPositions | None:
         """Return what is known of positions, None where there are none."""
-        return given_positions(self.rotary, self.rotary_base, self.head_dim)
+        return given_positions(self.rotary, self.rotary_base, self.rank)
 
     def plan(self) -> Plan:
         """Say what learning costs at most; what it takes is known only with the heads."""
         place = self.norm if self._given() is None else "rotary"
-        rank = None if self.head_dim is None else int(self.head_dim)
+        rank = None if self.rank is None else int(self.rank)
         attempts, shares = self.tuning.attempts, len(self.tuning.soft_shares)
-        return layer_plan(int(self.dim), self._most, rank, place, attempts, shares)
+        return layer_plan(int(self.dim), int(self.max_heads), rank, place, attempts, shares)
 
     def steps(self, checks: int) -> Steps[Any]:
         """Ask, and return what was found; see `unsoftmax.protocol.Learner`."""
@@ -262,10 +264,10 @@ class AttentionLayerLearner(Configured):
         noise, shares = tokens.noise(), self.tuning.soft_shares
         for residual in (False, True)[: 1 + (len(tokens.zero) == self.dim)]:
             layer = LayerMap.of(tokens, residual)
-            soft = SoftGateReading(tokens, layer, noise, _SOFT_LENGTH, self._most, rng, shares)
+            soft = SoftGateReading(tokens, layer, noise, _SOFT_LENGTH, int(self.max_heads), rng, shares)
             try:
                 base = yield from soft.base()
-                return (yield from soft_search(soft, base, self.profile, _SOFT_WIDEST))
+                return (yield from soft_search(soft, base, self._profile, _SOFT_WIDEST))
             except REFUSALS:
                 continue
         raise NotIdentifiable(str(refusal), determined=refusal.determined) from refusal
@@ -285,11 +287,11 @@ class AttentionLayerLearner(Configured):
                 f"{np.max(explained):.1e}. Something else is added or stands behind, or "
                 "answers are too noisy."
             )
-        soft = SoftGateReading(tokens, LayerMap.of(tokens), noise, reach, self._most, rng)
+        soft = SoftGateReading(tokens, LayerMap.of(tokens), noise, reach, int(self.max_heads), rng)
 
         def searched(last: bool) -> Asking[Concluded]:
             fresh, least = _FRESH * normed.radius, _LEAST_MOST
-            found = soft_search(soft, base, self.profile, reach, fresh, least_most=least)
+            found = soft_search(soft, base, self._profile, reach, fresh, least_most=least)
             return (yield from found)
 
         base = yield from soft.base()
@@ -299,7 +301,7 @@ class AttentionLayerLearner(Configured):
     def _searched(self, tokens: TokenMapAnswers, rng: np.random.Generator) -> Asking[Concluded]:
         """Search for all heads; what was found predicts a few fresh answers."""
         noise = tokens.noise()
-        effort = effort_of(self.profile, noise.relative)
+        effort = effort_of(self._profile, noise.relative)
         answers = yield from read_layer(tokens, self._wanted, effort, rng)
         conclusion = conclusion_of(answers, noise, rng)
         try:
@@ -308,7 +310,7 @@ class AttentionLayerLearner(Configured):
             # heads may have been taken for one, which copies of tokens may tell apart
             model, layer = conclusion.drawn.model, answers.values.layer()
             heads = yield from heads_at_moderate_logits(model, layer, noise, rng)
-            if not model.H < heads <= self._most:
+            if not model.H < heads <= int(self.max_heads):
                 raise
             raise HeadsAlike(
                 f"Where weights are 0 or 1 the answers show {model.H} heads, and {heads} where "

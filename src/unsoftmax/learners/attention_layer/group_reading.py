@@ -69,7 +69,7 @@ def given_positions(
     ValueError, TypeError
         Settings are out of range, not of their type, or do not go together.
     """
-    refuse_contrary(rotary, base, "head_dim", head_dim)
+    refuse_contrary(rotary, base, "rank", head_dim)
     if base is not None:
         return GivenPositions(base=float(base))
     given = rotary if isinstance(rotary, Rotary) else None
@@ -150,7 +150,7 @@ class GroupReading(KeyAsking):
         hidden = "; or keys have biases, which exact answers show unless they are large"
         coarse = (
             " Or answers are too coarse for scores at a distance: their errors of "
-            f'{self.noise.relative:.1e} look so as well, and profile="finest" asks more.'
+            f'{self.noise.relative:.1e} look so as well, and polish=True asks more.'
         )
         return (
             f"Either {large * self.lift}something beside rotary positions depends on the distance "

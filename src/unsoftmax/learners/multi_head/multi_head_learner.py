@@ -87,7 +87,8 @@ class MultiHeadLearner(Configured):
     dim : int
         Dimension d of a token.
     max_heads : int
-        More distinct heads than this are refused.
+        More distinct heads than this are refused. What is asked does not grow with it, only what
+        `plan` bounds.
     biases : bool
         Also learn w_h and c; with rotary positions b_k and b_q of every head instead of w_h.
     rank : int, optional
@@ -150,7 +151,7 @@ class MultiHeadLearner(Configured):
     """
 
     dim: int
-    max_heads: int
+    max_heads: int = 64
     biases: bool = False
     rank: int | None = None
     polish: bool = False

@@ -107,7 +107,8 @@ class MultiHeadTransformerLearner(Configured):
     dim : int
         Dimension d of a token.
     max_heads : int
-        More distinct heads than this are refused.
+        More distinct heads than this are refused. What is asked does not grow with it, only what
+        `plan` bounds.
     biases : bool
         The layer has biases b, c and w_h. Without them it is asked a little less.
     rank : int, optional
@@ -151,7 +152,7 @@ class MultiHeadTransformerLearner(Configured):
     """
 
     dim: int
-    max_heads: int
+    max_heads: int = 64
     biases: bool = True
     rank: int | None = None
     polish: bool = False
