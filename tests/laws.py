@@ -542,7 +542,7 @@ CASES = [
     ),
     Case(
         "AttentionLayerLearner, half as many keys",
-        lambda seed: us.learners.AttentionLayerLearner(6, profile="fine", seed=seed),
+        lambda seed: us.learners.AttentionLayerLearner(6, polish="fine", seed=seed),
         _attention_layer(residual=False),
         _one_by_one,
         within=_heads_within_the_bounds,

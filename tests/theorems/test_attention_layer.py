@@ -98,8 +98,8 @@ def test_more_queries_buy_accuracy_of_float32_layers():
     drawn, c = factors(4, 8, 32, 1), np.zeros(32)
     target, errors, queries = built(drawn, c), [], []
     tokens = np.random.default_rng(0).standard_normal((40, 16, 32)) / 4
-    for profile in ("fine", "finest"):
-        recovery = learned(InFloat32(drawn, c), 32, profile=profile)
+    for polish in ("fine", True):
+        recovery = learned(InFloat32(drawn, c), 32, polish=polish)
         missed = np.linalg.norm(recovery.model(tokens) - target(tokens), axis=1)
         errors.append(np.max(missed / np.linalg.norm(target(tokens), axis=1)))
         queries.append(recovery.queries)
@@ -305,7 +305,7 @@ def test_more_heads_than_allowed_are_refused():
     # a residual connection is seen as a head is, and is none
     with pytest.raises(us.ModelMismatch, match="4 heads or more, beyond the 1 that were allowed"):
         us.learn(layer(4, 2, 16, residual=True), Learner(16, max_heads=1))
-    assert us.learn(layer(4, 2, 16), Learner(16, max_heads=4, head_dim=2)).model.H == 4
+    assert us.learn(layer(4, 2, 16), Learner(16, max_heads=4, rank=2)).model.H == 4
 
 
 def test_fewer_numbers_than_heads_are_refused():
@@ -366,9 +366,9 @@ def test_products_of_few_bits_are_refused_and_named(bits, trials):
 
 def test_settings_are_checked():
     for settings, words in (
-        ({"profile": "best"}, "profile"),
+        ({"polish": "best"}, "polish"),
         ({"norm": "layer"}, "norm"),
-        ({"head_dim": 9}, "head_dim"),
+        ({"rank": 9}, "rank"),
     ):
         with pytest.raises(ValueError, match=words):
             Learner(8, **settings)
@@ -379,12 +379,12 @@ def test_settings_are_checked():
 def test_queries_are_near_what_no_algorithm_stays_below():
     assert counts.attention_layer_queries(384, 12, 32) <= 1.11 * 1474
     target = layer(4, 16, 64)
-    recovery = learned(target, 64, head_dim=16)
+    recovery = learned(target, 64, rank=16)
     assert recovery.queries - 32 <= 1.5 * least_queries(target)
 
 
 def test_a_budget_of_rounds_and_queries_is_kept():
-    plan = Learner(16, max_heads=2, head_dim=4).plan()
+    plan = Learner(16, max_heads=2, rank=4).plan()
     recovery = us.learn(layer(2, 4, 16), Learner(16))
     assert recovery.queries < plan.at_most
     assert recovery.certificate.errors["c"] >= UNIT * np.linalg.norm(recovery.model.c)
@@ -400,7 +400,7 @@ def test_heads_that_answers_do_not_tell_apart_have_no_bounds(trials, evidence):
         c = 1e4 * rng.standard_normal(8)
         parts = [us.LayerHead.from_factors(O=O[h], V=V[h], K=K[h], Q=Q[h]) for h in range(3)]
         target = us.AttentionLayer(parts, c)
-        learner = Learner(8, norm="none", seed=seed, profile="finest")
+        learner = Learner(8, norm="none", seed=seed, polish=True)
         try:
             recovery = us.learn(hidden_in_float32(target), learner)
         except us.UnsoftmaxError:

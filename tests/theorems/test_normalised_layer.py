@@ -121,11 +121,11 @@ def test_float32_layers_are_recovered_within_their_certificates(shape, trials, e
 
 def test_more_queries_buy_accuracy_of_float32_layers():
     errors, queries = [], []
-    for profile in ("lean", "fine", "finest"):
+    for polish in (False, "fine", True):
         found = []
         for seed in (1, 2, 3):
             target = normalised(2, 8, 32, seed)
-            recovery = learned(ServedInFloat32(target), 32, seed, profile=profile)
+            recovery = learned(ServedInFloat32(target), 32, seed, polish=polish)
             found.append(relative_behind(recovery.model, target)[1])
         errors.append(np.median(found))
         queries.append(recovery.queries)
@@ -387,11 +387,11 @@ def test_knobs_are_one_dataclass():
     assert us.equivalent(recovery.model, target, rtol=1e-8)
 
 
-@pytest.mark.parametrize("profile", ["lean", "fine", "finest"])
-def test_exact_answers_need_no_profile(profile):
+@pytest.mark.parametrize("polish", [False, "fine", True])
+def test_exact_answers_need_no_polish(polish):
     target = normalised(2, 4, 16, seed=3)
     recovery = us.learn(
-        lambda X: target(X), us.learners.AttentionLayerLearner(16, norm="post", profile=profile)
+        lambda X: target(X), us.learners.AttentionLayerLearner(16, norm="post", polish=polish)
     )
     assert share_behind(recovery, target) <= 1
 

@@ -97,15 +97,13 @@ def test_smollm2s_shape(evidence):
     )
 
 
-@pytest.mark.parametrize(
-    ("profile", "most", "accuracy"), [("auto", 2.5, 1e-2), ("finest", 4.8, 1e-4)]
-)
-def test_inside_float32(profile, most, accuracy, trials, evidence):
+@pytest.mark.parametrize(("polish", "most", "accuracy"), [(None, 2.5, 1e-2), (True, 4.8, 1e-4)])
+def test_inside_float32(polish, most, accuracy, trials, evidence):
     shape, shares, scores, long, refused = (64, 4, 2, 16), [], [], [], 0
     count = trials(1, 20)
     for seed in range(count):
         target = rotary_layer(*shape, seed, residual=seed % 2 == 0)
-        learner = us.learners.AttentionLayerLearner(64, profile=profile, rotary_base=1e4, seed=seed)
+        learner = us.learners.AttentionLayerLearner(64, polish=polish, rotary_base=1e4, seed=seed)
         try:
             recovery = us.learn(InFloat32(target), learner)
         except us.ModelMismatch:
@@ -118,8 +116,9 @@ def test_inside_float32(profile, most, accuracy, trials, evidence):
     assert np.median(shares) <= most
     assert np.median(scores) <= accuracy
     assert refused <= count / 10 + trials(1, 0)
+    how = "finest" if polish else "auto"
     evidence(
-        f"rotary layer inside float32, d = 64, 4 heads in 2 groups, {profile}",
+        f"rotary layer inside float32, d = 64, 4 heads in 2 groups, {how}",
         f"{refused} of {count}",
         queries=f"median {np.median(shares):.2f}, most {max(shares):.2f} × the bound",
         W=f"median {np.median(scores):.0e}, worst {max(scores):.0e}",
@@ -276,7 +275,7 @@ def test_a_learner_without_positions_names_them():
         ({"rotary": True, "norm": "pre"}, ValueError, "without a norm"),
         ({"rotary": False, "rotary_base": -1.0}, ValueError, "rotary_base"),
         ({"rotary": us.Rotary([1.0]), "rotary_base": 1e4}, ValueError, "beside"),
-        ({"rotary": False, "rotary_base": 1e4, "head_dim": 3}, ValueError, "even"),
+        ({"rotary": False, "rotary_base": 1e4, "rank": 3}, ValueError, "even"),
     ],
 )
 def test_wrong_settings_are_named(settings, error, named):

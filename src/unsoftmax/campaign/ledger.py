@@ -46,7 +46,7 @@ from unsoftmax.campaign.ledger_rescue import rescued
 from unsoftmax.campaign.ledger_upgrade import upgrade
 from unsoftmax.campaign.paid_counter import PaidCounter
 from unsoftmax.errors import LedgerError, LedgerMismatch
-from unsoftmax.learners.old_spellings import as_spelled_now
+from unsoftmax.old_spellings import as_spelled_now
 from unsoftmax.probes import Array, Probes, Round
 
 T = TypeVar("T")
@@ -113,10 +113,11 @@ class Ledger:
         """
         recorded = self._db.execute("SELECT run, batch FROM runs").fetchone()
         text = json.dumps(run, sort_keys=True)
-        own = recorded is not None and _as_now(recorded[0]) == text
+        before = None if recorded is None else _spelled_now(json.loads(recorded[0]))
+        own = before is not None and json.dumps(before, sort_keys=True) == text
         # a ledger without answers belongs to nobody: only what was paid stays
-        if recorded is not None and not own and self.answered:
-            raise LedgerMismatch(f"{self._name} {_otherwise(json.loads(recorded[0]), run)}")
+        if before is not None and not own and self.answered:
+            raise LedgerMismatch(f"{self._name} {_otherwise(before, run)}")
         mine = None if own else (text, batch, json.dumps(self._environment))
         self._commit(lambda: self._take_over(mine))
         self._claimed = True
@@ -424,12 +425,10 @@ _QUESTIONS = {
 that the ledger has."""
 
 
-def _as_now(recorded: str) -> str:
+def _spelled_now(run: dict[str, Any]) -> dict[str, Any]:
     """Return a recorded run with its learner's settings as they are spelled now."""
-    run = json.loads(recorded)
-    if isinstance(run.get("learner"), dict):
-        run["learner"] = as_spelled_now(run["learner"])
-    return json.dumps(run, sort_keys=True)
+    learner = run.get("learner")
+    return {**run, "learner": as_spelled_now(learner)} if isinstance(learner, dict) else run
 
 
 def _otherwise(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:

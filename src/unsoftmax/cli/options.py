@@ -38,9 +38,10 @@ from typing import (
 import typer
 
 from unsoftmax import learners
-from unsoftmax.cli.console import Refusal
+from unsoftmax.cli.console import Refusal, stderr
 from unsoftmax.cli.targets import imported
 from unsoftmax.learners import MODELS, MODULES
+from unsoftmax.old_spellings import OLD
 
 if TYPE_CHECKING:
     from unsoftmax.protocol import Learner, Model
@@ -59,7 +60,7 @@ def build(model: str, settings: Settings) -> Learner[Model]:
     if model not in MODELS:
         raise Refusal(f"--model is one of {', '.join(MODELS)}; it was {model!r}.")
     learner = getattr(learners, MODELS[model])
-    settings = _with_functions(settings)
+    settings = _with_functions(_respelled(MODELS[model], settings))
     known = {field.name for field in fields(learner)}
     own = {name: value for name, value in settings.items() if name in known}
     rest = {name: value for name, value in settings.items() if name not in known}
@@ -83,6 +84,17 @@ def build(model: str, settings: Settings) -> Learner[Model]:
     except (TypeError, ValueError) as error:
         raise Refusal(str(error)) from error
     return made
+
+
+def _respelled(learner: str, settings: Settings) -> Settings:
+    """Say settings of a learner in today's names, and to the user which ones these are."""
+    now = dict(settings)
+    for old in OLD.get(learner, ()):
+        if old.name != old.now and old.name in now:
+            said = f"{_flag(old.name)} is {_flag(old.now)} now, and goes with the next release."
+            stderr.print(said, markup=False, highlight=False)
+            now[old.now] = old.value(now.pop(old.name))
+    return now
 
 
 def _refuse_missing(learner: type[Any], given: Settings, model: str) -> None:
@@ -185,10 +197,23 @@ def _names(message: str, name: str) -> bool:
 
 def _options() -> dict[str, Any]:
     """Return every setting's annotation for typer, by name."""
-    return {
-        name: Annotated[kind | None, typer.Option(_flag(name), help=_help_text(_texts()[name]))]
+    now = {
+        name: Annotated[kind | None, typer.Option(_flags(name), help=_help_text(_texts()[name]))]
         for name, kind in _kinds().items()
     }
+    for old in (old for spellings in OLD.values() for old in spellings if old.name not in now):
+        said = f"Until the next release: {_flag(old.now)}."
+        now[old.name] = Annotated[
+            old.kind | None, typer.Option(_flag(old.name), help=said, hidden=True)
+        ]
+    return now
+
+
+def _flags(name: str) -> str:
+    """Return a setting's option, and the one that says no where some model's default is yes."""
+    flag = _flag(name)
+    undo = any("[default: True]" in text for text in _texts()[name]) or name == "polish"
+    return f"{flag}/--no-{flag[2:]}" if undo else flag
 
 
 @functools.cache

@@ -55,10 +55,10 @@ from unsoftmax.learners.attention_layer.soft_gate_reading import SoftGateReading
 from unsoftmax.learners.attention_layer.value_answers import LayerMap
 from unsoftmax.learners.compose import Asking, as_planned
 from unsoftmax.learners.normed_tokens import NormedTokens
-from unsoftmax.learners.old_spellings import takes_old_spellings
 from unsoftmax.learners.settings import Configured, one_of, rank_up_to, whole_number
 from unsoftmax.measure.token_map import AnswerNoise, TokenMapAnswers
 from unsoftmax.models import Rotary
+from unsoftmax.old_spellings import takes_old_spellings
 from unsoftmax.protocol import Found, Outputs, Plan, Steps
 from unsoftmax.validate.layer_sequences import Layer
 
@@ -99,7 +99,12 @@ class AttentionLayerTuning:
 
 
 # What `search_limits` calls the values of ``polish``.
-_PROFILES: Mapping[bool | str | None, str] = {None: "auto", False: "lean", "fine": "fine", True: "finest"}
+_PROFILES: Mapping[bool | str | None, str] = {
+    None: "auto",
+    False: "lean",
+    "fine": "fine",
+    True: "finest",
+}
 NORMS = ("none", "post", "pre")
 
 
@@ -116,7 +121,8 @@ class AttentionLayerLearner(Configured):
         More distinct heads than this are refused. What is asked does not grow with it, only what
         `plan` bounds.
     rank : int, optional
-        Rank of every M_h, the head size. Found if it is not given, with three queries more per head.
+        Rank of every M_h, the head size. Found if it is not given, with three queries more per
+        head.
     norm : {"none", "post", "pre"}, optional
         What stands around the layer: nothing, a LayerNorm or RMSNorm behind it and its residual
         connection ("post"), or one before it ("pre"). Found if it is not given, with three queries
@@ -264,7 +270,9 @@ class AttentionLayerLearner(Configured):
         noise, shares = tokens.noise(), self.tuning.soft_shares
         for residual in (False, True)[: 1 + (len(tokens.zero) == self.dim)]:
             layer = LayerMap.of(tokens, residual)
-            soft = SoftGateReading(tokens, layer, noise, _SOFT_LENGTH, int(self.max_heads), rng, shares)
+            soft = SoftGateReading(
+                tokens, layer, noise, _SOFT_LENGTH, int(self.max_heads), rng, shares
+            )
             try:
                 base = yield from soft.base()
                 return (yield from soft_search(soft, base, self._profile, _SOFT_WIDEST))

@@ -150,7 +150,7 @@ class GroupReading(KeyAsking):
         hidden = "; or keys have biases, which exact answers show unless they are large"
         coarse = (
             " Or answers are too coarse for scores at a distance: their errors of "
-            f'{self.noise.relative:.1e} look so as well, and polish=True asks more.'
+            f"{self.noise.relative:.1e} look so as well, and polish=True asks more."
         )
         return (
             f"Either {large * self.lift}something beside rotary positions depends on the distance "

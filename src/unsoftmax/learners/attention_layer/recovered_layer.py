@@ -137,7 +137,7 @@ class LayerAnswers:
             raise ModelMismatch(
                 f"Answers are off by {noise.relative:.1e} of their norm, and errors of that size "
                 f"make weights of the {len(found.values.U)} heads negative: answers are too coarse "
-                'for this layer. polish=True asks more.'
+                "for this layer. polish=True asks more."
             )
         # eps up and down by twice what it is off by as a rule: a draw may be small, none is below
         # 0, and behind six decimals 3 of 66 eps were off by more than is certified of that

@@ -9,7 +9,7 @@ layer, from its values. The role of A_FFN is open, as in the paper: any learner 
     T(X) − T(−X) = (A w_o)·Σ_i α_i x_i                         the paper's way, two per entry
 
 Queries: those of the network learner, and d² (d of them more with query biases, d for g at
-the query tokens, a few for scales; r(2d − r) where W has rank r), twice as many when polished
+the query tokens, a few for scales; r(2d − r) where W has rank r), twice as many when anchored
 or antisymmetric. W and w are determined unless g is constant, the network up to what its own
 learner says. The second line (`local`) goes beyond the paper, whose third needs a network
 without biases and A w_o ≠ 0.
@@ -27,7 +27,6 @@ from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.learners.antisymmetric_part import Cancellation
 from unsoftmax.learners.compose import antisymmetric, mapped
 from unsoftmax.learners.network_algorithm import Algorithm, NetworkAlgorithm
-from unsoftmax.learners.old_spellings import takes_old_spellings
 from unsoftmax.learners.relu_network.relu_learner import ReluNetworkLearner
 from unsoftmax.learners.settings import Configured, as_json, flag, one_of, whole_number
 from unsoftmax.learners.single_head.exact import ExactHead
@@ -72,7 +71,6 @@ class TransformerTuning:
     """How the attention is read through the network."""
 
 
-@takes_old_spellings
 @dataclass(frozen=True, slots=True)
 class TransformerLearner(Configured):
     """Learn a one-layer Transformer from its values: the network, then the attention.
@@ -91,7 +89,7 @@ class TransformerLearner(Configured):
     attention : {"local", "antisymmetric"}
         Read W through the known network, one query per entry; or the paper's reduction to a
         single head, two per entry, for networks without biases and A w_o ≠ 0.
-    polish : bool
+    anchored : bool
         Ask g once more for every entry of W ("local" only): its error falls from the
         network's, about 1e-10, to below 1e-12.
     seed : int
@@ -108,7 +106,7 @@ class TransformerLearner(Configured):
     Notes
     -----
     *Queries*: the network's, about m·d + 12m + 330 + m²d/2000 for m neurons, and 1.0 to 1.2 per
-    entry of W; 2.0 to 2.2 polished. *Determined up to* the function of the network; W and w are
+    entry of W; 2.0 to 2.2 anchored. *Determined up to* the function of the network; W and w are
     free when it is constant. *Source*: Section 4.1 of arXiv 2601.16873 for "antisymmetric"; "local"
     is beyond it.
 
@@ -127,7 +125,7 @@ class TransformerLearner(Configured):
     network: Learner[ReluNetwork] | Algorithm | None = None
     head: Head | None = None
     attention: Literal["local", "antisymmetric"] = "local"
-    polish: bool = False
+    anchored: bool = False
     seed: int = 0
     tuning: TransformerTuning = field(default=TransformerTuning(), kw_only=True)
 
@@ -141,7 +139,7 @@ class TransformerLearner(Configured):
     def __post_init__(self) -> None:
         whole_number("dim", self.dim, 1)
         whole_number("seed", self.seed, 0)
-        flag("polish", self.polish)
+        flag("anchored", self.anchored)
         one_of("attention", self.attention, ("local", "antisymmetric"))
         if self.head is not None and not isinstance(self.head, ExactHead | LowRankHead):
             raise TypeError(f"head must be an ExactHead or a LowRankHead; it is {self.head!r}.")
@@ -150,8 +148,8 @@ class TransformerLearner(Configured):
                 raise ValueError(f"{name} must learn {self.dim} dimensions; it is {part!r}.")
         if self.attention == "local":
             self._check_local()
-        elif self.polish:
-            raise ValueError('polish goes with attention="local" alone.')
+        elif self.anchored:
+            raise ValueError('anchored goes with attention="local" alone.')
         elif self._head.biases:
             raise ValueError(
                 'attention="antisymmetric" does not allow query biases: they change the scores of '
@@ -209,7 +207,7 @@ class TransformerLearner(Configured):
             head = self._head.plan()
             asked, rounds, formula = 2 * head.at_most, head.rounds, f"2·({head.formula})"
         else:
-            asked = most_queries(self._assumed, bool(self.polish), self.tuning.local.reading)
+            asked = most_queries(self._assumed, bool(self.anchored), self.tuning.local.reading)
             rounds, formula = most_rounds(self.tuning.local.reading), self._formula
         return Plan(
             queries=None,
@@ -227,7 +225,7 @@ class TransformerLearner(Configured):
         full, biases = self._assumed.rank is None, self._assumed.biases
         entries = "d²" if full else "r(2d − r)"
         entries += (" + d" if full else " + r") if biases else ""
-        return (f"2·({entries})" if self.polish else f"{entries} + d") + " and a few for scales"
+        return (f"2·({entries})" if self.anchored else f"{entries} + d") + " and a few for scales"
 
     def steps(self, checks: int) -> Steps[Transformer]:
         """Ask, and return what was found; see `unsoftmax.protocol.Learner`."""
@@ -238,7 +236,7 @@ class TransformerLearner(Configured):
         learned = learned_network(found, held.precision(), held.answers)
         if self.attention == "local":
             attention = yield from recover_attention(
-                learned, self._assumed, bool(self.polish), rng, self.tuning.local.reading
+                learned, self._assumed, bool(self.anchored), rng, self.tuning.local.reading
             )
         else:
             pairs = held.left // 4  # half of what is left checks the head, two queries each

@@ -45,7 +45,6 @@ OLD: Mapping[str, tuple[Old, ...]] = {
         Old("polish", "polish", str, _PROFILES),
         Old("max_heads", "max_heads", int, {None: 64}),
     ),
-    "TransformerLearner": (Old("anchored", "polish", bool),),
 }
 """The old spellings of each learner's settings."""
 
