@@ -11,6 +11,8 @@ TORCH   := torch==2.13.0
 # Whose modules stacks are compared to.
 BLOCKS  := 'transformers>=5.24,<6'
 MLSERVER := mlserver==1.7.1
+# What builds a release, and sees that PyPI takes it: from 6.1 on twine knows a licence's expression.
+PACKAGERS := 'build>=1.2' 'twine>=6.1'
 KSERVE  := kserve==0.21.0
 # Laws of a handful of learners, which take seconds: `make test` has all.
 FEW_LAWS := 'stopped or declared and (LowRankHead or radius or SensingHead or anchored)'
@@ -19,7 +21,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # One BLAS thread per test process: two processes share the cores.
 TESTS  := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/pytest
 
-.PHONY: help setup demo demo-layer test coverage core oldest extras evidence lint bench bench-endpoints docs clean
+.PHONY: help setup demo demo-layer test coverage package core oldest extras evidence lint bench bench-endpoints docs clean
 .DEFAULT_GOAL := help
 
 help:  ## list what there is
@@ -59,9 +61,17 @@ coverage: setup  ## run the test suite, and see that it covers the source
 	$(BIN)/coverage report --fail-under 95
 	$(BIN)/coverage report --fail-under 100 --include '*/campaign/*'
 
-core:  ## see that the core dependencies alone suffice, and that each extra is named where it is needed
-	$(PYTHON) -m venv $(VENV)-core
-	$(VENV)-core/$(PIP_INSTALL) --no-compile .
+package:  ## build the wheel and the sdist into dist, and check both
+	$(PYTHON) -m venv $(VENV)-package
+	$(VENV)-package/$(PIP_INSTALL) $(PACKAGERS)
+	rm -rf dist
+	$(VENV)-package/bin/python -m build --outdir dist . >/dev/null
+	$(VENV)-package/bin/twine check --strict dist/*
+	$(VENV)-package/bin/python tests/packaged.py dist
+
+core: package  ## see that the wheel runs with the core dependencies alone, and names each extra where it is needed
+	$(PYTHON) -m venv --clear $(VENV)-core
+	$(VENV)-core/$(PIP_INSTALL) --no-compile dist/*.whl
 	$(VENV)-core/bin/python tests/core_alone.py
 
 oldest:  ## run laws of learners and oracles with the oldest versions that pyproject.toml allows
@@ -129,4 +139,4 @@ bench-endpoints: $(VENV)-extras/.ready
 	$(VENV)-extras/bin/python benchmarks/float32.py
 
 clean:  ## remove what make made
-	rm -rf $(VENV) $(VENV)-core $(VENV)-oldest $(VENV)-extras $(VENV)-mlserver $(VENV)-kserve demo docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage*
+	rm -rf $(VENV) $(VENV)-package dist $(VENV)-core $(VENV)-oldest $(VENV)-extras $(VENV)-mlserver $(VENV)-kserve demo docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage*
