@@ -54,7 +54,6 @@ LEVEL = {room: level for level, rooms in enumerate(ROOMS) for room in rooms}
 PURE_ROOMS = (
     "errors",
     "first_use",
-    "old_spellings",
     "probes",
     "protocol",
     "models",
