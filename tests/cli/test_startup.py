@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 from tests.campaign.lives import unmeasured
+
 from unsoftmax.cli.commands import COMMANDS
 
 # Of a processor, 0.2 to 0.5 on the slowest machine at hand.
