@@ -47,13 +47,14 @@ ROOMS = (
     ("cli",),
     ("__main__",),  # runs the command line
 )
-EVERYBODYS = ("errors", "first_use", "old_spellings", "probes", "protocol")
+EVERYBODYS = ("errors", "first_use", "old_spellings", "probes", "protocol", "refusals")
 LEVEL = {room: level for level, rooms in enumerate(ROOMS) for room in rooms}
 
 # What a room without I/O may import from outside; os is allowed for os.PathLike alone.
 PURE_ROOMS = (
     "errors",
     "first_use",
+    "refusals",
     "probes",
     "protocol",
     "models",

@@ -134,11 +134,14 @@ class NotIdentifiable(UnsoftmaxError):
     ----------
     determined : dict
         The parameters that the answers do determine, by name.
+    reason : str
+        Which of `unsoftmax.refusals.Reason` it is; "" for those without a name.
     """
 
-    def __init__(self, message: str, *, determined: Mapping[str, Any]) -> None:
+    def __init__(self, message: str, *, determined: Mapping[str, Any], reason: str = "") -> None:
         super().__init__(message)
         self.determined = dict(determined)
+        self.reason = reason
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), str(self), dict(vars(self)))
@@ -153,6 +156,8 @@ class ModelMismatch(UnsoftmaxError):
         What the learner found all the same, by name; most find nothing.
     names_positions : bool
         Whether the message says already how scores depend on positions.
+    reason : str
+        Which of `unsoftmax.refusals.Reason` it is; "" for those without a name.
     """
 
     def __init__(
@@ -161,10 +166,12 @@ class ModelMismatch(UnsoftmaxError):
         *,
         determined: Mapping[str, Any] | None = None,
         names_positions: bool = False,
+        reason: str = "",
     ) -> None:
         super().__init__(message)
         self.determined = dict(determined or {})
         self.names_positions = names_positions
+        self.reason = reason
 
 
 class DimensionRefused(ModelMismatch, OracleError):

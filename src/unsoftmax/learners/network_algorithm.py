@@ -23,7 +23,7 @@ from typing import ClassVar, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike
 
-from unsoftmax.errors import AlgorithmError, ModelMismatch, UnsoftmaxError
+from unsoftmax.errors import AlgorithmError, UnsoftmaxError
 from unsoftmax.learners.called_algorithm import as_generator
 from unsoftmax.learners.compose import limited
 from unsoftmax.learners.settings import Configured, at_least_0, name_of, whole_number
@@ -33,6 +33,7 @@ from unsoftmax.models.arrays import points
 from unsoftmax.models.relu_network import typical_length
 from unsoftmax.probes import FARTHEST, Array, Round, Singles
 from unsoftmax.protocol import Answers, Certificate, Found, Plan, Steps
+from unsoftmax.refusals import Reason
 from unsoftmax.validate.judge import Residuals, hold_out
 
 
@@ -182,11 +183,8 @@ class NetworkAlgorithm(Configured):
         judgement = yield from hold_out(asked, residuals.at, checks)
         if judgement.refuses:
             miss, allowed = judgement.worst
-            raise ModelMismatch(
-                f"The network of {self.name} misses fresh points by {miss:.1e} of the answers' "
-                f"size where {allowed:.1e} is {'stated' if stated else 'allowed'}: the algorithm "
-                "does not learn this target, or the target is no such network."
-            )
+            said = {"missed": miss, "most": allowed, "word": "stated" if stated else "allowed"}
+            raise Reason.ALGORITHM_MISSES.error(name=self.name, **said)
         certificate = Certificate(
             dict(zip(("constant", "slope"), errors, strict=True)), self._assumes(stated, checks)
         )

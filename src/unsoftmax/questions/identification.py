@@ -34,6 +34,7 @@ from unsoftmax.protocol import Answers, Found, Learner, Outputs, Plan
 from unsoftmax.questions import target_classes
 from unsoftmax.questions.answer_traits import Traits, traits_of, unless_refused
 from unsoftmax.questions.claim import Claim
+from unsoftmax.refusals import Reason
 
 Certainty: TypeAlias = Literal["certain", "likely", "undecided"]
 
@@ -268,7 +269,7 @@ class Sketching:
         learner = sketch.learner(k, int(self.rng.integers(2**31)), traits, {})
         assert learner is not None
         most = max(sketch.queries, 4 * k * k)  # not too many where a rank is looked for
-        stopped = NotIdentifiable(f"it was not found within {most:,} queries.", determined={})
+        stopped = Reason.TOO_MANY_TO_FIND.error(most=most)
         # from 32 checks on a hold-out looks at large logits of 512 tokens as well
         steps: Asking[Found[Any]] = limited(learner.steps(32), stopped, queries=most)
         steps = _tried_out(steps, traits, self.rng)
@@ -348,11 +349,9 @@ def _tried_out(
     second = float(np.sort(missed)[-2])  # one may be where the softmax has to choose
     if second <= allowed:
         return found
-    by = f"{second:.1e}, beside answers of up to {size:.1e}"
-    said = f"what was recovered misses ordinary sequences by {by}"
-    if target_classes.is_sharp(found):
-        raise ModelMismatch(f"{said}.")
-    raise NotIdentifiable(f"{said}, as its certificate allows.", determined={})
+    sharp = target_classes.is_sharp(found)
+    reason = Reason.ORDINARY_MISSED if sharp else Reason.ORDINARY_MISSED_AS_CERTIFIED
+    raise reason.error(missed=second, size=size)
 
 
 def _certainty(traits: Traits, *more: str) -> Certainty:

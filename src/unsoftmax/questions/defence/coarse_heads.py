@@ -34,12 +34,12 @@ from typing import ClassVar, TypeAlias
 
 import numpy as np
 
-from unsoftmax.errors import NotIdentifiable
 from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.settings import Configured
 from unsoftmax.models import SingleHead
 from unsoftmax.probes import Array, Flags, Indices, Pairs, Probes, Sequences
 from unsoftmax.protocol import Certificate, Evidence, Found, Plan, Steps
+from unsoftmax.refusals import Reason
 from unsoftmax.theory import counts
 
 Stretched: TypeAlias = Callable[[Array], Probes]
@@ -88,8 +88,7 @@ class EdgeHead(Configured):
         [y] = yield [Sequences(x[:, None], phase="direction of v", purpose="data")]
         along = x.T @ y
         if not (size := float(np.linalg.norm(along))):
-            answered = f"Every answer to a single token of norm {radius:g} rounds to 0."
-            raise NotIdentifiable(answered, determined={})
+            raise Reason.TOKENS_ROUND_TO_0.error(radius=radius)
         along /= size
         frame, _ = np.linalg.qr(rng.standard_normal((d, d)))
         # on v's side: 1 alongᵀ + frame/2 is then never near singular. Nearer to v values are
@@ -104,7 +103,7 @@ class EdgeHead(Configured):
 
         t, value, there = yield from self._steps(singles, np.ones(d))
         if not np.any(there):
-            raise NotIdentifiable("Answers to single tokens round to 0.", determined={})
+            raise Reason.VALUES_ROUND_TO_0.error()
         v = np.linalg.lstsq(Z[there], (value / (t * radius))[there])[0]
         W = yield from self._scores(Z, np.asarray(v))
         return unproved(SingleHead(W, v))
@@ -289,7 +288,7 @@ class FittedHead(Configured):
         columns = np.column_stack([x, np.ones(single)]) if self.biases else x
         straight = np.asarray(np.linalg.lstsq(columns, of_x)[0], dtype=np.float64)
         if not np.any(straight[:d]):
-            raise NotIdentifiable("Answers to single tokens are all alike.", determined={})
+            raise Reason.TOKENS_ALL_ALIKE.error()
         # a single token is a sequence of copies
         X = np.concatenate([X, np.repeat(x[:, None], self.tokens, axis=1)])
         fit = HeadFit(self.biases, X, np.append(y, of_x))

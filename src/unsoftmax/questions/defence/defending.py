@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from unsoftmax.campaign import Budget, Recovery, Retries, Watcher, learn
-from unsoftmax.errors import NotIdentifiable, UnsoftmaxError
+from unsoftmax.errors import UnsoftmaxError
 from unsoftmax.learners import LowRankHead
 from unsoftmax.learners.settings import whole_number
 from unsoftmax.models import SingleHead
@@ -34,6 +34,7 @@ from unsoftmax.questions.defence import attacks, defence_comparison
 from unsoftmax.questions.defence.attacks import Attack, Attacker
 from unsoftmax.questions.defence.defence_comparison import DefenceComparison, DefenceTrial
 from unsoftmax.questions.defence.legitimate_use import LegitimateUse, Measures, standard_normal
+from unsoftmax.refusals import Reason
 from unsoftmax.solve.rank_fit import truncated
 from unsoftmax.validate.function_bound import Sampler, Sampling
 
@@ -121,11 +122,9 @@ def undefended(recovery: Recovery[Any], certified: float) -> Any:
     for name in (name for name in errors if name in ("W", "v", "M")):
         norm = model.parameter_norm(name)
         if not errors[name] <= certified * (norm or np.inf):
-            raise NotIdentifiable(
-                f"The target's own answers are too coarse to judge defences by: {name} is known to "
-                f"{errors[name]:.1e} at a norm of {norm:.1e}.",
-                determined={name: getattr(model, name) for name in errors if hasattr(model, name)},
-            )
+            known = {name: getattr(model, name) for name in errors if hasattr(model, name)}
+            said = {"name": name, "error": errors[name], "norm": norm}
+            raise Reason.TOO_COARSE_TO_DEFEND.error(known, **said)
     unseen = all(model.parameter_norm(bias) <= errors.get(bias, 0.0) for bias in "wc")
     if type(model) is SingleHead and unseen:
         arrays = {name: array for name, array in model.arrays().items() if name not in "wc"}

@@ -20,9 +20,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from unsoftmax import oracles
-from unsoftmax.errors import NotIdentifiable, OracleError
+from unsoftmax.errors import OracleError
 from unsoftmax.probes import Array
 from unsoftmax.protocol import Oracle
+from unsoftmax.refusals import Reason
 from unsoftmax.validate.function_bound import Sampler, Sampling
 
 
@@ -132,11 +133,7 @@ class LegitimateUse:
         answers = _answers(model, drawn)
         spread = float(np.sqrt(np.mean(np.var(answers, axis=0))))
         if not spread > np.finfo(np.float64).eps * float(np.max(np.abs(answers))):
-            raise NotIdentifiable(
-                "All legitimate sequences get the same answer: there is nothing to defend, and "
-                "no loss can be measured. A sampler may draw others.",
-                determined={},
-            )
+            raise Reason.USE_IS_CONSTANT.error()
         longest = max(float(np.linalg.norm(X, axis=1).max()) for X in drawn)
         return cls(drawn, answers, needs, float(np.mean(answers)), spread, longest)
 

@@ -20,12 +20,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from unsoftmax.errors import ModelMismatch
 from unsoftmax.learners.single_head.labels.flip_lines import FlipLines, uncertainty
 from unsoftmax.measure.bisection import Labels, read_labels
 from unsoftmax.models import SingleHead
 from unsoftmax.probes import Array, Flags, Indices, Sequences
 from unsoftmax.protocol import Certificate
+from unsoftmax.refusals import Reason
 from unsoftmax.validate.head_comparison import UNBOUNDED, HeadAt
 from unsoftmax.validate.judge import Answered, Judgement, Residuals, from_the_side, judge
 from unsoftmax.validate.long_sequences import LongSequenceTuning, draw_long, looked_at
@@ -227,13 +227,7 @@ def refuse_wrong_labels(judgement: Judgement, dim: int) -> None:
     """Refuse a head that some label contradicts by more than its certificate allows."""
     evidence = judgement.evidence
     if not judgement.blunt and not evidence.passed:
-        raise ModelMismatch(
-            "The recovered head gives fresh sequences the wrong label where its answer, up to "
-            f"{evidence.max_residual:.1e} of their size, is certain to have the right sign. The "
-            "target is not the sign of a single attention head without biases over "
-            f"{dim} dimensions, or some labels are wrong, or it computes more coarsely than "
-            "float64 (float32 supports 16 bits)."
-        )
+        raise Reason.LABELS_UNPREDICTED.error(missed=evidence.max_residual, dim=dim)
 
 
 def with_lengths(

@@ -34,7 +34,6 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from unsoftmax.errors import ModelMismatch
 from unsoftmax.learners.settings import Configured, one_of, positive, whole_number
 from unsoftmax.learners.single_head.labels.beside_flips import (
     LENGTHS,
@@ -65,6 +64,7 @@ from unsoftmax.measure.bisection import BisectionTuning, ScaledBrackets, read_la
 from unsoftmax.models import SingleHead
 from unsoftmax.probes import FARTHEST, Singles, UnitVectors
 from unsoftmax.protocol import Found, Plan, Steps
+from unsoftmax.refusals import Reason
 from unsoftmax.theory import label_counts
 from unsoftmax.theory.label_counts import SCHEDULE, LabelSchedule, label_head_again
 from unsoftmax.validate import sequences
@@ -292,15 +292,9 @@ class LabelHead(Configured):
         W, v = np.linalg.norm(found.model.W), np.min(np.abs(found.model.v))
         errors = found.certificate.errors
         if self.norm_bound is not None and W - errors["W"] > self.norm_bound:
-            raise ModelMismatch(
-                f"The labels are those of a head with ‖W‖_F = {W:.3g}, which contradicts "
-                f"norm_bound = {self.norm_bound:.3g}: leave it out, bisection needs none."
-            )
+            raise Reason.ABOVE_NORM_BOUND.error(norm=W, bound=self.norm_bound)
         if self.margin is not None and v + errors["v"] < self.margin:
-            raise ModelMismatch(
-                f"The labels are those of a head whose smallest |v_i| is {v:.3g}‖v‖, which "
-                f"contradicts margin = {self.margin:.3g}: leave it out, bisection needs none."
-            )
+            raise Reason.CONTRARY_TO_MARGIN.error(entry=v, margin=self.margin)
 
     def _promise(self) -> Promise:
         assert self.norm_bound is not None

@@ -15,13 +15,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from unsoftmax.errors import NotIdentifiable
 from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.single_head.labels.value_ratios import ValueRatios
 from unsoftmax.measure import offsets, thresholds
 from unsoftmax.measure.bisection import Labels, Question, ScaledBrackets, halve, read_labels
 from unsoftmax.measure.offsets import Offsets
 from unsoftmax.probes import Array, Indices, Pairs, Purpose
+from unsoftmax.refusals import Reason
 from unsoftmax.theory.label_counts import SCHEDULE
 
 # Pilots look whether |t| is above this: half of the range, so that few logits start again and
@@ -91,12 +91,8 @@ def find_threshold_scale(
         fits = np.cumprod(outside <= len(pilots) // ONE_OUTSIDE)
         lowest += width * int(np.sum(fits))
     if lowest == LOWEST_OCTAVE:
-        raise NotIdentifiable(
-            f"Logits are out of reach: tokens scaled down by 2^{LOWEST_OCTAVE // 2} leave them "
-            f"beyond ±{PILOT}, as with hard attention or none. v is determined up to its "
-            "norm, W is not.",
-            determined={"v": v / np.linalg.norm(v)},
-        )
+        known = {"v": v / np.linalg.norm(v)}
+        raise Reason.NO_SOFT_LABELS.error(known, halvings=LOWEST_OCTAVE // 2, logit=PILOT)
     return pilots, lowest
 
 
@@ -120,12 +116,8 @@ def bisect_all(
         spare -= logits.start_again(spare)
     if np.any(logits.lost):
         v = ratios.value()
-        raise NotIdentifiable(
-            f"{np.count_nonzero(logits.lost)} of {len(logits.lost)} logits are out of reach, far "
-            "larger than the others at every scale tried: try another seed. v is determined up to "
-            "its norm.",
-            determined={"v": v / np.linalg.norm(v)},
-        )
+        lost, known = np.count_nonzero(logits.lost), {"v": v / np.linalg.norm(v)}
+        raise Reason.LOGITS_LOST.error(known, lost=lost, all=len(logits.lost))
 
 
 def _questions(pairs: TokenPairs, logits: ScaledBrackets, bits: int) -> list[Question]:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from unsoftmax.errors import ModelMismatch
 from unsoftmax.learners.single_head.labels.pair_logits import (
     ONE_OUTSIDE,
     PILOT,
@@ -26,6 +25,7 @@ from unsoftmax.measure.precision import KAPPA, UNIT
 from unsoftmax.models import SingleHead
 from unsoftmax.probes import Array, Indices, Round
 from unsoftmax.protocol import Certificate
+from unsoftmax.refusals import Reason
 from unsoftmax.solve.dense import solution_error
 
 # End checks ask outside of an interval by this share of it, and twice the rounding. Larger: looser
@@ -165,13 +165,7 @@ def refuse_contradictions(probes: Round, labels: list[Labels]) -> None:
         wrong += int(np.count_nonzero(label == bool(n % 2)))
         asked += len(probes[n])
     if wrong:
-        raise ModelMismatch(
-            f"The labels contradict each other: {wrong} of {asked} just outside of the intervals "
-            "that bisection found say that the flip is outside. They must flip once along every "
-            "line asked. Either some labels are wrong, or the target computes more coarsely than "
-            "float64 (float32 supports 16 bits), or it is not the sign of a single attention head "
-            "without biases."
-        )
+        raise Reason.FLIPS_CONTRADICT.error(wrong=wrong, asked=asked)
 
 
 def refuse_scale(found: ProvedHead, pilots: Indices, scale: float) -> None:
@@ -185,8 +179,4 @@ def refuse_scale(found: ProvedHead, pilots: Indices, scale: float) -> None:
     too_large = np.count_nonzero(logits > PILOT + PILOT_ERROR) > most
     too_small = np.count_nonzero(2 * logits > PILOT - PILOT_ERROR) <= most
     if too_large or too_small:
-        raise ModelMismatch(
-            "The labels contradict each other: those that chose the size of the tokens say that "
-            f"logits are {'smaller' if too_large else 'larger'} than they were found to be. Some "
-            "labels are wrong, or they are not the sign of a single attention head."
-        )
+        raise Reason.SCALE_CONTRADICTS.error(which="smaller" if too_large else "larger")

@@ -20,7 +20,6 @@ from dataclasses import dataclass
 import numpy as np
 import scipy
 
-from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.single_head.labels.beside_flips import (
     LONG,
@@ -34,6 +33,7 @@ from unsoftmax.measure.bisection import Labels, read_labels
 from unsoftmax.models import SingleHead
 from unsoftmax.probes import Array, Pairs, Sequences, UnitVectors
 from unsoftmax.protocol import Certificate, Found, Steps
+from unsoftmax.refusals import Reason
 from unsoftmax.theory import label_counts
 from unsoftmax.validate import sequences
 from unsoftmax.validate.judge import fresh_answers
@@ -132,17 +132,10 @@ def _assumes(promise: Promise) -> tuple[str, ...]:
 def _refuse_value(v: Array, v_error: float, margin: float) -> None:
     """Refuse an average that is not of norm 1, or a v with entries too small for the theorem."""
     if abs(np.linalg.norm(v) - 1) > np.sqrt(len(v)) * v_error:
-        raise ModelMismatch(
-            f"The labels of single tokens have a mean of norm {np.linalg.norm(v):.4f} instead of "
-            "1: some labels are wrong, or they are not the sign of x·v. The target is not the "
-            "sign of a single attention head without biases."
-        )
-    if np.min(np.abs(v)) < margin - v_error:
-        raise NotIdentifiable(
-            f"An entry of v is {np.min(np.abs(v)):.2g}, below margin={margin:g}: Theorem B.1 does "
-            'not reach W then. Use a smaller margin, or method="bisect", which needs none.',
-            determined={"v": v / np.linalg.norm(v)},
-        )
+        raise Reason.MEAN_IS_NO_SIGN.error(norm=np.linalg.norm(v))
+    if (entry := np.min(np.abs(v))) < margin - v_error:
+        known = {"v": v / np.linalg.norm(v)}
+        raise Reason.BELOW_MARGIN.error(known, entry=entry, margin=margin)
 
 
 def _rounds(dim: int, k: int, seed: int, most: int) -> Iterator[Sphere]:
@@ -161,16 +154,9 @@ def average(dim: int, k: int, seed: int, opening: Sequences) -> Asking[tuple[Arr
         total += weighted_sum(samples, labels)
         ones += int(np.count_nonzero(labels))
     if not ones and not opened.any():
-        raise NotIdentifiable(
-            f"All of {k:,} labels are 0, as with v = 0: then the softmax weights nothing, so W is "
-            "free and no query can determine it.",
-            determined={"v": np.zeros(dim)},
-        )
+        raise Reason.SAMPLES_ALL_0.error({"v": np.zeros(dim)}, k=k)
     if ones in (0, k):
-        raise ModelMismatch(
-            f"All of {k:,} single tokens are labelled {ones // k}, but x and −x have opposite "
-            "labels for every attention head without biases."
-        )
+        raise Reason.SAMPLES_ALL_ALIKE.error(k=k, label=ones // k)
     return total / (label_counts.mean_projection(dim) * k), opened
 
 

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.single_head.labels.label_probes import Contrasts
 from unsoftmax.measure.bisection import Brackets, Labels, Question, halve, read_labels
 from unsoftmax.probes import Array, Indices, Probes, Purpose, Singles
+from unsoftmax.refusals import Reason
 from unsoftmax.theory import label_counts
 
 
@@ -105,25 +105,8 @@ def _refuse_value(labels: Labels, signs: Array, opened: Labels) -> None:
         return
     if not labels.any() and np.all(signs < 0):
         if not opened.any():
-            raise NotIdentifiable(
-                "Every label is 0, as with v = 0: then the softmax weights nothing, so W is free "
-                "and no query can determine it. (A constant far below 0 on top of a head would "
-                "look the same.)",
-                determined={"v": np.zeros(len(signs))},
-            )
-        raise ModelMismatch(
-            "Single tokens are all labelled 0, as if v = 0, but longer sequences are not: the "
-            "target is not the sign of a single attention head without biases."
-        )
+            raise Reason.LABELS_ALL_0.error({"v": np.zeros(len(signs))})
+        raise Reason.TOKENS_ALL_0.error()
     if labels.all():
-        raise ModelMismatch(
-            "A token and its negative are both labelled 1: the labels are constant, or a "
-            "constant is added before the sign is taken. f([−x]) = −f([x]) for every attention "
-            "head without biases."
-        )
-    raise ModelMismatch(
-        "A token x, −x and both scaled by 2⁻⁶⁰ are labelled "
-        f"{', '.join(str(int(label)) for label in labels)} instead of 1, 0, 1, 0: the labels "
-        "contradict each other, or a constant is added before the sign is taken. The target is "
-        "not the sign of a single attention head without biases."
-    )
+        raise Reason.LABELS_ALL_1.error()
+    raise Reason.SIGNS_CONTRADICT.error(labels=", ".join(str(int(label)) for label in labels))
