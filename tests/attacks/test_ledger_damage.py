@@ -26,7 +26,8 @@ from tests.campaign.script import Script, answers_of, sequences
 from tests.campaign.test_older_formats import DUMP
 from tests.truth import Counted
 from unsoftmax.campaign.ledger_salvage import salvage, summary
-from unsoftmax.campaign.recorded_questions import RecordedQuestionTuning
+from unsoftmax.campaign.recorded_questions import FEWEST
+from unsoftmax.campaign.recorded_questions import asked as asked_again
 
 ROUNDS = [[sequences(30), sequences(6, tokens=1, seed=1)], [sequences(20, seed=2)]]
 SETTINGS: dict[str, Any] = {"batch": 3, "holdout": 0}
@@ -378,7 +379,7 @@ def test_answers_whose_run_is_not_known_belong_to_who_asks_the_same(folder):
         us.learn(counted, Script([[sequences(30, seed=9)]]), ledger=new, **SETTINGS)
     assert counted.queries == 0
     us.learn(counted, script(), ledger=new, **SETTINGS)
-    assert counted.queries == RecordedQuestionTuning().asked(56)
+    assert counted.queries == asked_again(56)
     assert summary(new).learner == {"learner": "Script", "name": "script"}
 
 
@@ -421,9 +422,9 @@ def test_tables_that_were_meddled_with_are_named_and_salvaged(change, answers, f
     assert copied.answers == answers
     assert copied.paid == 56
     us.learn(counted, script(), ledger=folder / "new", **SETTINGS)
-    again, tuning = counted.queries - (56 - answers), RecordedQuestionTuning()
+    again = counted.queries - (56 - answers)
     # of a round that lost answers fewer are recorded when they are asked again
-    assert min(tuning.fewest, answers) <= again <= tuning.asked(answers)
+    assert min(FEWEST, answers) <= again <= asked_again(answers)
 
 
 def test_calls_put_off_are_not_paid(folder):

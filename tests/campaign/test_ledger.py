@@ -32,10 +32,9 @@ from tests.campaign.lives import (
 )
 from tests.campaign.script import Script, answers_of, sequences
 from tests.truth import Counted
-from unsoftmax.campaign.ledger import Ledger, _differences
+from unsoftmax.campaign.ledger import Ledger, _differences, rescued
 from unsoftmax.campaign.ledger_file import open_ledger
 from unsoftmax.campaign.ledger_format import Bill, Settlement, Totals
-from unsoftmax.campaign.ledger_rescue import rescued
 from unsoftmax.campaign.ledger_salvage import salvage, summary
 from unsoftmax.campaign.paid_counter import PaidCounter
 from unsoftmax.learners.single_head.exact import ExactTuning

@@ -11,7 +11,7 @@ import pytest
 import unsoftmax as us
 from tests.campaign.script import Script, sequences
 from tests.truth import Counted
-from unsoftmax.campaign.fingerprint import Fingerprint, FingerprintTuning
+from unsoftmax.campaign.fingerprint import Fingerprint
 from unsoftmax.campaign.ledger_salvage import salvage
 from unsoftmax.campaign.recorded_questions import Witness
 from unsoftmax.probes import Sequences
@@ -62,7 +62,7 @@ def fingerprint(recorded):
     X = np.ones((1, 1))
     asked = tuple(Witness((0, 0, k), X, np.array([y]), None) for k, y in enumerate(recorded))
     rows = np.array(recorded)[:, None]
-    return Fingerprint(asked, rows, np.ones(len(rows)), False, 0.0, FingerprintTuning())
+    return Fingerprint(asked, rows, np.ones(len(rows)), False, 0.0)
 
 
 def test_a_noisy_answer_that_comes_near_itself_by_chance_is_noise():

@@ -22,8 +22,8 @@ from tests.campaign.script import Script, answers_of, sequences
 from tests.truth import Counted
 from unsoftmax.campaign import outcomes, scheduler
 from unsoftmax.campaign.answers import OracleReply, checked
+from unsoftmax.campaign.limits import in_seconds
 from unsoftmax.campaign.outcomes import CONSEQUENCES, CallOutcome, PlannedCall, end_of
-from unsoftmax.campaign.retries import in_seconds
 from unsoftmax.campaign.spans import Span
 from unsoftmax.campaign.watching import Interrupts
 

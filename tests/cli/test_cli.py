@@ -609,9 +609,9 @@ def test_learn_several_heads(folder):
     few = run(folder, "learn", "true.safetensors", *words[:2], "--max-heads", 2, "--out", "few")
     assert few.returncode == 3
     assert "max_heads" in few.stderr
-    shown = run(folder, "learn", "true.safetensors", "--model", "multi-head", "--out", "none")
+    shown = run(folder, "learn", "true.safetensors", "--model", "sensing", "--out", "none")
     assert shown.returncode == 2
-    assert "--max-heads is missing" in shown.stderr
+    assert "--rank is missing" in shown.stderr
 
 
 def test_learn_orthogonal_heads(folder):

@@ -15,7 +15,6 @@ from PIL import Image
 import unsoftmax as us
 from tests.report.results import COURSE, random_heads, recovery_of
 from unsoftmax.figures.model_panels import (
-    MatrixTuning,
     largest_of_blocks,
     matrices,
     matrix_panels,
@@ -23,7 +22,6 @@ from unsoftmax.figures.model_panels import (
 )
 from unsoftmax.figures.panel import THEME, Panel, arranged, scientific, write_png
 from unsoftmax.figures.run_panels import (
-    RunTuning,
     bounds_panel,
     course_panels,
     power_panel,
@@ -94,7 +92,7 @@ def test_matrices_of_a_layer():
         spectrum = matrix.spectrum(9)
         assert spectrum is not None
         np.testing.assert_allclose(spectrum, true[: len(spectrum)], atol=1e-12)
-    large = matrices(layer, MatrixTuning(products=1))
+    large = matrices(layer, products=1)
     assert [m.name for m in large] == [
         f"{n} of head {h}" for n, h in (("K", 0), ("Q", 0), ("W", 1), ("O", 0), ("V", 0), ("M", 1))
     ]
@@ -113,8 +111,8 @@ def test_the_spectrum_is_that_of_the_matrix():
     assert np.allclose(drawn, true)
     assert scientific(max(s[0] for s in true)) in panel.described
     assert "below the bound on ‖ΔW‖, 0.001, are not told from 0" in panel.described
-    assert spectrum_panel(matrices(model), {}, MatrixTuning(largest=4)) is None
-    few = there(spectrum_panel(matrices(model), {}, MatrixTuning(most=2)))
+    assert spectrum_panel(matrices(model), {}, largest=4) is None
+    few = there(spectrum_panel(matrices(model), {}, most=2))
     assert "the first 2 of 3 heads" in few.described
     assert "not told" not in few.described
 
@@ -154,7 +152,7 @@ def test_the_course_is_drawn_as_it_was():
     assert course_panels(None) == course_panels(Course()) == []
     phases = {f"phase {n}": (n + 1, 1.0) for n in range(20)}
     many = Course(((1.0, 210, "phase 19"),), phases)
-    panels = course_panels(many, RunTuning(phases=3, coloured=2))
+    panels = course_panels(many, bars=3, coloured=2)
     assert panels[1].described.endswith("17 other phases: 153.")
     arranged(panels, "many")
 
@@ -163,7 +161,7 @@ def test_bounds_and_powers_without_anything_finite_have_no_panel():
     assert bounds_panel({"W": np.inf, "v": 0.0}, {}) is None
     assert power_panel({"W": np.inf}) is None
     assert "v is off by at most 0.01." in there(bounds_panel({"v": 0.01}, {})).described
-    many = there(power_panel({str(n): 1e-3 for n in range(50)}, RunTuning(bars=5)))
+    many = there(power_panel({str(n): 1e-3 for n in range(50)}, bars=5))
     assert many.note == "45 tensors more are in the table."
 
 

@@ -5,6 +5,7 @@ import json
 import re
 from dataclasses import MISSING, fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -60,7 +61,7 @@ def test_the_table_of_settings_is_true():
 
 
 def test_old_spellings_make_the_same_learner():
-    old = {"head_dim": 2, "profile": "finest", "max_heads": None}
+    old: dict[str, Any] = {"head_dim": 2, "profile": "finest", "max_heads": None}
     with pytest.warns(DeprecationWarning, match=r"(spelled|changed) .*0\.2\.0"):
         made = Layer(8, **old)
     assert made == Layer(8, rank=2, polish=True)

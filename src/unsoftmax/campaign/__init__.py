@@ -5,10 +5,9 @@ from typing import TYPE_CHECKING, Any
 from unsoftmax.first_use import first_use
 
 if TYPE_CHECKING:
-    from unsoftmax.campaign.budget import Budget
+    from unsoftmax.campaign.limits import Budget, Retries
     from unsoftmax.campaign.many import Recoveries, learn_many
     from unsoftmax.campaign.recovery import Recovery
-    from unsoftmax.campaign.retries import Retries
     from unsoftmax.campaign.runner import learn
     from unsoftmax.campaign.watching import Progress, Watcher
 
@@ -24,7 +23,7 @@ __all__ = [
 ]
 
 # Who needs a budget's limits does not wait for the ledger.
-_MODULES = ("budget", "retries", "watching", "recovery", "runner", "many")
+_MODULES = ("limits", "watching", "recovery", "runner", "many")
 
 
 def __getattr__(name: str) -> Any:

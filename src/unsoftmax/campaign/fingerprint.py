@@ -8,45 +8,38 @@ are noise, whose size goes into the notes; answers that stay come from another t
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
-from unsoftmax.campaign.recorded_questions import RecordedQuestionTuning, Witness, Witnesses
+from unsoftmax.campaign.recorded_questions import Witness, Witnesses
 from unsoftmax.campaign.spans import Span
 from unsoftmax.errors import LedgerMismatch
 from unsoftmax.measure.precision import KAPPA, Precision
 from unsoftmax.probes import Array, Flags, Sequences
 
-
-@dataclass(frozen=True, slots=True)
-class FingerprintTuning:
-    """How recorded answers are compared with later ones."""
-
-    witnesses: RecordedQuestionTuning = field(default_factory=RecordedQuestionTuning)
-    """Which questions are asked again, and how many."""
-    units: float = 64.0
-    """Roundoffs, times `KAPPA`, by which answers of the same target may differ: in a batch of
-    another size it adds up in another order. Smaller refuses good targets."""
-    least: float = 2.0**-37
-    """Relative difference that is always allowed. Where tokens are long and W x is short, the terms
-    of a score cancel, and their rounding moves the answer: by 1.6e-12 (measured). Smaller refuses
-    good targets; larger takes a changed target for the same."""
-    coarsest: float = 2.0**-8
-    """The coarsest format that answers are taken to have: bfloat16. A few answers may be short
-    numbers by chance, and a changed target would pass for a rounded one."""
-    format_numbers: int = 2**14
-    """Numbers off which that format is read, evenly spaced over the coordinates. A decimal number
-    takes 10 µs to read: all of 8 vectors of 10⁶ would take a minute on every resume."""
-    steady: float = 0.1
-    """Share of the first difference below which a third answer counts as the second one again."""
-    alike: float = 64.0
-    """Answers that may differ by at most so many times as much as those that do differ show noise,
-    too: where few differ, one in 16 is as near itself by chance. Larger: a changed target passes
-    whose larger answers waver in proportion."""
-    most: float = 0.5
-    """Share of the answers that differ of which more must stay where they are, in another target.
-    Noise comes as near to itself in 6 of 100."""
+# Roundoffs, times `KAPPA`, by which answers of the same target may differ: in a batch of another
+# size it adds up in another order. Smaller refuses good targets.
+UNITS = 64.0
+# Relative difference that is always allowed. Where tokens are long and W x is short, the terms of a
+# score cancel, and their rounding moves the answer: by 1.6e-12 (measured). Smaller refuses good
+# targets; larger takes a changed target for the same.
+LEAST = 2.0**-37
+# The coarsest format that answers are taken to have: bfloat16. A few answers may be short numbers
+# by chance, and a changed target would pass for a rounded one.
+COARSEST = 2.0**-8
+# Numbers off which that format is read, evenly spaced over the coordinates. A decimal number takes
+# 10 µs to read: all of 8 vectors of 10⁶ would take a minute on every resume.
+FORMAT_NUMBERS = 2**14
+# Share of the first difference below which a third answer counts as the second one again.
+STEADY = 0.1
+# Answers that may differ by at most so many times as much as those that do differ show noise, too:
+# where few differ, one in 16 is as near itself by chance. Larger: a changed target passes whose
+# larger answers waver in proportion.
+ALIKE = 64.0
+# Share of the answers that differ of which more must stay where they are, in another target. Noise
+# comes as near to itself in 6 of 100.
+MOST = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,14 +65,13 @@ class Fingerprint:
     sizes: Array
     labels: bool
     moved: float
-    tuning: FingerprintTuning
 
     @classmethod
-    def of(cls, known: Witnesses, moved: float, tuning: FingerprintTuning) -> Fingerprint:
+    def of(cls, known: Witnesses, moved: float) -> Fingerprint:
         """Read it off what is recorded."""
         asked = tuple(sorted(known.chosen(), key=lambda witness: witness.X.shape))
         sizes = np.array([witness.size for witness in known.found])
-        return cls(asked, known.answers(), sizes, known.labels(), moved, tuning)
+        return cls(asked, known.answers(), sizes, known.labels(), moved)
 
     @property
     def before(self) -> Array:
@@ -132,8 +124,8 @@ class Fingerprint:
         differs = excess > 1
         moved, wavers = np.abs(now - self.before)[differs], changes[differs]
         # one large answer decides the mean, and may come near itself by chance: ask the others
-        stays = np.mean(wavers < self.tuning.steady * moved) > self.tuning.most
-        least = self.tuning.steady * rms(moved)
+        stays = np.mean(wavers < STEADY * moved) > MOST
+        least = STEADY * rms(moved)
         if stays and rms(wavers) < least and self._wavering(now, changes, differs) < least:
             question, number = np.unravel_index(np.argmax(excess), now.shape)
             which = f", number {number}" if now.shape[1] > 1 else ""
@@ -151,7 +143,7 @@ class Fingerprint:
         that differ by noise all come near themselves by chance.
         """
         allowed, rounding = self._allowed(now), self._allowed(now, 0.0)
-        alike = allowed <= self.tuning.alike * np.max(allowed[differs])
+        alike = allowed <= ALIKE * np.max(allowed[differs])
         wavers = alike & (changes > rounding) & (not self.labels)
         return float(np.max(changes[wavers], initial=0.0))
 
@@ -162,7 +154,7 @@ class Fingerprint:
     def _allowed(self, now: Array, least: float | None = None) -> Array:
         """Bound how far each second answer (k, m) of one target may be from the first.
 
-        ``least`` is a relative difference that is always allowed, if not that of the tuning.
+        ``least`` is a relative difference that is always allowed, if not `LEAST`.
 
         Questions that moved by a few bits move their answers as coarser arithmetic would. Answers
         that are finer now than those recorded come from a target that does not round as it did.
@@ -170,12 +162,12 @@ class Fingerprint:
         if self.labels:
             return np.zeros_like(now)
         numbers = [self.recorded, now]
-        every = max(1, -(-sum(y.size for y in numbers) // self.tuning.format_numbers))
+        every = max(1, -(-sum(y.size for y in numbers) // FORMAT_NUMBERS))
         precision = Precision.of_format([y.ravel()[::every] for y in numbers])
-        arithmetic = self.tuning.units * KAPPA * max(precision.unit, self.moved)
-        arithmetic = max(arithmetic, self.tuning.least if least is None else least)
+        arithmetic = UNITS * KAPPA * max(precision.unit, self.moved)
+        arithmetic = max(arithmetic, LEAST if least is None else least)
         # Two numbers that are nearly the same are rounded to neighbours at most.
-        relative = min(precision.relative, self.tuning.coarsest)
+        relative = min(precision.relative, COARSEST)
         bound: Array = arithmetic * self._natural_sizes()
         return bound + 2 * (relative * np.abs(self.before) + precision.absolute)
 

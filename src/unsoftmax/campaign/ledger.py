@@ -23,10 +23,12 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import secrets
 import sqlite3
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -35,15 +37,17 @@ import numpy as np
 from unsoftmax.campaign.designs import family, moved_since, part_rows
 from unsoftmax.campaign.ledger_format import (
     COLUMNS,
+    FORMAT_VERSION,
+    SCHEMA,
     Bill,
     RecordedPart,
     Settlement,
     Spent,
     Totals,
+    columns,
     insertion,
 )
-from unsoftmax.campaign.ledger_rescue import rescued
-from unsoftmax.campaign.ledger_upgrade import upgrade
+from unsoftmax.campaign.ledger_health import TableWalk, version_of
 from unsoftmax.campaign.paid_counter import PaidCounter
 from unsoftmax.errors import LedgerError, LedgerMismatch
 from unsoftmax.old_spellings import as_spelled_now
@@ -54,17 +58,13 @@ T = TypeVar("T")
 _log = logging.getLogger("unsoftmax")
 
 
-@dataclass(frozen=True, slots=True)
-class LedgerTuning:
-    """How designs are compared, and how often the WAL is emptied."""
-
-    same_design: float = 1e-9
-    """Largest relative difference by which another BLAS may move a design: its last bits. Larger
-    would take another question for the same."""
-    checkpoints: float = 0.05
-    """Share of the time that may go into checkpoints, each some flushes of the disk: one of 2 ms
-    every 40 ms. Larger: a run of short rounds takes longer, twice to three times as long where
-    every round has one. Smaller: more answers are lost with a WAL."""
+# Largest relative difference by which another BLAS may move a design: its last bits. Larger would
+# take another question for the same.
+SAME_DESIGN = 1e-9
+# Share of the time that may go into checkpoints, each some flushes of the disk: one of 2 ms every
+# 40 ms. Larger: a run of short rounds takes longer, twice to three times as long where every round
+# has one. Smaller: more answers are lost with a WAL.
+CHECKPOINTS = 0.05
 
 
 class Ledger:
@@ -76,7 +76,6 @@ class Ledger:
         name: str,
         environment: Mapping[str, Any],
         counter: PaidCounter | None = None,
-        tuning: LedgerTuning | None = None,
     ) -> None:
         self._db = connection
         # one cursor for all that is written: making one for every statement takes a third longer
@@ -87,7 +86,6 @@ class Ledger:
         self.lasting = counter is not None
         """Whether the answers outlive this process."""
         self._environment = dict(environment)
-        self._tuning = tuning or LedgerTuning()
         self._next_checkpoint = float("-inf")
         self.resumed = False
         self.moved = 0.0
@@ -174,7 +172,7 @@ class Ledger:
         self._write(*insertion(table, *values, verb="INSERT OR REPLACE"))
 
     def checkpoint(self) -> None:
-        """Move what the WAL holds into the file, and empty it: as often as the tuning allows."""
+        """Move what the WAL holds into the file, and empty it: as often as `CHECKPOINTS` allows."""
         began = time.monotonic()
         if not self.lasting or began < self._next_checkpoint:
             return
@@ -183,7 +181,7 @@ class Ledger:
         except sqlite3.Error as error:
             raise self._unwritten(error) from error
         ended = time.monotonic()
-        self._next_checkpoint = ended + (ended - began) / self._tuning.checkpoints
+        self._next_checkpoint = ended + (ended - began) / CHECKPOINTS
 
     def close(self) -> bool:
         """Put everything into the one file; return whether that was done."""
@@ -279,7 +277,7 @@ class Ledger:
     def _same(self, recorded: Mapping[str, str], probes: Probes) -> bool:
         """Compare a recorded design with today's, and note how far it has moved."""
         moved = moved_since(self._db, recorded, probes)
-        if not moved <= self._tuning.same_design:
+        if not moved <= SAME_DESIGN:
             return False
         self.moved = max(self.moved, moved)
         return True
@@ -464,3 +462,53 @@ def _differences(before: Mapping[str, Any], now: Mapping[str, Any], within: str 
 
 _DEFAULT = object()
 """Stands for a setting that is not written."""
+
+
+def rescued(db: sqlite3.Connection, file: Path) -> str:
+    """Copy a ledger whose file was taken away beside its former place, or to temporary files.
+
+    SQLite still has the file open, so all that was recorded can be read. Returns what became of it.
+    """
+    failures = []
+    for folder in (file.parent, Path(tempfile.gettempdir())):
+        try:
+            copy = _copy(db, folder / f"{file.name}-rescued")
+        except (OSError, sqlite3.Error) as error:
+            failures.append(str(error))
+        else:
+            return f"Everything recorded was copied into {copy}; see `unsoftmax ledger`."
+    return f"What it held could not be copied ({'; '.join(failures)})."
+
+
+def _copy(db: sqlite3.Connection, path: Path) -> Path:
+    """Copy it to this name, or to one like it that is not yet taken; mode 0600."""
+    copy, number = path, 1
+    while os.path.lexists(copy):
+        number += 1
+        copy = path.with_name(f"{path.name}-{number}")
+    os.close(os.open(copy, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+    try:
+        db.execute("VACUUM INTO ?", (str(copy),))
+    except BaseException:
+        copy.unlink()
+        raise
+    return copy
+
+
+def upgrade(db: sqlite3.Connection) -> None:
+    """Rewrite an older format's tables as today's, whose rows get their checksums now.
+
+    It happens when a run takes the ledger over, in that commit.
+    """
+    version = version_of(db)
+    if version == FORMAT_VERSION:
+        return
+    rows = {table: list(TableWalk(db, table)) for table in columns(version)}
+    for table in rows:
+        db.execute(f"DROP TABLE {table}")
+    for statement in SCHEMA.split(";"):
+        db.execute(statement)
+    db.execute(*insertion("file", secrets.token_hex(8), 0, 0, *Totals()))
+    for table, known in rows.items():
+        for row in known:
+            db.execute(*insertion(table, *row))

@@ -22,42 +22,37 @@ import numpy as np
 from unsoftmax.campaign.ledger_format import Place, RecordedPart
 from unsoftmax.probes import Array, Indices, Probes
 
+# Questions asked again: one in so many of those recorded, ``fewest`` to ``most``. More cost more on
+# every resume; fewer may miss a neuron that few questions see. With 8 of 76 one of 200 changed
+# heads was taken for its own target: one entry of a factor, 100 times as small as the others, had
+# changed by 1e-6.
+ONE_IN = 4
+# Fewest questions asked again.
+FEWEST = 8
+# Most questions asked again.
+MOST = 32
+# Recorded questions that are looked at beside the hold-out, spread over all. More take more memory.
+SPREAD = 256
+# And the last ones, where a bisection is nearest to its flips.
+LAST = 768
+# Most numbers in the questions that are looked at: 16 MiB.
+NUMBERS = 2**21
+# Distance, relative to the tokens, within which a label may flip by rounding: 2¹² roundoffs.
+# Smaller: good targets are refused. Larger: smaller changes pass.
+FLIP = 2.0**-40
+# Questions with one label that are nearer to each other, relative to the tokens, are beside the
+# same flip. Larger: flips are taken for one. Smaller: one flip is asked about many times.
+APART = 2.0**-7
+# One in so many labels asked again is beside a flip, however many the hold-out has: of a bisection
+# of a few steps none is asked otherwise. Smaller: fewer of the hold-out's are.
+AT_FLIPS = 4
+# Fewer answers of two values are no labels: they may be two by chance.
+LABELS = 8
 
-@dataclass(frozen=True, slots=True)
-class RecordedQuestionTuning:
-    """How many recorded questions are looked at, and which are asked again."""
 
-    one_in: int = 4
-    """Questions asked again: one in so many of those recorded, ``fewest`` to ``most``. More cost
-    more on every resume; fewer may miss a neuron that few questions see. With 8 of 76 one of 200
-    changed heads was taken for its own target: one entry of a factor, 100 times as small as the
-    others, had changed by 1e-6."""
-    fewest: int = 8
-    """Fewest questions asked again."""
-    most: int = 32
-    """Most questions asked again."""
-    spread: int = 256
-    """Recorded questions that are looked at beside the hold-out, spread over all. More take more
-    memory."""
-    last: int = 768
-    """And the last ones, where a bisection is nearest to its flips."""
-    numbers: int = 2**21
-    """Most numbers in the questions that are looked at: 16 MiB."""
-    flip: float = 2.0**-40
-    """Distance, relative to the tokens, within which a label may flip by rounding: 2¹² roundoffs.
-    Smaller: good targets are refused. Larger: smaller changes pass."""
-    apart: float = 2.0**-7
-    """Questions with one label that are nearer to each other, relative to the tokens, are beside
-    the same flip. Larger: flips are taken for one. Smaller: one flip is asked about many times."""
-    at_flips: int = 4
-    """One in so many labels asked again is beside a flip, however many the hold-out has: of a
-    bisection of a few steps none is asked otherwise. Smaller: fewer of the hold-out's are."""
-    labels: int = 8
-    """Fewer answers of two values are no labels: they may be two by chance."""
-
-    def asked(self, recorded: int) -> int:
-        """Return how many questions are asked again where so many are recorded."""
-        return min(recorded, max(self.fewest, min(recorded // self.one_in, self.most)))
+def asked(recorded: int) -> int:
+    """Return how many questions are asked again where so many are recorded."""
+    return min(recorded, max(FEWEST, min(recorded // ONE_IN, MOST)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,19 +94,18 @@ class Witnesses:
     """Whether the hold-out comes last: then it was chosen to tell most."""
     count: int
     """How many are asked again."""
-    tuning: RecordedQuestionTuning
     found: list[Witness] = field(default_factory=list)
 
     @classmethod
-    def of(cls, recorded: list[RecordedPart], tuning: RecordedQuestionTuning) -> Witnesses:
+    def of(cls, recorded: list[RecordedPart]) -> Witnesses:
         """Choose places among what is recorded."""
         total = sum(part.answered for part in recorded)
-        count = tuning.asked(total)
+        count = asked(total)
         turns = _turns(recorded, count)
         largest = max((part.tokens * part.dim for part in recorded), default=1)
-        share = min(1.0, tuning.numbers / largest / (tuning.spread + tuning.last))
-        spread = np.linspace(0, max(0, total - 1), max(count, int(share * tuning.spread)))
-        last = np.arange(max(0, total - int(share * tuning.last)), total)
+        share = min(1.0, NUMBERS / largest / (SPREAD + LAST))
+        spread = np.linspace(0, max(0, total - 1), max(count, int(share * SPREAD)))
+        last = np.arange(max(0, total - int(share * LAST)), total)
         numbers = np.union1d(spread.astype(np.intp), last)
         rows: dict[tuple[int, int], Indices] = {}
         before = 0
@@ -121,7 +115,7 @@ class Witnesses:
             rows[part.round, part.part] = np.union1d(part.rows(own), np.array(held, dtype=np.intp))
             before += part.answered
         closing = bool(turns) and turns[0][0] == recorded[-1].round
-        return cls(rows, {place: k for k, place in enumerate(turns)}, closing, count, tuning)
+        return cls(rows, {place: k for k, place in enumerate(turns)}, closing, count)
 
     def keep(self, index: int, part: int, probes: Probes, start: int, y: Array) -> None:
         """Keep what is wanted of a recorded piece of answers."""
@@ -134,7 +128,7 @@ class Witnesses:
     def labels(self) -> bool:
         """Say whether the answers are labels: two values and no more."""
         y = self.answers()
-        return len(y) >= self.tuning.labels and len(np.unique(y)) == 2
+        return len(y) >= LABELS and len(np.unique(y)) == 2
 
     def answers(self) -> Array:
         """Return the answers of all that is looked at: (n, m)."""
@@ -148,7 +142,7 @@ class Witnesses:
         held = held if labels else self._least_alike(held)
         late = len(held) if self.closing or not near else 0
         if near:  # the flips that a model was read from show what the hold-out leaves open
-            late = min(late, self.count - self.count // self.tuning.at_flips)
+            late = min(late, self.count - self.count // AT_FLIPS)
         spread = (self.found[k] for k in evenly(len(self.found)))
         picked: dict[Place, Witness] = {}
         for witness in chain(held[:late], near, held[late:], spread):
@@ -182,10 +176,10 @@ class Witnesses:
             X = np.stack([witness.X.ravel() for witness in family])
             label = np.array([witness.y[0] for witness in family])
             alone: list[int] = []
-            for k in _by_distance(X, label, self.tuning.flip):
+            for k in _by_distance(X, label, FLIP):
                 beside = [j for j in alone if label[j] == label[k]]
                 apart = np.linalg.norm(X[beside] - X[k], axis=1)
-                if np.all(apart > self.tuning.apart * np.linalg.norm(X[k])):
+                if np.all(apart > APART * np.linalg.norm(X[k])):
                     alone.append(k)
                 else:
                     others.append(family[k])

@@ -20,16 +20,14 @@ from typing import Any, TypeVar
 import numpy as np
 
 from unsoftmax.campaign.answers import OracleReply, QuestionLimits, RoundAnswers, ask
-from unsoftmax.campaign.budget import Budget, whole
-from unsoftmax.campaign.failures import failure
-from unsoftmax.campaign.fingerprint import Fingerprint, FingerprintTuning
+from unsoftmax.campaign.fingerprint import Fingerprint
 from unsoftmax.campaign.ledger import Ledger
 from unsoftmax.campaign.ledger_file import open_ledger
-from unsoftmax.campaign.outcomes import CallEnd, CallOutcome
+from unsoftmax.campaign.limits import Budget, Retries, duration, in_seconds, whole
+from unsoftmax.campaign.outcomes import CallEnd, CallOutcome, failure
 from unsoftmax.campaign.recorded_questions import Witnesses
 from unsoftmax.campaign.recovery import Recovery
-from unsoftmax.campaign.retries import Retries, duration, in_seconds
-from unsoftmax.campaign.scheduler import Scheduler
+from unsoftmax.campaign.scheduler import Scheduler, executor
 from unsoftmax.campaign.spans import BatchSizes, Span, gaps
 from unsoftmax.campaign.spending import Spending
 from unsoftmax.campaign.watching import (
@@ -40,7 +38,6 @@ from unsoftmax.campaign.watching import (
     Watcher,
     interrupts,
 )
-from unsoftmax.campaign.workers import executor
 from unsoftmax.errors import (
     BudgetExceeded,
     DimensionRefused,
@@ -175,7 +172,7 @@ def opened_campaign(
     batch = None if batch is None else min(whole("batch", batch, 1), sys.maxsize)
     retries = Retries.of(retries)
     timeout_s = float("inf") if timeout is None else duration("timeout", timeout, least_s=1e-3)
-    outputs, fingerprint = _checked(oracle, asks), FingerprintTuning()
+    outputs = _checked(oracle, asks)
     run = {"learner": asks.settings(), "revision": asks.revision, "holdout": holdout}
     with (
         open_ledger(ledger, environment()) as opened,
@@ -193,7 +190,6 @@ def opened_campaign(
             at_most=plan.at_most + checks,
             tokens=None if plan.queries is None else plan.tokens,
             checks=checks,
-            asked_again=fingerprint.witnesses,
         )
         yield Campaign(
             ask=lambda span: ask(oracle, span, outputs, limits),
@@ -207,7 +203,6 @@ def opened_campaign(
             timeout_s=timeout_s,
             interrupts=interrupted,
             progress=progress,
-            fingerprint=fingerprint,
             sampling=sampling,
         )
 
@@ -265,7 +260,6 @@ class Campaign:
     timeout_s: float
     interrupts: Interrupts
     progress: Watcher | None
-    fingerprint: FingerprintTuning
     sampling: Sampling | None = None
     """What is asked of the user's distribution when a model is found."""
     noise: float = 0.0
@@ -315,7 +309,7 @@ class Campaign:
         """Drive a generator of rounds to its end."""
         if self.ledger.answered:
             self._tell(GOING_ON)
-            self.witnesses = Witnesses.of(self.ledger.recorded(), self.fingerprint.witnesses)
+            self.witnesses = Witnesses.of(self.ledger.recorded())
         try:
             index, parts = 0, next(steps)
             while True:
@@ -368,7 +362,7 @@ class Campaign:
         witnesses = self.witnesses
         if witnesses is None or not witnesses.found:  # a salvaged ledger may begin with a gap
             return
-        known = Fingerprint.of(witnesses, self.ledger.moved, self.fingerprint)
+        known = Fingerprint.of(witnesses, self.ledger.moved)
         with self.interrupts.held():
             now = self._ask_apart(known.spans(), known, waiting)
             if known.differs(now):

@@ -11,22 +11,24 @@ It runs in one thread, which alone writes the ledger; the calls may be in others
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from queue import SimpleQueue
+from types import TracebackType
+from typing import Any, NamedTuple, TypeVar
 
 from unsoftmax.campaign.answers import OracleReply, as_wide_as
 from unsoftmax.campaign.ledger import Ledger
 from unsoftmax.campaign.ledger_format import Bill, Place, Settlement
+from unsoftmax.campaign.limits import Retries, in_seconds
 from unsoftmax.campaign.outcomes import CallEnd, PlannedCall, Result, end_of
-from unsoftmax.campaign.retries import Retries, in_seconds
 from unsoftmax.campaign.spans import BatchSizes, Span
 from unsoftmax.campaign.spending import Spending
 from unsoftmax.campaign.watching import Interrupts
-from unsoftmax.campaign.workers import Threads
 from unsoftmax.probes import Array
 
 
@@ -228,3 +230,108 @@ class Scheduler:
             if index is not None:
                 recorded.append(((index, span.part, start), rows))
         return Settlement(bill, answered, end.consequence.books, recorded)
+
+
+T = TypeVar("T")
+
+
+def executor(workers: int, *, apart: bool = False) -> Executor:
+    """Return where so many calls are made at the same time; ``apart``: in threads, though one."""
+    return Threads(workers) if apart or workers > 1 else Inline()
+
+
+class Finished(Future[T]):
+    """A call that is back when it is made: a future without locks, which cost more than it does."""
+
+    def __init__(self, result: T) -> None:
+        self._kept = result
+
+    def done(self) -> bool:
+        """Return True."""
+        return True
+
+    def result(self, timeout: float | None = None) -> T:
+        """Return the result, without waiting."""
+        return self._kept
+
+
+class Inline(Executor):
+    """Calls at once, in the thread that asks: what one worker needs."""
+
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Finished[Any]:
+        """Call and return what is back; what is no Exception passes through."""
+        try:
+            return Finished(fn(*args, **kwargs))
+        except Exception as error:
+            return Finished(error)
+
+
+class Threads(Executor):
+    """Calls in threads that may be left behind: what several workers need, and a time limit.
+
+    The standard pool waits for its threads when it closes and again when Python exits, so
+    that an oracle that hangs could not be left by Ctrl-C.
+    """
+
+    def __init__(self, workers: int) -> None:
+        self._calls: SimpleQueue[Callable[[], Future[Any]] | None] = SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._callers: dict[Future[Any], threading.Thread] = {}
+        """Which thread makes a call."""
+        try:
+            for _ in range(workers):
+                self._start()
+        except RuntimeError as error:
+            self._dismiss()
+            raise ValueError(
+                f"This machine starts no more than {len(self._threads):,} threads just now: use "
+                f"fewer workers than {workers:,}."
+            ) from error
+
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Call in the next free thread."""
+        future: Future[T | BaseException] = Future()
+
+        def call() -> Future[Any]:
+            self._callers[future] = threading.current_thread()
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(fn(*args, **kwargs))
+                except BaseException as error:
+                    future.set_result(error)
+            return future
+
+        self._calls.put(call)
+        return future
+
+    def leave(self, future: Future[Any]) -> None:
+        """Leave a call behind that hangs: another thread takes the place of its thread."""
+        thread = None if future.cancel() else self._callers.pop(future, None)
+        if thread is not None:
+            self._threads.remove(thread)
+            self._start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._dismiss()
+        if kind is None or issubclass(kind, Exception):
+            for thread in self._threads:
+                thread.join()
+
+    def _start(self) -> None:
+        thread = threading.Thread(target=self._work, daemon=True)
+        thread.start()
+        self._threads.append(thread)
+
+    def _dismiss(self) -> None:
+        for _ in self._threads:
+            self._calls.put(None)
+
+    def _work(self) -> None:
+        while (call := self._calls.get()) is not None:
+            if self._callers.pop(call(), None) is None:
+                return  # this thread was left behind, and another has its place

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from unsoftmax.campaign.budget import Budget
-from unsoftmax.campaign.failures import kept
 from unsoftmax.campaign.ledger import Ledger
-from unsoftmax.campaign.recorded_questions import RecordedQuestionTuning
+from unsoftmax.campaign.limits import Budget
+from unsoftmax.campaign.outcomes import kept
+from unsoftmax.campaign.recorded_questions import asked
 from unsoftmax.campaign.spans import Span
 from unsoftmax.errors import BudgetExceeded
 from unsoftmax.probes import Probes
@@ -28,7 +28,6 @@ class Spending:
     """Tokens of the plan, without the hold-out; None like ``expected``."""
     checks: int
     """Queries of the hold-out."""
-    asked_again: RecordedQuestionTuning
     """By how many queries a resumed run recognises its target."""
     noisy: bool = False
     """Whether those queries were answered otherwise than before: then they are asked twice."""
@@ -108,7 +107,7 @@ class Spending:
 
     def _to_recognise(self) -> int:
         """Return how many questions a resumed run asks again: twice if the target is noisy."""
-        again = self.asked_again.asked(self.ledger.answered)
+        again = asked(self.ledger.answered)
         return 2 * again if self.noisy else again
 
     def _may_be_repeated(self, pending: list[Span]) -> int:

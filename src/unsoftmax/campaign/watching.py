@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Protocol
 
-from unsoftmax.campaign.retries import in_seconds
+from unsoftmax.campaign.limits import in_seconds
 from unsoftmax.errors import Terminated, terminate
 from unsoftmax.protocol import Course
 

@@ -24,19 +24,7 @@ from unsoftmax.cli.console import (
     with_exit_status,
 )
 from unsoftmax.cli.out_folder import WithReport, and_more, finish, prepare, refuse_file, written
-from unsoftmax.cli.run_options import (
-    RETRIES,
-    Authorization,
-    BatchSize,
-    CallTimeout,
-    Coordinate,
-    LongestWait,
-    MostQueries,
-    MostTokens,
-    Tries,
-    Workers,
-    sentences,
-)
+from unsoftmax.cli.run_options import Asked, KeptIn, asking, sentences
 from unsoftmax.learners import MODELS
 
 if TYPE_CHECKING:
@@ -46,6 +34,7 @@ _STATUS = {"done": 0, "undecided": 3, "budget": 4}
 
 
 @with_exit_status
+@asking
 def audit(
     target: Annotated[str, typer.Argument(help=targets.HELP)],
     *,
@@ -57,22 +46,12 @@ def audit(
     recover: Annotated[
         bool, typer.Option("--recover", help="Recover it as well, where the budget allows that.")
     ] = False,
-    budget: MostQueries = None,
-    token_budget: MostTokens = None,
+    asked: Asked,
     price: Annotated[float, typer.Option(min=0, help="What 1,000 queries cost.")] = 0.0,
     token_price: Annotated[float, typer.Option(min=0, help="What 1,000 tokens cost.")] = 0.0,
-    ledger: Annotated[
-        Path | None, typer.Option(help="SQLite file that keeps every answer [OUT/ledger.sqlite].")
-    ] = None,
+    ledger: KeptIn = None,
     holdout: Annotated[int, typer.Option(min=0, help="Queries to check a recovery with.")] = 32,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the questions.")] = 0,
-    batch: BatchSize = None,
-    workers: Workers = 1,
-    coordinate: Coordinate = None,
-    auth: Authorization = None,
-    retries: Tries = RETRIES.tries,
-    longest_wait: LongestWait = RETRIES.longest_wait_s,
-    timeout: CallTimeout = None,
     report: WithReport = True,
     as_json: AsJson = False,
     debug: Debug = False,
@@ -85,7 +64,7 @@ def audit(
     from unsoftmax.questions.exposure import AUDIT_FILE
 
     refuse_file(out)
-    oracle = targets.resolve(target, coordinate, auth)
+    oracle = asked.oracle(target)
     known = dim or getattr(oracle, "dim", None)
     if not isinstance(known, Integral):
         raise Refusal("--dim is missing: the dimension of a token.")
@@ -100,13 +79,9 @@ def audit(
             token_price=token_price,
             holdout=holdout,
             seed=seed,
-            budget=us.Budget(budget, token_budget),
             ledger=book,
-            batch=batch,
-            workers=workers,
             progress=watcher,
-            retries=us.Retries(tries=retries, longest_wait_s=longest_wait),
-            timeout=timeout,
+            **asked.arguments(),
         )
     with written(out, book):
         result.save(out)
@@ -123,12 +98,12 @@ def audit(
         stdout.print(f"Written: {said}", soft_wrap=True, markup=False)
         if result.whole is not None:
             stdout.print(
-                f"Next: {_whole_line(result.whole, target, int(known), out, auth)}",
+                f"Next: {_whole_line(result.whole, target, int(known), out, asked.auth)}",
                 soft_wrap=True,
                 markup=False,
                 highlight=False,
             )
-        if following := _following(result, us.Budget(budget, token_budget)):
+        if following := _following(result, asked.limit()):
             label = "Next" if result.whole is None else "Or, one number of the answers alone"
             stdout.print(f"{label}: {following}", soft_wrap=True, markup=False, highlight=False)
     raise typer.Exit(_STATUS[_end(result, recover)])

@@ -11,7 +11,6 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
@@ -54,14 +53,10 @@ stdout = Console()
 stderr = Aside(stderr=True)
 
 
-@dataclass(frozen=True, slots=True)
-class LineTiming:
-    """When a line of progress is due where there is no terminal."""
-
-    every_s: float = 5.0
-    """Between two lines of one phase: a log of a run of hours stays readable."""
-    steady_s: float = 1.0
-    """Before this the rate of queries says nothing."""
+# Between two lines of one phase: a log of a run of hours stays readable.
+EVERY_S = 5.0
+# Before this the rate of queries says nothing.
+STEADY_S = 1.0
 
 
 class Refusal(Exception):
@@ -282,7 +277,7 @@ def _bar() -> Iterator[Watcher]:
             progress.stop()
 
 
-def _lines(timing: LineTiming = LineTiming()) -> Watcher:
+def _lines() -> Watcher:
     began = said = time.monotonic()
     first: int | None = None
     phase = ""
@@ -291,13 +286,13 @@ def _lines(timing: LineTiming = LineTiming()) -> Watcher:
         nonlocal said, first, phase
         now = time.monotonic()
         first = event.answered if first is None else first
-        if event.phase == phase and now - said < timing.every_s:
+        if event.phase == phase and now - said < EVERY_S:
             return
         said, phase = now, event.phase
         line = f"{event.phase}: {event.answered:,}"
         if event.expected is not None:
             line += f" of {event.expected:,} queries"
-            if now - began > timing.steady_s:
+            if now - began > STEADY_S:
                 rate = (event.answered - first) / (now - began)
                 left = max(0, event.expected - event.answered) / max(rate, 1e-9)
                 line += f", {rate:,.0f}/s, {left:,.0f} s left"

@@ -14,9 +14,9 @@ import typer
 import unsoftmax as us
 from unsoftmax.cli import targets
 from unsoftmax.cli.console import (
+    EVERY_S,
     AsJson,
     Debug,
-    LineTiming,
     Refusal,
     show_json,
     show_rows,
@@ -27,18 +27,7 @@ from unsoftmax.cli.console import (
 )
 from unsoftmax.cli.options import Settings, build, with_settings
 from unsoftmax.cli.out_folder import WithReport, and_more, finish, prepare, refuse_file, written
-from unsoftmax.cli.run_options import (
-    RETRIES,
-    Authorization,
-    BatchSize,
-    CallTimeout,
-    Coordinate,
-    LongestWait,
-    MostQueries,
-    Tries,
-    Workers,
-    sentences,
-)
+from unsoftmax.cli.run_options import Asked, KeptIn, asking, sentences
 
 if TYPE_CHECKING:
     from unsoftmax.protocol import Oracle
@@ -49,6 +38,7 @@ PICTURE = "defence.png"
 
 @with_settings
 @with_exit_status
+@asking
 def defend(
     target: Annotated[str, typer.Argument(help=targets.HELP)],
     *,
@@ -81,17 +71,8 @@ def defend(
     needs: Annotated[
         int | None, typer.Option(min=1, help="Queries that a legitimate client needs.")
     ] = None,
-    budget: MostQueries = None,
-    ledger: Annotated[
-        Path | None, typer.Option(help="SQLite file that keeps every answer [OUT/ledger.sqlite].")
-    ] = None,
-    batch: BatchSize = None,
-    workers: Workers = 1,
-    coordinate: Coordinate = None,
-    auth: Authorization = None,
-    retries: Tries = RETRIES.tries,
-    longest_wait: LongestWait = RETRIES.longest_wait_s,
-    timeout: CallTimeout = None,
+    asked: Asked,
+    ledger: KeptIn = None,
     report: WithReport = True,
     as_json: AsJson = False,
     debug: Debug = False,
@@ -110,7 +91,7 @@ def defend(
     refuse_file(out)
     seed, book = int(settings.get("seed", 0)), ledger or out / "ledger.sqlite"
     use = sampling_options(sampler, None, None)
-    oracle = targets.resolve(target, coordinate, auth)
+    oracle = asked.oracle(target)
     dim = settings.get("dim", getattr(oracle, "dim", None))
     if not isinstance(dim, Integral):
         raise Refusal("--dim is missing: the dimension of a token.")
@@ -126,15 +107,8 @@ def defend(
         )
     prepare(out, (MODEL_FILE, RECOVERY_FILE, DEFENCE_FILE, PICTURE))
     began = time.monotonic()
-    campaign = {
-        "budget": us.Budget(budget),
-        "ledger": book,
-        "batch": batch,
-        "workers": workers,
-        "retries": us.Retries(tries=retries, longest_wait_s=longest_wait),
-        "timeout": timeout,
-    }
     with sentences(book):
+        campaign = {"ledger": book, **asked.arguments()}
         known = _known(oracle, model, {**settings, "dim": int(dim)}, campaign)
         result = question.compared(known, _watch())
     drawn = _kept(known, result, out, book, report=report, target=target)
@@ -198,11 +172,11 @@ def _known(oracle: Oracle, model: str | None, settings: Settings, campaign: dict
 
 def _watch() -> Callable[[int, int, DefenceTrial], None]:
     """Say now and then how far the trials are."""
-    said, every_s = time.monotonic(), LineTiming().every_s
+    said = time.monotonic()
 
     def report(number: int, count: int, trial: DefenceTrial) -> None:
         nonlocal said
-        if time.monotonic() - said > every_s:
+        if time.monotonic() - said > EVERY_S:
             said = time.monotonic()
             stderr.print(f"defence {number} of {count}: {trial.words}", highlight=False)
 

@@ -29,19 +29,7 @@ from unsoftmax.cli.console import (
 from unsoftmax.cli.options import Settings, build, with_settings
 from unsoftmax.cli.out_folder import WithReport, and_more, finish, prepare, refuse_file, written
 from unsoftmax.cli.plan import ModelName
-from unsoftmax.cli.run_options import (
-    RETRIES,
-    Authorization,
-    BatchSize,
-    CallTimeout,
-    Coordinate,
-    LongestWait,
-    MostQueries,
-    MostTokens,
-    Tries,
-    Workers,
-    sentences,
-)
+from unsoftmax.cli.run_options import Asked, KeptIn, asking, sentences
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
 
 if TYPE_CHECKING:
@@ -55,24 +43,15 @@ PICTURE = "recovery.png"
 
 @with_settings
 @with_exit_status
+@asking
 def learn(
     target: Annotated[str, typer.Argument(help=targets.HELP)],
     *,
     out: Annotated[Path, typer.Option(help="Folder for model, recovery.json and ledger.")],
     model: ModelName = "exact",
-    budget: MostQueries = None,
-    token_budget: MostTokens = None,
-    ledger: Annotated[
-        Path | None, typer.Option(help="SQLite file that keeps every answer [OUT/ledger.sqlite].")
-    ] = None,
+    asked: Asked,
+    ledger: KeptIn = None,
     holdout: Annotated[int, typer.Option(min=0, help="Queries to check the result with.")] = 32,
-    batch: BatchSize = None,
-    workers: Workers = 1,
-    coordinate: Coordinate = None,
-    auth: Authorization = None,
-    retries: Tries = RETRIES.tries,
-    longest_wait: LongestWait = RETRIES.longest_wait_s,
-    timeout: CallTimeout = None,
     sampler: Annotated[
         str | None,
         typer.Option(
@@ -103,11 +82,11 @@ def learn(
     from unsoftmax.cli.sampling_options import samples_of, sampling_options
 
     refuse_file(out)
-    learner, oracle = _resolved(target, coordinate, auth, model, settings)
+    learner, oracle = _resolved(target, asked, model, settings)
     sampling = sampling_options(sampler, eps, delta)
     book, plan = ledger or out / "ledger.sqlite", learner.plan()
     if not book.exists():
-        _warn_of_budget(us.Budget(budget, token_budget), plan, holdout, samples_of(sampling))
+        _warn_of_budget(asked.limit(), plan, holdout, samples_of(sampling))
         stderr.print(plan.lengths, markup=False, highlight=False)
     prepare(out, ("model.safetensors", "recovery.json", PICTURE, REFUSAL_FILE))
     began = time.monotonic()
@@ -116,14 +95,10 @@ def learn(
             recovery = us.learn(
                 oracle,
                 learner,
-                us.Budget(budget, token_budget),
-                book,
+                ledger=book,
                 holdout=holdout,
-                batch=batch,
-                workers=workers,
                 progress=watcher,
-                retries=us.Retries(tries=retries, longest_wait_s=longest_wait),
-                timeout=timeout,
+                **asked.arguments(),
                 **sampling,
             )
             seconds = time.monotonic() - began
@@ -142,12 +117,12 @@ def learn(
 
 
 def _resolved(
-    target: str, coordinate: int | None, auth: str | None, model: str, settings: Settings
+    target: str, asked: Asked, model: str, settings: Settings
 ) -> tuple[Learner[AnyModel], Oracle]:
     """Make the learner and the oracle; a target that knows its dimension need not be told."""
     # with --dim nothing of the target runs before the settings are checked
     learner = build(model, settings) if "dim" in settings else None
-    oracle = targets.resolve(target, coordinate, auth)
+    oracle = asked.oracle(target)
     if learner is None:
         dim = getattr(oracle, "dim", None)
         learner = build(model, {"dim": dim, **settings} if isinstance(dim, Integral) else settings)

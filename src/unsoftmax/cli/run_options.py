@@ -2,56 +2,108 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from unsoftmax.campaign.retries import Retries
+import unsoftmax as us
+from unsoftmax.campaign.limits import Retries
+from unsoftmax.cli import targets
 from unsoftmax.cli.console import Refusal
 from unsoftmax.cli.options import in_flags
 from unsoftmax.errors import DimensionRefused, LedgerMismatch, Terminated, UnsoftmaxError
 
-MostQueries = Annotated[
-    int | None, typer.Option("--budget", min=0, help="Most queries over the ledger's life.")
-]
-MostTokens = Annotated[
-    int | None, typer.Option("--token-budget", min=0, help="Most tokens over the ledger's life.")
-]
-BatchSize = Annotated[int | None, typer.Option("--batch", min=1, help="Sequences per call.")]
-Workers = Annotated[
-    int, typer.Option("--workers", min=1, help="Calls at the same time, 2,048 at most.")
-]
-Coordinate = Annotated[
-    int | None,
-    typer.Option("--coordinate", help="One coordinate of a target that answers with vectors."),
-]
-Authorization = Annotated[
-    str | None,
-    typer.Option("--auth", help="Environment variable with an endpoint's Authorization header."),
-]
-Tries = Annotated[
-    int, typer.Option("--retries", min=1, help="Tries for a sequence that is not answered.")
-]
-LongestWait = Annotated[
-    float,
-    typer.Option(
-        "--longest-wait",
-        min=0,
-        help="Seconds for which a target may put off a call (RetryLater).",
-    ),
-]
-CallTimeout = Annotated[
-    float | None,
-    typer.Option(
-        "--timeout", min=0.001, help="Seconds after which a call has failed. [default: none]"
-    ),
+if TYPE_CHECKING:
+    from unsoftmax.protocol import Oracle
+
+KeptIn = Annotated[
+    Path | None, typer.Option(help="SQLite file that keeps every answer [OUT/ledger.sqlite].")
 ]
 
-RETRIES = Retries()
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """How a target is asked; each field is an option."""
+
+    budget: Annotated[
+        int | None, typer.Option(min=0, help="Most queries over the ledger's life.")
+    ] = None
+    token_budget: Annotated[
+        int | None, typer.Option(min=0, help="Most tokens over the ledger's life.")
+    ] = None
+    batch: Annotated[int | None, typer.Option(min=1, help="Sequences per call.")] = None
+    workers: Annotated[int, typer.Option(min=1, help="Calls at the same time, 2,048 at most.")] = 1
+    coordinate: Annotated[
+        int | None, typer.Option(help="One coordinate of a target that answers with vectors.")
+    ] = None
+    auth: Annotated[
+        str | None,
+        typer.Option(help="Environment variable with an endpoint's Authorization header."),
+    ] = None
+    retries: Annotated[
+        int, typer.Option(min=1, help="Tries for a sequence that is not answered.")
+    ] = Retries().tries
+    longest_wait: Annotated[
+        float,
+        typer.Option(min=0, help="Seconds for which a target may put off a call (RetryLater)."),
+    ] = Retries().longest_wait_s
+    timeout: Annotated[
+        float | None,
+        typer.Option(min=0.001, help="Seconds after which a call has failed. [default: none]"),
+    ] = None
+
+    def limit(self) -> us.Budget:
+        """Return the budget."""
+        return us.Budget(self.budget, self.token_budget)
+
+    def oracle(self, target: str) -> Oracle:
+        """Return the oracle that TARGET names."""
+        return targets.resolve(target, self.coordinate, self.auth)
+
+    def arguments(self) -> dict[str, Any]:
+        """Return these options as `learn`, `audit`, `defend` and `verify` take them."""
+        return {
+            "budget": self.limit(),
+            "batch": self.batch,
+            "workers": self.workers,
+            "retries": us.Retries(tries=self.retries, longest_wait_s=self.longest_wait),
+            "timeout": self.timeout,
+        }
+
+
+def asking(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the fields of `Asked` as options, in place of its parameter ``asked``."""
+    own, names = inspect.signature(command), [field.name for field in fields(Asked)]
+    hints = {
+        **get_type_hints(Asked, include_extras=True),
+        **get_type_hints(command, include_extras=True),
+    }
+
+    @functools.wraps(command)
+    def run(**given: Any) -> None:
+        asked = Asked(**{name: given.pop(name) for name in names})
+        command(**given, asked=asked)
+
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    options = [
+        inspect.Parameter(field.name, keyword, default=field.default) for field in fields(Asked)
+    ]
+    parameters = [
+        one.replace(annotation=hints[one.name])
+        for parameter in own.parameters.values()
+        for one in (options if parameter.name == "asked" else [parameter])
+    ]
+    run.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {one.name: one.annotation for one in parameters}
+    return run
+
 
 # What messages name by other words than those of a learner's settings.
 _FLAGS = {

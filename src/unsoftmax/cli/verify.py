@@ -31,19 +31,7 @@ from unsoftmax.cli.out_folder import (
     refuse_file,
     written,
 )
-from unsoftmax.cli.run_options import (
-    RETRIES,
-    Authorization,
-    BatchSize,
-    CallTimeout,
-    Coordinate,
-    LongestWait,
-    MostQueries,
-    MostTokens,
-    Tries,
-    Workers,
-    sentences,
-)
+from unsoftmax.cli.run_options import Asked, asking, sentences
 from unsoftmax.errors import DimensionRefused
 
 if TYPE_CHECKING:
@@ -53,6 +41,7 @@ _STATUS = {"same": 0, "different": 1, "undecided": 3}
 
 
 @with_exit_status
+@asking
 def verify(
     target: Annotated[str, typer.Argument(help=targets.HELP)],
     *,
@@ -66,19 +55,11 @@ def verify(
         bool, typer.Option(help="Find what was changed: up to 100 queries instead of 20.")
     ] = True,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the questions.")] = 0,
-    budget: MostQueries = None,
-    token_budget: MostTokens = None,
+    asked: Asked,
     ledger: Annotated[
         Path | None,
         typer.Option(help="SQLite file that keeps every answer, to go on after an interrupt."),
     ] = None,
-    batch: BatchSize = None,
-    workers: Workers = 1,
-    coordinate: Coordinate = None,
-    auth: Authorization = None,
-    retries: Tries = RETRIES.tries,
-    longest_wait: LongestWait = RETRIES.longest_wait_s,
-    timeout: CallTimeout = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder for verification.json and report.html.")
     ] = None,
@@ -105,7 +86,7 @@ def verify(
             f"verify does not know {models}: recover the target with `unsoftmax learn`, then "
             "compare what was recovered with these weights by `unsoftmax compare`."
         )
-    oracle = targets.resolve(target, coordinate, auth)
+    oracle = asked.oracle(target)
     if out is not None:
         prepare(out, (VERIFICATION_FILE,))
     began = time.monotonic()
@@ -116,13 +97,9 @@ def verify(
             errors=errors,
             locate=locate,
             seed=seed,
-            budget=us.Budget(budget, token_budget),
             ledger=ledger,
-            batch=batch,
-            workers=workers,
             progress=watcher,
-            retries=us.Retries(tries=retries, longest_wait_s=longest_wait),
-            timeout=timeout,
+            **asked.arguments(),
         )
     files = ""
     if out is not None:

@@ -12,26 +12,21 @@ from unsoftmax.figures.panel import THEME, Panel, in_tens, in_whole_numbers, sci
 from unsoftmax.models import AttentionLayer
 from unsoftmax.probes import Array
 
-
-@dataclass(frozen=True, slots=True)
-class MatrixTuning:
-    """How much of large models is drawn."""
-
-    side: int = 160
-    """Pixels along a matrix: random entries do not pack, and each costs 2 bytes of a page."""
-    pixels: int = 90_000
-    """Pixels of all matrices together. Larger: a page of many heads passes a megabyte."""
-    most: int = 32
-    """Matrices drawn, and spectra; a table has the norms of all."""
-    saturated: float = 0.995
-    """Quantile of |entries| at which colours end. 1: one large entry makes all others white."""
-    largest: int = 1536
-    """No spectrum is computed of a dense matrix with a longer side: it takes a minute."""
-    products: int = 2**26
-    """Entries of the products of a layer's factors that are formed: 512 MiB. Of larger layers the
-    factors are shown."""
-    alone: int = 3
-    """So many matrices are drawn large; more are small beside each other."""
+# Pixels along a matrix: random entries do not pack, and each costs 2 bytes of a page.
+SIDE = 160
+# Pixels of all matrices together. Larger: a page of many heads passes a megabyte.
+PIXELS = 90_000
+# Matrices drawn, and spectra; a table has the norms of all.
+MOST = 32
+# Quantile of |entries| at which colours end. 1: one large entry makes all others white.
+SATURATED = 0.995
+# No spectrum is computed of a dense matrix with a longer side: it takes a minute.
+LARGEST = 1536
+# Entries of the products of a layer's factors that are formed: 512 MiB. Of larger layers the
+# factors are shown.
+PRODUCTS = 2**26
+# So many matrices are drawn large; more are small beside each other.
+ALONE = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +61,14 @@ class NamedMatrix:
         return np.asarray(np.linalg.svd(core, compute_uv=False), dtype=np.float64)
 
 
-def matrices(model: Any, tuning: MatrixTuning = MatrixTuning()) -> list[NamedMatrix]:
+def matrices(model: Any, products: int = PRODUCTS) -> list[NamedMatrix]:
     """Return a model's matrices: what has a capital letter, K and Q as their product W.
 
     Arrays of three dimensions are those of several heads, one after the other. A layer's heads have
     W, and M as the product of O and V, unless all of these are too many numbers.
     """
     if isinstance(model, AttentionLayer):
-        return list(_of_heads(model, tuning))
+        return list(_of_heads(model, products))
     arrays: Mapping[str, Any] = model.arrays() if hasattr(model, "arrays") else {}
     factored = {"K", "Q"} <= arrays.keys() and hasattr(model, "W")
     found = {"W": model.W} if factored else {}
@@ -83,8 +78,8 @@ def matrices(model: Any, tuning: MatrixTuning = MatrixTuning()) -> list[NamedMat
     return [part for name, array in found.items() for part in _parts(name, array, arrays, factored)]
 
 
-def _of_heads(layer: AttentionLayer, tuning: MatrixTuning) -> Iterator[NamedMatrix]:
-    whole = layer.H * layer.dim * (layer.dim + layer.outputs) <= tuning.products
+def _of_heads(layer: AttentionLayer, products: int) -> Iterator[NamedMatrix]:
+    whole = layer.H * layer.dim * (layer.dim + layer.outputs) <= products
     for name, left, right in (("W", "K", "Q"), ("M", "O", "V")):
         for h, head in enumerate(layer.heads):
             arrays = head.arrays()
@@ -112,18 +107,18 @@ def _parts(
         yield NamedMatrix(f"{name} of {what} {h}", whole[h], factors)
 
 
-def matrix_panels(found: list[NamedMatrix], tuning: MatrixTuning = MatrixTuning()) -> list[Panel]:
+def matrix_panels(found: list[NamedMatrix]) -> list[Panel]:
     """Return a heat map of every matrix, on a scale of its own."""
-    shown = [matrix for matrix in found if matrix.array.size][: tuning.most]
-    side = min(tuning.side, int(np.sqrt(tuning.pixels / max(1, len(shown)))))
-    return [_heat_map(matrix, side, len(shown) > tuning.alone, tuning) for matrix in shown]
+    shown = [matrix for matrix in found if matrix.array.size][:MOST]
+    side = min(SIDE, int(np.sqrt(PIXELS / max(1, len(shown)))))
+    return [_heat_map(matrix, side, len(shown) > ALONE) for matrix in shown]
 
 
-def _heat_map(matrix: NamedMatrix, side: int, small: bool, tuning: MatrixTuning) -> Panel:
+def _heat_map(matrix: NamedMatrix, side: int, small: bool) -> Panel:
     array = matrix.array
     step = -(-max(array.shape) // side)
     shown = largest_of_blocks(array, step)
-    limit = float(np.quantile(np.abs(shown), tuning.saturated)) or 1.0
+    limit = float(np.quantile(np.abs(shown), SATURATED)) or 1.0
     unit = 1.0 if limit < np.finfo(np.float64).max / 4 else limit  # colour scales are differences
     colours = f"Red is above 0, blue below, full colour at ±{scientific(limit)}."
     pixel = f" A pixel is the largest of {step} × {step} entries." if step > 1 else ""
@@ -178,12 +173,15 @@ def largest_of_blocks(array: Array, step: int) -> Array:
 
 
 def spectrum_panel(
-    found: list[NamedMatrix], bounds: Mapping[str, float], tuning: MatrixTuning = MatrixTuning()
+    found: list[NamedMatrix],
+    bounds: Mapping[str, float],
+    largest: int = LARGEST,
+    most: int = MOST,
 ) -> Panel | None:
     """Return the singular values of all W, beside the certificate's bound; None without any."""
     name = next((matrix.name.split(" ")[0] for matrix in found), "")
     same = [matrix for matrix in found if matrix.name.split(" ")[0] == name]
-    every = (matrix.spectrum(tuning.largest) for matrix in same[: tuning.most])
+    every = (matrix.spectrum(largest) for matrix in same[:most])
     spectra = [values for values in every if values is not None]
     positive = [values[values > 0] for values in spectra]
     if not any(map(len, positive)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,21 +12,16 @@ from unsoftmax.figures.model_panels import matrices, matrix_panels, spectrum_pan
 from unsoftmax.figures.panel import THEME, Panel, in_tens, in_whole_numbers, label, scientific
 from unsoftmax.protocol import Certificate, Course, Evidence
 
-
-@dataclass(frozen=True, slots=True)
-class RunTuning:
-    """How much of long runs is drawn."""
-
-    points: int = 512
-    """Points of a curve: a file may hold any number."""
-    phases: int = 9
-    """Phases with a bar of their own; the rest are one."""
-    coloured: int = 5
-    """Phases with a colour of their own: more are not told apart."""
-    smallest: float = 1e-18
-    """Residuals that are 0 are drawn here: below what float64 tells."""
-    bars: int = 36
-    """Rows of a chart; a table has all."""
+# Points of a curve: a file may hold any number.
+POINTS = 512
+# Phases with a bar of their own; the rest are one.
+PHASES = 9
+# Phases with a colour of their own: more are not told apart.
+COLOURED = 5
+# Residuals that are 0 are drawn here: below what float64 tells.
+SMALLEST = 1e-18
+# Rows of a chart; a table has all.
+BARS = 36
 
 
 def recovery_panels(
@@ -78,18 +73,18 @@ def bounds_panel(errors: Mapping[str, float], norms: Mapping[str, float]) -> Pan
     return Panel("What the certificate bounds", "; ".join(said) + ".", draw)
 
 
-def residuals_panel(evidence: Evidence, tuning: RunTuning = RunTuning()) -> Panel | None:
+def residuals_panel(evidence: Evidence) -> Panel | None:
     """Return the hold-out's residuals, each beside its tolerance."""
     pairs = np.array(evidence.residuals, dtype=np.float64).reshape(-1, 2)
     pairs = np.abs(pairs[np.isfinite(pairs).all(axis=1)])
-    pairs = pairs[:: -(-len(pairs) // tuning.points) or 1]
+    pairs = pairs[:: -(-len(pairs) // POINTS) or 1]
     if not len(pairs):
         return None
     zeros = int(np.sum(pairs[:, 0] == 0))
 
     def draw(axis: Any) -> None:
         index = np.arange(1, len(pairs) + 1)
-        missed, allowed = np.maximum(pairs, tuning.smallest).T
+        missed, allowed = np.maximum(pairs, SMALLEST).T
         axis.semilogy(index, allowed, "_", ms=7, color=THEME.series[1], label="allowed")
         axis.semilogy(index, missed, ".", ms=5, color=THEME.series[0], label="missed by")
         axis.set(xlabel="fresh answers, best predicted first", ylabel="share of natural size")
@@ -100,7 +95,7 @@ def residuals_panel(evidence: Evidence, tuning: RunTuning = RunTuning()) -> Pane
         axis.set_ylim(low, high * (high / low) ** 0.15)
         in_tens(axis.yaxis)
 
-    exact = f" {zeros} are 0, drawn at {tuning.smallest:.0e}." if zeros else ""
+    exact = f" {zeros} are 0, drawn at {SMALLEST:.0e}." if zeros else ""
     others = evidence.queries - len(evidence.residuals)
     if others > 0 and len(evidence.residuals) < evidence.MOST:
         exact += (
@@ -118,16 +113,18 @@ def residuals_panel(evidence: Evidence, tuning: RunTuning = RunTuning()) -> Pane
     )
 
 
-def course_panels(course: Course | None, tuning: RunTuning = RunTuning()) -> list[Panel]:
+def course_panels(
+    course: Course | None, bars: int = PHASES, coloured: int = COLOURED
+) -> list[Panel]:
     """Return the answers over time, and by phase; nothing where none came."""
     if course is None or not course.points:
         return []
     phases = sorted(course.phases.items(), key=lambda item: -item[1][0])
-    colours = {phase: THEME.series[n] for n, (phase, _) in enumerate(phases[: tuning.coloured])}
-    points = course.points[:: -(-len(course.points) // tuning.points)]
+    colours = {phase: THEME.series[n] for n, (phase, _) in enumerate(phases[:coloured])}
+    points = course.points[:: -(-len(course.points) // POINTS)]
     return [
         _over_time(replace(course, points=(*points, course.points[-1])), colours),
-        _by_phase(phases, colours, tuning),
+        _by_phase(phases, colours, bars),
     ]
 
 
@@ -168,10 +165,10 @@ def _over_time(course: Course, colours: Mapping[str, str]) -> Panel:
 def _by_phase(
     phases: Sequence[tuple[str, tuple[int, float]]],
     colours: Mapping[str, str],
-    tuning: RunTuning,
+    bars: int,
 ) -> Panel:
-    shown = [(phase, count) for phase, (count, _) in phases[: tuning.phases]]
-    if rest := [count for _, (count, _) in phases[tuning.phases :]]:
+    shown = [(phase, count) for phase, (count, _) in phases[:bars]]
+    if rest := [count for _, (count, _) in phases[bars:]]:
         shown.append((f"{len(rest)} other phases", sum(rest)))
 
     def draw(axis: Any) -> None:
@@ -193,10 +190,10 @@ def _by_phase(
     )
 
 
-def power_panel(power: Mapping[str, float], tuning: RunTuning = RunTuning()) -> Panel | None:
+def power_panel(power: Mapping[str, float], bars: int = BARS) -> Panel | None:
     """Return the smallest change of every tensor that a verification would have shown."""
     finite = {name: change for name, change in power.items() if np.isfinite(change) and change > 0}
-    rows = [*finite.items()][: tuning.bars]
+    rows = [*finite.items()][:bars]
     if not rows:
         return None
 

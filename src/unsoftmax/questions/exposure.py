@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from unsoftmax.campaign import Budget, Recovery, Retries, Watcher
-from unsoftmax.campaign.budget import whole
+from unsoftmax.campaign.limits import whole
 from unsoftmax.campaign.runner import opened_campaign, versions
 from unsoftmax.campaign.watching import CourseWatch
 from unsoftmax.learners.settings import at_least_0

@@ -13,20 +13,15 @@ from matplotlib.figure import Figure
 from unsoftmax.figures.panel import THEME, Panel, in_tens, scientific, themed, write_png
 from unsoftmax.questions import DefenceComparison, DefenceTrial
 
-
-@dataclass(frozen=True, slots=True)
-class DefencePanelTuning:
-    """How the curves are drawn."""
-
-    least_loss: float = 1e-7
-    """Smaller losses are drawn here: on a logarithmic axis 0 has no place."""
-    least_error: float = 1e-16
-    """Smaller errors are drawn here."""
-    most_error: float = 5.0
-    log_from: float = 30.0
-    """Strengths that span this factor are drawn on a logarithmic axis."""
-    columns: int = 4
-    """Panels beside each other in a picture."""
+# Smaller losses are drawn here: on a logarithmic axis 0 has no place.
+LEAST_LOSS = 1e-7
+# Smaller errors are drawn here.
+LEAST_ERROR = 1e-16
+MOST_ERROR = 5.0
+# Strengths that span this factor are drawn on a logarithmic axis.
+LOG_FROM = 30.0
+# Panels beside each other in a picture.
+COLUMNS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +67,7 @@ def curves(trials: Sequence[DefenceTrial]) -> Iterator[DefenceCurve]:
             yield DefenceCurve(kind, tuple(alike), colour, marker)
 
 
-def loss_panel(
-    result: DefenceComparison, tuning: DefencePanelTuning = DefencePanelTuning()
-) -> Panel | None:
+def loss_panel(result: DefenceComparison) -> Panel | None:
     """Return the error of the parameters by the loss of utility; None where none is known."""
     known = [
         (curve, some)
@@ -86,9 +79,9 @@ def loss_panel(
 
     def draw(axis: Any) -> None:
         for curve, some in known:
-            x = [max(trial.loss or 0.0, tuning.least_loss) for trial in some]
-            curve.drawn(axis, x, some, tuning.least_error)
-        _framed(axis, result.threshold, tuning)
+            x = [max(trial.loss or 0.0, LEAST_LOSS) for trial in some]
+            curve.drawn(axis, x, some, LEAST_ERROR)
+        _framed(axis, result.threshold)
         axis.axvline(result.most_loss, color=THEME.muted, linewidth=0.8, linestyle=":")
         axis.set(
             xscale="log",
@@ -109,7 +102,7 @@ def loss_panel(
         "What the best attack gets, by what the defence costs",
         f"{'; '.join(said)}.",
         draw,
-        f"A loss of 0 is drawn at {tuning.least_loss:.0e}. Dotted: the error that a defence is to "
+        f"A loss of 0 is drawn at {LEAST_LOSS:.0e}. Dotted: the error that a defence is to "
         "leave, and the most that it may cost. A cross: every attack was refused, which is no "
         "evidence.",
         width=5.0,
@@ -117,14 +110,12 @@ def loss_panel(
     )
 
 
-def strength_panels(
-    result: DefenceComparison, tuning: DefencePanelTuning = DefencePanelTuning()
-) -> tuple[Panel, ...]:
+def strength_panels(result: DefenceComparison) -> tuple[Panel, ...]:
     """Return the error of the parameters by the strength of every defence that has several."""
     every = list(curves(result.trials))
     kinds = dict.fromkeys(curve.kind for curve in every if len(curve.trials) > 1)
     return tuple(
-        _strength_panel(kind, [curve for curve in every if curve.kind == kind], result, tuning)
+        _strength_panel(kind, [curve for curve in every if curve.kind == kind], result)
         for kind in kinds
     )
 
@@ -133,16 +124,15 @@ def _strength_panel(
     kind: str,
     mine: Sequence[DefenceCurve],
     result: DefenceComparison,
-    tuning: DefencePanelTuning,
 ) -> Panel:
     def draw(axis: Any) -> None:
         every = [trial.strength for curve in mine for trial in curve.trials]
         for curve in mine:
             x = [trial.strength for trial in curve.trials]
-            curve.drawn(axis, x, curve.trials, tuning.least_error)
-        _framed(axis, result.threshold, tuning)
+            curve.drawn(axis, x, curve.trials, LEAST_ERROR)
+        _framed(axis, result.threshold)
         axis.set(xlabel=mine[0].trials[0].unit, ylabel="error")
-        if max(every) > tuning.log_from * min(every):
+        if max(every) > LOG_FROM * min(every):
             axis.set_xscale("log")
             in_tens(axis.xaxis)
 
@@ -154,8 +144,8 @@ def _strength_panel(
     return Panel(f"Strength: {kind}", "; ".join(said) + ".", draw)
 
 
-def _framed(axis: Any, threshold: float, tuning: DefencePanelTuning) -> None:
-    axis.set(yscale="log", ylim=(tuning.least_error / 3, tuning.most_error))
+def _framed(axis: Any, threshold: float) -> None:
+    axis.set(yscale="log", ylim=(LEAST_ERROR / 3, MOST_ERROR))
     in_tens(axis.yaxis)
     axis.grid(alpha=0.6)
     axis.axhline(threshold, color=THEME.muted, linewidth=0.8, linestyle=":")
@@ -164,7 +154,6 @@ def _framed(axis: Any, threshold: float, tuning: DefencePanelTuning) -> None:
 def draw_defences(
     result: DefenceComparison,
     path: str | os.PathLike[str],
-    tuning: DefencePanelTuning = DefencePanelTuning(),
 ) -> None:
     """Draw all curves into one picture.
 
@@ -174,16 +163,14 @@ def draw_defences(
         What `unsoftmax.defend` returned.
     path : path
         Where to write a PNG.
-    tuning : DefencePanelTuning
-        How to draw them.
     """
-    small = strength_panels(result, tuning)
-    rows = -(-len(small) // tuning.columns)
+    small = strength_panels(result)
+    rows = -(-len(small) // COLUMNS)
     with themed():
-        figure = Figure(figsize=(3.1 * tuning.columns, 6.0 + 2.4 * rows), layout="constrained")
-        grid = figure.add_gridspec(rows + 2, tuning.columns)
-        places = [grid[2 + n // tuning.columns, n % tuning.columns] for n in range(len(small))]
-        panels = [(loss_panel(result, tuning), grid[:2, :]), *zip(small, places, strict=True)]
+        figure = Figure(figsize=(3.1 * COLUMNS, 6.0 + 2.4 * rows), layout="constrained")
+        grid = figure.add_gridspec(rows + 2, COLUMNS)
+        places = [grid[2 + n // COLUMNS, n % COLUMNS] for n in range(len(small))]
+        panels = [(loss_panel(result), grid[:2, :]), *zip(small, places, strict=True)]
         for panel, place in panels:
             if panel is not None:
                 axis = figure.add_subplot(place)

@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import io
 import re
-from dataclasses import dataclass
 
 from markupsafe import Markup, escape
 from matplotlib.figure import Figure
 
 from unsoftmax.figures.panel import THEME, Panel, themed
 
-
-@dataclass(frozen=True, slots=True)
-class DrawingTuning:
-    """How fine rasters are that matplotlib makes itself."""
-
-    dpi: int = 96
-    """Of colour bars; heat maps have a pixel per entry."""
+# Of colour bars; heat maps have a pixel per entry.
+DPI = 96
 
 
-def svg(panel: Panel, name: str, tuning: DrawingTuning = DrawingTuning()) -> Markup:
+def svg(panel: Panel, name: str) -> Markup:
     """Draw a panel as an element of a page.
 
     Parameters
@@ -35,7 +29,7 @@ def svg(panel: Panel, name: str, tuning: DrawingTuning = DrawingTuning()) -> Mar
         panel.draw(figure.subplots())
         file = io.StringIO()
         no_metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-        figure.savefig(file, format="svg", dpi=tuning.dpi, metadata=no_metadata)
+        figure.savefig(file, format="svg", dpi=DPI, metadata=no_metadata)
     return _inlined(file.getvalue(), panel, name)
 
 

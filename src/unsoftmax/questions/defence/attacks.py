@@ -309,7 +309,7 @@ def _layer(layer: models.AttentionLayer) -> Structure:
         raise ValueError(ATTENTION_WITH_NORM)
     d, m, (scores, _) = layer.dim, layer.outputs, _layer_parts(layer)
     H, rank, parameters = len(scores), _rank(scores), layer_parameters(layer)
-    learner = learners.AttentionLayerLearner(d, max_heads=H or None)
+    learner = learners.AttentionLayerLearner(d, max_heads=H or 64)
     typical = counts.attention_layer_queries(d, max(1, H), max(1, rank)) + d
     return Structure(d, rank, True, parameters, _layer_parts, VECTORS, learner, typical, m)
 
