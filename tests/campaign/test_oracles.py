@@ -19,8 +19,8 @@ import unsoftmax as us
 from tests.campaign.lives import PATIENCE_S, Life, account, one_by_one
 from tests.campaign.script import Script, answers_of, sequences
 from tests.truth import Counted
+from unsoftmax.campaign import scheduler as scheduler_room
 from unsoftmax.campaign import watching
-from unsoftmax.campaign import workers as workers_room
 from unsoftmax.campaign.spans import BatchSizes
 from unsoftmax.probes import Sequences
 
@@ -632,7 +632,7 @@ def test_others_go_on_beside_a_call_that_hangs(workers):
 
 def test_a_call_that_never_began_is_called_off():
     """Threads that are all busy, as between two calls: nothing is asked that is not waited for."""
-    pool, release, calls = workers_room.Threads(1), threading.Event(), []
+    pool, release, calls = scheduler_room.Threads(1), threading.Event(), []
     busy = pool.submit(lambda: release.wait(PATIENCE_S))
     waiting = pool.submit(lambda: calls.append(True))
     pool.leave(waiting)
