@@ -17,9 +17,10 @@ from unsoftmax.cli.console import (
     AsJson,
     Debug,
     Refusal,
+    say,
+    say_notes,
     show_json,
     show_table,
-    stdout,
     watching,
     with_exit_status,
 )
@@ -95,17 +96,13 @@ def audit(
         _show(target, result, seconds)
         files = [AUDIT_FILE, *([RECOVERY_FILE, MODEL_FILE] if result.recovery is not None else [])]
         said = and_more(f"{out}/{name}" for name in (*files, *more)).removeprefix(", ")
-        stdout.print(f"Written: {said}", soft_wrap=True, markup=False)
+        say(f"Written: {said}", soft_wrap=True)
         if result.whole is not None:
-            stdout.print(
-                f"Next: {_whole_line(result.whole, target, int(known), out, asked.auth)}",
-                soft_wrap=True,
-                markup=False,
-                highlight=False,
-            )
+            line = _whole_line(result.whole, target, int(known), out, asked.auth)
+            say(f"Next: {line}", soft_wrap=True)
         if following := _following(result, asked.limit()):
             label = "Next" if result.whole is None else "Or, one number of the answers alone"
-            stdout.print(f"{label}: {following}", soft_wrap=True, markup=False, highlight=False)
+            say(f"{label}: {following}", soft_wrap=True)
     raise typer.Exit(_STATUS[_end(result, recover)])
 
 
@@ -185,9 +182,7 @@ def _show(target: str, result: us.Audit, seconds: float) -> None:
         errors = result.recovery.certificate.errors.items()
         bounds = ", ".join(f"{name} to {bound:.1e}" for name, bound in errors)
         rows.append(("recovered", f"{result.recovery.model!r}: {bounds}"))
-    stdout.print(target, markup=False, highlight=False, soft_wrap=True)
+    say(target, soft_wrap=True)
     show_table("", [*rows, ("seconds", f"{seconds:.1f}")])
-    for sentence in result.reasons:
-        stdout.print(f"Because: {sentence}", markup=False, highlight=False)
-    for note in result.notes:
-        stdout.print(f"Note: {note}", markup=False, highlight=False)
+    say_notes(result.reasons, "Because")
+    say_notes(result.notes)

@@ -9,7 +9,7 @@ import numpy as np
 import typer
 
 import unsoftmax as us
-from unsoftmax.cli.console import AsJson, show_json, show_table, stdout, with_exit_status
+from unsoftmax.cli.console import AsJson, say, show_json, show_table, with_exit_status
 
 if TYPE_CHECKING:
     from unsoftmax.models.model import FrozenModel
@@ -55,7 +55,7 @@ def compare(
             rows[2] = ("dimensions", f"{first.dim} and {second.dim}")
         elif said := _other_answers(first, second):
             rows[2] = ("answers", said)
-        stdout.print(f"{a} and {b}", markup=False, highlight=False, soft_wrap=True)
+        say(f"{a} and {b}", soft_wrap=True)
         show_table("", rows)
     raise typer.Exit(_STATUS[result.verdict])
 

@@ -121,9 +121,9 @@ def _tell(error: BaseException, options: dict[str, Any]) -> None:
     name, message = _named(error)
     if options.get("debug"):
         chain = printable("".join(traceback.format_exception(error)))
-        stderr.print(chain, markup=False, highlight=False, soft_wrap=True)
+        say(chain, stderr, soft_wrap=True)
     said = f"{'Error' if name == 'Refusal' else name}: {message}"
-    stderr.print(printable(said), markup=False, highlight=False, soft_wrap=True)
+    say(printable(said), stderr, soft_wrap=True)
     if options.get("as_json"):
         content = {"error": name, "message": message, "status": status_of(error)}
         if isinstance(error, NotServed):
@@ -147,6 +147,17 @@ def _named(error: BaseException) -> tuple[str, str]:
     if isinstance(error, Terminated):
         return "Terminated", " ".join(notes) or f"Stopped by {signal.Signals(status - 128).name}."
     return type(error).__name__, " ".join([str(error), *notes])
+
+
+def say(line: str, console: Console = stdout, *, soft_wrap: bool = False) -> None:
+    """Print a line as it is; with ``soft_wrap`` without breaking it, as paths and commands want."""
+    console.print(line, markup=False, highlight=False, soft_wrap=soft_wrap)
+
+
+def say_notes(notes: Iterable[str], label: str = "Note") -> None:
+    """Print sentences, a line each."""
+    for note in notes:
+        say(f"{label}: {note}")
 
 
 def show_json(content: dict[str, Any]) -> None:
@@ -296,6 +307,6 @@ def _lines() -> Watcher:
                 rate = (event.answered - first) / (now - began)
                 left = max(0, event.expected - event.answered) / max(rate, 1e-9)
                 line += f", {rate:,.0f}/s, {left:,.0f} s left"
-        stderr.print(line, markup=False, highlight=False)
+        say(line, stderr)
 
     return report

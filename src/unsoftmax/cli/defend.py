@@ -18,10 +18,11 @@ from unsoftmax.cli.console import (
     AsJson,
     Debug,
     Refusal,
+    say,
+    say_notes,
     show_json,
     show_rows,
     stderr,
-    stdout,
     watching,
     with_exit_status,
 )
@@ -118,7 +119,7 @@ def defend(
         return
     _show(result, target)
     more = and_more(f"{out}/{name}" for name in drawn)
-    stdout.print(f"Written: {out}/{DEFENCE_FILE}{more}", soft_wrap=True, markup=False)
+    say(f"Written: {out}/{DEFENCE_FILE}{more}", soft_wrap=True)
 
 
 def _kept(
@@ -160,12 +161,12 @@ def _known(oracle: Oracle, model: str | None, settings: Settings, campaign: dict
     learner = build(model or "low-rank", settings if model else {"biases": True, **settings})
     check_learner(learner, learner.dim)
     plan = learner.plan()
-    stderr.print(
+    say(
         f"The target is asked at most {plan.at_most + 32:,} queries, all to recover it "
         "undefended; defences are tried on what is recovered.",
-        highlight=False,
+        stderr,
     )
-    stderr.print(plan.lengths, markup=False, highlight=False)
+    say(plan.lengths, stderr)
     with watching() as watcher:
         return us.learn(oracle, learner, progress=watcher, **campaign)
 
@@ -178,7 +179,7 @@ def _watch() -> Callable[[int, int, DefenceTrial], None]:
         nonlocal said
         if time.monotonic() - said > EVERY_S:
             said = time.monotonic()
-            stderr.print(f"defence {number} of {count}: {trial.words}", highlight=False)
+            say(f"defence {number} of {count}: {trial.words}", stderr)
 
     return report
 
@@ -191,17 +192,15 @@ def _draw(result: us.DefenceComparison, out: Path) -> tuple[str]:
 
 
 def _show(result: us.DefenceComparison, target: str) -> None:
-    stdout.print(f"{target}: {result.target}", markup=False, highlight=False, soft_wrap=True)
+    say(f"{target}: {result.target}", soft_wrap=True)
     heads = ("defence", "lost", "refused", "error", "function", "queries")
     show_rows("", heads, map(_row, result.trials))
-    stdout.print(
+    say(
         "lost: change of the answers, in their spread; error: of W (of the parameters), relative, "
-        "and of the function, by the best attack, with its queries; ?: not known.",
-        highlight=False,
+        "and of the function, by the best attack, with its queries; ?: not known."
     )
-    stdout.print(result.recommendation, markup=False, highlight=False)
-    for note in result.notes:
-        stdout.print(f"Note: {note}", markup=False, highlight=False)
+    say(result.recommendation)
+    say_notes(result.notes)
 
 
 def _row(trial: DefenceTrial) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -16,9 +17,10 @@ from unsoftmax.cli.console import (
     AsJson,
     Refusal,
     query_rows,
+    say,
+    say_notes,
     show_columns,
     show_json,
-    stdout,
     watching,
     with_exit_status,
 )
@@ -52,16 +54,24 @@ def demo(
     if importlib.util.find_spec("matplotlib") is None:
         raise Refusal("The demo draws a picture: pip install 'unsoftmax[report]'")
     prepare(out, ("model.safetensors", "recovery.json", "recovery.png"))
-    if model == "multi-head":
-        _all_heads(out, report, as_json)
-    elif model == "layer":
-        _whole_layer(out, report, as_json)
-    else:
-        _one_head(model, out, report, as_json)
+    case = {"multi-head": _all_heads, "layer": _whole_layer}.get(model or "")
+    _shown(_one_head(model) if case is None else case(), out, report, as_json)
 
 
-def _one_head(model: str | None, out: Path, report: bool, as_json: bool) -> None:
-    from unsoftmax.campaign.recovery import RECOVERY_FILE
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """What is recovered, how, and how that is drawn beside the truth."""
+
+    title: str
+    truth: Any
+    learners: Mapping[str, Learner[Any]]
+    """By --model; the last one's results are in the folder itself."""
+    draw: Callable[[Any, Path], None]
+    heads: Callable[[Any], int] | None = None
+    """Counts them, where their number is a result."""
+
+
+def _one_head(model: str | None) -> _Case:
     from unsoftmax.cli.minilm import minilm_head
     from unsoftmax.figures.comparison import draw_head
 
@@ -70,72 +80,67 @@ def _one_head(model: str | None, out: Path, report: bool, as_json: bool) -> None
         "low-rank": us.learners.LowRankHead(truth.dim, rank=len(truth.arrays()["K"]), biases=True),
         "exact": us.learners.ExactHead(truth.dim, biases=True),
     }
-    runs = {name: _run(truth, learners[name]) for name in learners if model in (None, name)}
-    first = list(runs)[-1]
-    for name, run in runs.items():
-        folder = out if name == first else out / name
-        run.recovery.save(folder)
-        draw_head(truth, run.recovery.model, folder / "recovery.png")
-        drawn = finish(folder, RECOVERY_FILE, report=report)
-    if as_json:
-        beside = {name: run.to_json() for name, run in runs.items() if name != first}
-        show_json({**runs[first].to_json(), **beside, "out": str(out)})
-        return
-    show_columns(
-        "all-MiniLM-L6-v2, layer 0, head 0, coordinate 0 (d = 384, r = 32)",
-        {f"--model {name}": run.rows() for name, run in runs.items()},
+    return _Case(
+        "layer 0, head 0, coordinate 0 (d = 384, r = 32)",
+        truth,
+        {name: learner for name, learner in learners.items() if model in (None, name)},
+        lambda found, path: draw_head(truth, found, path),
     )
-    for name, run in runs.items():
-        for note in run.recovery.notes:
-            stdout.print(f"Note ({name}): {note}", markup=False, highlight=False)
-    same = "".join(f"; {out}/{name}/ the same" for name in runs if name != first)
-    _written(out, drawn, same)
 
 
-def _all_heads(out: Path, report: bool, as_json: bool) -> None:
-    from unsoftmax.campaign.recovery import RECOVERY_FILE
+def _all_heads() -> _Case:
     from unsoftmax.cli.minilm import minilm_heads
     from unsoftmax.figures.comparison import draw_heads
 
     truth = minilm_heads()
-    learner = us.learners.MultiHeadLearner(truth.dim, max_heads=16, biases=True)
-    run = _run(truth, learner)
-    run.recovery.save(out)
-    draw_heads(truth, _in_order(run.recovery.model, truth), out / "recovery.png")
-    drawn = finish(out, RECOVERY_FILE, report=report)
-    if as_json:
-        show_json({**run.to_json(), "heads": len(run.recovery.model.v), "out": str(out)})
-        return
-    show_columns(
-        "all-MiniLM-L6-v2, layer 0, all 12 heads, coordinate 0 (d = 384, r = 32)",
-        {"--model multi-head": [("heads found", str(len(run.recovery.model.v))), *run.rows()]},
+    return _Case(
+        "layer 0, all 12 heads, coordinate 0 (d = 384, r = 32)",
+        truth,
+        {"multi-head": us.learners.MultiHeadLearner(truth.dim, max_heads=16, biases=True)},
+        lambda found, path: draw_heads(truth, _in_order(found, truth), path),
+        heads=lambda found: len(found.v),
     )
-    for note in run.recovery.notes:
-        stdout.print(f"Note: {note}", markup=False, highlight=False)
-    _written(out, drawn, "")
 
 
-def _whole_layer(out: Path, report: bool, as_json: bool) -> None:
-    from unsoftmax.campaign.recovery import RECOVERY_FILE
+def _whole_layer() -> _Case:
     from unsoftmax.cli.minilm import minilm_layer
     from unsoftmax.figures.comparison import draw_layer
 
-    served = minilm_layer(whole=True)
-    run = _run(served, us.learners.AttentionLayerLearner(served.dim))
-    run.recovery.save(out)
-    truth = us.canonical(served)
-    draw_layer(truth, _beside(run.recovery.model, truth), out / "recovery.png")
-    drawn = finish(out, RECOVERY_FILE, report=report)
-    if as_json:
-        show_json({**run.to_json(), "heads": run.recovery.model.H, "out": str(out)})
-        return
-    show_columns(
-        "all-MiniLM-L6-v2, layer 0: attention, residual and LayerNorm (d = 384, 12 heads of 32)",
-        {"--model attention-layer": [("heads found", str(run.recovery.model.H)), *run.rows()]},
+    truth = minilm_layer(whole=True)
+    known = us.canonical(truth)
+    return _Case(
+        "layer 0: attention, residual and LayerNorm (d = 384, 12 heads of 32)",
+        truth,
+        {"attention-layer": us.learners.AttentionLayerLearner(truth.dim)},
+        lambda found, path: draw_layer(known, _beside(found, known), path),
+        heads=lambda found: int(found.H),
     )
-    for note in run.recovery.notes:
-        stdout.print(f"Note: {note}", markup=False, highlight=False)
-    _written(out, drawn, "")
+
+
+def _shown(case: _Case, out: Path, report: bool, as_json: bool) -> None:
+    """Recover, write and show."""
+    from unsoftmax.campaign.recovery import RECOVERY_FILE
+
+    runs = {name: _run(case.truth, learner) for name, learner in case.learners.items()}
+    first = list(runs)[-1]
+    for name, run in runs.items():
+        folder = out if name == first else out / name
+        run.recovery.save(folder)
+        case.draw(run.recovery.model, folder / "recovery.png")
+        drawn = finish(folder, RECOVERY_FILE, report=report)
+    heads = {} if case.heads is None else {"heads": case.heads(runs[first].recovery.model)}
+    if as_json:
+        beside = {name: run.to_json() for name, run in runs.items() if name != first}
+        show_json({**runs[first].to_json(), **beside, **heads, "out": str(out)})
+        return
+    counted = [(f"{name} found", str(count)) for name, count in heads.items()]
+    columns = {f"--model {name}": [*counted, *run.rows()] for name, run in runs.items()}
+    show_columns(f"all-MiniLM-L6-v2, {case.title}", columns)
+    for name, run in runs.items():
+        say_notes(run.recovery.notes, "Note" if heads else f"Note ({name})")
+    same = "".join(f"; {out}/{name}/ the same" for name in runs if name != first)
+    files = "model.safetensors, recovery.json, recovery.png"
+    say(f"Written: {out}/{files}{and_more(drawn)}{same}", soft_wrap=True)
 
 
 def _beside(found: us.AttentionLayer, truth: us.AttentionLayer) -> us.AttentionLayer:
@@ -146,14 +151,6 @@ def _beside(found: us.AttentionLayer, truth: us.AttentionLayer) -> us.AttentionL
     apart = distances([head.scores for head in truth.heads], [head.scores for head in found.heads])
     heads = [found.heads[h] for h in np.argmin(apart, axis=1)]
     return us.AttentionLayer(heads, found.c, found.residual, found.norm)
-
-
-def _written(out: Path, drawn: tuple[str, ...], same: str) -> None:
-    stdout.print(
-        f"Written: {out}/model.safetensors, recovery.json, recovery.png{and_more(drawn)}{same}",
-        soft_wrap=True,
-        markup=False,
-    )
 
 
 def _in_order(found: us.MultiHead, truth: us.MultiHead) -> us.MultiHead:

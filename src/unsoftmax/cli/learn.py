@@ -19,10 +19,11 @@ from unsoftmax.cli.console import (
     Debug,
     holdout_row,
     query_rows,
+    say,
+    say_notes,
     show_json,
     show_table,
     stderr,
-    stdout,
     watching,
     with_exit_status,
 )
@@ -87,7 +88,7 @@ def learn(
     book, plan = ledger or out / "ledger.sqlite", learner.plan()
     if not book.exists():
         _warn_of_budget(asked.limit(), plan, holdout, samples_of(sampling))
-        stderr.print(plan.lengths, markup=False, highlight=False)
+        say(plan.lengths, stderr)
     prepare(out, ("model.safetensors", "recovery.json", PICTURE, REFUSAL_FILE))
     began = time.monotonic()
     with sentences(book):
@@ -113,7 +114,7 @@ def learn(
         show_recovery(recovery, plan.formula, seconds)
         written_files = f"Written: {out}/model.safetensors, {out}/recovery.json"
         more = and_more(f"{out}/{name}" for name in drawn)
-        stdout.print(written_files + more, soft_wrap=True, markup=False)
+        say(written_files + more, soft_wrap=True)
 
 
 def _resolved(
@@ -135,16 +136,16 @@ def _warn_of_budget(budget: us.Budget, plan: Plan, holdout: int, samples: int) -
     beside = f"a hold-out of {holdout}{f' and {samples:,} samples' if samples else ''}"
     needed, tokens = (plan.queries or 0) + checks, 0 if plan.queries is None else plan.tokens
     if budget.queries is not None and budget.queries < needed:
-        stderr.print(
+        say(
             f"A budget of {budget.queries:,} will not be enough: the plan and {beside} "
             f"need {needed:,} queries.",
-            highlight=False,
+            stderr,
         )
     if budget.tokens is not None and budget.tokens < tokens + checks:
-        stderr.print(
+        say(
             f"A budget of {budget.tokens:,} tokens will not be enough: the plan needs {tokens:,}, "
             f"and {beside} queries more.",
-            highlight=False,
+            stderr,
         )
 
 
@@ -192,5 +193,4 @@ def show_recovery(recovery: us.Recovery[AnyModel], formula: str, seconds: float)
     rows += [holdout_row(recovery), ("seconds", f"{seconds:.1f}")]
     checked = "" if recovery.evidence.passed else ", unchecked"
     show_table(f"Recovered{checked}: {recovery.model!r}", rows)
-    for note in recovery.notes:
-        stdout.print(f"Note: {note}", markup=False, highlight=False)
+    say_notes(recovery.notes)

@@ -38,7 +38,7 @@ from typing import (
 import typer
 
 from unsoftmax import learners
-from unsoftmax.cli.console import Refusal, stderr
+from unsoftmax.cli.console import Refusal, say, stderr
 from unsoftmax.cli.targets import imported
 from unsoftmax.learners import MODELS, MODULES
 from unsoftmax.old_spellings import OLD
@@ -92,7 +92,7 @@ def _respelled(learner: str, settings: Settings) -> Settings:
     for old in OLD.get(learner, ()):
         if old.name != old.now and old.name in now:
             said = f"{_flag(old.name)} is {_flag(old.now)} now, and goes with the next release."
-            stderr.print(said, markup=False, highlight=False)
+            say(said, stderr)
             now[old.now] = old.value(now.pop(old.name))
     return now
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from unsoftmax.cli.commands import WORDS
-from unsoftmax.cli.console import Refusal, stderr
+from unsoftmax.cli.console import Refusal, say, stderr
 
 PAGE_NEEDS = "matplotlib and jinja2"
 PAGE_FILE = "report.html"
@@ -102,15 +102,13 @@ def finish(
         return (*pictures(), write_page(out).name)
     except ImportError:
         later = f"Then: unsoftmax report {out}"
-        _say(f"No {PAGE_FILE}. {missing_extra(PAGE_NEEDS, 'report')} {later}")
+        say(
+            f"No {PAGE_FILE}. {missing_extra(PAGE_NEEDS, 'report')} {later}", stderr, soft_wrap=True
+        )
     except Exception as error:  # whatever drawing meets: the result is paid for, and written
         named = "" if isinstance(error, (OSError, ValueError)) else f"{type(error).__name__}: "
-        _say(f"{PAGE_FILE} was not written: {named}{error}")
+        say(f"{PAGE_FILE} was not written: {named}{error}", stderr, soft_wrap=True)
     return ()
-
-
-def _say(line: str) -> None:
-    stderr.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def and_more(names: Iterable[Any]) -> str:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from unsoftmax.cli.console import AsJson, show_json, show_table, stdout, with_exit_status
+from unsoftmax.cli.console import AsJson, say, show_json, show_table, with_exit_status
 from unsoftmax.cli.options import Settings, build, with_settings
 from unsoftmax.learners import MODELS
 
@@ -42,4 +42,4 @@ def plan(*, model: ModelName = "exact", as_json: AsJson = False, settings: Setti
         ("rounds, at most", f"{cost.rounds:,}"),
     ]
     show_table(f"Plan for --model {model}, asking nothing", rows)
-    stdout.print(cost.lengths, markup=False, highlight=False)
+    say(cost.lengths)

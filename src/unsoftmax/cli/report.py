@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from unsoftmax.cli.console import Refusal, stdout, with_exit_status
+from unsoftmax.cli.console import Refusal, say, with_exit_status
 from unsoftmax.cli.out_folder import PAGE_NEEDS
 
 
@@ -29,4 +29,4 @@ def report(
         raise Refusal(f"No page was written. {said}") from error
     except ValueError as error:
         raise Refusal(f"No page was written. {error}") from error
-    stdout.print(f"Written: {page}", soft_wrap=True, markup=False, highlight=False)
+    say(f"Written: {page}", soft_wrap=True)

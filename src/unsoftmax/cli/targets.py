@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import unsoftmax as us
-from unsoftmax.cli.console import Refusal, signal_behind, stderr
+from unsoftmax.cli.console import Refusal, say, signal_behind, stderr
 
 if TYPE_CHECKING:
     from unsoftmax.protocol import Oracle
@@ -70,7 +70,7 @@ def imported(target: str) -> Callable[..., Any]:
     module, _, name = target.partition(":")
     if not module or not name:
         raise Refusal(f"{target!r} names no function: give module:function.")
-    stderr.print(f"Importing {module} and calling {name}.", markup=False, highlight=False)
+    say(f"Importing {module} and calling {name}.", stderr)
     sys.path.insert(0, os.getcwd())
     try:
         with redirect_stdout(sys.stderr):

@@ -17,9 +17,10 @@ from unsoftmax.cli.console import (
     Debug,
     NotServed,
     Refusal,
+    say,
+    say_notes,
     show_json,
     show_table,
-    stdout,
     watching,
     with_exit_status,
 )
@@ -110,12 +111,11 @@ def verify(
     if as_json:
         show_json(result.to_json())
     else:
-        stdout.print(f"{target} and {weights}", markup=False, highlight=False, soft_wrap=True)
+        say(f"{target} and {weights}", soft_wrap=True)
         show_table("", _rows(result, time.monotonic() - began, kept=out is not None))
-        for note in result.notes:
-            stdout.print(f"Note: {note}", markup=False, highlight=False)
+        say_notes(result.notes)
         if files:
-            stdout.print(f"Written: {files}", markup=False, highlight=False, soft_wrap=True)
+            say(f"Written: {files}", soft_wrap=True)
     raise typer.Exit(_STATUS[result.verdict])
 
 
