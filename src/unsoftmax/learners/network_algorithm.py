@@ -183,8 +183,10 @@ class NetworkAlgorithm(Configured):
         judgement = yield from hold_out(asked, residuals.at, checks)
         if judgement.refuses:
             miss, allowed = judgement.worst
-            said = {"missed": miss, "most": allowed, "word": "stated" if stated else "allowed"}
-            raise Reason.ALGORITHM_MISSES.error(name=self.name, **said)
+            word = "stated" if stated else "allowed"
+            raise Reason.ALGORITHM_MISSES.error(
+                name=self.name, missed=miss, most=allowed, word=word
+            )
         certificate = Certificate(
             dict(zip(("constant", "slope"), errors, strict=True)), self._assumes(stated, checks)
         )
