@@ -129,12 +129,12 @@ class Reason(Enum):
     TOO_MANY_TO_FIND = NotIdentifiable, "it was not found within {most:,} queries."
     ORDINARY_MISSED = (
         ModelMismatch,
-        "what was recovered misses ordinary sequences by {missed:.1e}, beside answers of up to "
+        "the recovered model misses ordinary sequences by {missed:.1e}, where answers are up to "
         "{size:.1e}.",
     )
     ORDINARY_MISSED_AS_CERTIFIED = (
         NotIdentifiable,
-        "what was recovered misses ordinary sequences by {missed:.1e}, beside answers of up to "
+        "the recovered model misses ordinary sequences by {missed:.1e}, where answers are up to "
         "{size:.1e}, as its certificate allows.",
     )
 
