@@ -65,8 +65,7 @@ def texts(tree):
 NAMELESS = [
     m
     for m in FILES
-    if room_of(m) not in ("cli", "__main__")
-    and not m.endswith(("file", "header", "report.drawing"))
+    if room_of(m) not in ("cli", "__main__") and not m.endswith(("file", "header", "report.page"))
 ]  # and styles have variables of such names
 
 

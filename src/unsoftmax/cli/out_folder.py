@@ -82,7 +82,7 @@ def finish(
     out : Path
         The folder.
     result : str
-        The file of the result, one of `unsoftmax.report.sections.SECTIONS`.
+        The file of the result, one of `unsoftmax.report.page.SECTIONS`.
     report : bool
         Whether to draw.
     pictures : callable

@@ -9,7 +9,7 @@ The page is made of sections, one for each file of a result that is there:
    `report.blocks` (paragraphs, lists, facts, tables, panels). It reads the file by that ``load``
    alone, writes no HTML, and draws with panels (`figures.panel.Panel`), each with its text
    alternative. Whatever is in the files is text: the template escapes it.
-3. One line in `report.sections.SECTIONS` names the file and the function.
+3. One line in `report.page.SECTIONS` names the file and the function.
 
 The command ends with ``cli.out_folder.finish(out)``, which notes its command line and writes the
 page. Nothing else needs to know of the new kind.

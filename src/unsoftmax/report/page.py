@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -12,16 +13,34 @@ from pathlib import Path
 import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
+from matplotlib.figure import Figure
 
-from unsoftmax.figures.panel import UNPRINTABLE, Panel
+from unsoftmax.campaign.recovery import RECOVERY_FILE
+from unsoftmax.campaign.refused_run import REFUSAL_FILE
+from unsoftmax.figures.panel import THEME, UNPRINTABLE, Panel, themed
 from unsoftmax.models.files import replace_file
+from unsoftmax.questions.defence.defence_comparison import DEFENCE_FILE
+from unsoftmax.questions.exposure import AUDIT_FILE
+from unsoftmax.questions.verification import VERIFICATION_FILE
+from unsoftmax.report.audit_section import audit_section
 from unsoftmax.report.blocks import CodeText, DataTable, Facts, Paragraph, Part, Section
 from unsoftmax.report.command_record import CommandRecord, commands_of
-from unsoftmax.report.drawing import svg
-from unsoftmax.report.sections import SECTIONS
+from unsoftmax.report.defence_section import defence_section
+from unsoftmax.report.recovery_section import recovery_section
+from unsoftmax.report.refusal_section import refusal_section
+from unsoftmax.report.verification_section import verification_section
 from unsoftmax.report.wording import setting_rows
 
 PAGE_FILE = "report.html"
+
+# A file of a result, and what makes a section of it, in the order of the page.
+SECTIONS: Mapping[str, Callable[[Path], Section]] = {
+    AUDIT_FILE: audit_section,
+    REFUSAL_FILE: refusal_section,
+    RECOVERY_FILE: recovery_section,
+    VERIFICATION_FILE: verification_section,
+    DEFENCE_FILE: defence_section,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,3 +151,44 @@ def _reproduction(sections: Mapping[str, Section], commands: Mapping[str, Comman
             blocks.append(DataTable(f"Settings of {name}", ("setting", "value"), rows))
         blocks.append(Facts(tuple(versions.items()) or (("versions", "not recorded"),)))
     return Part("How to reproduce this", tuple(blocks))
+
+
+# Of colour bars; heat maps have a pixel per entry.
+DPI = 96
+
+
+def svg(panel: Panel, name: str) -> Markup:
+    """Draw a panel as an element of a page.
+
+    Parameters
+    ----------
+    panel : Panel
+        What to draw.
+    name : str
+        Begins every identifier in it: unique on the page, a letter and letters or digits.
+    """
+    with themed(**{"svg.hashsalt": name, "figure.facecolor": "none"}):
+        figure = Figure(figsize=(panel.width, panel.height), layout="constrained")
+        panel.draw(figure.subplots())
+        file = io.StringIO()
+        no_metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+        figure.savefig(file, format="svg", dpi=DPI, metadata=no_metadata)
+    return _inlined(file.getvalue(), panel, name)
+
+
+def _inlined(text: str, panel: Panel, name: str) -> Markup:
+    """Turn matplotlib's file into an element: unique identifiers, colours that the page sets."""
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    text = re.sub(r'(\bid="|url\(#|xlink:href="#)', rf"\g<1>{name}-", text)
+    for part, colour in THEME.names().items():
+        text = text.replace(colour, f"var(--{part})")
+    box = re.search(r'viewBox="[^"]*"', text)
+    assert box is not None
+    head = (
+        f'<svg class="figure" role="img" aria-labelledby="{name}-title {name}-desc" {box[0]} '
+        f'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink">'
+        f'<title id="{name}-title">{escape(panel.title)}</title>'
+        f'<desc id="{name}-desc">{escape(panel.described)}</desc>'
+    )
+    return Markup(head + re.sub(r"^<svg[^>]*>", "", text))
