@@ -30,6 +30,17 @@ class Reason(Enum):
     ('SAMPLES_ALL_0', 'NotIdentifiable')
     """
 
+    # Any learner
+    MORE_THAN_PLANNED = (
+        ModelMismatch,
+        "More than {queries:,} queries or {rounds:,} rounds would be needed: {why}.",
+    )
+    SINGULAR_EQUATIONS = (
+        ModelMismatch,
+        "The answers lead to equations that are singular: the target is {contrary}, or its "
+        "answers are too coarse.",
+    )
+
     # Labels: constant, or of something else
     LABELS_ALL_0 = (
         NotIdentifiable,

@@ -29,9 +29,9 @@ from typing import TypeAlias, TypeVar
 
 import numpy as np
 
-from unsoftmax.errors import ModelMismatch
 from unsoftmax.probes import Array, Design, Embedded, Probes, Round
 from unsoftmax.protocol import Answers, Plan
+from unsoftmax.refusals import Reason
 
 T = TypeVar("T")
 Asking: TypeAlias = Generator[Round, Answers, T]
@@ -120,16 +120,11 @@ def as_planned(steps: Asking[T], plan: Plan, excess: str, contrary: str) -> Aski
 
     ``excess`` says what the first means, ``contrary`` what the target is not in the second case.
     """
-    error = ModelMismatch(
-        f"More than {plan.at_most:,} queries or {plan.rounds:,} rounds would be needed: {excess}."
-    )
+    error = Reason.MORE_THAN_PLANNED.error(queries=plan.at_most, rounds=plan.rounds, why=excess)
     try:
         return (yield from limited(steps, error, queries=plan.at_most, rounds=plan.rounds))
     except np.linalg.LinAlgError as singular:
-        raise ModelMismatch(
-            f"The answers lead to equations that are singular: the target is {contrary}, or its "
-            "answers are too coarse."
-        ) from singular
+        raise Reason.SINGULAR_EQUATIONS.error(contrary=contrary) from singular
 
 
 def named(steps: Asking[T], name: str) -> Asking[T]:
