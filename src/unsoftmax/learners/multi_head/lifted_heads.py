@@ -47,7 +47,7 @@ from unsoftmax.learners.multi_head.window_sweeps import UNSETTLED, TokenHeads, W
 from unsoftmax.learners.single_head.distances import PERTURBED, TurnedKeys
 from unsoftmax.learners.single_head.lifted import KeySide
 from unsoftmax.models.arrays import TINY
-from unsoftmax.models.rotary_head import RotaryHead
+from unsoftmax.models.heads import RotaryHead
 from unsoftmax.probes import Array, Sequences
 from unsoftmax.solve.turning_planes import turning_planes
 

@@ -31,7 +31,7 @@ from unsoftmax.learners.multi_head.reduced_answers import ReducedAnswers
 from unsoftmax.learners.multi_head.search_outcomes import CoincidentJumps
 from unsoftmax.measure import offsets
 from unsoftmax.models.arrays import TINY
-from unsoftmax.models.rotary_head import RotaryHead
+from unsoftmax.models.heads import RotaryHead
 from unsoftmax.probes import Array, Indices, Sequences
 from unsoftmax.solve.skeleton import rank_by_gap
 
