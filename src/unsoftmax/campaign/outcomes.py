@@ -13,7 +13,8 @@
 
 "Failed" queries are paid, those "put off" are not: the target says that it answered none.
 A row that is not finite is a missing answer. PARTLY and FAILED become LOST when their tries are
-used up, PUT_OFF becomes OVERDUE when the target has put the batch off for too long.
+used up, PUT_OFF becomes OVERDUE when the target has put the batch off for too long. `failure` says
+whose fault a lost call is, what to do, and what is kept.
 """
 
 from __future__ import annotations

@@ -6,7 +6,8 @@ the other slots go on. So a target that asks to wait gets less to do, not the sa
 worker, and a budget that ends meanwhile counts what rests as still needed.
 
 What becomes of a call is the business of `outcomes`; this module knows no answer and no error.
-It runs in one thread, which alone writes the ledger; the calls may be in others.
+It runs in one thread, which alone writes the ledger; the calls may be in others (`Threads`). A
+future's result is what the call returned, or the error that it raised.
 """
 
 from __future__ import annotations
