@@ -28,9 +28,9 @@ class Spending:
     """Tokens of the plan, without the hold-out; None like ``expected``."""
     checks: int
     """Queries of the hold-out."""
-    """By how many queries a resumed run recognises its target."""
     noisy: bool = False
-    """Whether those queries were answered otherwise than before: then they are asked twice."""
+    """Whether the questions by which a resumed run recognises its target were answered otherwise
+    than before: then they are asked twice."""
 
     def allowed(self, count: int, probes: Probes) -> int:
         """Return how many of so many probes the budget still allows."""
