@@ -322,7 +322,7 @@ def test_nothing_is_said_to_a_proxy_that_speaks_another_protocol(monkeypatch, no
     with serving(answered) as (url, requests):
         monkeypatch.setenv(name, url.partition("/v2")[0].replace("http", "socks5"))
         monkeypatch.setenv("TOKEN", "Bearer not-for-a-proxy")
-        with pytest.raises(ValueError, match="speaks socks5.*nothing was sent"):
+        with pytest.raises(ValueError, match=r"speaks socks5.*nothing was sent"):
             us.oracles.from_url("http://model.example/v2/models/head", auth="TOKEN")
         monkeypatch.setenv("no_proxy", "127.0.0.1")
         us.oracles.from_url(url)
