@@ -58,13 +58,46 @@ def read_json(path: Path, newest: int, undo: Callable[[Any], T]) -> T:
     if not path.is_file():
         raise FileNotFoundError(f"There is no {path.name} in {path.parent}.")
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = _parsed(path.read_text(encoding="utf-8"))
         version = content["format_version"]
         if version > newest:
             raise ValueError(f"format {version} is newer than this program: upgrade unsoftmax")
         return undo(content)
     except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
         raise ValueError(f"{path} cannot be read: {error!r}.") from error
+
+
+def _parsed(text: str) -> Any:
+    """Parse JSON whose numbers floats hold, and whose objects name nothing twice.
+
+    >>> _parsed("1e999")
+    Traceback (most recent call last):
+    ...
+    ValueError: 1e999 is no finite number
+    """
+    return json.loads(
+        text,
+        parse_float=_finite,
+        parse_int=lambda digits: int(digits) if _finite(digits) else 0,
+        parse_constant=_finite,
+        object_pairs_hook=_named_once,
+    )
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text[:20]} is no finite number")
+    return value
+
+
+def _named_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"{twice!r} is there twice")
+    return content
 
 
 class SavedResult:
@@ -238,9 +271,21 @@ def _opened(path: str | os.PathLike[str]) -> Iterator[Any]:
     """Open a safetensors file; what makes it unreadable is a ValueError."""
     try:
         with safe_open(path, framework="numpy") as file:
+            # of a name that is there twice, the library reads one and says nothing
+            _header(path)
             yield file
     except (SafetensorError, OSError) as error:
         raise ValueError(f"{path} is not a readable safetensors file: {error}.") from error
+
+
+def _header(path: str | os.PathLike[str]) -> tuple[int, dict[str, Any]]:
+    """Return where the tensors of a safetensors file begin, and what its header says of them."""
+    with open(path, "rb") as file:
+        (length,) = struct.unpack("<Q", file.read(8))
+        try:
+            return 8 + length, _parsed(file.read(length).decode())
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{path} is damaged: {error}.") from error
 
 
 def load_weights(path: str | os.PathLike[str]) -> Mapping[str, Array]:
@@ -356,11 +401,11 @@ class _Safetensors(_Stored):
 
     def _bfloat16(self, name: str) -> Array:
         """Read a tensor whose numbers are the upper halves of float32 numbers."""
+        start, header = _header(self._path)
+        entry = header[name]
+        first, last = entry["data_offsets"]
         with open(self._path, "rb") as file:
-            (length,) = struct.unpack("<Q", file.read(8))
-            entry = json.loads(file.read(length))[name]
-            first, last = entry["data_offsets"]
-            file.seek(first, os.SEEK_CUR)
+            file.seek(start + first)
             upper = np.frombuffer(file.read(last - first), dtype="<u2")
         numbers: Array = (upper.astype(np.uint32) << 16).view(np.float32)
         return numbers.reshape(entry["shape"])
@@ -374,9 +419,9 @@ def _kind(path: str | os.PathLike[str], metadata: Mapping[str, str]) -> str:
             f"{path} holds tensors but no unsoftmax model (its metadata names no class): "
             "write it with model.save(path)."
         )
-    if int(version) > FORMAT_VERSION:
+    if len(version) > 9 or int(version) > FORMAT_VERSION:
         raise ValueError(
-            f"{path} has format {version}, this program reads up to {FORMAT_VERSION}: upgrade "
+            f"{path} has format {version[:9]}, this program reads up to {FORMAT_VERSION}: upgrade "
             "unsoftmax."
         )
     return metadata["class"]
