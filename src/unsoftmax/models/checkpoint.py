@@ -7,14 +7,11 @@ attention are those of a family of `projection_names`.
 
 from __future__ import annotations
 
-import json
 import math
 import os
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -32,11 +29,9 @@ from unsoftmax.probes import Array
 
 Part: TypeAlias = Literal["block", "attention", "feed-forward"]
 
-CONFIG = "config.json"
-
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class BlockNames:
     """What a kind of model calls the parts of its blocks."""
 
     number: str
@@ -54,7 +49,7 @@ class Block:
     """Whether arrays are (in, out), as Conv1D has them."""
 
 
-_BERT = Block(
+_BERT = BlockNames(
     number="encoder.layer.",
     attention="attention",
     up="intermediate.dense.",
@@ -63,7 +58,7 @@ _BERT = Block(
     before=False,
     causal=False,
 )
-_OPT = Block(
+_OPT = BlockNames(
     number="decoder.layers.",
     attention="self_attn",
     up="fc1.",
@@ -71,7 +66,7 @@ _OPT = Block(
     norm="final_layer_norm.",
     before="do_layer_norm_before",
 )
-_GPT_2 = Block(
+_GPT_2 = BlockNames(
     number="h.",
     attention="attn",
     up="mlp.c_fc.",
@@ -79,7 +74,7 @@ _GPT_2 = Block(
     norm="ln_2.",
     transposed=True,
 )
-_LLAMA = Block(
+_LLAMA = BlockNames(
     number="layers.",
     attention="self_attn",
     up="mlp.up_proj.",
@@ -87,7 +82,7 @@ _LLAMA = Block(
     norm="post_attention_layernorm.",
     gate="mlp.gate_proj.",
 )
-BLOCKS: Mapping[str, Block] = {
+BLOCKS: Mapping[str, BlockNames] = {
     "bert": _BERT,
     "opt": _OPT,
     "gpt2": _GPT_2,
@@ -120,7 +115,7 @@ OTHERWISE: Mapping[str, object] = {
 
 def from_checkpoint(
     path: str | os.PathLike[str], layers: int | str | slice | None = None, part: Part = "block"
-) -> Stack | AttentionLayer | RotaryLayer | FeedForward:
+) -> Any:
     """Build blocks of a checkpoint, from hidden states to hidden states.
 
     Parameters
@@ -159,7 +154,7 @@ def from_checkpoint(
     >>> block.parts  # doctest: +SKIP
     (AttentionLayer(H=12, d=384, residual, norm), FeedForward(d=384, m=1536, residual, norm, gelu))
     """
-    config, weights = _opened(Path(path))
+    config, weights = files.load_checkpoint(path)
     kind = str(config.get("model_type"))
     if kind not in BLOCKS:
         raise ValueError(
@@ -172,12 +167,14 @@ def from_checkpoint(
                 f"{name} is {config[name]!r} in this model's configuration: with that its blocks "
                 "are another function than those known here."
             )
-    names = _Names(BLOCKS[kind], weights)
+    names = _Weights(BLOCKS[kind], weights)
     chosen = _chosen(sorted(names.prefixes), layers)
     if part not in ("block", "attention", "feed-forward"):
         raise ValueError(f'part is "block", "attention" or "feed-forward"; it is {part!r}.')
     if part != "block" and len(chosen) > 1:
-        raise ValueError(f"part={part!r} is of one block: say which, by layers (0 to {max(chosen)}).")
+        raise ValueError(
+            f"part={part!r} is of one block: say which, by layers (0 to {max(chosen)})."
+        )
     made = {"attention": _attention, "feed-forward": _feed_forward}
     build = partial(_block, causal=names.of.causal) if part == "block" else made[part]
     parts = [build(config, names, names.prefixes[k]) for k in chosen]
@@ -185,18 +182,21 @@ def from_checkpoint(
 
 
 @dataclass(frozen=True, slots=True)
-class _Names:
+class _Weights:
     """What a checkpoint calls its blocks' arrays."""
 
-    of: Block
+    of: BlockNames
     weights: Mapping[str, Any]
 
     @property
     def prefixes(self) -> dict[int, str]:
         """What the names of each block begin with."""
-        form = re.compile(rf"((?:.*\.)?{re.escape(self.of.number)}(\d+)\.)")
-        found = (form.match(name) for name in self.weights)
-        blocks = {int(match[2]): match[1] for match in found if match}
+        blocks = {}
+        for name in self.weights:
+            before, found, after = f".{name}".partition(f".{self.of.number}")
+            number, inside, _ = after.partition(".")
+            if found and inside and number.isdecimal():
+                blocks[int(number)] = f"{before}{found}{number}.".removeprefix(".")
         if not blocks:
             raise ValueError(f"No weights of blocks: no name holds {self.of.number}0.")
         return blocks
@@ -208,7 +208,8 @@ class _Names:
         A = real_array(key, self.weights[key], 2)
         A = A.T if self.of.transposed else A
         key = f"{name}bias"
-        return A, (real_array(key, self.weights[key], 1) if key in self.weights else np.zeros(len(A)))
+        there = real_array(key, self.weights[key], 1) if key in self.weights else None
+        return A, np.zeros(len(A)) if there is None else there
 
     def norm(self, name: str, eps: float, before: bool) -> LayerNorm:
         """Return a norm: RMSNorm where it has no shift."""
@@ -227,11 +228,11 @@ def _setting(config: Mapping[str, Any], names: tuple[str, ...], otherwise: Any =
         if config.get(name) is not None:
             return config[name]
     if otherwise is None:
-        raise ValueError(f"{CONFIG} says none of {', '.join(names)}.")
+        raise ValueError(f"The configuration says none of {', '.join(names)}.")
     return otherwise
 
 
-def _around(config: Mapping[str, Any], block: Block) -> tuple[float, bool]:
+def _around(config: Mapping[str, Any], block: BlockNames) -> tuple[float, bool]:
     """Return what norms add to variances, and whether they are before their sub-layers."""
     # torch's own, which OPT's have
     eps = float(_setting(config, EPS, 1e-5))
@@ -239,13 +240,13 @@ def _around(config: Mapping[str, Any], block: Block) -> tuple[float, bool]:
     return eps, before if isinstance(before, bool) else bool(_setting(config, (before,)))
 
 
-def _block(config: Mapping[str, Any], names: _Names, prefix: str, causal: bool) -> Stack:
+def _block(config: Mapping[str, Any], names: _Weights, prefix: str, causal: bool) -> Stack:
     parts = [_attention(config, names, prefix), _feed_forward(config, names, prefix)]
     return Stack(parts, causal)
 
 
 def _attention(
-    config: Mapping[str, Any], names: _Names, prefix: str
+    config: Mapping[str, Any], names: _Weights, prefix: str
 ) -> AttentionLayer | RotaryLayer:
     eps, before = _around(config, names.of)
     found = find_projections(names.weights, f"{prefix}{names.of.attention}", eps, before)
@@ -257,7 +258,7 @@ def _attention(
     return layer
 
 
-def _feed_forward(config: Mapping[str, Any], names: _Names, prefix: str) -> FeedForward:
+def _feed_forward(config: Mapping[str, Any], names: _Weights, prefix: str) -> FeedForward:
     eps, before = _around(config, names.of)
     called = str(_setting(config, ACTIVATION))
     if called not in ACTIVATIONS:
@@ -299,78 +300,16 @@ def _chosen(there: list[int], layers: int | str | slice | None) -> list[int]:
     last = there[-1]
     if there != list(range(last + 1)):
         lacking = min(set(range(last + 1)) - set(there))
-        raise ValueError(f"The checkpoint's blocks go up to {last}, and block {lacking} is missing.")
+        raise ValueError(f"Of the checkpoint's blocks, 0 to {last}, {lacking} is missing.")
     if isinstance(layers, str):
-        words = layers.split(":")
-        if not (len(words) <= 2 and all(re.fullmatch(r"\d*", word) for word in words)) or not layers:
+        ends = layers.split(":")
+        if not layers or len(ends) > 2 or not all(end.isdecimal() or not end for end in ends):
             raise ValueError(f'layers is a number, or two as in "3:5"; it is {layers!r}.')
-        ends = [int(word) if word else None for word in words]
-        layers = slice(*ends) if len(ends) == 2 else ends[0]
+        limits = [int(end) if end else None for end in ends]
+        layers = slice(*limits) if len(limits) == 2 else limits[0]
     if layers is None:
         layers = slice(None)
     chosen = there[layers] if isinstance(layers, slice) else [k for k in there if k == layers]
     if not chosen:
         raise ValueError(f"No such layers: the checkpoint has 0 to {last}.")
     return chosen
-
-
-# -- files
-
-
-def _opened(path: Path) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """Return the configuration, and the weights, each read when it is taken."""
-    folder = path if path.is_dir() else path.parent
-    if not (folder / CONFIG).is_file():
-        raise FileNotFoundError(
-            f"There is no {CONFIG} in {folder}: it says what no weights show, such as heads and eps."
-        )
-    config = _object(folder / CONFIG)
-    if path.is_file():
-        return config, files.load_weights(path)
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        shards = _object(index).get("weight_map")
-        if not isinstance(shards, Mapping):
-            raise ValueError(f"{index} is damaged: it has no weight_map.")
-        return config, _Shards(folder, shards)
-    for name in ("model.safetensors", "weights.npz"):
-        if (folder / name).is_file():
-            return config, files.load_weights(folder / name)
-    raise FileNotFoundError(
-        f"There are no weights in {folder}: looked for model.safetensors, its index, weights.npz."
-    )
-
-
-def _object(path: Path) -> Mapping[str, Any]:
-    """Read a JSON object."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} cannot be read: {error}.") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} is no JSON object.")
-    return content
-
-
-class _Shards(Mapping[str, Any]):
-    """Weights in several files, as the index beside them says."""
-
-    def __init__(self, folder: Path, shards: Mapping[str, Any]) -> None:
-        # a name with a path in it would be a file elsewhere
-        for file in set(map(str, shards.values())):
-            if Path(file).name != file:
-                raise ValueError(f"{folder}'s index names {file!r}, which is no file of the folder.")
-        self._of, self._folder = shards, folder
-        self._files: dict[str, Mapping[str, Any]] = {}
-
-    def __getitem__(self, name: str) -> Any:
-        file = str(self._of[name])
-        if file not in self._files:
-            self._files[file] = files.load_weights(self._folder / file)
-        return self._files[file][name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._of)
-
-    def __len__(self) -> int:
-        return len(self._of)

@@ -266,6 +266,15 @@ def read(path: str | os.PathLike[str]) -> tuple[str, dict[str, Array]]:
         return kind, {name: file.get_tensor(name) for name in names}
 
 
+def is_model(path: str | os.PathLike[str]) -> bool:
+    """Tell whether a file is a model that `write` wrote, of whatever format."""
+    try:
+        with _opened(path) as file:
+            return "class" in (file.metadata() or {})
+    except ValueError:
+        return False
+
+
 @contextmanager
 def _opened(path: str | os.PathLike[str]) -> Iterator[Any]:
     """Open a safetensors file; what makes it unreadable is a ValueError."""
@@ -335,6 +344,71 @@ class _Stored(Mapping[str, Array]):
 
     def __len__(self) -> int:
         return len(self._names)
+
+
+def load_checkpoint(
+    path: str | os.PathLike[str],
+) -> tuple[Mapping[str, Any], Mapping[str, Array]]:
+    """Open a model's folder, or a file of its weights: its configuration, and named arrays.
+
+    Raises
+    ------
+    FileNotFoundError
+        There are no weights, or no ``config.json`` beside them.
+    ValueError
+        One of the files is damaged.
+    """
+    given = Path(path)
+    folder = given if given.is_dir() else given.parent
+    if not (folder / "config.json").is_file():
+        raise FileNotFoundError(
+            f"There is no config.json in {folder}: it says what no weights show, such as heads."
+        )
+    config = _object(folder / "config.json")
+    if given.is_file():
+        return config, load_weights(given)
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        return config, _Shards(index)
+    for name in ("model.safetensors", "weights.npz"):
+        if (folder / name).is_file():
+            return config, load_weights(folder / name)
+    raise FileNotFoundError(
+        f"There are no weights in {folder}: looked for {index.name}, model.safetensors and "
+        "weights.npz."
+    )
+
+
+def _object(path: Path) -> Mapping[str, Any]:
+    """Read a JSON object."""
+    try:
+        content = _parsed(path.read_text(encoding="utf-8"))
+        if not isinstance(content, dict):
+            raise ValueError("it is no object")
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} cannot be read: {error}.") from error
+    return content
+
+
+class _Shards(Mapping[str, Array]):
+    """Arrays in several files of a folder, as the index there says."""
+
+    def __init__(self, index: Path) -> None:
+        shards = _object(index).get("weight_map")
+        # a name with a path in it would be a file elsewhere
+        if not isinstance(shards, dict) or any(Path(str(x)).name != x for x in shards.values()):
+            raise ValueError(f"{index} is damaged: its weight_map names no files of the folder.")
+        self._of: dict[str, str] = shards
+        self._files = {file: load_weights(index.parent / file) for file in set(self._of.values())}
+
+    def __getitem__(self, name: str) -> Array:
+        return self._files[self._of[name]][name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._of)
+
+    def __len__(self) -> int:
+        return len(self._of)
 
 
 class _Npz(_Stored):
@@ -417,7 +491,8 @@ def _kind(path: str | os.PathLike[str], metadata: Mapping[str, str]) -> str:
     if "class" not in metadata or not version.isdecimal():
         raise ValueError(
             f"{path} holds tensors but no unsoftmax model (its metadata names no class): "
-            "write it with model.save(path)."
+            "write it with model.save(path). Blocks of a checkpoint: us.from_checkpoint(folder), "
+            "or unsoftmax verify --weights FOLDER."
         )
     if len(version) > 9 or int(version) > FORMAT_VERSION:
         raise ValueError(

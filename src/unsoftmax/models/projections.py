@@ -95,8 +95,7 @@ def from_projections(
     ------
     ValueError
         Shapes do not fit each other, an entry is not finite, or one coordinate is asked for of a
-        sub-layer with a residual or a norm, which is no `MultiHead`; or a norm beside
-        ``rotary_base``.
+        sub-layer with a residual or a norm, which is no `MultiHead`.
 
     Notes
     -----
@@ -125,9 +124,8 @@ def from_projections(
     row = None if coordinate is None else _weights_of(coordinate, len(b_o))
     g = np.arange(len(Q)) // (len(Q) // len(K))  # the key and value head of every query head
     if rotary_base is not None:
-        turns = isinstance(rotary_base, Rotary)
-        rotary = rotary_base if turns else Rotary.of(rotary_base, K.shape[1])
-        rows = np.arange(K.shape[1])
+        base, rows = rotary_base, np.arange(K.shape[1])
+        rotary = base if isinstance(base, Rotary) else Rotary.of(base, len(rows))
         if layout not in ("halves", "interleaved"):
             raise ValueError(f'layout must be "halves" or "interleaved"; it is {layout!r}.')
         # rows 2k and 2k + 1 are plane k from here on
