@@ -98,6 +98,9 @@ def test_what_was_saved_is_loaded_as_it_was(tmp_path):
         (lambda text: "[]", "cannot be read"),
         (lambda text: text.replace("evidence", "proof"), "cannot be read"),
         (lambda text: text.replace('"format_version": 1', '"format_version": 2'), "newer than"),
+        (lambda text: text.replace('"data": ', '"data": 1e999, "was": '), "1e999 is no finite"),
+        (lambda text: text.replace('"data": ', f'"data": 1{"0" * 400}, "was": '), "no finite"),
+        (lambda text: text.replace('"data": ', '"data": 1, "data": '), "'data' is there twice"),
     ],
 )
 def test_a_damaged_recovery_is_refused(tmp_path, damage, sentence):

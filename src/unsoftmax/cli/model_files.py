@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from unsoftmax.campaign import Recovery
 from unsoftmax.campaign.recovery import MODEL_FILE, RECOVERY_FILE
 from unsoftmax.cli.console import Refusal
-from unsoftmax.models import has_parameters, load, load_weights
+from unsoftmax.models import from_checkpoint, has_parameters, load, load_weights
+from unsoftmax.models.checkpoint import Part
+from unsoftmax.models.files import is_model
 
 
 def model_path(path: Path) -> Path:
@@ -33,6 +35,28 @@ def model_of(path: Path) -> Any:
         return load(path)
     except (ValueError, OSError) as error:
         raise Refusal(str(error)) from error
+
+
+def claimed_model(path: Path, layers: str | None, part: str | None) -> Any:
+    """Load what a target should serve: a model, or blocks of a checkpoint.
+
+    Raises
+    ------
+    Refusal
+        It is neither a model of unsoftmax nor a checkpoint whose blocks are known.
+    """
+    folder = path if path.is_dir() else path.parent
+    if (folder / "config.json").is_file() and not is_model(path):
+        try:
+            return from_checkpoint(path, layers, cast(Part, part or "block"))
+        except (ValueError, OSError) as error:
+            raise Refusal(str(error)) from error
+    if layers is not None or part is not None:
+        raise Refusal(
+            f"--layers and --part choose blocks of a checkpoint, and {folder} has no config.json: "
+            "leave them out, or name the checkpoint's folder."
+        )
+    return model_of(path)
 
 
 def certified_errors(path: Path) -> dict[str, float]:

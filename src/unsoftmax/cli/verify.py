@@ -49,9 +49,17 @@ def verify(
     weights: Annotated[
         Path,
         typer.Option(
-            help="The model.safetensors that it should serve, or the folder that `learn` wrote."
+            help="What it should serve: a model.safetensors, the folder that `learn` wrote, or "
+            "a checkpoint with its config.json."
         ),
     ],
+    layers: Annotated[
+        str | None,
+        typer.Option(help="Blocks of a checkpoint, counted from 0: 3, or 3:5 for 3 and 4."),
+    ] = None,
+    part: Annotated[
+        str | None, typer.Option(help="Of one block: block, attention or feed-forward.")
+    ] = None,
     locate: Annotated[
         bool, typer.Option(help="Find what was changed: up to 100 queries instead of 20.")
     ] = True,
@@ -73,14 +81,14 @@ def verify(
     Where `learn` wrote the weights, the certificate beside them counts: answers that differ by no
     more than it leaves open are the same.
     """
-    from unsoftmax.cli.model_files import certified_errors, model_of, model_path
+    from unsoftmax.cli.model_files import certified_errors, claimed_model, model_path
     from unsoftmax.questions.claim import can_be_claimed
     from unsoftmax.questions.verification import VERIFICATION_FILE
 
     if out is not None:
         refuse_file(out)
     weights = model_path(weights)
-    model, errors = model_of(weights), certified_errors(weights)
+    model, errors = claimed_model(weights, layers, part), certified_errors(weights)
     if not can_be_claimed(model):
         models = type(model).__name__.rstrip("s") + "s"
         raise Refusal(

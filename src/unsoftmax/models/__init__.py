@@ -8,6 +8,7 @@ from typing import Any
 
 from unsoftmax.models import files
 from unsoftmax.models.attention_layer import AttentionLayer, LayerHead
+from unsoftmax.models.checkpoint import from_checkpoint
 from unsoftmax.models.equality import Equivalence, canonical, equivalent
 from unsoftmax.models.equality.canonical_form import CANONICAL
 from unsoftmax.models.feed_forward import FeedForward
@@ -42,6 +43,7 @@ __all__ = [
     "canonical",
     "equivalent",
     "find_projections",
+    "from_checkpoint",
     "from_parameters",
     "from_projections",
     "has_parameters",

@@ -58,13 +58,46 @@ def read_json(path: Path, newest: int, undo: Callable[[Any], T]) -> T:
     if not path.is_file():
         raise FileNotFoundError(f"There is no {path.name} in {path.parent}.")
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = _parsed(path.read_text(encoding="utf-8"))
         version = content["format_version"]
         if version > newest:
             raise ValueError(f"format {version} is newer than this program: upgrade unsoftmax")
         return undo(content)
     except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
         raise ValueError(f"{path} cannot be read: {error!r}.") from error
+
+
+def _parsed(text: str) -> Any:
+    """Parse JSON whose numbers floats hold, and whose objects name nothing twice.
+
+    >>> _parsed("1e999")
+    Traceback (most recent call last):
+    ...
+    ValueError: 1e999 is no finite number
+    """
+    return json.loads(
+        text,
+        parse_float=_finite,
+        parse_int=lambda digits: int(digits) if _finite(digits) else 0,
+        parse_constant=_finite,
+        object_pairs_hook=_named_once,
+    )
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text[:20]} is no finite number")
+    return value
+
+
+def _named_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"{twice!r} is there twice")
+    return content
 
 
 class SavedResult:
@@ -233,14 +266,35 @@ def read(path: str | os.PathLike[str]) -> tuple[str, dict[str, Array]]:
         return kind, {name: file.get_tensor(name) for name in names}
 
 
+def is_model(path: str | os.PathLike[str]) -> bool:
+    """Tell whether a file is a model that `write` wrote, of whatever format."""
+    try:
+        with _opened(path) as file:
+            return "class" in (file.metadata() or {})
+    except ValueError:
+        return False
+
+
 @contextmanager
 def _opened(path: str | os.PathLike[str]) -> Iterator[Any]:
     """Open a safetensors file; what makes it unreadable is a ValueError."""
     try:
         with safe_open(path, framework="numpy") as file:
+            # of a name that is there twice, the library reads one and says nothing
+            _header(path)
             yield file
     except (SafetensorError, OSError) as error:
         raise ValueError(f"{path} is not a readable safetensors file: {error}.") from error
+
+
+def _header(path: str | os.PathLike[str]) -> tuple[int, dict[str, Any]]:
+    """Return where the tensors of a safetensors file begin, and what its header says of them."""
+    with open(path, "rb") as file:
+        (length,) = struct.unpack("<Q", file.read(8))
+        try:
+            return 8 + length, _parsed(file.read(length).decode())
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{path} is damaged: {error}.") from error
 
 
 def load_weights(path: str | os.PathLike[str]) -> Mapping[str, Array]:
@@ -290,6 +344,71 @@ class _Stored(Mapping[str, Array]):
 
     def __len__(self) -> int:
         return len(self._names)
+
+
+def load_checkpoint(
+    path: str | os.PathLike[str],
+) -> tuple[Mapping[str, Any], Mapping[str, Array]]:
+    """Open a model's folder, or a file of its weights: its configuration, and named arrays.
+
+    Raises
+    ------
+    FileNotFoundError
+        There are no weights, or no ``config.json`` beside them.
+    ValueError
+        One of the files is damaged.
+    """
+    given = Path(path)
+    folder = given if given.is_dir() else given.parent
+    if not (folder / "config.json").is_file():
+        raise FileNotFoundError(
+            f"There is no config.json in {folder}: it says what no weights show, such as heads."
+        )
+    config = _object(folder / "config.json")
+    if given.is_file():
+        return config, load_weights(given)
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        return config, _Shards(index)
+    for name in ("model.safetensors", "weights.npz"):
+        if (folder / name).is_file():
+            return config, load_weights(folder / name)
+    raise FileNotFoundError(
+        f"There are no weights in {folder}: looked for {index.name}, model.safetensors and "
+        "weights.npz."
+    )
+
+
+def _object(path: Path) -> Mapping[str, Any]:
+    """Read a JSON object."""
+    try:
+        content = _parsed(path.read_text(encoding="utf-8"))
+        if not isinstance(content, dict):
+            raise ValueError("it is no object")
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} cannot be read: {error}.") from error
+    return content
+
+
+class _Shards(Mapping[str, Array]):
+    """Arrays in several files of a folder, as the index there says."""
+
+    def __init__(self, index: Path) -> None:
+        shards = _object(index).get("weight_map")
+        # a name with a path in it would be a file elsewhere
+        if not isinstance(shards, dict) or any(Path(str(x)).name != x for x in shards.values()):
+            raise ValueError(f"{index} is damaged: its weight_map names no files of the folder.")
+        self._of: dict[str, str] = shards
+        self._files = {file: load_weights(index.parent / file) for file in set(self._of.values())}
+
+    def __getitem__(self, name: str) -> Array:
+        return self._files[self._of[name]][name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._of)
+
+    def __len__(self) -> int:
+        return len(self._of)
 
 
 class _Npz(_Stored):
@@ -356,11 +475,11 @@ class _Safetensors(_Stored):
 
     def _bfloat16(self, name: str) -> Array:
         """Read a tensor whose numbers are the upper halves of float32 numbers."""
+        start, header = _header(self._path)
+        entry = header[name]
+        first, last = entry["data_offsets"]
         with open(self._path, "rb") as file:
-            (length,) = struct.unpack("<Q", file.read(8))
-            entry = json.loads(file.read(length))[name]
-            first, last = entry["data_offsets"]
-            file.seek(first, os.SEEK_CUR)
+            file.seek(start + first)
             upper = np.frombuffer(file.read(last - first), dtype="<u2")
         numbers: Array = (upper.astype(np.uint32) << 16).view(np.float32)
         return numbers.reshape(entry["shape"])
@@ -372,11 +491,12 @@ def _kind(path: str | os.PathLike[str], metadata: Mapping[str, str]) -> str:
     if "class" not in metadata or not version.isdecimal():
         raise ValueError(
             f"{path} holds tensors but no unsoftmax model (its metadata names no class): "
-            "write it with model.save(path)."
+            "write it with model.save(path). Blocks of a checkpoint: us.from_checkpoint(folder), "
+            "or unsoftmax verify --weights FOLDER."
         )
-    if int(version) > FORMAT_VERSION:
+    if len(version) > 9 or int(version) > FORMAT_VERSION:
         raise ValueError(
-            f"{path} has format {version}, this program reads up to {FORMAT_VERSION}: upgrade "
+            f"{path} has format {version[:9]}, this program reads up to {FORMAT_VERSION}: upgrade "
             "unsoftmax."
         )
     return metadata["class"]

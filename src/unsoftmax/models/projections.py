@@ -53,7 +53,7 @@ def from_projections(
     residual: bool = False,
     norm: LayerNorm | None = None,
     *,
-    rotary_base: float | None = None,
+    rotary_base: float | Rotary | None = None,
     layout: str = "halves",
 ) -> Any:
     """Build a layer from its projections, or its heads as one output coordinate shows them.
@@ -78,9 +78,9 @@ def from_projections(
         Whether the sub-layer adds its last token to the answer.
     norm : LayerNorm, optional
         Behind or before.
-    rotary_base : float, optional
+    rotary_base : float or Rotary, optional
         Queries and keys are turned by their positions with the frequencies base^(−2k/d_h), as
-        ``rope_theta`` says in the configuration of Llama, Qwen, Mistral or SmolLM.
+        ``rope_theta`` says in the configuration of Llama, Qwen, Mistral or SmolLM; or with these.
     layout : {"halves", "interleaved"}, optional
         Which rows of a head's queries and keys are a plane: k and k + d_h/2, as transformers has
         them, or 2k and 2k + 1, as Meta's own Llama files and GGUF have them.
@@ -95,8 +95,7 @@ def from_projections(
     ------
     ValueError
         Shapes do not fit each other, an entry is not finite, or one coordinate is asked for of a
-        sub-layer with a residual or a norm, which is no `MultiHead`; or a norm beside
-        ``rotary_base``.
+        sub-layer with a residual or a norm, which is no `MultiHead`.
 
     Notes
     -----
@@ -125,7 +124,8 @@ def from_projections(
     row = None if coordinate is None else _weights_of(coordinate, len(b_o))
     g = np.arange(len(Q)) // (len(Q) // len(K))  # the key and value head of every query head
     if rotary_base is not None:
-        rotary, rows = Rotary.of(rotary_base, K.shape[1]), np.arange(K.shape[1])
+        base, rows = rotary_base, np.arange(K.shape[1])
+        rotary = base if isinstance(base, Rotary) else Rotary.of(base, len(rows))
         if layout not in ("halves", "interleaved"):
             raise ValueError(f'layout must be "halves" or "interleaved"; it is {layout!r}.')
         # rows 2k and 2k + 1 are plane k from here on

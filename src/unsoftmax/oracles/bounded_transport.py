@@ -101,6 +101,30 @@ def _as_httpx() -> Iterator[None]:
         raise kind(str(error)) from error
 
 
+def _proxy_for(asked: httpx.URL) -> httpx.Proxy | None:
+    """Return the proxy that the environment names for a URL, read as httpx reads it.
+
+    Raises
+    ------
+    ValueError
+        It speaks another protocol than HTTP: a header in clear would go to a port of that one.
+    """
+    named = getproxies()
+    known = named.get(asked.scheme) or named.get("all")
+    if not known or proxy_bypass(asked.host):
+        return None
+    scheme, apart, _ = known.partition("://")
+    if not apart:
+        return httpx.Proxy(f"http://{known}")
+    if scheme not in ("http", "https"):
+        raise ValueError(
+            f"The environment names a proxy that speaks {scheme} ({asked.scheme}_proxy or "
+            "all_proxy). Only HTTP proxies are used: nothing was sent. Name one, or put the "
+            "endpoint's host into no_proxy."
+        )
+    return httpx.Proxy(known)
+
+
 class BoundedTransport(httpx.BaseTransport):
     """A pool of such connections to one host."""
 
@@ -112,12 +136,11 @@ class BoundedTransport(httpx.BaseTransport):
             "max_keepalive_connections": connections,
             "network_backend": _Backend(ends),
         }
-        proxy = None if proxy_bypass(asked.host) else getproxies().get(asked.scheme)
+        proxy = _proxy_for(asked)
         if proxy is None:
             self._pool = httpcore.ConnectionPool(**options)
         else:
-            known = httpx.Proxy(proxy)
-            self._pool = httpcore.HTTPProxy(str(known.url), known.raw_auth, **options)
+            self._pool = httpcore.HTTPProxy(str(proxy.url), proxy.raw_auth, **options)
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         """Send a request and take the headers of its answer."""

@@ -200,8 +200,9 @@ class HttpOracle:
         except httpx.HTTPError as error:
             if _without_tls(error):
                 plain = self.url.replace("https://", "http://", 1)
+                clear = ", where the Authorization header would go in clear" if self.auth else ""
                 raise ConnectionError(
-                    f"the server does not speak TLS there; try {plain}."
+                    f"the server does not speak TLS there; try {plain}{clear}."
                 ) from None
             # the message alone: the request that the error carries holds the header
             raise ConnectionError(f"{type(error).__name__}: {self._shown(error)}.") from None

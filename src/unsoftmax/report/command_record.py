@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from unsoftmax.campaign.runner import versions
-from unsoftmax.models.files import replace_file
+from unsoftmax.models.files import read_json, replace_file
 
 COMMANDS_FILE = "commands.json"
 FORMAT_VERSION = 1
@@ -84,13 +84,11 @@ def commands_of(folder: str | os.PathLike[str]) -> dict[str, CommandRecord]:
     path = Path(folder) / COMMANDS_FILE
     if not path.is_file():
         return {}
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        if content["format_version"] > FORMAT_VERSION:
-            raise ValueError("it is newer than this program: upgrade unsoftmax")
-        return {str(name): _record(one) for name, one in content["commands"].items()}
-    except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
-        raise ValueError(f"{path} cannot be read: {error!r}.") from error
+    return read_json(
+        path,
+        FORMAT_VERSION,
+        lambda content: {str(name): _record(one) for name, one in content["commands"].items()},
+    )
 
 
 def _record(content: Mapping[str, object]) -> CommandRecord:

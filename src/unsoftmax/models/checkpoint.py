@@ -1,0 +1,315 @@
+"""Blocks of a checkpoint, as Hugging Face's libraries keep one: `config.json` beside its weights.
+
+The configuration says what no array shows: heads, the norms' eps, the activation, how positions
+turn. What a kind of model calls its parts is a row of `BLOCKS`; the projections and the norm of its
+attention are those of a family of `projection_names`.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from unsoftmax.models import files
+from unsoftmax.models.attention_layer import AttentionLayer
+from unsoftmax.models.feed_forward import FeedForward
+from unsoftmax.models.layer_norm import LayerNorm
+from unsoftmax.models.projection_names import find_projections, real_array
+from unsoftmax.models.projections import from_projections
+from unsoftmax.models.rotary import Rotary
+from unsoftmax.models.rotary_layer import RotaryLayer
+from unsoftmax.models.stack import Stack
+from unsoftmax.probes import Array
+
+Part: TypeAlias = Literal["block", "attention", "feed-forward"]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockNames:
+    """What a kind of model calls the parts of its blocks."""
+
+    number: str
+    """What stands before a block's number."""
+    attention: str
+    up: str
+    down: str
+    norm: str
+    """The norm of the neurons."""
+    gate: str | None = None
+    before: bool | str = True
+    """Whether norms are before their sub-layers, or what the configuration calls that."""
+    causal: bool = True
+    transposed: bool = False
+    """Whether arrays are (in, out), as Conv1D has them."""
+
+
+_BERT = BlockNames(
+    number="encoder.layer.",
+    attention="attention",
+    up="intermediate.dense.",
+    down="output.dense.",
+    norm="output.LayerNorm.",
+    before=False,
+    causal=False,
+)
+_OPT = BlockNames(
+    number="decoder.layers.",
+    attention="self_attn",
+    up="fc1.",
+    down="fc2.",
+    norm="final_layer_norm.",
+    before="do_layer_norm_before",
+)
+_GPT_2 = BlockNames(
+    number="h.",
+    attention="attn",
+    up="mlp.c_fc.",
+    down="mlp.c_proj.",
+    norm="ln_2.",
+    transposed=True,
+)
+_LLAMA = BlockNames(
+    number="layers.",
+    attention="self_attn",
+    up="mlp.up_proj.",
+    down="mlp.down_proj.",
+    norm="post_attention_layernorm.",
+    gate="mlp.gate_proj.",
+)
+BLOCKS: Mapping[str, BlockNames] = {
+    "bert": _BERT,
+    "opt": _OPT,
+    "gpt2": _GPT_2,
+    "llama": _LLAMA,
+    "mistral": _LLAMA,
+    "qwen2": _LLAMA,
+}
+"""By the configuration's ``model_type``."""
+
+HEADS = "num_attention_heads", "n_head"
+EPS = "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon"
+ACTIVATION = "hidden_act", "activation_function"
+ACTIVATIONS = {
+    **{name: name for name in ("relu", "gelu", "silu", "quick_gelu", "sigmoid", "tanh")},
+    **dict.fromkeys(("gelu_new", "gelu_pytorch_tanh", "gelu_fast"), "gelu_tanh"),
+    "swish": "silu",
+    "linear": "identity",
+}
+"""Our names of what a configuration calls activations."""
+OTHERWISE: Mapping[str, object] = {
+    "position_embedding_type": "absolute",
+    "scale_attn_weights": True,
+    "scale_attn_by_inverse_layer_idx": False,
+    "layer_norm_elementwise_affine": True,
+    "add_cross_attention": False,
+    "quantization_config": None,
+}
+"""Settings under which blocks are another function, and the value that they have here."""
+
+
+def from_checkpoint(
+    path: str | os.PathLike[str], layers: int | str | slice | None = None, part: Part = "block"
+) -> Any:
+    """Build blocks of a checkpoint, from hidden states to hidden states.
+
+    Parameters
+    ----------
+    path : str or path
+        Its folder, or a file of weights beside its ``config.json``: ``.safetensors``, in one file
+        or in several with an index, or ``.npz``. Tensors of 16 bits are read as they are.
+    layers : int, str or slice, optional
+        Which blocks, counted from 0: one, or several as in ``"3:5"`` (3 and 4); all by default.
+    part : {"block", "attention", "feed-forward"}, optional
+        A sub-layer of one block, with its norm and its residual, instead of the whole.
+
+    Returns
+    -------
+    Stack
+        Of a block's two sub-layers; of several blocks a stack of such. Of a sub-layer what it is:
+        an `AttentionLayer` or a `RotaryLayer`, or a `FeedForward`.
+
+    Raises
+    ------
+    FileNotFoundError
+        There are no weights, or no ``config.json`` beside them.
+    ValueError
+        The model is of a kind that is not known here, or has a setting that makes its blocks
+        another function; weights are missing, damaged, or quantised; there are no such layers.
+
+    Notes
+    -----
+    Kinds known: BERT (and its sentence encoders), OPT, GPT-2, Llama, Mistral and Qwen2. A limit on
+    how far back tokens are attended to (``sliding_window``) is not part of the model: it holds for
+    sequences within it. Nor is the last norm of the whole model.
+
+    Examples
+    --------
+    >>> block = from_checkpoint("all-MiniLM-L6-v2", layers=0)  # doctest: +SKIP
+    >>> block.parts  # doctest: +SKIP
+    (AttentionLayer(H=12, d=384, residual, norm), FeedForward(d=384, m=1536, residual, norm, gelu))
+    """
+    config, weights = files.load_checkpoint(path)
+    kind = str(config.get("model_type"))
+    if kind not in BLOCKS:
+        raise ValueError(
+            f"Blocks of {kind!r} are not known here, but those of {', '.join(BLOCKS)}. Any "
+            "attention layer of them: us.find_projections and us.from_projections."
+        )
+    for name, usual in OTHERWISE.items():
+        if config.get(name, usual) != usual:
+            raise ValueError(
+                f"{name} is {config[name]!r} in this model's configuration: with that its blocks "
+                "are another function than those known here."
+            )
+    names = _Weights(BLOCKS[kind], weights)
+    chosen = _chosen(sorted(names.prefixes), layers)
+    if part not in ("block", "attention", "feed-forward"):
+        raise ValueError(f'part is "block", "attention" or "feed-forward"; it is {part!r}.')
+    if part != "block" and len(chosen) > 1:
+        raise ValueError(
+            f"part={part!r} is of one block: say which, by layers (0 to {max(chosen)})."
+        )
+    made = {"attention": _attention, "feed-forward": _feed_forward}
+    build = partial(_block, causal=names.of.causal) if part == "block" else made[part]
+    parts = [build(config, names, names.prefixes[k]) for k in chosen]
+    return parts[0] if len(parts) == 1 else Stack(parts, names.of.causal)
+
+
+@dataclass(frozen=True, slots=True)
+class _Weights:
+    """What a checkpoint calls its blocks' arrays."""
+
+    of: BlockNames
+    weights: Mapping[str, Any]
+
+    @property
+    def prefixes(self) -> dict[int, str]:
+        """What the names of each block begin with."""
+        blocks = {}
+        for name in self.weights:
+            before, found, after = f".{name}".partition(f".{self.of.number}")
+            number, inside, _ = after.partition(".")
+            if found and inside and number.isdecimal():
+                blocks[int(number)] = f"{before}{found}{number}.".removeprefix(".")
+        if not blocks:
+            raise ValueError(f"No weights of blocks: no name holds {self.of.number}0.")
+        return blocks
+
+    def linear(self, name: str) -> tuple[Array, Array]:
+        """Return the weight (out, in) and the bias of a projection; zeros where it has none."""
+        if (key := f"{name}weight") not in self.weights:
+            raise ValueError(f"{key} is missing in the checkpoint.")
+        A = real_array(key, self.weights[key], 2)
+        A = A.T if self.of.transposed else A
+        key = f"{name}bias"
+        there = real_array(key, self.weights[key], 1) if key in self.weights else None
+        return A, np.zeros(len(A)) if there is None else there
+
+    def norm(self, name: str, eps: float, before: bool) -> LayerNorm:
+        """Return a norm: RMSNorm where it has no shift."""
+        scale, shift = f"{name}weight", f"{name}bias"
+        if scale not in self.weights:
+            raise ValueError(f"{scale} is missing in the checkpoint.")
+        there = real_array(shift, self.weights[shift], 1) if shift in self.weights else None
+        return LayerNorm(
+            real_array(scale, self.weights[scale], 1), there, eps, before, centred=there is not None
+        )
+
+
+def _setting(config: Mapping[str, Any], names: tuple[str, ...], otherwise: Any = None) -> Any:
+    """Return what a configuration says under one of several names."""
+    for name in names:
+        if config.get(name) is not None:
+            return config[name]
+    if otherwise is None:
+        raise ValueError(f"The configuration says none of {', '.join(names)}.")
+    return otherwise
+
+
+def _around(config: Mapping[str, Any], block: BlockNames) -> tuple[float, bool]:
+    """Return what norms add to variances, and whether they are before their sub-layers."""
+    # torch's own, which OPT's have
+    eps = float(_setting(config, EPS, 1e-5))
+    before = block.before
+    return eps, before if isinstance(before, bool) else bool(_setting(config, (before,)))
+
+
+def _block(config: Mapping[str, Any], names: _Weights, prefix: str, causal: bool) -> Stack:
+    parts = [_attention(config, names, prefix), _feed_forward(config, names, prefix)]
+    return Stack(parts, causal)
+
+
+def _attention(
+    config: Mapping[str, Any], names: _Weights, prefix: str
+) -> AttentionLayer | RotaryLayer:
+    eps, before = _around(config, names.of)
+    found = find_projections(names.weights, f"{prefix}{names.of.attention}", eps, before)
+    heads = int(_setting(config, HEADS))
+    groups = int(_setting(config, ("num_key_value_heads",), heads))
+    turns = _rotary(config, len(found["q"]) // heads) if names.of.gate else None
+    layer = from_projections(**found, heads=heads, kv_heads=groups, rotary_base=turns)
+    assert isinstance(layer, (AttentionLayer, RotaryLayer))
+    return layer
+
+
+def _feed_forward(config: Mapping[str, Any], names: _Weights, prefix: str) -> FeedForward:
+    eps, before = _around(config, names.of)
+    called = str(_setting(config, ACTIVATION))
+    if called not in ACTIVATIONS:
+        raise ValueError(
+            f"The activation {called!r} is not known here, but {', '.join(ACTIVATIONS)}."
+        )
+    A, b = names.linear(prefix + names.of.up)
+    B, c = names.linear(prefix + names.of.down)
+    gate = None if names.of.gate is None else names.linear(prefix + names.of.gate)
+    norm = names.norm(prefix + names.of.norm, eps, before)
+    return FeedForward(A, b, B, c, True, norm, ACTIVATIONS[called], gate)
+
+
+def _rotary(config: Mapping[str, Any], size: int) -> Rotary:
+    """Return the frequencies of a head's planes, as the configuration scales them."""
+    # one mapping in newer files, with the base in it
+    said = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    base = float(_setting({**config, **said}, ("rope_theta",), 10_000.0))
+    kind = said.get("rope_type", said.get("type", "default"))
+    plain = Rotary.of(base, size)
+    if kind == "default":
+        return plain
+    theta = plain.frequencies
+    if kind == "linear":
+        return Rotary(theta / float(said["factor"]))
+    if kind == "llama3":
+        names = "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"
+        factor, low, high, length = (float(said[name]) for name in names)
+        # turns within the length that the model was first trained on: many are left as they are
+        share = np.clip((length * theta / (2 * math.pi) - low) / (high - low), 0, 1)
+        return Rotary(theta * (share + (1 - share) / factor))
+    raise ValueError(
+        f"Positions scaled as {kind!r} are not known here, but default, linear and llama3."
+    )
+
+
+def _chosen(there: list[int], layers: int | str | slice | None) -> list[int]:
+    """Return which blocks are asked for."""
+    last = there[-1]
+    if there != list(range(last + 1)):
+        lacking = min(set(range(last + 1)) - set(there))
+        raise ValueError(f"Of the checkpoint's blocks, 0 to {last}, {lacking} is missing.")
+    if isinstance(layers, str):
+        ends = layers.split(":")
+        if not layers or len(ends) > 2 or not all(end.isdecimal() or not end for end in ends):
+            raise ValueError(f'layers is a number, or two as in "3:5"; it is {layers!r}.')
+        limits = [int(end) if end else None for end in ends]
+        layers = slice(*limits) if len(limits) == 2 else limits[0]
+    if layers is None:
+        layers = slice(None)
+    chosen = there[layers] if isinstance(layers, slice) else [k for k in there if k == layers]
+    if not chosen:
+        raise ValueError(f"No such layers: the checkpoint has 0 to {last}.")
+    return chosen
