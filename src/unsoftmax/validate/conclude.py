@@ -64,9 +64,12 @@ class Conclusion(Generic[L]):
     fresh: LayerSequences
     said: Said
 
-    def confirmed(self) -> Generator[Round, Answers, None]:
-        """Try some sequences before the hold-out, after which nothing can be mended."""
-        tried = yield from fresh_answers(self.fresh.confirming(CONFIRMING))
+    def confirmed(self, earlier: Sequence[Answered] = ()) -> Generator[Round, Answers, None]:
+        """Try ``earlier`` sequences, or a few fresh ones, before the rest of the hold-out.
+
+        After that nothing can be mended.
+        """
+        tried = earlier or (yield from fresh_answers(self.fresh.confirming(CONFIRMING)))
         self._believed(self._judged(tried, 0, 1.0), True)
 
     def run(self, checks: int, earlier: Sequence[Answered] = ()) -> Steps[L]:

@@ -121,7 +121,7 @@ class AttentionLayerLearner(Configured):
         those after a norm are linear in what the norm makes of them.
     profile : {"auto", "lean", "fine", "finest"}
         How many queries buy how much accuracy: "lean" as few as possible, for exact answers; "fine"
-        1.3 to 2 times as many, for answers of float32; "finest" two to eight times, which pays
+        1.3 to 2 times as many, for answers of float32; "finest" up to six times, which pays
         for M_h, and in layers whose heads' values have more than 64 dimensions together: in
         smaller ones "fine" gives W_h as well. "auto" is lean where answers are of float64 and fine
         where they are coarser.
@@ -189,7 +189,7 @@ class AttentionLayerLearner(Configured):
     rotary_base: float | None = field(default=None, kw_only=True)
     tuning: AttentionLayerTuning = field(default=AttentionLayerTuning(), kw_only=True)
 
-    revision: ClassVar[int] = 6
+    revision: ClassVar[int] = 7
     outputs: ClassVar[Outputs] = "vector"
 
     def __post_init__(self) -> None:

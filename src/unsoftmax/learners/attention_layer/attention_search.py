@@ -8,10 +8,11 @@ heads and maps come from copies of shorter tokens (`soft_gate_reading`).
 **Behind a LayerNorm**, y = β + γ ⊙ n(x_N + o(X)), no answer says how long u = x_N + o(X) is: it
 tells d − 1 numbers, the direction of Pu, so every linear system has one more unknown per answer.
 β, γ up to its sign, (I + M), c and eps come from single tokens (`norm_behind`), the number of
-heads, the size of K and the sign of γ from query tokens of a plane (`plane_heads`). About d + 13 +
-24 + 38 + H(⌈d/H⌉ + 4) + (d_h + 4)⌈d/n⌉ + (d − d_h − 3)(1 + 2/12) + 10 queries for H heads of
-d_h = d/H, n = ⌊(d − H − 1)/H⌋; MiniLM (12 heads of 32): 1,763, where answers of d − 2 numbers allow
-no fewer than 1,483.
+heads, the size of K and the sign of γ from query tokens of a plane (`plane_heads`). About d + 23 +
+6H + H(⌈d/H⌉ + 3) + (d_h + 2)⌈d/n⌉ + (d − d_h − 1)(1 + 2/12) queries for H heads of d_h = d/H,
+n = ⌊(d − H − 1)/H⌋; MiniLM (12 heads of 32): 1,744, where answers of d − 2 numbers allow no fewer
+than 1,483. Two heads whose gates are alike beside all tokens of the plane pass for one: what is
+found has to predict the first part of the hold-out, or heads are looked for again.
 
 **After a LayerNorm or RMSNorm**, y = o(n(X)) (+ x_N), a layer is a plain one of normalised tokens,
 on a ball (`normed_tokens`): no token is long, so no gate is 0 or 1. About d + 76 + (⌈rank M/H⌉ +
@@ -163,12 +164,16 @@ class AttentionSearch:
             rng,
             self.pilots,
             shared=self.given is not None,
+            spare=effort.spare_offsets,
         ).run()
         if self.given is not None:
             return (yield from self._with_positions(self.given, maps, opening.typical))
         more = effort.polish and not maps.whole
         fit = more and not behind and sum(maps.ranks) <= _FITTED_ALONE
-        effort = limits.FITTED if fit else effort
+        if fit:
+            effort = limits.FITTED
+        elif effort.whole and not behind:
+            effort = limits.WHOLE
         kind = DirectionScores if behind else ScoreReading
         reading = kind.of(maps, noise, effort, opening.typical, rng)
         scores = yield from reading.run()
@@ -257,18 +262,29 @@ def steps_behind(
     effort = effort_behind(wanted.profile, singles.solved().noise * np.sqrt(dim))
     if effort.polish:
         singles = yield from ask_more_singles(singles, rng)
-    single = yield from find_heads(singles, rng)
-    layer, H = single.layer(), single.gates.gates.shape[1]
-    if wanted.most < H:
-        raise ModelMismatch(f"There are {H} heads: raise max_heads from {wanted.most}.")
-    noise = NormedNoise(layer.noise * np.sqrt(dim), scale=1 / layer.norm.gain)
-    unit = noise.relative if noise.relative > _NOISY * UNIT else _ROUNDOFFS * UNIT
-    search = AttentionSearch(single, single.gates, noise, effort, wanted.head_dim, rng)
+    exact = effort is limits.EXACT_BEHIND
+    patterns = yield from find_heads(singles, rng, exact)
+    heads = patterns.gates.gates.shape[1]
+    if wanted.most < heads:
+        raise ModelMismatch(f"There are {heads} heads: raise max_heads from {wanted.most}.")
+    found = iter([patterns])
 
     def searched(last: bool) -> Asking[Concluded]:
+        # two heads may have passed for one: others are looked for with more tokens
+        single = next(found, None) or (yield from find_heads(singles, rng))
+        layer, H = single.layer(), single.gates.gates.shape[1]
+        noise = NormedNoise(layer.noise * np.sqrt(dim), scale=1 / layer.norm.gain)
+        unit = noise.relative if noise.relative > _NOISY * UNIT else _ROUNDOFFS * UNIT
+        pilots = PLAIN
+        if exact:
+            first, more = limits.OPENING_FIRST * H, limits.OPENING_MORE * H
+            pilots = PLAIN._replace(deviations=limits.OPENING_DEVIATIONS, first=first, more=more)
+        search = AttentionSearch(single, single.gates, noise, effort, wanted.head_dim, rng, pilots)
         answers = yield from search.run()
         answers = replace(answers, eps=(yield from find_eps(layer, rng)))
-        return conclusion_of(answers, replace(noise, relative=float(unit)), rng)
+        conclusion = conclusion_of(answers, replace(noise, relative=float(unit)), rng)
+        yield from conclusion.confirmed(earlier)
+        return conclusion
 
     try:
         conclusion = yield from tried(limits.TRIES_BEHIND, searched)
@@ -277,7 +293,7 @@ def steps_behind(
         if dim > limits.PLANE_FEW:
             raise
         # heads may open together along a line, which is all there is room for
-        raise too_few(layer) from error
+        raise too_few(patterns.layer()) from error
 
 
 def search_with_positions(

@@ -60,7 +60,7 @@ def layer_plan(
     elif place == "post":
         cost = _behind(d, H)
         formula = (
-            "about d + 83 + rank M + 4H + (r + 4)·d/n + 1.14(d − r − 3), n = (d − H − 1)/H, "
+            "about d + 24 + rank M + 8H + (r + 2)·d/n + 1.14(d − r − 1), n = (d − H − 1)/H, "
             "for H heads of rank r with exact answers, twice that behind float32: "
             f"{counts.normalised_layer_queries(d, H, r):,} for {H} of rank {r}"
         )
@@ -139,11 +139,12 @@ def _behind(d: int, H: int) -> LayerCost:
     gates = limits.PILOT_ROUNDS * (PLAIN.tokens + 2)
     offsets = (1 + limits.FLIP_ROUNDS) * limits.TRIES * min(H, d) * d
     keys = (2 + limits.AGAIN) * (d + 1) * d + 2 * limits.SCORE_PILOTS + 2 * d
-    search = gates + offsets + keys + d + min(H, d) + len(limits.EPS_VARIANCES)
-    queries = d + 16 + 2 * limits.SINGLE_PAIRS + patterns + tries * search
+    search = patterns + gates + offsets + keys + d + min(H, d) + limits.EPS_TOKENS + CONFIRMING
+    queries = d + 16 + 2 * limits.SINGLE_PAIRS + tries * search
     maps = limits.TRIES * limits.OFFSET_ROUNDS * (1 + limits.FLIP_ROUNDS)
     asked = 2 * limits.PILOT_ROUNDS + maps + limits.SCORE_PILOTS + _KEY_ROUNDS + 2
-    rounds = 8 + lengths * (limits.PLANE_ROUNDS + 1) + tries * asked + LONG.most_rounds + 1
+    asked += lengths * (limits.PLANE_ROUNDS + 1) + limits.EPS_TOKENS
+    rounds = 11 + tries * asked + LONG.most_rounds + 1
     tokens = 2 * queries + tries * (4 + limits.AGAIN) * (d + 1) ** 2
     return LayerCost(queries, tokens, rounds)
 

@@ -1,4 +1,4 @@
-"""The norm behind a layer: β, γ, (I + M), c and eps, from d + 22 single tokens.
+"""The norm behind a layer: β, γ, (I + M), c and eps, from about d + 10 single tokens.
 
 A single token x is answered with β + Γn((I + M)x + c), whatever the scores are. Tokens 2⁵²e_j,
 2⁵²ξ and −2⁵²ξ of entries ±1 leave only directions: β is the middle of the pair, g = 1/γ is
@@ -7,8 +7,8 @@ orthogonal to all y − β, and ξ says how long the columns are beside each oth
     K(b) = s P_w((I + M) b + c)
 
 is known but for s > 0 and the sign of γ, which the heads tell (`plane_heads`). The direction
-of c comes from the zero token, its length from tokens about as long. Tokens x0 + tδ with
-P((I + M)x0 + c) = 0 then give u of any variance v, and ‖n‖² = d·v/(v + eps).
+of c comes from the zero token, its length from a token about as long, as one of length 1 shows it.
+Tokens x0 + tδ with P((I + M)x0 + c) = 0 then give u of any variance v, and ‖n‖² = d·v/(v + eps).
 """
 
 from __future__ import annotations
@@ -40,9 +40,11 @@ _DRAWN = 32
 # Sequences of two tokens. They tell γ too: where I + M is singular, single tokens do not. Length of
 # those tokens: their answers are one token's values or a few heads' mixture.
 _MIXED, _MIXED_LENGTH = 2, 2.0**40
-# Lengths of the tokens that c is weighed against: one is within a factor of 4 of |c|, where |c|
-# is between 2⁻⁸ and 2⁸.
-_STEPS = (2.0**-6, 2.0**-2, 2.0**2, 2.0**6)
+# A token of length 1 shows how long c is, and another of that length, or of this one where c is
+# about as long as the first, shows it well.
+_LONGER_STEP = 2.0**4
+# Lengths at which c is looked for: beyond, rounding of the first answer hides it.
+_LEAST_STEP, _MOST_STEP = 2.0**-40, 2.0**40
 # The zero token's answer is β but for so many roundoffs where c is 0.
 _ZERO = 16.0
 # A coordinate that moves by a smaller share of the one that moves most is taken for one of scale
@@ -50,12 +52,18 @@ _ZERO = 16.0
 _LEAST_SPREAD = 1e-10
 # The least singular value of answers that have a norm behind is a smaller share of the next.
 _GAP = 1e-3
+# Where the next is a smaller share of the largest, γ is known a hundred times worse than elsewhere:
+# in one of 60 layers with d = 12.
+_NEARLY_SINGULAR = 0.01
 # Squared lengths of answers behind RMSNorm are off by no more, in units of the norm's scale:
 # float32's are by 1e-6, those of other functions by as much as there is.
 _ELLIPSOID = 1e-4
 # Answers that are further from a normalised affine map are none. float32: 1e-6. Single tokens of
 # any length are answered by that map to so many times the noise.
 _MOST_NOISE, _AFFINE = 1e-5, 1e3
+# Variance of u at the first token that shows eps, the least and the most there are, and octaves
+# within which another tells no more.
+_FIRST_VARIANCE, _VARIANCES, _NEAR = 1e-4, (1e-14, 1e4), 3.0
 # An eps of fewer times what it may be off by is 0.
 _TOLD = 16.0
 
@@ -70,13 +78,21 @@ class SingleRound:
     y_units: Array
     y_signs: Array
     y_minus: Array
-    y_mixed: Array
-    y_steps: Array
     y_check: Array
     y_zero: Array
+    y_mixed: Array
+    """Of two tokens each; none where single tokens tell γ."""
+    steps: Array
+    """Lengths of ξ that c is weighed against."""
+    y_steps: Array
 
     def solved(self) -> DirectionMap:
-        """Read β, g up to its sign, and s P_w[I + M, c].
+        """Read β, g up to its sign, and s P_w[I + M, c]."""
+        frame = self.linear()
+        return replace(frame, c=_read_constant(self, frame))
+
+    def linear(self) -> DirectionMap:
+        """Read the same without c.
 
         Raises
         ------
@@ -102,8 +118,7 @@ class SingleRound:
                 f"A fresh single token is answered {noise:.1e} from a normalised affine map: no "
                 "such map, or answers too coarse for what is behind a LayerNorm."
             )
-        frame = DirectionMap(np.zeros(len(B)), B, True, norm, noise)
-        return replace(frame, c=_read_constant(self, frame))
+        return DirectionMap(np.zeros(len(B)), B, True, norm, noise)
 
 
 def ask_singles(dim: int, rng: np.random.Generator) -> Asking[SingleRound]:
@@ -112,14 +127,10 @@ def ask_singles(dim: int, rng: np.random.Generator) -> Asking[SingleRound]:
     drawn = np.where(rng.standard_normal((1 + _DRAWN, dim)) < 0, -1.0, 1.0)
     signs = drawn[[0, 1 + int(np.argmin(np.abs(drawn[1:] @ drawn[0])))]]
     check = np.round(16 * rng.standard_normal((1, dim))) / 16
-    mixed = np.round(16 * rng.standard_normal((_MIXED, 2, dim))) * _MIXED_LENGTH / 16
-    steps = np.array(_STEPS)[:, None] * signs[0]
     y = yield [
         Singles(UnitVectors(dim), _FAR, phase=phase, purpose="data"),
         Singles(signs, _FAR, phase=phase, purpose="data"),
         Singles(-signs[:1], _FAR, phase=phase, purpose="data"),
-        Sequences(mixed, phase=phase, purpose="data"),
-        Singles(steps, phase=phase, purpose="data"),
         Singles(check, _FAR, phase=phase, purpose="pilot"),
         Singles(np.zeros((1, dim)), phase=phase, purpose="data"),
     ]
@@ -128,7 +139,30 @@ def ask_singles(dim: int, rng: np.random.Generator) -> Asking[SingleRound]:
             f"Answers have {y[0].shape[1]} numbers and tokens {dim}: a residual connection, which "
             "a norm behind a layer is recovered with, needs as many."
         )
-    return SingleRound(signs, check[0], *y)
+    none = np.zeros((0, dim))
+    asked = SingleRound(signs, check[0], *y, y_mixed=none, steps=np.zeros(0), y_steps=none)
+    if not _tell_gain(asked):
+        # an RMSNorm, or I + M is nearly singular
+        mixed = np.round(16 * rng.standard_normal((_MIXED, 2, dim))) * _MIXED_LENGTH / 16
+        [y_mixed] = yield [Sequences(mixed, phase=phase, purpose="data")]
+        asked = replace(asked, y_mixed=y_mixed)
+    frame, step = asked.linear(), 1.0
+    for _ in range(2):
+        [y_step] = yield [Singles(step * signs[:1], phase=phase, purpose="data")]
+        y_steps = np.vstack([asked.y_steps, y_step])
+        asked = replace(asked, steps=np.append(asked.steps, step), y_steps=y_steps)
+        step = _further_step(asked, frame)
+    return asked
+
+
+def _tell_gain(asked: SingleRound) -> bool:
+    """Tell whether one vector alone is orthogonal to all answers, and far from the next."""
+    far = np.vstack([asked.y_units, asked.y_signs, asked.y_minus, asked.y_check])
+    far = far - (asked.y_signs[0] + asked.y_minus[0]) / 2
+    if not spreads(far).all():
+        return True  # refused by name
+    found = gain_of(far)
+    return found.missed <= _GAP * found.next and found.next > _NEARLY_SINGULAR
 
 
 def ask_more_singles(asked: SingleRound, rng: np.random.Generator) -> Asking[SingleRound]:
@@ -185,7 +219,7 @@ def _read_constant(asked: SingleRound, frame: DirectionMap) -> Array:
     """Weigh c, known by its direction, against tokens of a few lengths."""
     zero = frame.norm.directions(asked.y_zero)[0]
     size = np.linalg.norm(zero)
-    known = frame.M @ asked.signs[0]
+    known, steps = frame.M @ asked.signs[0], asked.steps
     w = frame.directions(asked.y_steps)
     # nothing is left of c in the zero token's answer, or only rounding
     shift = frame.norm.shift
@@ -193,10 +227,10 @@ def _read_constant(asked: SingleRound, frame: DirectionMap) -> Array:
         constant = np.zeros(len(zero))
     else:
         ratios = [_ratio(known, zero / size, one) for one in w]
-        lengths = np.array([step * ratio for step, ratio in zip(_STEPS, ratios, strict=True)])
+        lengths = steps * ratios
         best = int(np.argmin(np.abs(np.log(np.maximum(np.abs(ratios), 1e-300)))))
         constant = np.linalg.norm(known) * lengths[best] * zero / size
-    expected = np.outer(_STEPS, known) + constant
+    expected = np.outer(steps, known) + constant
     missed = float(np.max(_apart(w, expected))) / np.sqrt(len(zero))
     if missed > _AFFINE * frame.noise:
         raise ModelMismatch(
@@ -211,6 +245,16 @@ def _ratio(known: Array, zero: Array, w: Array) -> float:
     k = known / np.linalg.norm(known)
     null = np.linalg.svd(np.column_stack([k, zero, w]))[2][-1]
     return float(null[1] / null[0]) if null[0] else np.inf
+
+
+def _further_step(asked: SingleRound, frame: DirectionMap) -> float:
+    """Return how long a token is that is about as long as c, as the one asked shows it."""
+    zero = frame.norm.directions(asked.y_zero)[0]
+    known, [w] = frame.M @ asked.signs[0], frame.directions(asked.y_steps[:1])
+    ratio = abs(_ratio(known, zero, w)) * np.linalg.norm(zero)
+    if not 0 < ratio < np.inf or 1 / 4 <= ratio <= 4:
+        return _LONGER_STEP
+    return float(np.clip(2.0 ** np.rint(np.log2(ratio)), _LEAST_STEP, _MOST_STEP))
 
 
 def _apart(w: Array, expected: Array) -> Array:
@@ -247,8 +291,20 @@ def find_eps(frame: DirectionMap, rng: np.random.Generator) -> Asking[EpsAnswers
     still = -np.linalg.lstsq(frame.M, frame.c, rcond=None)[0]
     direction = rng.standard_normal(frame.dim)
     moved = frame.norm.centred(frame.M @ direction)
-    lengths = np.sqrt(np.array(limits.EPS_VARIANCES)) / np.sqrt(np.mean(moved**2))
-    # as float32 sees them; where they are rounded to is known
-    tokens = (still + lengths[:, None] * direction).astype(np.float32).astype(np.float64)
-    [y] = yield [Singles(tokens, phase="eps", purpose="data")]
-    return EpsAnswers(tokens, y)
+    unit = np.sqrt(np.mean(moved**2))
+    variances = [_FIRST_VARIANCE]
+    answers = EpsAnswers(np.zeros((0, frame.dim)), np.zeros((0, frame.dim)))
+    while True:
+        # as float32 sees it; where it is rounded to is known
+        token = still + np.sqrt(variances[-1]) / unit * direction
+        token = token.astype(np.float32).astype(np.float64)[None]
+        [y] = yield [Singles(token, phase="eps", purpose="data")]
+        answers = EpsAnswers(np.vstack([answers.tokens, token]), np.vstack([answers.y, y]))
+        # errors of u count by v^(−1/2), those of ‖n‖² by v: least where both are alike
+        eps = max(answers.solved(frame))
+        size = np.sqrt(np.mean(still**2) + np.mean(frame.c**2))
+        best = float(np.clip((size * eps / 2) ** (2 / 3), *_VARIANCES))
+        again = min(abs(np.log2(best / one)) for one in variances) < _NEAR
+        if again or len(variances) == limits.EPS_TOKENS:
+            return answers
+        variances.append(best)

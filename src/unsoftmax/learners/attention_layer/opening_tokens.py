@@ -32,6 +32,8 @@ from unsoftmax.solve.least_distance import shortest_within
 
 # Length of the offset of the first pilot; the next ones are scaled by what it shows.
 _PILOT_LENGTH = 2.0**6
+# Where the tokens asked leave a smaller margin, in typical logits, more are asked.
+_MARGIN = 1.2
 # Largest logit of the pilots: weights of heads with much smaller ones are seen as well.
 _PILOT_LOGIT = 0.5
 
@@ -64,17 +66,24 @@ class OpeningSearch:
         """Ask pilots, then one query token for each direction of their span."""
         d = len(self.gates.a)
         octaves = float(np.log2(np.linalg.norm(self.gates.a) / _PILOT_LENGTH))
-        K = min(self.pilots.tokens, d)
-        basis = np.linalg.qr(self.rng.standard_normal((d, K)))[0].T
+        most = min(self.pilots.tokens, d)
+        K = min(self.pilots.first or most, most)
+        basis = np.linalg.qr(self.rng.standard_normal((d, most)))[0].T
         down = round(octaves)
         down = yield from self._pilot(basis[0], down)
         for _ in range(limits.PILOT_ROUNDS):
             a, b = self._scaled(basis, down)
-            share, beside = self._beside(a, b)
-            logits = yield from self._logits(a, np.vstack([beside, b]), "opening tokens")
-            if np.isfinite(logits).all():
-                at_zero = (logits[0] - share * logits[1:].sum(axis=0)) / (1 - share * K)
-                return self._chosen(a, b, at_zero, logits[1:] - at_zero)
+            share, beside = self._beside(a, b[:K])
+            logits = yield from self._logits(a, np.vstack([beside, b[:K]]), "opening tokens")
+            at_zero = (logits[0] - share * logits[1:].sum(axis=0)) / (1 - share * K)
+            while np.isfinite(logits).all():
+                asked = len(logits) - 1
+                chosen = self._chosen(a, b[:asked], at_zero, logits[1:] - at_zero)
+                if asked == most or min(chosen.margins) >= _MARGIN:
+                    return chosen
+                further = b[asked : asked + self.pilots.more]
+                more = yield from self._logits(a, further, "opening tokens")
+                logits = np.vstack([logits, more])
             down += 1
         raise _unreadable()
 

@@ -134,9 +134,6 @@ _CONDITION = 100.0
 # So often at most; then the best.
 _TRIES = 8
 
-# Query tokens beyond the expected rank that read the column spaces.
-_SPARE_TOKENS = 4
-
 
 @dataclass(frozen=True, slots=True)
 class ScoreAnswers:
@@ -201,11 +198,12 @@ class ScoreReading(KeyAsking):
         directions = self._directions(d)
         lengths = yield from self.piloted(units, directions[-d:])
         keys, tokens = self.tokens(units, directions, lengths)
-        count = min(max(self.values.ranks) + _SPARE_TOKENS, d + 1)
+        spare = self.effort.spare_tokens
+        count = min(max(self.values.ranks) + spare, d + 1)
         first = yield from self.asked(self.grid(keys, tokens[:count]), "column spaces")
         while True:
             asked = len(first.tokens)
-            columns, ranks = self._ranked(first, asked - _SPARE_TOKENS)
+            columns, ranks = self._ranked(first, asked - spare)
             if asked == d + 1 or max(ranks) < asked:
                 break
             more = self.grid(keys, tokens[asked : 2 * asked])
