@@ -246,9 +246,8 @@ def columns_of(answers: KeyAnswers, scores: Array) -> Array:
     keys = answers.keys.reshape(-1, answers.keys.shape[2])
     flat = scores.transpose(2, 1, 0).reshape(len(keys), -1)
     # NaN where errors make a weight negative
-    told = np.isfinite(flat).all(axis=0)
-    columns = np.full((keys.shape[1], flat.shape[1]), np.nan)
-    columns[:, told] = solved(keys, flat[:, told])
+    told = np.isfinite(flat).all()
+    columns = solved(keys, flat) if told else np.full((keys.shape[1], flat.shape[1]), np.nan)
     return np.asarray(columns.reshape(-1, *scores.shape[1::-1]).transpose(1, 0, 2))
 
 

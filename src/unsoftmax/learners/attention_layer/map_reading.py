@@ -24,8 +24,11 @@ import numpy as np
 
 from unsoftmax.errors import ModelMismatch
 from unsoftmax.learners.attention_layer import search_limits as limits
-from unsoftmax.learners.attention_layer.offset_questions import asked_beside, asked_in_pairs
-from unsoftmax.learners.attention_layer.opening_tokens import OpeningTokens
+from unsoftmax.learners.attention_layer.head_search import (
+    OpeningTokens,
+    asked_beside,
+    asked_in_pairs,
+)
 from unsoftmax.learners.attention_layer.search_limits import PLAIN, Pilots
 from unsoftmax.learners.attention_layer.value_answers import (
     GateAnswers,
