@@ -66,8 +66,7 @@ from unsoftmax.models import Rotary
 from unsoftmax.probes import FARTHEST
 from unsoftmax.protocol import Found, Outputs, Plan, Steps
 from unsoftmax.theory import counts
-from unsoftmax.validate.conclude import CONFIRMING
-from unsoftmax.validate.layer_sequences import LONG, SHORT, Layer
+from unsoftmax.validate.conclude import CONFIRMING, LONG, SHORT, Layer
 
 # Rounds in which keys and query tokens are asked, each again as often as weights are small.
 _KEY_ROUNDS = 14 * (1 + limits.AGAIN)
@@ -375,7 +374,7 @@ class AttentionLayerLearner(Configured):
 
     @property
     def _wanted(self) -> Wanted:
-        return Wanted(self._most, self.head_dim, self.profile)
+        return Wanted(self._most, self.head_dim, self.profile, self._given())
 
     def _given(self) -> GivenPositions | None:
         """Return what is known of positions, None where there are none."""
@@ -395,11 +394,11 @@ class AttentionLayerLearner(Configured):
         return (yield from as_planned(self._steps(checks), self.plan(), excess, contrary))
 
     def _steps(self, checks: int) -> Steps[Any]:
-        d, rng, given = int(self.dim), np.random.default_rng(self.seed), self._given()
+        d, rng = int(self.dim), np.random.default_rng(self.seed)
         wanted, attempts = self._wanted, self.tuning.attempts
-        if given is not None:
+        if wanted.given is not None:
             tokens = yield from self._tokens(rng)
-            conclusion = yield from search_with_positions(tokens, given, wanted, rng, attempts)
+            conclusion = yield from search_with_positions(tokens, wanted, rng, attempts)
             return (yield from conclusion.run(checks))
         found = yield from find_norm(d, self.seed, self.norm)
         if found.place == "post":

@@ -104,10 +104,9 @@ from unsoftmax.measure.token_map import AnswerNoise, TokenMapAnswers, with_error
 from unsoftmax.models import AttentionLayer, LayerHead, LayerNorm
 from unsoftmax.models.rotary_layer import FARTHEST_BOUNDED, RotaryLayer
 from unsoftmax.protocol import Found
-from unsoftmax.validate.conclude import Conclusion, Said
-from unsoftmax.validate.drawn_models import DRAWN, DrawnModels
+from unsoftmax.validate.conclude import Conclusion, LayerSequences, Said
+from unsoftmax.validate.drawn_models import DRAWN, DrawnModels, Layer
 from unsoftmax.validate.judge import fresh_answers
-from unsoftmax.validate.layer_sequences import Layer, LayerSequences
 from unsoftmax.validate.sequences import opening
 
 
@@ -282,6 +281,8 @@ class Wanted(NamedTuple):
     """Heads at most."""
     head_dim: int | None
     profile: str
+    given: GivenPositions | None
+    """What is known of positions; None where scores have one distance."""
 
 
 def tried(
@@ -315,72 +316,58 @@ def conclusion_of(
     return Conclusion(drawn, sequences, said_of(drawn.model))
 
 
-@dataclass(frozen=True, slots=True)
-class AttentionSearch:
-    """The search for values and scores, from the heads on."""
-
-    single: MapAnswers
-    gates: GateAnswers
-    noise: AnswerNoise
-    effort: Effort
-    head_dim: int | None
-    rng: np.random.Generator
-    pilots: Pilots = PLAIN
-    given: GivenPositions | None = None
-    """What is known of positions; None where scores have one distance."""
-
-    def run(self) -> Asking[LayerAnswers]:
-        """Ask for all that a layer is computed from."""
-        layer, noise, effort, rng = self.single.layer(), self.noise, self.effort, self.rng
-        behind = isinstance(layer, DirectionMap)
-        opening = yield from OpeningSearch(layer, noise, self.gates, rng, self.pilots).run()
-        maps = yield from (DirectionMaps if behind else MapReading)(
-            self.single,
-            layer,
-            noise,
-            self.gates,
-            opening,
-            self.head_dim,
-            effort.whole,
-            rng,
-            self.pilots,
-            shared=self.given is not None,
-            spare=effort.spare_offsets,
-        ).run()
-        if self.given is not None:
-            return (yield from self._with_positions(self.given, maps, opening.typical))
-        more = effort.polish and not maps.whole
-        fit = more and not behind and sum(maps.ranks) <= _FITTED_ALONE
-        if fit:
-            effort = limits.FITTED
-        elif effort.whole and not behind:
-            effort = limits.WHOLE
-        kind = DirectionScores if behind else ScoreReading
-        reading = kind.of(maps, noise, effort, opening.typical, rng)
-        scores = yield from reading.run()
-        if fit:
-            # what has small weights beside other maps is asked again
-            answers = LayerAnswers(values=maps, scores=scores, fitted=noise)
-            layer, values = answers.maps()
-            scores = yield from replace(reading, layer=layer, values=values).mended(scores)
-            return replace(answers, scores=scores)
-        if more:
-            length = float(np.linalg.norm(opening.a))
-            maps, scores = yield from polished(maps, scores, reading, length)
-        return LayerAnswers(values=maps, scores=scores)
-
-    def _with_positions(
-        self, given: GivenPositions, maps: ValueAnswers, typical: tuple[float, float]
-    ) -> Asking[LayerAnswers]:
-        """Ask for keys and queries of groups of heads, at several distances."""
-        allowed = max(_SHARED, _SHARED_NOISE * self.noise.relative)
-        groups = groups_of(maps.solved(), min(allowed, 0.5))
-        if self.noise.relative > limits.EXACT:
+def search(
+    single: MapAnswers,
+    gates: GateAnswers,
+    noise: AnswerNoise,
+    effort: Effort,
+    wanted: Wanted,
+    rng: np.random.Generator,
+    pilots: Pilots = PLAIN,
+) -> Asking[LayerAnswers]:
+    """Ask for all that a layer is computed from, from the heads on."""
+    layer, given = single.layer(), wanted.given
+    behind = isinstance(layer, DirectionMap)
+    opening = yield from OpeningSearch(layer, noise, gates, rng, pilots).run()
+    maps = yield from (DirectionMaps if behind else MapReading)(
+        single,
+        layer,
+        noise,
+        gates,
+        opening,
+        wanted.head_dim,
+        effort.whole,
+        rng,
+        pilots,
+        shared=given is not None,
+        spare=effort.spare_offsets,
+    ).run()
+    if given is not None:
+        groups = groups_of(maps.solved(), min(max(_SHARED, _SHARED_NOISE * noise.relative), 0.5))
+        if noise.relative > limits.EXACT:
             maps = replace(maps, groups=groups)
-        reading = (LiftedReading if self.pilots.mirrored else GroupReading).of(
-            maps, self.noise, self.effort, typical, self.rng, groups=groups, given=given
-        )
-        return LayerAnswers(values=maps, scores=(yield from reading.run()))
+        of = (LiftedReading if pilots.mirrored else GroupReading).of
+        asking = of(maps, noise, effort, opening.typical, rng, groups=groups, given=given)
+        return LayerAnswers(values=maps, scores=(yield from asking.run()))
+    more = effort.polish and not maps.whole
+    fit = more and not behind and sum(maps.ranks) <= _FITTED_ALONE
+    if fit:
+        effort = limits.FITTED
+    elif effort.whole and not behind:
+        effort = limits.WHOLE
+    kind = DirectionScores if behind else ScoreReading
+    reading = kind.of(maps, noise, effort, opening.typical, rng)
+    scores = yield from reading.run()
+    if fit:
+        # what has small weights beside other maps is asked again
+        answers = LayerAnswers(values=maps, scores=scores, fitted=noise)
+        layer, values = answers.maps()
+        scores = yield from replace(reading, layer=layer, values=values).mended(scores)
+        return replace(answers, scores=scores)
+    if more:
+        length = float(np.linalg.norm(opening.a))
+        maps, scores = yield from polished(maps, scores, reading, length)
+    return LayerAnswers(values=maps, scores=scores)
 
 
 def read_layer(
@@ -389,16 +376,12 @@ def read_layer(
     effort: Effort,
     rng: np.random.Generator,
     pilots: Pilots = PLAIN,
-    given: GivenPositions | None = None,
 ) -> Asking[LayerAnswers]:
     """Search for all, from single tokens on, beside offsets so long that gates are 0 or 1."""
     noise = tokens.noise()
     found = yield from HeadSearch(LayerMap.of(tokens), noise, wanted.most, rng, pilots).run()
     single = AffineAnswers(tokens, found.residual)
-    search = AttentionSearch(
-        single, found.gates, noise, effort, wanted.head_dim, rng, pilots, given
-    )
-    return (yield from search.run())
+    return (yield from search(single, found.gates, noise, effort, wanted, rng, pilots))
 
 
 def soft_search(
@@ -460,8 +443,7 @@ def steps_behind(
         if exact:
             first, more = limits.OPENING_FIRST * H, limits.OPENING_MORE * H
             pilots = PLAIN._replace(deviations=limits.OPENING_DEVIATIONS, first=first, more=more)
-        search = AttentionSearch(single, single.gates, noise, effort, wanted.head_dim, rng, pilots)
-        answers = yield from search.run()
+        answers = yield from search(single, single.gates, noise, effort, wanted, rng, pilots)
         answers = replace(answers, eps=(yield from find_eps(layer, rng)))
         conclusion = conclusion_of(answers, replace(noise, relative=float(unit)), rng)
         yield from conclusion.confirmed(earlier)
@@ -478,11 +460,7 @@ def steps_behind(
 
 
 def search_with_positions(
-    tokens: TokenMapAnswers,
-    given: GivenPositions,
-    wanted: Wanted,
-    rng: np.random.Generator,
-    attempts: int,
+    tokens: TokenMapAnswers, wanted: Wanted, rng: np.random.Generator, attempts: int
 ) -> Asking[Concluded]:
     """Recover a layer with positions: without biases of keys and queries, then with them."""
     noise, whole = tokens.noise().relative, LayerMap.of(tokens)
@@ -494,7 +472,7 @@ def search_with_positions(
     def searched(pilots: Pilots, last: bool) -> Asking[Concluded]:
         # ranges of trained heads may be too nearly dependent for fewer directions
         dense = effort.whole or (last and attempts > 1 and coarse)
-        read = read_layer(tokens, wanted, effort._replace(whole=dense), rng, pilots, given)
+        read = read_layer(tokens, wanted, effort._replace(whole=dense), rng, pilots)
         if not pilots.mirrored:
             read = with_long_offsets(read, whole)
         conclusion = conclusion_of((yield from read), tokens.noise(), rng)

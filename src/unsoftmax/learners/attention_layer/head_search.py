@@ -58,7 +58,7 @@ from unsoftmax.probes import Array, Indices, Purpose, Round, Sequences
 from unsoftmax.protocol import Answers
 from unsoftmax.solve.gate_columns import GateColumnTuning, gate_columns
 from unsoftmax.solve.least_distance import shortest_within
-from unsoftmax.validate.layer_sequences import Layer
+from unsoftmax.validate.drawn_models import Layer
 
 _GAIN = 2.0**40
 
