@@ -130,20 +130,12 @@ def refine(start: P, steps: int = STEPS, iterations: int = ITERATIONS) -> P:
 
 def step(at: Misfit, iterations: int = ITERATIONS) -> Array:
     """Return an x that makes ‖r − J x‖ small, by so many iterations at most."""
-    left = at.residual
-    downhill = at.back(left)
-    x, along, slope = np.zeros_like(downhill), downhill, _square(downhill)
-    least = CONVERGED**2 * slope
-    for _ in range(iterations):
-        if slope <= max(least, TINY):
-            break
-        moves = at.forward(along)
-        length = slope / max(_square(moves), TINY)
-        x, left = x + length * along, left - length * moves
-        downhill = at.back(left)
-        before, slope = slope, _square(downhill)
-        along = downhill + slope / before * along
-    return x
+    shape = len(at.residual), len(at.back(at.residual))
+    J = scipy.sparse.linalg.LinearOperator(shape, matvec=at.forward, rmatvec=at.back)
+    found = scipy.sparse.linalg.lsqr(
+        J, at.residual, atol=CONVERGED, btol=0, conlim=0, iter_lim=iterations
+    )
+    return np.asarray(found[0])
 
 
 def whitening(gram: Array) -> Array:
@@ -388,63 +380,54 @@ def fitted_maps(
 _POLISHED = 0.1
 
 
-@dataclass(frozen=True, slots=True)
-class RangePolish:
-    """What ranges are read again with."""
+def _asked_again(
+    layer: LayerMap, values: HeadMaps, scores: HeadScores, length: float
+) -> Asking[SaturatedAnswers | None]:
+    """Ask one query for each direction; None where a gate cannot be opened alone."""
+    asked = [
+        (h, *_opened(scores, length, a, h))
+        for h, V in enumerate(values.V)
+        for a in np.linalg.svd(V, full_matrices=False)[2]
+    ]
+    pairs = [(h, a, b) for h, a, b in asked if b is not None]
+    if len(pairs) < len(asked):
+        return None
+    heads, *tokens = zip(*pairs, strict=True)
+    a, b = on_one_grid(*map(np.array, tokens))
+    y = yield from asked_in_pairs(a, b, "maps, again")
+    known = np.array([values.U[h] @ (values.V[h] @ one) for h, one in zip(heads, a, strict=True)])
+    answers = SaturatedAnswers(np.array(heads, dtype=np.intp), a, b, y, known)
+    # every answer is what the maps make of it so far: no gate was taken wrongly
+    z = answers.beyond(layer)
+    missed = np.linalg.norm(z - known, axis=1)
+    return answers if np.all(missed <= _POLISHED * np.linalg.norm(z, axis=1)) else None
 
-    layer: LayerMap
-    values: HeadMaps
-    scores: HeadScores
-    length: float
-    """Of offsets."""
 
-    def run(self) -> Asking[SaturatedAnswers | None]:
-        """Ask one query for each direction; None where a gate cannot be opened alone."""
-        asked = [
-            (h, *self._opened(a, h))
-            for h, V in enumerate(self.values.V)
-            for a in np.linalg.svd(V, full_matrices=False)[2]
-        ]
-        pairs = [(h, a, b) for h, a, b in asked if b is not None]
-        if len(pairs) < len(asked):
-            return None
-        a, b = on_one_grid(*(np.array(part) for part in list(zip(*pairs, strict=True))[1:]))
-        y = yield from asked_in_pairs(a, b, "maps, again")
-        head = np.array([h for h, _, _ in pairs], dtype=np.intp)
-        U, V = self.values.U, self.values.V
-        known = np.array([U[h] @ (V[h] @ one) for h, one in zip(head, a, strict=True)])
-        answers = SaturatedAnswers(head, a, b, y, known)
-        # every answer is what the maps make of it so far: no gate was taken wrongly
-        z = answers.beyond(self.layer)
-        missed = np.linalg.norm(z - known, axis=1)
-        return answers if np.all(missed <= _POLISHED * np.linalg.norm(z, axis=1)) else None
+def _opened(
+    scores: HeadScores, length: float, direction: Array, h: int
+) -> tuple[Array, Array | None]:
+    """Return the offset, and the query token beside which it opens head h's gate alone.
 
-    def _opened(self, direction: Array, h: int) -> tuple[Array, Array | None]:
-        """Return the offset, and the query token beside which it opens head h's gate alone."""
-        best: tuple[float, Array, Array | None] = (np.inf, direction, None)
-        for a in (direction, -direction):
-            along = [
-                (a @ C) @ R for C, R in zip(self.scores.C, self.scores.R, strict=True)
-            ]  # a·[W_g w_g]
-            signs = np.where(np.arange(len(along)) == h, 1.0, -1.0)
-            rows = signs[:, None] * np.array(along)
-            size = np.linalg.norm(rows[:, :-1], axis=1)
-            if not size.all():
-                continue
-            basis, core = np.linalg.qr((rows[:, :-1] / size[:, None]).T)
-            y = shortest_within(core.T)
-            if y is not None and np.linalg.norm(y) < best[0]:
-                b = self._long_enough(basis @ y, rows)
-                best = (float(np.linalg.norm(y)), a, b)
-        return self.length * best[1], best[2]
-
-    def _long_enough(self, b: Array, rows: Array) -> Array:
-        """Make a query token so long that biases matter little and gates are saturated."""
-        margins, biases = rows[:, :-1] @ b, np.abs(rows[:, -1])
-        over_bias = limits.OVER_BIAS * float(np.max(biases / margins))
-        saturated = 2 * limits.SATURATED / (self.length * float(margins.min()))
-        shorter = self.length * limits.SHORTER / float(np.linalg.norm(b))
-        return b * max(over_bias, saturated, shorter)
+    Query tokens are so long that biases matter little and gates are saturated.
+    """
+    shortest, offset, token = np.inf, direction, None
+    for a in (direction, -direction):
+        along = np.array([(a @ C) @ R for C, R in zip(scores.C, scores.R, strict=True)])
+        rows = np.where(np.arange(len(along)) == h, 1.0, -1.0)[:, None] * along
+        size = np.linalg.norm(rows[:, :-1], axis=1)
+        if not size.all():
+            continue
+        basis, core = np.linalg.qr((rows[:, :-1] / size[:, None]).T)
+        y = shortest_within(core.T)
+        if y is not None and np.linalg.norm(y) < shortest:
+            b = basis @ y
+            margins, biases = rows[:, :-1] @ b, np.abs(rows[:, -1])
+            over_bias = limits.OVER_BIAS * float(np.max(biases / margins))
+            saturated = 2 * limits.SATURATED / (length * float(margins.min()))
+            shorter = length * limits.SHORTER / float(np.linalg.norm(b))
+            shortest, offset = float(np.linalg.norm(y)), a
+            token = b * max(over_bias, saturated, shorter)
+    return length * offset, token
 
 
 def polished(
@@ -453,7 +436,7 @@ def polished(
     """Read ranges again, and what keys weigh beside the new ones; offsets are of this length."""
     layer = reading.layer
     values = scores.first.closed(layer, maps.solved())
-    again = yield from RangePolish(layer, values, scores.solved(layer, values), length).run()
+    again = yield from _asked_again(layer, values, scores.solved(layer, values), length)
     if again is not None:
         maps = replace(maps, saturated=again)
         values = scores.first.closed(layer, maps.solved())
