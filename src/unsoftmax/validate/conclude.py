@@ -1,17 +1,15 @@
-"""Fresh sequences of a recovered layer: short and long ones, at logits of the sizes wanted.
-
-Tokens are standard normal, as long as they must be for the largest logits, over heads, to have a
-root mean square. A score of tokens s times as long is s²A + sB + C, whatever turns or biases it:
-A, B and C follow from three lengths. Long sequences are those of `validate.long_sequences`; where
-scores depend on distance, lengths and logits of a table, for windows, and frequencies that change
-beyond some distance, show there or nowhere. Tokens are float32 numbers, which every target reads
-alike.
-
-How the recovery of a layer ends: fresh sequences, and a certificate or a refusal.
+"""How the recovery of a layer ends: fresh sequences, and a certificate or a refusal.
 
 Fresh answers are compared with the recovered layer and with others drawn from the same answers
 (`drawn_models`). They confirm it, widen its bounds, or refuse it; `conclude` is the one place that
 says so, of layers of every kind.
+
+Fresh sequences are short and long ones, at logits of the sizes wanted. Tokens are standard normal,
+as long as they must be for the largest logits, over heads, to have a root mean square. A score of
+tokens s times as long is s²A + sB + C, whatever turns or biases it: A, B and C follow from three
+lengths. Long sequences are those of `validate.long_sequences`; where scores depend on distance,
+lengths and logits of a table, for windows, and frequencies that change beyond some distance, show
+there or nowhere. Tokens are float32 numbers, which every target reads alike.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""What recovering a layer takes at most, and about what it takes.
-
-A whole attention layer from vector answers, at about one query per d unknown numbers.
+"""A whole attention layer from vector answers, at about one query per d unknown numbers.
 
 Target o(X) = c + Σ_h M_h Σ_i softmax_i(x_i·(W_h x_N + w_h)) x_i, plus x_N with a residual
 connection; M_h = W_o^h W_v^h, [W_h w_h] = K_hᵀ[Q_h b_q,h]/√d_h. An answer has m numbers, so d + Σ_h
@@ -11,13 +9,13 @@ The mathematics, with z = o − c − M b:
 
 1. Single tokens: o([x]) = M x + c, M = Σ M_h, and the answers' noise (`measure.token_map`).
 2. [b + a; b] has z = Σ_h σ(a·(W_h b + w_h)) M_h a. Saturated, its rank is H and its columns of
-   zeros and ones are the gates (`head_search`); then b that open one gate (`opening_tokens`).
+   zeros and ones are the gates (`head_search`); then b that open one gate.
 3. Those give M_h a for some a, the range U_h, and V_h = (U⁺)_h M (`map_reading`).
 4. [b + a_1; …; b + a_n; b] has z = Σ_h M_h A p_h: all weights p_h by one joint least squares
    problem, log(p_h,i/p_h,0) = a_i·(W_h b + w_h) (`score_reading`). W_h has low rank: some b are
    asked with all keys, the others with as many as its column space needs.
-5. Coarse answers: maps are fitted to all of them (`range_fit`), many ranges are read once more
-   (`range_polish`), and the same answers are decoded again.
+5. Coarse answers: maps are fitted to all of them (`range_fit`), many ranges are read once more,
+   and the same answers are decoded again.
 6. Fresh sequences confirm or refuse; the certificate is what drawn errors do (`validate.conclude`).
 
 Layers behind a norm, after one, and with positions take the same path (`attention_search`).
@@ -66,7 +64,8 @@ from unsoftmax.models import Rotary
 from unsoftmax.probes import FARTHEST
 from unsoftmax.protocol import Found, Outputs, Plan, Steps
 from unsoftmax.theory import counts
-from unsoftmax.validate.conclude import CONFIRMING, LONG, SHORT, Layer
+from unsoftmax.validate.conclude import CONFIRMING, LONG, SHORT
+from unsoftmax.validate.drawn_models import Layer
 
 # Rounds in which keys and query tokens are asked, each again as often as weights are small.
 _KEY_ROUNDS = 14 * (1 + limits.AGAIN)

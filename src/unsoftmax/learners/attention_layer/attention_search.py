@@ -1,20 +1,14 @@
-"""A layer as its answers give it, with what errors of these do to it.
-
-Everything that is computed from answers is computed again from the same answers with errors drawn
-as large as theirs may be (decision 20 does the same for several heads): how far maps, scores and
-predictions move is what is certified, a safety factor apart.
-
-From single tokens to a layer that predicts a few fresh answers: one path for all layers.
+"""From single tokens to a layer that predicts a few fresh answers: one path for all layers.
 
 Heads, query tokens that open one gate, maps, scores, ranges once more. What differs are two
-properties: what an answer tells (`readout`: all, or a direction behind a norm), and what a score
-depends on (one distance, or several). After a norm, and where long tokens do not tell heads apart,
-heads and maps come from copies of shorter tokens (`soft_gate_reading`).
+properties: what an answer tells (`value_answers`: all, or a direction behind a norm), and what a
+score depends on (one distance, or several). After a norm, and where long tokens do not tell heads
+apart, heads and maps come from copies of shorter tokens (`soft_gate_reading`).
 
 **Behind a LayerNorm**, y = β + γ ⊙ n(x_N + o(X)), no answer says how long u = x_N + o(X) is: it
 tells d − 1 numbers, the direction of Pu, so every linear system has one more unknown per answer.
-β, γ up to its sign, (I + M), c and eps come from single tokens (`norm_behind`), the number of
-heads, the size of K and the sign of γ from query tokens of a plane (`plane_heads`). About d + 23 +
+β, γ up to its sign, (I + M), c and eps come from single tokens, the number of heads, the size
+of K and the sign of γ from query tokens of a plane (`norm_behind`). About d + 23 +
 6H + H(⌈d/H⌉ + 3) + (d_h + 2)⌈d/n⌉ + (d − d_h − 1)(1 + 2/12) queries for H heads of d_h = d/H,
 n = ⌊(d − H − 1)/H⌋; MiniLM (12 heads of 32): 1,744, where answers of d − 2 numbers allow no fewer
 than 1,483. Two heads whose gates are alike beside all tokens of the plane pass for one: what is
@@ -25,11 +19,15 @@ on a ball (`normed_tokens`): no token is long, so no gate is 0 or 1. About d + 7
 3)(H + 10) + (r + 4)⌈d/r⌉ + (d − r − 3) queries for H ≥ 6 heads of rank r; MiniLM: 2,007 to 2,073.
 
 **With rotary positions** [2⁴⁰a; 2⁻⁴⁰b] is answered as [b + a; b] of a layer without positions is,
-of heads with W_h(1) (`offset_questions`). Heads whose values have one row space are a group, whose
+of heads with W_h(1) (`head_search`). Heads whose values have one row space are a group, whose
 keys, queries and frequencies come from scores at several distances (`group_scores`). Values have
 H m s + G s (d − s) unknown numbers, keys and queries r(Gd + Hd − G), biases r(G + H), and an answer
 tells m. With a query bias the gates are the same beside every b: then, and where a layer without
-biases is refused, tokens of moderate lengths are asked instead (`lifted_reading`).
+biases is refused, tokens of moderate lengths are asked instead (`group_reading`).
+
+Everything that is computed from answers is computed again from the same answers with errors drawn
+as large as theirs may be: how far maps, scores and predictions move is what is certified, a safety
+factor apart.
 
 *Source*: beyond arXiv 2601.16873. It may not know anything of the target but its answers.
 """

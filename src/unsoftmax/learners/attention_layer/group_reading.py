@@ -6,12 +6,10 @@
 2. Every other query token once, beside ⌈r/n⌉ blocks that show the queries of all groups.
 
 Heads share keys and values in groups, which the row spaces of their values show. What is solved
-from the answers is `turned_scores`.
+from the answers is `group_scores`.
 
-All keys and queries of a layer with positions and biases: which keys and tokens are asked.
-
-As without biases (`turned_score_reading`), but that tokens cannot be short and long: keys a_i and
-query tokens b have lengths at which all weights are moderate. A query token's own score and what
+With biases of keys and queries tokens cannot be short and long: keys a_i and query tokens b have
+lengths at which all weights are moderate. A query token's own score and what
 zero tokens weigh are unknown, so a query of the first part has fewer keys than values have
 dimensions; afterwards the own score follows from the queries that are asked for. Query tokens are
 d + 1, the corners of a simplex, which show Q_h and b_q alike.
@@ -22,7 +20,7 @@ weights of zero tokens are then moderate, and keys may be as short as b_q wants 
 
 *Queries*: T⌈(d + 2)/n⌉ twice and T⌈(r + 1)/n⌉ with T = ⌈rG/H⌉ + 1 query tokens and n = ⌊3r/4⌋ keys,
 d + 1 − T for the other query tokens, 3 for each length tried; around a base token those of the
-first part once more. What is solved from the answers is `biased_scores`.
+first part once more.
 """
 
 from __future__ import annotations

@@ -1,12 +1,4 @@
-"""Offsets beside query tokens, [b + a; b], and their answers as arrays.
-
-[2⁴⁰ a_1; …; 2⁴⁰ a_n; 2⁻⁴⁰ b] has the scores a_i·W(Δ_i) b, and 2⁻⁸⁰ of them for b itself, whose own
-values are as little beside those of the offsets. So with z = (o − c)/2⁴⁰ what is asked of a layer
-without positions, [b + a_1; …; b + a_n; b] ↦ c + M b + z, is answered for one with them: its heads
-have other W_h at every place, and everything else is as it was. A token b among the offsets is
-asked as a zero token, which scores 0 as the query token does.
-
-How many heads there are, and what each makes of one long offset.
+"""How many heads there are, and beside which query tokens one of them alone is open.
 
 Two tokens [b + a; b] are answered by c + M b + Σ_h σ(l_h) M_h a with l_h = a·(W_h b + w_h). For
 long a and b every gate σ(l_h) is 0 or 1: the answers z_k to random b_k, and M a, where all gates
@@ -25,18 +17,23 @@ together where tokens are long, and pass for one. Where logits are moderate they
 b show their number as a rank. What is no sum of heads (a nonlinearity, a second layer) has no rank
 below the number of b.
 
-Query tokens that open one head's gate and close all others', and how far offsets may move.
-
-Logits l_h = a·(W_h b + w_h) are affine in b. With the vectors M_h a known, one answer at a scale
-where gates are between 0 and 1 gives all of them: at b = 0 and at 32 random b they give every
-head's logit on the span of these b. The shortest b there with l_h ≥ r_h and l_g ≤ −r_g for all
-other heads, r_g the head's typical logit, has margins of 1/‖b‖ typical logits, and offsets within
-a seventh of that keep all gates. About 36 queries.
+**Query tokens that open one head's gate** and close all others', and how far offsets may move from
+where they do: logits l_h = a·(W_h b + w_h) are affine in b. With the vectors M_h a known, one
+answer at a scale where gates are between 0 and 1 gives all of them: at b = 0 and at 32 random b
+they give every head's logit on the span of these b. The shortest b there with l_h ≥ r_h and l_g ≤
+−r_g for all other heads, r_g the head's typical logit, has margins of 1/‖b‖ typical logits, and
+offsets within a fifth of that keep all gates. About 36 queries.
 
 Where keys and queries have biases, [b + a; b] has the logit a·(W(1) b + w) + t(b), where t, of the
 key bias and the query token's own score, is not affine in b. [b − a; b] has t(b) beside the
 negative of the first part, so half the difference of both logits is affine: two queries for each
 query token. Where tokens are long, t is next to nothing.
+
+With positions [2⁴⁰ a_1; …; 2⁴⁰ a_n; 2⁻⁴⁰ b] has the scores a_i·W(Δ_i) b, and 2⁻⁸⁰ of them for b
+itself, whose own values are as little beside those of the offsets. So with z = (o − c)/2⁴⁰ what is
+asked of a layer without positions, [b + a_1; …; b + a_n; b] ↦ c + M b + z, is answered for one with
+them: its heads have other W_h at every place, and everything else is as it was. A token b among the
+offsets is asked as a zero token, which scores 0 as the query token does.
 """
 
 from __future__ import annotations

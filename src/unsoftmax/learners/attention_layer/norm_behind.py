@@ -6,13 +6,12 @@ orthogonal to all y − β, and ξ says how long the columns are beside each oth
 
     K(b) = s P_w((I + M) b + c)
 
-is known but for s > 0 and the sign of γ, which the heads tell (`plane_heads`). The direction
-of c comes from the zero token, its length from a token about as long, as one of length 1 shows it.
-Tokens x0 + tδ with P((I + M)x0 + c) = 0 then give u of any variance v, and ‖n‖² = d·v/(v + eps).
+is known but for s > 0 and the sign of γ, which the heads tell. The direction of c comes from the
+zero token, its length from a token about as long, as one of length 1 shows it. Tokens x0 + tδ with
+P((I + M)x0 + c) = 0 then give u of any variance v, and ‖n‖² = d·v/(v + eps).
 
-How many heads are before a LayerNorm, and P_w M_h a of one offset a; 8 + 2H to 56.
-
-Two tokens [b+a; b], so long that every gate is 0 or 1, are answered with
+8 + 2H to 56 further queries show how many heads are before the norm, and P_w M_h a of one offset
+a. Two tokens [b+a; b], so long that every gate is 0 or 1, are answered with
 
     μ w = K(b) + Σ_h g_h m_h,   m_h = s P_w M_h a,   g_h ∈ {0, 1}.
 
@@ -142,20 +141,21 @@ def ask_singles(dim: int, rng: np.random.Generator) -> Asking[SingleRound]:
     drawn = np.where(rng.standard_normal((1 + _DRAWN, dim)) < 0, -1.0, 1.0)
     signs = drawn[[0, 1 + int(np.argmin(np.abs(drawn[1:] @ drawn[0])))]]
     check = np.round(16 * rng.standard_normal((1, dim))) / 16
-    y = yield [
+    units, plus, minus, checked, zero = yield [
         Singles(UnitVectors(dim), _FAR, phase=phase, purpose="data"),
         Singles(signs, _FAR, phase=phase, purpose="data"),
         Singles(-signs[:1], _FAR, phase=phase, purpose="data"),
         Singles(check, _FAR, phase=phase, purpose="pilot"),
         Singles(np.zeros((1, dim)), phase=phase, purpose="data"),
     ]
-    if y[0].shape[1] != dim:
+    if units.shape[1] != dim:
         raise ModelMismatch(
-            f"Answers have {y[0].shape[1]} numbers and tokens {dim}: a residual connection, which "
+            f"Answers have {units.shape[1]} numbers and tokens {dim}: a residual connection, which "
             "a norm behind a layer is recovered with, needs as many."
         )
     none = np.zeros((0, dim))
-    asked = SingleRound(signs, check[0], *y, y_mixed=none, steps=np.zeros(0), y_steps=none)
+    beside = {"y_mixed": none, "steps": np.zeros(0), "y_steps": none}
+    asked = SingleRound(signs, check[0], units, plus, minus, checked, zero, **beside)
     if not _tell_gain(asked):
         # an RMSNorm, or I + M is nearly singular
         mixed = np.round(16 * rng.standard_normal((_MIXED, 2, dim))) * _MIXED_LENGTH / 16

@@ -1,16 +1,4 @@
-"""What was found, refined by all answers already paid for: Gauss–Newton with a matrix never formed.
-
-Steps of a learner read each number from few answers. All answers together say more: with f the
-answers as a function of what was found, J its derivative and r what answers miss f by, over their
-noise, one step is the x that makes ‖r − J x‖ least. It is computed by conjugate gradients on the
-normal equations, in coordinates that the problem chooses so that JᵀJ is near the identity; few
-iterations then take most of what the noise leaves, and directions that no answer sees (factors of
-a product, for example) do not move. A step that does not lower ‖r‖ is shortened, or not taken:
-the result is never worse, by the answers, than the start.
-
-Source: A. Björck, Numerical methods for least squares problems, 7.4 (CGLS) and 9.2.
-
-All maps M_h = U_h V_h once more, by every answer that is linear in them: nothing is asked.
+"""All maps M_h = U_h V_h once more: fitted to every answer, or from ranges that are asked again.
 
 Where weights are known, y − c − M b = Σ_h M_h A p_h is linear in the maps: saturated gates say p_h
 by themselves, single tokens say Σ_h M_h. Answers to n keys do so although their weights are not
@@ -24,13 +12,22 @@ squares problem, in which the weights are eliminated:
 Behind float32 errors of maps fall to a third, and those of scores, which are decoded with the new
 maps, to a half; no other maps would be read as well from Σ r_h more queries.
 
-Ranges read once more, where errors of answers are large: one query per direction of a value.
+**The fit.** Steps of a learner read each number from few answers. All answers together say more:
+with f the answers as a function of what was found, J its derivative and r what answers miss f by,
+over their noise, one step is the x that makes ‖r − J x‖ least. It is computed by LSQR, in
+coordinates that the problem chooses so that JᵀJ is near the identity; few iterations then take most
+of what the noise leaves, and directions that no answer sees (factors of a product, for example) do
+not move. A step that does not lower ‖r‖ is shortened, or not taken: the result is never worse, by
+the answers, than the start.
 
-With all [W_h w_h] known, a query token that opens head h's gate alone can be made for any offset.
-Offsets along the right singular vectors of V_h are mapped to vectors that span U_h as well as
-possible, while those that were asked first differ by a small part of their length only. The new
-U_h gives a new V_h, and the answers about scores are decoded again. Σ r_h queries; errors of maps
-of float32 layers fall from 3e-4 to 2e-5.
+*Source*: A. Björck, Numerical methods for least squares problems, 7.4 (LSQR) and 9.2.
+
+**Ranges are read once more** where values have many dimensions, or behind a norm: one query per
+direction of a value. With all [W_h w_h] known, a query token that opens head h's gate alone can be
+made for any offset. Offsets along the right singular vectors of V_h are mapped to vectors that span
+U_h as well as possible, while those that were asked first differ by a small part of their length
+only. The new U_h gives a new V_h, and the answers about scores are decoded again. Σ r_h queries;
+errors of maps of float32 layers fall from 3e-4 to 2e-5.
 """
 
 from __future__ import annotations
@@ -206,7 +203,7 @@ class LinearAnswers:
 
 
 class RangeFit:
-    """The maps, what answers miss them by, and the derivative: a `unsoftmax.validate.Misfit`.
+    """The maps, what answers miss them by, and the derivative: a `Misfit`.
 
     Changes of U and of V are given in coordinates: columns of U whitened by what is mapped along
     them, those of V by the tokens that are pooled, its rows by the angles between ranges.

@@ -1,10 +1,4 @@
-"""Asking blocks of keys beside query tokens: at which lengths, and again where weights are small.
-
-[b + a_1; …; b + a_n; b], perhaps with tokens b in between. Pilots find lengths at which logits are
-moderate; answers with small weights are asked again with shorter keys. What is solved from the
-answers is `key_answers`; which blocks and tokens are asked is for those to say that inherit.
-
-Every head's [W_h w_h], from queries of many keys: which keys and tokens, at which lengths.
+"""Every head's [W_h w_h], from queries of many keys: which keys and tokens, at which lengths.
 
 1. Blocks of n keys that together span everything (`solve.key_blocks`), beside r + 4 query tokens,
    b = 0 among them: W_h b + w_h of these, hence the column spaces C_h.
@@ -23,6 +17,9 @@ block of keys A leaves x = Cᵀ[W_h w_h]b̃ open in r − n: x = x0 + N t, N the
 further tokens, affine combinations Σ_j c_j b̃_j of all query tokens beside other blocks, make one
 linear system of the t's: 1 + (r − n)/n queries for each token in place of ⌈r/n⌉. Its condition is
 known before anything is asked.
+
+`KeyAsking` is what readings of all kinds have in common: lengths, and asking again. What is solved
+from the answers is `key_answers`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""From answers where tokens are repeated to each head's M_h = U_h V_h: pure arithmetic.
+"""Every head's map M_h where tokens cannot be long: which copies to ask, and which are one head's.
 
 m copies of b + a and k of b are answered by c + M b + Σ_h σ(l_h + log m/k) M_h a, with l_h =
 a·(W_h b + w_h): where tokens cannot be long, copies move gates instead. With b = P s, s of a few
@@ -6,10 +6,8 @@ coordinates, l_h is affine in s, and every head's gates are found in the span of
 themselves (`solve.soft_gates`); the M_h a follow by least squares, and those of several a show
 U_h. As for saturated gates (`value_answers`), V_h = (U⁺)_h M, or all directions are asked.
 
-Every head's map M_h where tokens cannot be long: which copies to ask, and which are one head's.
-
 1. One offset a_1 beside K query tokens of a few coordinates, each with copies of its own: the rank
-   of the answers is H, and H gates lie in their span (`copied_answers`), or all is asked again
+   of the answers is H, and H gates lie in their span, or all is asked again
    with shorter tokens: where logits are large, gates are hard and nearly all starts are lost.
 2. Offsets a_j = a_1 + η‖a_1‖δ_j, each beside H + q + 3 query tokens. Each is solved by itself; its
    heads are those of a_1 whose M_h a and logits have nearly its directions: what a_1 has is a part.

@@ -16,14 +16,13 @@ With V_g from the maps as they were read, the O_h are the least squares of
 s being the length of the offsets, by which their answers are worse than those of single tokens. One
 design for all rows of O.
 
-What an answer tells of u = x_N + o(X): all of it, or its direction alone, behind a norm.
-
-All that a layer's answers are read for is linear in unknowns: z = u − K(b), K(b) = (I + M) b + c,
-is a sum of known columns with unknown weights, or several z are sums of a few unknown vectors with
-known weights. Where u is known up to a factor, μw, the factor is one unknown more of the same
-system (`measure.normalised`), and what is left to do is what is done with answers of plain layers.
-So a `LayerMap` *reads* answers: a plain one returns them as they are, and `DirectionMap`, in the
-d − 1 coordinates that a norm leaves, the μw that the system determines.
+An answer tells all of u = x_N + o(X), or its direction alone, behind a norm. All that a layer's
+answers are read for is linear in unknowns: z = u − K(b), K(b) = (I + M) b + c, is a sum of known
+columns with unknown weights, or several z are sums of a few unknown vectors with known weights.
+Where u is known up to a factor, μw, the factor is one unknown more of the same system
+(`measure.normalised`), and what is left to do is what is done with answers of plain layers. So a
+`LayerMap` *reads* answers: a plain one returns them as they are, and `DirectionMap`, in the d − 1
+coordinates that a norm leaves, the μw that the system determines.
 
 *Source*: beyond arXiv 2601.16873; docs/theorems/vector_answers.md.
 """
@@ -84,7 +83,7 @@ class LayerMap:
         """Return columns (m, k) as they are added to a token."""
         return columns
 
-    # what answers tell: all, unless a norm is behind (`readout`)
+    # what answers tell: all, unless a norm is behind (`DirectionMap`)
 
     def read(self, y: Array, b: Array, columns: Array) -> Array:
         """Return answers (Q, m) in full; what is beyond b is in the span of columns (m, k)."""
