@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from unsoftmax.learners.attention_layer.readout import DirectionMap
 from unsoftmax.learners.attention_layer.score_reading import SpreadRows
+from unsoftmax.learners.attention_layer.value_answers import DirectionMap
 from unsoftmax.measure.normalised import NormedAnswers
 
 DIM = 12

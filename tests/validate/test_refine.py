@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from unsoftmax.validate.refine import refine, step, whitening
+from unsoftmax.learners.attention_layer.range_fit import refine, step, whitening
 
 
 @dataclass(frozen=True)

@@ -308,27 +308,28 @@ def attention_layer_queries(dim: int, heads: int, rank: int) -> int:
 def normalised_layer_queries(dim: int, heads: int, rank: int) -> int:
     """Count what a layer behind a LayerNorm takes from exact answers, typically: measured.
 
-    d + 11 for single tokens, 24 for the number of heads, 4 + min(32, d) for query tokens that
-    open one gate, 2 for lengths, H(⌈rank M / H⌉ + 4) for the M_h, (r + 4)⌈d/n⌉ and one for each
-    other query token for [W_h w_h], with n keys, those that single queries leave open, and 10 for
-    eps.
+    d + 7 for single tokens, 8 + 2H for the number of heads, 3 + 4H for query tokens that open one
+    gate, 2 for lengths, H(⌈rank M / H⌉ + 3) for the M_h, (r + 2)⌈d/n⌉ and one for each other
+    query token for [W_h w_h], with n keys, those that single queries leave open, and 3 for eps.
 
     Examples
     --------
     >>> normalised_layer_queries(384, 12, 32), normalised_layer_queries(64, 4, 16)
-    (1763, 376)
+    (1744, 332)
     """
     spanned = min(heads * rank, dim - 1)
-    offsets = heads * min(-(-(spanned + 1) // heads) + 3, dim)
+    offsets = heads * min(-(-(spanned + 1) // heads) + 2, dim)
     dependent = int(heads * rank >= dim)
     keys = min((dim - 2 - (heads - 1) * dependent) // heads, rank - dependent)
     later = min((dim - 2) // heads, rank)
-    tokens = min(rank + 4, dim + 1)
+    tokens = min(rank + 2, dim + 1)
     rest = dim + 1 - tokens
     lacking = (rank - later) * rest
-    extras = max(4, -(-lacking // 6)) if lacking else 0
-    columns = tokens * -(-dim // max(1, keys))
-    return dim + 11 + 24 + 4 + min(32, dim) + 2 + offsets + columns + rest + extras + 10
+    extras = max(4, -(-lacking // 4)) if lacking else 0
+    grid = (-(-rank // max(1, later)) - 1) * rest
+    columns = tokens * -(-dim // max(1, keys)) + rest + (grid if grid <= 2 * extras else extras)
+    gates = min(24, 8 + 2 * heads) + 3 + min(32, dim, 4 * heads)
+    return dim + 7 + gates + 2 + offsets + columns + 3
 
 
 def prenorm_layer_queries(dim: int, heads: int, rank: int) -> int:

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
 
 from unsoftmax.measure.token_map import AnswerNoise
 from unsoftmax.models.arrays import UNIT
+from unsoftmax.models.attention_layer import AttentionLayer
 from unsoftmax.models.layer_norm import LayerNorm
 from unsoftmax.models.products import Product
 from unsoftmax.models.rotary_layer import RotaryLayer
@@ -23,7 +24,6 @@ from unsoftmax.probes import Array
 from unsoftmax.validate.close_heads import CloseHeads, nearest
 from unsoftmax.validate.head_comparison import mean_shift
 from unsoftmax.validate.judge import Residuals
-from unsoftmax.validate.layer_sequences import Layer
 
 SAFETY = 12.0
 """Certified errors, and what fresh answers may be missed by, in multiples of the most that drawn
@@ -36,6 +36,7 @@ ROUNDOFFS = 16.0
 """Roundoffs, or measured errors of one answer, that predictions and answers may differ by."""
 
 
+Layer: TypeAlias = AttentionLayer | RotaryLayer
 L = TypeVar("L", bound=Layer)
 
 

@@ -1,4 +1,4 @@
-"""How many heads there are, and what each makes of one long offset.
+"""How many heads there are, and beside which query tokens one of them alone is open.
 
 Two tokens [b + a; b] are answered by c + M b + Σ_h σ(l_h) M_h a with l_h = a·(W_h b + w_h). For
 long a and b every gate σ(l_h) is 0 or 1: the answers z_k to random b_k, and M a, where all gates
@@ -16,6 +16,24 @@ Heads whose [W_h w_h] are positive multiples of each other, such as W beside 2W,
 together where tokens are long, and pass for one. Where logits are moderate they do not: a few dozen
 b show their number as a rank. What is no sum of heads (a nonlinearity, a second layer) has no rank
 below the number of b.
+
+**Query tokens that open one head's gate** and close all others', and how far offsets may move from
+where they do: logits l_h = a·(W_h b + w_h) are affine in b. With the vectors M_h a known, one
+answer at a scale where gates are between 0 and 1 gives all of them: at b = 0 and at 32 random b
+they give every head's logit on the span of these b. The shortest b there with l_h ≥ r_h and l_g ≤
+−r_g for all other heads, r_g the head's typical logit, has margins of 1/‖b‖ typical logits, and
+offsets within a fifth of that keep all gates. About 36 queries.
+
+Where keys and queries have biases, [b + a; b] has the logit a·(W(1) b + w) + t(b), where t, of the
+key bias and the query token's own score, is not affine in b. [b − a; b] has t(b) beside the
+negative of the first part, so half the difference of both logits is affine: two queries for each
+query token. Where tokens are long, t is next to nothing.
+
+With positions [2⁴⁰ a_1; …; 2⁴⁰ a_n; 2⁻⁴⁰ b] has the scores a_i·W(Δ_i) b, and 2⁻⁸⁰ of them for b
+itself, whose own values are as little beside those of the offsets. So with z = (o − c)/2⁴⁰ what is
+asked of a layer without positions, [b + a_1; …; b + a_n; b] ↦ c + M b + z, is answered for one with
+them: its heads have other W_h at every place, and everything else is as it was. A token b among the
+offsets is asked as a zero token, which scores 0 as the query token does.
 """
 
 from __future__ import annotations
@@ -27,16 +45,67 @@ import numpy as np
 
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.learners.attention_layer import search_limits as limits
-from unsoftmax.learners.attention_layer.offset_questions import asked_beside, asked_in_pairs
 from unsoftmax.learners.attention_layer.search_limits import PLAIN, Pilots
 from unsoftmax.learners.attention_layer.value_answers import GateAnswers, LayerMap
-from unsoftmax.learners.compose import Asking
+from unsoftmax.learners.compose import Asking, T, mapped
 from unsoftmax.measure.binary_grid import on_one_grid
 from unsoftmax.measure.token_map import AnswerNoise
 from unsoftmax.models.arrays import TINY
-from unsoftmax.probes import Array, Indices
+from unsoftmax.probes import Array, Indices, Purpose, Round, Sequences
+from unsoftmax.protocol import Answers
 from unsoftmax.solve.gate_columns import GateColumnTuning, gate_columns
-from unsoftmax.validate.layer_sequences import Layer
+from unsoftmax.solve.least_distance import shortest_within
+from unsoftmax.validate.drawn_models import Layer
+
+_GAIN = 2.0**40
+
+
+def asked_beside(a: Array, b: Array, phase: str) -> Asking[Array]:
+    """Ask all offsets (J, d) beside all query tokens (K, d): answers (K, J, m)."""
+    X = np.empty((len(b), len(a), 2, b.shape[1]))
+    X[:, :, 0] = b[:, None] + a
+    X[:, :, 1] = b[:, None]
+    [y] = yield [Sequences(X.reshape(-1, 2, b.shape[1]), phase=phase, purpose="data")]
+    return np.asarray(y.reshape(len(b), len(a), -1))
+
+
+def asked_in_pairs(a: Array, b: Array, phase: str, purpose: Purpose = "data") -> Asking[Array]:
+    """Ask each offset (K, d) beside the query token (K, d) of its own: answers (K, m)."""
+    [y] = yield [Sequences(np.stack([b + a, b], axis=1), phase=phase, purpose=purpose)]
+    return np.asarray(y)
+
+
+def with_long_offsets(steps: Asking[T], layer: LayerMap) -> Asking[T]:
+    """Run a generator that asks offsets beside query tokens, 2⁸⁰ times as long as these.
+
+    Parameters
+    ----------
+    steps : generator
+        Yields rounds of `Sequences`, the query token added to every token of them.
+    layer : LayerMap
+        What single tokens are answered with.
+    """
+    queries: list[Array] = []
+
+    def ask(asked: Round) -> Round:
+        queries.clear()
+        apart: Round = []
+        for probes in asked:
+            X = probes[0 : len(probes)]
+            b = X[:, -1:]
+            queries.append(X[:, -1])
+            tokens = np.concatenate([_GAIN * (X[:, :-1] - b), b / _GAIN], axis=1)
+            apart.append(Sequences(tokens, phase=probes.phase, purpose=probes.purpose))
+        return apart
+
+    def answer(answers: Answers) -> Answers:
+        return [
+            layer.c + b @ layer.M.T + (y - layer.c) / _GAIN
+            for b, y in zip(queries, answers, strict=True)
+        ]
+
+    return mapped(steps, ask, answer)
+
 
 # Query tokens of each further round, while columns are not unique. g_1 + g_2 − g_3 is a column of
 # zeros and ones with probability (3/4)^K.
@@ -279,3 +348,154 @@ def heads_at_moderate_logits(
     floor = limits.RANK_NOISE * float(np.max(noise.of(y)))
     rank = int(np.count_nonzero(np.linalg.svd(rows, compute_uv=False) > floor))
     return rank if rank <= min(count - spare, rows.shape[1] - 1) else 0
+
+
+# Length of the offset of the first pilot; the next ones are scaled by what it shows.
+_PILOT_LENGTH = 2.0**6
+# Where the tokens asked leave a smaller margin, in typical logits, more are asked.
+_MARGIN = 1.2
+# Largest logit of the pilots: weights of heads with much smaller ones are seen as well.
+_PILOT_LOGIT = 0.5
+
+
+class OpeningTokens(NamedTuple):
+    """One query token for each head, and the offset beside which it opens that head's gate."""
+
+    a: Array
+    """(d,), a power of two times the offset that heads were found with."""
+    b: Array
+    """(H, d)."""
+    margins: Array
+    """The smallest logit of each token, in typical logits of its head, (H,)."""
+    typical: tuple[float, float]
+    """Root mean square logit of unit offsets beside unit query tokens, in the head where it is
+    largest, and the same of the bias alone, as one offset shows it."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpeningSearch:
+    """The search for these tokens."""
+
+    layer: LayerMap
+    noise: AnswerNoise
+    gates: GateAnswers
+    rng: np.random.Generator
+    pilots: Pilots
+
+    def run(self) -> Asking[OpeningTokens]:
+        """Ask pilots, then one query token for each direction of their span."""
+        d = len(self.gates.a)
+        octaves = float(np.log2(np.linalg.norm(self.gates.a) / _PILOT_LENGTH))
+        most = min(self.pilots.tokens, d)
+        K = min(self.pilots.first or most, most)
+        basis = np.linalg.qr(self.rng.standard_normal((d, most)))[0].T
+        down = round(octaves)
+        down = yield from self._pilot(basis[0], down)
+        for _ in range(limits.PILOT_ROUNDS):
+            a, b = self._scaled(basis, down)
+            share, beside = self._beside(a, b[:K])
+            logits = yield from self._logits(a, np.vstack([beside, b[:K]]), "opening tokens")
+            at_zero = (logits[0] - share * logits[1:].sum(axis=0)) / (1 - share * K)
+            while np.isfinite(logits).all():
+                asked = len(logits) - 1
+                chosen = self._chosen(a, b[:asked], at_zero, logits[1:] - at_zero)
+                if asked == most or min(chosen.margins) >= _MARGIN:
+                    return chosen
+                further = b[asked : asked + self.pilots.more]
+                more = yield from self._logits(a, further, "opening tokens")
+                logits = np.vstack([logits, more])
+            down += 1
+        raise _unreadable()
+
+    def _beside(self, a: Array, b: Array) -> tuple[float, Array]:
+        """Return one query token more, (d,), and how many times the sum of all others it is."""
+        if not self.layer.up_to_factor:
+            return 0.0, np.zeros(b.shape[1])
+        # 0 tells nothing where an answer's size is unknown and c = 0
+        share = -1 / np.sqrt(len(b))
+        return share, on_one_grid(a, share * b.sum(axis=0))[1]
+
+    def _scaled(self, directions: Array, down: int) -> tuple[Array, Array]:
+        """Return the offset 2^−down times as long, and query tokens as long as it allows."""
+        a = self.gates.a * 2.0**-down
+        length = float(np.linalg.norm(a)) * limits.SHORTER
+        _, b = on_one_grid(a, length * directions)
+        return a, b
+
+    def _pilot(self, direction: Array, down: int) -> Asking[int]:
+        """Find the scale at which the largest logit is about ``pilot_logit``."""
+        least = 2 * self.pilots.gate_off
+        for _ in range(limits.PILOT_ROUNDS):
+            a, b = self._scaled(direction[None], down)
+            logits = yield from self._logits(a, b, "opening tokens, scale")
+            largest = float(np.max(np.abs(logits))) if np.isfinite(logits).all() else np.inf
+            if least <= largest < np.inf:
+                # logits grow as the square of the scale
+                return down + round(float(np.log2(largest / _PILOT_LOGIT)) / 2)
+            down += 3 if largest == np.inf else -3
+        raise _unreadable()
+
+    def _logits(self, a: Array, b: Array, phase: str) -> Asking[Array]:
+        """Ask one offset beside query tokens (K, d); return logits (K, H), NaN where saturated."""
+        signs = (1, -1) if self.pilots.mirrored else (1,)
+        y = yield from asked_beside(np.array([sign * a for sign in signs]), b, phase)
+        read = (sign * self._logits_of(sign * a, b, y[:, k]) for k, sign in enumerate(signs))
+        return np.asarray(sum(read) / len(signs))
+
+    def _logits_of(self, a: Array, b: Array, y: Array) -> Array:
+        """Return logits (K, H) of an offset along that of the gates, NaN where saturated."""
+        vectors = self.gates.vectors(self.layer)
+        along = self.gates.a
+        vectors *= float(a @ along) / float(along @ along)
+        z = self.layer.beyond(self.layer.read(y, b, vectors.T), b)
+        gates = np.linalg.lstsq(vectors.T, z.T, rcond=None)[0].T
+        off = self.pilots.gate_off
+        open_ = (gates > off) & (gates < 1 - off)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.where(open_, np.log(gates / (1 - gates)), np.nan)
+
+    def _chosen(self, a: Array, directions: Array, at_zero: Array, slopes: Array) -> OpeningTokens:
+        """Choose the tokens, and how long they and the offset are.
+
+        Of one offset logits (H,) at 0 are affine in the span of query tokens (K, d), with slopes
+        (K, H).
+        """
+        H = len(at_zero)
+        rms = np.sqrt(np.mean(slopes**2, axis=0))
+        if not rms.all():
+            raise _still()
+        b, margins = np.zeros((H, directions.shape[1])), np.zeros(H)
+        for h in range(H):
+            signs = np.where(np.arange(H) == h, 1.0, -1.0)
+            y = shortest_within((signs * slopes / rms).T)
+            if y is None:
+                raise _still()
+            margins[h] = 1 / np.linalg.norm(y)
+            b[h] = margins[h] * y @ directions
+        least = float(margins.min())
+        # the bias may take a quarter of a margin, and what is left must saturate; the ratio of
+        # both lengths stays, or the grid of the offset takes the query token's last bits
+        over_bias = limits.OVER_BIAS * float(np.max(np.abs(at_zero) / rms)) / least
+        needed = 2 * limits.SATURATED / (least * float(rms.min()))
+        longer = max(1.0, over_bias, float(np.sqrt(needed)))
+        stretch = max(needed / longer, longer)
+        lengths = np.linalg.norm(a), np.linalg.norm(directions[0])
+        a, b = on_one_grid(a * 2.0 ** np.ceil(np.log2(stretch)), longer * b)
+        typical = float(np.max(rms / (lengths[0] * lengths[1])))
+        bias = float(np.max(np.abs(at_zero) / lengths[0]))
+        return OpeningTokens(a, b, margins, (typical, bias))
+
+
+def _unreadable() -> ModelMismatch:
+    return ModelMismatch(
+        "No length of tokens shows the gates of all heads between 0 and 1: scores are no x·(W x_N "
+        "+ w), those of some heads are a million times those of others, or answers are too coarse."
+    )
+
+
+def _still() -> NotIdentifiable:
+    return NotIdentifiable(
+        "No query token opens one head's gate alone: two heads switch together beside every query "
+        "token (W and 2W, or more heads than dimensions), or a head has no W.",
+        determined={},
+    )

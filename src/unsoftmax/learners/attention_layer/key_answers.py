@@ -61,6 +61,8 @@ class Weights:
 class KeyedTokens(Probes):
     """Sequences [b + s a_1; …; b + s a_n; b …; b], made slice by slice: together gigabytes.
 
+    Around a base token they are [s a_1; …; s a_n; 0 …; b] + base.
+
     Attributes
     ----------
     keys : ndarray (blocks, n, d)
@@ -70,7 +72,9 @@ class KeyedTokens(Probes):
     scale : ndarray (Q,)
         s.
     between : int
-        Tokens b beside the last one.
+        Tokens b beside the last one, or zero tokens between keys and query token.
+    base : ndarray (d,), optional
+        What is added to all tokens.
     """
 
     keys: Array
@@ -79,6 +83,7 @@ class KeyedTokens(Probes):
     token: Indices
     scale: Array
     between: int
+    base: Array | None = field(default=None, kw_only=True)
 
     @property
     def tokens(self) -> int:  # noqa: D102
@@ -96,39 +101,18 @@ class KeyedTokens(Probes):
         X = np.empty((len(b), self.tokens, self.dim))
         X[:, n:] = b[:, None]
         np.multiply(self.scale[span, None, None], self.keys[self.block[span]], out=X[:, :n])
-        X[:, :n] += b[:, None]
-        return X
+        if self.base is None:
+            X[:, :n] += b[:, None]
+            return X
+        X[:, n:-1] = 0.0
+        return X + self.base
 
     def design(self) -> Design:  # noqa: D102
         places = np.array([self.block, self.token], dtype=np.float64)
         between = np.array([float(self.between)])
         asked = {"keys": self.keys, "queries": self.queries, "places": places}
-        return {**asked, "scale": self.scale, "between": between}
-
-
-@dataclass(frozen=True, slots=True)
-class SpacedKeys(KeyedTokens):
-    """Sequences [s a_1; …; s a_n; 0 …; b] + base, made slice by slice.
-
-    Attributes
-    ----------
-    between : int
-        Zero tokens between keys and query token.
-    base : ndarray (d,)
-        What is added to all tokens.
-    """
-
-    base: Array = field(kw_only=True)
-
-    def __getitem__(self, span: slice) -> Array:
-        b, n = self.queries[self.token[span]], self.keys.shape[1]
-        X = np.zeros((len(b), self.tokens, self.dim))
-        X[:, -1] = b
-        X[:, :n] = self.scale[span, None, None] * self.keys[self.block[span]]
-        return X + self.base
-
-    def design(self) -> Design:  # noqa: D102
-        return {**KeyedTokens.design(self), "base": self.base}
+        around = {} if self.base is None else {"base": self.base}
+        return {**asked, "scale": self.scale, "between": between, **around}
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,9 +148,7 @@ class KeyAnswers:
         """Return what some of them are answers to."""
         places = self.block[which], self.token[which], self.scale[which]
         asked = self.keys, self.tokens, *places, self.between
-        if self.base is None:
-            return KeyedTokens(*asked, phase=phase, purpose=purpose)
-        return SpacedKeys(*asked, base=self.base, phase=phase, purpose=purpose)
+        return KeyedTokens(*asked, base=self.base, phase=phase, purpose=purpose)
 
     def weights(self, layer: LayerMap, values: HeadMaps) -> list[tuple[Indices, Weights]]:
         """Decode every answer, block by block."""
@@ -245,7 +227,9 @@ def columns_of(answers: KeyAnswers, scores: Array) -> Array:
     """Return W_h b + w_h of query tokens that were asked with all keys: (H, d, T)."""
     keys = answers.keys.reshape(-1, answers.keys.shape[2])
     flat = scores.transpose(2, 1, 0).reshape(len(keys), -1)
-    columns = solved(keys, flat)
+    # NaN where errors make a weight negative
+    told = np.isfinite(flat).all()
+    columns = solved(keys, flat) if told else np.full((keys.shape[1], flat.shape[1]), np.nan)
     return np.asarray(columns.reshape(-1, *scores.shape[1::-1]).transpose(1, 0, 2))
 
 

@@ -24,8 +24,11 @@ import numpy as np
 
 from unsoftmax.errors import ModelMismatch
 from unsoftmax.learners.attention_layer import search_limits as limits
-from unsoftmax.learners.attention_layer.offset_questions import asked_beside, asked_in_pairs
-from unsoftmax.learners.attention_layer.opening_tokens import OpeningTokens
+from unsoftmax.learners.attention_layer.head_search import (
+    OpeningTokens,
+    asked_beside,
+    asked_in_pairs,
+)
 from unsoftmax.learners.attention_layer.search_limits import PLAIN, Pilots
 from unsoftmax.learners.attention_layer.value_answers import (
     GateAnswers,
@@ -55,8 +58,6 @@ _DENSE = 4
 
 # Longest step between offsets that keep gates as they are, relative to the offset.
 _SPREAD = 0.5
-# Offsets beyond the mean rank of the heads: their singular values show the rank.
-_SPARE_OFFSETS = 4
 # Largest error of maps, by the worst case of the ranges' errors and their condition, that is
 # accepted; beyond it every map is read in all directions. Measured errors are 1e-3 of it.
 _INDEPENDENT = 1.0
@@ -88,6 +89,8 @@ class MapReading:
     pilots: Pilots = PLAIN
     shared: bool = False
     """Whether groups of heads may share their values."""
+    spare: int = 4
+    """Offsets beyond the mean rank of the heads: their singular values show the rank."""
 
     def run(self) -> Asking[ValueAnswers]:
         """Ask offsets until the maps explain random saturated queries."""
@@ -138,7 +141,7 @@ class MapReading:
         ``total`` is the rank of the sum of all maps. Where heads share their values it is that of
         the groups, of which there are as many as divide the number of heads.
         """
-        count = self.head_dim or -(-total // heads) + _SPARE_OFFSETS - 1
+        count = self.head_dim or -(-total // heads) + self.spare - 1
         if self.shared and self.head_dim is None:
             whole = [G for G in range(heads, 0, -1) if not heads % G and not total % G]
             yield from (total // G for G in whole)

@@ -1,4 +1,4 @@
-"""All maps M_h = U_h V_h once more, by every answer that is linear in them: nothing is asked.
+"""All maps M_h = U_h V_h once more: fitted to every answer, or from ranges that are asked again.
 
 Where weights are known, y − c − M b = Σ_h M_h A p_h is linear in the maps: saturated gates say p_h
 by themselves, single tokens say Σ_h M_h. Answers to n keys do so although their weights are not
@@ -11,6 +11,23 @@ squares problem, in which the weights are eliminated:
 
 Behind float32 errors of maps fall to a third, and those of scores, which are decoded with the new
 maps, to a half; no other maps would be read as well from Σ r_h more queries.
+
+**The fit.** Steps of a learner read each number from few answers. All answers together say more:
+with f the answers as a function of what was found, J its derivative and r what answers miss f by,
+over their noise, one step is the x that makes ‖r − J x‖ least. It is computed by LSQR, in
+coordinates that the problem chooses so that JᵀJ is near the identity; few iterations then take most
+of what the noise leaves, and directions that no answer sees (factors of a product, for example) do
+not move. A step that does not lower ‖r‖ is shortened, or not taken: the result is never worse, by
+the answers, than the start.
+
+*Source*: A. Björck, Numerical methods for least squares problems, 7.4 (LSQR) and 9.2.
+
+**Ranges are read once more** where values have many dimensions, or behind a norm: one query per
+direction of a value. With all [W_h w_h] known, a query token that opens head h's gate alone can be
+made for any offset. Offsets along the right singular vectors of V_h are mapped to vectors that span
+U_h as well as possible, while those that were asked first differ by a small part of their length
+only. The new U_h gives a new V_h, and the answers about scores are decoded again. Σ r_h queries;
+errors of maps of float32 layers fall from 3e-4 to 2e-5.
 """
 
 from __future__ import annotations
@@ -18,20 +35,124 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Protocol, Self, TypeVar
 
 import numpy as np
 import scipy
 
-from unsoftmax.learners.attention_layer.key_answers import KeyAnswers
+from unsoftmax.learners.attention_layer import search_limits as limits
+from unsoftmax.learners.attention_layer.head_search import asked_in_pairs
+from unsoftmax.learners.attention_layer.key_answers import HeadScores, KeyAnswers
+from unsoftmax.learners.attention_layer.score_reading import ScoreAnswers, ScoreReading
 from unsoftmax.learners.attention_layer.value_answers import (
     AffineAnswers,
     HeadMaps,
     LayerMap,
+    SaturatedAnswers,
     ValueAnswers,
 )
+from unsoftmax.learners.compose import Asking
+from unsoftmax.measure.binary_grid import on_one_grid
 from unsoftmax.measure.token_map import AnswerNoise
+from unsoftmax.models.arrays import TINY
 from unsoftmax.probes import Array
-from unsoftmax.validate.refine import refine, whitening
+from unsoftmax.solve.least_distance import shortest_within
+
+ITERATIONS = 60
+"""Of conjugate gradients in one step. Fewer leave weakly determined directions as they were found;
+from here on errors of layers of 4 heads of 16 fall by a third with each doubling."""
+STEPS = 3
+"""Of Gauss–Newton at most: starts are near, and two take what is to be had."""
+FALLEN = 0.5
+"""A further step is tried only after one that lowered the misfit at least to this share."""
+SHORTENED = (1.0, 0.5, 0.25)
+"""Shares of a step that are tried in turn."""
+CONVERGED = 1e-10
+"""A gradient that is so much smaller than the first is rounding."""
+
+
+class Misfit(Protocol):
+    """What answers miss a model by, and its derivative there."""
+
+    @property
+    def residual(self) -> Array:
+        """(rows,): what answers miss, over their noise."""
+
+    def forward(self, x: Array, /) -> Array:
+        """Return J x, (rows,), for a change x in the problem's coordinates."""
+
+    def back(self, rows: Array, /) -> Array:
+        """Return Jᵀ rows, in the same coordinates."""
+
+    def moved(self, x: Array, /) -> Self:
+        """Return the problem of the changed model."""
+
+
+P = TypeVar("P", bound=Misfit)
+
+
+def refine(start: P, steps: int = STEPS, iterations: int = ITERATIONS) -> P:
+    """Return the problem of a model that answers miss by less, or ``start``.
+
+    Examples
+    --------
+    >>> from dataclasses import dataclass
+    >>> @dataclass
+    ... class Line:  # y = t² x, seen at x = 1 and 2
+    ...     t: Array
+    ...     @property
+    ...     def residual(self):
+    ...         return np.array([4.0, 8.0]) - self.t**2 * np.array([1.0, 2.0])
+    ...     def forward(self, x):
+    ...         return 2 * self.t * x * np.array([1.0, 2.0])
+    ...     def back(self, rows):
+    ...         return 2 * self.t * np.array([rows @ [1.0, 2.0]])
+    ...     def moved(self, x):
+    ...         return Line(self.t + x)
+    >>> refine(Line(np.array([2.1]))).t.round(6).tolist()
+    [2.0]
+    """
+    now, missed = start, _square(start.residual)
+    for _ in range(steps):
+        x = step(now, iterations)
+        tried = (now.moved(share * x) for share in SHORTENED)
+        better = next((one for one in tried if _square(one.residual) < missed), None)
+        if better is None:
+            break
+        now, before, missed = better, missed, _square(better.residual)
+        if missed > FALLEN * before:
+            break
+    return now
+
+
+def step(at: Misfit, iterations: int = ITERATIONS) -> Array:
+    """Return an x that makes ‖r − J x‖ small, by so many iterations at most."""
+    shape = len(at.residual), len(at.back(at.residual))
+    J = scipy.sparse.linalg.LinearOperator(shape, matvec=at.forward, rmatvec=at.back)
+    found = scipy.sparse.linalg.lsqr(
+        J, at.residual, atol=CONVERGED, btol=0, conlim=0, iter_lim=iterations
+    )
+    return np.asarray(found[0])
+
+
+def whitening(gram: Array) -> Array:
+    """Return T with T Tᵀ the inverse of a Gram matrix; 0 along directions that it does not see.
+
+    Examples
+    --------
+    >>> T = whitening(np.array([[4.0, 0.0], [0.0, 1.0]]))
+    >>> (T @ T.T).round(9).tolist()
+    [[0.25, 0.0], [0.0, 1.0]]
+    """
+    values, vectors = np.linalg.eigh(gram)
+    seen = values > len(values) * np.finfo(np.float64).eps * values.max(initial=TINY)
+    # stretched as much as the others, directions unseen would move by the rounding of these
+    shares = np.where(seen, 1 / np.sqrt(np.where(seen, values, 1.0)), 0.0)
+    return np.asarray(vectors * shares)
+
+
+def _square(x: Array) -> float:
+    return float(x @ x)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +203,7 @@ class LinearAnswers:
 
 
 class RangeFit:
-    """The maps, what answers miss them by, and the derivative: a `unsoftmax.validate.Misfit`.
+    """The maps, what answers miss them by, and the derivative: a `Misfit`.
 
     Changes of U and of V are given in coordinates: columns of U whitened by what is mapped along
     them, those of V by the tokens that are pooled, its rows by the angles between ranges.
@@ -249,3 +370,72 @@ def fitted_maps(
     values = refine(RangeFit(layer, values, seen, keyed, noise)).values
     M = np.concatenate(list(values.U), axis=1) @ np.vstack(list(values.V))
     return replace(layer, M=M + np.eye(*M.shape) if layer.residual else M), values
+
+
+# Largest share of an answer that the maps read first may miss: they are off by 1e-3, and a gate
+# that is open by mistake adds as much as the answer.
+_POLISHED = 0.1
+
+
+def _asked_again(
+    layer: LayerMap, values: HeadMaps, scores: HeadScores, length: float
+) -> Asking[SaturatedAnswers | None]:
+    """Ask one query for each direction; None where a gate cannot be opened alone."""
+    asked = [
+        (h, *_opened(scores, length, a, h))
+        for h, V in enumerate(values.V)
+        for a in np.linalg.svd(V, full_matrices=False)[2]
+    ]
+    pairs = [(h, a, b) for h, a, b in asked if b is not None]
+    if len(pairs) < len(asked):
+        return None
+    heads, *tokens = zip(*pairs, strict=True)
+    a, b = on_one_grid(*map(np.array, tokens))
+    y = yield from asked_in_pairs(a, b, "maps, again")
+    known = np.array([values.U[h] @ (values.V[h] @ one) for h, one in zip(heads, a, strict=True)])
+    answers = SaturatedAnswers(np.array(heads, dtype=np.intp), a, b, y, known)
+    # every answer is what the maps make of it so far: no gate was taken wrongly
+    z = answers.beyond(layer)
+    missed = np.linalg.norm(z - known, axis=1)
+    return answers if np.all(missed <= _POLISHED * np.linalg.norm(z, axis=1)) else None
+
+
+def _opened(
+    scores: HeadScores, length: float, direction: Array, h: int
+) -> tuple[Array, Array | None]:
+    """Return the offset, and the query token beside which it opens head h's gate alone.
+
+    Query tokens are so long that biases matter little and gates are saturated.
+    """
+    shortest, offset, token = np.inf, direction, None
+    for a in (direction, -direction):
+        along = np.array([(a @ C) @ R for C, R in zip(scores.C, scores.R, strict=True)])
+        rows = np.where(np.arange(len(along)) == h, 1.0, -1.0)[:, None] * along
+        size = np.linalg.norm(rows[:, :-1], axis=1)
+        if not size.all():
+            continue
+        basis, core = np.linalg.qr((rows[:, :-1] / size[:, None]).T)
+        y = shortest_within(core.T)
+        if y is not None and np.linalg.norm(y) < shortest:
+            b = basis @ y
+            margins, biases = rows[:, :-1] @ b, np.abs(rows[:, -1])
+            over_bias = limits.OVER_BIAS * float(np.max(biases / margins))
+            saturated = 2 * limits.SATURATED / (length * float(margins.min()))
+            shorter = length * limits.SHORTER / float(np.linalg.norm(b))
+            shortest, offset = float(np.linalg.norm(y)), a
+            token = b * max(over_bias, saturated, shorter)
+    return length * offset, token
+
+
+def polished(
+    maps: ValueAnswers, scores: ScoreAnswers, reading: ScoreReading, length: float
+) -> Asking[tuple[ValueAnswers, ScoreAnswers]]:
+    """Read ranges again, and what keys weigh beside the new ones; offsets are of this length."""
+    layer = reading.layer
+    values = scores.first.closed(layer, maps.solved())
+    again = yield from _asked_again(layer, values, scores.solved(layer, values), length)
+    if again is not None:
+        maps = replace(maps, saturated=again)
+        values = scores.first.closed(layer, maps.solved())
+        scores = yield from replace(reading, values=values).mended(scores)
+    return maps, scores

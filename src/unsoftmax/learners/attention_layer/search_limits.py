@@ -22,6 +22,10 @@ class Effort(NamedTuple):
     three times as much errors of W are three times as large. With less the signal fades."""
     strongest: float
     """The same, at most, in the head where they are largest."""
+    spare_offsets: int = 4
+    """Offsets beyond the mean rank of the heads: their singular values show the rank."""
+    spare_tokens: int = 4
+    """Query tokens beyond the expected rank that read the column spaces, for the same reason."""
 
 
 # As few queries as possible: the joint least squares problem is square.
@@ -34,8 +38,14 @@ FINE = Effort(2, True, False, 0.25, 1.0)
 FITTED = Effort(2, False, False, 0.5, 2.0)
 # A quarter, and no range whose errors the others amplify.
 FINEST = Effort(4, False, True, 0.25, 1.0)
+# Instead of "finest" without a norm or positions: beside such maps larger logits pay as they do
+# beside fitted ones, and half as many keys as with "fine" are no longer needed for W.
+WHOLE = Effort(2, False, True, 0.5, 2.0)
 # Behind a norm at logits of 0.2 errors are 3 times as large, at 1 those of W twice.
 LEAN_BEHIND = Effort(1, False, False, 0.5, 1.0)
+# Exact answers show ranks by fewer spare ones. With two offsets errors of maps and of W are twice
+# as large in the median, with one query token those of W.
+EXACT_BEHIND = LEAN_BEHIND._replace(spare_offsets=3, spare_tokens=2)
 FINE_BEHIND = Effort(2, True, False, 0.5, 1.0)
 FINEST_BEHIND = Effort(6, True, False, 0.5, 1.0)
 # Answers behind a norm that are further off, relative to the scale, are coarse, as float32's.
@@ -53,7 +63,9 @@ def effort_of(profile: str, noise: float) -> Effort:
 
 def effort_behind(profile: str, noise: float) -> Effort:
     """Return the same behind a norm: exact answers have square systems enough."""
-    if profile == "lean" or noise <= COARSE_BEHIND:
+    if noise <= COARSE_BEHIND:
+        return EXACT_BEHIND
+    if profile == "lean":
         return LEAN_BEHIND
     return FINEST_BEHIND if profile == "finest" else FINE_BEHIND
 
@@ -75,6 +87,10 @@ class Pilots(NamedTuple):
     """Gates nearer to 0 or 1 than this are saturated for pilots."""
     mirrored: bool = False
     """Whether offsets are asked with both signs."""
+    first: int = 0
+    """Query tokens asked first, if not all; ..."""
+    more: int = 0
+    """... so many others, again and again, where margins are small."""
 
 
 # 24 query tokens: 12 heads and as many again that test their columns.
@@ -130,15 +146,23 @@ SCORE_NOISE, OVER_SPARE = 10.0, 2.0
 TRIES_BEHIND = 3
 # Pairs ±ξ of single tokens asked where answers are coarse.
 SINGLE_PAIRS = 7
-# Query tokens of a plane asked first: 24 rows tell up to 12 heads from their sums; those added
-# while there are not exactly H patterns of gates, and how often.
-PLANE_QUERIES, PLANE_MORE, PLANE_ROUNDS = 24, 8, 4
+# Query tokens of a plane: 24 rows tell up to 12 heads from their sums; those added while there are
+# not exactly H patterns of gates, and how often.
+PLANE_QUERIES, PLANE_MORE, PLANE_ROUNDS = 24, 8, 5
+# Those of a first search in exact answers, and how many more for each head, while that is fewer.
+# Gates of two heads are alike by chance beside all of 12 in 2 % of layers with d = 16; fresh
+# answers tell, and another search asks 24.
+PLANE_FEWEST, PLANE_BESIDE = 10, 2
 # How many times as long tokens then are, in turn.
 PLANE_LONGER = (1.0, 16.0, 256.0)
 # With no more dimensions than this the plane is a line: there is no room for two.
 PLANE_FEW = 6
-# Variances of u at which eps is read: it is a few orders from one of them.
-EPS_VARIANCES = tuple(10.0**k for k in range(-14, 5, 2))
+# Tokens that show eps, at most: each where it is known best, by those before.
+EPS_TOKENS = 4
+# Query tokens whose logits are read first in exact answers, for each head, and then where margins
+# are small. Margins are smaller, so offsets differ by 4 typical logits: in one of a thousand layers
+# a gate flips, and is asked again.
+OPENING_FIRST, OPENING_MORE, OPENING_DEVIATIONS = 3, 2, 4.0
 
 # -- by copies of tokens, after a norm above all
 
