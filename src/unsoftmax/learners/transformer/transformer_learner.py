@@ -54,6 +54,7 @@ from unsoftmax.models import ReluNetwork, SingleHead, Transformer, canonical
 from unsoftmax.models.model import FrozenModel
 from unsoftmax.probes import FARTHEST, Array, Round
 from unsoftmax.protocol import Answers, Certificate, Found, Learner, Plan, Steps
+from unsoftmax.validate.drawn_models import SAFETY
 from unsoftmax.validate.judge import Judgement
 
 Head: TypeAlias = ExactHead | LowRankHead
@@ -243,7 +244,8 @@ class TransformerLearner(Configured):
             held = replace(held, left=held.left - 2 * pairs)
             head = self._head.steps(pairs)
             attention = yield from recover_antisymmetric(learned, head)
-        parts = TransformerParts(attention, learned, found, self._assumed)
+        local = self.attention == "local"
+        parts = TransformerParts(attention, learned, found, self._assumed, local)
         return (yield from conclude_transformer(parts, held, rng))
 
 
@@ -261,12 +263,15 @@ class TransformerParts:
         What the network's learner returned.
     assumed : AssumedAttention
         What W and w were taken to be.
+    local : bool
+        Whether they were read through the network.
     """
 
     attention: RecoveredAttention
     learned: LearnedNetwork
     network: Found[ReluNetwork]
     assumed: AssumedAttention
+    local: bool = True
 
     @property
     def errors(self) -> dict[str, float]:
@@ -291,6 +296,12 @@ class TransformerParts:
             given.append(
                 "No bound on W: the network's certificate does not bound its function by constant "
                 "+ slope·‖x‖."
+            )
+        elif self.local:
+            given.append(
+                f"The bounds on W and w are {SAFETY:.0f} times what they move by when the same "
+                "answers are read with drawn errors, through networks that differ from the learned "
+                "one by as much as single tokens show it to be off."
             )
         return (*self.network.certificate.assumes, *given, *learned.precision.why, looked)
 

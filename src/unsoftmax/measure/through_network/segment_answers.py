@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -179,24 +179,55 @@ class SegmentAnswers:
         share = error / (self.aimed.alpha * np.where(length > 0, length, 1.0))
         return np.sort(np.argsort(-share, kind="stable")[:count])
 
-    def vectors(self) -> tuple[Array, Array]:
-        """Return Qᵀu for all query tokens (k, r), and bounds on its error's norm (k,).
+    def vectors(self) -> Array:
+        """Return Qᵀu for all query tokens (k, r).
 
         Raises
         ------
         NotIdentifiable
             A logit is saturated.
         """
-        read = self.logits(self.every)
-        if lost := int(np.count_nonzero(~np.isfinite(read.value))):
+        t = self.logits(self.every).value
+        if lost := int(np.count_nonzero(~np.isfinite(t))):
             raise NotIdentifiable(
                 f"{lost} of {len(self.y)} logits are out of the answers' reach: as far as they "
                 "tell attention is on one token alone at every scale tried, as with hard attention "
                 "or logits that are very far apart. The network is determined, W is not.",
                 determined={"network": self.learned.network},
             )
-        alpha = self.aimed.alpha
-        return self.aimed.offsets.solve(read.value / alpha, read.error / alpha)
+        return self.aimed.offsets.solve(t / self.aimed.alpha)
+
+    def alone(self) -> tuple[Array, Array]:
+        """Return query and pooled tokens (n, d), and g − ĝ where g was asked there by itself.
+
+        NaN where not, (n,).
+        """
+        anchored = np.flatnonzero(np.isfinite(self.at_anchor))
+        x, a = self.aimed.vectors(anchored)
+        points = np.concatenate([self.aimed.x, x + self.anchor[anchored, None] * a])
+        asked = np.where(self.at_start != 0, self.at_start, np.nan)
+        return points, np.append(asked, self.at_anchor[anchored])
+
+    def drawn(self, learned: LearnedNetwork, rng: np.random.Generator) -> SegmentAnswers:
+        """Return the same answers with errors drawn as large as theirs may be, of another ĝ."""
+        x, a = self.aimed.vectors(self.every)
+        pooled = x + np.clip(np.nan_to_num(self.positions(self.every)[0]), 0, 1)[:, None] * a
+        at = x + np.nan_to_num(self.anchor)[:, None] * a
+
+        def noise(x: Array) -> Array:
+            size = self.learned.rounding(x, self.learned.network(x))
+            return np.asarray(size * rng.standard_normal(len(x)))
+
+        def away(x: Array) -> Array:
+            return np.asarray(self.learned.network(x) - learned.network(x))
+
+        start = self.aimed.x
+        other = replace(self, learned=learned)
+        other.y, other.anchor = self.y + noise(pooled), self.anchor
+        moved = self.at_start + away(start) + noise(start)
+        other.at_start = np.where(self.at_start != 0, moved, 0.0)
+        other.at_anchor = self.at_anchor + away(at) + noise(at)
+        return other
 
     def _answered(self, rows: Indices) -> AnsweredSegments:
         x, a = self.aimed.vectors(rows)

@@ -77,33 +77,17 @@ class TiltedOffsets(LazyRows):
         """Make all rows at once."""
         return self[np.arange(len(self.token))]
 
-    def solve(self, t: Array, error: Array) -> tuple[Array, Array]:
-        """Return Qᵀu from logits along all r offsets of every token.
-
-        Parameters
-        ----------
-        t, error : ndarray (k·r,)
-            Logits per unit offset, a·u, and bounds on their errors; rows in any order.
-
-        Returns
-        -------
-        vectors : ndarray (k, r)
-            Qᵀu of every token.
-        errors : ndarray (k,)
-            Bounds on ‖ΔQᵀu‖.
-        """
+    def solve(self, t: Array) -> Array:
+        """Return Qᵀu of every token, (k, r), from its logits per unit offset, a·u, (k·r,)."""
         k, r = self.tokens_and_axes
         frames, place = self._frames(), (self.token, self.axis)
-        norms, tilt, y, off = np.empty((4, k, r))
+        norms, tilt, y = np.empty((3, k, r))
         norms[place], tilt[place] = self._norms(np.arange(len(self.token))), self.tilt
-        y[place], off[place] = self.sign * t, error
-        y, off = norms * y, norms * off
+        y[place] = self.sign * t
+        y = norms * y
         y[:, 0] /= 1 + tilt[:, 0] * frames.size
-        off[:, 0] /= 1 + tilt[:, 0] * frames.size
-        mixed = tilt[:, 1:] * frames.size[:, None]
-        y[:, 1:] -= mixed * y[:, :1]
-        off[:, 1:] += mixed * off[:, :1]
-        return frames.combine(y), np.linalg.norm(off, axis=1)
+        y[:, 1:] -= tilt[:, 1:] * frames.size[:, None] * y[:, :1]
+        return frames.combine(y)
 
     def _frames(self) -> HouseholderFrames:
         """Return ε, for every query token."""
