@@ -54,7 +54,7 @@ from unsoftmax.learners.multi_head_transformer.neurons_beyond_tokens import (
     cancelling_neurons,
     unseen_neuron,
 )
-from unsoftmax.measure.through_network.learned_network import LearnedNetwork
+from unsoftmax.learners.transformer.learned_network import LearnedNetwork
 from unsoftmax.models import MultiHead, MultiHeadTransformer
 from unsoftmax.probes import Array, Flags, Indices, Moved, Round
 

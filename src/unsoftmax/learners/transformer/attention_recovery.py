@@ -20,24 +20,24 @@ networks that differ from ĝ as much as g was seen to where it was asked by itse
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
-from unsoftmax.learners.transformer.attention_scale import (
-    SCALE_ROUNDS,
-    SCALED_TOKENS,
-    find_token_lengths,
-    guess_bias,
+from unsoftmax.learners.transformer.aimed_segments import AimedSegments, TokenLines, aim_from
+from unsoftmax.learners.transformer.learned_network import ERROR_SHARE, LearnedNetwork
+from unsoftmax.learners.transformer.network_reader import (
+    MOST_ROUNDS,
+    PILOTS,
+    SPARE,
+    NetworkReader,
+    SegmentAnswers,
+    most_again,
 )
 from unsoftmax.measure import offsets
 from unsoftmax.measure.offsets import Offsets
 from unsoftmax.measure.precision import UNIT
-from unsoftmax.measure.through_network.aim import AimedSegments, TokenLines, aim_from
-from unsoftmax.measure.through_network.learned_network import LearnedNetwork
-from unsoftmax.measure.through_network.network_reader import NetworkReader
-from unsoftmax.measure.through_network.segment_answers import SegmentAnswers, ThroughNetworkTuning
 from unsoftmax.models import ReluNetwork, Transformer
 from unsoftmax.probes import Array, Round
 from unsoftmax.protocol import Answers
@@ -57,14 +57,6 @@ ENTRIES = 64
 # Longest offsets of the token 0, in lengths of the network: where w is tiny, its logits stay small
 # rather than ask for endless offsets.
 BIAS_REACH = 16.0
-
-
-@dataclass(frozen=True, slots=True)
-class LocalAttentionTuning:
-    """How the attention is read through its network."""
-
-    reading: ThroughNetworkTuning = field(default=ThroughNetworkTuning())
-    """How a logit is read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +102,7 @@ def recover_attention(
     assumed: AssumedAttention,
     anchored: bool,
     rng: np.random.Generator,
-    reading: ThroughNetworkTuning,
+    spare: int = SPARE,
 ) -> Generator[Round, Answers, RecoveredAttention]:
     """Ask for W and w.
 
@@ -124,11 +116,11 @@ def recover_attention(
         Ask g once more for every logit.
     rng : Generator
         Makes the query tokens.
-    reading : ThroughNetworkTuning
-        How logits are read.
+    spare : int
+        See `network_reader.SPARE`.
     """
-    reader = NetworkReader(learned, anchored, reading)
-    T = _steep_rotation(learned, rng, reading.aim.error_share)
+    reader = NetworkReader(learned, anchored, spare)
+    T = _steep_rotation(learned, rng)
     if assumed.rank == 0:
         none = np.zeros((0, assumed.dim))
         return RecoveredAttention(Transformer.from_factors(none, none, learned.network), 0.0, 0.0)
@@ -156,7 +148,7 @@ def recover_attention(
     return AttentionReadings(T, columns, rest, beside).recovered()
 
 
-def most_queries(assumed: AssumedAttention, anchored: bool, reading: ThroughNetworkTuning) -> int:
+def most_queries(assumed: AssumedAttention, anchored: bool, spare: int = SPARE) -> int:
     """Bound the queries of `recover_attention`, all that are asked again among them."""
     dim, r = assumed.dim, assumed.columns
     blocks = [(r, dim)]  # query tokens, logits of each
@@ -164,20 +156,13 @@ def most_queries(assumed: AssumedAttention, anchored: bool, reading: ThroughNetw
         blocks += [(1, dim)] * assumed.biases
     else:
         blocks += [(dim - r + assumed.biases, r)]
-    once = sum(k * n + (k * n if anchored else k + k * n // reading.spare) for k, n in blocks)
-    again = sum(reading.most_again(k * n) for k, n in blocks)
-    scales = reading.pilots * (SCALED_TOKENS + 1 + assumed.biases) * SCALE_ROUNDS
+    once = sum(k * n + (k * n if anchored else k + k * n // spare) for k, n in blocks)
+    again = sum(most_again(k * n) for k, n in blocks)
+    scales = PILOTS * (SCALED_TOKENS + 1 + assumed.biases) * SCALE_ROUNDS
     return once + again + scales
 
 
-def most_rounds(reading: ThroughNetworkTuning) -> int:
-    """Bound the rounds of `recover_attention`: guess of w, scale, columns, rows, and beside."""
-    return 5 * max(SCALE_ROUNDS, reading.most_rounds)
-
-
-def _steep_rotation(
-    learned: LearnedNetwork, rng: np.random.Generator, error_share: float
-) -> Offsets:
+def _steep_rotation(learned: LearnedNetwork, rng: np.random.Generator) -> Offsets:
     """Draw query tokens' directions: where g is flat around 0, all are to lead out of there soon.
 
     Farther out answers are larger, so less precise, and logits ask for shorter offsets.
@@ -189,7 +174,7 @@ def _steep_rotation(
         B = T.rows[np.arange(learned.dim)]
         x = lengths[:, None, None] * np.concatenate([B, -B])
         h = np.linalg.norm(learned.gradients(x.reshape(-1, learned.dim)), axis=1)
-        steep = (h > learned.slope / error_share).reshape(len(lengths), 2, -1)
+        steep = (h > learned.slope / ERROR_SHARE).reshape(len(lengths), 2, -1)
         first = np.argmax(np.vstack([steep.any(axis=1), np.ones((1, learned.dim))]), axis=0)
         if best is None or first.max() < best[0]:
             best = first.max(), T
@@ -212,7 +197,7 @@ def _read_beside(
     for share in PLACES:
         longest = first.reach / max(1.0, abs(share)) if share else np.array([reach])
         line = TokenLines(first.b, share * first.beta, longest)
-        aimed = aim_from(learned, line, basis, reader.tuning.aim)
+        aimed = aim_from(learned, line, basis)
         signal = _least_signal(aimed, learned.network)
         if best is None or signal > best[0]:
             best = signal, aimed
@@ -332,3 +317,130 @@ def without_bias(beta: Array, k: Array, beside: tuple[float, Array] | None) -> t
     columns = (k - w) / beta[:, None]
     columns[0] = first
     return columns, w
+
+
+# -- At which lengths of tokens and offsets logits through a network are moderate.
+#
+# A logit αa·(W βb + w) grows as αβ, and its part from w as α alone. A few pilots of two query
+# tokens find lengths β and α at which the logits' part from W is near 1: far below, answers hardly
+# depend on it; far above, softmax saturates. How large w is, is guessed before from two offsets of
+# the token 0.
+
+
+# Query tokens that are asked. One alone may be nearly in W's kernel; more cost queries.
+SCALED_TOKENS = 2
+# Rounds at most. Each makes saturated logits 64 times as small, or invisible ones a million times
+# as large: 16 reach down to 1e-28, where hyperplanes are 1e10 away and tokens start out as long
+# (seven, to 1e-13, refused one in 15 of those), and up to the longest tokens.
+SCALE_ROUNDS = 16
+# Rounds of `recover_attention` at most: guess of w, scale, columns, rows, and beside.
+MOST_ATTENTION_ROUNDS = 5 * max(SCALE_ROUNDS, MOST_ROUNDS)
+# Root mean square of the logits at which the search ends. Wider: other tokens' scales have to be
+# changed one by one.
+GOOD = (0.1, 1.0)
+# Where the logits' root mean square is brought to: few are then above 6 or below 0.05.
+WANTED = 0.5
+# A smaller root mean square may be rounding alone: only the largest step is taken then.
+UNSEEN = 1e-6
+# Factor on tokens and offsets at most, in one round.
+LARGEST_STEP = 1e3
+# Factor on tokens and offsets where half of the pilots or more are saturated.
+SATURATED_TOKENS = 1 / 8
+# Offsets stay so many times as long as the network's error at the token 0 needs; tokens are
+# shortened instead, whose lengths no answer depends on but by the logit.
+READABLE = 10.0
+# Tokens of so many lengths of the network are near 0; at 0 itself neurons may bend.
+NEAR = 1e-6
+# Longest tokens, in lengths of the network: its biases are 1e-6 of an answer out there.
+LONGEST = 1e6
+
+
+def guess_bias(reader: NetworkReader) -> Generator[Round, Answers, Array]:
+    """Guess how large w is from two offsets of the token 0: a vector of its typical entry.
+
+    Only its norm matters to `find_token_lengths`. 0 where the network is flat around 0, or where
+    all offsets tried saturate.
+    """
+    learned = reader.learned
+    dim, reach = learned.dim, np.array([learned.length])
+    at_zero = TokenLines(np.zeros((1, dim)), np.ones(1), reach)
+    aimed = aim_from(learned, at_zero, None)
+    for _ in range(SCALE_ROUNDS):
+        if not aimed.usable:
+            break
+        answers = reader.answers(aimed, "w, scale")
+        yield from answers.ask(answers.pilots, "pilot")
+        t = answers.logits(answers.pilots).value
+        if np.all(np.isfinite(t)):
+            size = float(np.sqrt(np.mean((t / aimed.alpha[answers.pilots]) ** 2)))
+            return np.full(dim, size)
+        aimed = replace(aimed, alpha=SATURATED_TOKENS * aimed.alpha)
+    return np.zeros(dim)
+
+
+def find_token_lengths(
+    reader: NetworkReader, B: Array, bias: Array
+) -> Generator[Round, Answers, tuple[float, float]]:
+    """Find lengths of tokens and of offsets for which logits are moderate.
+
+    Parameters
+    ----------
+    reader : NetworkReader
+        Reads the logits.
+    B : ndarray (k, d)
+        Unit vectors of the query tokens that are asked.
+    bias : ndarray (d,)
+        w as far as it is known: its part of a logit does not grow with the token, so offsets are
+        no longer than it allows.
+    """
+    length = reader.learned.length
+    beta = reach = length
+    biased = float(np.linalg.norm(bias))
+    longest = np.sqrt(reader.learned.dim) / biased if biased else np.inf
+    shortest = min(reach, _readable(reader, B))
+    for _ in range(SCALE_ROUNDS):
+        reach = min(reach, longest)
+        size = yield from _logit_size(reader, TokenLines.alike(B, beta, reach), bias)
+        if GOOD[0] <= size <= GOOD[1]:
+            break
+        factor = _scale_factor(size)
+        if factor > 1 and beta * np.sqrt(factor) > LONGEST * length:
+            break
+        wanted = beta * reach * factor
+        reach = min(max(float(np.sqrt(wanted)), shortest), longest)
+        beta = wanted / reach
+    return beta, reach
+
+
+def _readable(reader: NetworkReader, B: Array) -> float:
+    """Return how long offsets of short tokens must be to show in answers; 0 where none would."""
+    learned = reader.learned
+    near = NEAR * learned.length * B
+    slope = float(np.linalg.norm(learned.gradients(near), axis=1).max())
+    least = float(learned.difference_error(near, near).max()) / ERROR_SHARE
+    needed = READABLE * least / slope if slope else np.inf
+    # flat but for rounding
+    return needed if needed <= learned.length else 0.0
+
+
+def _logit_size(
+    reader: NetworkReader, lines: TokenLines, bias: Array
+) -> Generator[Round, Answers, float]:
+    """Ask pilots; return the root mean square of the logits' part from W, inf where saturated."""
+    aimed = reader.aim(lines, None)
+    answers = reader.answers(aimed, "scale")
+    rows = answers.pilots
+    yield from answers.ask(rows, "pilot")
+    t = answers.logits(rows).value
+    t = t - aimed.alpha[rows] * (aimed.offsets[rows] @ bias)
+    seen = np.abs(t[np.isfinite(t)])
+    return float(np.sqrt(np.mean(seen**2))) if len(seen) > len(t) // 2 else np.inf
+
+
+def _scale_factor(size: float) -> float:
+    """Return what logits of a root mean square should be multiplied by."""
+    if not np.isfinite(size):
+        return SATURATED_TOKENS**2
+    if size <= UNSEEN:
+        return LARGEST_STEP**2
+    return min(WANTED / size, LARGEST_STEP**2)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import unsoftmax as us
-from unsoftmax.measure.through_network.segments import SegmentPieces
+from unsoftmax.learners.transformer.learned_network import SegmentPieces
 
 SHARE = 0.01
 NOTHING = np.zeros(1)

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
 import unsoftmax as us
 from tests.by_hand import driven
-from tests.measure.through_network.synthetic import exact
+from tests.learners.transformer.synthetic import exact
 from tests.networks import KINDS, network
+from unsoftmax.learners.transformer import learned_network
+from unsoftmax.learners.transformer.aimed_segments import TokenLines
+from unsoftmax.learners.transformer.learned_network import LearnedNetwork
+from unsoftmax.learners.transformer.network_reader import (
+    LARGEST,
+    SPARE,
+    NetworkReader,
+    PooledTokens,
+    most_again,
+)
 from unsoftmax.measure.precision import Precision
-from unsoftmax.measure.through_network.aim import TokenLines
-from unsoftmax.measure.through_network.learned_network import LearnedNetwork
-from unsoftmax.measure.through_network.network_reader import NetworkReader
-from unsoftmax.measure.through_network.segment_answers import PooledTokens, ThroughNetworkTuning
-
-TUNING = ThroughNetworkTuning()
 
 
 def target(kind, d, m, seed, size=1.0, w=0.0):
@@ -58,8 +60,8 @@ def test_vectors_are_read_within_their_bounds(kind, anchored, trials):
         assert within_bounds(answers, model)
         assert np.linalg.norm(found - truth) <= 1e-9 * np.linalg.norm(truth)
         logits = k * d
-        again = TUNING.most_again(logits)
-        once = 2 * logits if anchored else logits + max(k, logits // TUNING.spare)
+        again = most_again(logits)
+        once = 2 * logits if anchored else logits + max(k, logits // SPARE)
         assert once <= queries <= once + again
 
 
@@ -84,8 +86,8 @@ def test_tokens_are_rescaled_until_logits_are_moderate(size):
     assert within_bounds(answers, model)
     assert np.linalg.norm(found - truth) <= 1e-10 * np.linalg.norm(truth)
     largest = np.abs(answers.logits(answers.every).value).max()
-    assert 1e-3 < largest <= TUNING.largest
-    assert answers.again <= TUNING.most_again(25) + 25
+    assert 1e-3 < largest <= LARGEST
+    assert answers.again <= most_again(25) + 25
 
 
 def test_within_a_basis_a_token_costs_as_many_queries_as_it_has_columns():
@@ -144,18 +146,16 @@ def test_knobs_change_what_is_asked():
     model = target("random", 6, 9, 3)
     learned = exact(model.network)
     plain = read(model, NetworkReader(learned), lines(6, 6))[-1]
-    frugal = replace(TUNING, spare=10**6)
-    few = read(model, NetworkReader(learned, tuning=frugal), lines(6, 6))[-1]
+    few = read(model, NetworkReader(learned, spare=10**6), lines(6, 6))[-1]
     assert few == 36 + 6 <= plain
 
 
-def test_memory_bounds_change_nothing():
+def test_memory_bounds_change_nothing(monkeypatch):
     model = target("random", 6, 9, 4)
-    learned = exact(model.network)
-    small = replace(TUNING, aim=replace(TUNING.aim, numbers_at_once=50))
-    found = [
-        read(model, NetworkReader(learned, True, tuning), lines(6, 6)) for tuning in (TUNING, small)
-    ]
+    found = []
+    for numbers in (learned_network.NUMBERS_AT_ONCE, 50):
+        monkeypatch.setattr(learned_network, "NUMBERS_AT_ONCE", numbers)
+        found.append(read(model, NetworkReader(exact(model.network), True), lines(6, 6)))
     assert found[0][-1] == found[1][-1]
     assert np.allclose(found[0][1], found[1][1], rtol=1e-12, atol=1e-13)
 

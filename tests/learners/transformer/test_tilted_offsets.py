@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unsoftmax.measure.through_network.tilted_offsets import TiltedOffsets
+from unsoftmax.learners.transformer.aimed_segments import TiltedOffsets
 
 CASES = {
     "seed": st.integers(0, 999),
