@@ -6,7 +6,12 @@ import numpy as np
 import pytest
 from scipy.special import expit
 
-from unsoftmax.solve.gate_equations import GateEquations, NewtonTuning, newton, solve_gates
+from unsoftmax.learners.multi_head.newton_correction import (
+    GateEquations,
+    NewtonTuning,
+    newton,
+    solve_gates,
+)
 
 TUNING = NewtonTuning()
 

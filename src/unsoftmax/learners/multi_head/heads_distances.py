@@ -35,7 +35,6 @@ from unsoftmax.learners.multi_head.lifted_heads import (
     read_rest,
     search_lifted,
 )
-from unsoftmax.learners.multi_head.multi_head_tuning import MultiHeadTuning
 from unsoftmax.learners.multi_head.reduced_answers import ReducedAnswers
 from unsoftmax.learners.multi_head.search_outcomes import (
     ENDINGS,
@@ -43,15 +42,15 @@ from unsoftmax.learners.multi_head.search_outcomes import (
     Restarts,
     SearchState,
     searched,
+    too_many_heads,
 )
-from unsoftmax.learners.multi_head.searches import too_many_heads
 from unsoftmax.learners.multi_head.second_distance import (
     NearHeads,
     OutOfReach,
     rank_of,
     read_second,
 )
-from unsoftmax.learners.multi_head.token_search import SoughtHeads
+from unsoftmax.learners.multi_head.token_search import MultiHeadTuning, SoughtHeads
 from unsoftmax.learners.single_head.distances import (
     FARTHEST_BOUNDED,
     POSITION_GAIN,

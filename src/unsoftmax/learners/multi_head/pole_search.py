@@ -27,10 +27,9 @@ import scipy
 
 from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.multi_head.heads_conclusion import RecoveredHeads, no_heads
-from unsoftmax.learners.multi_head.orientation import COPIES
-from unsoftmax.learners.multi_head.reduced_answers import ReducedAnswers
+from unsoftmax.learners.multi_head.reduced_answers import ROUNDING, ReducedAnswers
 from unsoftmax.learners.multi_head.search_outcomes import CoincidentJumps
-from unsoftmax.learners.multi_head.token_lengths import ROUNDING
+from unsoftmax.learners.multi_head.token_search import COPIES
 from unsoftmax.measure.poles import read_poles
 from unsoftmax.models import MultiHead
 from unsoftmax.probes import Array, Indices, Sequences

@@ -25,14 +25,17 @@ from unsoftmax.arrangement.base_points import NetworkHinges
 from unsoftmax.learners.compose import Asking, T, read_as
 from unsoftmax.learners.multi_head.columns import ColumnTableTuning, read_columns
 from unsoftmax.learners.multi_head.heads_conclusion import RecoveredHeads
-from unsoftmax.learners.multi_head.multi_head_tuning import MultiHeadTuning
-from unsoftmax.learners.multi_head.orientation import OrientedHeads, orient
-from unsoftmax.learners.multi_head.out_of_plane import SearchPlane
-from unsoftmax.learners.multi_head.reduced_answers import ReducedAnswers
+from unsoftmax.learners.multi_head.reduced_answers import ReducedAnswers, TokenLengths
+from unsoftmax.learners.multi_head.rough_heads import HeadValues, SearchPlane
 from unsoftmax.learners.multi_head.search_outcomes import CoincidentJumps
-from unsoftmax.learners.multi_head.token_lengths import TokenLengths
-from unsoftmax.learners.multi_head.token_search import SoughtHeads, TokenSearch, assembled
-from unsoftmax.learners.multi_head.value_system import HeadValues
+from unsoftmax.learners.multi_head.token_search import (
+    MultiHeadTuning,
+    OrientedHeads,
+    SoughtHeads,
+    TokenSearch,
+    assembled,
+    orient,
+)
 from unsoftmax.learners.multi_head.window_sweeps import TokenHeads, WindowAnswers
 from unsoftmax.measure.precision import Precision
 from unsoftmax.models import MultiHead

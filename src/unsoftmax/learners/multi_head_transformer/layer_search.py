@@ -30,8 +30,8 @@ from unsoftmax.arrangement.base_points import BasePointTuning, ConeDirections, N
 from unsoftmax.learners.compose import Asking, T, mapped
 from unsoftmax.learners.multi_head.heads_conclusion import RecoveredHeads
 from unsoftmax.learners.multi_head.pole_search import LINE_COPIES, separated
+from unsoftmax.learners.multi_head.reduced_answers import TokenLengths
 from unsoftmax.learners.multi_head.search_outcomes import CoincidentJumps
-from unsoftmax.learners.multi_head.token_lengths import TokenLengths
 from unsoftmax.learners.multi_head.token_search import SoughtHeads
 from unsoftmax.learners.multi_head_transformer.cell_values import (
     CHECKS,
