@@ -294,8 +294,8 @@ class AttentionReadings:
         alone = [part.alone() for part in self.parts]
         x, missed = (np.concatenate(each) for each in zip(*alone, strict=True))
         typical = learned.typical_share(x, missed, sum(len(part.aimed.x) for part in self.parts))
-        for _ in range(draws):
-            moved = learned.moved(x, typical, rng)
+        for n in range(draws):
+            moved = learned.moved(x, typical, rng, biases=n % 2 == 1)
             columns, *others = (
                 part and part.drawn(moved, rng) for part in (self.columns, self.rest, self.beside)
             )

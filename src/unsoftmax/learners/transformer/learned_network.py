@@ -111,15 +111,20 @@ class LearnedNetwork:
         by_chance = 2 * scipy.special.gammaincinv(tokens / 2, UNDERESTIMATED)
         return min(most, float(np.sqrt(square * tokens / by_chance)))
 
-    def moved(self, x: Array, share: float, rng: np.random.Generator) -> LearnedNetwork:
-        """Draw a network that differs at points x (n, d) by a ``share`` of `error`."""
+    def moved(
+        self, x: Array, share: float, rng: np.random.Generator, biases: bool
+    ) -> LearnedNetwork:
+        """Draw a network that differs at points x (n, d) by a ``share`` of `error`.
+
+        All of it with ``biases``; else slopes alone, which differences along a segment show more.
+        """
         g, error = self.network, self.error(x)
         size = np.linalg.norm(g.A, axis=0)
         if not np.all(error > 0):
             return self
         dA = size * rng.standard_normal(g.A.shape) / np.sqrt(self.dim)
         db, dc = size * rng.standard_normal(g.b.shape), float(rng.standard_normal())
-        far = self.length if self.constant > 0 else 0.0
+        far = self.length if self.constant > 0 and biases else 0.0
         dc *= far * float(np.abs(g.w_o) @ size)
         step = self.slope / float(np.abs(g.w_o) @ size)
         for _ in range(2):
