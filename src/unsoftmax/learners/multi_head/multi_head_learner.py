@@ -8,19 +8,19 @@ orthogonal subspaces. One query token b, u_h = W_h b + w_h, offsets a:
 1. c, Σ v_h and the precision of answers, from single tokens (`reduced_answers`);
 2. half a circle of huge a crosses every hyperplane a·u_h = 0 once (`arrangement.jumps`);
 3. near each crossing one gate alone is open: u_h in the plane (`in_plane`), then out of it
-   (`out_of_plane`), then all v_h from one linear system (`value_system`);
+   of it, then all v_h from one linear system (`rough_heads`);
 4. offsets at which gate h is open and the others are saturated (`measure.windows`) give u_h to
    full precision (`window_sweeps`) and all columns of W_h in one round (`columns`);
-5. three copies of a token tell W_h from −W_h (`orientation`);
+5. three copies of a token tell W_h from −W_h;
 6. fresh sequences confirm or refuse (`heads_conclusion`); heads that are right but
    not known precisely enough, as close ones are, are corrected (`newton_correction`); after a
-   failure steps 2 to 5 (`token_search`) begin again with another b (`searches`, `search_outcomes`);
+   failure steps 2 to 5 (`token_search`) begin again with another b (`search_outcomes`);
 7. where answers are coarse, as those of float32 services are, offsets at which all heads but one
    are silent take the place of steps 3 and 4 (`silent_search`), and after them shorter tokens;
 8. where no half circle shows the heads one by one, as with W and 2W, or in one dimension, all are
    read off the poles of answers along one line (`pole_search`).
 
-Under a cap on tokens (`token_lengths`) gates may stay open at the longest offsets. Such parts of
+Under a cap on tokens (`TokenLengths`) gates may stay open at the longest offsets. Such parts of
 the half circle are left out of the search, and open gates are counted with their values.
 
 It may not know anything of the target but its answers.
@@ -36,6 +36,7 @@ import numpy as np
 
 from unsoftmax.errors import ModelMismatch
 from unsoftmax.learners.compose import Asking, limited
+from unsoftmax.learners.multi_head.distance_readings import TRIES
 from unsoftmax.learners.multi_head.heads_conclusion import (
     FAR,
     LENGTHS,
@@ -78,7 +79,6 @@ from unsoftmax.learners.multi_head.search_outcomes import (
     searched,
     too_many_heads,
 )
-from unsoftmax.learners.multi_head.second_distance import TRIES
 from unsoftmax.learners.multi_head.silent_search import SILENT_STARTS, silent_queries, silently
 from unsoftmax.learners.multi_head.token_search import MultiHeadTuning, SoughtHeads, search
 from unsoftmax.learners.settings import (
@@ -505,8 +505,9 @@ class MultiHeadLearner(Configured):
             )
         if eta > COARSE:
             reasons.append(
-                f"Tokens of {1 + len(LENGTH_NOISES)} lengths were tried, and offsets at which other "
-                f"heads are silent, since answers are off by {eta:.1e} of the size of their terms"
+                f"Tokens of {1 + len(LENGTH_NOISES)} lengths were tried, and offsets at which "
+                f"other heads are silent, since answers are off by {eta:.1e} of the size of their "
+                f"terms"
                 f"{beyond}."
             )
         return ModelMismatch(" ".join([*reasons, *searches.reduced.precision.why]))

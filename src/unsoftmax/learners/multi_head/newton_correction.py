@@ -7,7 +7,7 @@ for together,
 
     F(a, b_j) − c − b_j·s = Σ_h (a·v_h) σ(a·u_h)
 
-from H·d answers each by Newton's method (`solve.gate_equations`), and a few more to check. The
+from H·d answers each by Newton's method, and a few more to check. The
 offsets are picked among random ones of moderate logits by pivoted QR.
 """
 

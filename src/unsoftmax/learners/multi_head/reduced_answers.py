@@ -4,7 +4,7 @@
 
 A *reduced answer* is the sum of the last terms, Σ_h (v_h·a) tanh(a·u_h / 2). It does not change
 under (v_h, u_h) → (−v_h, −u_h), so heads are found up to that sign; heads W and −W are one v_h
-here (the difference of theirs), heads W = 0 none. `learners.multi_head.orientation` tells them
+here (the difference of theirs), heads W = 0 none. `multi_head.token_search` tells them
 apart.
 
 Before the search, c and s are read from single tokens, f([x]) = x·s + c: d + 23 queries. c comes

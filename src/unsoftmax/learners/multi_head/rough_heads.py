@@ -29,7 +29,7 @@ from unsoftmax.probes import Array
 #
 # At offsets T·(cos θ_k p + sin θ_k q) + τ z only head k is open, and the component u_k·z is read
 # from its gate; what the unknown v_h·z add is small beside T. The readings are kept: with the v_h
-# known (`learners.multi_head.value_system`) they give the u_h to many more digits.
+# known they give the u_h to many more digits.
 #
 # Under a cap T is too short for unknown v_h·z to be small beside it: the v_h are read before, from
 # the gradients of the half circle's cells.

@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from unsoftmax.solve.invariant_subspaces import AlignmentTuning, aligned
+from unsoftmax.learners.orthogonal_heads.subspace_search import AlignmentTuning, aligned
 
 
 def drawn(sizes, count=4, seed=0, noise=0.0, scales=None):
