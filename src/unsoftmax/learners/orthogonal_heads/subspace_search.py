@@ -27,9 +27,10 @@ from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.learners.compose import Asking, restricted
 from unsoftmax.learners.orthogonal_heads.restricted_head import Complement, HeadSubspace
 from unsoftmax.measure.hessians import (
+    PILOT_QUERIES,
+    REMAINDER_MARGIN,
     Excess,
     HessianScale,
-    HessianTuning,
     ask_excess,
     find_hessian_scale,
     hessian_queries,
@@ -260,20 +261,15 @@ def _symmetric(r: int) -> Array:
 # Source: beyond the paper; first-order perturbation of invariant subspaces (Stewart & Sun 1990).
 
 
-@dataclass(frozen=True, slots=True)
-class AlignmentTuning:
-    """Knobs of `aligned`."""
-
-    deviations: float = 6.0
-    """Noise is bounded by so many standard deviations: exceeded by 2e-9 of Gaussian entries."""
-    underestimated: float = 1e-3
-    """Probability that the bound on the standard deviation is too small by chance (χ² of the
-    residual)."""
-    unseen: float = 1e-14
-    """Directions of K below this relative singular value are left as they are and have no bound:
-    the equations determine them by rounding alone."""
-    rows: int = 4096
-    """Equations are taken in so many at a time, which bounds memory by that of K's unknowns."""
+# Noise is bounded by so many standard deviations: exceeded by 2e-9 of Gaussian entries.
+DEVIATIONS = 6.0
+# Probability that the bound on the standard deviation is too small by chance (χ² of the residual).
+UNDERESTIMATED = 1e-3
+# Directions of K below this relative singular value are left as they are and have no bound: the
+# equations determine them by rounding alone.
+UNSEEN_SHARE = 1e-14
+# Equations are taken in so many at a time, which bounds memory by that of K's unknowns.
+ROWS_AT_ONCE = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,9 +289,7 @@ class AlignedSubspaces:
         return self.entry_error * len(self.bases[0])
 
 
-def aligned(
-    bases: list[Array], A: Array, noise: float, tuning: AlignmentTuning = AlignmentTuning()
-) -> AlignedSubspaces:
+def aligned(bases: list[Array], A: Array, noise: float) -> AlignedSubspaces:
     """Turn the subspaces, and bound by how much each may still lean to each other one.
 
     Parameters
@@ -307,8 +301,6 @@ def aligned(
     noise : float
         The most that the standard deviation of an entry of A may be, where the residual has too
         few equations to estimate it.
-    tuning : AlignmentTuning
-        The knobs.
     """
     E = np.hstack(bases)
     M = E.T @ A @ E
@@ -321,10 +313,10 @@ def aligned(
         if ends[g] == ends[g + 1] or ends[h] == ends[h + 1]:
             continue
         blocks = M[:, first, first], M[:, second, second], M[:, first, second]
-        K, gain[g, h], over = _solved(*blocks, tuning)
+        K, gain[g, h], over = _solved(*blocks)
         turn[first, second], turn[second, first] = K, -K.T
         left, equations = left + over, equations + (len(A) - 1) * K.size
-    entry_error = tuning.deviations * _deviation(left, equations, noise, tuning.underestimated)
+    entry_error = DEVIATIONS * _deviation(left, equations, noise, UNDERESTIMATED)
     turned, _ = np.linalg.qr(E + E @ turn)
     turned *= np.sign(np.sum(turned * E, axis=0))
     gain, errors = gain + gain.T, np.ones_like(gain)
@@ -342,20 +334,18 @@ def _deviation(left: float, equations: int, noise: float, underestimated: float)
     return float(max(min(noise, np.sqrt(left / chance)), np.sqrt(left / equations)))
 
 
-def _solved(
-    first: Array, second: Array, between: Array, tuning: AlignmentTuning
-) -> tuple[Array, float, float]:
+def _solved(first: Array, second: Array, between: Array) -> tuple[Array, float, float]:
     """Return K, what unit noise makes of ‖K‖_F, and the squares of the residual."""
     count, k, n = between.shape
     triangle = np.zeros((0, k * n + 1))
-    step = max(1, tuning.rows // (k * n))
+    step = max(1, ROWS_AT_ONCE // (k * n))
     for some in (slice(start, start + step) for start in range(0, count, step)):
         equations = np.einsum("tij,kl->tikjl", first[some], np.eye(n))
         equations -= np.einsum("ij,tkl->tikjl", np.eye(k), second[some])
         rows = np.column_stack([equations.reshape(-1, k * n), -between[some].ravel()])
         triangle = np.asarray(np.linalg.qr(np.vstack([triangle, rows]), mode="r"))
     left, singular, right = np.linalg.svd(triangle[: k * n, :-1])
-    seen = singular > tuning.unseen * singular[0]
+    seen = singular > UNSEEN_SHARE * singular[0]
     inverse = np.where(seen, 1 / np.where(seen, singular, 1.0), 0.0)
     K = (right.T @ (inverse * (left.T @ triangle[: k * n, -1]))).reshape(k, n)
     over = float(np.sum((between + first @ K - K @ second) ** 2))
@@ -381,7 +371,6 @@ MOST_LIMIT = 0.2
 STANDS_OUT = 3.0
 # The same for what may have leaked from the heads that were found.
 LEAK_MARGIN = 2.0
-HESSIAN = HessianTuning()
 # The common blocks must stay the same for so many query tokens. Each costs d(d + 1) queries; with
 # fewer, blocks that one more token would join or tell apart are taken for final.
 UNCHANGED = 3
@@ -406,7 +395,7 @@ TIMES_LIMIT = 30.0
 def most_queries(dim: int) -> int:
     """Bound the queries of a whole search."""
     each = (hessian_queries(k) * k for k in dimensions(dim))
-    return sum(HESSIAN.pilot_queries + SCALES * queries for queries in each)
+    return sum(PILOT_QUERIES + SCALES * queries for queries in each)
 
 
 def most_rounds(dim: int, every: bool) -> int:
@@ -493,14 +482,14 @@ class SubspaceSearch:
 
     def _without_scores(self, values: Values) -> FoundSubspaces:
         """Return the one head W = 0 that is left where no logits show."""
-        if saturated_unseen(values, HESSIAN):
+        if saturated_unseen(values):
             raise NotIdentifiable(
                 f"A part of Σ v_h, {values.norm:.1e} large, is weighed by no logit that shows "
                 "beside other heads: whether its W is 0 cannot be told." + why(values.precision),
                 determined={"v": values.v},
             )
         note = "A part of Σ v_h is weighed by no logit: a head with W = 0."
-        W_error = unseen_scores(values, HESSIAN)
+        W_error = unseen_scores(values)
         complement = Complement(np.eye(len(values.v)), values.v, True, W_error=W_error)
         return FoundSubspaces([], complement, (note,))
 
@@ -509,7 +498,7 @@ class SubspaceSearch:
         d = len(values.v)
         tokens = np.eye(d) if self.every else np.linalg.qr(self.rng.standard_normal((d, d)))[0].T
         first = tokens[self.rng.integers(d)]
-        scale = yield from find_hessian_scale(values, first, self.rng, HESSIAN)
+        scale = yield from find_hessian_scale(values, first, self.rng)
         if scale is None:
             return None
         for attempt in range(1, SCALES + 1):
@@ -525,7 +514,7 @@ class SubspaceSearch:
             seen, remainder = yield from self._look_at(scale, values, tokens, most)
             if seen is not None:
                 return seen
-            scale = scale.lower(remainder, HESSIAN)
+            scale = scale.lower(remainder)
         raise ModelMismatch(
             f"At no scale are answers linear in the logits: {remainder:.0e} is missing at one that "
             "should be small. The target is not a sum of heads in mutually orthogonal subspaces "
@@ -542,7 +531,7 @@ class SubspaceSearch:
         commutant, excess = Commutant(scale.limit), list[Array]()
         for start in range(0, d, step):
             asked = yield from ask_excess(values, tokens[start : start + step], scale)
-            remainder = asked.remainder(HESSIAN.remainder_margin)
+            remainder = asked.remainder(REMAINDER_MARGIN)
             if remainder > most:
                 break
             excess.append(asked.excess)

@@ -28,8 +28,11 @@ from unsoftmax.probes import Array
 NUMBERS_AT_ONCE = 2**21
 # Deviations of g − ĝ that its certificate is, at least.
 DEVIATIONS = 6.0
+# The deviation is taken for no less than this share of the certificate: of networks that it leaves
+# far more open than they are off some neuron may be off by far more than the others.
+LEAST_SHARE = 1e-4
 # Probability that the deviation is taken for smaller than it is, by chance.
-UNDERESTIMATED = 1e-2
+UNDERESTIMATED = 4e-2
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +112,7 @@ class LearnedNetwork:
         tokens = min(tokens, len(x))
         square = float(np.mean((missed / error) ** 2))
         by_chance = 2 * scipy.special.gammaincinv(tokens / 2, UNDERESTIMATED)
-        return min(most, float(np.sqrt(square * tokens / by_chance)))
+        return float(np.clip(np.sqrt(square * tokens / by_chance), LEAST_SHARE, most))
 
     def moved(
         self, x: Array, share: float, rng: np.random.Generator, biases: bool
