@@ -103,12 +103,7 @@ class FittedHeads:
         return of_M.reshape(self.M.shape), of_v.reshape(self.v.shape)
 
 
-def fit_heads(
-    equations: HeadEquations,
-    M: Array,
-    *,
-    ties: Array | None = None,
-) -> FittedHeads:
+def fit_heads(equations: HeadEquations, M: Array, *, ties: Array | None = None) -> FittedHeads:
     """Fit heads from estimates M (H, d, k).
 
     With ``ties`` T (H, K) the estimates are those of the C_k (K, d, k).

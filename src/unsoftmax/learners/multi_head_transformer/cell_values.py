@@ -99,11 +99,7 @@ class CellSystem:
 
     @classmethod
     def chosen(
-        cls,
-        at: CellPoint,
-        unknown: ValueCoordinates,
-        checks: int,
-        reader: CellReader,
+        cls, at: CellPoint, unknown: ValueCoordinates, checks: int, reader: CellReader
     ) -> CellSystem:
         """Choose the rows."""
         rng = reader.rng

@@ -196,10 +196,7 @@ def _sum_of_values(b: Array, r: float) -> Asking[Array]:
 
 
 def find_heads(
-    cell: FirstCell,
-    sought: SoughtHeads,
-    start: tuple[int, float],
-    rng: np.random.Generator,
+    cell: FirstCell, sought: SoughtHeads, start: tuple[int, float], rng: np.random.Generator
 ) -> Asking[RecoveredHeads]:
     """Find the heads of a cell: W_h and w_h of the layer, v_h of the cell.
 
@@ -215,10 +212,7 @@ def find_heads(
 
 
 def _find_heads(
-    cell: FirstCell,
-    sought: SoughtHeads,
-    start: tuple[int, float],
-    rng: np.random.Generator,
+    cell: FirstCell, sought: SoughtHeads, start: tuple[int, float], rng: np.random.Generator
 ) -> Asking[RecoveredHeads]:
     d, length = len(cell.x), cell.seen.lengths.length
     turn = np.linalg.qr(rng.standard_normal((d, d)))[0].T

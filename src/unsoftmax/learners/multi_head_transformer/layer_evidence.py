@@ -29,10 +29,7 @@ from unsoftmax.arrangement.base_points import NetworkHinges
 from unsoftmax.errors import ModelMismatch
 from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.multi_head_transformer.layer_search import RecoveredTransformer
-from unsoftmax.learners.transformer.hold_out import (
-    HeadsBeforeNetwork,
-    TransformerHoldOut,
-)
+from unsoftmax.learners.transformer.hold_out import HeadsBeforeNetwork, TransformerHoldOut
 from unsoftmax.learners.transformer.learned_network import LearnedNetwork
 from unsoftmax.measure.precision import Precision
 from unsoftmax.models import MultiHeadTransformer, canonical

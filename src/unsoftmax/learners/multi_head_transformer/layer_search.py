@@ -83,13 +83,7 @@ class DependentCells(Exception):
 CELLS = BasePointTuning()
 # For each search: intervals that half a circle begins with, and how much longer than usual the
 # baselines between them are. Others begin in another cell.
-STARTS = (
-    (1, 1.0),
-    (1, 1.0),
-    (16, 100.0),
-    (64, 1.0),
-    (16, 100.0),
-)
+STARTS = ((1, 1.0), (1, 1.0), (16, 100.0), (64, 1.0), (16, 100.0))
 # Searches that follow, in the first cells again, for heads that switch together.
 BY_POLES = 2
 # So many searches have offsets as long as the cell allows: one may fail by chance, and shorter

@@ -185,10 +185,7 @@ def _steep_rotation(learned: LearnedNetwork, rng: np.random.Generator) -> Offset
 
 
 def _read_beside(
-    reader: NetworkReader,
-    first: TokenLines,
-    basis: Array | None,
-    bias: Array,
+    reader: NetworkReader, first: TokenLines, basis: Array | None, bias: Array
 ) -> Generator[Round, Answers, SegmentAnswers]:
     """Read Qᵀ(W x_0 + w) at x_0 = γ b_1, wherever on b_1's line logits say most (step 4)."""
     learned, best = reader.learned, None

@@ -305,9 +305,7 @@ class TransformerParts:
 
 
 def conclude_transformer(
-    parts: TransformerParts,
-    held: TransformerHoldOut,
-    rng: np.random.Generator,
+    parts: TransformerParts, held: TransformerHoldOut, rng: np.random.Generator
 ) -> Steps[Transformer]:
     """Ask the closing hold-out and return what was found.
 
