@@ -8,12 +8,12 @@ import pytest
 import unsoftmax as us
 from unsoftmax.arrangement.base_points import NetworkHinges
 from unsoftmax.learners.multi_head_transformer.cell_values import (
-    AllValues,
     CellPoint,
     CellReader,
     CellSystem,
     CellValues,
     SolvedCell,
+    ValueCoordinates,
 )
 
 
@@ -27,7 +27,7 @@ def reader():
 def cells(rows):
     """Cells that are told apart by their values, missed by so much."""
     at = CellPoint(np.ones(3), np.full(3, True), 1.0, np.eye(2, 3), False)
-    system = CellSystem(at, AllValues(2, 3), np.zeros((0, 3)), np.zeros((0, 2)))
+    system = CellSystem(at, ValueCoordinates.every(2, 3), np.zeros((0, 3)), np.zeros((0, 2)))
     return CellValues(
         tuple(SolvedCell(system, np.full((2, 3), k), row, row, 1.0) for k, row in enumerate(rows))
     )
@@ -50,7 +50,7 @@ def test_others_take_their_places():
 
 def test_cells_that_are_as_usual_are_not_asked_again():
     values, shares = cells(np.ones(10)), np.ones(10)
-    steps = reader().settled(values, np.ones((10, 3)), shares, AllValues(2, 3), 1)
+    steps = reader().settled(values, np.ones((10, 3)), shares, ValueCoordinates.every(2, 3), 1)
     with pytest.raises(StopIteration) as end:
         next(steps)
     assert end.value.value[0] is values

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import unsoftmax as us
-from unsoftmax.learners.orthogonal_heads import closing_heads
-from unsoftmax.learners.orthogonal_heads.closing_heads import BoundedHeads, judged
+from unsoftmax.learners.orthogonal_heads import orthogonal_learner
+from unsoftmax.learners.orthogonal_heads.orthogonal_learner import BoundedHeads, judged
 from unsoftmax.learners.single_head.first_round import FirstRound
 from unsoftmax.measure.precision import Precision
 from unsoftmax.measure.single_tokens import Values
@@ -93,13 +93,13 @@ def test_exact_answers_must_agree_whatever_the_bounds_say():
     right = BoundedHeads(target, found.W_error, found.v_error)
     said, _ = evidence(right, target)
     assert said.passed
-    assert said.tolerance <= 1.01 * closing_heads.AGREES
+    assert said.tolerance <= 1.01 * orthogonal_learner.AGREES
 
 
 def test_sequences_are_at_moderate_logits_of_every_head(monkeypatch):
     target = us.MultiHead(np.array([1e3, 1e-3])[:, None, None] * drawn(6).W, drawn(6).v)
     found = BoundedHeads(target, np.full(2, 1e-15), np.full(2, 1e-15))
-    monkeypatch.setattr(closing_heads, "LONG", LongSequenceTuning(shapes=()))
+    monkeypatch.setattr(orthogonal_learner, "LONG", LongSequenceTuning(shapes=()))
     said, asked = evidence(found, target, checks=64)
     assert said.queries == 64
     assert sum(len(part) for part in asked) == 48
@@ -111,7 +111,7 @@ def test_sequences_are_at_moderate_logits_of_every_head(monkeypatch):
             for h in range(2)
         ]
     )
-    for wanted in closing_heads.LOGITS:
+    for wanted in orthogonal_learner.LOGITS:
         # a third of the sequences, each for one of two heads
         assert np.sum(np.isclose(logits, wanted)) == 16
 

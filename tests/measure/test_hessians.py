@@ -10,8 +10,11 @@ import pytest
 
 import unsoftmax as us
 from unsoftmax.measure.hessians import (
+    LOGIT,
+    OCTAVES,
+    PILOT_QUERIES,
+    REMAINDER_MARGIN,
     HessianScale,
-    HessianTuning,
     ask_excess,
     find_hessian_scale,
     hessian_queries,
@@ -21,8 +24,6 @@ from unsoftmax.measure.hessians import (
 )
 from unsoftmax.measure.precision import Precision
 from unsoftmax.measure.single_tokens import Values
-
-TUNING = HessianTuning()
 
 
 def drawn(d, H=2, seed=0, size=1.0):
@@ -52,10 +53,10 @@ def hessian(target, b):
     return A + A.T
 
 
-def pilot(target, values, seed=0, tuning=TUNING):
+def pilot(target, values, seed=0):
     rng = np.random.default_rng(seed)
     b = rng.standard_normal(len(values.v)) / np.sqrt(len(values.v))
-    return answered(find_hessian_scale(values, b, rng, tuning), target)
+    return answered(find_hessian_scale(values, b, rng), target)
 
 
 # -- the scale
@@ -66,7 +67,7 @@ def pilot(target, values, seed=0, tuning=TUNING):
 def test_the_scale_makes_logits_small(size, d):
     target, values = drawn(d, size=size)
     scale, asked = pilot(target, values)
-    assert asked == TUNING.pilot_queries == 34
+    assert asked == PILOT_QUERIES == 34
     b = np.random.default_rng(1).standard_normal((20, d)) / np.sqrt(d)
     z = np.random.default_rng(2).standard_normal((20, 1, d)) / np.sqrt(d)
     logits = scale.alpha * scale.beta * np.sum(z * target.scores_of(b), axis=2)
@@ -82,7 +83,7 @@ def test_no_logits_no_scale():
     assert pilot(nothing, values)[0] is None
     tiny = us.MultiHead(1e-25 * target.W, target.v)
     assert pilot(tiny, values)[0] is None
-    bound = unseen_scores(values, TUNING)
+    bound = unseen_scores(values)
     assert np.linalg.norm(tiny.W, axis=(1, 2)).max() < bound < 1e-20
 
 
@@ -98,9 +99,9 @@ def test_coarse_answers_get_larger_logits():
 
 def test_precision_that_hides_saturated_logits():
     _, values = drawn(4)
-    assert not saturated_unseen(values, TUNING)
+    assert not saturated_unseen(values)
     hidden = replace(values, precision=Precision(absolute=0.1 * values.norm))
-    assert saturated_unseen(hidden, TUNING)
+    assert saturated_unseen(hidden)
 
 
 def test_the_scale_from_known_answers():
@@ -108,22 +109,22 @@ def test_the_scale_from_known_answers():
     _, values = drawn(4)
     along = np.array([0.3, -0.4]) * values.norm
     for logit in (1e-4, 1.0, 1e4):  # at scale 1
-        t = logit * np.exp2(TUNING.octaves)
+        t = logit * np.exp2(OCTAVES)
         excess = along * np.tanh(t / 2)[:, None] / 2
-        scale = scale_of(excess, values, TUNING)
+        scale = scale_of(excess, values)
         assert scale is not None
-        assert 0.1 < logit * scale.alpha * scale.beta / TUNING.logit < 10
-    assert scale_of(0 * excess, values, TUNING) is None
+        assert 0.1 < logit * scale.alpha * scale.beta / LOGIT < 10
+    assert scale_of(0 * excess, values) is None
 
 
 def test_a_lower_scale_leaves_smaller_orders():
-    scale = HessianScale.at(3.0, 1e-12, TUNING)
+    scale = HessianScale.at(3.0, 1e-12)
     assert (scale.alpha, scale.beta) == (8.0, 1.0)
-    lower = scale.lower(1e-2, TUNING)
+    lower = scale.lower(1e-2)
     # orders go as t⁴: from 1e-2 to 1e-6 is a factor of 10, 3.3 octaves, rounded down to 4
     assert lower.alpha * lower.beta == 8.0 / 16
     assert lower.noise == pytest.approx(10 * scale.noise)
-    far = HessianScale.at(1e9, 1e-12, TUNING)
+    far = HessianScale.at(1e9, 1e-12)
     assert (far.alpha, far.beta) == (2.0**100, 1.0)
 
 
@@ -139,9 +140,9 @@ def test_hessians_are_read_to_their_noise(d):
     assert asked == len(tokens) * hessian_queries(d)
     A = excess.hessians()
     true = np.array([hessian(target, b) for b in tokens])
-    allowed = 30 * scale.noise + excess.remainder(TUNING.remainder_margin)
+    allowed = 30 * scale.noise + excess.remainder(REMAINDER_MARGIN)
     assert np.abs(A - true).max() <= allowed * np.abs(true).max()
-    assert excess.remainder(TUNING.remainder_margin) < 1e-6
+    assert excess.remainder(REMAINDER_MARGIN) < 1e-6
     np.testing.assert_array_equal(A, A.transpose(0, 2, 1))
 
 
@@ -151,11 +152,11 @@ def test_the_remainder_bounds_further_orders():
     b = np.random.default_rng(0).standard_normal((1, 4))
     shares = []
     for octave in (-9, -7, -5, -3):
-        scale = HessianScale.at(octave, 1e-15, TUNING)
+        scale = HessianScale.at(octave, 1e-15)
         excess, _ = answered(ask_excess(values, b, scale), target)
         true = hessian(target, b[0])
         off = np.abs(excess.hessians()[0] - true).max() / np.abs(true).max()
-        shares.append(off / excess.remainder(TUNING.remainder_margin))
+        shares.append(off / excess.remainder(REMAINDER_MARGIN))
     assert max(shares) < 1
     assert min(shares) > 1e-4
 
@@ -168,7 +169,7 @@ def test_orders_of_known_heads_are_subtracted():
     target = us.MultiHead(W, [e @ rng.standard_normal(3) for e in E])
     values = Values(target.v.sum(axis=0), 0.0, np.zeros(6), 0.0, Precision())
     b = rng.standard_normal((2, 6)) / np.sqrt(6)
-    scale = HessianScale.at(-2.0, 1e-15, TUNING)
+    scale = HessianScale.at(-2.0, 1e-15)
     excess, _ = answered(ask_excess(values, b, scale), target)
     true = np.array([hessian(target, one) for one in b])
     A = excess.hessians()

@@ -11,7 +11,8 @@ import unsoftmax as us
 from tests.laws import kinds
 from tests.truth import Counted
 from unsoftmax.theory.counts import samples_for
-from unsoftmax.validate.function_bound import Sampling, SamplingTuning
+from unsoftmax.validate import function_bound
+from unsoftmax.validate.function_bound import Sampling
 
 
 def normal(dim, longest=9):
@@ -50,14 +51,15 @@ def test_the_bound_holds_with_the_confidence_stated(eps, delta, trials, evidence
     evidence(f"bound on the function, ε = {eps}, δ = {delta}, {runs} runs", wrong=f"{wrong:.4f}")
 
 
-def test_samples_are_asked_some_at_a_time_and_all_count():
+def test_samples_are_asked_some_at_a_time_and_all_count(monkeypatch):
+    monkeypatch.setattr(function_bound, "TOGETHER", 10)
     asked = []
 
     def target(X):
         asked.append(len(X))
         return np.where(len(asked) == 2, 7.0, 1.0) * np.ones(len(X))
 
-    sampling = Sampling(lambda rng: np.ones((3, 2)), 0.1, 0.1, SamplingTuning(together=10))
+    sampling = Sampling(lambda rng: np.ones((3, 2)), 0.1, 0.1)
     found = bounded(sampling, target, 0)
     assert asked == [10, 10, 4]
     assert (found.bound, found.samples) == (7.0, samples_for(0.1, 0.1)) == (7.0, 24)

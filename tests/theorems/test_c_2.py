@@ -14,7 +14,7 @@ import pytest
 
 import unsoftmax as us
 from tests.truth import Counted, relative
-from unsoftmax.solve.invariant_subspaces import aligned
+from unsoftmax.learners.orthogonal_heads.subspace_search import aligned
 
 SIZES = [(2, 2), (4, 4, 4, 4), (8, 8, 8, 8), (2, 4, 6)]
 OrthogonalHeads = us.learners.OrthogonalHeads

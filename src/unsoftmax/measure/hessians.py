@@ -27,50 +27,39 @@ from unsoftmax.measure.single_tokens import Values
 from unsoftmax.probes import Array, Grid, Round
 from unsoftmax.protocol import Answers
 
-
-@dataclass(frozen=True, slots=True)
-class HessianTuning:
-    """Knobs of `find_hessian_scale` and of the bounds on what Hessians leave out."""
-
-    farthest_octave: float = 32.0
-    """The pilot's scales of z·b go from 2⁻³² to 2³²: heads whose logits are small or saturated
-    beyond 10⁹ times the tokens' size are not looked for."""
-    octave_step: float = 4.0
-    """Neighbouring scales of the pilot are 2⁴ apart. Larger: the logit read off the change of
-    slope is coarser. Smaller: more queries."""
-    directions: int = 2
-    """Offsets z of the pilot. One alone may be nearly orthogonal to v_h or u_h."""
-    linear: float = 0.1
-    """Answers count as linear in the scale where the next scale changes their slope by less."""
-    least_change: float = 1e-6
-    """A change of slope below this is rounding: the logit is taken to be what makes this."""
-    logit: float = 0.004
-    """Logits along a random direction. Orders beyond the Hessian are then 1e-11 of A, 1e-7 where
-    z meets a head that is much larger, and below rounding once they are predicted."""
-    larger_head: float = 4.0
-    """With coarse answers logits are where rounding, unit/t, and further orders, t⁴/30, are equal
-    for a head whose logits along z are this many times those along a random direction."""
-    remainder_margin: float = 3.0
-    """Further orders may be this many times what they are on average over the offsets."""
-    small_remainder: float = 1e-6
-    """Where further orders turn out larger, the scale is lowered to make them this share of A."""
-    extreme_octave: float = 100.0
-    """Tokens are scaled by 2^±100 at most: they and their answers stay within float32's range."""
-    visible: float = 30.0
-    """What exceeds this many times the answers' error is a reading. Smaller: noise passes for
-    logits; larger: small heads beside the precision are missed."""
-    lucky: float = 0.1
-    """Smallest |z·v|, as a share of a random z's, at which a saturated logit must still show."""
-
-    @property
-    def octaves(self) -> Array:
-        """Base-2 logarithms of the pilot's scales."""
-        return np.arange(-self.farthest_octave, self.farthest_octave + 1, self.octave_step)
-
-    @property
-    def pilot_queries(self) -> int:
-        """Queries of `find_hessian_scale`."""
-        return len(self.octaves) * self.directions
+# The pilot's scales of z·b go from 2⁻³² to 2³²: heads whose logits are small or saturated beyond
+# 10⁹ times the tokens' size are not looked for.
+FARTHEST_OCTAVE = 32.0
+# Neighbouring scales of the pilot are 2⁴ apart. Larger: the logit read off the change of slope is
+# coarser. Smaller: more queries.
+OCTAVE_STEP = 4.0
+# Offsets z of the pilot. One alone may be nearly orthogonal to v_h or u_h.
+DIRECTIONS = 2
+# Answers count as linear in the scale where the next scale changes their slope by less.
+LINEAR = 0.1
+# A change of slope below this is rounding: the logit is taken to be what makes this.
+LEAST_CHANGE = 1e-6
+# Logits along a random direction. Orders beyond the Hessian are then 1e-11 of A, 1e-7 where z meets
+# a head that is much larger, and below rounding once they are predicted.
+LOGIT = 0.004
+# With coarse answers logits are where rounding, unit/t, and further orders, t⁴/30, are equal for a
+# head whose logits along z are this many times those along a random direction.
+LARGER_HEAD = 4.0
+# Further orders may be this many times what they are on average over the offsets.
+REMAINDER_MARGIN = 3.0
+# Where further orders turn out larger, the scale is lowered to make them this share of A.
+SMALL_REMAINDER = 1e-6
+# Tokens are scaled by 2^±100 at most: they and their answers stay within float32's range.
+EXTREME_OCTAVE = 100.0
+# Base-2 logarithms of the pilot's scales.
+OCTAVES = np.arange(-FARTHEST_OCTAVE, FARTHEST_OCTAVE + 1, OCTAVE_STEP)
+# Queries of `find_hessian_scale`.
+PILOT_QUERIES = len(OCTAVES) * DIRECTIONS
+# What exceeds this many times the answers' error is a reading. Smaller: noise passes for logits;
+# larger: small heads beside the precision are missed.
+VISIBLE = 30.0
+# Smallest |z·v|, as a share of a random z's, at which a saturated logit must still show.
+LUCKY = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,16 +77,16 @@ class HessianScale:
         return float(np.sqrt(self.noise))
 
     @classmethod
-    def at(cls, octave: float, noise: float, tuning: HessianTuning) -> HessianScale:
+    def at(cls, octave: float, noise: float) -> HessianScale:
         """Scale z up or b down: a token that is large beside the other keeps its digits."""
-        octave = float(np.clip(np.floor(octave), -tuning.extreme_octave, tuning.extreme_octave))
+        octave = float(np.clip(np.floor(octave), -EXTREME_OCTAVE, EXTREME_OCTAVE))
         return cls(float(np.exp2(max(octave, 0.0))), float(np.exp2(min(octave, 0.0))), noise)
 
-    def lower(self, remainder: float, tuning: HessianTuning) -> HessianScale:
+    def lower(self, remainder: float) -> HessianScale:
         """Return a scale at which further orders, ``remainder`` here, are small: they go as t⁴."""
-        octaves = np.log2(min(remainder, 1.0) / tuning.small_remainder) / 4
+        octaves = np.log2(min(remainder, 1.0) / SMALL_REMAINDER) / 4
         octave = np.log2(self.alpha * self.beta) - octaves
-        return HessianScale.at(octave, self.noise * 2.0**octaves, tuning)
+        return HessianScale.at(octave, self.noise * 2.0**octaves)
 
 
 def hessian_queries(dim: int) -> int:
@@ -106,44 +95,44 @@ def hessian_queries(dim: int) -> int:
 
 
 def find_hessian_scale(
-    values: Values, b: Array, rng: np.random.Generator, tuning: HessianTuning
+    values: Values, b: Array, rng: np.random.Generator
 ) -> Generator[Round, Answers, HessianScale | None]:
     """Find the scale at which logits are small but visible; None where there are no logits."""
-    z = rng.standard_normal((tuning.directions, len(b)))
+    z = rng.standard_normal((DIRECTIONS, len(b)))
     z /= np.linalg.norm(z, axis=1, keepdims=True)
-    octaves = tuning.octaves
+    octaves = OCTAVES
     alpha, beta = np.exp2(np.maximum(octaves, 0)), np.exp2(np.minimum(octaves, 0))
     queries = np.tile(b, (len(alpha), 1))
     grid = Grid(z, queries, alpha, beta, phase="scale of the logits", purpose="pilot")
     [y] = yield [grid]
-    return scale_of(_excess(grid, y, values), values, tuning)
+    return scale_of(_excess(grid, y, values), values)
 
 
-def scale_of(excess: Array, values: Values, tuning: HessianTuning) -> HessianScale | None:
+def scale_of(excess: Array, values: Values) -> HessianScale | None:
     """Choose the scale from what answers exceed at every octave, (octaves, directions).
 
     The largest scale at which answers are still linear gives the logit there, by
     tanh(t/2)·2/t = 1 − t²/12 + …
     """
-    d, octaves = len(values.v), tuning.octaves
+    d, octaves = len(values.v), OCTAVES
     share = values.precision.share_of(values.norm)
     alpha, beta = np.exp2(np.maximum(octaves, 0)), np.exp2(np.minimum(octaves, 0))
     error = share * values.norm * (1 + beta / alpha)
-    visible = np.linalg.norm(excess, axis=1) > tuning.visible * error
+    visible = np.linalg.norm(excess, axis=1) > VISIBLE * error
     if not visible.any():
         return None
     slope = excess / (alpha * beta)[:, None]
     with np.errstate(divide="ignore", invalid="ignore"):
         change = np.linalg.norm(np.diff(slope, axis=0), axis=1)
         change /= np.linalg.norm(slope[:-1], axis=1)
-    k = _last_linear(visible, change, tuning.linear)
-    logit = np.sqrt(12 * np.clip(change[k], tuning.least_change, 1.0))
-    wanted = max(tuning.logit, (30 * share) ** 0.2 / tuning.larger_head)
+    k = _last_linear(visible, change, LINEAR)
+    logit = np.sqrt(12 * np.clip(change[k], LEAST_CHANGE, 1.0))
+    wanted = max(LOGIT, (30 * share) ** 0.2 / LARGER_HEAD)
     # z·v_h is about ‖v‖/√d along a random z, and less where heads of large logits weigh little
     weighed = 4 * float(np.sqrt(np.mean(excess[k + 1] ** 2))) / logit
     quiet = max(1.0, values.norm / np.sqrt(d) / max(weighed, 1e-300))
     octave = float(np.log2(np.exp2(octaves[k + 1]) * wanted / logit))
-    return HessianScale.at(octave, float(share / wanted * quiet), tuning)
+    return HessianScale.at(octave, float(share / wanted * quiet))
 
 
 def _last_linear(visible: NDArray[np.bool_], change: Array, linear: float) -> int:
@@ -155,17 +144,17 @@ def _last_linear(visible: NDArray[np.bool_], change: Array, linear: float) -> in
     return min(k, len(change) - 1)
 
 
-def saturated_unseen(values: Values, tuning: HessianTuning) -> bool:
+def saturated_unseen(values: Values) -> bool:
     """Return whether even saturated logits may not show: they move an answer by z·v/2."""
     largest = 1 / (2 * np.sqrt(len(values.v)))
-    return bool(values.precision.share_of(values.norm) * tuning.visible > tuning.lucky * largest)
+    return bool(values.precision.share_of(values.norm) * VISIBLE > LUCKY * largest)
 
 
-def unseen_scores(values: Values, tuning: HessianTuning) -> float:
+def unseen_scores(values: Values) -> float:
     """Bound ‖W‖_F of heads that show no logit at the largest scale: z·v·t/4 is invisible there."""
     d = len(values.v)
-    logit = 4 * tuning.visible * values.precision.share_of(values.norm) * np.sqrt(d)
-    return float(d * logit * np.exp2(-tuning.octaves[-1]))
+    logit = 4 * VISIBLE * values.precision.share_of(values.norm) * np.sqrt(d)
+    return float(d * logit * np.exp2(-OCTAVES[-1]))
 
 
 @dataclass(frozen=True, slots=True)

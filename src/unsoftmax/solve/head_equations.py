@@ -6,7 +6,7 @@ unknown are M_h (d, k), what turns a query token's coordinates q_i into u_h, and
 of a token shift logits by ℓ_i, and the last term, which is linear in a_i, was taken out: a head
 M = 0 adds nothing. The v_h are linear and are eliminated at every step (variable projection,
 Golub and Pereyra 1973, with Kaufman's derivative); what remains is solved for M by the method of
-Levenberg and Marquardt. Unlike `solve.gate_equations` no head need be known before.
+Levenberg and Marquardt. No head need be known before.
 
 Heads that are nearly one are hard to tell apart from a distance: they may be *tied*, M_h = Σ_k
 T_hk C_k, so that only the C_k are solved for at first. Nothing is asked or refused here.
@@ -103,12 +103,7 @@ class FittedHeads:
         return of_M.reshape(self.M.shape), of_v.reshape(self.v.shape)
 
 
-def fit_heads(
-    equations: HeadEquations,
-    M: Array,
-    *,
-    ties: Array | None = None,
-) -> FittedHeads:
+def fit_heads(equations: HeadEquations, M: Array, *, ties: Array | None = None) -> FittedHeads:
     """Fit heads from estimates M (H, d, k).
 
     With ``ties`` T (H, K) the estimates are those of the C_k (K, d, k).

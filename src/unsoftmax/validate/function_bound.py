@@ -29,14 +29,10 @@ Sampler: TypeAlias = Callable[[np.random.Generator], ArrayLike]
 """Draws one sequence (N, d) of a distribution with the generator it is given."""
 
 
-@dataclass(frozen=True, slots=True)
-class SamplingTuning:
-    """Knobs of asking samples."""
-
-    together: int = 256
-    """Samples in one round: they are kept in memory until they are answered."""
-    stream: int = 71
-    """Which stream of random numbers of a seed draws them: learners draw from others."""
+# Samples in one round: they are kept in memory until they are answered.
+TOGETHER = 256
+# Which stream of random numbers of a seed draws them: learners draw from others.
+STREAM = 71
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +48,6 @@ class Sampling:
         ε, the share of sequences for which the bound need not hold, between 0 and 1.
     delta : float
         δ, between 0 and 1: the bound is right with confidence 1 − δ.
-    tuning : SamplingTuning
-        Knobs.
 
     Raises
     ------
@@ -64,7 +58,6 @@ class Sampling:
     sampler: Sampler
     eps: float
     delta: float
-    tuning: SamplingTuning = SamplingTuning()
 
     def __post_init__(self) -> None:
         if not callable(self.sampler):
@@ -92,10 +85,10 @@ class Sampling:
 
     def bound(self, model: Model, seed: int) -> Generator[Round, Answers, FunctionBound]:
         """Ask the samples, some at a time, and return the largest miss."""
-        rng = np.random.default_rng([seed, self.tuning.stream])
+        rng = np.random.default_rng([seed, STREAM])
         left, missed = self.samples, 0.0
         while left:
-            count = min(left, self.tuning.together)
+            count = min(left, TOGETHER)
             drawn = by_length((self.drawn(model.dim, rng) for _ in range(count)), SAMPLES)
             answers = yield [*drawn]
             for part, y in zip(drawn, answers, strict=True):
@@ -105,7 +98,7 @@ class Sampling:
 
     def try_out(self, dim: int) -> None:
         """Draw one sequence before anything is paid; refuse a sampler that draws none."""
-        self.drawn(dim, np.random.default_rng(self.tuning.stream))
+        self.drawn(dim, np.random.default_rng(STREAM))
 
     def drawn(self, dim: int, rng: np.random.Generator) -> Array:
         """Draw one sequence; refuse a sampler that draws none."""

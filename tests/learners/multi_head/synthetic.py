@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from unsoftmax.learners.multi_head.reduced_answers import ReducedAnswers
-from unsoftmax.learners.multi_head.token_lengths import TokenLengths
+from unsoftmax.learners.multi_head.reduced_answers import ReducedAnswers, TokenLengths
 from unsoftmax.learners.multi_head.window_sweeps import TokenHeads
 from unsoftmax.measure.precision import Precision
 from unsoftmax.measure.windows import OffsetRoom, WindowedHeads, choose_windows

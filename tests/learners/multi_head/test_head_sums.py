@@ -7,8 +7,11 @@ import pytest
 
 from tests.learners.multi_head.synthetic import driven
 from unsoftmax.errors import ModelMismatch
-from unsoftmax.learners.multi_head.reduced_answers import ReducedAnswers, read_head_sums
-from unsoftmax.learners.multi_head.token_lengths import TokenLengths
+from unsoftmax.learners.multi_head.reduced_answers import (
+    ReducedAnswers,
+    TokenLengths,
+    read_head_sums,
+)
 from unsoftmax.measure.precision import Precision
 from unsoftmax.measure.windows import predicted
 from unsoftmax.models import MultiHead

@@ -17,14 +17,9 @@ from unsoftmax.learners.multi_head.heads_conclusion import (
     fresh_residuals,
     predicting,
 )
-from unsoftmax.learners.multi_head.multi_head_tuning import MultiHeadTuning
-from unsoftmax.learners.multi_head.newton_correction import (
-    corrected,
-    polished,
-    token_frame,
-)
-from unsoftmax.learners.multi_head.orientation import bound_unseen_logits
+from unsoftmax.learners.multi_head.newton_correction import corrected, polished, token_frame
 from unsoftmax.learners.multi_head.search_outcomes import RestartTuning
+from unsoftmax.learners.multi_head.token_search import MultiHeadTuning, bound_unseen_logits
 from unsoftmax.models import MultiHead
 
 

@@ -8,8 +8,8 @@ import pytest
 from unsoftmax.arrangement.jumps import JumpSearch, find_jumps
 from unsoftmax.learners.multi_head import in_plane
 from unsoftmax.learners.multi_head.in_plane import Crossings, CrossingStage, measure_in_plane
+from unsoftmax.learners.multi_head.reduced_answers import TokenLengths
 from unsoftmax.learners.multi_head.search_outcomes import CoincidentJumps
-from unsoftmax.learners.multi_head.token_lengths import TokenLengths
 
 ETA = 4e-16
 

@@ -10,17 +10,17 @@ import pytest
 
 from tests.by_hand import driven
 from tests.theorems.test_rotary_heads_biases import biased, changed
-from unsoftmax.learners.multi_head.lifted_heads import (
+from unsoftmax.learners.multi_head.distance_readings import (
+    SHUT,
     LiftedReadings,
     UnseenValues,
+    fillers,
     read_rest,
+    read_second,
     search_lifted,
 )
-from unsoftmax.learners.multi_head.multi_head_tuning import MultiHeadTuning
-from unsoftmax.learners.multi_head.reduced_answers import read_head_sums
-from unsoftmax.learners.multi_head.second_distance import SHUT, fillers, read_second
-from unsoftmax.learners.multi_head.token_lengths import TokenLengths
-from unsoftmax.learners.multi_head.token_search import SoughtHeads
+from unsoftmax.learners.multi_head.reduced_answers import TokenLengths, read_head_sums
+from unsoftmax.learners.multi_head.token_search import MultiHeadTuning, SoughtHeads
 from unsoftmax.learners.single_head.distances import TurnedKeys
 from unsoftmax.measure.precision import Precision
 from unsoftmax.measure.windows import OffsetRoom, ReducedError, choose_windows, with_shift

@@ -8,12 +8,8 @@ import numpy as np
 import pytest
 
 from tests.learners.multi_head.synthetic import Scene, driven
-from unsoftmax.learners.multi_head.orientation import (
-    OrientedHeads,
-    orient,
-    shifted_gate,
-)
 from unsoftmax.learners.multi_head.search_outcomes import UnsaturatedGates
+from unsoftmax.learners.multi_head.token_search import OrientedHeads, orient, shifted_gate
 
 
 def drawn(heads, dim, seed=0):

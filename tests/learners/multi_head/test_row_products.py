@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from unsoftmax.learners.multi_head import value_system
-from unsoftmax.learners.multi_head.value_system import RowProducts
+from unsoftmax.learners.multi_head import rough_heads
+from unsoftmax.learners.multi_head.rough_heads import RowProducts
 
 
 def drawn(heads, dim, rows, seed=0):
@@ -24,7 +24,7 @@ def condition(A, gates):
 @pytest.mark.parametrize("largest", [0, 10**6], ids=["conjugate gradients", "dense"])
 @pytest.mark.parametrize(("heads", "dim"), [(1, 3), (4, 5), (8, 16)])
 def test_values_are_solved(largest, heads, dim, monkeypatch):
-    monkeypatch.setattr(value_system, "LARGEST_DENSE", largest)
+    monkeypatch.setattr(rough_heads, "LARGEST_DENSE", largest)
     A, gates, v, rng = drawn(heads, dim, 4 * heads * dim)
     system = RowProducts(A, gates)
     y = system.of(v)
@@ -43,7 +43,7 @@ def test_the_adjoint_is_one():
 
 
 def test_few_accuracy_take_few_steps(monkeypatch):
-    monkeypatch.setattr(value_system, "LARGEST_DENSE", 0)
+    monkeypatch.setattr(rough_heads, "LARGEST_DENSE", 0)
     A, gates, v, _ = drawn(6, 12, 100)
     system = RowProducts(A, gates)
     rough = np.linalg.norm(system.solved(system.of(v), accuracy=1e-2) - v)
@@ -65,7 +65,7 @@ def test_rows_that_do_not_determine_the_values_are_refused():
 
 
 def test_nothing_to_solve_is_zero(monkeypatch):
-    monkeypatch.setattr(value_system, "LARGEST_DENSE", 0)
+    monkeypatch.setattr(rough_heads, "LARGEST_DENSE", 0)
     A, gates, v, _ = drawn(2, 3, 10)
     system = RowProducts(A, gates)
     assert np.all(system.solved(np.zeros(10)) == np.zeros_like(v))

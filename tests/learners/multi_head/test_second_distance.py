@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from unsoftmax.learners.multi_head.reduced_answers import ReducedAnswers
-from unsoftmax.learners.multi_head.second_distance import NearHeads, OpenedAnswers, fillers
-from unsoftmax.learners.multi_head.token_lengths import TokenLengths
+from unsoftmax.learners.multi_head.distance_readings import NearHeads, OpenedAnswers, fillers
+from unsoftmax.learners.multi_head.reduced_answers import ReducedAnswers, TokenLengths
 from unsoftmax.measure.precision import Precision
 
 

@@ -12,9 +12,8 @@ from tests.learners.multi_head.synthetic import driven
 from unsoftmax.arrangement.jumps import Jumps
 from unsoftmax.arrangement.pieces import Pieces
 from unsoftmax.learners.multi_head import silent_search
-from unsoftmax.learners.multi_head.multi_head_tuning import MultiHeadTuning
-from unsoftmax.learners.multi_head.out_of_plane import SearchPlane
-from unsoftmax.learners.multi_head.reduced_answers import ReducedAnswers
+from unsoftmax.learners.multi_head.reduced_answers import ReducedAnswers, TokenLengths
+from unsoftmax.learners.multi_head.rough_heads import SearchPlane
 from unsoftmax.learners.multi_head.search_outcomes import CoincidentJumps
 from unsoftmax.learners.multi_head.silent_search import (
     CircleCells,
@@ -22,8 +21,7 @@ from unsoftmax.learners.multi_head.silent_search import (
     read_cell_values,
     silently,
 )
-from unsoftmax.learners.multi_head.token_lengths import TokenLengths
-from unsoftmax.learners.multi_head.token_search import SoughtHeads
+from unsoftmax.learners.multi_head.token_search import MultiHeadTuning, SoughtHeads
 from unsoftmax.measure.precision import Precision
 
 ETA = 1e-7

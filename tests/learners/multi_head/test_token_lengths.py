@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from unsoftmax.learners.multi_head import token_lengths
-from unsoftmax.learners.multi_head.token_lengths import TokenLengths
+from unsoftmax.learners.multi_head import reduced_answers
+from unsoftmax.learners.multi_head.reduced_answers import TokenLengths
 
 RADII = (1e-5, 0.1, 3.0, 30.0, 1e3, 1e6, 1e9, 1e14, 1e20)
 
@@ -60,12 +60,12 @@ def test_gates_are_soft_below_a_radius():
     assert not TokenLengths.under(1e9, False).soft
     soft_lengths = TokenLengths.under(30.0, False)
     assert soft_lengths.silent > 0
-    assert soft_lengths.baseline > token_lengths.BASELINE
+    assert soft_lengths.baseline > reduced_answers.BASELINE
     assert soft_lengths.narrowest == soft_lengths.baseline / 100
 
 
 def test_how_far_and_how_long_tokens_are_at_most(monkeypatch):
-    monkeypatch.setattr(token_lengths, "FAR", 1e10)
-    monkeypatch.setattr(token_lengths, "LONGEST", 10.0)
+    monkeypatch.setattr(reduced_answers, "FAR", 1e10)
+    monkeypatch.setattr(reduced_answers, "LONGEST", 10.0)
     assert TokenLengths.under(1e6, False).length == 10.0
     assert TokenLengths.under(None, False).far(1.0) == 1e10

@@ -10,15 +10,15 @@ import pytest
 
 from tests.learners.multi_head.synthetic import ETA, Scene, driven
 from unsoftmax.arrangement.jumps import JumpSearch, SoftStart, find_jumps
-from unsoftmax.learners.multi_head import value_system
+from unsoftmax.learners.multi_head import rough_heads
 from unsoftmax.learners.multi_head.in_plane import measure_in_plane
-from unsoftmax.learners.multi_head.out_of_plane import (
+from unsoftmax.learners.multi_head.rough_heads import (
     SearchPlane,
     read_cells,
     read_out_of_plane,
+    read_values,
 )
 from unsoftmax.learners.multi_head.search_outcomes import CoincidentJumps, UnsaturatedGates
-from unsoftmax.learners.multi_head.value_system import read_values
 
 
 def in_plane(scene):
@@ -86,7 +86,7 @@ def test_vectors_out_of_the_plane_then_values_then_better_vectors(heads, dim):
     (values, better), asked = driven(
         read_values(scene.reduced, crossings, (u, v, readings), scene.rng), scene.model
     )
-    assert asked == heads * dim + value_system.CHECKS
+    assert asked == heads * dim + rough_heads.CHECKS
     expected = turned * scene.model.v[order]
     assert np.linalg.norm(values.v - expected) < 1e-12 * np.linalg.norm(expected)
     assert np.linalg.norm(turned * better - true[order]) < 1e-8 * np.linalg.norm(true)
@@ -98,8 +98,8 @@ def test_a_large_system_is_solved_by_conjugate_gradients(monkeypatch):
     plane, crossings = in_plane(scene)
     v = scene.reduced.scale * crossings.jumps.plane_vectors() @ plane.plane
     (u, readings), _ = driven(read_out_of_plane(scene.reduced, plane, crossings, v), scene.model)
-    monkeypatch.setattr(value_system, "LARGEST_DENSE", 0)
-    monkeypatch.setattr(value_system, "SPARE", 2.0)
+    monkeypatch.setattr(rough_heads, "LARGEST_DENSE", 0)
+    monkeypatch.setattr(rough_heads, "SPARE", 2.0)
     (values, better), asked = driven(
         read_values(scene.reduced, crossings, (u, v, readings), scene.rng), scene.model
     )

@@ -11,28 +11,21 @@ import unsoftmax as us
 from tests.by_hand import driven
 from tests.networks import KINDS, network
 from tests.truth import relative
-from unsoftmax.learners.settings import changed
-from unsoftmax.learners.transformer import attention_recovery, attention_scale
+from unsoftmax.learners.transformer import attention_recovery
 from unsoftmax.learners.transformer.attention_recovery import (
-    AssumedAttention,
-    LocalAttentionTuning,
-    most_queries,
-    most_rounds,
-    recover_attention,
-)
-from unsoftmax.learners.transformer.attention_scale import (
     LARGEST_STEP,
     LONGEST,
     SCALE_ROUNDS,
+    AssumedAttention,
     find_token_lengths,
     guess_bias,
+    most_queries,
+    recover_attention,
 )
+from unsoftmax.learners.transformer.learned_network import LearnedNetwork
+from unsoftmax.learners.transformer.network_reader import NetworkReader
 from unsoftmax.learners.transformer.transformer_learner import TransformerLearner, TransformerTuning
 from unsoftmax.measure.precision import Precision
-from unsoftmax.measure.through_network.learned_network import LearnedNetwork
-from unsoftmax.measure.through_network.network_reader import NetworkReader
-
-TUNING = LocalAttentionTuning()
 
 
 def known(g):
@@ -49,7 +42,7 @@ def target(kind, d, m, seed, rank=None, size=1.0, bias=0.0):
 
 def recovered(model, assumed, anchored=False, seed=0):
     rng = np.random.default_rng(seed)
-    steps = recover_attention(known(model.network), assumed, anchored, rng, TUNING.reading)
+    steps = recover_attention(known(model.network), assumed, anchored, rng)
     return driven(steps, model)
 
 
@@ -65,7 +58,7 @@ def test_W_and_w_within_their_bounds_and_queries_within_the_plan(rank, biases, a
         assert np.linalg.norm(found.model.W - model.W) <= found.W_error
         assert np.linalg.norm(found.model.w - model.w) <= found.w_error
         assert relative(found.model.W, model.W) <= 1e-9
-        assert queries <= most_queries(assumed, anchored, TUNING.reading)
+        assert queries <= most_queries(assumed, anchored)
         assert ("K" in found.model.arrays()) == (rank is not None and rank < d)
 
 
@@ -106,7 +99,7 @@ def test_the_size_of_a_bias_is_guessed_to_an_order_of_magnitude(bias):
 
 def test_a_bias_that_saturates_every_offset_tried_is_not_guessed(monkeypatch):
     model = target("random", 5, 9, 2, bias=1e12)
-    monkeypatch.setattr(attention_scale, "SCALE_ROUNDS", 7)
+    monkeypatch.setattr(attention_recovery, "SCALE_ROUNDS", 7)
     guess, queries = driven(guess_bias(NetworkReader(known(model.network))), model)
     assert queries == 2 * 7
     assert not np.any(guess)
@@ -137,22 +130,15 @@ def test_w_is_read_elsewhere_where_the_network_is_flat_at_0(monkeypatch):
 
 
 def test_a_knob_reaches_the_part_that_it_tunes():
-    reading = replace(TUNING.reading, spare=10**6)
-    tuning = TransformerTuning(local=replace(TUNING, reading=reading))
+    tuning = TransformerTuning(spare=10**6)
     d = 16
     learner = TransformerLearner(d, tuning=tuning)
-    assert learner.settings()["tuning"] == {"local": {"reading": {"spare": 10**6}}}
+    assert learner.settings()["tuning"] == {"spare": 10**6}
     assert "tuning" not in TransformerLearner(d).settings()
     model = target("random", d, 9, 0)
     frugal, plain = (us.learn(model, one).queries for one in (learner, TransformerLearner(d)))
     assert frugal < plain
     assert learner.plan().at_most < TransformerLearner(d).plan().at_most
-
-
-def test_the_plan_follows_the_knobs():
-    reading = replace(TUNING.reading, repeats=20)
-    assert most_rounds(reading) == 5 * 24
-    assert changed(replace(TUNING, reading=reading), TUNING) == {"reading": {"repeats": 20}}
 
 
 def test_knobs_of_a_head_that_does_not_ask_are_refused():

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -15,21 +13,19 @@ from unsoftmax.learners.transformer.attention_recovery import AssumedAttention, 
 from unsoftmax.learners.transformer.hold_out import (
     TOKENS,
     HeadsBeforeNetwork,
-    TransformerEvidenceTuning,
     TransformerHoldOut,
 )
+from unsoftmax.learners.transformer.learned_network import LearnedNetwork
 from unsoftmax.learners.transformer.transformer_learner import (
     TransformerParts,
     conclude_transformer,
     learned_network,
 )
 from unsoftmax.measure.precision import Precision
-from unsoftmax.measure.through_network.learned_network import LearnedNetwork
 from unsoftmax.probes import Sequences
 from unsoftmax.protocol import Certificate, Evidence, Found
 from unsoftmax.validate.judge import judge
 
-TUNING = TransformerEvidenceTuning()
 COARSE = Precision(relative=1e-7)
 
 
@@ -46,15 +42,15 @@ def near(model, W_off, rng):
 
 def sequences(model, count=24, seed=0):
     learned = LearnedNetwork(model.network, 1e-15, 1e-15, Precision())
-    found = HeadsBeforeNetwork.of(model, learned, {}, TUNING)
+    found = HeadsBeforeNetwork.of(model, learned, {})
     return found.short(count, np.random.default_rng(seed))
 
 
-def judged(model, target, W_error, precision=COARSE, tuning=TUNING, **bounds):
+def judged(model, target, W_error, precision=COARSE, **bounds):
     learned = LearnedNetwork(model.network, 1e-12, 1e-12, precision)
     errors = {"constant": 1e-12, "slope": 1e-12, "W": W_error, "w": 0.0, **bounds}
     answered = [(part.X, target(part.X)) for part in sequences(target)]
-    return judge(HeadsBeforeNetwork.of(model, learned, errors, tuning).residuals(answered), 24)
+    return judge(HeadsBeforeNetwork.of(model, learned, errors).residuals(answered), 24)
 
 
 @pytest.mark.parametrize("W_error", [1e-9, 1e-7, 1e-5])
@@ -74,14 +70,14 @@ def test_a_model_within_its_bounds_passes_and_one_beyond_does_not(W_error, trial
     assert refused >= 0.95 * trials(2, 60) - trials(1, 0)
 
 
-def test_exact_answers_are_not_excused_by_loose_bounds():
+def test_exact_answers_are_not_excused_by_loose_bounds(monkeypatch):
     """A certificate of 1 % would let a W pass that is off by 1e-3: exact answers do not."""
     rng = np.random.default_rng(0)
     target = model_of(0)
     wrong = near(target, 1e-3, rng)
     assert judged(wrong, target, 1e-2, Precision()).refuses
-    loose = replace(TUNING, most_of_spread=1.0, most_of_size=1.0)
-    assert not judged(wrong, target, 1e-2, Precision(), loose).refuses
+    monkeypatch.setattr(hold_out, "MOST_OF_SPREAD", 1.0)
+    assert not judged(wrong, target, 1e-2, Precision()).refuses
 
 
 def test_where_every_logit_is_left_open_nothing_is_told():
@@ -100,7 +96,7 @@ def test_without_a_bound_on_the_network_one_percent_is_asked_for():
 
 def test_no_answers_no_evidence():
     learned = LearnedNetwork(model_of(0).network, 0.0, 0.0, Precision())
-    found = HeadsBeforeNetwork.of(model_of(0), learned, {"W": 0.0, "w": 0.0}, TUNING)
+    found = HeadsBeforeNetwork.of(model_of(0), learned, {"W": 0.0, "w": 0.0})
     assert not judge(found.residuals([]), 0).evidence.passed
 
 

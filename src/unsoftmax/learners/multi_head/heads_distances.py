@@ -5,11 +5,11 @@ It is what `MultiHeadLearner` does with ``rotary``.
     f([0]) = c, f([x]) = x·Σ v_h + c            c, Σ v_h
     [g a; b/g], [0 × n; −g a; b/g]              v_h and W_h(1) = B_h L_h: as heads without
                                                 positions, by their own search (`one_apart`)
-    [a; z; b], z shuts all heads but h          W_h(2), T_h = P R(1) P⁻¹ (`second_distance`)
+    [a; z; b], z shuts all heads but h          W_h(2), T_h = P R(1) P⁻¹ (`distance_readings`)
     fresh sequences of 1 to 512 tokens          whether to believe it
 
 With biases of keys and queries two tokens have a shift beside their logit, and the second line is a
-search of its own (`lifted_heads`).
+search of its own.
 
 *Queries*: those of heads without positions, and r² for each head; with biases 2dr for each head,
 r(r + 1) more where W(1) is spanned, and what finds the heads. *Determined up to*: order, one
@@ -28,14 +28,17 @@ import numpy as np
 from unsoftmax.arrangement.jumps import JumpTuning
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.learners.compose import Asking, T, mapped
-from unsoftmax.learners.multi_head.heads_conclusion import MOVED, PositionedHeads, RecoveredHeads
-from unsoftmax.learners.multi_head.lifted_heads import (
+from unsoftmax.learners.multi_head.distance_readings import (
     LiftedReadings,
+    NearHeads,
+    OutOfReach,
     UnseenValues,
+    rank_of,
     read_rest,
+    read_second,
     search_lifted,
 )
-from unsoftmax.learners.multi_head.multi_head_tuning import MultiHeadTuning
+from unsoftmax.learners.multi_head.heads_conclusion import MOVED, PositionedHeads, RecoveredHeads
 from unsoftmax.learners.multi_head.reduced_answers import ReducedAnswers
 from unsoftmax.learners.multi_head.search_outcomes import (
     ENDINGS,
@@ -43,15 +46,9 @@ from unsoftmax.learners.multi_head.search_outcomes import (
     Restarts,
     SearchState,
     searched,
+    too_many_heads,
 )
-from unsoftmax.learners.multi_head.searches import too_many_heads
-from unsoftmax.learners.multi_head.second_distance import (
-    NearHeads,
-    OutOfReach,
-    rank_of,
-    read_second,
-)
-from unsoftmax.learners.multi_head.token_search import SoughtHeads
+from unsoftmax.learners.multi_head.token_search import MultiHeadTuning, SoughtHeads
 from unsoftmax.learners.single_head.distances import (
     FARTHEST_BOUNDED,
     POSITION_GAIN,

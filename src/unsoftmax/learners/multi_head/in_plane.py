@@ -30,8 +30,8 @@ from numpy.typing import NDArray
 
 from unsoftmax.arrangement.jumps import Jumps, JumpSearch, bisect, isolate
 from unsoftmax.learners.compose import Asking
+from unsoftmax.learners.multi_head.reduced_answers import TokenLengths
 from unsoftmax.learners.multi_head.search_outcomes import CoincidentJumps
-from unsoftmax.learners.multi_head.token_lengths import TokenLengths
 from unsoftmax.probes import Array, Flags, Indices
 
 AskPlane = Callable[[Array, Array], Asking[Array]]

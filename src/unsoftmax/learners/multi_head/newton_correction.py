@@ -7,7 +7,7 @@ for together,
 
     F(a, b_j) − c − b_j·s = Σ_h (a·v_h) σ(a·u_h)
 
-from H·d answers each by Newton's method (`solve.gate_equations`), and a few more to check. The
+from H·d answers each by Newton's method, and a few more to check. The
 offsets are picked among random ones of moderate logits by pivoted QR.
 """
 
@@ -23,14 +23,179 @@ from unsoftmax.learners.multi_head.heads_conclusion import RecoveredHeads
 from unsoftmax.learners.multi_head.reduced_answers import ReducedAnswers
 from unsoftmax.models import MultiHead
 from unsoftmax.probes import Array, Indices, Pairs
-from unsoftmax.solve.gate_equations import GateEquations, NewtonTuning, solve_gates
+
+# -- The equations Σ_h (a·v_h) σ(a·u_h) = y for all u_h at once, solved by Newton's method.
+#
+# n ≥ H·d equations for H·d unknowns, each with the noise of its right side: the first ones are
+# solved, by least squares where they are more than unknowns, the others check. Where two heads are
+# close, the derivative along one direction is as small as their distance, and a second solution
+# lies about as far away as they do from each other: the equations that check tell which is right.
+
+
+# Newton's steps at most: they converge quadratically, but linearly where heads are close.
+STEPS = 40
+# They end when they are rounding, relative to u.
+SETTLED = 1e-14
+# Below this size, relative to u, they end as well once they no longer shrink.
+FLOOR = 1e-9
+# Systems of a larger condition number correct nothing.
+SINGULAR = 1e9
+# Steps of least squares are halved so often at most, until what is missed shrinks: far from the
+# solution they may lead astray.
+HALVINGS = 8
+# No equation is missed by more, in units of its noise and of what others' pass on to it.
+FITS = 30.0
+# Power iterations that find the direction of the smallest singular value.
+POWERS = 8
+# Step along it, as a share of ‖u‖, from which the second derivative is taken.
+BEND = 1e-3
+# Another solution that is further away than this share of ‖u‖ is none.
+FARTHEST_ROOT = 0.5
+# Of two solutions one must fit the equations that check so many times better, or the distance
+# between the two counts as error.
+CLEARLY_BETTER = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class GateEquations:
+    """Offsets a (n, d), right sides y (n,) and their noise (n,), and the values v (H, d)."""
+
+    v: Array
+    a: Array
+    y: Array
+    noise: Array
+    checks: int = 0
+    """How many of them, the last ones, check."""
+
+    @property
+    def solved(self) -> int:
+        """How many are solved."""
+        return len(self.y) - self.checks
+
+    def of(self, u: Array) -> Array:
+        """Return the left sides at u (H, d), in units of noise."""
+        return np.asarray(
+            np.sum((self.a @ self.v.T) * scipy.special.expit(self.a @ u.T), axis=1) / self.noise
+        )
+
+    def missed(self, u: Array) -> Array:
+        """Return how far the equations are off, in units of noise."""
+        return np.asarray(self.y / self.noise - self.of(u))
+
+    def jacobian(self, u: Array) -> Array:
+        """Return the derivatives by all u_h (n, H·d), in units of noise."""
+        slope = (self.a @ self.v.T) / (4 * np.cosh(np.clip(self.a @ u.T, -700, 700) / 2) ** 2)
+        slope /= self.noise[:, None]
+        return np.asarray((slope[:, :, None] * self.a[:, None, :]).reshape(len(self.a), -1))
+
+
+@dataclass(frozen=True, slots=True)
+class GateSolution:
+    """The u_h (H, d), and the inverse of the derivative there."""
+
+    u: Array
+    inverse: Array
+
+    @property
+    def errors(self) -> Array:
+        """What unit noise makes of every u_h (H,)."""
+        return np.asarray(np.linalg.norm(self.inverse.reshape(len(self.u), -1), axis=1))
+
+
+def solve_gates(equations: GateEquations, u: Array) -> tuple[Array, Array] | None:
+    """Return the u_h and their errors (H,), from an estimate; None where nothing is gained."""
+    first = newton(equations, u)
+    if first is None:
+        return None
+    start = _other_root(equations, first)
+    second = None if start is None else newton(equations, start)
+    first, second = (_fitting(equations, x) for x in (first, second))
+    if first is None or second is None:
+        only = second if first is None else first
+        return None if only is None else (only.u, only.errors)
+    checks = [
+        float(np.linalg.norm(equations.missed(x.u)[equations.solved :])) for x in (first, second)
+    ]
+    if CLEARLY_BETTER * checks[1] < checks[0]:
+        return second.u, second.errors
+    errors = first.errors
+    if checks[1] < CLEARLY_BETTER * checks[0]:
+        errors = np.hypot(errors, np.linalg.norm(second.u - first.u, axis=1))
+    return first.u, errors
+
+
+def _fitting(equations: GateEquations, solution: GateSolution | None) -> GateSolution | None:
+    """Return a solution unless it misses equations by more than their noise explains."""
+    if solution is None:
+        return None
+    missed, passed_on = np.abs(equations.missed(solution.u)), np.zeros(len(equations.y))
+    count = equations.solved
+    # noise of the equations that were solved passes on to those that check
+    checks = equations.jacobian(solution.u)[count:] @ solution.inverse
+    passed_on[count:] = np.linalg.norm(checks, axis=1)
+    return solution if np.all(missed <= FITS * np.hypot(1.0, passed_on)) else None
+
+
+def _other_root(equations: GateEquations, at: GateSolution) -> Array | None:
+    """Return where another solution may be, along the direction n that is hardest to see.
+
+    σ_min t + ½ (w·F'')t² is 0 once more there, w being where n leads to.
+    """
+    w = np.ones(equations.solved)
+    for _ in range(POWERS):
+        w = at.inverse.T @ (at.inverse @ w)
+        w /= np.linalg.norm(w)
+    n = at.inverse @ w
+    smallest = 1 / float(np.linalg.norm(n))
+    n = smallest * n.reshape(at.u.shape)
+    size = float(np.linalg.norm(at.u))
+    h = BEND * size
+    bend = equations.of(at.u + h * n) - 2 * equations.of(at.u) + equations.of(at.u - h * n)
+    bent = float(w @ bend[: equations.solved]) / h**2
+    if not 2 * smallest < FARTHEST_ROOT * abs(bent) * size:
+        return None
+    return np.asarray(at.u - 2 * smallest / bent * n)
+
+
+def newton(equations: GateEquations, u: Array) -> GateSolution | None:
+    """Return the solution that Newton's steps from u lead to, or None."""
+    now, count = np.inf, equations.solved
+    for _ in range(STEPS):
+        J = equations.jacobian(u)[:count]
+        try:
+            inverse = np.linalg.inv(J) if count == u.size else np.linalg.pinv(J)
+        except np.linalg.LinAlgError:
+            return None
+        with np.errstate(over="ignore"):
+            if not np.linalg.norm(J) * np.linalg.norm(inverse) < SINGULAR:
+                return None
+        step = (inverse @ equations.missed(u)[:count]).reshape(u.shape)
+        last, now = now, float(np.linalg.norm(step) / np.linalg.norm(u))
+        if not now < 1:
+            return None
+        u = u + _damped(equations, u, step)
+        if now < SETTLED or last <= now < FLOOR:
+            return GateSolution(u, np.asarray(inverse))
+    return None
+
+
+def _damped(equations: GateEquations, u: Array, step: Array) -> Array:
+    """Halve a step until what is missed shrinks, where equations are more than unknowns."""
+    count = equations.solved
+    if count == u.size:
+        return step
+    before = np.linalg.norm(equations.missed(u)[:count])
+    for n in range(HALVINGS):
+        shorter = np.asarray(step / 2**n)
+        if np.linalg.norm(equations.missed(u + shorter)[:count]) < before:
+            return shorter
+    return step
 
 
 class NoHeadsNearby(Exception):
     """Answers at moderate logits are not those of any heads near these."""
 
 
-NEWTON = NewtonTuning()
 # Unknowns H·d of one system: beyond, solving d of them takes longer than asking.
 LARGEST = 900
 # Logits of one head at the random offsets, in turn: gates are steep there.
@@ -170,7 +335,7 @@ class _Correction:
         """Return the model with each head's estimated error, or None."""
         u, errors = self.u.copy(), np.zeros((len(self.P), len(self.free)))
         for j, one in enumerate(equations):
-            solution = solve_gates(one, u[j], NEWTON)
+            solution = solve_gates(one, u[j])
             if solution is None:
                 return None
             u[j], errors[j] = solution

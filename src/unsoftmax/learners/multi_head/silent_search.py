@@ -26,8 +26,8 @@ import numpy as np
 from unsoftmax.arrangement.jumps import Jumps, find_jumps
 from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.multi_head.heads_conclusion import RecoveredHeads
-from unsoftmax.learners.multi_head.out_of_plane import SearchPlane
 from unsoftmax.learners.multi_head.reduced_answers import ReducedAnswers
+from unsoftmax.learners.multi_head.rough_heads import SearchPlane
 from unsoftmax.learners.multi_head.search_outcomes import CoincidentJumps, RestartTuning
 from unsoftmax.learners.multi_head.token_search import SoughtHeads, TokenSearch
 from unsoftmax.learners.multi_head.window_sweeps import TokenHeads, read_base

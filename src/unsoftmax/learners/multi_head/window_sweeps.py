@@ -15,8 +15,8 @@ import numpy as np
 
 from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.multi_head.reduced_answers import ReducedAnswers
+from unsoftmax.learners.multi_head.rough_heads import ValueEquations
 from unsoftmax.learners.multi_head.search_outcomes import CoincidentJumps
-from unsoftmax.learners.multi_head.value_system import ValueEquations
 from unsoftmax.measure.windows import WindowedHeads
 from unsoftmax.models.arrays import TINY
 from unsoftmax.probes import Array, Flags, Grid, Indices

@@ -23,7 +23,6 @@ In these coordinates x an offset a with gates γ is answered Σ_h γ_h a·v_h = 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import scipy
@@ -100,11 +99,7 @@ class CellSystem:
 
     @classmethod
     def chosen(
-        cls,
-        at: CellPoint,
-        unknown: ValueCoordinates,
-        checks: int,
-        reader: CellReader,
+        cls, at: CellPoint, unknown: ValueCoordinates, checks: int, reader: CellReader
     ) -> CellSystem:
         """Choose the rows."""
         rng = reader.rng
@@ -230,9 +225,9 @@ class CellReader:
     rng: np.random.Generator
 
     @property
-    def every(self) -> AllValues:
+    def every(self) -> ValueCoordinates:
         """Coordinates in which nothing is known of the values but their sum."""
-        return AllValues(self.heads.H + self.residual, self.heads.dim)
+        return ValueCoordinates.every(self.heads.H + self.residual, self.heads.dim)
 
     def read(
         self, points: Array, shares: Array, unknown: ValueCoordinates, checks: int
@@ -390,117 +385,43 @@ SPACE_STEPS = 8
 SPACE_CHECKS = 2
 
 
-class ValueCoordinates(Protocol):
-    """How the values of a cell are written."""
-
-    @property
-    def count(self) -> int:
-        """Number of unknowns."""
-
-    def rows(self, gates: Array, a: Array) -> Array:
-        """Return the rows (n, count) of offsets a (n, d) at gates (n, H)."""
-
-    def known(self, gates: Array, a: Array, g: Array) -> Array:
-        """Return what is known of their answers (n,), the gradient being g."""
-
-    def values(self, x: Array, g: Array) -> Array:
-        """Return v (H, d)."""
-
-
 @dataclass(frozen=True, slots=True)
-class AllValues:
-    """All v_h but the last, which is ∇g less the others."""
+class ValueCoordinates:
+    """How the values of a cell are written: v_h = P_h g + Z_h x, g being ∇g there, x unknown."""
 
-    heads: int
-    dim: int
-
-    @property
-    def count(self) -> int:
-        """Number of unknowns."""
-        return (self.heads - 1) * self.dim
-
-    def rows(self, gates: Array, a: Array) -> Array:
-        """Return the rows (n, count) of offsets a (n, d) at gates (n, H)."""
-        differences = gates[:, :-1] - gates[:, -1:]
-        return np.asarray((differences[:, :, None] * a[:, None, :]).reshape(len(a), self.count))
-
-    def known(self, gates: Array, a: Array, g: Array) -> Array:
-        """Return what is known of their answers (n,), the gradient being g."""
-        return np.asarray(gates[:, -1] * (a @ g))
-
-    def values(self, x: Array, g: Array) -> Array:
-        """Return v (H, d)."""
-        v = x.reshape(self.heads - 1, self.dim)
-        return np.concatenate([v, (g - v.sum(axis=0))[None]])
-
-
-@dataclass(frozen=True, slots=True)
-class ValuesInSpaces:
-    """v_h = U_h c_h with c = P g + Z x: P the pseudo-inverse of [U_1 … U_H], Z its null space."""
-
-    bases: tuple[Array, ...]
-    """U_h (d, r_h)."""
     P: Array
+    """(H, d, d)."""
     Z: Array
-    weak: bool = False
-    """Whether together they reach some direction but weakly."""
+    """(H, d, number of unknowns)."""
 
     @classmethod
-    def of(cls, bases: tuple[Array, ...], flat: float) -> ValuesInSpaces:
-        """Use orthonormal bases (d, r_h); together they are dependent below the share ``flat``."""
-        every = np.concatenate(bases, axis=1)
-        _, sizes, right = np.linalg.svd(every)
-        rank = int(np.sum(sizes > flat * sizes[0]))
-        P = np.asarray(np.linalg.pinv(every, rcond=flat), dtype=np.float64)
-        return cls(bases, P, right[rank:].T, rank < len(sizes))
+    def every(cls, heads: int, dim: int) -> ValueCoordinates:
+        """Nothing is known but that the v_h add up to ∇g: all but the last are unknown."""
+        unit, unknown = np.eye(dim), heads - 1
+        Z = np.eye(unknown * dim).reshape(unknown, dim, -1)
+        P = np.zeros((heads, dim, dim))
+        P[-1] = unit
+        return cls(P, np.concatenate([Z, -np.tile(unit, unknown)[None]]))
 
     @property
     def count(self) -> int:
         """Number of unknowns."""
-        return int(self.Z.shape[1])
-
-    def _every(self, gates: Array, a: Array) -> Array:
-        parts = [gates[:, h, None] * (a @ U) for h, U in enumerate(self.bases)]
-        return np.concatenate(parts, axis=1)
+        return int(self.Z.shape[2])
 
     def rows(self, gates: Array, a: Array) -> Array:
         """Return the rows (n, count) of offsets a (n, d) at gates (n, H)."""
-        return np.asarray(self._every(gates, a) @ self.Z)
+        rows = np.zeros((len(a), self.count))
+        for gate, Z in zip(gates.T, self.Z, strict=True):
+            rows += gate[:, None] * (a @ Z)
+        return rows
 
     def known(self, gates: Array, a: Array, g: Array) -> Array:
         """Return what is known of their answers (n,), the gradient being g."""
-        return np.asarray(self._every(gates, a) @ (self.P @ g))
+        return np.asarray(np.sum(gates * (a @ (self.P @ g).T), axis=1))
 
     def values(self, x: Array, g: Array) -> Array:
         """Return v (H, d)."""
-        ends = np.cumsum([U.shape[1] for U in self.bases])[:-1]
-        each = np.split(self.P @ g + self.Z @ x, ends)
-        return np.array([U @ c for U, c in zip(self.bases, each, strict=True)])
-
-
-@dataclass(frozen=True, slots=True)
-class ValuesOfGradient:
-    """v_h = V_hᵀ g: nothing is unknown."""
-
-    V: Array
-    """(H, d, d)."""
-
-    @property
-    def count(self) -> int:
-        """Number of unknowns."""
-        return 0
-
-    def rows(self, gates: Array, a: Array) -> Array:
-        """Return the rows (n, count) of offsets a (n, d) at gates (n, H)."""
-        return np.zeros((len(a), 0))
-
-    def known(self, gates: Array, a: Array, g: Array) -> Array:
-        """Return what is known of their answers (n,), the gradient being g."""
-        return np.asarray(np.sum(gates * (a @ self.values(np.zeros(0), g).T), axis=1))
-
-    def values(self, x: Array, g: Array) -> Array:
-        """Return v (H, d)."""
-        return np.asarray(g @ self.V)
+        return np.asarray(self.P @ g + self.Z @ x)
 
 
 def fewer_unknowns(v: Array, g: Array, weight: Array) -> ValueCoordinates | None:
@@ -518,16 +439,25 @@ def fewer_unknowns(v: Array, g: Array, weight: Array) -> ValueCoordinates | None
         V = np.array([np.linalg.lstsq(g, v[:, h], rcond=DEPENDENT)[0] for h in range(H)])
         missed = np.abs(np.einsum("cd,hde->che", g, V) - v).max()
         if rank == d and missed <= DEPENDENT * np.abs(v).max():
-            return ValuesOfGradient(V)
-    bases: list[Array] = []
+            return ValueCoordinates(V.transpose(0, 2, 1), np.zeros((H, d, 0)))
+    bases = list[Array]()
     for h in range(H):
         _, s, right = np.linalg.svd(weight[:, None] * v[:, h], full_matrices=False)
         r = int(np.sum(s > DEPENDENT * s[0]))
         if r + SPARE_CELLS - 1 > C:
             return None
         bases.append(right[:r].T)
-    spaces = ValuesInSpaces.of(tuple(bases), FLAT)
+    # v_h = U_h c_h, and the c_h of all heads are a solution of [U_1 … U_H] c = g
+    every = np.concatenate(bases, axis=1)
+    _, sizes_of_every, right = np.linalg.svd(every)
+    rank = int(np.sum(sizes_of_every > FLAT * sizes_of_every[0]))
     widest = max(basis.shape[1] for basis in bases)
-    if spaces.weak and AMPLE * widest + SPARE_CELLS - 1 > C:
+    if rank < len(sizes_of_every) and AMPLE * widest + SPARE_CELLS - 1 > C:
         return None
-    return spaces if spaces.count <= SPACE_GAIN * (H - 1) * d else None
+    if every.shape[1] - rank > SPACE_GAIN * (H - 1) * d:
+        return None
+    solved = np.asarray(np.linalg.pinv(every, rcond=FLAT), dtype=np.float64)
+    ends = np.cumsum([basis.shape[1] for basis in bases])[:-1]
+    parts = zip(bases, np.split(solved, ends), np.split(right[rank:].T, ends), strict=True)
+    P, Z = zip(*((U @ of_g, U @ free) for U, of_g, free in parts), strict=True)
+    return ValueCoordinates(np.array(P), np.array(Z))

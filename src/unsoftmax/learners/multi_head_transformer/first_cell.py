@@ -25,14 +25,17 @@ from unsoftmax.arrangement.base_points import NetworkHinges
 from unsoftmax.learners.compose import Asking, T, read_as
 from unsoftmax.learners.multi_head.columns import ColumnTableTuning, read_columns
 from unsoftmax.learners.multi_head.heads_conclusion import RecoveredHeads
-from unsoftmax.learners.multi_head.multi_head_tuning import MultiHeadTuning
-from unsoftmax.learners.multi_head.orientation import OrientedHeads, orient
-from unsoftmax.learners.multi_head.out_of_plane import SearchPlane
-from unsoftmax.learners.multi_head.reduced_answers import ReducedAnswers
+from unsoftmax.learners.multi_head.reduced_answers import ReducedAnswers, TokenLengths
+from unsoftmax.learners.multi_head.rough_heads import SearchPlane
 from unsoftmax.learners.multi_head.search_outcomes import CoincidentJumps
-from unsoftmax.learners.multi_head.token_lengths import TokenLengths
-from unsoftmax.learners.multi_head.token_search import SoughtHeads, TokenSearch, assembled
-from unsoftmax.learners.multi_head.value_system import HeadValues
+from unsoftmax.learners.multi_head.token_search import (
+    MultiHeadTuning,
+    OrientedHeads,
+    SoughtHeads,
+    TokenSearch,
+    assembled,
+    orient,
+)
 from unsoftmax.learners.multi_head.window_sweeps import TokenHeads, WindowAnswers
 from unsoftmax.measure.precision import Precision
 from unsoftmax.models import MultiHead
@@ -193,10 +196,7 @@ def _sum_of_values(b: Array, r: float) -> Asking[Array]:
 
 
 def find_heads(
-    cell: FirstCell,
-    sought: SoughtHeads,
-    start: tuple[int, float],
-    rng: np.random.Generator,
+    cell: FirstCell, sought: SoughtHeads, start: tuple[int, float], rng: np.random.Generator
 ) -> Asking[RecoveredHeads]:
     """Find the heads of a cell: W_h and w_h of the layer, v_h of the cell.
 
@@ -212,10 +212,7 @@ def find_heads(
 
 
 def _find_heads(
-    cell: FirstCell,
-    sought: SoughtHeads,
-    start: tuple[int, float],
-    rng: np.random.Generator,
+    cell: FirstCell, sought: SoughtHeads, start: tuple[int, float], rng: np.random.Generator
 ) -> Asking[RecoveredHeads]:
     d, length = len(cell.x), cell.seen.lengths.length
     turn = np.linalg.qr(rng.standard_normal((d, d)))[0].T
@@ -225,18 +222,25 @@ def _find_heads(
         return (yield from search.without_crossings())
     values, u = yield from search.values(crossings)
     shorter = min(length / DOUBLED, _shorter(cell, u / length))
-    reads = CellBases(cell, sought, values, turn, rng)
+
+    def read(length: float, u: Array) -> Asking[tuple[TokenSearch, TokenHeads, Array]]:
+        """Read the u_h at ``length``·x, where they are about u (H, d); and the logits measured."""
+        there = yield from cell.at_length(length)
+        search = there.search(sought, rng, turn)
+        token, s = yield from search.base(values, u)
+        return search, token, s
+
     longer = DOUBLED * shorter
     try:
-        _, far, _ = yield from reads.at(longer, u * longer / length)
+        _, far, _ = yield from read(longer, u * longer / length)
     except CoincidentJumps:
         # w_h moves the logits too far
         first = min(length, shorter * LONGER_FIRST)
-        _, there, _ = yield from reads.at(first, u * first / length)
+        _, there, _ = yield from read(first, u * first / length)
         w = there.seen.u - first * u / length
-        _, far, _ = yield from reads.at(longer, u * longer / length + w)
+        _, far, _ = yield from read(longer, u * longer / length + w)
     w = far.seen.u - longer * u / length
-    search, near, s = yield from reads.at(shorter, u * shorter / length + w)
+    search, near, s = yield from read(shorter, u * shorter / length + w)
     directions = search.directions(near)[:-1]
     answers = WindowAnswers.none(near, directions)
     columns = yield from read_columns(answers, s, sought.rank, rng, HEADS.columns)
@@ -244,24 +248,6 @@ def _find_heads(
     oriented = yield from orient(near, rng)
     found = assembled(near, columns, directions, oriented, biases=False)
     return _with_query_biases(found, oriented, near, far)
-
-
-@dataclass(frozen=True, slots=True)
-class CellBases:
-    """Readings of all u_h at query tokens of one direction."""
-
-    cell: FirstCell
-    sought: SoughtHeads
-    values: HeadValues
-    turn: Array
-    rng: np.random.Generator
-
-    def at(self, length: float, u: Array) -> Asking[tuple[TokenSearch, TokenHeads, Array]]:
-        """Read the u_h at ``length``·x, where they are about u (H, d); and the logits measured."""
-        there = yield from self.cell.at_length(length)
-        search = there.search(self.sought, self.rng, self.turn)
-        token, s = yield from search.base(self.values, u)
-        return search, token, s
 
 
 def _with_query_biases(

@@ -29,13 +29,9 @@ from unsoftmax.arrangement.base_points import NetworkHinges
 from unsoftmax.errors import ModelMismatch
 from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.multi_head_transformer.layer_search import RecoveredTransformer
-from unsoftmax.learners.transformer.hold_out import (
-    HeadsBeforeNetwork,
-    TransformerEvidenceTuning,
-    TransformerHoldOut,
-)
+from unsoftmax.learners.transformer.hold_out import HeadsBeforeNetwork, TransformerHoldOut
+from unsoftmax.learners.transformer.learned_network import LearnedNetwork
 from unsoftmax.measure.precision import Precision
-from unsoftmax.measure.through_network.learned_network import LearnedNetwork
 from unsoftmax.models import MultiHeadTransformer, canonical
 from unsoftmax.probes import Array, Indices
 from unsoftmax.protocol import Certificate, Found, Steps
@@ -68,8 +64,8 @@ OUTLYING = 1e3
 ALIKE = 0.01
 
 
-# Which sequences are asked last, and how far their answers may be off.
-CLOSING = TransformerEvidenceTuning(most_of_open=0.0, most_of_size=3e-8)
+# How far answers may be off, as shares of what scores are left open by and of their size.
+MOST_OF_OPEN, MOST_OF_SIZE = 0.0, 3e-8
 # Fresh sequences that a layer must predict before it is believed, the hold-out apart, and those
 # beside its hyperplanes.
 CONFIRM = 3
@@ -149,7 +145,9 @@ def _certified(found: RecoveredTransformer, learned: LearnedNetwork) -> HeadsBef
         "w": SAFETY_OF_W * found.errors["w"],
     }
     exact = replace(learned, precision=Precision())
-    return HeadsBeforeNetwork.of(found.model, exact, errors, CLOSING)
+    return HeadsBeforeNetwork.of(
+        found.model, exact, errors, most_of_open=MOST_OF_OPEN, most_of_size=MOST_OF_SIZE
+    )
 
 
 def conclude_layer(

@@ -18,8 +18,8 @@ import scipy
 
 from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.multi_head_transformer.layer_search import RecoveredTransformer
+from unsoftmax.learners.transformer.learned_network import LearnedNetwork
 from unsoftmax.measure.precision import KAPPA, UNIT
-from unsoftmax.measure.through_network.learned_network import LearnedNetwork
 from unsoftmax.models import MultiHeadTransformer
 from unsoftmax.probes import Array, Indices
 from unsoftmax.validate.judge import Answered, fresh_answers

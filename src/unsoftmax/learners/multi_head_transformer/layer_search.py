@@ -30,8 +30,8 @@ from unsoftmax.arrangement.base_points import BasePointTuning, ConeDirections, N
 from unsoftmax.learners.compose import Asking, T, mapped
 from unsoftmax.learners.multi_head.heads_conclusion import RecoveredHeads
 from unsoftmax.learners.multi_head.pole_search import LINE_COPIES, separated
+from unsoftmax.learners.multi_head.reduced_answers import TokenLengths
 from unsoftmax.learners.multi_head.search_outcomes import CoincidentJumps
-from unsoftmax.learners.multi_head.token_lengths import TokenLengths
 from unsoftmax.learners.multi_head.token_search import SoughtHeads
 from unsoftmax.learners.multi_head_transformer.cell_values import (
     CHECKS,
@@ -54,7 +54,7 @@ from unsoftmax.learners.multi_head_transformer.neurons_beyond_tokens import (
     cancelling_neurons,
     unseen_neuron,
 )
-from unsoftmax.measure.through_network.learned_network import LearnedNetwork
+from unsoftmax.learners.transformer.learned_network import LearnedNetwork
 from unsoftmax.models import MultiHead, MultiHeadTransformer
 from unsoftmax.probes import Array, Flags, Indices, Moved, Round
 
@@ -83,13 +83,7 @@ class DependentCells(Exception):
 CELLS = BasePointTuning()
 # For each search: intervals that half a circle begins with, and how much longer than usual the
 # baselines between them are. Others begin in another cell.
-STARTS = (
-    (1, 1.0),
-    (1, 1.0),
-    (16, 100.0),
-    (64, 1.0),
-    (16, 100.0),
-)
+STARTS = ((1, 1.0), (1, 1.0), (16, 100.0), (64, 1.0), (16, 100.0))
 # Searches that follow, in the first cells again, for heads that switch together.
 BY_POLES = 2
 # So many searches have offsets as long as the cell allows: one may fail by chance, and shorter

@@ -63,8 +63,8 @@ from unsoftmax.learners.multi_head_transformer.neurons_beyond_tokens import (
 from unsoftmax.learners.relu_network.relu_learner import ReluNetworkLearner, ReluNetworkTuning
 from unsoftmax.learners.settings import Configured, flag, rank_up_to, whole_number
 from unsoftmax.learners.transformer.hold_out import LONG, OPENING_PART, TOKENS, open_hold_out
+from unsoftmax.learners.transformer.learned_network import LearnedNetwork
 from unsoftmax.measure.precision import UNIT, Precision, why
-from unsoftmax.measure.through_network.learned_network import LearnedNetwork
 from unsoftmax.models import MultiHeadTransformer
 from unsoftmax.probes import FARTHEST
 from unsoftmax.protocol import Plan, Steps
@@ -159,7 +159,7 @@ class MultiHeadTransformerLearner(Configured):
     seed: int = 0
     tuning: MultiHeadTransformerTuning = field(default=MultiHeadTransformerTuning(), kw_only=True)
 
-    revision: ClassVar[int] = 5
+    revision: ClassVar[int] = 6
 
     def __post_init__(self) -> None:
         whole_number("dim", self.dim, 1)

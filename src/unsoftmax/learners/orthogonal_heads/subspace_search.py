@@ -1,7 +1,7 @@
 """Appendix C's conjecture, made to work: the subspaces U_h from Hessians A(b) at query tokens b.
 
 No A(b) = Σ_h (u_h v_hᵀ + v_h u_hᵀ), u_h = W_h b, leads out of a U_h. So the U_h are the finest
-simultaneous block diagonalisation of a few A(b) (`solve.commutant`):
+simultaneous block diagonalisation of a few A(b):
 
 1. A scale at which logits are small but visible, along one query token; a smaller one where
    logits along others turn out to be larger (`measure.hessians`).
@@ -16,17 +16,21 @@ time until the blocks no longer change, unless e_1 … e_d are asked for.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
 
 import numpy as np
+import scipy
 
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.learners.compose import Asking, restricted
 from unsoftmax.learners.orthogonal_heads.restricted_head import Complement, HeadSubspace
 from unsoftmax.measure.hessians import (
+    PILOT_QUERIES,
+    REMAINDER_MARGIN,
     Excess,
     HessianScale,
-    HessianTuning,
     ask_excess,
     find_hessian_scale,
     hessian_queries,
@@ -36,8 +40,317 @@ from unsoftmax.measure.hessians import (
 from unsoftmax.measure.precision import why
 from unsoftmax.measure.single_tokens import Values
 from unsoftmax.probes import Array
-from unsoftmax.solve.commutant import CommonBlocks, Commutant, common_blocks
-from unsoftmax.solve.invariant_subspaces import AlignedSubspaces, aligned
+
+# -- The finest simultaneous block diagonalisation of symmetric matrices, by what commutes with
+# them.
+#
+# Given symmetric A_1 … A_n (d, d), known up to a relative error, find the finest decomposition of
+# their joint range into mutually orthogonal subspaces that every A_t leaves invariant. The
+# symmetric X with [X, A_t] = 0 for all t form the *commutant*. It contains the orthogonal
+# projections on the subspaces; where no two of the subspaces carry equivalent blocks these span
+# it, so its dimension is the number H of subspaces, and the eigenspaces of one X taken at random
+# are the subspaces.
+#
+# 1. The joint range: left singular vectors of [A_1 … A_n] above ``limit``.
+# 2. The null space of X ↦ ([X, A_1], …, [X, A_n]) on the symmetric matrices of that range: the
+#    right singular vectors at or below ``limit``. The gap around ``limit`` is returned with it.
+# 3. Eigenspaces of a random element of the null space, of the draw with the widest gaps, and once
+#    more of the element nearest to Σ_h h·P_h, whose gaps are 1.
+#
+# Time grows as n·d⁶ and memory as d⁴: step 2 is a QR of n·d(d − 1)/2 rows and d(d + 1)/2 columns,
+# kept as a triangle so that a further matrix costs one update.
+#
+# Source: Murota, Kanno, Kojima & Kojima (2010); Maehara & Murota (2011). Used for the conjecture
+# of Appendix C of arXiv 2601.16873.
+
+
+@dataclass(frozen=True, slots=True)
+class CommonBlocks:
+    """What commutes with some symmetric matrices, within their joint range."""
+
+    within: Array
+    """Orthonormal basis (d, r) of the joint range."""
+    null: Array
+    """Orthonormal basis (H, r, r) of the symmetric matrices that commute."""
+    zero: float
+    """The largest singular value that counts as 0, of X ↦ [X, A] or of the A themselves,
+    relative to the largest of its kind."""
+    smallest: float
+    """The smallest singular value of X ↦ [X, A] that does not, relative to the largest;
+    infinity where all of them count as 0."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Dimension r of the joint range and number H of subspaces."""
+        return self.within.shape[1], len(self.null)
+
+    @property
+    def gap(self) -> float:
+        """How many times ``smallest`` is ``zero``: the decision is safe where this is large."""
+        return self.smallest / self.zero if self.zero else float("inf")
+
+    def subspaces(self, rng: np.random.Generator, draws: int) -> list[Array]:
+        """Return orthonormal bases (d, d_h) of the H subspaces.
+
+        Parameters
+        ----------
+        rng : Generator
+            Draws elements of the null space.
+        draws : int
+            How many: the one whose eigenvalues have the widest gaps is taken.
+        """
+        H = len(self.null)
+        if not H:
+            return []
+        best, cut, vectors = -np.inf, np.zeros(0, dtype=np.intp), np.eye(self.within.shape[1])
+        for _ in range(draws):
+            values, turned = np.linalg.eigh(np.tensordot(rng.standard_normal(H), self.null, 1))
+            steps = np.diff(values)
+            cuts = np.sort(np.argsort(-steps)[: H - 1]) + 1
+            gap = np.min(steps[cuts - 1], initial=np.inf) / (values[-1] - values[0] or 1.0)
+            if gap > best:
+                best, cut, vectors = gap, cuts, turned
+        parts = np.split(vectors, cut, axis=1)
+        wanted = np.sum([h * part @ part.T for h, part in enumerate(parts, 1)], axis=0)
+        nearest = np.tensordot(np.tensordot(self.null, wanted, 2), self.null, 1)
+        _, vectors = np.linalg.eigh(nearest)
+        return [self.within @ part for part in np.split(vectors, cut, axis=1)]
+
+
+def common_blocks(A: Sequence[Array] | Array, limit: float) -> CommonBlocks:
+    """Return what commutes with all of ``A``, symmetric (n, d, d).
+
+    Relative singular values up to ``limit`` count as 0.
+
+    Examples
+    --------
+    >>> A = np.zeros((2, 3, 3))
+    >>> A[:, :2, :2], A[:, 2, 2] = [[[1, 2], [2, 0]], [[0, 1], [1, 3]]], [4, 5]
+    >>> common_blocks(A, 1e-9).shape
+    (3, 2)
+    """
+    commutant = Commutant(limit)
+    commutant.add(A)
+    return commutant.blocks()
+
+
+@dataclass(slots=True)
+class Commutant:
+    """What commutes with symmetric matrices that come one after the other."""
+
+    limit: float
+    """Relative singular values up to this count as 0."""
+    seen: list[Array] = field(default_factory=list)
+    """The matrices, one by one."""
+    _ranges: list[tuple[int, float]] = field(default_factory=list)
+    """Dimension of the joint range and what is left outside of it, after every `add`."""
+    _within: Array | None = None
+    _triangle: Array | None = None
+    _rows: int = 0
+    """How many matrices' X ↦ [X, A] have the triangle as R of their QR decomposition."""
+    _blocks: dict[int, CommonBlocks] = field(default_factory=dict)
+
+    def add(self, A: Sequence[Array] | Array, limit: float = 0.0) -> None:
+        """Take some matrices, known up to ``limit`` where that is larger than it was."""
+        self.limit = max(self.limit, limit)
+        self.seen += list(A)
+        within, left = _joint_range(self.seen, self.limit)
+        self._ranges.append((within.shape[1], left))
+        if self._within is None or within.shape != self._within.shape:
+            # rows of the triangle are in the coordinates of the range: another range, other rows
+            self._within, self._rows, self._blocks = within, 0, {}
+
+    def settled(self, count: int) -> bool:
+        """Return whether r and H have stayed the same for the last ``count`` matrices.
+
+        H is computed only where r has stayed the same: it is what takes time.
+        """
+        first = len(self.seen) - count + 1
+        if first < 1 or len(self._ranges) < count:
+            return False
+        if len({rank for rank, _ in self._ranges[-count:]}) > 1:
+            return False
+        return len({self._first(n).shape for n in range(first, len(self.seen) + 1)}) == 1
+
+    def blocks(self) -> CommonBlocks:
+        """Return what commutes with all matrices."""
+        return self._first(len(self.seen))
+
+    def _first(self, count: int) -> CommonBlocks:
+        """Return what commutes with the first ``count`` matrices, in the joint range of all."""
+        if count not in self._blocks:
+            assert self._within is not None
+            size = _largest(self.seen[:count])
+            triangle = self._triangle_of(count, self._within) / size
+            left = self._ranges[-1][1]
+            self._blocks[count] = _commuting(self._within, triangle, self.limit, left)
+        return self._blocks[count]
+
+    def _triangle_of(self, count: int, within: Array) -> Array:
+        """Add rows to the triangle up to ``count`` matrices; it begins anew where it has more."""
+        triangle = self._triangle
+        if triangle is None or not 0 < self._rows <= count:
+            r = within.shape[1]
+            triangle, self._rows = np.zeros((0, r * (r + 1) // 2)), 0
+        for A in self.seen[self._rows : count]:
+            rows = np.vstack([triangle, _commutator(within.T @ A @ within)])
+            triangle = np.asarray(np.linalg.qr(rows, mode="r"))
+        self._triangle, self._rows = triangle, count
+        return triangle
+
+
+def _largest(A: Sequence[Array]) -> float:
+    """Return the largest 2-norm; 1 where all are 0, to divide by."""
+    return max(float(np.linalg.norm(x, 2)) for x in A) or 1.0
+
+
+def _joint_range(A: Sequence[Array], limit: float) -> tuple[Array, float]:
+    """Return a basis of the joint range, and the relative singular value left outside of it."""
+    d = len(A[0])
+    u, singular, _ = np.linalg.svd(np.hstack(A) / _largest(A), full_matrices=False)
+    rank = int(np.count_nonzero(singular > limit))
+    if rank == d:
+        return np.eye(d), 0.0
+    return np.asarray(u[:, :rank]), float(singular[rank])
+
+
+def _commuting(within: Array, triangle: Array, limit: float, left: float) -> CommonBlocks:
+    """Return the null space of a triangle of X ↦ [X, A]; ``left`` is outside of the range."""
+    r = within.shape[1]
+    if r <= 1:
+        return CommonBlocks(within, np.ones((r, r, r)), left, np.inf)
+    _, singular, right = np.linalg.svd(triangle, full_matrices=True)
+    singular = np.append(singular, np.zeros(len(right) - len(singular)))
+    largest = singular[0] or 1.0
+    zero = singular <= limit * largest
+    zero[-1] = True  # the identity commutes with everything
+    null = np.tensordot(right[zero], _symmetric(r), 1)
+    smallest = float(np.min(singular[~zero], initial=np.inf)) / largest
+    return CommonBlocks(within, null, max(left, float(singular[zero].max()) / largest), smallest)
+
+
+def _commutator(A: Array) -> Array:
+    """Return the matrix of X ↦ [X, A] from symmetric matrices to antisymmetric ones."""
+    r = len(A)
+    product = _symmetric(r) @ A
+    p, q = np.triu_indices(r, 1)
+    return np.asarray((product - product.transpose(0, 2, 1))[:, p, q].T)
+
+
+def _symmetric(r: int) -> Array:
+    """Return an orthonormal basis of the symmetric r×r matrices."""
+    p, q = np.triu_indices(r)
+    basis = np.zeros((len(p), r, r))
+    n = np.arange(len(p))
+    basis[n, p, q] = basis[n, q, p] = np.where(p == q, 1.0, np.sqrt(0.5))
+    return basis
+
+
+# -- Common invariant subspaces of symmetric matrices, from nearly right ones, with error bounds.
+#
+# Where orthonormal bases E_g, E_h of two subspaces are nearly right, M_t = EᵀA_tE is nearly block
+# diagonal, and turning E_h towards E_g by a small K, E_g towards E_h by −Kᵀ, makes its block
+#
+#     M_gh,t + M_gg,t·K − K·M_hh,t,
+#
+# which is 0 for the right K: linear equations, one for each t and entry, n times as many as
+# unknowns. K is their least-squares solution. The residual estimates the noise of an entry of A_t;
+# noise over the singular values of the equations is what K is off by. Each pair of subspaces is
+# solved by itself, so that a small block beside a large one does not widen the bounds of others.
+#
+# Source: beyond the paper; first-order perturbation of invariant subspaces (Stewart & Sun 1990).
+
+
+# Noise is bounded by so many standard deviations: exceeded by 2e-9 of Gaussian entries.
+DEVIATIONS = 6.0
+# Probability that the bound on the standard deviation is too small by chance (χ² of the residual).
+UNDERESTIMATED = 1e-3
+# Directions of K below this relative singular value are left as they are and have no bound: the
+# equations determine them by rounding alone.
+UNSEEN_SHARE = 1e-14
+# Equations are taken in so many at a time, which bounds memory by that of K's unknowns.
+ROWS_AT_ONCE = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class AlignedSubspaces:
+    """Subspaces that were turned, and how far they may still be off."""
+
+    bases: list[Array]
+    """Orthonormal (d, d_h), that make up R^d."""
+    errors: Array
+    """Bounds on ‖K_gh‖_F, (H, H) with diagonal 0; at most 1, which says nothing."""
+    entry_error: float
+    """What an entry of A may be off by."""
+
+    @property
+    def outside_blocks(self) -> float:
+        """Bound on the part of ‖A‖_F, over all A, that is outside of the diagonal blocks."""
+        return self.entry_error * len(self.bases[0])
+
+
+def aligned(bases: list[Array], A: Array, noise: float) -> AlignedSubspaces:
+    """Turn the subspaces, and bound by how much each may still lean to each other one.
+
+    Parameters
+    ----------
+    bases : list of ndarray (d, d_h)
+        Orthonormal bases that make up R^d, what is in no subspace among them.
+    A : ndarray (n, d, d)
+        Symmetric; block diagonal in the right bases, up to noise.
+    noise : float
+        The most that the standard deviation of an entry of A may be, where the residual has too
+        few equations to estimate it.
+    """
+    E = np.hstack(bases)
+    M = E.T @ A @ E
+    ends = np.cumsum([0, *(part.shape[1] for part in bases)])
+    turn = np.zeros((E.shape[1], E.shape[1]))
+    gain = np.zeros((len(bases), len(bases)))
+    left, equations = 0.0, 0
+    for g, h in combinations(range(len(bases)), 2):
+        first, second = slice(ends[g], ends[g + 1]), slice(ends[h], ends[h + 1])
+        if ends[g] == ends[g + 1] or ends[h] == ends[h + 1]:
+            continue
+        blocks = M[:, first, first], M[:, second, second], M[:, first, second]
+        K, gain[g, h], over = _solved(*blocks)
+        turn[first, second], turn[second, first] = K, -K.T
+        left, equations = left + over, equations + (len(A) - 1) * K.size
+    entry_error = DEVIATIONS * _deviation(left, equations, noise, UNDERESTIMATED)
+    turned, _ = np.linalg.qr(E + E @ turn)
+    turned *= np.sign(np.sum(turned * E, axis=0))
+    gain, errors = gain + gain.T, np.ones_like(gain)
+    np.multiply(entry_error, gain, where=np.isfinite(gain), out=errors)
+    errors = np.minimum(errors, 1.0)
+    return AlignedSubspaces(np.split(turned, ends[1:-1], axis=1), errors, float(entry_error))
+
+
+def _deviation(left: float, equations: int, noise: float, underestimated: float) -> float:
+    """Bound the deviation whose squares add up to ``left`` over so many spare equations."""
+    if not equations:
+        return noise
+    chance = 2 * scipy.special.gammaincinv(equations / 2, underestimated)
+    # the residual is a lower bound, whatever noise was thought to be
+    return float(max(min(noise, np.sqrt(left / chance)), np.sqrt(left / equations)))
+
+
+def _solved(first: Array, second: Array, between: Array) -> tuple[Array, float, float]:
+    """Return K, what unit noise makes of ‖K‖_F, and the squares of the residual."""
+    count, k, n = between.shape
+    triangle = np.zeros((0, k * n + 1))
+    step = max(1, ROWS_AT_ONCE // (k * n))
+    for some in (slice(start, start + step) for start in range(0, count, step)):
+        equations = np.einsum("tij,kl->tikjl", first[some], np.eye(n))
+        equations -= np.einsum("ij,tkl->tikjl", np.eye(k), second[some])
+        rows = np.column_stack([equations.reshape(-1, k * n), -between[some].ravel()])
+        triangle = np.asarray(np.linalg.qr(np.vstack([triangle, rows]), mode="r"))
+    left, singular, right = np.linalg.svd(triangle[: k * n, :-1])
+    seen = singular > UNSEEN_SHARE * singular[0]
+    inverse = np.where(seen, 1 / np.where(seen, singular, 1.0), 0.0)
+    K = (right.T @ (inverse * (left.T @ triangle[: k * n, -1]))).reshape(k, n)
+    over = float(np.sum((between + first @ K - K @ second) ** 2))
+    return K, float(np.linalg.norm(inverse)) if seen.all() else np.inf, over
+
 
 # Times that heads are looked for: in R^d, then smaller ones in the complement of those that were
 # found. Scores of 1e±5 beside each other take two, a head W = 0 one more.
@@ -58,7 +371,6 @@ MOST_LIMIT = 0.2
 STANDS_OUT = 3.0
 # The same for what may have leaked from the heads that were found.
 LEAK_MARGIN = 2.0
-HESSIAN = HessianTuning()
 # The common blocks must stay the same for so many query tokens. Each costs d(d + 1) queries; with
 # fewer, blocks that one more token would join or tell apart are taken for final.
 UNCHANGED = 3
@@ -83,7 +395,7 @@ TIMES_LIMIT = 30.0
 def most_queries(dim: int) -> int:
     """Bound the queries of a whole search."""
     each = (hessian_queries(k) * k for k in dimensions(dim))
-    return sum(HESSIAN.pilot_queries + SCALES * queries for queries in each)
+    return sum(PILOT_QUERIES + SCALES * queries for queries in each)
 
 
 def most_rounds(dim: int, every: bool) -> int:
@@ -170,14 +482,14 @@ class SubspaceSearch:
 
     def _without_scores(self, values: Values) -> FoundSubspaces:
         """Return the one head W = 0 that is left where no logits show."""
-        if saturated_unseen(values, HESSIAN):
+        if saturated_unseen(values):
             raise NotIdentifiable(
                 f"A part of Σ v_h, {values.norm:.1e} large, is weighed by no logit that shows "
                 "beside other heads: whether its W is 0 cannot be told." + why(values.precision),
                 determined={"v": values.v},
             )
         note = "A part of Σ v_h is weighed by no logit: a head with W = 0."
-        W_error = unseen_scores(values, HESSIAN)
+        W_error = unseen_scores(values)
         complement = Complement(np.eye(len(values.v)), values.v, True, W_error=W_error)
         return FoundSubspaces([], complement, (note,))
 
@@ -186,7 +498,7 @@ class SubspaceSearch:
         d = len(values.v)
         tokens = np.eye(d) if self.every else np.linalg.qr(self.rng.standard_normal((d, d)))[0].T
         first = tokens[self.rng.integers(d)]
-        scale = yield from find_hessian_scale(values, first, self.rng, HESSIAN)
+        scale = yield from find_hessian_scale(values, first, self.rng)
         if scale is None:
             return None
         for attempt in range(1, SCALES + 1):
@@ -202,7 +514,7 @@ class SubspaceSearch:
             seen, remainder = yield from self._look_at(scale, values, tokens, most)
             if seen is not None:
                 return seen
-            scale = scale.lower(remainder, HESSIAN)
+            scale = scale.lower(remainder)
         raise ModelMismatch(
             f"At no scale are answers linear in the logits: {remainder:.0e} is missing at one that "
             "should be small. The target is not a sum of heads in mutually orthogonal subspaces "
@@ -219,7 +531,7 @@ class SubspaceSearch:
         commutant, excess = Commutant(scale.limit), list[Array]()
         for start in range(0, d, step):
             asked = yield from ask_excess(values, tokens[start : start + step], scale)
-            remainder = asked.remainder(HESSIAN.remainder_margin)
+            remainder = asked.remainder(REMAINDER_MARGIN)
             if remainder > most:
                 break
             excess.append(asked.excess)
@@ -243,8 +555,8 @@ def _counted(bases: list[Array], tokens: int, blocks: CommonBlocks) -> str:
 #
 # With the heads nearly known, what the finite differences leave of the further orders of tanh is
 # known too. So, in turn: further orders are subtracted from A(b) and the subspaces aligned with
-# what remains (`solve.invariant_subspaces`); the common blocks are looked for again, with a limit
-# as much lower (`solve.commutant`); the two lines of heads of rank one are joined. No queries.
+# what remains; the common blocks are looked for again, with a limit
+# as much lower; the two lines of heads of rank one are joined. No queries.
 # Source: beyond the paper, whose conjecture (Appendix C) takes exact Hessians.
 
 

@@ -13,36 +13,35 @@ With query tokens x_j = β_j b_j, b_j orthonormal, and u_j = W x_j + w:
 
 W and w are determined unless g is constant.
 
-*Error.* Vectors read within the span miss what the span itself is off by: with E the error of
-C = (u_j/β_j)_j and k = Qᵀ C K, that is at most ‖E‖·‖K‖ to first order
-(`unsoftmax.solve.skeleton`), and twice that is assumed.
+*Error.* The same answers, with errors drawn as large as theirs may be, are read again through
+networks that differ from ĝ as much as g was seen to where it was asked by itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from dataclasses import dataclass, field
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from unsoftmax.learners.transformer.attention_scale import (
-    SCALE_ROUNDS,
-    SCALED_TOKENS,
-    find_token_lengths,
-    guess_bias,
+from unsoftmax.errors import ModelMismatch, NotIdentifiable
+from unsoftmax.learners.transformer.aimed_segments import AimedSegments, TokenLines, aim_from
+from unsoftmax.learners.transformer.learned_network import ERROR_SHARE, LearnedNetwork
+from unsoftmax.learners.transformer.network_reader import (
+    MOST_ROUNDS,
+    PILOTS,
+    SPARE,
+    NetworkReader,
+    SegmentAnswers,
+    most_again,
 )
 from unsoftmax.measure import offsets
 from unsoftmax.measure.offsets import Offsets
 from unsoftmax.measure.precision import UNIT
-from unsoftmax.measure.through_network.aim import AimedSegments, TokenLines, aim_from
-from unsoftmax.measure.through_network.learned_network import LearnedNetwork
-from unsoftmax.measure.through_network.network_reader import NetworkReader
-from unsoftmax.measure.through_network.segment_answers import SegmentAnswers, ThroughNetworkTuning
 from unsoftmax.models import ReluNetwork, Transformer
 from unsoftmax.probes import Array, Round
 from unsoftmax.protocol import Answers
-from unsoftmax.solve import dense
-from unsoftmax.solve.skeleton import Skeleton
+from unsoftmax.validate.drawn_models import DRAWN, ROUNDOFFS, SAFETY
 
 # Tokens γ b_1 at which w may be read, as multiples of β_1. At 0 it is read by itself, but there g
 # may be flat or turn.
@@ -52,17 +51,12 @@ PLACES = (0.0, -1.0, 0.5, -0.5, 2.0, -2.0, 8.0, -8.0, 64.0, -64.0)
 ROTATIONS = 32
 # Octaves, from the length of the network, in which the end of the flat part is looked for.
 FLAT_OCTAVES = (-20, 21)
+# Errors are drawn until so many numbers of W were seen to move: the largest of few may be small by
+# chance.
+ENTRIES = 64
 # Longest offsets of the token 0, in lengths of the network: where w is tiny, its logits stay small
 # rather than ask for endless offsets.
 BIAS_REACH = 16.0
-
-
-@dataclass(frozen=True, slots=True)
-class LocalAttentionTuning:
-    """How the attention is read through its network."""
-
-    reading: ThroughNetworkTuning = field(default=ThroughNetworkTuning())
-    """How a logit is read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +102,7 @@ def recover_attention(
     assumed: AssumedAttention,
     anchored: bool,
     rng: np.random.Generator,
-    reading: ThroughNetworkTuning,
+    spare: int = SPARE,
 ) -> Generator[Round, Answers, RecoveredAttention]:
     """Ask for W and w.
 
@@ -122,11 +116,11 @@ def recover_attention(
         Ask g once more for every logit.
     rng : Generator
         Makes the query tokens.
-    reading : ThroughNetworkTuning
-        How logits are read.
+    spare : int
+        See `network_reader.SPARE`.
     """
-    reader = NetworkReader(learned, anchored, reading)
-    T = _steep_rotation(learned, rng, reading.aim.error_share)
+    reader = NetworkReader(learned, anchored, spare)
+    T = _steep_rotation(learned, rng)
     if assumed.rank == 0:
         none = np.zeros((0, assumed.dim))
         return RecoveredAttention(Transformer.from_factors(none, none, learned.network), 0.0, 0.0)
@@ -136,15 +130,25 @@ def recover_attention(
         bias = yield from guess_bias(reader)
     scale = yield from find_token_lengths(reader, B[:SCALED_TOKENS], bias)
     lines = TokenLines.alike(B, *scale)
-    found, span = yield from _read_vectors(reader, lines, assumed, bias)
-    beside = None
+    columns = yield from reader.read(lines.pick(slice(assumed.columns)), None, bias, "W")
+    u, basis, rest, beside = columns.vectors(), None, None, None
+    if not assumed.full:
+        basis = np.linalg.qr((u / columns.aimed.beta[:, None]).T)[0]
+        left = lines.pick(slice(assumed.columns, None))
+        # unit offsets within the span see √(d/r) times as much of W x as those of all of R^d
+        less = np.full(len(left.beta), (assumed.columns / assumed.dim) ** 0.25)
+        rest = yield from reader.read(left.scaled(less, less), basis, bias, "W, rows")
     if assumed.biases:
-        first = _offsets_of_first(found, B[:1], learned.length, assumed.columns)
-        beside = yield from _read_beside(reader, first, span, bias)
-    return _solved(T, learned.network, span, found, beside)
+        first = u[0] if basis is None else u[0] @ basis
+        moderate = learned.length
+        if np.any(first):
+            moderate = float(np.sqrt(assumed.columns) / np.linalg.norm(first))
+        line = TokenLines(B[:1], columns.aimed.beta[:1], np.array([moderate]))
+        beside = yield from _read_beside(reader, line, basis, bias)
+    return AttentionReadings(T, columns, rest, beside).recovered()
 
 
-def most_queries(assumed: AssumedAttention, anchored: bool, reading: ThroughNetworkTuning) -> int:
+def most_queries(assumed: AssumedAttention, anchored: bool, spare: int = SPARE) -> int:
     """Bound the queries of `recover_attention`, all that are asked again among them."""
     dim, r = assumed.dim, assumed.columns
     blocks = [(r, dim)]  # query tokens, logits of each
@@ -152,20 +156,13 @@ def most_queries(assumed: AssumedAttention, anchored: bool, reading: ThroughNetw
         blocks += [(1, dim)] * assumed.biases
     else:
         blocks += [(dim - r + assumed.biases, r)]
-    once = sum(k * n + (k * n if anchored else k + k * n // reading.spare) for k, n in blocks)
-    again = sum(reading.most_again(k * n) for k, n in blocks)
-    scales = reading.pilots * (SCALED_TOKENS + 1 + assumed.biases) * SCALE_ROUNDS
+    once = sum(k * n + (k * n if anchored else k + k * n // spare) for k, n in blocks)
+    again = sum(most_again(k * n) for k, n in blocks)
+    scales = PILOTS * (SCALED_TOKENS + 1 + assumed.biases) * SCALE_ROUNDS
     return once + again + scales
 
 
-def most_rounds(reading: ThroughNetworkTuning) -> int:
-    """Bound the rounds of `recover_attention`: guess of w, scale, columns, rows, and beside."""
-    return 5 * max(SCALE_ROUNDS, reading.most_rounds)
-
-
-def _steep_rotation(
-    learned: LearnedNetwork, rng: np.random.Generator, error_share: float
-) -> Offsets:
+def _steep_rotation(learned: LearnedNetwork, rng: np.random.Generator) -> Offsets:
     """Draw query tokens' directions: where g is flat around 0, all are to lead out of there soon.
 
     Farther out answers are larger, so less precise, and logits ask for shorter offsets.
@@ -177,7 +174,7 @@ def _steep_rotation(
         B = T.rows[np.arange(learned.dim)]
         x = lengths[:, None, None] * np.concatenate([B, -B])
         h = np.linalg.norm(learned.gradients(x.reshape(-1, learned.dim)), axis=1)
-        steep = (h > learned.slope / error_share).reshape(len(lengths), 2, -1)
+        steep = (h > learned.slope / ERROR_SHARE).reshape(len(lengths), 2, -1)
         first = np.argmax(np.vstack([steep.any(axis=1), np.ones((1, learned.dim))]), axis=0)
         if best is None or first.max() < best[0]:
             best = first.max(), T
@@ -187,36 +184,9 @@ def _steep_rotation(
     return best[1]
 
 
-def _read_vectors(
-    reader: NetworkReader, lines: TokenLines, assumed: AssumedAttention, bias: Array
-) -> Generator[Round, Answers, tuple[ScoreVectors, ScoreSpan | None]]:
-    """Read W x + w at r tokens, and Qᵀ(W x + w) within their span at the others (steps 1 to 3)."""
-    columns = lines.pick(slice(0, assumed.columns))
-    found = ScoreVectors.of((yield from reader.read(columns, None, bias, "W")))
-    if assumed.full:
-        return found, None
-    span = ScoreSpan.of(found)
-    d, r = span.basis.shape
-    rest = lines.pick(slice(r, None))
-    # unit offsets within the span see √(d/r) times as much of W x as those of all of R^d
-    less = np.full(len(rest.beta), (r / d) ** 0.25)
-    answers = yield from reader.read(rest.scaled(less, less), span.basis, bias, "W, rows")
-    return span.coordinates(found) + span.tilted(ScoreVectors.of(answers)), span
-
-
-def _offsets_of_first(found: ScoreVectors, b: Array, length: float, columns: int) -> TokenLines:
-    """Return token β_1 b_1 and a length of offsets at which its logits are about 1."""
-    first = found.vectors[0]
-    moderate = float(np.sqrt(columns) / np.linalg.norm(first)) if np.any(first) else length
-    return TokenLines(b, found.beta[:1], np.array([moderate]))
-
-
 def _read_beside(
-    reader: NetworkReader,
-    first: TokenLines,
-    span: ScoreSpan | None,
-    bias: Array,
-) -> Generator[Round, Answers, ScoreVectors]:
+    reader: NetworkReader, first: TokenLines, basis: Array | None, bias: Array
+) -> Generator[Round, Answers, SegmentAnswers]:
     """Read Qᵀ(W x_0 + w) at x_0 = γ b_1, wherever on b_1's line logits say most (step 4)."""
     learned, best = reader.learned, None
     typical = float(np.linalg.norm(bias)) / np.sqrt(len(bias))
@@ -224,16 +194,14 @@ def _read_beside(
     for share in PLACES:
         longest = first.reach / max(1.0, abs(share)) if share else np.array([reach])
         line = TokenLines(first.b, share * first.beta, longest)
-        basis = None if span is None else span.basis
-        aimed = aim_from(learned, line, basis, reader.tuning.aim)
+        aimed = aim_from(learned, line, basis)
         signal = _least_signal(aimed, learned.network)
         if best is None or signal > best[0]:
             best = signal, aimed
     assert best is not None
     answers = reader.answers(reader.refuse_flat(best[1]), "w")
     yield from answers.ask(answers.pilots, "pilot")
-    found = ScoreVectors.of((yield from reader.complete(answers)))
-    return found if span is None else span.tilted(found)
+    return (yield from reader.complete(answers))
 
 
 def _least_signal(aimed: AimedSegments, network: ReluNetwork) -> float:
@@ -242,109 +210,234 @@ def _least_signal(aimed: AimedSegments, network: ReluNetwork) -> float:
     return float(np.min(np.maximum(aimed.steep, 0.0) * rise * aimed.alpha))
 
 
-def _solved(
-    T: Offsets,
-    network: ReluNetwork,
-    span: ScoreSpan | None,
-    found: ScoreVectors,
-    beside: ScoreVectors | None,
-) -> RecoveredAttention:
-    """Solve for W and w, and bound their errors (step 5)."""
-    columns, error, w, w_error = without_bias(found, beside)
-    solution = dense.solve(T, columns.T)
-    bound = solution.error(float(np.linalg.norm(error)))
-    within = solution.matrix.T  # QᵀW
-    if span is None:
-        return RecoveredAttention(Transformer(within, network, w), bound, w_error)
-    bound += 8 * UNIT * float(np.linalg.norm(within))
-    Q = span.basis
-    model = Transformer.from_factors(Q.T, within, network, Q @ w)
-    return RecoveredAttention(model, bound, w_error)
-
-
 @dataclass(frozen=True, slots=True)
-class ScoreVectors:
-    """k_j = Qᵀ(W x_j + w) at query tokens x_j = β_j b_j.
+class AttentionReadings:
+    """All answers that tell W and w: k_j = Qᵀ(W x_j + w) at query tokens x_j = β_j b_j.
 
     Attributes
     ----------
-    beta : ndarray (k,)
-        Signed lengths of the tokens.
-    vectors : ndarray (k, r)
-        k_j; all of W x_j + w where there is no Q.
-    errors : ndarray (k,)
-        Bounds on ‖Δk_j‖.
+    T : Offsets
+        The directions b_j, a row each.
+    columns : SegmentAnswers
+        At r tokens, where all of W x + w is read.
+    rest : SegmentAnswers or None
+        At the others, within the span of the first; None where W may have full rank.
+    beside : SegmentAnswers or None
+        At γ b_1; None where w is 0.
     """
 
-    beta: Array
-    vectors: Array
-    errors: Array
-
-    @classmethod
-    def of(cls, answers: SegmentAnswers) -> ScoreVectors:
-        """Solve the logits of every token."""
-        return cls(answers.aimed.beta, *answers.vectors())
-
-    def __add__(self, other: ScoreVectors) -> ScoreVectors:
-        """Return the vectors of both, one after the other."""
-        return ScoreVectors(
-            np.append(self.beta, other.beta),
-            np.vstack([self.vectors, other.vectors]),
-            np.concatenate([self.errors, other.errors]),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class ScoreSpan:
-    """The range of [W w], from the columns u_j/β_j at r query tokens."""
-
-    skeleton: Skeleton
-    """Q, asked with its own columns as rows: its core is the identity."""
-    columns: Array
-    """u_j/β_j, (d, r)."""
-    error: float
-    """Bound on the columns' error, doubled: the true range may tilt against the one found."""
-
-    @classmethod
-    def of(cls, found: ScoreVectors) -> ScoreSpan:
-        """Return the span of the vectors at r tokens."""
-        columns = (found.vectors / found.beta[:, None]).T
-        Q = np.linalg.qr(columns)[0]
-        return cls(Skeleton(Q, Q.T), columns, 2 * float(np.linalg.norm(found.errors / found.beta)))
+    T: Offsets
+    columns: SegmentAnswers
+    rest: SegmentAnswers | None = None
+    beside: SegmentAnswers | None = None
 
     @property
-    def basis(self) -> Array:
-        """Q, (d, r)."""
-        return self.skeleton.basis
+    def parts(self) -> list[SegmentAnswers]:
+        """All of them."""
+        return [part for part in (self.columns, self.rest, self.beside) if part is not None]
 
-    def coordinates(self, found: ScoreVectors) -> ScoreVectors:
-        """Return Qᵀu for the vectors u that the span came from."""
-        return ScoreVectors(found.beta, found.vectors @ self.basis, found.errors)
+    @property
+    def basis(self) -> Array | None:
+        """Q (d, r), an orthonormal basis of the range of [W w]; None where that may be R^d."""
+        return None if self.rest is None else self.rest.aimed.offsets.basis
 
-    def tilted(self, found: ScoreVectors) -> ScoreVectors:
-        """Add to the errors of vectors k, read within the span, what the span is off by."""
-        dependence = self.skeleton.in_columns(self.columns, found.vectors.T)
-        off = self.error * np.linalg.norm(dependence, axis=0)
-        return ScoreVectors(found.beta, found.vectors, found.errors + off)
+    def solved(self) -> tuple[Array, Array, Array]:
+        """Return C (d, r) in the span that was read, QᵀC = 1, and QᵀW (r, d), Qᵀw (r,)."""
+        beta, k, Q = self.columns.aimed.beta, self.columns.vectors(), self.basis
+        C = np.eye(k.shape[1])
+        if self.rest is not None and Q is not None:
+            within = k @ Q
+            C = Q + np.linalg.solve(within, k - within @ Q.T).T
+            beta, k = (
+                np.append(beta, self.rest.aimed.beta),
+                np.vstack([within, self.rest.vectors()]),
+            )
+        beside = None
+        if self.beside is not None:
+            beside = float(self.beside.aimed.beta[0]), self.beside.vectors()[0]
+        columns, w = without_bias(beta, k, beside)
+        return C, self.T.solve(columns.T).T, w
+
+    def recovered(self) -> RecoveredAttention:
+        """Solve for W and w, and bound their errors."""
+        network = self.columns.learned.network
+        C, within, w = self.solved()
+        Q = self.basis
+        if Q is None:
+            model = Transformer(within, network, w)
+        else:
+            model = Transformer.from_factors(Q.T, within, network, Q @ w)
+        moved = np.full(2, np.inf)
+        if np.isfinite(self.columns.learned.constant + self.columns.learned.slope):
+            drawn = self.drawn(max(DRAWN, -(-ENTRIES // within.size)))
+            try:
+                off = [
+                    (D @ V - C @ within, D @ u - C @ w) for D, V, u in (x.solved() for x in drawn)
+                ]
+                moved = np.max([[np.linalg.norm(W), np.linalg.norm(w)] for W, w in off], axis=0)
+            except (NotIdentifiable, ModelMismatch):  # errors may saturate a logit
+                pass
+        rounded = ROUNDOFFS * UNIT * np.array([np.linalg.norm(within), np.linalg.norm(w)])
+        W_error, w_error = SAFETY * moved + rounded
+        return RecoveredAttention(model, float(W_error), float(w_error) if self.beside else 0.0)
+
+    def drawn(self, draws: int) -> Iterator[AttentionReadings]:
+        """Draw what the same answers would say, off by other errors, of another network.
+
+        Neurons are moved at random, each by a share of its size, such that networks miss g where
+        single tokens were asked by as much as the learned one does.
+        """
+        rng, learned = np.random.default_rng(0), self.columns.learned
+        alone = [part.alone() for part in self.parts]
+        x, missed = (np.concatenate(each) for each in zip(*alone, strict=True))
+        typical = learned.typical_share(x, missed, sum(len(part.aimed.x) for part in self.parts))
+        for n in range(draws):
+            moved = learned.moved(x, typical, rng, biases=n % 2 == 1)
+            columns, *others = (
+                part and part.drawn(moved, rng) for part in (self.columns, self.rest, self.beside)
+            )
+            assert columns is not None
+            yield AttentionReadings(self.T, columns, *others)
 
 
-def without_bias(
-    found: ScoreVectors, beside: ScoreVectors | None
-) -> tuple[Array, Array, Array, float]:
-    """Return QᵀW b_j (k, r) with errors (k,), and Qᵀw with its error, from k_j = Qᵀ(W x_j + w).
+def without_bias(beta: Array, k: Array, beside: tuple[float, Array] | None) -> tuple[Array, Array]:
+    """Return QᵀW b_j (n, r), and Qᵀw (r,), from k_j = Qᵀ(W x_j + w) at x_j = β_j b_j.
 
-    ``beside`` is read at x_0 = γ b_1: two vectors on one line give W b_1 by their difference, and
-    w by going on to 0. Without it w is 0.
+    ``beside`` are γ and Qᵀ(W x_0 + w) at x_0 = γ b_1: two vectors on one line give W b_1 by their
+    difference, and w by going on to 0. Without it w is 0.
     """
-    beta, k, error = found.beta, found.vectors, found.errors
     if beside is None:
-        return k / beta[:, None], error / np.abs(beta), np.zeros(k.shape[1]), 0.0
-    gamma = float(beside.beta[0])
-    w, w_error = beside.vectors[0], float(beside.errors[0])
+        return k / beta[:, None], np.zeros(k.shape[1])
+    gamma, w = beside
     first = (k[0] - w) / (beta[0] - gamma)
-    first_error = (error[0] + w_error) / abs(beta[0] - gamma)
-    if gamma:
-        w, w_error = w - gamma * first, float(w_error + abs(gamma) * first_error)
-    columns, off = (k - w) / beta[:, None], (error + w_error) / np.abs(beta)
-    columns[0], off[0] = first, first_error
-    return columns, off, w, w_error
+    w = w - gamma * first
+    columns = (k - w) / beta[:, None]
+    columns[0] = first
+    return columns, w
+
+
+# -- At which lengths of tokens and offsets logits through a network are moderate.
+#
+# A logit αa·(W βb + w) grows as αβ, and its part from w as α alone. A few pilots of two query
+# tokens find lengths β and α at which the logits' part from W is near 1: far below, answers hardly
+# depend on it; far above, softmax saturates. How large w is, is guessed before from two offsets of
+# the token 0.
+
+
+# Query tokens that are asked. One alone may be nearly in W's kernel; more cost queries.
+SCALED_TOKENS = 2
+# Rounds at most. Each makes saturated logits 64 times as small, or invisible ones a million times
+# as large: 16 reach down to 1e-28, where hyperplanes are 1e10 away and tokens start out as long
+# (seven, to 1e-13, refused one in 15 of those), and up to the longest tokens.
+SCALE_ROUNDS = 16
+# Rounds of `recover_attention` at most: guess of w, scale, columns, rows, and beside.
+MOST_ATTENTION_ROUNDS = 5 * max(SCALE_ROUNDS, MOST_ROUNDS)
+# Root mean square of the logits at which the search ends. Wider: other tokens' scales have to be
+# changed one by one.
+GOOD = (0.1, 1.0)
+# Where the logits' root mean square is brought to: few are then above 6 or below 0.05.
+WANTED = 0.5
+# A smaller root mean square may be rounding alone: only the largest step is taken then.
+UNSEEN = 1e-6
+# Factor on tokens and offsets at most, in one round.
+LARGEST_STEP = 1e3
+# Factor on tokens and offsets where half of the pilots or more are saturated.
+SATURATED_TOKENS = 1 / 8
+# Offsets stay so many times as long as the network's error at the token 0 needs; tokens are
+# shortened instead, whose lengths no answer depends on but by the logit.
+READABLE = 10.0
+# Tokens of so many lengths of the network are near 0; at 0 itself neurons may bend.
+NEAR = 1e-6
+# Longest tokens, in lengths of the network: its biases are 1e-6 of an answer out there.
+LONGEST = 1e6
+
+
+def guess_bias(reader: NetworkReader) -> Generator[Round, Answers, Array]:
+    """Guess how large w is from two offsets of the token 0: a vector of its typical entry.
+
+    Only its norm matters to `find_token_lengths`. 0 where the network is flat around 0, or where
+    all offsets tried saturate.
+    """
+    learned = reader.learned
+    dim, reach = learned.dim, np.array([learned.length])
+    at_zero = TokenLines(np.zeros((1, dim)), np.ones(1), reach)
+    aimed = aim_from(learned, at_zero, None)
+    for _ in range(SCALE_ROUNDS):
+        if not aimed.usable:
+            break
+        answers = reader.answers(aimed, "w, scale")
+        yield from answers.ask(answers.pilots, "pilot")
+        t = answers.logits(answers.pilots).value
+        if np.all(np.isfinite(t)):
+            size = float(np.sqrt(np.mean((t / aimed.alpha[answers.pilots]) ** 2)))
+            return np.full(dim, size)
+        aimed = replace(aimed, alpha=SATURATED_TOKENS * aimed.alpha)
+    return np.zeros(dim)
+
+
+def find_token_lengths(
+    reader: NetworkReader, B: Array, bias: Array
+) -> Generator[Round, Answers, tuple[float, float]]:
+    """Find lengths of tokens and of offsets for which logits are moderate.
+
+    Parameters
+    ----------
+    reader : NetworkReader
+        Reads the logits.
+    B : ndarray (k, d)
+        Unit vectors of the query tokens that are asked.
+    bias : ndarray (d,)
+        w as far as it is known: its part of a logit does not grow with the token, so offsets are
+        no longer than it allows.
+    """
+    length = reader.learned.length
+    beta = reach = length
+    biased = float(np.linalg.norm(bias))
+    longest = np.sqrt(reader.learned.dim) / biased if biased else np.inf
+    shortest = min(reach, _readable(reader, B))
+    for _ in range(SCALE_ROUNDS):
+        reach = min(reach, longest)
+        size = yield from _logit_size(reader, TokenLines.alike(B, beta, reach), bias)
+        if GOOD[0] <= size <= GOOD[1]:
+            break
+        factor = _scale_factor(size)
+        if factor > 1 and beta * np.sqrt(factor) > LONGEST * length:
+            break
+        wanted = beta * reach * factor
+        reach = min(max(float(np.sqrt(wanted)), shortest), longest)
+        beta = wanted / reach
+    return beta, reach
+
+
+def _readable(reader: NetworkReader, B: Array) -> float:
+    """Return how long offsets of short tokens must be to show in answers; 0 where none would."""
+    learned = reader.learned
+    near = NEAR * learned.length * B
+    slope = float(np.linalg.norm(learned.gradients(near), axis=1).max())
+    least = float(learned.difference_error(near, near).max()) / ERROR_SHARE
+    needed = READABLE * least / slope if slope else np.inf
+    # flat but for rounding
+    return needed if needed <= learned.length else 0.0
+
+
+def _logit_size(
+    reader: NetworkReader, lines: TokenLines, bias: Array
+) -> Generator[Round, Answers, float]:
+    """Ask pilots; return the root mean square of the logits' part from W, inf where saturated."""
+    aimed = reader.aim(lines, None)
+    answers = reader.answers(aimed, "scale")
+    rows = answers.pilots
+    yield from answers.ask(rows, "pilot")
+    t = answers.logits(rows).value
+    t = t - aimed.alpha[rows] * (aimed.offsets[rows] @ bias)
+    seen = np.abs(t[np.isfinite(t)])
+    return float(np.sqrt(np.mean(seen**2))) if len(seen) > len(t) // 2 else np.inf
+
+
+def _scale_factor(size: float) -> float:
+    """Return what logits of a root mean square should be multiplied by."""
+    if not np.isfinite(size):
+        return SATURATED_TOKENS**2
+    if size <= UNSEEN:
+        return LARGEST_STEP**2
+    return min(WANTED / size, LARGEST_STEP**2)

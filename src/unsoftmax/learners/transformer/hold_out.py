@@ -25,8 +25,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from unsoftmax.learners.transformer.learned_network import LearnedNetwork, network_gradients
 from unsoftmax.measure.precision import KAPPA, UNIT, Precision
-from unsoftmax.measure.through_network.learned_network import LearnedNetwork, network_gradients
 from unsoftmax.models import MultiHeadTransformer, Transformer
 from unsoftmax.probes import Array, Round, Sequences
 from unsoftmax.protocol import Answers
@@ -116,23 +116,19 @@ def open_hold_out(
     return TransformerHoldOut(opening, answers, repeated, left, queries)
 
 
-@dataclass(frozen=True, slots=True)
-class TransformerEvidenceTuning:
-    """How far fresh answers may be off."""
-
-    most_of_spread: float = 1e-6
-    """Certificates are loose. Where answers are exact, no residual may be larger than this share of
-    what attention may move, max‖x_i − x_N‖·‖∇g‖, … (recoveries leave 1e-8 of it, or less; as many
-    times more where scores are left open by more than MOST_MOVED: with W = 0 tokens may be so
-    long that W is not known to 1e-6 of a logit)"""
-    most_of_open: float = 2e-3
-    """… or, where that is more, than this share of what scores are left open by, up to
-    MOST_MOVED unless W is 0 within its bound. That is a share of the certificate, which is
-    loose. (Of 470 recoveries of wide families two leave 1.3e-3 of it, with W = 0 and 1e-6
-    beside a query bias: 1e-3 would refuse them.) …"""
-    most_of_size: float = 1e-8
-    """… plus this share of the answer's natural size, max‖x_i‖·‖∇g‖ + ``|g(0)|`` (recoveries of
-    one head leave 3e-9 of it, or less)."""
+# Certificates are loose. Where answers are exact, no residual may be larger than this share of what
+# attention may move, max‖x_i − x_N‖·‖∇g‖, … (recoveries leave 1e-8 of it, or less; as many times
+# more where scores are left open by more than MOST_MOVED: with W = 0 tokens may be so long that W
+# is not known to 1e-6 of a logit)
+MOST_OF_SPREAD = 1e-6
+# … or, where that is more, than this share of what scores are left open by, up to MOST_MOVED unless
+# W is 0 within its bound. That is a share of the certificate, which is loose. (Of 470 recoveries of
+# wide families two leave 1.3e-3 of it, with W = 0 and 1e-6 beside a query bias: 1e-3 would refuse
+# them.) …
+MOST_OF_OPEN = 2e-3
+# … plus this share of the answer's natural size, max‖x_i‖·‖∇g‖ + |g(0)| (recoveries of one head
+# leave 3e-9 of it, or less).
+MOST_OF_SIZE = 1e-8
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,13 +146,16 @@ class HeadsBeforeNetwork:
     errors : mapping
         Bounds on "constant" and "slope" of the network on all pooled tokens, and on "W" and "w"
         of every head.
+    most_of_open, most_of_size : float
+        See `MOST_OF_OPEN` and `MOST_OF_SIZE`.
     """
 
     layer: MultiHeadTransformer
     views: tuple[Transformer, ...]
     learned: LearnedNetwork
     errors: Mapping[str, float]
-    tuning: TransformerEvidenceTuning
+    most_of_open: float = MOST_OF_OPEN
+    most_of_size: float = MOST_OF_SIZE
 
     @classmethod
     def of(
@@ -164,14 +163,14 @@ class HeadsBeforeNetwork:
         model: Transformer | MultiHeadTransformer,
         learned: LearnedNetwork,
         errors: Mapping[str, float],
-        tuning: TransformerEvidenceTuning,
+        **most: float,
     ) -> HeadsBeforeNetwork:
         """Take a model with its network and its bounds."""
         if isinstance(model, Transformer):
-            return cls(MultiHeadTransformer.of(model), (model,), learned, errors, tuning)
+            return cls(MultiHeadTransformer.of(model), (model,), learned, errors, **most)
         network = model.on_single_tokens
         views = tuple(Transformer(W, network, w) for W, w in zip(model.W, model.w, strict=True))
-        return cls(model, views, learned, errors, tuning)
+        return cls(model, views, learned, errors, **most)
 
     @property
     def bounded(self) -> bool:
@@ -234,7 +233,7 @@ class HeadsBeforeNetwork:
 
     def _compared(self, at: LayerAt, steepest: float) -> Residuals:
         """Compare answers to sequences of one length; ``steepest`` is the largest ‖∇ĝ‖ of all."""
-        X, H, layer, errors, tuning = at.X, self.layer.H, self.layer, self.errors, self.tuning
+        X, H, layer, errors = at.X, self.layer.H, self.layer, self.errors
         exact = self.learned.precision == Precision()
         bound = [np.full((1, H), min(errors[name], UNBOUNDED)) for name in "Ww"]
         # softmax ignores what all scores share, the query token's
@@ -262,9 +261,9 @@ class HeadsBeforeNetwork:
         left_open = most_moved / MOST_MOVED
         # W = 0 may be asked at any length
         known = 1.0 if errors["W"] < layer.parameter_norm("W") else np.inf
-        share = tuning.most_of_open * MOST_MOVED * np.minimum(left_open, known)
-        share = np.maximum(tuning.most_of_spread * np.maximum(left_open, 1.0), share)
-        most = share * spread * steepest / size + tuning.most_of_size
+        share = self.most_of_open * MOST_MOVED * np.minimum(left_open, known)
+        share = np.maximum(MOST_OF_SPREAD * np.maximum(left_open, 1.0), share)
+        most = share * spread * steepest / size + self.most_of_size
         return Residuals.of(
             at.y - layer(X),
             own=own,

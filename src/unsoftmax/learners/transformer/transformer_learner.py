@@ -32,11 +32,10 @@ from unsoftmax.learners.settings import Configured, as_json, flag, one_of, whole
 from unsoftmax.learners.single_head.exact import ExactHead
 from unsoftmax.learners.single_head.low_rank import LowRankHead
 from unsoftmax.learners.transformer.attention_recovery import (
+    MOST_ATTENTION_ROUNDS,
     AssumedAttention,
-    LocalAttentionTuning,
     RecoveredAttention,
     most_queries,
-    most_rounds,
     recover_attention,
 )
 from unsoftmax.learners.transformer.hold_out import (
@@ -44,16 +43,17 @@ from unsoftmax.learners.transformer.hold_out import (
     OPENING_PART,
     TOKENS,
     HeadsBeforeNetwork,
-    TransformerEvidenceTuning,
     TransformerHoldOut,
     open_hold_out,
 )
+from unsoftmax.learners.transformer.learned_network import LearnedNetwork
+from unsoftmax.learners.transformer.network_reader import SPARE
 from unsoftmax.measure.precision import KAPPA, Precision, why
-from unsoftmax.measure.through_network.learned_network import LearnedNetwork
 from unsoftmax.models import ReluNetwork, SingleHead, Transformer, canonical
 from unsoftmax.models.model import FrozenModel
 from unsoftmax.probes import FARTHEST, Array, Round
 from unsoftmax.protocol import Answers, Certificate, Found, Learner, Plan, Steps
+from unsoftmax.validate.drawn_models import SAFETY
 from unsoftmax.validate.judge import Judgement
 
 Head: TypeAlias = ExactHead | LowRankHead
@@ -67,8 +67,9 @@ CANCELLED = 1e-9
 class TransformerTuning:
     """How a Transformer is learned, beside its network and its single head."""
 
-    local: LocalAttentionTuning = field(default=LocalAttentionTuning())
-    """How the attention is read through the network."""
+    spare: int = SPARE
+    """Beside one query per logit every so many-th is spent on what is asked again, and on anchors:
+    on g where the pooled token of a logit lies that leaves most of W open."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,9 +161,7 @@ class TransformerLearner(Configured):
         if isinstance(self.head, ExactHead) and self.head.probes != "balanced":
             raise ValueError('attention="local" has probes of its own: leave probes out.')
         if "tuning" in self._head.settings():
-            raise ValueError(
-                'attention="local" has knobs of its own, tuning.local: leave the head\'s out.'
-            )
+            raise ValueError('attention="local" has its own tuning: leave the head\'s out.')
         if isinstance(self.head, LowRankHead) and self.head.tolerance is not None:
             raise ValueError('attention="local" takes no tolerance: leave it out.')
         if isinstance(self.head, LowRankHead) and self.head.rank is None:
@@ -207,8 +206,8 @@ class TransformerLearner(Configured):
             head = self._head.plan()
             asked, rounds, formula = 2 * head.at_most, head.rounds, f"2·({head.formula})"
         else:
-            asked = most_queries(self._assumed, bool(self.anchored), self.tuning.local.reading)
-            rounds, formula = most_rounds(self.tuning.local.reading), self._formula
+            asked = most_queries(self._assumed, bool(self.anchored), self.tuning.spare)
+            rounds, formula = MOST_ATTENTION_ROUNDS, self._formula
         return Plan(
             queries=None,
             at_most=first.at_most + asked,
@@ -236,14 +235,15 @@ class TransformerLearner(Configured):
         learned = learned_network(found, held.precision(), held.answers)
         if self.attention == "local":
             attention = yield from recover_attention(
-                learned, self._assumed, bool(self.anchored), rng, self.tuning.local.reading
+                learned, self._assumed, bool(self.anchored), rng, self.tuning.spare
             )
         else:
             pairs = held.left // 4  # half of what is left checks the head, two queries each
             held = replace(held, left=held.left - 2 * pairs)
             head = self._head.steps(pairs)
             attention = yield from recover_antisymmetric(learned, head)
-        parts = TransformerParts(attention, learned, found, self._assumed)
+        local = self.attention == "local"
+        parts = TransformerParts(attention, learned, found, self._assumed, local)
         return (yield from conclude_transformer(parts, held, rng))
 
 
@@ -261,12 +261,15 @@ class TransformerParts:
         What the network's learner returned.
     assumed : AssumedAttention
         What W and w were taken to be.
+    local : bool
+        Whether they were read through the network.
     """
 
     attention: RecoveredAttention
     learned: LearnedNetwork
     network: Found[ReluNetwork]
     assumed: AssumedAttention
+    local: bool = True
 
     @property
     def errors(self) -> dict[str, float]:
@@ -292,13 +295,17 @@ class TransformerParts:
                 "No bound on W: the network's certificate does not bound its function by constant "
                 "+ slope·‖x‖."
             )
+        elif self.local:
+            given.append(
+                f"The bounds on W and w are {SAFETY:.0f} times what they move by when the same "
+                "answers are read with drawn errors, through networks that differ from the learned "
+                "one by as much as single tokens show it to be off."
+            )
         return (*self.network.certificate.assumes, *given, *learned.precision.why, looked)
 
 
 def conclude_transformer(
-    parts: TransformerParts,
-    held: TransformerHoldOut,
-    rng: np.random.Generator,
+    parts: TransformerParts, held: TransformerHoldOut, rng: np.random.Generator
 ) -> Steps[Transformer]:
     """Ask the closing hold-out and return what was found.
 
@@ -310,7 +317,7 @@ def conclude_transformer(
         The answers are too coarse to say anything of W.
     """
     model, errors = parts.attention.model, parts.errors
-    found = HeadsBeforeNetwork.of(model, parts.learned, errors, TransformerEvidenceTuning())
+    found = HeadsBeforeNetwork.of(model, parts.learned, errors)
     judgement, looked = yield from found.judged(held, rng)
     if judgement.refuses:
         raise _refusal(found, judgement)

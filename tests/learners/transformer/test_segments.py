@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import unsoftmax as us
-from unsoftmax.measure.through_network.segments import SegmentPieces
+from unsoftmax.learners.transformer.learned_network import SegmentPieces
 
-SHARE = 0.01
 NOTHING = np.zeros(1)
 
 
@@ -59,7 +58,7 @@ def test_the_inverse_of_monotone_segments(seed, d, m, spread, sigma, turn):
     network, a, b = increasing(seed, d, m, 3, spread)
     network = us.ReluNetwork(network.A, turn * network.w_o, network.b, turn * network.c)
     pieces = SegmentPieces.of(network, a, b)
-    steep = pieces.steepness(np.zeros(3), SHARE)
+    steep = pieces.steepness(np.zeros(3))
     assert np.all(steep > 0)
     found, slope = pieces.invert(network(b + sigma * a))
     size = np.abs(pieces.values).max(axis=1)
@@ -74,7 +73,7 @@ def test_several_pieces_by_hand():
     assert np.allclose(pieces.slopes[0, :3], [1.0, 3.0, 2.0])
     for y, sigma in ((0.125, 0.125), (0.25, 0.25), (0.7, 0.4), (1.0, 0.5), (1.6, 0.8)):
         assert np.isclose(pieces.invert(np.array([y]))[0][0], sigma)
-    assert np.isclose(pieces.steepness(NOTHING, SHARE)[0], 1 / 2.0)
+    assert np.isclose(pieces.steepness(NOTHING)[0], 1 / 2.0)
 
 
 def test_beyond_the_ends_the_last_slope_goes_on():
@@ -94,7 +93,7 @@ def test_beyond_the_ends_the_last_slope_goes_on():
     ],
 )
 def test_steepness(kinks, steepness):
-    assert np.isclose(along(bent(*kinks)).steepness(NOTHING, SHARE)[0], steepness, rtol=1e-12)
+    assert np.isclose(along(bent(*kinks)).steepness(NOTHING)[0], steepness, rtol=1e-12)
 
 
 def test_a_neuron_that_turns_on_where_the_segment_begins():
@@ -105,16 +104,16 @@ def test_a_neuron_that_turns_on_where_the_segment_begins():
 
 def test_a_constant_network_has_no_steep_segment():
     network = us.ReluNetwork(np.zeros((1, 0)), [], None, 3.0)
-    assert along(network).steepness(NOTHING, SHARE)[0] == 0
+    assert along(network).steepness(NOTHING)[0] == 0
 
 
 def test_short_pieces_are_left_out_where_the_error_hides_them():
     """A flat piece of 1e-6: it stops the inverse, unless g's error is larger than it anyway."""
     pieces = along(bent((0.5, -1.0), (0.5 + 1e-6, 1.0)))
-    assert np.isclose(pieces.steepness(NOTHING, SHARE)[0], 0.0, atol=1e-12)
+    assert np.isclose(pieces.steepness(NOTHING)[0], 0.0, atol=1e-12)
     assert pieces.left_out(NOTHING)[0][0] == 0
     hidden = np.array([1e-5])
-    assert np.isclose(pieces.steepness(hidden, SHARE)[0], 1.0, rtol=1e-5)
+    assert np.isclose(pieces.steepness(hidden)[0], 1.0, rtol=1e-5)
     length, change = pieces.left_out(hidden)
     assert np.isclose(length[0], 1e-6)
     assert change[0] <= 1e-15
@@ -122,6 +121,5 @@ def test_short_pieces_are_left_out_where_the_error_hides_them():
 
 def test_a_rise_that_is_mostly_error_tells_nothing():
     pieces = along(bent())
-    assert pieces.steepness(np.array([0.0099]), SHARE)[0] == 1
-    assert pieces.steepness(np.array([0.0101]), SHARE)[0] == 0
-    assert pieces.steepness(np.array([0.0101]), 0.1)[0] == 1
+    assert pieces.steepness(np.array([0.0099]))[0] == 1
+    assert pieces.steepness(np.array([0.0101]))[0] == 0

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
 import unsoftmax as us
 from tests.by_hand import driven
-from tests.measure.through_network.synthetic import exact
+from tests.learners.transformer.synthetic import exact
 from tests.networks import KINDS, network
+from unsoftmax.learners.transformer import learned_network
+from unsoftmax.learners.transformer.aimed_segments import TokenLines
+from unsoftmax.learners.transformer.learned_network import LearnedNetwork
+from unsoftmax.learners.transformer.network_reader import (
+    LARGEST,
+    SPARE,
+    NetworkReader,
+    PooledTokens,
+    most_again,
+)
 from unsoftmax.measure.precision import Precision
-from unsoftmax.measure.through_network.aim import TokenLines
-from unsoftmax.measure.through_network.learned_network import LearnedNetwork
-from unsoftmax.measure.through_network.network_reader import NetworkReader
-from unsoftmax.measure.through_network.segment_answers import PooledTokens, ThroughNetworkTuning
-
-TUNING = ThroughNetworkTuning()
 
 
 def target(kind, d, m, seed, size=1.0, w=0.0):
@@ -33,10 +35,17 @@ def lines(d, k, beta=1.0, reach=1.0):
 
 
 def read(oracle, reader, tokens, basis=None):
-    """Return the answers, what they say of Qᵀu with its errors, and the queries."""
+    """Return the answers, what they say of Qᵀu, and the queries."""
     d = tokens.b.shape[1]
     answers, queries = driven(reader.read(tokens, basis, np.zeros(d), "W"), oracle)
-    return answers, *answers.vectors(), queries
+    return answers, answers.vectors(), queries
+
+
+def within_bounds(answers, model):
+    """Tell whether all logits are as far off as their bounds say at most."""
+    aimed, read = answers.aimed, answers.logits(answers.every)
+    x, a = aimed.vectors(answers.every)
+    return np.all(np.abs(read.value - np.sum(a * model.scores_of(x), axis=1)) <= read.error)
 
 
 @pytest.mark.parametrize("anchored", [False, True])
@@ -46,13 +55,13 @@ def test_vectors_are_read_within_their_bounds(kind, anchored, trials):
         d, k = 6, 4
         model = target(kind, d, 12, seed, w=0.3)
         reader = NetworkReader(exact(model.network), anchored)
-        answers, found, error, queries = read(model, reader, lines(d, k))
+        answers, found, queries = read(model, reader, lines(d, k))
         truth = model.scores_of(answers.aimed.x)
-        assert np.all(np.linalg.norm(found - truth, axis=1) <= error)
-        assert error.max() <= 1e-9 * np.linalg.norm(truth)
+        assert within_bounds(answers, model)
+        assert np.linalg.norm(found - truth) <= 1e-9 * np.linalg.norm(truth)
         logits = k * d
-        again = TUNING.most_again(logits)
-        once = 2 * logits if anchored else logits + max(k, logits // TUNING.spare)
+        again = most_again(logits)
+        once = 2 * logits if anchored else logits + max(k, logits // SPARE)
         assert once <= queries <= once + again
 
 
@@ -62,9 +71,9 @@ def test_errors_of_answers_come_out_in_proportion(absolute, reached):
     reader = NetworkReader(exact(model.network, absolute))
     noise = np.random.default_rng(0)
     off = lambda X: model(X) + absolute * noise.uniform(-1, 1, len(X))  # noqa: E731
-    answers, found, error, _ = read(off, reader, lines(5, 5))
+    answers, found, _ = read(off, reader, lines(5, 5))
     missed = np.linalg.norm(found - model.scores_of(answers.aimed.x), axis=1)
-    assert np.all(missed <= error)
+    assert within_bounds(answers, model)
     assert missed.max() <= reached
 
 
@@ -72,13 +81,13 @@ def test_errors_of_answers_come_out_in_proportion(absolute, reached):
 def test_tokens_are_rescaled_until_logits_are_moderate(size):
     model = target("random", 5, 8, 1, size)
     reader = NetworkReader(exact(model.network), anchored=True)
-    answers, found, error, _ = read(model, reader, lines(5, 5))
+    answers, found, _ = read(model, reader, lines(5, 5))
     truth = model.scores_of(answers.aimed.x)
-    assert np.all(np.linalg.norm(found - truth, axis=1) <= error)
+    assert within_bounds(answers, model)
     assert np.linalg.norm(found - truth) <= 1e-10 * np.linalg.norm(truth)
     largest = np.abs(answers.logits(answers.every).value).max()
-    assert 1e-3 < largest <= TUNING.largest
-    assert answers.again <= TUNING.most_again(25) + 25
+    assert 1e-3 < largest <= LARGEST
+    assert answers.again <= most_again(25) + 25
 
 
 def test_within_a_basis_a_token_costs_as_many_queries_as_it_has_columns():
@@ -87,10 +96,9 @@ def test_within_a_basis_a_token_costs_as_many_queries_as_it_has_columns():
     Q = np.linalg.qr(rng.standard_normal((d, r)))[0]
     model = us.Transformer(Q @ rng.standard_normal((r, d)), network("random", d, 9, 0))
     reader = NetworkReader(exact(model.network), anchored=True)
-    answers, found, error, queries = read(model, reader, lines(d, 3), Q)
+    answers, found, queries = read(model, reader, lines(d, 3), Q)
     assert found.shape == (3, r)
-    truth = model.scores_of(answers.aimed.x) @ Q
-    assert np.all(np.linalg.norm(found - truth, axis=1) <= error)
+    assert within_bounds(answers, model)
     assert queries <= 2 * 3 * r + answers.again
 
 
@@ -102,9 +110,9 @@ def test_anchors_remove_the_error_of_the_network():
     learned = LearnedNetwork(wrong, 1e-16, slope, Precision())
     missed = []
     for anchored in (False, True):
-        answers, found, error, _ = read(model, NetworkReader(learned, anchored), lines(5, 5))
+        answers, found, _ = read(model, NetworkReader(learned, anchored), lines(5, 5))
         off = np.linalg.norm(found - model.scores_of(answers.aimed.x), axis=1)
-        assert np.all(off <= error)
+        assert within_bounds(answers, model)
         missed.append(off.max())
     assert missed[1] < 1e-3 * missed[0]
 
@@ -138,18 +146,16 @@ def test_knobs_change_what_is_asked():
     model = target("random", 6, 9, 3)
     learned = exact(model.network)
     plain = read(model, NetworkReader(learned), lines(6, 6))[-1]
-    frugal = replace(TUNING, spare=10**6)
-    few = read(model, NetworkReader(learned, tuning=frugal), lines(6, 6))[-1]
+    few = read(model, NetworkReader(learned, spare=10**6), lines(6, 6))[-1]
     assert few == 36 + 6 <= plain
 
 
-def test_memory_bounds_change_nothing():
+def test_memory_bounds_change_nothing(monkeypatch):
     model = target("random", 6, 9, 4)
-    learned = exact(model.network)
-    small = replace(TUNING, aim=replace(TUNING.aim, numbers_at_once=50))
-    found = [
-        read(model, NetworkReader(learned, True, tuning), lines(6, 6)) for tuning in (TUNING, small)
-    ]
+    found = []
+    for numbers in (learned_network.NUMBERS_AT_ONCE, 50):
+        monkeypatch.setattr(learned_network, "NUMBERS_AT_ONCE", numbers)
+        found.append(read(model, NetworkReader(exact(model.network), True), lines(6, 6)))
     assert found[0][-1] == found[1][-1]
     assert np.allclose(found[0][1], found[1][1], rtol=1e-12, atol=1e-13)
 

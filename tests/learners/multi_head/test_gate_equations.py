@@ -6,9 +6,12 @@ import numpy as np
 import pytest
 from scipy.special import expit
 
-from unsoftmax.solve.gate_equations import GateEquations, NewtonTuning, newton, solve_gates
-
-TUNING = NewtonTuning()
+from unsoftmax.learners.multi_head import newton_correction
+from unsoftmax.learners.multi_head.newton_correction import (
+    GateEquations,
+    newton,
+    solve_gates,
+)
 
 
 def drawn(heads, dim, checks=4, apart=None, noise=1e-15, seed=0):
@@ -27,7 +30,7 @@ def drawn(heads, dim, checks=4, apart=None, noise=1e-15, seed=0):
 def test_an_estimate_becomes_exact(heads, dim, trials):
     for seed in range(trials(1, 30)):
         equations, u, rng = drawn(heads, dim, seed=seed)
-        found = solve_gates(equations, u + 1e-5 * rng.standard_normal(u.shape), TUNING)
+        found = solve_gates(equations, u + 1e-5 * rng.standard_normal(u.shape))
         assert found is not None
         missed = np.linalg.norm(found[0] - u, axis=1)
         assert np.all(missed < 20 * found[1] + 1e-13)
@@ -38,7 +41,7 @@ def test_errors_are_those_of_the_noise(noise, trials):
     ratios = []
     for seed in range(trials(3, 100)):
         equations, u, rng = drawn(3, 5, noise=noise, seed=seed)
-        found = solve_gates(equations, u + 1e-6 * rng.standard_normal(u.shape), TUNING)
+        found = solve_gates(equations, u + 1e-6 * rng.standard_normal(u.shape))
         if found is not None:
             ratios.append(np.linalg.norm(found[0] - u, axis=1) / found[1])
     assert 0.2 < np.median(ratios) < 2
@@ -59,7 +62,7 @@ def test_close_heads_are_solved_from_either_side():
         equations, u, rng = drawn(2, 4, apart=1e-2, seed=seed)
         for sign in (1.0, -1.0):
             start = u + sign * 3e-3 * (u[1] - u[0]) + 1e-7 * rng.standard_normal(u.shape)
-            found = solve_gates(equations, start, TUNING)
+            found = solve_gates(equations, start)
             if found is None:
                 continue
             missed = np.linalg.norm(found[0] - u, axis=1)
@@ -72,7 +75,7 @@ def test_exchanged_close_heads_are_seen_through():
     """From the mean of two heads Newton may go to either root; the checks tell."""
     equations, u, _ = drawn(2, 4, apart=1e-3)
     mirrored = u + np.array([[0.9], [-0.9]]) * (u[1] - u[0])
-    found = solve_gates(equations, mirrored, TUNING)
+    found = solve_gates(equations, mirrored)
     assert found is None or np.all(np.linalg.norm(found[0] - u, axis=1) < 20 * found[1] + 1e-6)
 
 
@@ -80,13 +83,14 @@ def test_singular_equations_give_nothing():
     equations, u, _ = drawn(2, 3)
     a = np.repeat(equations.a[:1], 10, axis=0)
     same = GateEquations(equations.v, a, equations.y, equations.noise)
-    assert newton(same, u, TUNING) is None
-    assert solve_gates(same, u, TUNING) is None
+    assert newton(same, u) is None
+    assert solve_gates(same, u) is None
     equal, u, _ = drawn(2, 3, apart=1e-13)
-    assert solve_gates(equal, u, TUNING) is None
+    assert solve_gates(equal, u) is None
 
 
-def test_a_start_that_is_too_far_gives_nothing():
+def test_a_start_that_is_too_far_gives_nothing(monkeypatch):
     equations, u, _ = drawn(2, 3)
-    assert solve_gates(equations, 50 * u, TUNING) is None
-    assert newton(equations, u + 1e-3, NewtonTuning(steps=1)) is None
+    assert solve_gates(equations, 50 * u) is None
+    monkeypatch.setattr(newton_correction, "STEPS", 1)
+    assert newton(equations, u + 1e-3) is None

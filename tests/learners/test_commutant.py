@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from unsoftmax.solve.commutant import Commutant, common_blocks
+from unsoftmax.learners.orthogonal_heads.subspace_search import Commutant, common_blocks
 
 DRAWS = 32
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 import pytest
 
-from unsoftmax.solve.invariant_subspaces import AlignmentTuning, aligned
+from unsoftmax.learners.orthogonal_heads import subspace_search
+from unsoftmax.learners.orthogonal_heads.subspace_search import aligned
 
 
 def drawn(sizes, count=4, seed=0, noise=0.0, scales=None):
@@ -130,9 +130,10 @@ def test_empty_subspaces_and_one_alone():
     assert alone.errors.tolist() == [[0.0]]
 
 
-def test_equations_in_parts_are_equations_at_once():
+def test_equations_in_parts_are_equations_at_once(monkeypatch):
     A, _, near = drawn((3, 4), count=6, noise=1e-9)
     once = aligned(near, A, 1e-8)
-    parts = aligned(near, A, 1e-8, replace(AlignmentTuning(), rows=12))
+    monkeypatch.setattr(subspace_search, "ROWS_AT_ONCE", 12)
+    parts = aligned(near, A, 1e-8)
     np.testing.assert_allclose(parts.errors, once.errors, rtol=1e-9)
     np.testing.assert_allclose(np.hstack(parts.bases), np.hstack(once.bases), atol=1e-12)

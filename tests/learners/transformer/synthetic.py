@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 import unsoftmax as us
+from unsoftmax.learners.transformer.learned_network import AnsweredSegments, LearnedNetwork
 from unsoftmax.measure.precision import Precision
-from unsoftmax.measure.through_network.inversion import AnsweredSegments
-from unsoftmax.measure.through_network.learned_network import LearnedNetwork
 
 
 def exact(network, absolute=0.0):

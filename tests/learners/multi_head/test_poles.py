@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy.special import expit
 
-from unsoftmax.measure import poles
-from unsoftmax.measure.poles import read_poles
+from unsoftmax.learners.multi_head import pole_search
+from unsoftmax.learners.multi_head.pole_search import read_poles
 
 SHIFT = np.log(3.0)
 
@@ -84,7 +84,7 @@ def test_nothing_is_read_from_nothing():
 
 
 def test_poles_off_their_ray_are_none(monkeypatch):
-    monkeypatch.setattr(poles, "OFF_RAY", 1e-3)
+    monkeypatch.setattr(pole_search, "OFF_RAY", 1e-3)
     x, y, shift, noise = line([1.0, 2.0], [1.0, -0.5])
     assert len(read_poles(x, y, shift, noise)) == 2
     # answers without copies have their poles on the imaginary axis

@@ -14,41 +14,28 @@ from itertools import product
 
 import numpy as np
 
-from unsoftmax.measure.through_network.learned_network import LearnedNetwork
-from unsoftmax.measure.through_network.segments import SegmentPieces
-from unsoftmax.measure.through_network.tilted_offsets import TiltedOffsets
+from unsoftmax.learners.transformer.learned_network import LearnedNetwork, SegmentPieces
+from unsoftmax.measure.reflections import HouseholderFrames
 from unsoftmax.models import ReluNetwork
-from unsoftmax.probes import Array, Indices
+from unsoftmax.probes import Array, Design, Indices, LazyRows
 
-
-@dataclass(frozen=True, slots=True)
-class AimTuning:
-    """How segments are chosen, without a query."""
-
-    lengths: tuple[float, ...] = (*(2.0**-k for k in range(11)), 1e-4)
-    """Lengths of offsets that are tried, as shares of the longest one, from long to short. More
-    of them: more segments are steep, and choosing takes longer."""
-    tilts: tuple[float, ...] = (1.0, 2.0, 4.0)
-    """c of the offsets c·h + Q ε. Larger: steeper, and the triangular equations for W x + w are
-    worse conditioned, by about c√d."""
-    steep: float = 0.25
-    """Ratio of the smallest slope to the mean one at which a segment is taken at once: an answer's
-    error counts up to 1/steep times."""
-    flat: float = 0.02
-    """The same at which a segment is not used at all: an answer's error would count 50 times."""
-    other_lengths: tuple[float, ...] = (4.0, 0.25, *(4.0**k for k in range(2, 10)))
-    """Lengths of the tokens that are tried instead, as multiples of β, where ĝ is flat or turns:
-    a network that is constant near 0 bends only farther out, and of one neuron a line that is
-    nearly orthogonal to it (cosines of 3e-5 were met in 300 lines) reaches the active side late."""
-    error_share: float = 0.01
-    """Largest share of a segment's rise that the network's error may be: two digits of σ."""
-    numbers_at_once: int = 2**21
-    """Numbers in an array while segments are cut (16 MB): bounds memory, changes nothing else."""
-
-    @property
-    def elsewhere(self) -> tuple[tuple[float, float], ...]:
-        """Other tokens (side, length) on a token's line: the other side first, then the lengths."""
-        return ((-1.0, 1.0), *product((1.0, -1.0), self.other_lengths))
+# Lengths of offsets that are tried, as shares of the longest one, from long to short. More of them:
+# more segments are steep, and choosing takes longer.
+LENGTHS = (*(2.0**-k for k in range(11)), 1e-4)
+# c of the offsets c·h + Q ε. Larger: steeper, and the triangular equations for W x + w are worse
+# conditioned, by about c√d.
+TILTS = (1.0, 2.0, 4.0)
+# Ratio of the smallest slope to the mean one at which a segment is taken at once: an answer's error
+# counts up to 1/STEEP times.
+STEEP = 0.25
+# The same at which a segment is not used at all: an answer's error would count 50 times.
+FLAT = 0.02
+# Lengths of the tokens that are tried instead, as multiples of β, where ĝ is flat or turns: a
+# network that is constant near 0 bends only farther out, and of one neuron a line that is nearly
+# orthogonal to it (cosines of 3e-5 were met in 300 lines) reaches the active side late.
+OTHER_LENGTHS = (4.0, 0.25, *(4.0**k for k in range(2, 10)))
+# Other tokens (side, length) on a token's line: the other side first, then the lengths.
+ELSEWHERE = ((-1.0, 1.0), *product((1.0, -1.0), OTHER_LENGTHS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +91,10 @@ class AimedSegments:
     steep: Array
     """Ratio of the smallest slope to the mean one along each, (k·r,)."""
 
-    def usable(self, tuning: AimTuning) -> bool:
+    @property
+    def usable(self) -> bool:
         """Whether ĝ is monotone, and not nearly flat, along every segment."""
-        return not np.any(self.steep <= tuning.flat)
+        return not np.any(self.steep <= FLAT)
 
     def rows(self, tokens: Indices, axes: slice) -> Indices:
         """Return the row numbers of some axes of some tokens."""
@@ -150,9 +138,7 @@ class AimedSegments:
         )
 
 
-def aim(
-    learned: LearnedNetwork, lines: TokenLines, basis: Array | None, tuning: AimTuning
-) -> AimedSegments:
+def aim(learned: LearnedNetwork, lines: TokenLines, basis: Array | None) -> AimedSegments:
     """Choose segments from the tokens ±β b, or from others on their lines where ĝ is flat there.
 
     Parameters
@@ -163,41 +149,37 @@ def aim(
         Unit vectors b, lengths β > 0 and those of the longest offsets.
     basis : ndarray (d, r), optional
         Q; all of R^d where None.
-    tuning : AimTuning
-        Lengths, tilts and thresholds.
     """
     lines = _towards_steeper_side(learned, lines)
-    aimed = aim_from(learned, lines, basis, tuning)
-    for side, longer in tuning.elsewhere:
+    aimed = aim_from(learned, lines, basis)
+    for side, longer in ELSEWHERE:
         smallest = aimed.steepest()
-        poor = np.flatnonzero(smallest <= tuning.steep)
+        poor = np.flatnonzero(smallest <= STEEP)
         if not len(poor):
             break
         other_lines = lines.pick(poor).scaled(side * longer, 1 / longer)
-        other = aim_from(learned, other_lines, basis, tuning)
+        other = aim_from(learned, other_lines, basis)
         mine = np.flatnonzero(other.steepest() > smallest[poor])
         if len(mine):
             aimed = aimed.replaced(poor[mine], other, mine)
     return aimed
 
 
-def aim_from(
-    learned: LearnedNetwork, lines: TokenLines, basis: Array | None, tuning: AimTuning
-) -> AimedSegments:
+def aim_from(learned: LearnedNetwork, lines: TokenLines, basis: Array | None) -> AimedSegments:
     """Choose segments from the tokens β b themselves; see `aim`."""
     x = lines.x
     offsets = TiltedOffsets.every(_unit_gradients(learned, x), basis)
-    count, step = len(offsets.token), learned.rows_at_once(tuning.numbers_at_once)
+    count, step = len(offsets.token), learned.rows_at_once
     chosen = []
     for start in range(0, count, step):
         part = offsets.pick(np.arange(start, min(start + step, count)))
-        chosen.append(_steep_segments(learned, x, part, lines.reach, tuning))
+        chosen.append(_steep_segments(learned, x, part, lines.reach))
     tilt, sign, alpha, steep = (np.concatenate(parts) for parts in zip(*chosen, strict=True))
     return AimedSegments(x, lines.beta, replace(offsets, tilt=tilt, sign=sign), alpha, steep)
 
 
 def _steep_segments(
-    learned: LearnedNetwork, x: Array, offsets: TiltedOffsets, reach: Array, tuning: AimTuning
+    learned: LearnedNetwork, x: Array, offsets: TiltedOffsets, reach: Array
 ) -> tuple[Array, Array, Array, Array]:
     """Return tilt, sign, length and steepness of each offset: the first that is steep enough."""
     count = len(offsets.token)
@@ -205,19 +187,19 @@ def _steep_segments(
     tilt, sign, alpha = np.ones(count), np.ones(count), longest.copy()
     steep = np.full(count, -np.inf)
     left = np.arange(count)
-    for share, c, s in product(tuning.lengths, tuning.tilts, (1.0, -1.0)):
+    for share, c, s in product(LENGTHS, TILTS, (1.0, -1.0)):
         ones = np.ones(len(left))
         tried = replace(offsets.pick(left), tilt=c * ones, sign=s * ones)
         length = share * longest[left]
         a, origin = length[:, None] * tried.made(), x[tried.token]
         pieces = SegmentPieces.of(learned.network, a, origin)
         hidden = learned.difference_error(origin, origin + a)
-        found = pieces.steepness(hidden, tuning.error_share)
+        found = pieces.steepness(hidden)
         better = found > steep[left]
         index = left[better]
         tilt[index], sign[index], alpha[index] = c, s, length[better]
         steep[index] = found[better]
-        left = left[steep[left] <= tuning.steep]
+        left = left[steep[left] <= STEEP]
         if not len(left):
             break
     return tilt, sign, alpha, steep
@@ -238,3 +220,95 @@ def _towards_steeper_side(learned: LearnedNetwork, lines: TokenLines) -> TokenLi
         np.linalg.norm(learned.gradients(side * lines.x), axis=1) for side in (1.0, -1.0)
     )
     return lines.scaled(np.where(plus >= minus, 1.0, -1.0), 1.0)
+
+
+# -- Offsets along which a network is steep, and the vector that logits along them determine.
+#
+# The unit offsets of query token x with gradient h = ∇g(x)/‖∇g(x)‖ are
+#
+#     a_l = s_l (c_l·h + Q ε_l)/‖c_l·h + Q ε_l‖,      s_l = ±1,  c_l > 0,  l = 0 … r − 1,
+#
+# Q an orthonormal basis of the space that u = W x + w is known to lie in (all of R^d at first),
+# ε_0 along Qᵀh, ε_l orthogonal to it and to each other. All of them lean towards h, so g is steep
+# along them. With t_l = a_l·u·s_l·‖c_l·h + Q ε_l‖ and y_l = ε_l·Qᵀu, the equations
+#
+#     t_0 = (1 + c_0‖Qᵀh‖)·y_0,      t_l = y_l + c_l‖Qᵀh‖·y_0
+#
+# are triangular: r logits give Qᵀu by substitution.
+
+
+@dataclass(frozen=True, slots=True)
+class TiltedOffsets(LazyRows):
+    """Unit offsets s·(c·h + Q ε_l)/‖·‖ of some query tokens, made when they are asked for."""
+
+    h: Array
+    """Unit gradients (k, d), one per query token."""
+    basis: Array | None
+    """Q, (d, r); the identity where None."""
+    token: Indices
+    """Whose offset each row is, (n,)."""
+    axis: Indices
+    """l of each row, (n,)."""
+    tilt: Array
+    """c of each row, (n,)."""
+    sign: Array
+    """s of each row, (n,)."""
+
+    @classmethod
+    def every(cls, h: Array, basis: Array | None) -> TiltedOffsets:
+        """Return all r offsets of every token, by token, then by axis, with s = c = 1."""
+        r = h.shape[1] if basis is None else basis.shape[1]
+        token, axis = np.repeat(np.arange(len(h)), r), np.tile(np.arange(r), len(h))
+        return cls(h, basis, token, axis, np.ones(len(token)), np.ones(len(token)))
+
+    @property
+    def shape(self) -> tuple[int, int]:  # noqa: D102
+        return len(self.token), self.h.shape[1]
+
+    @property
+    def tokens_and_axes(self) -> tuple[int, int]:
+        """Number k of query tokens, and r of offsets of each."""
+        return len(self.h), self.h.shape[1] if self.basis is None else self.basis.shape[1]
+
+    def pick(self, index: Indices) -> TiltedOffsets:  # noqa: D102
+        parts = {name: getattr(self, name)[index] for name in ("token", "axis", "tilt", "sign")}
+        return replace(self, **parts)
+
+    def design(self) -> Design:  # noqa: D102
+        design: Design = {"h": self.h, "token": self.token, "l": self.axis}
+        design |= {"c": self.tilt, "sign": self.sign}
+        return design if self.basis is None else {**design, "basis": self.basis}
+
+    def __getitem__(self, index: Indices) -> Array:
+        token = self.token[index]
+        rows = self._frames().axes(token, self.axis[index])
+        if self.basis is not None:
+            rows = rows @ self.basis.T
+        rows += self.tilt[index, None] * self.h[token]
+        return np.asarray(rows * (self.sign[index] / self._norms(index))[:, None])
+
+    def made(self) -> Array:
+        """Make all rows at once."""
+        return self[np.arange(len(self.token))]
+
+    def solve(self, t: Array) -> Array:
+        """Return Qᵀu of every token, (k, r), from its logits per unit offset, a·u, (k·r,)."""
+        k, r = self.tokens_and_axes
+        frames, place = self._frames(), (self.token, self.axis)
+        norms, tilt, y = np.empty((3, k, r))
+        norms[place], tilt[place] = self._norms(np.arange(len(self.token))), self.tilt
+        y[place] = self.sign * t
+        y = norms * y
+        y[:, 0] /= 1 + tilt[:, 0] * frames.size
+        y[:, 1:] -= tilt[:, 1:] * frames.size[:, None] * y[:, :1]
+        return frames.combine(y)
+
+    def _frames(self) -> HouseholderFrames:
+        """Return ε, for every query token."""
+        return HouseholderFrames.of(self.h if self.basis is None else self.h @ self.basis)
+
+    def _norms(self, index: Indices) -> Array:
+        """Return ‖c·h + Q ε_l‖."""
+        tilt = self.tilt[index]
+        along = np.where(self.axis[index] == 0, self._frames().size[self.token[index]], 0.0)
+        return np.asarray(np.sqrt(tilt**2 + 1 + 2 * tilt * along))

@@ -11,20 +11,16 @@ from hypothesis import strategies as st
 from scipy.special import expit
 
 import unsoftmax as us
-from tests.measure.through_network.synthetic import (
+from tests.learners.transformer.synthetic import (
     answered,
     disturbed,
     exact,
     monotone,
     segments,
 )
-from unsoftmax.measure.through_network.inversion import (
-    InversionTuning,
-    logits_of,
-    pooled_positions,
-)
+from unsoftmax.learners.transformer import learned_network
+from unsoftmax.learners.transformer.learned_network import logits_of, pooled_positions
 
-SHARE, TUNING = 0.01, InversionTuning()
 CASES = {"seed": st.integers(0, 9999), "d": st.integers(1, 5), "m": st.integers(0, 9)}
 
 
@@ -38,7 +34,7 @@ def drawn(seed, d, m, n=6):
 @given(**CASES)
 def test_exact_answers_of_a_known_network(seed, d, m):
     network, x, a, sigma, _ = drawn(seed, d, m)
-    found, bound = pooled_positions(exact(network), answered(network, x, a, sigma), SHARE, TUNING)
+    found, bound = pooled_positions(exact(network), answered(network, x, a, sigma))
     assert np.all(np.abs(found - sigma) <= bound)
     assert bound.max() <= 1e-12
 
@@ -49,7 +45,7 @@ def test_errors_of_answers(seed, d, m, exponent):
     eta = 10.0**exponent
     off = eta * rng.choice([-1.0, 1.0, 0.3], len(x))
     learned = exact(network, eta)
-    found, bound = pooled_positions(learned, answered(network, x, a, sigma, off), SHARE, TUNING)
+    found, bound = pooled_positions(learned, answered(network, x, a, sigma, off))
     assert np.all(np.abs(found - sigma) <= bound)
     # slopes along segments of length 1 are 1/√d or more
     assert bound.max() <= 2 * np.sqrt(d) * eta * 10
@@ -65,10 +61,10 @@ def test_errors_of_the_network(seed, d, m, exponent):
     small = 10.0**exponent
     learned, second_order = disturbed(network, small, small, rng), 1 + 4 * np.sqrt(d) * small
     segment = answered(network, x, a, sigma)
-    found, bound = pooled_positions(learned, segment, SHARE, TUNING)
+    found, bound = pooled_positions(learned, segment)
     assert np.all(np.abs(found - sigma) <= second_order * bound)
     at_start = network(x) - learned.network(x)
-    found, bound = pooled_positions(learned, replace(segment, at_start=at_start), SHARE, TUNING)
+    found, bound = pooled_positions(learned, replace(segment, at_start=at_start))
     assert np.all(np.abs(found - sigma) <= second_order * bound)
 
 
@@ -76,9 +72,9 @@ def test_g_at_the_query_token_takes_off_a_constant_error():
     network, x, a, sigma, rng = drawn(3, 4, 6)
     learned = disturbed(network, 1e-4, 0.0, rng)
     segment = answered(network, x, a, sigma)
-    plain, _ = pooled_positions(learned, segment, SHARE, TUNING)
+    plain, _ = pooled_positions(learned, segment)
     corrected, _ = pooled_positions(
-        learned, replace(segment, at_start=network(x) - learned.network(x)), SHARE, TUNING
+        learned, replace(segment, at_start=network(x) - learned.network(x))
     )
     assert np.abs(plain - sigma).min() > 1e-5
     assert np.abs(corrected - sigma).max() < 1e-14
@@ -90,10 +86,10 @@ def test_anchors_leave_an_error_of_second_order(seed, d, m, exponent):
     small = 10.0**exponent
     learned = disturbed(network, small, small, rng)
     segment = answered(network, x, a, sigma)
-    first, first_bound = pooled_positions(learned, segment, SHARE, TUNING)
+    first, first_bound = pooled_positions(learned, segment)
     at = x + first[:, None] * a
     anchored = replace(segment, anchor=first, at_anchor=network(at) - learned.network(at))
-    found, bound = pooled_positions(learned, anchored, SHARE, TUNING)
+    found, bound = pooled_positions(learned, anchored)
     # ĝ's slopes are right to 1e-3 as the tuning says: the added neuron has slope 1e-5 at most
     assert np.all(np.abs(found - sigma) <= bound)
     # a kink beside the anchor: the correction itself is the bound
@@ -104,7 +100,7 @@ def test_only_some_rows_are_anchored():
     network, x, a, sigma, rng = drawn(8, 3, 5)
     learned = disturbed(network, 1e-6, 1e-6, rng)
     segment = answered(network, x, a, sigma)
-    first, bound = pooled_positions(learned, segment, SHARE, TUNING)
+    first, bound = pooled_positions(learned, segment)
     at = x + first[:, None] * a
     known = np.arange(len(x)) < 2
     anchored = replace(
@@ -112,7 +108,7 @@ def test_only_some_rows_are_anchored():
         anchor=np.where(known, first, np.nan),
         at_anchor=np.where(known, network(at) - learned.network(at), np.nan),
     )
-    found, sharper = pooled_positions(learned, anchored, SHARE, TUNING)
+    found, sharper = pooled_positions(learned, anchored)
     assert np.array_equal(found[~known], first[~known])
     assert np.array_equal(sharper[~known], bound[~known])
     assert np.all(sharper[known] < bound[known])
@@ -125,7 +121,7 @@ def test_nearly_flat_pieces_cost_as_much_as_they_are_flat(flat):
     x, a, eta = np.zeros((2, 1)), np.ones((2, 1)), 1e-12
     sigma = np.array([0.25, 0.75])
     segment = answered(network, x, a, sigma, np.array([eta, -eta]))
-    found, bound = pooled_positions(exact(network, eta), segment, SHARE, TUNING)
+    found, bound = pooled_positions(exact(network, eta), segment)
     assert np.all(np.abs(found - sigma) <= bound)
     assert np.all(bound >= eta / flat)
     assert np.all(bound <= 1e-15 + 3 * eta / flat)
@@ -136,8 +132,8 @@ def test_where_the_network_is_flat_or_turns_there_is_no_bound(change):
     network = us.ReluNetwork([[1.0, -1.0, 1.0]], [1.0, -1.0, change], [0.0, 0.0, -0.5])
     segment = answered(network, np.zeros((1, 1)), np.ones((1, 1)), np.array([0.3]))
     with np.errstate(divide="ignore", invalid="ignore"):
-        found, bound = pooled_positions(exact(network, 1e-9), segment, SHARE, TUNING)
-        assert not np.isfinite(logits_of(found, bound, TUNING).error[0])
+        found, bound = pooled_positions(exact(network, 1e-9), segment)
+        assert not np.isfinite(logits_of(found, bound).error[0])
 
 
 # -- from σ to logits
@@ -147,7 +143,7 @@ def test_where_the_network_is_flat_or_turns_there_is_no_bound(change):
 def test_errors_of_logits(t, exponent, sign):
     bound = np.array([10.0**exponent])
     sigma = np.clip(expit(np.array([t])) + sign * bound, 0.0, 1.0)
-    read = logits_of(sigma, bound, TUNING)
+    read = logits_of(sigma, bound)
     if np.isfinite(read.error[0]):
         rounding = 4e-16 / min(sigma[0], 1 - sigma[0])
         assert abs(read.value[0] - t) <= read.error[0] + 1e-15 * abs(t) + rounding
@@ -157,22 +153,23 @@ def test_errors_of_logits(t, exponent, sign):
 
 def test_bounds_of_logits_are_no_looser_than_needed():
     """At σ = ½ a small error δ moves the logit by 4δ."""
-    read = logits_of(np.array([0.5]), np.array([1e-6]), TUNING)
+    read = logits_of(np.array([0.5]), np.array([1e-6]))
     assert np.isclose(read.error[0], 4e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize(("sigma", "t"), [(0.0, -np.inf), (1.0, np.inf)])
 def test_saturated_answers_have_no_logit(sigma, t):
-    read = logits_of(np.array([sigma]), np.array([1e-9]), TUNING)
+    read = logits_of(np.array([sigma]), np.array([1e-9]))
     assert read.value[0] == t
     assert read.error[0] == np.inf
 
 
 @pytest.mark.parametrize("sigma", [-1e-3, 1 + 1e-3])
-def test_what_no_attention_weights_give_is_refused(sigma):
+def test_what_no_attention_weights_give_is_refused(sigma, monkeypatch):
     at = np.array([0.5, sigma])
     with pytest.raises(us.ModelMismatch, match="attention weights"):
-        logits_of(at, np.array([1e-6, 1e-6]), TUNING)
+        logits_of(at, np.array([1e-6, 1e-6]))
     # within three times its error it is rounding
-    logits_of(at, np.array([1e-6, 4e-4]), TUNING)
-    logits_of(at, np.array([1e-6, 1e-6]), InversionTuning(outside_rounding=1e-2))
+    logits_of(at, np.array([1e-6, 4e-4]))
+    monkeypatch.setattr(learned_network, "OUTSIDE_ROUNDING", 1e-2)
+    logits_of(at, np.array([1e-6, 1e-6]))
