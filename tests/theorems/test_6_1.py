@@ -630,9 +630,3 @@ def test_wrong_settings(wrong, error, name):
     right: dict[str, Any] = {"dim": 4, "tolerance": 0.1}
     with pytest.raises(error, match=name):
         Approximate(**{**right, **wrong})
-
-
-def test_nothing_checked_is_said():
-    recovery = us.learn(hidden(head(3, 0)), Approximate(3, 1e-6), holdout=0)
-    assert not recovery.evidence.passed
-    assert any("Nothing was checked" in sentence for sentence in recovery.certificate.assumes)

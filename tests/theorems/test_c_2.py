@@ -632,17 +632,6 @@ def test_wrong_settings_are_refused(changes, said):
         OrthogonalHeads(**{"dim": 4, **changes})
 
 
-def test_settings_tell_subspaces_apart():
-    parts = np.split(np.eye(4), 2, axis=1)
-    learner = OrthogonalHeads(4, parts)
-    assert learner == OrthogonalHeads(4, [part.copy() for part in parts])
-    assert hash(learner) == hash(OrthogonalHeads(4, tuple(parts)))
-    others = [OrthogonalHeads(4), OrthogonalHeads(4, parts[::-1]), OrthogonalHeads(4, parts[:1])]
-    assert all(learner != other for other in others)
-    assert learner != "OrthogonalHeads"
-    assert all(len(text) == 64 for text in learner.settings()["subspaces"])
-
-
 def test_a_knob_is_a_setting():
     """Changed, it is named; as it was, a ledger stays valid."""
     default = OrthogonalHeads(6)

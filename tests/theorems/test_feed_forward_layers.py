@@ -352,12 +352,6 @@ def test_settings_are_checked():
     }
 
 
-def test_without_a_hold_out_nothing_is_checked():
-    recovery = us.learn(hidden(layer(6, 9, 6, 0)), Learner(6), holdout=0)
-    assert "Nothing was checked." in recovery.certificate.assumes
-    assert not recovery.evidence.passed
-
-
 @pytest.mark.parametrize(("d", "m", "seed", "noise"), [(8, 20, 1, 1e-5), (4, 3, 0, 3e-5)])
 def test_noise_in_which_neurons_drown_is_refused(d, m, seed, noise):
     """A layer without neurons was returned for these, with a bound that it broke."""

@@ -637,11 +637,3 @@ def test_random_impostors_are_refused(trials, evidence):
 def test_arguments(arguments, settings):
     with pytest.raises(ValueError, match=r"must be"):
         Learner(*arguments, **settings)
-
-
-def test_the_plan_is_never_exceeded():
-    plan = Learner(4, 3).plan()
-    recovery = learned(transformer(3, 4, 8, 0), heads=3)
-    assert recovery.queries <= plan.at_most + 32
-    assert plan.queries is None
-    assert "3 heads" in plan.formula
