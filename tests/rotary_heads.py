@@ -126,3 +126,18 @@ def longest_miss(found, target, seed):
     X *= np.array([1.0, 3.0])[:, None, None]
     size = np.linalg.norm(X, axis=2).max(axis=1) * np.linalg.norm(target.v)
     return np.max(np.abs(found(X) - target(X)) / size)
+
+
+def changed(model, **arrays):
+    """The same heads with other arrays."""
+    return us.RotaryHeads.from_arrays({**model.arrays(), **arrays})
+
+
+def biased(H, d, r, seed, spread, **settings):
+    """Random heads whose biases have a deviation of ``spread``; no constant where that is 0."""
+    like = several_rotary(H, d, r, seed, **settings)
+    if not spread:
+        return like
+    rng = np.random.default_rng([seed, 7])
+    biases = {name: spread * rng.standard_normal((H, r)) for name in ("k_bias", "q_bias")}
+    return changed(like, c=0.3, **biases)
