@@ -32,7 +32,7 @@ def test_a_rotary_head_is_recovered(d, r, trials, evidence):
     evidence(
         f"audit, a rotary head recovered, d = {d}, r = {r}",
         recovered=f"{count} of {count}",
-        median_queries=f"{np.median(queries):.0f}",
+        median_queries=np.median(queries),
     )
 
 
@@ -79,7 +79,7 @@ def test_heads_with_biases_and_several_are_recovered(name, trials, evidence):
     evidence(
         f"audit, rotary heads recovered, {name}, d = 16, r = 4",
         recovered=f"{count} of {count}",
-        median_queries=f"{np.median(queries):.0f}",
+        median_queries=np.median(queries),
     )
 
 
