@@ -63,7 +63,7 @@ def test_every_neuron_to_3e_9_at_the_price_of_the_parameters(kind, biases, trial
     evidence(
         f"ReLU network, {kind}, {'with' if biases else 'without'} biases",
         networks=len(cases),
-        largest_error=f"{max(errors):.1e}",
+        largest_error=max(errors),
         queries_per_parameter=f"{np.median(ratios):.2f} in the median, {max(ratios):.2f} at most",
     )
 
@@ -76,7 +76,7 @@ def test_polished_random_networks_to_1e_11(biases, trials, evidence):
         recovery = us.learn(hidden(target), Learner(d, biases=biases, polish=True, seed=seed))
         errors.append(function_error(recovery.model, target, d, biases))
     assert max(errors) <= 1e-11
-    evidence("ReLU network, random, polished", largest_error=f"{max(errors):.1e}")
+    evidence("ReLU network, random, polished", largest_error=max(errors))
 
 
 def test_fresh_networks_are_found_or_refused_never_wrong(trials, evidence):

@@ -62,9 +62,9 @@ def test_random_layers_are_recovered_within_their_certificates(shape, trials, ev
         f"A layer of {H} heads of {r}, d = {d}: certificate",
         trials=len(shares),
         queries=most,
-        M=f"{worst[0]:.0e}",
-        W=f"{worst[1]:.0e}",
-        of_the_bound=f"{max(shares):.2f}",
+        M=worst[0],
+        W=worst[1],
+        of_the_bound=max(shares),
     )
 
 
@@ -88,9 +88,9 @@ def test_float32_layers_are_recovered_within_their_certificates(shape, trials, e
         f"A layer of {H} heads of {r}, d = {d}, float32: certificate",
         refused=refused,
         trials=len(shares) + refused,
-        M=f"{worst[0]:.0e}",
-        W=f"{worst[1]:.0e}",
-        of_the_bound=f"{max(shares):.2f}",
+        M=worst[0],
+        W=worst[1],
+        of_the_bound=max(shares),
     )
 
 
@@ -124,9 +124,9 @@ def test_layers_of_a_trained_model(number, evidence):
     evidence(
         f"MiniLM's layer {number}, vectors of float64",
         queries=recovery.queries - 32,
-        M=f"{M:.1e}",
-        W=f"{W:.1e}",
-        seconds=f"{time.process_time() - started:.0f}",
+        M=M,
+        W=W,
+        seconds=time.process_time() - started,
     )
 
 
@@ -174,13 +174,13 @@ def test_the_shape_of_a_large_model(shape, evidence):
         assert held <= 8
     evidence(
         f"A layer of {H} heads of {r} in {groups} groups, d = {d:,}",
-        queries=f"{recovery.queries - 16:,}",
-        of_the_bound=f"{ratio:.3f}",
-        M=f"{worst[0]:.0e}",
-        W=f"{worst[1]:.0e}",
-        seconds_of_one_core=f"{seconds:.0f}",
-        seconds_passed=f"{passed:.0f}",
-        GiB=f"{held:.1f}",
+        queries=recovery.queries - 16,
+        of_the_bound=ratio,
+        M=worst[0],
+        W=worst[1],
+        seconds_of_one_core=seconds,
+        seconds_passed=passed,
+        GiB=held,
     )
 
 

@@ -82,10 +82,10 @@ def test_a_query_per_bit_and_parameter(d, bits, evidence):
     assert error <= 1e-13
     evidence(
         f"labels asked by bisection, d = {d:2}, {bits} bits",
-        labels=f"{counted.queries:,}",
-        allowed=f"{bound:,.0f}",
-        per_bit_and_parameter=f"{counted.queries / bits / (d * d + d):.3f}",
-        relative_error_of_W=f"{error:.1e}",
+        labels=counted.queries,
+        allowed=bound,
+        per_bit_and_parameter=counted.queries / bits / (d * d + d),
+        relative_error_of_W=error,
     )
 
 
@@ -130,8 +130,8 @@ def test_accuracy_whatever_v_and_W_look_like_at_any_scale(trials, evidence):
     evidence(
         "relative error of W from labels, 50 bits, 8 shapes of v × 6 of W, ‖W‖·1e±5",
         runs=count,
-        median=f"{np.median(errors):.1e}",
-        worst=f"{np.max(errors):.1e}",
+        median=np.median(errors),
+        worst=np.max(errors),
     )
 
 
@@ -422,9 +422,7 @@ def test_the_papers_counts_are_shown_where_nobody_could_pay_them(evidence):
     assert plan.queries == plan.at_most == k + 64**2 * steps
     assert plan.tokens == k + 2 * 64**2 * steps
     assert "k =" in plan.formula
-    evidence(
-        "Theorem B.1's own count, d = 64, W = 2, μ = ⅛, ε_W = 2⁻²⁰", queries=f"{plan.queries:.1e}"
-    )
+    evidence("Theorem B.1's own count, d = 64, W = 2, μ = ⅛, ε_W = 2⁻²⁰", queries=plan.queries)
 
 
 @pytest.mark.few(2)
@@ -448,9 +446,9 @@ def test_the_paper_keeps_its_promise_where_it_ends(d, margin, bits, trials, evid
         worst = max(worst, float(np.linalg.norm(recovery.model.W - target.W)))
     evidence(
         f"Theorem B.1 as written, d = {d}, {bits} bits",
-        labels=f"{mine.plan().queries:,}",
+        labels=mine.plan().queries,
         promised=2 * 2.0**-bits,
-        worst=f"{worst:.2g}",
+        worst=worst,
     )
 
 
@@ -482,10 +480,10 @@ def test_a_share_of_the_papers_samples_ends_at_d_2(error, share, trials, evidenc
     evidence(
         f"Theorem B.1 with a share {share:g} of its samples, d = 2, ε_W = {error:g}",
         runs=runs,
-        labels=f"{learner.plan().queries:,}",
-        the_theorem_s=f"{whole:.1e}",
-        certified=f"{recovery.certificate.W_error:.2g}",
-        worst=f"{worst:.2g}",
+        labels=learner.plan().queries,
+        the_theorem_s=whole,
+        certified=recovery.certificate.W_error,
+        worst=worst,
     )
 
 
@@ -527,7 +525,7 @@ def test_the_papers_average_errs_as_hoeffding_says(trials, evidence):
         evidence(
             f"Theorem B.1's average at d = 2, k = {k:6,}",
             runs=runs,
-            worst_error_over_Hoeffding_s_at_5_percent=f"{worst:.2f}",
+            worst_error_over_Hoeffding_s_at_5_percent=worst,
         )
 
 

@@ -71,9 +71,9 @@ def test_about_nine_queries_for_each_neuron(d, m, trials, evidence):
         refused=refused,
         layers=count,
         queries_per_neuron=f"{np.median(queries):.2f} in the median, {max(queries):.2f} at most",
-        largest_error_of_A_and_B=f"{max(accuracy):.1e}",
-        function=f"{max(function):.1e}",
-        largest_share_of_the_certificate=f"{max(shares):.2f}",
+        largest_error_of_A_and_B=max(accuracy),
+        function=max(function),
+        largest_share_of_the_certificate=max(shares),
     )
 
 
@@ -124,8 +124,8 @@ def test_every_kind_is_recovered_within_its_certificate(kind, centred, trials, e
         f"Feed-forward layer after a {name}, {kind}",
         refused=refused,
         layers=count,
-        function=f"{worst:.1e}",
-        largest_share_of_the_certificate=f"{share:.2f}",
+        function=worst,
+        largest_share_of_the_certificate=share,
     )
 
 

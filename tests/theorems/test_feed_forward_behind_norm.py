@@ -52,8 +52,8 @@ def test_nine_queries_for_each_neuron(trials, evidence):
         "Feed-forward layer behind a LayerNorm, d = 128, 512 neurons, with its hold-out",
         layers=len(queries),
         queries_per_neuron=f"{np.median(queries):.2f} in the median, {max(queries):.2f} at most",
-        function=f"{max(function):.1e}",
-        largest_share_of_the_certificate=f"{max(shares):.2f}",
+        function=max(function),
+        largest_share_of_the_certificate=max(shares),
     )
 
 
@@ -99,8 +99,8 @@ def test_every_kind_is_recovered_within_its_certificate(kind, centred, trials, e
         f"Feed-forward layer behind a {name}, {kind}",
         refused=refused,
         layers=count,
-        function=f"{worst:.1e}",
-        largest_share_of_the_certificate=f"{share:.2f}",
+        function=worst,
+        largest_share_of_the_certificate=share,
     )
 
 

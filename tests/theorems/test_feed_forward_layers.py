@@ -64,8 +64,8 @@ def test_six_queries_for_each_neuron(trials, evidence):
         "Feed-forward layer, d = 128, 512 neurons, with its hold-out",
         layers=len(queries),
         queries_per_neuron=f"{np.median(queries):.2f} in the median, {max(queries):.2f} at most",
-        largest_error_of_A_and_B=f"{max(accuracy):.1e}",
-        function=f"{max(function):.1e}",
+        largest_error_of_A_and_B=max(accuracy),
+        function=max(function),
     )
 
 
@@ -86,11 +86,11 @@ def test_the_shape_of_opt_125m(trials, evidence):
     assert function <= 1e-10
     evidence(
         "Feed-forward layer, d = 768, 3,072 neurons, with its hold-out",
-        queries_per_neuron=f"{oracle.queries / m:.2f}",
-        error_of_A=f"{errors['A'] / np.linalg.norm(model.A):.1e}",
-        error_of_B=f"{errors['B'] / np.linalg.norm(model.B):.1e}",
-        function=f"{function:.1e}",
-        seconds_of_one_core=f"{seconds:.0f}",
+        queries_per_neuron=oracle.queries / m,
+        error_of_A=errors["A"] / np.linalg.norm(model.A),
+        error_of_B=errors["B"] / np.linalg.norm(model.B),
+        function=function,
+        seconds_of_one_core=seconds,
     )
 
 
@@ -120,8 +120,8 @@ def test_every_kind_is_recovered_within_its_certificate(kind, trials, evidence):
         f"Feed-forward layer, {kind}",
         refused=refused,
         layers=count,
-        function=f"{worst:.1e}",
-        largest_share_of_the_certificate=f"{share:.2f}",
+        function=worst,
+        largest_share_of_the_certificate=share,
     )
 
 
@@ -156,7 +156,7 @@ def test_few_numbers_per_answer(d_out, trials, evidence):
         f"Feed-forward layer of {d_out} numbers per answer",
         refused=refused,
         layers=count,
-        function=f"{worst:.1e}",
+        function=worst,
     )
 
 
@@ -278,9 +278,9 @@ def test_float32_targets_are_recovered_within_their_certificate_or_refused(d, m,
         f"Feed-forward layer of {m} neurons in float32",
         refused=refused,
         layers=count,
-        function=f"{worst:.1e}",
-        queries_per_neuron=f"{np.median(queries):.0f}",
-        largest_share_of_the_certificate=f"{share:.2f}",
+        function=worst,
+        queries_per_neuron=np.median(queries),
+        largest_share_of_the_certificate=share,
     )
 
 

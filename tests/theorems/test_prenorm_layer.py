@@ -54,9 +54,9 @@ def test_random_layers_are_recovered_within_their_certificates(shape, residual, 
         trials=len(shares),
         queries_median=int(np.median(counts)),
         queries_most=max(counts),
-        M=f"{worst[0]:.0e}",
-        W=f"{worst[1]:.0e}",
-        of_the_bound=f"{max(shares):.2f}",
+        M=worst[0],
+        W=worst[1],
+        of_the_bound=max(shares),
     )
 
 
@@ -79,9 +79,9 @@ def test_float32_layers_are_recovered_within_their_certificates(shape, trials, e
         f"After a LayerNorm, {H} heads of {r}, d = {d}, float32",
         refused=refused,
         trials=seeds,
-        M=f"{worst[0]:.0e}",
-        W=f"{worst[1]:.0e}",
-        of_the_bound=f"{max(shares, default=0.0):.2f}",
+        M=worst[0],
+        W=worst[1],
+        of_the_bound=max(shares, default=0.0),
     )
 
 
@@ -104,10 +104,10 @@ def test_layers_of_a_trained_model_as_if_after_their_norm(number, evidence):
     evidence(
         f"MiniLM's layer {number} as if after a LayerNorm, vectors of float64",
         queries=recovery.queries - 32,
-        M=f"{M:.1e}",
-        W=f"{W:.1e}",
-        sequences=f"{missed:.1e}",
-        seconds=f"{seconds:.0f}",
+        M=M,
+        W=W,
+        sequences=missed,
+        seconds=seconds,
     )
 
 

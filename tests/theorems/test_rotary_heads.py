@@ -107,8 +107,8 @@ def test_twelve_heads_of_a_small_language_model_s_shape(evidence):
         "12 rotary heads with biases, d = 384, r = 32 given",
         queries=f"{asked:,}, {asked / us.theory.counts.rotary_heads(384, 12, 32, biases=True):.3f} "
         "× the parameters",
-        W_0_to_20=f"{near:.1e}",
-        W_to_2000=f"{apart(recovery.model, target, (100, 500, 2000)):.1e}",
+        W_0_to_20=near,
+        W_to_2000=apart(recovery.model, target, (100, 500, 2000)),
     )
 
 

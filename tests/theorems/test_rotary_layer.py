@@ -83,10 +83,10 @@ def test_a_layer_of_four_heads_in_two_groups(residual, trials, evidence):
         f"rotary layer, d = 64, 4 heads in 2 groups{', residual' * residual}",
         runs=len(shares),
         queries=f"median {np.median(shares):.2f}, most {max(shares):.2f} × the bound",
-        M=f"{max(maps):.0e}",
+        M=max(maps),
         W_to_20=f"median {np.median(scores):.0e}, worst {max(scores):.0e}",
         W_to_2000=f"median {np.median(far):.0e}, worst {max(far):.0e}",
-        of_512_tokens=f"{max(long):.0e}",
+        of_512_tokens=max(long),
     )
 
 
@@ -130,7 +130,7 @@ def test_such_a_layer_with_biases(biases, settings, most, trials, evidence):
         queries=f"median {np.median(shares):.2f}, most {max(shares):.2f} × the bound",
         W_to_20=f"median {np.median(scores):.0e}, worst {max(scores):.0e}",
         W_to_2000=f"median {np.median(far):.0e}, worst {max(far):.0e}",
-        of_512_tokens=f"{max(long):.0e}",
+        of_512_tokens=max(long),
     )
 
 
@@ -180,7 +180,7 @@ def test_shapes_of_language_models(name, shape, settings, seeds, most, accuracy,
         name,
         runs=len(shares),
         queries=f"{max(shares):.2f} × the bound",
-        W=f"{max(scores):.0e}",
+        W=max(scores),
         seconds=f"{max(seconds):.0f}, the target's among them",
     )
 
@@ -458,7 +458,7 @@ def test_values_of_a_lower_rank_than_keys(outputs, trials, evidence):
         scores.append(relative_errors(recovery.model, target, [*range(21), 500])[1])
     assert max(scores) <= 1e-9
     what = "values of rank 5, keys of 8" if outputs is None else "answers of 5 numbers, keys of 8"
-    evidence(f"rotary layer, d = 32, {what}", runs=len(scores), W=f"{max(scores):.0e}")
+    evidence(f"rotary layer, d = 32, {what}", runs=len(scores), W=max(scores))
 
 
 def test_a_learner_without_positions_names_them():
