@@ -23,9 +23,7 @@ ATTEND = [case for case in CASES if hasattr(case.target(0), "W")]
 FEW = (*KINDS, "LowRankHead, rank unknown", "TransformerLearner", "MultiHeadTransformerLearner")
 attacked = cases(ATTEND, few=FEW)
 without_labels = cases([case for case in ATTEND if not case.name.startswith("Label")], few=FEW)
-drifted = cases(
-    [case for case in ATTEND if not case.name.startswith(("Label", "Approx"))], few=FEW
-)
+drifted = cases([case for case in ATTEND if not case.name.startswith(("Label", "Approx"))], few=FEW)
 
 
 def behind(target: Any, pooled: Any) -> Any:

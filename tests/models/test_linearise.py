@@ -464,7 +464,7 @@ def test_values_are_those_of_the_formulas(subject):
         same(subject.model(X), expected)
 
 
-@pytest.mark.few(50)
+@pytest.mark.few(24)
 @every_subject
 def test_forward_derivatives(subject):
     X, changes = subject.sequences(), drawn_changes(subject)
@@ -484,7 +484,7 @@ def test_forward_derivatives(subject):
     same(at.jvp(changes, dX), total + by_tokens)
 
 
-@pytest.mark.few(50)
+@pytest.mark.few(24)
 @every_subject
 def test_backward_derivatives(subject):
     """And norms of gradients, and their inner products with changes."""
@@ -527,7 +527,7 @@ def bounds_of(back: Any) -> list[str]:
 # -- roundings, tensors, and what hypothesis draws
 
 
-@pytest.mark.few(50)
+@pytest.mark.few(24)
 @every_subject
 def test_roundings_bound_the_errors_of_float32(subject):
     """As `measure.precision` counts them: κ roundoffs of 2⁻²⁴ and terms of the size that is said.

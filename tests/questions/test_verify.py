@@ -410,6 +410,7 @@ def one_neuron(model, change, rng):
     return type(model).from_arrays(arrays)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("m", [8, 64, 256])
 @pytest.mark.parametrize("d", [4, 16, 64])
 @pytest.mark.parametrize("kind", [network, transformer, joint])
