@@ -522,8 +522,8 @@ def test_one_ctrl_c_ends_a_run_whose_target_hangs(workers, tmp_path, monkeypatch
     patient = functools.partial(watching.Interrupts, least_s=0.3)
     monkeypatch.setattr(watching, "Interrupts", patient)
     main = threading.get_ident()
-    threading.Timer(0.3, lambda: signal.pthread_kill(main, signal.SIGINT)).start()
     began = time.monotonic()
+    threading.Timer(0.3, lambda: signal.pthread_kill(main, signal.SIGINT)).start()
     with pytest.raises(KeyboardInterrupt):
         us.learn(oracle, script, ledger=ledger, batch=2, workers=workers)
     assert 0.5 < time.monotonic() - began < PATIENCE_S / 2

@@ -7,7 +7,8 @@ import pytest
 
 import unsoftmax as us
 from tests.commands import run
-from tests.rotary_heads import answered, rotary_head, within_bounds
+from tests.nearly_rotary import answered
+from tests.rotary_heads import rotary_head, within_bounds
 from tests.rotary_layers import rotary_layer
 from tests.theorems.test_4_1 import hidden
 from tests.truth import Counted

@@ -9,10 +9,10 @@ import pytest
 
 import unsoftmax as us
 from tests.commands import run
+from tests.nearly_rotary import nearly_rotary
 from tests.oracles.http_server import METADATA, in_json, output, sequences, serving
-from tests.rotary_heads import nearly_rotary as heads_nearly_rotary
 from tests.rotary_heads import rotary_head, several_rotary
-from tests.rotary_layers import nearly_rotary, rotary_layer
+from tests.rotary_layers import rotary_layer
 from tests.rotary_services import in_float32, with_change
 
 SINGLES = [(6, 4), (16, 8), (8, 8), (64, 16)]
@@ -214,7 +214,7 @@ def test_the_gauge_is_no_change():
 
 def test_what_is_no_such_model_is_not_called_the_same():
     layer, head = rotary_layer(16, 4, 2, 4, 0), rotary_head(8, 4, 0, scale=2.0)
-    for model, nearly in ((layer, nearly_rotary(layer)), (head, heads_nearly_rotary(head))):
+    for model, nearly in ((layer, nearly_rotary(layer)), (head, nearly_rotary(head))):
         for name, target in nearly.items():
             if name not in ("a window", "scaled frequencies beyond a length", "faint ALiBi"):
                 found = us.verify(target, model, locate=model is layer)

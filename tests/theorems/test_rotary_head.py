@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import unsoftmax as us
+from tests.nearly_rotary import nearly_rotary
 from tests.rotary_heads import (
     longest_miss,
-    nearly_rotary,
     rotary_head,
     scores_apart,
     within_bounds,

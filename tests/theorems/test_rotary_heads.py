@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import unsoftmax as us
-from tests.rotary_heads import biased, changed, longest_miss, nearly_rotary, several_rotary
+from tests.nearly_rotary import nearly_rotary
+from tests.rotary_heads import biased, changed, longest_miss, several_rotary
 from tests.theorems.test_4_1 import hidden
 from tests.truth import Counted
 from unsoftmax.models.equality.verdicts import match

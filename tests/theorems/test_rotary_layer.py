@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 import unsoftmax as us
+from tests.nearly_rotary import nearly_rotary
 from tests.rotary_layers import (
     InFloat32,
     largest_errors,
     longest_miss,
-    nearly_rotary,
     relative_errors,
     rotary_layer,
     share_of_bounds,
