@@ -87,9 +87,7 @@ def nearly_rotary(model):
             X
         ),
         "a window": windowed,
-        "positions counted from the other end": lambda X: answered(
-            model, from_the_start(model, X), X
-        ),
+        "positions counted from the other end": from_the_start,
         "tanh in the values": lambda X: answered(model, scored(X), np.tanh(X)),
         "keys that decay": lambda X: answered(model, scored(X) * 0.99 ** far(X), X),
         "queries normalised": normalised,
