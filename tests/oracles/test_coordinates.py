@@ -100,7 +100,7 @@ def test_coordinates_of_coordinates():
     twice = us.oracles.coordinate(us.oracles.coordinate(TARGET, 2), 0)
     assert np.array_equal(twice(X), Y[:, 2])
     with pytest.raises(TypeError, match="must be callable"):
-        us.oracles.coordinate(Y, 0)
+        us.oracles.coordinate(Y, 0)  # type: ignore[arg-type]
 
 
 def test_a_learner_of_vectors_takes_one_number():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -319,12 +320,13 @@ def test_without_heads_only_c_is_left():
 @pytest.mark.parametrize("kind", [*KINDS, "biased"])
 def test_a_recovery_is_verified_within_its_certificate(kind):
     L = us.learners
-    target, learner = {
+    pairs: dict[str, Any] = {
         "one head": (rotary_head(8, 4, 1), L.LowRankHead(8, 4, rotary=True)),
         "biased": (rotary_head(8, 4, 1, biases=0.3), L.LowRankHead(8, 4, True, rotary=True)),
         "heads": (several_rotary(2, 8, 4, 3), L.MultiHeadLearner(8, 3, rotary=True)),
         "layer": (rotary_layer(16, 4, 2, 4, 3), L.AttentionLayerLearner(16, rotary=True)),
-    }[kind]
+    }
+    target, learner = pairs[kind]
     recovery = us.learn(lambda X: target(X), learner)
     errors = recovery.certificate.errors
     assert us.verify(target, recovery.model, errors=errors)

@@ -585,7 +585,8 @@ def plain_impostors(f):
 
 def impostors_behind_a_norm(f):
     """The same behind a norm, or behind what is none."""
-    normed, norm, rng = behind(f), behind(f).norm, np.random.default_rng()
+    normed, rng = behind(f), np.random.default_rng()
+    norm: Any = normed.norm
 
     def softened(u):
         return np.tanh(u / np.linalg.norm(u, axis=1, keepdims=True))

@@ -177,7 +177,11 @@ def test_frequencies_that_are_known(spread):
 
 
 def test_the_plan_counts_what_positions_and_biases_take():
-    settings = [{"rotary": False}, {"rotary": True}, {"rotary": True, "biases": True}]
+    settings: list[dict[str, Any]] = [
+        {"rotary": False},
+        {"rotary": True},
+        {"rotary": True, "biases": True},
+    ]
     plans = [us.learners.MultiHeadLearner(16, 4, rank=4, **more).plan() for more in settings]
     for plan, queries in zip(plans, (696, 760, 808), strict=True):
         assert f"{queries} for 4 of rank 4" in plan.formula

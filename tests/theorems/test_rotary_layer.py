@@ -158,16 +158,17 @@ def test_such_a_layer_with_biases(biases, settings, most, trials, evidence):
     ids=["SmolLM2", "Qwen2"],
 )
 def test_shapes_of_language_models(name, shape, settings, seeds, most, accuracy, evidence):
-    shares, scores, seconds, biases = [], [], [], "biases" in settings
+    shares, scores, seconds, (d, H, G, r) = [], [], [], shape
+    biases = "biases" in settings
     for seed in range(seeds):
-        target = rotary_layer(*shape, seed, residual=True, **settings)
+        target = rotary_layer(d, H, G, r, seed, residual=True, **settings)
         learner = us.learners.AttentionLayerLearner(shape[0], rotary=True, seed=seed)
         start = time.process_time()
         recovery = us.learn(hidden(target), learner)
         seconds.append(time.process_time() - start)
         assert shape[1:3] == (recovery.model.H, recovery.model.G)
         assert share_of_bounds(recovery, target) <= 1
-        shares.append((recovery.queries - 32) / bound(*shape, biases=biases))
+        shares.append((recovery.queries - 32) / bound(d, H, G, r, biases))
         distances = [0, 1, 20, 500]
         scores.append(
             whole_error(recovery.model, target, distances)
