@@ -6,6 +6,7 @@ import json
 import pickle
 from dataclasses import fields
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
@@ -66,7 +67,8 @@ class Rounds:
 @cache
 def recovered(case, seed):
     """What a learner recovers, the oracle that was asked, and the number of rounds."""
-    watched, learner = Watched(case.oracle(case.target(seed))), Rounds(case.learner(seed))
+    watched = Watched(case.oracle(case.target(seed)))
+    learner: Any = Rounds(case.learner(seed))
     return us.learn(watched, learner), watched, learner.count
 
 
