@@ -108,12 +108,18 @@ def trials(request: pytest.FixtureRequest) -> Callable[[int, int], int]:
 def evidence(record_property: Callable[[str, object], None]) -> Callable[..., None]:
     """``evidence(claim, **figures)``: a row of docs/evidence.md, written by `make evidence`.
 
-    ``refused``, how many of the targets were refused, has a column of its own.
+    Numbers are written with three digits, or with a comma at thousands. ``refused``, how many of
+    the targets were refused, has a column of its own.
     """
 
+    def written(figure: object) -> str:
+        if isinstance(figure, float):
+            return f"{figure:.3g}"
+        return f"{figure:,}" if isinstance(figure, (int, np.integer)) else str(figure)
+
     def record(claim: str, refused: object = "", **figures: object) -> None:
-        text = ", ".join(f"{name.replace('_', ' ')} {figure}" for name, figure in figures.items())
-        record_property("evidence", [claim, text, str(refused)])
+        said = [f"{name.replace('_', ' ')} {written(x)}" for name, x in figures.items()]
+        record_property("evidence", [claim, ", ".join(said), written(refused)])
 
     return record
 

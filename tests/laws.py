@@ -26,7 +26,7 @@ from tests.rotary_heads import rotary_head, several_rotary, within_bounds
 from tests.rotary_layers import rotary_layer
 from tests.rotary_layers import share_of_bounds as share_of_turned_bounds
 from tests.shares import share
-from tests.vector_learners import LinearMap, LinearModel, VectorHead, VectorHeadModel
+from tests.vector_learners import LinearMap, LinearModel
 from unsoftmax.protocol import Learner, Model, Oracle
 
 
@@ -108,8 +108,20 @@ def _low_rank(dim: int, rank: int, biases: bool = False) -> Callable[[int], us.S
     return make
 
 
-def _low(dim: int, **settings: Any) -> Callable[[int], Learner[Any]]:
-    return lambda seed: us.learners.LowRankHead(dim, seed=seed, **settings)
+def _of(name: str) -> Callable[..., Callable[[int], Learner[Any]]]:
+    """Make a maker of learners: of settings, and then of a seed."""
+    kind = getattr(us.learners, name)
+    return lambda *sizes, **settings: lambda seed: kind(*sizes, seed=seed, **settings)
+
+
+_exact, _low, _sensing, _approximate = map(
+    _of, ("ExactHead", "LowRankHead", "SensingHead", "ApproximateHead")
+)
+_heads, _orthogonal_heads, _labels = map(_of, ("MultiHeadLearner", "OrthogonalHeads", "LabelHead"))
+_relu, _layer, _several_before = map(
+    _of, ("ReluNetworkLearner", "TransformerLearner", "MultiHeadTransformerLearner")
+)
+_sublayer, _feed_forward_layer = map(_of, ("AttentionLayerLearner", "FeedForwardLearner"))
 
 
 def _rotary(dim: int, rank: int, **settings: Any) -> Callable[[int], Model]:
@@ -118,10 +130,6 @@ def _rotary(dim: int, rank: int, **settings: Any) -> Callable[[int], Model]:
 
 def _to_six_decimals(model: Model) -> Oracle:
     return us.oracles.rounded(model, 6)
-
-
-def _relu(dim: int, **settings: Any) -> Callable[[int], Learner[Any]]:
-    return lambda seed: us.learners.ReluNetworkLearner(dim, seed=seed, **settings)
 
 
 def _network(dim: int, neurons: int, biases: bool) -> Callable[[int], us.ReluNetwork]:
@@ -137,20 +145,8 @@ def _transformer(dim: int, neurons: int, biases: bool) -> Callable[[int], us.Tra
     return make
 
 
-def _layer(dim: int, **settings: Any) -> Callable[[int], Learner[Any]]:
-    return lambda seed: us.learners.TransformerLearner(dim, seed=seed, **settings)
-
-
 def _attention_within(recovery: us.Recovery[Any], target: Any) -> bool:
     return bool(np.linalg.norm(recovery.model.W - target.W) <= recovery.certificate.W_error)
-
-
-def _sensing(dim: int, **settings: Any) -> Callable[[int], Learner[Any]]:
-    return lambda seed: us.learners.SensingHead(dim, seed=seed, **settings)
-
-
-def _approximate(dim: int, **settings: Any) -> Callable[[int], Learner[Any]]:
-    return lambda seed: us.learners.ApproximateHead(dim, seed=seed, **settings)
 
 
 def _to_one_decimal(model: Model) -> Oracle:
@@ -159,10 +155,6 @@ def _to_one_decimal(model: Model) -> Oracle:
 
 def _within_the_unit_ball(model: Model) -> Oracle:
     return us.oracles.norm_capped(us.oracles.rounded(model, 9), 1.0)
-
-
-def _labels(dim: int, bits: int) -> Callable[[int], Learner[Any]]:
-    return lambda seed: us.learners.LabelHead(dim, bits, seed=seed)
 
 
 def _labels_of_the_paper(seed: int) -> Learner[Any]:
@@ -214,17 +206,6 @@ def _linear(dim: int, width: int) -> Callable[[int], Any]:
     return make
 
 
-def _vector_head(dim: int, width: int) -> Callable[[int], Any]:
-    def make(seed: int) -> Any:
-        rng = np.random.default_rng([dim, width, seed])
-        W = rng.standard_normal((dim, dim)) / np.sqrt(dim)
-        return VectorHeadModel(
-            c=rng.standard_normal(width), W=W, V=rng.standard_normal((width, dim))
-        )
-
-    return make
-
-
 def _attention_layer(residual: bool) -> Callable[[int], us.AttentionLayer]:
     return lambda seed: attention_layer(2, 2, 6, seed, residual=residual)
 
@@ -256,16 +237,9 @@ def _layer_within_the_bounds(recovery: us.Recovery[Any], target: Any) -> bool:
     return all(errors[name] <= bounds[name] for name in errors)
 
 
-def _vectors(name: str, learner: Any, target: Any, single: bool = True) -> Case:
-    return Case(
-        name,
-        learner,
-        target,
-        _one_by_one,
-        within=_arrays_within_the_bounds,
-        single=single,
-        same=_same_arrays,
-    )
+def _vectors(name: str, learner: Any, target: Any) -> Case:
+    within = _arrays_within_the_bounds
+    return Case(name, learner, target, _one_by_one, within=within, same=_same_arrays)
 
 
 @dataclass(frozen=True)
@@ -281,10 +255,6 @@ class OurNetworks:
             raise us.ModelMismatch("The network is known too coarsely for what is declared of it.")
         network: us.ReluNetwork = found.model
         return network
-
-
-def _exact(dim: int, **settings: Any) -> Callable[[int], Learner[Any]]:
-    return lambda seed: us.learners.ExactHead(dim, seed=seed, **settings)
 
 
 def _odd_part_of_softplus(model: Model) -> Oracle:
@@ -370,21 +340,21 @@ CASES = [
     ),
     Case(
         "OrthogonalHeads",
-        lambda seed: us.learners.OrthogonalHeads(6, seed=seed),
+        _orthogonal_heads(6),
         _orthogonal((2, 4)),
         within=_every_head_within_the_bounds,
         single=False,
     ),
     Case(
         "OrthogonalHeads, the paper's tokens",
-        lambda seed: us.learners.OrthogonalHeads(4, tokens="all", seed=seed),
+        _orthogonal_heads(4, tokens="all"),
         _orthogonal((2, 2)),
         within=_every_head_within_the_bounds,
         single=False,
     ),
     Case(
         "MultiHeadLearner",
-        lambda seed: us.learners.MultiHeadLearner(5, 8, seed=seed),
+        _heads(5, 8),
         _several(5, 3, False),
         _one_by_one,
         within=_every_head_within_the_bounds,
@@ -392,7 +362,7 @@ CASES = [
     ),
     Case(
         "MultiHeadLearner, capped",
-        lambda seed: us.learners.MultiHeadLearner(5, 8, radius=100.0, seed=seed),
+        _heads(5, 8, radius=100.0),
         _several(5, 3, False),
         lambda target: us.oracles.norm_capped(_one_by_one(target), 100.0),
         within=_every_head_within_the_bounds,
@@ -400,7 +370,7 @@ CASES = [
     ),
     Case(
         "MultiHeadLearner with biases, low rank",
-        lambda seed: us.learners.MultiHeadLearner(9, 4, biases=True, rank=2, seed=seed),
+        _heads(9, 4, biases=True, rank=2),
         _several(9, 2, True, 2),
         _one_by_one,
         within=_every_head_within_the_bounds,
@@ -408,7 +378,7 @@ CASES = [
     ),
     Case(
         "MultiHeadLearner with rotary positions",
-        lambda seed: us.learners.MultiHeadLearner(6, 4, seed=seed, rotary=True),
+        _heads(6, 4, rotary=True),
         lambda seed: several_rotary(2, 6, 4, seed),
         _one_by_one,
         within=_equal_by_the_certificate,
@@ -416,7 +386,7 @@ CASES = [
     ),
     Case(
         "MultiHeadLearner in one dimension",
-        lambda seed: us.learners.MultiHeadLearner(1, 4, biases=True, seed=seed),
+        _heads(1, 4, biases=True),
         _several(1, 2, True),
         _one_by_one,
         within=_every_head_within_the_bounds,
@@ -424,7 +394,7 @@ CASES = [
     ),
     Case(
         "MultiHeadLearner, polished",
-        lambda seed: us.learners.MultiHeadLearner(4, 8, polish=True, seed=seed),
+        _heads(4, 8, polish=True),
         _several(4, 5, False),
         _one_by_one,
         within=_every_head_within_the_bounds,
@@ -521,35 +491,35 @@ CASES = [
     ),
     Case(
         "AttentionLayerLearner",
-        lambda seed: us.learners.AttentionLayerLearner(6, seed=seed),
+        _sublayer(6),
         _attention_layer(residual=True),
         _one_by_one,
         within=_heads_within_the_bounds,
     ),
     Case(
         "AttentionLayerLearner with rotary positions",
-        lambda seed: us.learners.AttentionLayerLearner(8, rotary=True, seed=seed),
+        _sublayer(8, rotary=True),
         lambda seed: rotary_layer(8, 2, 1, 4, seed, residual=True),
         _one_by_one,
         within=lambda recovery, target: share_of_turned_bounds(recovery, target) <= 1,
     ),
     Case(
         "AttentionLayerLearner with rotary positions and biases",
-        lambda seed: us.learners.AttentionLayerLearner(8, rotary=True, seed=seed),
+        _sublayer(8, rotary=True),
         lambda seed: rotary_layer(8, 2, 1, 4, seed, residual=True, biases=0.3),
         _one_by_one,
         within=lambda recovery, target: share_of_turned_bounds(recovery, target) <= 1,
     ),
     Case(
         "AttentionLayerLearner, half as many keys",
-        lambda seed: us.learners.AttentionLayerLearner(6, polish="fine", seed=seed),
+        _sublayer(6, polish="fine"),
         _attention_layer(residual=False),
         _one_by_one,
         within=_heads_within_the_bounds,
     ),
     Case(
         "AttentionLayerLearner behind a LayerNorm",
-        lambda seed: us.learners.AttentionLayerLearner(16, norm="post", seed=seed),
+        _sublayer(16, norm="post"),
         lambda seed: normalised(2, 4, 16, seed),
         _one_by_one,
         within=lambda recovery, target: share_behind(recovery, target) <= 1,
@@ -557,7 +527,7 @@ CASES = [
     ),
     Case(
         "MultiHeadTransformerLearner",
-        lambda seed: us.learners.MultiHeadTransformerLearner(4, 4, seed=seed),
+        _several_before(4, 4),
         _heads_before_a_network(2, 4, 5),
         _one_by_one,
         within=_transformer_within_the_bounds,
@@ -566,7 +536,7 @@ CASES = [
     ),
     Case(
         "AttentionLayerLearner after a LayerNorm",
-        lambda seed: us.learners.AttentionLayerLearner(6, norm="pre", seed=seed),
+        _sublayer(6, norm="pre"),
         lambda seed: prenorm(1, 2, 6, seed),
         _one_by_one,
         within=lambda recovery, target: share_after(recovery, target) <= 1,
@@ -575,7 +545,7 @@ CASES = [
     ),
     Case(
         "FeedForwardLearner",
-        lambda seed: us.learners.FeedForwardLearner(6, seed=seed),
+        _feed_forward_layer(6),
         _feed_forward(6, 9, 6, residual=True),
         _one_by_one,
         within=_layer_within_the_bounds,
@@ -583,7 +553,7 @@ CASES = [
     ),
     Case(
         "FeedForwardLearner of other outputs",
-        lambda seed: us.learners.FeedForwardLearner(5, seed=seed),
+        _feed_forward_layer(5),
         _feed_forward(5, 8, 7),
         _one_by_one,
         within=_layer_within_the_bounds,
@@ -591,7 +561,7 @@ CASES = [
     ),
     Case(
         "FeedForwardLearner after a LayerNorm",
-        lambda seed: us.learners.FeedForwardLearner(6, norm="pre", seed=seed),
+        _feed_forward_layer(6, norm="pre"),
         lambda seed: layer_after(layer(6, 9, 6, seed), seed),
         _one_by_one,
         within=lambda recovery, target: layer_share_after(recovery, target) <= 1,
@@ -600,7 +570,7 @@ CASES = [
     ),
     Case(
         "FeedForwardLearner behind a LayerNorm",
-        lambda seed: us.learners.FeedForwardLearner(8, norm="post", seed=seed),
+        _feed_forward_layer(8, norm="post"),
         lambda seed: layer_behind(layer(8, 12, 8, seed), seed),
         _one_by_one,
         within=lambda recovery, target: layer_share_behind(recovery, target) <= 1,
@@ -609,8 +579,6 @@ CASES = [
     ),
     _vectors("LinearMap (tests)", lambda seed: LinearMap(5, seed), _linear(5, 3)),
     _vectors("LinearMap of one number (tests)", lambda seed: LinearMap(4, seed), _linear(4, 1)),
-    # its long sequences are scaled to logits, by any number
-    _vectors("VectorHead (tests)", lambda seed: VectorHead(4, seed), _vector_head(4, 4), False),
 ]
 
 # One learner per kind of answer, numbers, coarse numbers, labels and vectors, and two adaptive.

@@ -114,11 +114,7 @@ def attack(claim: str, count: int, share_at: Callable[[int], float], evidence) -
         worst = max(worst, share)
     assert len(refused) <= max(1, count / 500), refused
     evidence(
-        claim,
-        trials=count,
-        refused=len(refused),
-        broken=0,
-        largest_share_of_the_certificate=f"{worst:.2f}",
+        claim, trials=count, refused=len(refused), broken=0, largest_share_of_the_certificate=worst
     )
 
 
@@ -137,5 +133,5 @@ def covered(claim: str, count: int, share_at: Callable[[int], float], evidence) 
         claim,
         trials=count,
         refused=refused,
-        largest_share_of_the_certificate=f"{max(shares, default=0.0):.2f}",
+        largest_share_of_the_certificate=max(shares, default=0.0),
     )

@@ -29,27 +29,3 @@ def share_after(recovery, target):
     assert apart.keys() == bounds.keys()
     shares = [apart[name] / bounds[name] for name in bounds]
     return max(*shares, predicted_share(recovery, target))
-
-
-class NormedInFloat32:
-    """A layer after a norm as libraries compute it, all in float32."""
-
-    def __init__(self, target):
-        heads = [[head.arrays()[name] for name in "OVKQw"] for head in target.heads]
-        self.heads = [[array.astype(np.float32) for array in head] for head in heads]
-        self.c, norm = target.c.astype(np.float32), target.norm
-        self.scale, self.shift = norm.scale.astype(np.float32), norm.shift.astype(np.float32)
-        self.eps, self.residual = np.float32(norm.eps), target.residual
-
-    def __call__(self, X):
-        given = X.astype(np.float32)
-        x = given - given.mean(axis=-1, keepdims=True)
-        x = x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + self.eps)
-        x = self.shift + self.scale * x
-        answers = self.c + given[:, -1] * self.residual
-        for O, V, K, Q, w in self.heads:  # noqa: E741 - the projections' own names
-            scores = np.einsum("bnr,br->bn", x @ K.T, x[:, -1] @ Q.T) + x @ w
-            weights = np.exp(scores - scores.max(axis=1, keepdims=True))
-            weights /= weights.sum(axis=1, keepdims=True)
-            answers = answers + np.einsum("bn,bnr->br", weights, x @ V.T) @ O.T
-        return answers.astype(np.float64)

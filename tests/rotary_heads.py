@@ -44,72 +44,6 @@ def within_bounds(recovery, target):
     )
 
 
-def answered(head, scores, X):
-    """What a head answers if its tokens have these scores."""
-    e = np.exp(scores - scores.max(axis=1, keepdims=True))
-    return np.einsum("bn,bn->b", e / e.sum(axis=1, keepdims=True), X @ head.v) + head.c
-
-
-def keys_and_queries(head, X, positions_of_keys, position_of_query):
-    """Scores of keys and a query turned to positions."""
-    keys = head.rotary.turned(head.scores.keys(X), positions_of_keys)
-    query = head.rotary.turned(head.scores.queries(X[:, -1]), np.array(position_of_query))
-    return np.einsum("bnr,br->bn", keys, query)
-
-
-def nearly_rotary(head):
-    """Functions that are no head with rotary positions, many of them nearly one."""
-    d, r = head.dim, len(head.K)
-    slower = us.RotaryHead(head.K, head.Q, head.v, us.Rotary(head.rotary.frequencies / 4), c=head.c)
-
-    def far(X):
-        return np.arange(X.shape[1])[::-1]
-
-    def scaled_beyond(X, length=256):
-        scores = head.scores.of(X)
-        scores[:, : max(0, X.shape[1] - length)] = slower.scores.of(X)[
-            :, : max(0, X.shape[1] - length)
-        ]
-        return answered(head, scores, X)
-
-    def windowed(X, length=100):
-        scores = head.scores.of(X)
-        scores[:, : max(0, X.shape[1] - length)] = -np.inf
-        return answered(head, scores, X)
-
-    def by_length(X):
-        return (slower if X.shape[1] > 100 else head)(X)
-
-    def learned(X):
-        table = np.random.default_rng(d).standard_normal(1024)
-        return answered(head, head.scores.of(X) + 0.1 * table[: X.shape[1]][::-1], X)
-
-    def from_the_start(X):
-        return answered(head, keys_and_queries(head, X, np.arange(X.shape[1]), 0.0), X)
-
-    def tanh(X):
-        return answered(head, head.scores.of(X), np.tanh(X))
-
-    return {
-        "ALiBi beside rotary": lambda X: answered(head, head.scores.of(X) - 0.1 * far(X), X),
-        "faint ALiBi": lambda X: answered(head, head.scores.of(X) - 1e-4 * far(X), X),
-        "a learned bias per distance": learned,
-        "scaled frequencies beyond a length": scaled_beyond,
-        "scaled frequencies in long sequences": by_length,
-        "a window": windowed,
-        "positions counted from the other end": from_the_start,
-        "a plain head beside it": lambda X: head(X) + 1e-3 * us.SingleHead(np.eye(d), head.v)(X),
-        "tanh in the values": tanh,
-        "keys that decay": lambda X: answered(head, head.scores.of(X) * 0.99 ** far(X), X),
-        "a temperature by length": lambda X: answered(
-            head, head.scores.of(X) * np.log(1 + X.shape[1]), X
-        ),
-        "queries normalised": lambda X: answered(
-            head, head.scores.of(X) / (1e-9 + np.linalg.norm(X[:, -1:], axis=2)) * r, X
-        ),
-    }
-
-
 def several_rotary(H, d, r, seed, *, base=1e4, scale=1.0, turning=1.0):
     """Random heads that share their frequencies."""
     heads = [
@@ -126,3 +60,18 @@ def longest_miss(found, target, seed):
     X *= np.array([1.0, 3.0])[:, None, None]
     size = np.linalg.norm(X, axis=2).max(axis=1) * np.linalg.norm(target.v)
     return np.max(np.abs(found(X) - target(X)) / size)
+
+
+def changed(model, **arrays):
+    """The same heads with other arrays."""
+    return us.RotaryHeads.from_arrays({**model.arrays(), **arrays})
+
+
+def biased(H, d, r, seed, spread, **settings):
+    """Random heads whose biases have a deviation of ``spread``; no constant where that is 0."""
+    like = several_rotary(H, d, r, seed, **settings)
+    if not spread:
+        return like
+    rng = np.random.default_rng([seed, 7])
+    biases = {name: spread * rng.standard_normal((H, r)) for name in ("k_bias", "q_bias")}
+    return changed(like, c=0.3, **biases)

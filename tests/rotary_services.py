@@ -17,7 +17,9 @@ def turned(x, positions, frequencies):
 
 
 def in_float32(model):
-    """A `RotaryHeads` or `RotaryLayer` whose keys and queries turn by their own positions."""
+    """A rotary head, several or a layer whose keys and queries turn by their own positions."""
+    if isinstance(model, us.RotaryHead):
+        model = us.RotaryHeads.of([model], model.dim, model.c)
     a = {name: np.asarray(x, dtype=np.float32) for name, x in model.arrays().items()}
     layer = isinstance(model, us.RotaryLayer)
     groups = model.groups.tolist() if layer else range(model.H)

@@ -77,7 +77,7 @@ def test_a_trained_regressor_from_its_predictions_alone(data, solver, trials, ev
     evidence(
         f"scikit-learn's MLPRegressor, 64 neurons, {data.__name__.replace('_', ' ')}, {solver}",
         networks=len(errors),
-        largest_error=f"{max(errors):.1e}",
+        largest_error=max(errors),
         queries_per_parameter=f"{np.median(ratios):.2f} in the median, {max(ratios):.2f} at most",
     )
 
@@ -129,7 +129,7 @@ def test_a_trained_head_before_a_trained_network(trials, evidence):
     assert error <= 2e-9
     evidence(
         "MiniLM's head 0 before a trained regressor",
-        queries=f"{oracle.queries:,}",
-        error_of_W=f"{relative(recovery.model.W, target.W):.1e}",
-        error_on_sequences=f"{error:.1e}",
+        queries=oracle.queries,
+        error_of_W=relative(recovery.model.W, target.W),
+        error_on_sequences=error,
     )

@@ -1,7 +1,7 @@
 """A certificate holds, or the target is refused by name: whatever arithmetic answers.
 
-Every learner of `tests.laws` is attacked by answers that waver and drift: register a learner
-there and it is attacked here. Learners of one head are attacked with wide families of heads, and
+Answers waver and drift: one learner per kind of answer is attacked by them, in `make evidence`
+every learner of `tests.laws`. Learners of one head are attacked with wide families of heads, and
 with heads computed as libraries do.
 """
 
@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import unsoftmax as us
-from tests.laws import CASES, cases
+from tests.laws import CASES, KINDS, cases
 
 # -- how answers are disturbed
 
@@ -62,6 +62,14 @@ DISTURBED: dict[str, Any] = {
     "drift 1e-11": drift(1e-11),
     "drift 1e-8": drift(1e-8),
 }
+# those of layers beside norms and of positions as well: each reads its answers in its own way
+FEW = (
+    *KINDS,
+    "LowRankHead with rotary positions",
+    "AttentionLayerLearner behind a LayerNorm",
+    "FeedForwardLearner after a LayerNorm",
+    "TransformerLearner",
+)
 WAVERING = [name for name in DISTURBED if "jitter" in name or "drift" in name]
 
 
@@ -73,7 +81,7 @@ def takes_noise(case: Any) -> bool:
 
 @pytest.mark.few
 @pytest.mark.parametrize("how", WAVERING)
-@cases([case for case in CASES if takes_noise(case)])
+@cases([case for case in CASES if takes_noise(case)], few=FEW)
 def test_answers_that_waver_are_covered_or_refused(case, how, trials, evidence):
     count, refused = trials(1, 60), 0
     for seed in range(count):

@@ -42,6 +42,6 @@ def test_certificates_of_close_heads_hold_whatever_their_size(heads, size, trial
     evidence(
         f"MultiHeadLearner, {heads} heads, two of them close, biases, W times {size:g}, {count}",
         broken=0,
-        error_over_bound=f"{worst:.2f}",
+        error_over_bound=worst,
         refused=refused,
     )

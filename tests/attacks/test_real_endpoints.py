@@ -59,7 +59,7 @@ def low_rank(kind, seed):
 @pytest.mark.parametrize("given", [False, True], ids=["rank found", "rank given"])
 @pytest.mark.parametrize("kind", ["noise", "rank one", "one entry", "one column", *STORED])
 def test_a_tail_beside_low_rank_is_read_or_in_the_bound(kind, given, trials, evidence):
-    count, worst, refused = trials(3, 200), 0.0, Counter[str]()
+    count, worst, refused = trials(1, 200), 0.0, Counter[str]()
     for seed in range(count):
         target, rank, biases = low_rank(kind, seed)
         learner = Learner(
@@ -78,7 +78,7 @@ def test_a_tail_beside_low_rank_is_read_or_in_the_bound(kind, given, trials, evi
         f"MultiHeadLearner, low rank and a tail ({kind}), rank {'given' if given else 'found'}, "
         f"{count} targets",
         broken=0,
-        error_over_bound=f"{worst:.2f}",
+        error_over_bound=worst,
         refused=refused.total(),
     )
 
@@ -105,7 +105,7 @@ def test_exact_ranks_cost_no_more_than_their_parameters(trials, evidence):
         "MultiHeadLearner, 2 heads of rank 8 and 16, d = 96: queries over parameters",
         runs=2 * count,
         refused=0,
-        most=f"{most:.2f}",
+        most=most,
     )
 
 
@@ -173,8 +173,8 @@ def test_a_float32_service_of_four_heads_is_recovered_at_default_settings(biases
     evidence(
         f"MultiHeadLearner, float32 inside, 4 heads, d = 32{', biases' if biases else ''}, {count}",
         broken=0,
-        W_median=f"{np.median(off):.0e}",
-        W=f"{max(off):.0e}",
+        W_median=np.median(off),
+        W=max(off),
     )
 
 
@@ -200,8 +200,8 @@ def test_float32_services_of_other_sizes(size, biases, trials, evidence):
         f"MultiHeadLearner, float32 inside, 3 heads, d = 8, W times {size:g}, "
         f"{'biases, ' if biases else ''}{count}",
         broken=0,
-        error_over_bound=f"{worst:.2f}",
-        W=f"{max(off):.0e}",
+        error_over_bound=worst,
+        W=max(off),
         refused=refused,
     )
 
@@ -219,10 +219,10 @@ def recovered_to_a_thousandth(target, oracle, learner, evidence, what):
     assert recovery.evidence.passed
     evidence(
         f"MultiHeadLearner, float32 inside, {what}",
-        queries=f"{recovery.queries:,}",
-        W=f"{apart['W']:.0e}",
-        v=f"{apart['v']:.0e}",
-        error_over_bound=f"{share_of_the_bounds(recovery, target):.2f}",
+        queries=recovery.queries,
+        W=apart["W"],
+        v=apart["v"],
+        error_over_bound=share_of_the_bounds(recovery, target),
     )
 
 
@@ -375,6 +375,7 @@ def test_formats_that_are_too_short_are_refused_by_name_and_number(name, rounded
     evidence(f"4 heads served in {name}: too coarse, by how much is said", refused=count)
 
 
+@pytest.mark.claimed
 def test_answers_that_are_a_little_too_coarse_are_told_by_how_much(trials, evidence):
     count = trials(1, 10)
     for seed in range(count):

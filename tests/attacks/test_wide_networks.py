@@ -176,6 +176,7 @@ def _rest_of(recovery: Any) -> tuple[Any, ...]:
     return tuple(getattr(recovery, name) for name in recovery.__dataclass_fields__)[1:]
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("biases", [True, False], ids=["query biases", "no query biases"])
 @pytest.mark.parametrize("name", SCORES)
 def test_W_of_any_shape(name, biases, trials, evidence):

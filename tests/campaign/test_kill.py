@@ -18,7 +18,7 @@ from tests.campaign.lives import (
     one_by_one,
     same_bits,
 )
-from tests.vector_learners import VectorHead, VectorHeadModel
+from tests.vector_learners import LinearMap, LinearModel
 
 FINGERPRINT = 8
 
@@ -28,15 +28,14 @@ def head(dim: int, seed: int = 0) -> us.SingleHead:
     return us.SingleHead(rng.standard_normal((dim, dim)), rng.standard_normal(dim))
 
 
-def vector_head(dim: int, width: int) -> VectorHeadModel:
+def linear(dim: int, width: int) -> LinearModel:
     rng = np.random.default_rng([dim, width])
-    W, V = rng.standard_normal((dim, dim)) / dim, rng.standard_normal((width, dim))
-    return VectorHeadModel(c=rng.standard_normal(width), W=W, V=V)
+    return LinearModel(c=rng.standard_normal(width), M=rng.standard_normal((width, dim)))
 
 
 NUMBERS_AND_VECTORS = pytest.mark.parametrize(
     ("target", "learner"),
-    [(head(2), us.learners.ExactHead(2)), (vector_head(2, 3), VectorHead(2))],
+    [(head(2), us.learners.ExactHead(2)), (linear(2, 3), LinearMap(2))],
     ids=["numbers", "vectors"],
 )
 
@@ -44,7 +43,7 @@ NUMBERS_AND_VECTORS = pytest.mark.parametrize(
 @pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize(
     ("target", "learner"),
-    [(head(6), us.learners.ExactHead(6)), (vector_head(5, 4), VectorHead(5))],
+    [(head(6), us.learners.ExactHead(6)), (linear(40, 4), LinearMap(40))],
     ids=["numbers", "vectors"],
 )
 def test_killed_at_any_moment_nothing_recorded_is_asked_again(

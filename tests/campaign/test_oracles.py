@@ -67,6 +67,19 @@ def failing(error, times, oracle=first_number):
     return Counted(ask)
 
 
+def in_turns(*turns):
+    """Wrap an oracle that raises or answers one after the other."""
+    left = iter(turns)
+
+    def ask(X):
+        turn = next(left)
+        if isinstance(turn, Exception):
+            raise turn
+        return turn
+
+    return ask
+
+
 # -- errors, cured and not
 
 
@@ -114,11 +127,9 @@ def test_three_tries_and_then_an_oracle_error(workers, tmp_path):
 @pytest.mark.parametrize("workers", [1, 3])
 def test_errors_of_earlier_tries_are_told(workers):
     """How many kinds, each with its words, and all of them in the chain."""
-    turns = iter([TimeoutError("slow"), ConnectionError("gone"), TimeoutError("no"), OSError("x")])
-
-    def oracle(X):
-        raise next(turns)
-
+    oracle = in_turns(
+        TimeoutError("slow"), ConnectionError("gone"), TimeoutError("no"), OSError("x")
+    )
     retries = us.Retries(tries=4, pause_s=0.0)
     with pytest.raises(us.OracleError) as caught:
         us.learn(oracle, Script([[sequences(4)]]), workers=workers, retries=retries)
@@ -148,14 +159,7 @@ def test_errors_of_earlier_tries_are_told(workers):
     ids=lambda x: type(x).__name__,
 )
 def test_errors_before_another_end_are_told(last, said, kind):
-    turns = iter([ConnectionError("gone"), last])
-
-    def oracle(X):
-        turn = next(turns)
-        if isinstance(turn, Exception):
-            raise turn
-        return turn
-
+    oracle = in_turns(ConnectionError("gone"), last)
     with pytest.raises(us.OracleError) as caught:
         us.learn(oracle, Script([[sequences(1)]]), retries=us.Retries(2, 0.0))
     assert type(caught.value) is kind
@@ -167,14 +171,7 @@ def test_errors_before_another_end_are_told(last, said, kind):
 
 
 def test_an_answer_that_was_not_finite_is_an_earlier_error_too():
-    turns = iter([np.array([0.0, np.inf]), ConnectionError("gone")])
-
-    def oracle(X):
-        turn = next(turns)
-        if isinstance(turn, Exception):
-            raise turn
-        return turn
-
+    oracle = in_turns(np.array([0.0, np.inf]), ConnectionError("gone"))
     with pytest.raises(us.OracleError, match=r"another kind \(FloatingPointError: inf in row 1"):
         us.learn(oracle, Script([[sequences(2)]]), retries=us.Retries(2, 0.0))
 
@@ -525,8 +522,8 @@ def test_one_ctrl_c_ends_a_run_whose_target_hangs(workers, tmp_path, monkeypatch
     patient = functools.partial(watching.Interrupts, least_s=0.3)
     monkeypatch.setattr(watching, "Interrupts", patient)
     main = threading.get_ident()
-    threading.Timer(0.3, lambda: signal.pthread_kill(main, signal.SIGINT)).start()
     began = time.monotonic()
+    threading.Timer(0.3, lambda: signal.pthread_kill(main, signal.SIGINT)).start()
     with pytest.raises(KeyboardInterrupt):
         us.learn(oracle, script, ledger=ledger, batch=2, workers=workers)
     assert 0.5 < time.monotonic() - began < PATIENCE_S / 2
@@ -642,19 +639,6 @@ def test_a_call_that_never_began_is_called_off():
     pool.leave(busy)  # it is back: its thread is free
     pool.__exit__(None, None, None)
     assert calls == []
-
-
-@pytest.mark.parametrize(
-    ("timeout", "kind"),
-    [
-        *[(0, ValueError), (-1, ValueError), (np.nan, ValueError), (np.inf, ValueError)],
-        *[(True, TypeError), ("1", TypeError)],
-    ],
-)
-def test_bad_timeouts_are_refused(timeout, kind, tmp_path):
-    with pytest.raises(kind, match="timeout must be"):
-        us.learn(first_number, LEARNER, timeout=timeout, ledger=tmp_path / "ledger")
-    assert not (tmp_path / "ledger").exists()
 
 
 # -- Ctrl-C, again
@@ -1030,11 +1014,40 @@ def test_an_error_of_the_learner_passes(tmp_path):
 # -- arguments
 
 
-@pytest.mark.parametrize("name", ["holdout", "batch", "workers"])
-@pytest.mark.parametrize("bad", [-1, True, 1.0, "2", np.nan])
-def test_bad_counts_are_value_errors(name, bad, tmp_path):
-    with pytest.raises(ValueError, match=f"{name} must be a whole number"):
-        us.learn(first_number, LEARNER, ledger=tmp_path / "ledger", **{name: bad})
+WHOLE = "must be a whole number"
+
+
+@pytest.mark.parametrize(
+    ("settings", "kind", "words"),
+    [
+        *(
+            ({name: bad}, ValueError, f"{name} {WHOLE}")
+            for name in ("holdout", "batch", "workers")
+            for bad in (-1, True, 1.0, "2", np.nan)
+        ),
+        *(
+            ({name: 0}, ValueError, f"{name} {WHOLE} .*, 1 (to|or more)")
+            for name in ("batch", "workers")
+        ),
+        *(
+            ({"workers": many}, ValueError, f"workers {WHOLE} .*1 to 2,048; it is")
+            for many in (2049, 9_999_999, 10**30)
+        ),
+        *(({"timeout": bad}, ValueError, "timeout must be") for bad in (0, -1, np.nan, np.inf)),
+        *(({"timeout": bad}, TypeError, "timeout must be") for bad in (True, "1")),
+        *(
+            ({"learner": bad}, TypeError, r"learner must be.*ExactHead\(dim=384\)")
+            for bad in (us.learners.ExactHead, "exact", None)
+        ),
+        ({"oracle": np.zeros(3)}, TypeError, r"must be callable.*ndarray"),
+    ],
+)
+def test_bad_arguments_are_refused_before_anyone_is_hired_or_asked(settings, kind, words, tmp_path):
+    given = {"oracle": first_number, "learner": LEARNER, "ledger": tmp_path / "ledger"}
+    before = threading.active_count()
+    with pytest.raises(kind, match=words):
+        us.learn(**given | settings)
+    assert threading.active_count() == before
     assert not (tmp_path / "ledger").exists()
 
 
@@ -1042,19 +1055,6 @@ def test_counts_may_be_numpy_integers(tmp_path):
     ledger = tmp_path / "ledger"
     us.learn(head(), LEARNER, None, ledger, np.int64(8), np.int64(3), np.int64(2))  # type: ignore[arg-type]
     assert us.learn(head(), LEARNER, holdout=8, ledger=ledger).counts["fingerprint"] > 0
-
-
-def test_zero_batches_and_workers_are_value_errors():
-    for name in ("batch", "workers"):
-        with pytest.raises(ValueError, match=rf"{name} must be a whole number .*, 1 (to|or more)"):
-            us.learn(first_number, LEARNER, **{name: 0})  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("workers", [2049, 9_999_999, 10**30])
-def test_too_many_workers_are_refused_before_any_is_hired(workers, tmp_path):
-    with pytest.raises(ValueError, match=r"workers must be a whole number .*1 to 2,048; it is"):
-        us.learn(first_number, LEARNER, workers=workers, ledger=tmp_path / "ledger")
-    assert not (tmp_path / "ledger").exists()
 
 
 def test_a_machine_without_threads_left_is_told_in_a_sentence(monkeypatch):
@@ -1073,17 +1073,6 @@ def test_a_machine_without_threads_left_is_told_in_a_sentence(monkeypatch):
             break
         time.sleep(0.01)
     assert threading.active_count() <= before
-
-
-def test_a_learner_must_be_a_learner_with_its_settings():
-    for bad in (us.learners.ExactHead, "exact", None):
-        with pytest.raises(TypeError, match=r"learner must be.*ExactHead\(dim=384\)"):
-            us.learn(first_number, bad)  # type: ignore[arg-type]
-
-
-def test_an_oracle_must_be_callable():
-    with pytest.raises(TypeError, match=r"must be callable.*ndarray"):
-        us.learn(np.zeros(3), LEARNER)  # type: ignore[arg-type]
 
 
 class Mute(Exception):

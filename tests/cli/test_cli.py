@@ -67,6 +67,43 @@ TARGET = """
 """
 
 
+ALGORITHMS = """
+    import numpy as np
+    import unsoftmax as us
+
+    eye = np.eye(3)
+    W = np.random.default_rng(1).standard_normal((3, 3))
+    network = us.ReluNetwork(np.hstack([eye, -eye]), [1.0, 2.0, 3.0, -1.0, 0.5, 2.0])
+    layer = us.Transformer(W, network)
+
+    def target(X):
+        return layer(X)
+
+    def axes(oracle):
+        return us.ReluNetwork(np.hstack([eye, -eye]), oracle(np.vstack([eye, -eye])))
+
+    def broken(oracle):
+        return oracle(np.zeros((1, 5)))
+
+    def nothing(oracle):
+        pass
+
+    def computing(oracle):
+        oracle(eye)
+        open("computes.txt", "w").close()
+        while True:
+            pass
+
+    def stubborn(oracle):
+        open("computes.txt", "w").close()
+        while True:
+            try:
+                oracle(np.random.standard_normal((1, 3)))
+            except BaseException:
+                pass
+"""
+
+
 @pytest.fixture
 def folder(tmp_path):
     (tmp_path / "mine.py").write_text(textwrap.dedent(TARGET))
@@ -180,6 +217,11 @@ def test_plan(folder):
     assert plan["formula"] == "d + d²"
 
 
+PAPER = ["--dim", 2, "--method", "paper"]
+ANTISYMMETRIC = ["--attention", "antisymmetric"]
+NETWORK = ["--dim", 3, "--network", "ffn:axes"]
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -210,9 +252,34 @@ def test_plan(folder):
         (["compare", "absent.safetensors", "absent.safetensors"], "no model file"),
         (["compare", "mine.py", "mine.py"], "not a readable safetensors"),
         (["nonsense"], "No such command"),
+        *(
+            (["plan", "--model", model, *settings], says)
+            for model, settings, says in [
+                ("labels", ["--dim", 4], "bits must be given for bisection"),
+                ("labels", [*PAPER, "--norm-bound", 2, "--margin", 0.5], "bits or error"),
+                ("labels", ["--bits", 8], "--dim is missing"),
+                ("labels", ["--dim", 4, "--bits", 8, "--margin", 0.9], "margin must be at most"),
+                ("labels", [*PAPER, "--bits", 8], "needs norm_bound"),
+                ("transformer", ["--dim", 4, "--bits", 8], "--bits is no setting"),
+                ("transformer", ["--dim", 4, *ANTISYMMETRIC, "--anchored"], "anchored"),
+                ("transformer", ["--dim", 4, *ANTISYMMETRIC, "--biases"], "query biases"),
+                ("transformer", ["--dim", 4, "--rank", 5], "rank must be at most"),
+                ("transformer", ["--rank", 2], "--dim is missing"),
+                ("transformer", [*NETWORK[:-1], "ffn"], "give module:function"),
+                ("exact", NETWORK, "--network is no setting of --model exact"),
+                (
+                    "transformer",
+                    [*NETWORK, "--max-neurons", 3],
+                    "--max-neurons is no setting of --model transformer with --network",
+                ),
+                ("transformer", ["--dim", 3, "--slope-error", 1.0], "--network is missing"),
+                ("antisymmetric", [], "--dim is missing"),
+            ]
+        ),
     ],
 )
 def test_mistakes_are_told_in_a_sentence(folder, words, says):
+    (folder / "ffn.py").write_text(textwrap.dedent(ALGORITHMS))
     done = run(folder, *words)
     assert done.returncode == 2
     assert says in " ".join(done.stderr.split())
@@ -473,22 +540,6 @@ def test_plan_of_labels(folder):
     assert json.loads(shown.stdout)["queries"] > 10**28
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (["--dim", 4], "bits must be given for bisection"),
-        (["--dim", 2, "--method", "paper", "--norm-bound", 2, "--margin", 0.5], "bits or error"),
-        (["--bits", 8], "--dim is missing"),
-        (["--dim", 4, "--bits", 8, "--margin", 0.9], "margin must be at most"),
-        (["--dim", 4, "--bits", 8, "--method", "paper"], "needs norm_bound"),
-    ],
-)
-def test_settings_of_labels_that_do_not_fit(folder, words, says):
-    done = run(folder, "plan", "--model", "labels", *words)
-    assert done.returncode == 2
-    assert says in done.stderr
-
-
 def test_learn_from_labels(folder):
     with (folder / "mine.py").open("a") as source:
         source.write("\ndef labels(X):\n    return head(X) > 0\n")
@@ -561,22 +612,6 @@ def test_learn_a_network_and_what_stands_before_it(folder):
     assert json.loads(other.stdout)["by"] == "shape"
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (["--dim", 4, "--bits", 8], "--bits is no setting"),
-        (["--dim", 4, "--attention", "antisymmetric", "--anchored"], "anchored"),
-        (["--dim", 4, "--attention", "antisymmetric", "--biases"], "query biases"),
-        (["--dim", 4, "--rank", 5], "rank must be at most"),
-        (["--rank", 2], "--dim is missing"),
-    ],
-)
-def test_settings_of_a_transformer_that_do_not_fit(folder, words, says):
-    done = run(folder, "plan", "--model", "transformer", *words)
-    assert done.returncode == 2
-    assert says in done.stderr
-
-
 def test_a_head_behind_a_network_that_nobody_can_learn(folder):
     with (folder / "mine.py").open("a") as source:
         source.write(
@@ -587,9 +622,6 @@ def test_a_head_behind_a_network_that_nobody_can_learn(folder):
     done = run(folder, "learn", "mine:layer", *words, "--out", "head", "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["learner"]["of"]["learner"] == "LowRankHead"
-    shown = run(folder, "plan", *words[:2])
-    assert shown.returncode == 2
-    assert "--dim is missing" in shown.stderr
 
 
 # -- several heads
@@ -634,42 +666,6 @@ def test_learn_orthogonal_heads(folder):
 
 # -- a plain algorithm in the role of A_FFN
 
-ALGORITHMS = """
-    import numpy as np
-    import unsoftmax as us
-
-    eye = np.eye(3)
-    W = np.random.default_rng(1).standard_normal((3, 3))
-    network = us.ReluNetwork(np.hstack([eye, -eye]), [1.0, 2.0, 3.0, -1.0, 0.5, 2.0])
-    layer = us.Transformer(W, network)
-
-    def target(X):
-        return layer(X)
-
-    def axes(oracle):
-        return us.ReluNetwork(np.hstack([eye, -eye]), oracle(np.vstack([eye, -eye])))
-
-    def broken(oracle):
-        return oracle(np.zeros((1, 5)))
-
-    def nothing(oracle):
-        pass
-
-    def computing(oracle):
-        oracle(eye)
-        open("computes.txt", "w").close()
-        while True:
-            pass
-
-    def stubborn(oracle):
-        open("computes.txt", "w").close()
-        while True:
-            try:
-                oracle(np.random.standard_normal((1, 3)))
-            except BaseException:
-                pass
-"""
-
 
 def test_a_function_learns_the_network(folder):
     (folder / "ffn.py").write_text(textwrap.dedent(ALGORITHMS))
@@ -691,26 +687,6 @@ def test_a_function_learns_the_network(folder):
         assert done.returncode == status
         assert says in done.stderr
         assert "Traceback" not in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (["--model", "transformer", "--network", "ffn"], "give module:function"),
-        (["--model", "exact", "--network", "ffn:axes"], "--network is no setting of --model exact"),
-        (
-            ["--model", "transformer", "--network", "ffn:axes", "--max-neurons", 3],
-            "--max-neurons is no setting of --model transformer with --network",
-        ),
-        (["--model", "transformer", "--slope-error", 1.0], "--network is missing"),
-    ],
-)
-def test_settings_of_algorithms_that_do_not_fit(folder, words, says):
-    (folder / "ffn.py").write_text(textwrap.dedent(ALGORITHMS))
-    done = run(folder, "plan", "--dim", 3, *words)
-    assert done.returncode == 2
-    assert says in " ".join(done.stderr.split())
-    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.usefixtures("signals")

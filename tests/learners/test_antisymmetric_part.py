@@ -68,7 +68,7 @@ def test_with_gelu_W_is_as_exact_as_by_hand(evidence):
         recovery = us.learn(target, Antisymmetric(Exact(8, seed=seed)))
         found.append(relative(recovery.model.W, head.W))
     assert np.median(found) <= 5e-14
-    evidence("W behind GELU, antisymmetric part, d = 8", median=f"{np.median(found):.0e}")
+    evidence("W behind GELU, antisymmetric part, d = 8", median=np.median(found))
 
 
 def test_any_learner_of_a_head_serves():

@@ -15,17 +15,7 @@ from unsoftmax.learners.single_head.labels.beside_flips import (
     refuse_wrong_labels,
 )
 from unsoftmax.learners.single_head.labels.flip_lines import FlipLines, uncertainty
-from unsoftmax.learners.single_head.labels.pair_logits import (
-    HIGHEST_OCTAVE,
-    ONE_OUTSIDE,
-    PILOT,
-    TokenPairs,
-    find_threshold_scale,
-)
-from unsoftmax.learners.single_head.labels.proved_head import EndChecks
-from unsoftmax.learners.single_head.labels.value_ratios import first_ratios
 from unsoftmax.protocol import Certificate
-from unsoftmax.theory import label_counts
 from unsoftmax.validate.head_comparison import HeadAt
 from unsoftmax.validate.judge import judge
 
@@ -38,17 +28,6 @@ def head(d, seed=0, scale=1.0):
 
 def certificate(W=0.0, v=0.0):
     return Certificate({"W": W, "v": v}, ())
-
-
-def driven(steps, target):
-    """Drive a generator with a target's labels; return the result and the rounds."""
-    rounds = [next(steps)]
-    while True:
-        labels = [(target(probes[:]) > 0).astype(float) for probes in rounds[-1]]
-        try:
-            rounds.append(steps.send(labels))
-        except StopIteration as end:
-            return end.value, rounds
 
 
 # -- the hold-out
@@ -132,52 +111,3 @@ def test_the_uncertainty_is_a_bound(W_error):
 
 
 # -- what is asked before
-
-
-@pytest.mark.parametrize("d", [1, 2, 3, 9, 70])
-def test_the_first_ratios(d):
-    target = head(d)
-    target = us.SingleHead(target.W, np.where(np.arange(d) == d - 1, 0.0 if d > 1 else 1, target.v))
-    signs = np.where(target.v > 0, 1.0, -1.0)
-    ratios, rounds = driven(first_ratios(signs, np.zeros(4, dtype=bool), 2.0**-60, 8), target)
-    bits = label_counts.rough_bits(d)
-    found, truth = ratios.value(), target.v / np.abs(target.v).max()
-    assert np.all(np.abs(found - truth) <= 2.0**-bits)
-    assert np.abs(found[ratios.top]) == 1
-    assert np.all(found[target.v == 0] == 0)
-    asked = sum(len(probes) for parts in rounds for probes in parts)
-    assert asked == label_counts.comparisons(d)[0] + 4 + bits * (d - 1)
-
-
-@pytest.mark.parametrize("scale", [1e-6, 1e-2, 1.0, 1e4, 1e8])
-def test_the_scale_is_the_largest_at_which_few_pilots_are_out(scale):
-    d = 6
-    target = head(d, scale=scale)
-    rng = np.random.default_rng(5)
-    pairs = TokenPairs.balanced(target.v, rng)
-    (pilots, octave), rounds = driven(find_threshold_scale(pairs, target.v, rng), target)
-    j, i = np.divmod(pilots, d)
-    logits = np.einsum("kd,de,ke->k", pairs.a_rows[i], target.W, pairs.b_rows[j])
-    most = len(pilots) // ONE_OUTSIDE
-    assert np.count_nonzero(np.abs(2.0**octave * logits) > PILOT) <= most
-    assert np.count_nonzero(np.abs(2.0 ** (octave + 1) * logits) > PILOT) > most
-    assert len(rounds) == 3
-    asked = sum(len(probes) for parts in rounds for probes in parts)
-    assert asked == label_counts.label_head_pilots(d)
-
-
-def test_without_logits_the_scale_is_the_largest():
-    target = us.SingleHead(np.zeros((3, 3)), head(3).v)
-    rng = np.random.default_rng(6)
-    pairs = TokenPairs.balanced(target.v, rng)
-    (_, octave), _ = driven(find_threshold_scale(pairs, target.v, rng), target)
-    assert octave == HIGHEST_OCTAVE
-
-
-def test_end_checks_stand_off_by_more_than_rounding():
-    low, high = np.array([0.0, 1.0]), np.array([0.5, 1.0])
-    ends = EndChecks.of(low, high, (low + high) / 2, np.array([1e-3, 1e-3]))
-    assert np.allclose(ends.low, low - 2e-3 - (high - low) / 8)
-    assert np.allclose(ends.high, high + 2e-3 + (high - low) / 8)
-    # the flip is between the checks, and rounding may have moved it
-    assert np.allclose(ends.error, (ends.high - ends.low) / 2 + 1e-3)

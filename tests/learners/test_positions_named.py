@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import unsoftmax as us
-from tests.rotary_heads import answered, rotary_head
+from tests.nearly_rotary import answered
+from tests.rotary_heads import rotary_head
 from tests.truth import Counted
 from unsoftmax.errors import ModelMismatch
 from unsoftmax.learners.positions_named import naming_positions

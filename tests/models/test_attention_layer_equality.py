@@ -84,23 +84,6 @@ def hidden(model, rng):
 
 
 @pytest.mark.parametrize(("kind", "residual"), KINDS)
-def test_the_canonical_form_is_the_same_function_and_its_own_form(kind, residual):
-    for seed in range(2):
-        model = layer(seed, kind=kind, residual=residual)
-        form = us.canonical(model)
-        X = np.random.default_rng(seed).standard_normal((20, 4, 5))
-        np.testing.assert_allclose(form(X), model(X), rtol=1e-11, atol=1e-11)
-        again = us.canonical(form)
-        for name, array in form.arrays().items():
-            np.testing.assert_allclose(again.arrays()[name], array, rtol=1e-11, atol=1e-11)
-        norms = [head.parameter_norm("M") for head in form.heads]
-        assert norms == sorted(norms, reverse=True)
-        for head in form.heads:
-            for factor in (head.arrays()["O"].T, head.arrays()["K"]):
-                np.testing.assert_allclose(factor @ factor.T, np.eye(len(factor)), atol=1e-13)
-
-
-@pytest.mark.parametrize(("kind", "residual"), KINDS)
 def test_all_layers_of_one_function_have_one_form(kind, residual):
     for seed in range(2):
         rng = np.random.default_rng(seed)
@@ -153,20 +136,6 @@ def test_a_constant_keeps_its_dimension():
 
 
 # -- what is different
-
-
-@pytest.mark.parametrize(("kind", "residual"), KINDS)
-def test_every_parameter_makes_a_difference(kind, residual):
-    model = layer(0, kind=kind, residual=residual)
-    norm = () if kind is None else ("norm.scale", "norm.shift", "norm.eps")
-    for name in (*(f"heads.1.{part}" for part in "OVKQw"), "c", *norm):
-        other = nudged(model, name)
-        result = us.equivalent(model, other)
-        assert result.verdict == "different", name
-        assert result.witness is not None
-        X = result.witness[None]
-        assert np.abs(model(X) - other(X)).max() > 0
-        assert us.equivalent(model, other, rtol=1e-2), name  # eps is off by 1e-3
 
 
 @pytest.mark.parametrize("kind", [None, "behind", "RMS before"])

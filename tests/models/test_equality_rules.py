@@ -11,7 +11,6 @@ import pytest
 import unsoftmax as us
 from unsoftmax.models.attention_map import Attention
 from unsoftmax.models.composition import Composition
-from unsoftmax.models.equality.canonical_form import CANONICAL
 from unsoftmax.models.equality.witnesses import candidates, witness_of
 from unsoftmax.models.hinge_sum import HingeSum, squared_distance
 from unsoftmax.models.layer_norm import sublayer
@@ -224,34 +223,6 @@ def test_what_is_no_model_is_refused():
     one: Any = [1.0]
     with pytest.raises(TypeError, match="equivalent compares models; this is a list"):
         us.equivalent(one, us.SingleHead([[1.0]], [1.0]))
-
-
-def test_every_class_has_a_canonical_form_and_its_files_load(tmp_path):
-    rng = np.random.default_rng(0)
-    network = us.ReluNetwork(rng.standard_normal((2, 3)), rng.standard_normal(3))
-    models = [
-        us.SingleHead(np.eye(2), np.ones(2)),
-        us.RotaryHead(np.eye(2), np.eye(2), np.ones(2), us.Rotary([1.0])),
-        us.MultiHead([np.eye(2)], [np.ones(2)]),
-        us.RotaryHeads([np.eye(2)], [np.eye(2)], [np.ones(2)], us.Rotary([1.0])),
-        network,
-        us.Transformer(np.eye(2), network),
-        us.MultiHeadTransformer([np.eye(2)], [np.ones((3, 2))], np.ones(3)),
-        us.AttentionLayer([us.LayerHead(np.eye(2), np.eye(2))], np.ones(2)),
-        us.RotaryLayer(
-            O=np.ones((1, 2, 2)),
-            V=np.ones((1, 2, 2)),
-            K=np.ones((1, 2, 2)),
-            Q=np.ones((1, 2, 2)),
-            c=np.ones(2),
-            rotary=us.Rotary([1.0]),
-        ),
-        us.FeedForward(np.ones((3, 2)), np.ones(3), np.ones((2, 3)), np.ones(2), True),
-    ]
-    assert [*CANONICAL] == [type(model) for model in models]
-    for model in models:
-        model.save(tmp_path / "model.safetensors")
-        assert us.equivalent(us.load(tmp_path / "model.safetensors"), model, rtol=0)
 
 
 # -- tolerances

@@ -129,6 +129,7 @@ def test_the_same_products_in_other_factors_are_equal(kind, d, r, trials):
             assert us.equivalent(other, mine, rtol=0), name
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_products_that_differ_are_never_called_equal_even_if_they_round_alike(kind, trials):
     hidden = 0

@@ -6,8 +6,6 @@ import pickle
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import unsoftmax as us
 
@@ -15,15 +13,6 @@ import unsoftmax as us
 def norm(seed, m, **given):
     rng = np.random.default_rng([seed, m])
     return us.LayerNorm(rng.standard_normal(m), rng.standard_normal(m), **{"eps": 1e-5, **given})
-
-
-@given(st.integers(0, 10**6), st.integers(1, 9), st.booleans(), st.sampled_from([1e-12, 1e-3, 4.0]))
-def test_it_is_its_definition(seed, m, centred, eps):
-    model = norm(seed, m, eps=eps, centred=centred)
-    u = np.random.default_rng(seed).standard_normal((3, 2, m))
-    z = u - u.mean(axis=-1, keepdims=True) * centred
-    expected = model.shift + model.scale * z / np.sqrt(np.mean(z**2, axis=-1, keepdims=True) + eps)
-    np.testing.assert_allclose(model(u), expected, rtol=1e-12, atol=1e-9 if m == 1 else 1e-12)
 
 
 @pytest.mark.parametrize("size", [1e-300, 1e-160, 1e-12, 1.0, 2.0**48, 1e200, 1e307])

@@ -161,11 +161,11 @@ def test_a_trained_layer_with_its_norm(asked, evidence):
     PM, W, scale = relative_behind(recovery.model, target)
     evidence(
         f"MiniLM's layer 0 as the model serves it, {place}, float32",
-        queries=f"{recovery.queries - 32:,}",
-        PM=f"{PM:.0e}",
-        W=f"{W:.0e}",
-        scale=f"{scale:.0e}",
-        sequences_of_8_to_64=f"{max(missed):.0e}",
+        queries=recovery.queries - 32,
+        PM=PM,
+        W=W,
+        scale=scale,
+        sequences_of_8_to_64=max(missed),
     )
 
 
@@ -184,6 +184,6 @@ def test_a_feed_forward_layer(asked, evidence):
     assert np.max(off) <= 1e-4
     evidence(
         f"a feed-forward layer of 16 neurons, {place}, float32",
-        queries=f"{recovery.queries - 32:,}",
-        function=f"{np.max(off):.0e}",
+        queries=recovery.queries - 32,
+        function=np.max(off),
     )

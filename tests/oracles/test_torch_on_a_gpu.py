@@ -57,9 +57,9 @@ def test_layers_on_a_gpu_are_recovered_within_their_certificates(d, heads, dtype
     evidence(
         f"a layer of {heads} heads of torch on a GPU, d = {d}, {dtype}",
         layers=count,
-        queries=f"{np.median(queries):.0f}",
+        queries=np.median(queries),
         sequences=f"{np.median(off):.0e}, at most {max(off):.0e}",
-        of_what_bounds_allow=f"{max(shares):.3f}",
+        of_what_bounds_allow=max(shares),
         gpu=torch.cuda.get_device_name(0),
     )
 

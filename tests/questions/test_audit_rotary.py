@@ -7,7 +7,8 @@ import pytest
 
 import unsoftmax as us
 from tests.commands import run
-from tests.rotary_heads import answered, rotary_head, within_bounds
+from tests.nearly_rotary import answered
+from tests.rotary_heads import rotary_head, within_bounds
 from tests.rotary_layers import rotary_layer
 from tests.theorems.test_4_1 import hidden
 from tests.truth import Counted
@@ -32,7 +33,7 @@ def test_a_rotary_head_is_recovered(d, r, trials, evidence):
     evidence(
         f"audit, a rotary head recovered, d = {d}, r = {r}",
         recovered=f"{count} of {count}",
-        median_queries=f"{np.median(queries):.0f}",
+        median_queries=np.median(queries),
     )
 
 
@@ -79,7 +80,7 @@ def test_heads_with_biases_and_several_are_recovered(name, trials, evidence):
     evidence(
         f"audit, rotary heads recovered, {name}, d = 16, r = 4",
         recovered=f"{count} of {count}",
-        median_queries=f"{np.median(queries):.0f}",
+        median_queries=np.median(queries),
     )
 
 

@@ -72,7 +72,7 @@ def test_rounding_is_undone_by_where_it_steps(dim, trials, evidence):
         f"answers rounded to a thousandth to a tenth of the largest one, tokens capped: W by where "
         f"answers step, d = {dim}",
         runs=runs,
-        largest_relative_error=f"{worst:.0e}",
+        largest_relative_error=worst,
     )
 
 
@@ -161,7 +161,7 @@ def test_a_fit_is_better_than_plain_least_squares(dim, queries, share, most, tri
         f"W by least squares, d = {dim}, {queries} answers, tokens capped, "
         + ("noise of 0.4 ‖v‖" if share else "rounded to 1"),
         runs=runs,
-        median_relative_error=f"{np.median(errors):.0e}",
+        median_relative_error=np.median(errors),
     )
 
 
@@ -186,7 +186,7 @@ def test_biases_do_not_keep_tokens_short(trials, evidence):
     evidence(
         "head with biases, d = 4, rank 2, noise of 0.003, 3,000 answers: W by longer tokens",
         runs=runs,
-        largest_relative_error=f"{worst:.0e}",
+        largest_relative_error=worst,
     )
 
 
@@ -260,7 +260,7 @@ def test_rounding_and_noise_without_a_cap_are_worth_nothing(trials, evidence):
         "defend: rounding and noise up to the answers' own spread, no cap: error of W of the best "
         "attack",
         runs=runs,
-        largest=f"{worst:.0e}",
+        largest=worst,
     )
 
 

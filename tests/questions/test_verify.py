@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 import unsoftmax as us
 from tests.commands import run
 from tests.heads import several
+from tests.questions import layer_services
 from tests.questions.services import (
     LADDER,
     changed,
@@ -40,27 +41,11 @@ def jitter(model, rng):
     return lambda X: model(X) * (1 + size * rng.standard_normal(len(X)))
 
 
-def to_bits(x, bits):
-    mantissa, exponent = np.frexp(x)
-    return np.ldexp(np.round(mantissa * 2.0**bits) / 2.0**bits, exponent)
-
-
 def in_tensor_cores(model, bits):
     """Products of operands that are rounded to so many bits, added up in float32."""
-    a, d = model.arrays(), model.dim
-    W, w, v = a["W"].reshape(-1, d, d), a["w"].reshape(-1, d), a["v"].reshape(-1, d)
-
-    def answer(X):
-        X = X.astype(np.float32).astype(np.float64)
-        short = to_bits(X, bits)
-        u = np.einsum("hij,bj->bhi", to_bits(W, bits), short[:, -1]) + w
-        scores = np.einsum("bnd,bhd->bhn", short, to_bits(u, bits))
-        weights = np.exp(scores - scores.max(axis=2, keepdims=True))
-        weights = to_bits(weights / weights.sum(axis=2, keepdims=True), bits)
-        values = to_bits(np.einsum("bnd,hd->bhn", short, to_bits(v, bits)), bits)
-        return (np.einsum("bhn,bhn->b", weights, values) + a["c"]).astype(np.float32)
-
-    return answer
+    heads = [us.LayerHead(v[None], W, w) for W, v, w in zip(model.W, model.v, model.w, strict=True)]
+    layer = layer_services.in_tensor_cores(us.AttentionLayer(heads, [model.c]), bits)
+    return lambda X: layer(X)[:, 0]
 
 
 SERVICES: dict[str, Any] = {
@@ -410,6 +395,7 @@ def one_neuron(model, change, rng):
     return type(model).from_arrays(arrays)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("m", [8, 64, 256])
 @pytest.mark.parametrize("d", [4, 16, 64])
 @pytest.mark.parametrize("kind", [network, transformer, joint])

@@ -72,7 +72,7 @@ def test_a_recovery_is_served_by_its_target(kind, trials, evidence):
         runs=runs,
         called_different=0,
         called_the_same=verdicts["same"],
-        largest_miss=f"{worst:.2g}",
+        largest_miss=worst,
         changed_by_10_times_its_certificate=f"{told['different']} different",
     )
 

@@ -16,8 +16,6 @@ from scipy.special import expit
 import unsoftmax as us
 from tests.truth import Counted, relative
 
-EPS = np.finfo(float).eps
-
 
 def value_vectors(d, rng):
     v = rng.standard_normal(d)
@@ -120,8 +118,8 @@ def test_accuracy_whatever_v_and_W_look_like(d, trials, evidence):
     evidence(
         f"relative error of W, 8 shapes of v × 6 of W, d = {d:3}",
         runs=len(seeds),
-        median=f"{np.median(errors):.1e}",
-        worst=f"{np.max(errors):.1e}",
+        median=np.median(errors),
+        worst=np.max(errors),
     )
 
 
@@ -329,13 +327,6 @@ def test_hard_attention_has_no_finite_W():
         us.learn(lambda X: (X @ v).max(axis=1), us.learners.ExactHead(4))
 
 
-def test_wrong_dimension():
-    with pytest.raises(us.ModelMismatch, match="dim=4"):
-        us.learn(head(4, 0), us.learners.ExactHead(3))
-    with pytest.raises(us.ModelMismatch):
-        us.learn(hidden(head(4, 0)), us.learners.ExactHead(5))
-
-
 # -- the certificate
 
 ROUNDINGS = {
@@ -514,13 +505,6 @@ def test_the_hold_out_is_not_learned_from():
 
     with pytest.raises(us.ModelMismatch):
         us.learn(liar, us.learners.ExactHead(4))
-
-
-def test_without_a_hold_out_nothing_is_claimed():
-    recovery = us.learn(hidden(head(4, 0)), us.learners.ExactHead(4), holdout=0)
-    assert recovery.queries - recovery.counts.get("again", 0) == 20
-    assert not recovery.evidence.passed
-    assert np.isnan(recovery.evidence.max_residual)
 
 
 @pytest.mark.parametrize(

@@ -95,8 +95,8 @@ def test_accuracy(d, rank, trials, evidence):
     evidence(
         f"SensingHead, d = {d:2}, rank {rank}, m = {counts.sensing(d, rank)}: error of W",
         runs=len(errors),
-        median=f"{np.median(errors):.1e}",
-        worst=f"{np.max(errors):.1e}",
+        median=np.median(errors),
+        worst=np.max(errors),
         asked_again=f"{np.median(again):.0f} in the median",
         certificate_loose=f"{np.median(loose):.0f}×",
     )

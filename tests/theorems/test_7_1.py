@@ -34,7 +34,7 @@ def test_weights_between_heads_of_equal_scores_are_free(trials, evidence, H, d, 
         f"Proposition 7.1: equal scores, other weights, one function, H={H}, d={d}"
         f"{', biases' * biases}",
         runs=runs,
-        largest_difference=f"{worst:.0e}",
+        largest_difference=worst,
     )
 
 

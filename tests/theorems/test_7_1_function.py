@@ -48,7 +48,7 @@ def test_the_bound_holds_with_the_confidence_stated(eps, delta, trials, evidence
     bounds = [bounded(sampling, lambda X: X[:, 0, 0], seed).bound for seed in range(runs)]
     wrong = np.mean(1 - np.array(bounds) > eps)
     assert wrong <= delta + 4 * np.sqrt(delta / runs)
-    evidence(f"bound on the function, ε = {eps}, δ = {delta}, {runs} runs", wrong=f"{wrong:.4f}")
+    evidence(f"bound on the function, ε = {eps}, δ = {delta}, {runs} runs", wrong=wrong)
 
 
 def test_samples_are_asked_some_at_a_time_and_all_count(monkeypatch):

@@ -73,10 +73,10 @@ def test_every_head_at_the_price_of_the_parameters(heads, dim, trials, evidence)
     assert median <= PRICE[heads, dim] * trials(1.02, 1)
     evidence(
         f"MultiHeadLearner, {heads} heads in {dim} dimensions, {seeds} seeds",
-        queries_over_parameters_median=f"{median:.3f}",
+        queries_over_parameters_median=median,
         limit=PRICE[heads, dim],
-        W=f"{worst['W']:.0e}",
-        v=f"{worst['v']:.0e}",
+        W=worst["W"],
+        v=worst["v"],
     )
 
 
@@ -105,9 +105,9 @@ def test_other_shapes(heads, dim, rank, seeds, price, trials, evidence):
     shape = f"{heads} heads in {dim} dimensions" + (f", rank {rank}" if rank else "")
     evidence(
         f"MultiHeadLearner, {shape}",
-        queries_over_parameters_median=f"{median:.3f}",
-        W=f"{worst['W']:.0e}",
-        v=f"{worst['v']:.0e}",
+        queries_over_parameters_median=median,
+        W=worst["W"],
+        v=worst["v"],
     )
 
 
@@ -126,7 +126,7 @@ def test_low_rank_costs_the_parameters_of_low_rank(given, trials, evidence):
         assert np.median(ratios) <= 1.1
         evidence(
             f"MultiHeadLearner, 6 heads, d = 128, rank {rank} {'given' if given else 'found'}",
-            queries_over_parameters_median=f"{np.median(ratios):.3f}",
+            queries_over_parameters_median=np.median(ratios),
         )
 
 
@@ -140,7 +140,7 @@ def test_polish_reaches_1e_13_for_as_many_queries_again(trials, evidence):
         assert queries <= 2 * before
         assert within_the_certificate(recovery, target)
     assert worst <= 1e-13
-    evidence(f"MultiHeadLearner polished, (6, 8), {seeds} seeds", W=f"{worst:.0e}")
+    evidence(f"MultiHeadLearner polished, (6, 8), {seeds} seeds", W=worst)
 
 
 @pytest.mark.parametrize("rank", [None, 3])
@@ -184,11 +184,11 @@ def test_all_heads_of_a_trained_layer_from_one_coordinate(rank, evidence):
     assert predicted <= 1e-9
     evidence(
         f"MultiHeadLearner, 12 heads of MiniLM's layer 0, rank {'given' if rank else 'found'}",
-        queries=f"{queries:,}",
-        W=f"{apart['W']:.0e}",
-        w=f"{apart['w']:.0e}",
-        v=f"{apart['v']:.0e}",
-        error_on_real_embeddings=f"{predicted:.0e}",
+        queries=queries,
+        W=apart["W"],
+        w=apart["w"],
+        v=apart["v"],
+        error_on_real_embeddings=predicted,
     )
 
 
@@ -299,9 +299,7 @@ def test_close_heads_are_told_apart(power, trials, evidence):
     assert refused <= (runs // 20 if power == -5 else 0) + trials(1, 0)
     assert worst <= 1e-4  # along the one direction that is as hard to see as they are close
     evidence(
-        f"MultiHeadLearner, two heads 1e{power} apart, {runs} targets",
-        refused=refused,
-        W=f"{worst:.0e}",
+        f"MultiHeadLearner, two heads 1e{power} apart, {runs} targets", refused=refused, W=worst
     )
 
 
@@ -338,7 +336,7 @@ def test_heads_too_close_become_one_with_a_bound_on_the_function(trials, evidenc
     evidence(
         f"MultiHeadLearner, functional=True, two heads 1e-11 … 1e-4 apart, {runs} targets",
         predicted=predicted,
-        largest_share_beyond=f"{max(shares):.3f}",
+        largest_share_beyond=max(shares),
     )
 
 
@@ -426,7 +424,7 @@ def test_the_certificate_holds(trials, evidence):
         assert within_the_certificate(recovery, target), seed
         apart = errors(recovery.model, target)
         least = min(least, recovery.certificate.errors["W"] / apart["|W|"])
-    evidence(f"MultiHeadLearner's certificate, {count} targets", bound_over_error=f"{least:.1f}")
+    evidence(f"MultiHeadLearner's certificate, {count} targets", bound_over_error=least)
 
 
 # -- coarse answers
@@ -500,8 +498,8 @@ def test_every_head_under_a_cap_on_token_norms(heads, dim, trials, evidence):
         ratios.append(queries / parameters(heads, dim))
     evidence(
         f"MultiHeadLearner, radius {radius:g}, {heads} heads in {dim} dimensions, {seeds} seeds",
-        W=f"{worst:.0e}",
-        queries_over_parameters_median=f"{np.median(ratios):.2f}",
+        W=worst,
+        queries_over_parameters_median=np.median(ratios),
     )
 
 
@@ -592,7 +590,7 @@ def test_the_certificate_holds_under_a_cap(coarse, trials, evidence):
     evidence(
         f"MultiHeadLearner's certificate under radii 20 to 1e6, {coarse or 'float64'}, "
         f"{count} targets",
-        bound_over_error=f"{least:.1f}",
+        bound_over_error=least,
         refused=refused,
     )
 

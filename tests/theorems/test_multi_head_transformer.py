@@ -113,10 +113,10 @@ def test_about_one_query_for_each_parameter(heads, dim, neurons, price, trials, 
         f"{heads} heads before a network, d = {dim}, {neurons} neurons",
         targets=len(errors),
         queries_per_parameter=f"{np.median(prices):.2f} in the median, {max(prices):.2f} at most",
-        W=f"{max(e.W for e in errors):.1e}",
-        w=f"{max(e.w for e in errors):.1e}",
-        function=f"{max(e.function for e in errors):.1e}",
-        largest_share_of_the_certificate=f"{max(e.share for e in errors):.2f}",
+        W=max(e.W for e in errors),
+        w=max(e.w for e in errors),
+        function=max(e.function for e in errors),
+        largest_share_of_the_certificate=max(e.share for e in errors),
     )
 
 
@@ -152,7 +152,7 @@ def test_the_certificate_holds(trials, evidence):
         "Heads before a network: certificates of random shapes",
         refused=refused,
         targets=count,
-        largest_share=f"{max(shares):.2f}",
+        largest_share=max(shares),
         bound_of_W_over_its_error=f"{np.median(loose):.0f} in the median",
     )
 
@@ -176,10 +176,10 @@ def test_polished_to_the_last_digits(heads, dim, neurons, trials, evidence):
     evidence(
         f"{heads} heads before a network, d = {dim}, {neurons} neurons, polished",
         targets=len(errors),
-        queries_per_parameter=f"{np.median(prices):.2f}",
-        W=f"{max(e.W for e in errors):.1e}",
-        w=f"{max(e.w for e in errors):.1e}",
-        function=f"{max(e.function for e in errors):.1e}",
+        queries_per_parameter=np.median(prices),
+        W=max(e.W for e in errors),
+        w=max(e.w for e in errors),
+        function=max(e.function for e in errors),
     )
 
 
@@ -320,8 +320,8 @@ def test_special_targets(name, trials, evidence):
         f"Heads before a network, {name}",
         refused=refused,
         targets=count,
-        W=f"{max(e.W for e in errors):.1e}",
-        function=f"{max(e.function for e in errors):.1e}",
+        W=max(e.W for e in errors),
+        function=max(e.function for e in errors),
     )
 
 
@@ -342,9 +342,9 @@ def test_a_residual_is_found_for_its_parameters(trials, evidence):
     evidence(
         "6 heads and a residual before a network, d = 8, 32 neurons",
         targets=len(errors),
-        queries_per_parameter=f"{np.median(prices):.2f}",
-        W=f"{max(e.W for e in errors):.1e}",
-        function=f"{max(e.function for e in errors):.1e}",
+        queries_per_parameter=np.median(prices),
+        W=max(e.W for e in errors),
+        function=max(e.function for e in errors),
     )
 
 
@@ -371,8 +371,8 @@ def test_value_matrices_save_queries(low, price, trials, evidence):
     evidence(
         f"6 heads before a network of d = 8 inputs, values of {'rank 2' if low else 'full rank'}",
         targets=len(errors),
-        queries_per_parameter=f"{np.median(prices):.2f}",
-        function=f"{max(e.function for e in errors):.1e}",
+        queries_per_parameter=np.median(prices),
+        function=max(e.function for e in errors),
     )
 
 
@@ -637,11 +637,3 @@ def test_random_impostors_are_refused(trials, evidence):
 def test_arguments(arguments, settings):
     with pytest.raises(ValueError, match=r"must be"):
         Learner(*arguments, **settings)
-
-
-def test_the_plan_is_never_exceeded():
-    plan = Learner(4, 3).plan()
-    recovery = learned(transformer(3, 4, 8, 0), heads=3)
-    assert recovery.queries <= plan.at_most + 32
-    assert plan.queries is None
-    assert "3 heads" in plan.formula

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import unsoftmax as us
+from tests.nearly_rotary import nearly_rotary
 from tests.rotary_heads import (
     longest_miss,
-    nearly_rotary,
     rotary_head,
     scores_apart,
     within_bounds,
@@ -58,9 +58,9 @@ def test_nearly_as_many_queries_as_parameters(d, r, most, trials, evidence):
         f"rotary head, d = {d}, r = {r}",
         runs=len(near),
         queries=f"{max(shares):.3f} × the parameters",
-        W_0_to_20=f"{max(near):.1e}",
-        W_to_2000=f"{max(far):.1e}",
-        of_512_tokens=f"{max(long):.1e}",
+        W_0_to_20=max(near),
+        W_to_2000=max(far),
+        of_512_tokens=max(long),
     )
 
 
@@ -221,8 +221,8 @@ def test_large_biases_are_recovered_within_bounds_or_refused(spread, trials, evi
     evidence(
         f"rotary head, biases of spread {spread:g}, d = r = 8",
         refused=f"{len(said)} of {count}",
-        median=f"{np.median(near):.1e}",
-        worst=f"{np.max(near):.1e}",
+        median=np.median(near),
+        worst=np.max(near),
     )
 
 

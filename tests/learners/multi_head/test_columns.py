@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -41,19 +40,14 @@ def logits_at_b(token):
     return np.array([w.a @ u for w, u in zip(token.seen.windows, token.seen.u, strict=True)])
 
 
-def answered(scene, token, directions, rows=None):
-    """Fill a table by the formula of reduced answers; ``rows`` limits what was asked of a head."""
+def answered(scene, token, directions):
+    """Fill a table by the formula of reduced answers."""
     answers = WindowAnswers.none(token, directions)
     for h, window in enumerate(token.seen.windows):
         for k, q in enumerate(directions):
             u = token.seen.u + answers.t[h, k] * scene.model.W @ q
             answers.y[h, :, k] = predicted(token.seen.v, u, window.a)
     answers.asked[:] = True
-    if rows is not None:
-        answers.asked[:] = False
-        for h, (chosen, full) in rows.items():
-            answers.asked[h][np.ix_(chosen, np.arange(len(directions)))] = True
-            answers.asked[h][:, :full] = True
     return answers
 
 
@@ -119,78 +113,6 @@ def test_the_largest_relative_change_counts():
 # -- columns
 
 
-@pytest.mark.parametrize(("heads", "dim"), [(1, 2), (3, 6), (6, 4)])
-def test_columns_are_solved_from_whole_windows(heads, dim):
-    scene = Scene.random(heads, dim)
-    token, directions = scene.token(), directions_of(scene)
-    table = ColumnTable.empty(answered(scene, token, directions), logits_at_b(token), TUNING)
-    assert table.settle_all() < 1e-10
-    np.testing.assert_allclose(table.W, columns_of(scene, directions), atol=1e-9)
-    assert table.ranks.tolist() == [dim] * heads
-    assert not np.any(table.lost)
-
-
-def test_estimated_errors_are_those_of_disturbed_answers(trials):
-    scene = Scene.random(3, 6)
-    token, directions = scene.token(), directions_of(scene)
-    exact = answered(scene, token, directions)
-    s, ratios = logits_at_b(token), []
-    for seed in range(trials(2, 50)):
-        rng = np.random.default_rng(seed)
-        off = np.array([token.seen.error.of_answers(w.a, token.seen.v) for w in token.seen.windows])
-        y = exact.y + off[:, :, None] * rng.standard_normal(exact.y.shape)
-        table = ColumnTable.empty(replace(exact, y=y), s, TUNING)
-        table.settle_all()
-        missed = np.linalg.norm(table.W - columns_of(scene, directions), axis=(1, 2))
-        ratios.append(missed / table.errors(rng)[0])
-    assert 0.1 < np.max(ratios) < 12
-
-
-def test_a_space_is_found_from_as_many_columns_as_the_rank():
-    scene = Scene.random(3, 12, rank=3)
-    token, directions = scene.token(), directions_of(scene)
-    table = ColumnTable.empty(answered(scene, token, directions), logits_at_b(token), TUNING)
-    table.settle(np.arange(len(directions)))
-    for h in range(3):
-        for known, rank in ((0, 1), (1, 2), (2, 3), (5, 3)):
-            space = table.space(h, known)
-            assert space.basis.shape == (12, rank)
-            assert len(space.rows) == rank
-            assert len(space.beside) == TUNING.extra
-            assert not set(space.rows) & set(space.beside)
-
-
-@pytest.mark.parametrize(("known", "fits"), [(1, False), (2, True), (4, True)])
-def test_a_column_is_predicted_once_the_rank_is_reached(known, fits):
-    """Rank 3: u and two columns span all others; u and one do not."""
-    scene = Scene.random(2, 12, rank=3)
-    token, directions = scene.token(), directions_of(scene)
-    table = ColumnTable.empty(answered(scene, token, directions), logits_at_b(token), TUNING)
-    table.settle(np.arange(len(directions)))
-    space = table.space(0, known)
-    table.answers.asked[0, :, known:] = False
-    table.answers.asked[0, space.both, 6] = True
-    assert table.predicts(0, 6, space, loosely=False) is fits
-    expected = columns_of(scene, directions)[0, :, 6] if fits else np.zeros(12)
-    np.testing.assert_allclose(table.W[0, :, 6], expected, atol=1e-8)
-
-
-def test_columns_of_low_rank_are_solved_from_few_rows():
-    scene = Scene.random(2, 10, rank=2)
-    token, directions = scene.token(), directions_of(scene)
-    s = logits_at_b(token)
-    whole = ColumnTable.empty(answered(scene, token, directions), s, TUNING)
-    whole.settle_all()
-    spaces = {h: whole.space(h, 3) for h in range(2)}
-    few = answered(scene, token, directions, {h: (spaces[h].rows, 3) for h in range(2)})
-    assert few.asked.sum() == 2 * (3 * 10 + 6 * 2)
-    table = ColumnTable.empty(few, s, TUNING)
-    table.spaces.update(spaces)
-    table.settle_all()
-    np.testing.assert_allclose(table.W, columns_of(scene, directions), atol=1e-8)
-    assert table.ranks.tolist() == [2, 2]
-
-
 def test_a_logit_that_is_too_large_is_lost():
     scene = Scene.random(2, 6)
     token, directions = scene.token(), directions_of(scene)
@@ -206,27 +128,6 @@ def test_a_logit_that_is_too_large_is_lost():
 
 
 # -- asked
-
-
-@pytest.mark.parametrize(
-    ("rank", "given"), [(None, False), (2, True), (2, False), (1, False), (7, False)]
-)
-def test_columns_cost_the_parameters(rank, given):
-    scene = Scene.random(3, 16, rank=rank)
-    token, directions = scene.token(), directions_of(scene)
-    steps = read_columns(
-        WindowAnswers.none(token, directions),
-        logits_at_b(token),
-        rank if given else None,
-        scene.rng,
-        TUNING,
-    )
-    found, asked = driven(steps, scene.model)
-    np.testing.assert_allclose(found.W, columns_of(scene, directions), atol=1e-7)
-    r = rank or 16
-    # a few columns are asked with more rows, which show that those before predict them
-    few = min(TUNING.checked, 16 - r) * TUNING.extra if rank else 0
-    assert asked == 3 * (r * (2 * 16 - r) - 16 + few)
 
 
 def test_columns_are_asked_again_closer_where_logits_are_lost():

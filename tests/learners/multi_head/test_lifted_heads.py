@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.by_hand import driven
-from tests.theorems.test_rotary_heads_biases import biased, changed
+from tests.rotary_heads import biased, changed
 from unsoftmax.learners.multi_head.distance_readings import (
     SHUT,
     LiftedReadings,
