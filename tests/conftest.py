@@ -20,6 +20,8 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.evidence_rows import COUNTED, FIELDS, PAGE, read_rows, renewed, write_rows
+
 # A page takes a second, and hundreds of commands are run: the tests of the report ask for it.
 os.environ["UNSOFTMAX_REPORT"] = "no"
 
@@ -106,14 +108,17 @@ def trials(request: pytest.FixtureRequest) -> Callable[[int, int], int]:
 
 @pytest.fixture
 def evidence(record_property: Callable[[str, object], None]) -> Callable[..., None]:
-    """``evidence(claim, **figures)``: a row of docs/evidence.md, written by `make evidence`.
+    """``evidence(claim, **figures)``: a row of docs/evidence.csv, written by `make evidence`.
 
-    ``refused``, how many of the targets were refused, has a column of its own.
+    ``refused``, how many of the targets were refused, has a column of its own, and so has how many
+    cases were tried, if the first figure says it (`COUNTED`).
     """
 
     def record(claim: str, refused: object = "", **figures: object) -> None:
+        first = next(iter(figures), "")
+        count = f"{figures.pop(first)} {first}" if first in COUNTED else ""
         text = ", ".join(f"{name.replace('_', ' ')} {figure}" for name, figure in figures.items())
-        record_property("evidence", [claim, text, str(refused)])
+        record_property("evidence", [claim, count, text, str(refused)])
 
     return record
 
@@ -136,29 +141,13 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     claimed = session.config.getoption("--trials") == "claimed"
     if not claimed or not _rows or hasattr(session.config, "workerinput"):
         return
-    root = session.config.rootpath
-    page = root / "docs" / "evidence.md"
     commit = _git("describe", "--always")
-    if _git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!docs/evidence.md"):
+    if _git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!docs/evidence.*"):
         commit += "-dirty"
     # a run of some tests renews their rows alone
-    kept = page.read_text(encoding="utf-8").splitlines() if page.exists() else []
-    rows = {line.split(" | ")[0]: line for line in kept if line.startswith("| ")}
-    rows.pop("| claim", None)
-    measured = f"{datetime.now(UTC).date()}, {commit}, NumPy {np.__version__}"
-    for claim, figures, refused in _rows:
-        rows[f"| {claim}"] = f"| {claim} | {figures} | {refused} | {measured} |"
-    lines = [
-        "# Evidence",
-        "",
-        "Written by `make evidence`. Each row is a test that passed at the claimed number of "
-        "trials, at the date and commit beside it, with the NumPy named there (2.4.6 where none "
-        "is). *Refused* is how many of them were refused by name; empty where a refusal would "
-        "fail the test.",
-        "",
-        "| claim | measured | refused | when |",
-        "|---|---|---|---|",
-        *(rows[claim] for claim in sorted(rows)),
-        "",
-    ]
-    page.write_text("\n".join(lines), encoding="utf-8")
+    rows = read_rows()
+    when = [str(datetime.now(UTC).date()), commit, np.__version__]
+    for row in _rows:
+        rows[row[0]] = dict(zip(FIELDS, [*row, *when], strict=True))
+    write_rows(rows.values())
+    PAGE.write_text(renewed(PAGE.read_text(encoding="utf-8"), rows), encoding="utf-8")
