@@ -224,3 +224,5 @@ def test_versions_agree():
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     assert f'version = "{us.__version__}"' in project
     assert us.__version__ in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert f"\nversion: {us.__version__}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert f"version = {{{us.__version__}}}" in README.read_text(encoding="utf-8")
