@@ -132,7 +132,7 @@ def test_undecided_is_never_without_a_reason(trials):
         result = us.verify(us.MultiHead.from_arrays(arrays), model, seed=seed)
         verdicts[result.verdict] += 1
         if result.verdict == "undecided":
-            assert any("times what is allowed for: up to 1" in note for note in result.notes)
+            assert any("times the allowed error: up to 1" in note for note in result.notes)
     assert verdicts["undecided"]
 
 
@@ -141,8 +141,8 @@ def test_undecided_is_never_without_a_reason(trials):
     [
         (several(5, 3, 0), None, "with more heads than dimensions no question shows one head"),
         (several(2, 16, 0, biases=True), 22, "the budget is spent"),
-        (several(30, 40, 0), None, "the questions left do not suffice to look at 30 heads"),
-        (us.SingleHead(np.zeros((6, 6)), np.ones(6)), None, "some heads' scores are 0"),
+        (several(30, 40, 0), None, "too few questions are left to look at 30 heads"),
+        (us.SingleHead(np.zeros((6, 6)), np.ones(6)), None, "the scores of some heads are 0"),
     ],
 )
 def test_why_a_tensor_is_not_named_is_said(claim, budget, why):

@@ -135,7 +135,7 @@ def test_a_base_one_percent_off_another_layout_and_a_missing_residual(kind, tria
         assert found.verdict == "different"
         assert found.tensor is None or "frequencies" not in found.tensor
         if kind == "layer" and found.tensor is None and "no change of one" in found.notes[-1]:
-            assert "another layout" in found.notes[-1]
+            assert "another rotary layout" in found.notes[-1]
         if kind == "layer":
             without = us.RotaryLayer.from_arrays({**a, "residual": not model.residual})
             if model.outputs == model.dim:
@@ -230,7 +230,7 @@ def test_an_output_beside_value_biases_is_said_to_move_c_as_well():
     served = us.RotaryLayer.from_arrays({**a, "O": moved, "c": a["c"] + (moved - a["O"])[1] @ b})
     found = us.verify(served, layer)
     assert (found.verdict, found.tensor) == ("different", None)
-    assert "so does one O beside value biases" in found.notes[-1]
+    assert "when O changed beside value biases" in found.notes[-1]
 
 
 def test_plain_weights_of_a_rotary_layer_are_told_of_positions():

@@ -232,10 +232,10 @@ class NetworkAlgorithm(Configured):
 
     def _assumes(self, stated: bool, checks: int) -> tuple[str, ...]:
         sentence = (
-            f"The network of {self.name} is off by constant + slope·‖x‖ at most, as stated: what "
-            "the hold-out tests, it cannot prove."
+            f"The network of {self.name} is off by at most constant + slope·‖x‖, as stated: the "
+            "hold-out tests this but cannot prove it."
             if stated
-            else f"Nothing is certified of the network of {self.name}: no error was stated."
+            else f"Nothing is certified about the network of {self.name}: no error was stated."
         )
         return (sentence, *(() if checks else ("Nothing was checked.",)))
 

@@ -315,7 +315,7 @@ class MultiHeadLearner(Configured):
         reasons = list(self._reasons(searches.restarts))
         if eta > ENOUGH:
             beyond = (
-                f", {eta / ENOUGH:.2g} times more than layers took whose heads were told apart: "
+                f", {eta / ENOUGH:.2g} times the coarsest answers that told heads apart: "
                 "they are too coarse"
             )
         if eta > COARSE:
@@ -333,8 +333,8 @@ class MultiHeadLearner(Configured):
                 f"Tokens no longer than radius = {self.radius:g} do not switch the heads one by "
                 "one: along every half circle that was tried gates stay open, or two of them open "
                 "together; and the poles of answers along lines do not tell them apart. Give a "
-                "larger radius, if the target allows one. If that changes nothing, heads are too "
-                "close or too many for answers as precise as these."
+                "larger radius, if the target allows one. If that does not help, heads are too "
+                "close or too many for the precision of these answers."
             )
             return
         positions = self._positions()[0]
@@ -342,10 +342,11 @@ class MultiHeadLearner(Configured):
         poles = f"{LINES} for poles along lines"
         searches = [circles] * (self.dim > 1) + [poles] * (not positions)
         yield (
-            f"None of {' and '.join(searches)} gave heads that predict fresh answers. Heads with "
-            "the same hyperplanes for every query token (W and 2W, or columns of all W_h along one "
-            "vector) may be too many or too close for answers as precise as these, as others may "
-            "be; or there are more than max_heads, or the target is no sum of attention heads."
+            f"None of {' and '.join(searches)} gave heads that predict fresh answers. Possible "
+            "reasons: the target is no sum of attention heads; there are more than max_heads; or "
+            "heads are too many or too close for the precision of these answers, such as those "
+            "with the same hyperplanes for every query token (W and 2W, or columns of all W_h "
+            "along one vector)."
         )
         if positions:
             yield (
@@ -354,7 +355,7 @@ class MultiHeadLearner(Configured):
                 "biases: then biases=True."
             )
         elif not self.functional:
-            yield "With functional=True what predicts answers well is returned."
+            yield "With functional=True the heads that predict answers best are returned."
         if self.rank is not None:
             yield f"Or some W_h has a rank above {self.rank}: leave rank out to find it."
         if restarts.bad_luck:
