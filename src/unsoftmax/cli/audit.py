@@ -55,7 +55,7 @@ def audit(
         typer.Option(min=1, help="Dimension d of a token. Needed, unless the target knows it."),
     ] = None,
     recover: Annotated[
-        bool, typer.Option("--recover", help="Recover it as well, where the budget allows that.")
+        bool, typer.Option("--recover", help="Recover it as well, if the budget allows that.")
     ] = False,
     budget: MostQueries = None,
     token_budget: MostTokens = None,
@@ -129,7 +129,7 @@ def audit(
                 highlight=False,
             )
         if following := _following(result, us.Budget(budget, token_budget)):
-            label = "Next" if result.whole is None else "Or, one number of the answers alone"
+            label = "Next" if result.whole is None else "Or, for one number of the answers"
             stdout.print(f"{label}: {following}", soft_wrap=True, markup=False, highlight=False)
     raise typer.Exit(_STATUS[_end(result, recover)])
 
