@@ -221,7 +221,7 @@ def test_a_norm_before_is_named():
     def block(X):
         return layer(norm(X)) + X[:, -1]
 
-    with pytest.raises(us.ModelMismatch, match=r"RMSNorm.*takes the tokens behind the norm"):
+    with pytest.raises(us.ModelMismatch, match=r"RMSNorm.*takes the normalised tokens"):
         us.learn(block, us.learners.AttentionLayerLearner(16, rotary=True))
     with pytest.raises(us.ModelMismatch, match="depend on positions"):
         us.learn(block, us.learners.AttentionLayerLearner(16))

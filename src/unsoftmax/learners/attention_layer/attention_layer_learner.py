@@ -280,8 +280,8 @@ class AttentionLayerLearner(Configured):
         noise, explained = tokens.noise(), tokens.explained(normed.precision)
         if noise.relative > _AFFINE or np.any(tokens.missed > _UNEXPLAINED * explained):
             raise ModelMismatch(
-                "Single tokens are answered by no affine map of normalised tokens: one misses it "
-                f"by {np.max(tokens.missed):.1e}, where the rounding of answers explains "
+                "Answers to single tokens are not affine in the normalised token: one differs by "
+                f"{np.max(tokens.missed):.1e}, where the rounding of answers explains "
                 f"{np.max(explained):.1e}. Something else is added or stands behind, or "
                 "answers are too noisy."
             )
@@ -311,9 +311,9 @@ class AttentionLayerLearner(Configured):
             if not model.H < heads <= self._most:
                 raise
             raise HeadsAlike(
-                f"Where weights are 0 or 1 the answers show {model.H} heads, and {heads} where "
-                "they are between: some weigh tokens so much alike (W beside 2W, for example) that "
-                "two tokens do not tell which is which.",
+                f"With weights of 0 or 1 the answers show {model.H} heads, with other weights "
+                f"{heads}: some heads weigh tokens so similarly (W beside 2W, for example) that "
+                "two tokens do not tell them apart.",
                 determined={"c": layer.c, "M": layer.M},
             ) from refusal
         return conclusion
@@ -325,7 +325,7 @@ class AttentionLayerLearner(Configured):
         noise = tokens.noise()
         if np.any(tokens.missed > _UNEXPLAINED * tokens.explained()):
             raise ModelMismatch(
-                "Single tokens are answered by no affine map: one misses it by "
+                "Answers to single tokens are not affine: one differs by "
                 f"{np.max(tokens.missed):.1e}, where the rounding of answers explains "
                 f"{np.max(tokens.explained()):.1e}. Something else is added or stands behind: a "
                 "normalisation (LayerNorm, RMSNorm), a nonlinearity, another layer."
@@ -334,9 +334,9 @@ class AttentionLayerLearner(Configured):
             )
         if noise.relative > _AFFINE:
             raise ModelMismatch(
-                f"Answers are off by {noise.relative:.1e} of their size, as single tokens show it: "
-                "they are too coarse or too noisy to recover a layer from, or the target is no "
-                "affine map of single tokens."
+                f"Answers to single tokens are off by {noise.relative:.1e} of their size: they are "
+                "too coarse or too noisy to recover a layer, or the target is no affine map of "
+                "single tokens."
             )
         return tokens
 
@@ -347,8 +347,8 @@ class AttentionLayerLearner(Configured):
             return ""
         return (
             f" Or it computes with fewer bits than it answers with, as TF32, autocast and float32 "
-            f"behind float64 answers do (a share of {np.max(shares):.1e} is missed): switch that "
-            "off where you can, or answer with as few bits."
+            f"behind float64 answers do (errors of {np.max(shares):.1e}): switch that off, or "
+            "answer with as few bits."
         )
 
     @property
@@ -356,7 +356,7 @@ class AttentionLayerLearner(Configured):
         """Say what to do if it is a norm that stands there."""
         if self._given() is not None:
             return (
-                " With rotary positions a layer is recovered by itself alone: ask what takes the "
-                "tokens behind the norm."
+                " With rotary positions a layer is recovered only without a LayerNorm or RMSNorm: "
+                "ask the part that takes the normalised tokens."
             )
-        return " Leave out norm, and one is looked for." if self.norm == "none" else ""
+        return " Leave out norm to search for one." if self.norm == "none" else ""

@@ -52,9 +52,9 @@ class GivenPositions:
             return self.rotary
         if rank % 2:
             raise ModelMismatch(
-                f"Keys and queries have rank {rank}, and planes have two coordinates each: at no "
-                "base are these rotary positions. rotary=True without rotary_base finds "
-                "frequencies of any rank."
+                f"Keys and queries have the odd rank {rank}, but rotary planes have two "
+                "coordinates each: no base fits. rotary=True without rotary_base finds frequencies "
+                "of any rank."
             )
         return Rotary.of(self.base, rank)
 
@@ -146,16 +146,16 @@ class GroupReading(KeyAsking):
     @property
     def _otherwise(self) -> str:
         """What else the target may be."""
-        large = "biases are too large for this, or "
-        hidden = "; or keys have biases, which exact answers show unless they are large"
+        large = "biases are too large; "
+        hidden = "; keys have biases, which exact answers show unless they are large"
         coarse = (
-            " Or answers are too coarse for scores at a distance: their errors of "
-            f'{self.noise.relative:.1e} look so as well, and profile="finest" asks more.'
+            f" Or answers are too coarse for scores at a distance (errors of "
+            f'{self.noise.relative:.1e}); profile="finest" asks more.'
         )
         return (
-            f"Either {large * self.lift}something beside rotary positions depends on the distance "
-            "(ALiBi, a learned bias, keys that decay) or on the number of tokens; or queries of "
-            "all heads of a group together have a lower rank than its planes"
+            f"Possible reasons: {large * self.lift}something beside rotary positions depends on "
+            "the distance (ALiBi, a learned bias, keys that decay) or on the number of tokens; the "
+            "queries of all heads of a group together have a lower rank than its planes"
             f"{hidden * (1 - self.lift)}. No learner here recovers these with positions."
             f"{coarse * (self._coarse and not self.lift)}"
         )
@@ -251,8 +251,8 @@ class GroupReading(KeyAsking):
         off_circle = max(one.off_circle for one in planes)
         if off_circle > max(CROOKED, unsure * between):
             raise ModelMismatch(
-                f"{between} tokens of distance lengthen or shorten scores by "
-                f"{off_circle:.1e}, which no plane that turns does. " + self._otherwise
+                f"A distance of {between} tokens changes the norm of scores by {off_circle:.1e}, "
+                "which a rotation never does. " + self._otherwise
             )
         every = TurningPlanes(planes[0].P, common_angles(planes), off_circle / between)
         told = self.given.of(answers.rank)
@@ -268,8 +268,8 @@ class GroupReading(KeyAsking):
             left = float(np.linalg.norm(table - within @ (within.T @ table)))
             if left > _LEFT_SPAN * float(np.linalg.norm(table)):
                 raise ModelMismatch(
-                    "Scores of keys farther away leave the span of those nearer by, as those of "
-                    f"rank {answers.rank} do where planes have more rows. " + self._otherwise
+                    "Scores of keys farther away leave the span of those nearer by, as happens if "
+                    f"they have rank {answers.rank} and planes have more rows. " + self._otherwise
                 )
 
     def _moved(self, answers: GroupAnswers, seen: list[GroupScores]) -> list[Array]:
@@ -297,7 +297,7 @@ class GroupReading(KeyAsking):
         if not unsure / between <= UNKNOWN:
             raise NotIdentifiable(
                 "The answers do not determine how scores turn with distance: errors of "
-                f"{self.noise.relative:.1e} of an answer move angles by {unsure:.1e}.",
+                f"{self.noise.relative:.1e} of an answer change angles by {unsure:.1e}.",
                 determined={"c": self.layer.c, "M": self.layer.M},
             )
         return unsure / between

@@ -69,8 +69,8 @@ class LiftedReading(GroupReading):
         most = KeyAsking._most_keys(layer, values, noise, share)
         if most < 2:
             raise NotIdentifiable(
-                "Values have so few dimensions that one answer shows a head's weight of one key "
-                "alone; where keys and queries have biases it must show that of another token too.",
+                "Values have so few dimensions that one answer shows a head's weight of only one "
+                "key; if keys and queries have biases it must show that of another token too.",
                 determined={"c": layer.c, "M": layer.M},
             )
         return max(1, int(_KEY_SHARE * most))
@@ -164,8 +164,8 @@ class LiftedReading(GroupReading):
                 if longer < _CHANGED:
                     return self._lengths(wanted), False
         raise ModelMismatch(
-            "No length of tokens gives all of them weights that answers show: keys and queries "
-            "have biases so large that these alone decide the weights. " + self._otherwise
+            "Tokens of no norm get weights that all show in answers: keys and queries have biases "
+            "so large that they decide the weights. " + self._otherwise
         )
 
     def _spread(self, units: Array, corners: Array, lengths: Lengths) -> Asking[float]:
@@ -196,8 +196,8 @@ class LiftedReading(GroupReading):
         yield from ()
         if len(self._small(answers, 0.0)):
             raise ModelMismatch(
-                "Some answers give a token a negative weight: biases of keys and queries leave it "
-                "less than the answers' errors. " + self._otherwise
+                "Some answers give a token a negative weight: with these biases of keys and "
+                "queries its weight is below the errors of answers. " + self._otherwise
             )
         return answers
 

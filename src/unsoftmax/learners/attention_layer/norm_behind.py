@@ -90,8 +90,8 @@ class SingleRound:
         found = column_scales(units, self.signs, sums)
         if np.min(found.gain) <= 0 or found.missed > _GAP * found.next:
             raise ModelMismatch(
-                "Long single tokens are not answered by a linear map behind a LayerNorm: their "
-                "answers' directions do not add up as the tokens do."
+                "Long single tokens are not answered by a linear map behind a LayerNorm: the "
+                "directions of their answers do not add up as the tokens do."
             )
         B = units * found.gain
         B *= np.linalg.norm(norm.projection) / np.linalg.norm(B)
@@ -99,8 +99,9 @@ class SingleRound:
         noise = max(float(missed[0]) / np.sqrt(len(B)), 4 * UNIT / np.sqrt(len(B)))
         if noise > _MOST_NOISE:
             raise ModelMismatch(
-                f"A fresh single token is answered {noise:.1e} from a normalised affine map: no "
-                "such map, or answers too coarse for what is behind a LayerNorm."
+                f"The answer to a fresh single token differs by {noise:.1e} from a normalised "
+                "affine map: the target is none, or its answers are too coarse for a layer behind a "
+                "LayerNorm."
             )
         frame = DirectionMap(np.zeros(len(B)), B, True, norm, noise)
         return replace(frame, c=_read_constant(self, frame))
@@ -125,8 +126,8 @@ def ask_singles(dim: int, rng: np.random.Generator) -> Asking[SingleRound]:
     ]
     if y[0].shape[1] != dim:
         raise ModelMismatch(
-            f"Answers have {y[0].shape[1]} numbers and tokens {dim}: a residual connection, which "
-            "a norm behind a layer is recovered with, needs as many."
+            f"Answers have {y[0].shape[1]} numbers and tokens have {dim}. They must be equal: a "
+            "layer behind a norm is recovered only with its residual connection."
         )
     return SingleRound(signs, check[0], *y)
 
@@ -153,8 +154,8 @@ def _read_norm(asked: SingleRound) -> NormedAnswers:
     far = np.vstack([asked.y_units, asked.y_signs, asked.y_minus, asked.y_mixed, asked.y_check])
     if np.max(np.abs(far)) > np.sqrt(_FAR):
         raise ModelMismatch(
-            "Answers to single tokens grow with them, as behind no LayerNorm: leave out norm, and "
-            "it is found whether one stands before the layer or none."
+            "Answers to single tokens grow with the tokens, so no LayerNorm is behind: leave out "
+            "norm to find out whether one stands before the layer or none."
         )
     pairs = asked.y_signs[: len(asked.y_minus)] + asked.y_minus
     shift = np.mean(pairs, axis=0) / 2
@@ -164,8 +165,8 @@ def _read_norm(asked: SingleRound) -> NormedAnswers:
     if np.any(still):
         named = ", ".join(map(str, np.flatnonzero(still)[:8]))
         raise NotIdentifiable(
-            f"The norm's scale is 0, or too small to tell, at {np.sum(still)} of {len(still)} "
-            f"outputs ({named}): what the layer adds there does not reach the answers.",
+            f"The scale of the LayerNorm or RMSNorm is 0, or nearly 0, at {np.sum(still)} of "
+            f"{len(still)} outputs ({named}): the layer has no effect on the answers there.",
             determined={"shift": shift},
         )
     found = gain_of(far - shift)
@@ -174,9 +175,8 @@ def _read_norm(asked: SingleRound) -> NormedAnswers:
     found = uncentred_gain_of(far - shift)
     if found.missed > _ELLIPSOID or found.next <= 0:
         raise ModelMismatch(
-            "Answers to long tokens lie in no hyperplane, as those behind a LayerNorm do, nor on "
-            "an ellipsoid along the axes, as behind RMSNorm: another function is behind the norm, "
-            "or none."
+            "Answers to long tokens lie neither in a hyperplane, as behind a LayerNorm, nor on an "
+            "ellipsoid along the axes, as behind RMSNorm: neither is the last operation."
         )
     return NormedAnswers.of(shift, found.gain, centred=False)
 
@@ -200,8 +200,9 @@ def _read_constant(asked: SingleRound, frame: DirectionMap) -> Array:
     missed = float(np.max(_apart(w, expected))) / np.sqrt(len(zero))
     if missed > _AFFINE * frame.noise:
         raise ModelMismatch(
-            f"Single tokens of moderate length are answered {missed:.1e} from a normalised affine "
-            f"map, long ones {frame.noise:.1e}: the layer adds something else to its heads."
+            f"Answers differ from a normalised affine map by {missed:.1e} for single tokens of "
+            f"moderate norm, by {frame.noise:.1e} for long ones: the layer adds something to its "
+            "heads."
         )
     return constant
 

@@ -159,14 +159,14 @@ class OpeningSearch:
 
 def _unreadable() -> ModelMismatch:
     return ModelMismatch(
-        "No length of tokens shows the gates of all heads between 0 and 1: scores are no x·(W x_N "
+        "At no norm of tokens are the gates of all heads between 0 and 1: scores are no x·(W x_N "
         "+ w), those of some heads are a million times those of others, or answers are too coarse."
     )
 
 
 def _still() -> NotIdentifiable:
     return NotIdentifiable(
-        "No query token opens one head's gate alone: two heads switch together beside every query "
+        "No query token opens the gate of a single head: two heads switch together for every query "
         "token (W and 2W, or more heads than dimensions), or a head has no W.",
         determined={},
     )

@@ -154,8 +154,8 @@ def find_heads(singles: SingleRound, rng: np.random.Generator) -> Asking[Pattern
 def too_few(frame: DirectionMap) -> NotIdentifiable:
     """Say that answers have too few numbers for the heads there are."""
     return NotIdentifiable(
-        f"{frame.dim} dimensions are too few behind a LayerNorm for the heads there are: of the "
-        f"{frame.dim - 1} numbers that an answer tells, too few are left to tell heads apart.",
+        f"{frame.dim} dimensions are too few behind a LayerNorm for this number of heads: an "
+        f"answer gives only {frame.dim - 1} numbers, too few to tell heads apart.",
         determined={"shift": frame.norm.shift, "scale": np.abs(1 / frame.norm.gain)},
     )
 
@@ -168,15 +168,15 @@ def _with_total(frame: DirectionMap, offset: Array, sums: Array, H: int) -> tupl
     sigma = float(own_out @ residual_out / (residual_out @ residual_out))
     if abs(sigma) < _RESIDUAL:
         raise NotIdentifiable(
-            "No residual connection is seen: behind a norm the sign and the size of all M_h and c "
-            "are free without one.",
+            "No residual connection is seen: without one, the sign and the size of all M_h and c "
+            "behind a LayerNorm or RMSNorm are not determined.",
             determined={"shift": frame.norm.shift},
         )
     apart = float(np.linalg.norm(own_out - sigma * residual_out) / np.linalg.norm(own_out))
     if not frame.norm.takes_mean and apart > _SAME_SIGNS:
         raise NotIdentifiable(
-            "The RMSNorm behind the layer seems to have a scale of entries of both signs: its "
-            "answers tell their sizes alone, and signs are not searched for.",
+            "The scale of the RMSNorm behind the layer seems to have entries of both signs: "
+            "answers show only their sizes, and signs are not searched for.",
             determined={"shift": frame.norm.shift, "size": 1 / frame.norm.gain},
         )
     return sigma, np.vstack([own - sigma * residual, sums])
