@@ -100,8 +100,8 @@ class SingleRound:
         if noise > _MOST_NOISE:
             raise ModelMismatch(
                 f"The answer to a fresh single token differs by {noise:.1e} from a normalised "
-                "affine map: the target is none, or its answers are too coarse for a layer behind a "
-                "LayerNorm."
+                "affine map: the target is none, or its answers are too coarse for a layer behind "
+                "a LayerNorm."
             )
         frame = DirectionMap(np.zeros(len(B)), B, True, norm, noise)
         return replace(frame, c=_read_constant(self, frame))
