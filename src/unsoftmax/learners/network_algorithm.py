@@ -115,8 +115,8 @@ class NetworkAlgorithm(Configured):
 
     Notes
     -----
-    *Queries*: the function's own. *Determined up to* what the function says: the network is
-    returned as it is, and its certificate is the error that was stated.
+    *Queries*: the function's own. *Determined up to* what the function determines: its network is
+    returned unchanged, and the certificate is the error that was stated.
     While learning: `AlgorithmError` where the function raises, returns no network of ``dim``
     dimensions, or asks for too much; errors of unsoftmax pass as they are. The function runs in
     a thread of its own while the learner waits for it, and ends with the learner: its next

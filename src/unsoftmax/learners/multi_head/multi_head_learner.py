@@ -126,17 +126,16 @@ class MultiHeadLearner(Configured):
     Notes
     -----
     *Queries*: about H(d² + d) + H·d + 16H + d + 40; with rank r, given or found, about
-    H(r(2d − r) + d) + H·d + 16H + d + 40; 1.1 to 1.2 times that under a ``radius`` of 10³, 2 to 7
-    times where heads hardly switch; as many again where heads are close; about 1.5 times where
-    answers are of float32 and H·d is more than 900, 2.5 times where it is less; with rotary
-    positions r² more for each head, with biases as well r² + d + 2r. `plan` gives what is never
-    exceeded.
-    *Determined up to* order; heads of equal W and w are one. Heads whose hyperplanes
+    H(r(2d − r) + d) + H·d + 16H + d + 40. A ``radius`` of 10³ makes that 1.1 to 1.2 times as
+    many, one at which heads hardly switch 2 to 7 times; close heads take twice as many; float32
+    answers about 1.5 times if H·d is more than 900, else 2.5 times. With rotary positions r² more
+    for each head, with biases as well r² + d + 2r. `plan` gives the maximum.
+    *Determined up to* order. Heads of equal W and w count as one. Heads whose hyperplanes
     a·(W_h b + w_h) = 0 coincide for every b, such as W and 2W, and (W, v) beside (−W, v), are
-    told apart by copies of a token, after the search that does not: 330 + 2.6·H·d(d + 2) queries
+    told apart by copies of a token, after the usual search failed: 330 + 2.6·H·d(d + 2) queries
     more for each of a few lines. *With rotary positions up to* order, and in each head one complex
-    number per plane, by which that of K is multiplied and that of Q divided, b_k of planes that do
-    not turn, and the sign of a frequency and multiples of 2π: all W_h(Δ) are determined. *Source*:
+    number per plane, by which that of K is multiplied and that of Q divided; b_k in planes that do
+    not rotate; the sign of a frequency and multiples of 2π. All W_h(Δ) are determined. *Source*:
     beyond Proposition 7.1 of arXiv 2601.16873.
 
     Examples
