@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from tests.oracles.http_server import METADATA, in_json, output, sequences, serv
 from tests.rotary_heads import several_rotary
 from tests.rotary_layers import nearly_rotary, rotary_layer
 from tests.rotary_services import in_float32, with_change
+from unsoftmax.cli.verify import _rows
 
 KINDS = ["heads", "layer"]
 HEADS = [(2, 6, 4), (4, 16, 8), (3, 8, 8), (4, 16, 4)]
@@ -251,6 +253,14 @@ def test_of_many_tensors_the_command_shows_those_that_show_least(tmp_path):
     said = run(tmp_path, *words).stdout
     assert said.count("smallest change of") == 6
     assert "others (--out keeps them all), at most" in " ".join(said.replace("│", " ").split())
+
+
+def test_tensors_that_answers_cannot_test_are_one_row():
+    head = us.SingleHead(np.eye(3), np.ones(3))
+    found = replace(us.verify(head, head), power={"W": 1e-9, "eps": 8e6})
+    rows = dict(_rows(found, 1.0, kept=True))
+    assert rows["not testable by these answers"] == "eps"
+    assert "smallest change of eps that would show" not in rows
 
 
 def test_more_heads_than_dimensions_are_not_looked_at_one_by_one():
