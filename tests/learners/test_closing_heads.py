@@ -54,7 +54,7 @@ def evidence(found, target, precision=EXACT, seed=0, checks=32):
             parts = steps.send([target(part[:]) for part in parts])
     except StopIteration as end:
         said, looked = end.value
-        assert not checks or looked.startswith("Fresh sequences were of up to")
+        assert not checks or looked.startswith("Fresh sequences had up to")
         return said, asked
 
 

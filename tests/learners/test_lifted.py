@@ -76,5 +76,5 @@ def test_a_rank_above_that_of_keys_and_queries_is_refused():
 def test_biases_that_saturate_every_length_are_refused():
     head = rotary_head(6, 4, 0, biases=0.3)
     arrays = {**head.arrays(), "k_bias": 60 * head.k_bias, "q_bias": 60 * head.q_bias}
-    with pytest.raises(us.NotIdentifiable, match=r"out of the answers' reach|large biases"):
+    with pytest.raises(us.NotIdentifiable, match=r"out of the answers' reach|Large biases"):
         read(us.RotaryHead.from_arrays(arrays), 4)

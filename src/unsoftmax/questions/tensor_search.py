@@ -46,8 +46,8 @@ SEVERAL = "no change of one tensor alone explains the answers."
 VALUE_BIAS = "With value biases this happens when one M changed, because c = O·b_v changes with it."
 LAYOUT = (
     "This happens when several heads changed (LoRA, quantisation), when q_proj/k_proj rows use "
-    "another rotary layout (try convert --layout interleaved), or when O changed beside value "
-    "biases, because c changes with it."
+    'another rotary layout (try layout="interleaved"), or when O changed beside value biases, '
+    "because c changes with it."
 )
 NEAR = "the change is about as small as the errors of the answers."
 NORM = "a LayerNorm or RMSNorm before the layer is not looked at by itself."

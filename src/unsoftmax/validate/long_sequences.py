@@ -226,11 +226,7 @@ def looked_at(model: Scored, answered: Sequence[Answered], long: Iterable[Probes
     longest = max((X.shape[1] for X, y in answered if len(y)), default=0)
     most = max((_largest_logit(model, X) for X, _ in answered if X.shape[1] == longest), default=0)
     lost = sorted({part.tokens for part in long} - {X.shape[1] for X, _ in answered})
-    refused = (
-        f" The target did not answer sequences of {', '.join(map(str, lost))} tokens."
-        if lost
-        else ""
-    )
+    refused = f" It did not answer those of {', '.join(map(str, lost))} tokens." if lost else ""
     return (
         f"Fresh sequences had up to {longest} tokens, and logits up to {most:.2g}: beyond that the "
         f"target may be something else.{refused}"
