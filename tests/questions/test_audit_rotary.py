@@ -109,7 +109,7 @@ def test_coarser_answers_of_heads_with_biases_are_not_asked_in_vain():
     found = us.audit(lambda X: target(X).astype(np.float32).astype(float), 16, recover=True)
     assert (found.recovery, found.cost) == (None, None)
     assert found.queries < 200
-    assert any("float64 answers alone" in note for note in found.notes)
+    assert any("only from float64 answers" in note for note in found.notes)
 
 
 def test_other_positions_are_named():

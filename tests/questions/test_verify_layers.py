@@ -382,7 +382,7 @@ def test_an_m_beside_value_biases_is_said_to_move_c_as_well():
     moved = (a["heads.1.M"] - model.arrays()["heads.1.M"]) @ b
     found = us.verify(us.AttentionLayer.from_arrays({**a, "c": a["c"] + moved}), model)
     assert (found.verdict, found.tensor) == ("different", None)
-    assert "beside value biases" in found.notes[-1]
+    assert "With value biases" in found.notes[-1]
 
 
 def test_missed_identities_of_a_changed_layer_may_be_the_change():

@@ -103,7 +103,7 @@ def test_a_certificate_without_bounds_decides_nothing():
     model = several(2, 6, 0)
     result = us.verify(model, model, errors={"W": np.inf, "v": 1e-12})
     assert result.verdict == "undecided"
-    said = "The certificate leaves too much open to show a change of "
+    said = "The certificate leaves too much undetermined to show a change of "
     assert any(note.startswith(said) and "W of head 0" in note for note in result.notes)
     assert not any("Answers are too coarse" in note for note in result.notes)
     json.dumps(result.to_json(), allow_nan=False)
@@ -155,7 +155,7 @@ def test_why_a_tensor_is_not_named_is_said(claim, budget, why):
 
 
 def test_another_dimension_is_said_of_the_weights():
-    with pytest.raises(us.DimensionRefused, match=r"take tokens of dimension 8, the target of 16"):
+    with pytest.raises(us.DimensionRefused, match=r"of dimension 8, the target takes 16"):
         us.verify(several(2, 16, 0), several(2, 8, 0))
     with pytest.raises(us.DimensionRefused) as refused:
         us.verify(lambda X: several(2, 16, 0)(X), several(2, 8, 0))
@@ -194,4 +194,4 @@ def test_a_bias_that_may_be_0_is_told_absolutely():
     result = us.verify(target, model, errors=recovery.certificate.errors)
     assert result.verdict == "same"
     assert result.power["w"] < 1e-9
-    assert any(note.startswith("May be 0 within the bounds: w") for note in result.notes)
+    assert any(note.startswith("May be 0 within their bounds: w") for note in result.notes)
