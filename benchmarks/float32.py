@@ -332,7 +332,7 @@ is. No scale of the tokens avoids it, since it is relative to the terms of the l
 costs two to ten times the error. Several heads and networks are found by long tokens, which costs
 them hundreds to thousands of units in float64. In float32 as many would leave up to 1e-3, and so
 they ask more: heads are corrected by Newton's steps at short tokens
-([decision 35](../decisions/0035-real-endpoints.md)), neurons are measured anew until fresh tokens
+([note 35](../lab/0035-real-endpoints.md)), neurons are measured anew until fresh tokens
 are predicted.
 
 The certificate allows for more than happens, with the rounding of scores that a target of this

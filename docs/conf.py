@@ -1,5 +1,6 @@
-"""Sphinx configuration: Markdown pages, formulas as MathML, and figures out of evidence.md."""
+"""Sphinx configuration: Markdown pages, formulas as MathML, and figures out of evidence.csv."""
 
+import csv
 import re
 from pathlib import Path
 
@@ -42,7 +43,7 @@ def displayed_formula(writer, node):
 
 
 class Measured(SphinxDirective):
-    """``{measured}`` with a claim as its body: what evidence.md has beside it, copied nowhere.
+    """``{measured}`` with a claim as its body: what evidence.csv has beside it, copied nowhere.
 
     The claim is the body because pages that don't know the directive show that, and no more.
     """
@@ -58,15 +59,16 @@ class Measured(SphinxDirective):
                 "Put the claim on a line of its own below ```{measured}, and nothing behind that: "
                 "GitHub shows only the block's body."
             )
-        evidence = Path(self.env.srcdir) / "evidence.md"
+        evidence = Path(self.env.srcdir) / "evidence.csv"
         self.env.note_dependency(str(evidence))
-        lines = re.sub(" +", " ", evidence.read_text(encoding="utf-8")).splitlines()
-        rows = [line.split("|") for line in lines]
-        figures = {row[1].strip(): row[2].strip() for row in rows if len(row) == 6}
+        with evidence.open(encoding="utf-8", newline="") as file:
+            rows = {re.sub(" +", " ", row["claim"]): row for row in csv.DictReader(file)}
         [claim] = self.content
-        if claim not in figures:
-            raise self.error(f"No row of evidence.md claims {claim!r}.")
-        text = f"Measured ([Evidence](/evidence.md)): *{claim}*: {figures[claim]}."
+        if claim not in rows:
+            raise self.error(f"No row of evidence.csv claims {claim!r}.")
+        row = rows[claim]
+        figures = ", ".join(filter(None, (row["count"], row["measured"])))
+        text = f"Measured ([Evidence](/evidence.md)): *{claim}*: {figures}."
         return self.parse_text_to_nodes(text)
 
 

@@ -1,6 +1,6 @@
-// Sphinx's own scores; but pages for users come before decisions and measurements.
+// Sphinx's own scores; but pages for users come before decisions, laboratory notes and measurements.
 var Scorer = {
-  score: ([page, , , , score]) => score - (/^(decisions|benchmarks)\//.test(page) ? 12 : 0),
+  score: ([page, , , , score]) => score - (/^(decisions|lab|benchmarks)\//.test(page) ? 12 : 0),
   objNameMatch: 11,
   objPartialMatch: 6,
   objPrio: { 0: 15, 1: 5, 2: -5 },

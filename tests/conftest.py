@@ -20,6 +20,8 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.evidence_rows import COUNTED, FIELDS, PAGE, read_rows, renewed, write_rows
+
 # A page takes a second, and hundreds of commands are run: the tests of the report ask for it.
 os.environ["UNSOFTMAX_REPORT"] = "no"
 
@@ -106,10 +108,11 @@ def trials(request: pytest.FixtureRequest) -> Callable[[int, int], int]:
 
 @pytest.fixture
 def evidence(record_property: Callable[[str, object], None]) -> Callable[..., None]:
-    """``evidence(claim, **figures)``: a row of docs/evidence.md, written by `make evidence`.
+    """``evidence(claim, **figures)``: a row of docs/evidence.csv, written by `make evidence`.
 
     Numbers are written with three digits, or with a comma at thousands. ``refused``, how many of
-    the targets were refused, has a column of its own.
+    the targets were refused, has a column of its own, and so has how many cases were tried, if the
+    first figure says it (`COUNTED`).
     """
 
     def written(figure: object) -> str:
@@ -118,8 +121,10 @@ def evidence(record_property: Callable[[str, object], None]) -> Callable[..., No
         return f"{figure:,}" if isinstance(figure, (int, np.integer)) else str(figure)
 
     def record(claim: str, refused: object = "", **figures: object) -> None:
+        first = next(iter(figures), "")
+        count = f"{written(figures.pop(first))} {first}" if first in COUNTED else ""
         said = [f"{name.replace('_', ' ')} {written(x)}" for name, x in figures.items()]
-        record_property("evidence", [claim, ", ".join(said), written(refused)])
+        record_property("evidence", [claim, count, ", ".join(said), written(refused)])
 
     return record
 
@@ -142,29 +147,13 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     claimed = session.config.getoption("--trials") == "claimed"
     if not claimed or not _rows or hasattr(session.config, "workerinput"):
         return
-    root = session.config.rootpath
-    page = root / "docs" / "evidence.md"
     commit = _git("describe", "--always")
-    if _git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!docs/evidence.md"):
+    if _git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!docs/evidence.*"):
         commit += "-dirty"
     # a run of some tests renews their rows alone
-    kept = page.read_text(encoding="utf-8").splitlines() if page.exists() else []
-    rows = {line.split(" | ")[0]: line for line in kept if line.startswith("| ")}
-    rows.pop("| claim", None)
-    measured = f"{datetime.now(UTC).date()}, {commit}, NumPy {np.__version__}"
-    for claim, figures, refused in _rows:
-        rows[f"| {claim}"] = f"| {claim} | {figures} | {refused} | {measured} |"
-    lines = [
-        "# Evidence",
-        "",
-        "Written by `make evidence`. Each row is a test that passed at the claimed number of "
-        "trials, at the date and commit beside it, with the NumPy named there (2.4.6 where none "
-        "is). *Refused* is how many of them were refused by name; empty where a refusal would "
-        "fail the test.",
-        "",
-        "| claim | measured | refused | when |",
-        "|---|---|---|---|",
-        *(rows[claim] for claim in sorted(rows)),
-        "",
-    ]
-    page.write_text("\n".join(lines), encoding="utf-8")
+    rows = read_rows()
+    when = [str(datetime.now(UTC).date()), commit, np.__version__]
+    for row in _rows:
+        rows[row[0]] = dict(zip(FIELDS, [*row, *when], strict=True))
+    write_rows(rows.values())
+    PAGE.write_text(renewed(PAGE.read_text(encoding="utf-8"), rows), encoding="utf-8")

@@ -11,6 +11,7 @@ import subprocess
 import pytest
 
 import unsoftmax as us
+from tests.evidence_rows import PAGE, read_rows, renewed
 from tests.oracles.servers import MLSERVER
 from tests.page_snippets import PAGES, ROOT, masked, run_page, shell, snippets
 
@@ -163,11 +164,18 @@ def test_the_page_of_the_paper_names_what_exists():
         refused = "*Here*: refused" in statement or "*Here*: the same" in statement
         assert any((ROOT / "src/unsoftmax" / name).exists() for name in here) or refused, title
         assert "*Test*: " in statement, title
-    rows = (ROOT / "docs" / "evidence.md").read_text(encoding="utf-8")
-    quoted = re.findall(r"\(\[evidence\]\(evidence\.md\): \*(.+?)\*\)", page)
+    claims = {re.sub(r"= +", "= ", claim) for claim in read_rows()}
+    quoted = re.findall(r"\(\[evidence\]\(evidence\.csv\): \*(.+?)\*\)", page)
     assert len(quoted) >= 15
     for claim in quoted:
-        assert f"| {claim} |" in re.sub(r"= +", "= ", rows), claim
+        assert claim in claims, claim
+
+
+def test_the_page_of_evidence_shows_its_rows():
+    """Who changes a headline's row by hand is told; `make evidence` writes both."""
+    page = PAGE.read_text(encoding="utf-8")
+    assert renewed(page, read_rows()) == page
+    assert 30 <= len(re.findall(r"\* \|$", page, flags=re.MULTILINE)) <= 40
 
 
 def test_the_glossary_names_what_exists():
@@ -216,3 +224,5 @@ def test_versions_agree():
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     assert f'version = "{us.__version__}"' in project
     assert us.__version__ in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert f"\nversion: {us.__version__}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert f"version = {{{us.__version__}}}" in README.read_text(encoding="utf-8")

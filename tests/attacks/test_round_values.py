@@ -117,7 +117,7 @@ def test_what_no_answer_tells_is_said():
     found = us.learn(
         us.SingleHead(np.zeros((5, 5)), np.ones(5)), us.learners.ExactHead(5), holdout=0
     )
-    assert any("No answer told" in line for line in found.certificate.assumes)
+    assert any("No answer showed" in line for line in found.certificate.assumes)
 
 
 @pytest.mark.parametrize("decimals", [13, 14, 15])

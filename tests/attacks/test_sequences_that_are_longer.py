@@ -93,7 +93,7 @@ IMPOSTORS: dict[str, Callable[[Any], Any]] = {
 def looked(recovery: Any) -> tuple[int, float]:
     """Up to which length, and up to which logits there, a certificate says that it was looked."""
     said = " ".join(recovery.certificate.assumes)
-    found = re.search(r"of up to (\d+) tokens, logits there of up to ([^:]+):", said)
+    found = re.search(r"had up to (\d+) tokens, and logits up to ([^:]+):", said)
     assert found, said
     return int(found[1]), float(found[2])
 

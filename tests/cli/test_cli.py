@@ -725,7 +725,7 @@ def test_a_fault_of_our_own_is_no_answer(tmp_path):
     assert content["message"] in done.stderr
     assert "no such [bold]head[/]" in done.stderr
     assert "Every answer so far is in l.sqlite" in done.stderr
-    assert "This is a fault of unsoftmax" in done.stderr
+    assert "This is a bug in unsoftmax" in done.stderr
     [path] = re.findall(r"with (\S+unsoftmax-fault-\S+\.txt),", done.stderr)
     report = Path(path).read_text()
     Path(path).unlink()
@@ -736,5 +736,5 @@ def test_a_fault_of_our_own_is_no_answer(tmp_path):
     assert (shown.returncode, shown.stdout) == (70, "")
     assert "raise LookupError" in shown.stderr
     large = started(tmp_path, "verify", "faulty:large", *words[2:4])
-    assert (large.returncode, "a fault" in large.stderr) == (70, False)
+    assert (large.returncode, "a bug" in large.stderr) == (70, False)
     assert "not enough memory" in large.stderr

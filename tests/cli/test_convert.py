@@ -190,7 +190,7 @@ def test_a_file_of_w_and_v_becomes_a_model_file_without_options(tmp_path):
         (["audit", "a.safetensors", "--dim", 4, "--out", "o"], "use --dim 3.", "dim=|line dim"),
         (["audit", "t:f", "--dim", 4, "--out", "o"], "name it with --dim.", "as dim"),
         (["verify", "a.safetensors", "--weights", "b.safetensors"],
-         "These weights take tokens of dimension 4, the target of 3: they are not what it serves",
+         "These weights take tokens of dimension 4, the target takes 3: it does not serve them",
          "dim="),
         (["verify", "t:f", "--weights", "b.safetensors"], "it does not serve these weights", "dim"),
     ],
@@ -200,7 +200,7 @@ def test_another_dimension_is_said_in_the_command_s_words(tmp_path, words, says,
         us.SingleHead(np.eye(d), np.ones(d)).save(tmp_path / f"{name}.safetensors")
     (tmp_path / "t.py").write_text("def f(X):\n    return X.reshape(len(X), -1, 3).sum((1, 2))\n")
     done = run(tmp_path, *words, "--no-report")
-    kind, status = ("NotServed", 1) if "they are not what" in says else ("DimensionRefused", 3)
+    kind, status = ("NotServed", 1) if "it does not serve them" in says else ("DimensionRefused", 3)
     said = done.stderr.partition(f"{kind}: ")[2]
     assert done.returncode == status, done.stderr
     assert says in said

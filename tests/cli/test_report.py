@@ -76,7 +76,7 @@ def test_a_refusal_has_its_page_until_a_recovery_takes_its_place(here):
     assert not (here / "found" / "recovery.png").exists()
     run("learn", "silent.safetensors", "--out", "found", status=3)
     page = read(here / "found")
-    assert "The recovery on this page is of another run." in page
+    assert "The recovery on this page is from another run." in page
 
 
 @pytest.mark.parametrize("package", ["jinja2", "matplotlib"])

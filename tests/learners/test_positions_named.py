@@ -94,22 +94,22 @@ POSITIONED: dict[str, tuple[Any, str]] = {
     "rotary": (lambda p, X: p.rotary(X), r"all others weigh the same, as with rotary.*rotary=True"),
     "rotary, two heads": (
         lambda p, X: p.rotary(X) + rotary_head(D, 2, 9)(X),
-        r"as with rotary positions: rotary=True",
+        r"as with rotary positions. rotary=True",
     ),
     "rotary, biases": (
         lambda p, X: rotary_head(D, 4, 5, biases=0.5)(X),
         r"rotary=True and biases=True",
     ),
-    "a network behind rotary": (behind_rotary, r"as with rotary positions: rotary=True"),
+    "a network behind rotary": (behind_rotary, r"as with rotary positions. rotary=True"),
     "ALiBi": (lambda p, X: p.head(X, beside=-p.slope * far(X)) @ p.v + p.c, r"0\.\d+ per.*ALiBi"),
     "ALiBi, two heads": (
         lambda p, X: p.head(X, beside=-0.5 * far(X)) @ p.v + p.head(X, 1, -0.1 * far(X)) @ p.other,
         r"biases by distance.*ALiBi's in several heads",
     ),
     "T5": (lambda p, X: p.head(X, beside=p.table[far(X)]) @ p.v, r"biases by distance, as T5's"),
-    "a window": (windowed, r"that is 16 before.*one that is 32 before.*a sliding window"),
-    "added to tokens": (placed, r"positions that are added to tokens"),
-    "two causal layers": (partial(two_layers, causal=True), r"causal masks in more layers"),
+    "a window": (windowed, r"16 places before.*one 32 places before.*a sliding window"),
+    "added to tokens": (placed, r"positions added to tokens"),
+    "two causal layers": (partial(two_layers, causal=True), r"causal masks in more than one layer"),
 }
 WITHOUT: dict[str, Any] = {
     "two heads": lambda p, X: p.head(X) @ p.v + p.head(X, 1, X @ p.w) @ p.other,

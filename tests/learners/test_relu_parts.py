@@ -309,7 +309,7 @@ def test_a_certificate_is_at_least_eight_times_what_was_missed():
     own = float(claim.precision.error(size))
     beyond = 1.5 * (claim.bound + own) - own  # answers have errors of their own
     assert found.certificate.errors["constant"] == pytest.approx(8 * beyond, rel=1e-2)
-    assert any("times as much is assumed" in sentence for sentence in found.certificate.assumes)
+    assert any("errors are taken as" in sentence for sentence in found.certificate.assumes)
 
 
 def test_a_network_missed_beyond_what_is_accepted_is_refused():

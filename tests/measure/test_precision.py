@@ -330,7 +330,7 @@ def test_noise_comes_on_top():
 def test_coarser_arithmetic_is_never_finer():
     precision = Precision().with_unit(1e-8, "Because")
     assert precision.unit == 1e-8
-    assert precision.why == ("Because: roundoff 1.0e-08 is assumed.",)
+    assert precision.why == ("Because; about 8 digits are assumed (roundoff 1.0e-08).",)
     assert precision.with_unit(1e-9, "No") is precision
 
 

@@ -110,7 +110,7 @@ def test_coarser_answers_of_heads_with_biases_are_not_asked_in_vain():
     found = us.audit(lambda X: target(X).astype(np.float32).astype(float), 16, recover=True)
     assert (found.recovery, found.cost) == (None, None)
     assert found.queries < 200
-    assert any("float64 answers alone" in note for note in found.notes)
+    assert any("only from float64 answers" in note for note in found.notes)
 
 
 def test_other_positions_are_named():
@@ -129,12 +129,12 @@ def test_other_positions_are_named():
 
     for target, said in (
         (alibi, "0.25 per token"),
-        (short, "no attention without positions"),
+        (short, "attention without positions never does"),
     ):
         found = us.audit(target, 8, recover=True)
         assert (found.target_class, found.recovery) == ("position-dependent", None)
         assert said in found.reasons[-1]
-        assert any("these positions, or these answers" in note for note in found.notes)
+        assert any("These positions, or these answers" in note for note in found.notes)
 
 
 @pytest.mark.parametrize("biases", [0.0, 0.3])
@@ -146,7 +146,7 @@ def test_a_layer_with_positions_is_left_to_the_learner_of_vectors(biases):
     assert (found.whole.model, found.whole.rotary) == ("attention-layer", True)
     assert "AttentionLayerLearner" in found.reasons[-1]
     assert "LowRankHead" not in found.reasons[-1]
-    assert any("left to AttentionLayerLearner" in note for note in found.notes)
+    assert any("AttentionLayerLearner with rotary=True recovers" in note for note in found.notes)
     target = Counted(layer)
     us.learn(target, us.learners.AttentionLayerLearner(16, rotary=True))
     assert found.whole.queries / 2 < target.queries < 2 * found.whole.queries

@@ -518,7 +518,7 @@ def test_what_is_recommended_holds_and_nothing_cheaper_does(rows, threshold, mos
         return
     assert any(best is row for row in good)
     assert all(best.loss <= row.loss for row in good)
-    assert sentence.startswith("Add noise: of")
+    assert sentence.startswith("Recommended: add noise. Cost:")
     assert f"{best.loss:.1%}" in sentence
     for error in (best.error, best.function_error):
         assert f"{error:.1%}" in sentence
@@ -540,7 +540,7 @@ def test_what_could_not_be_judged_is_said_first_and_in_one_format():
     refused, weak = trial(0.01, 0.0, np.inf, 0.9, found=False), trial(0.3, 0.0, 0.044, 1e-9)
     said = recommendation([refused] * 38 + [weak] * 9, 0.1, 0.5)
     assert said.startswith("38 of 47 defences tried could not be judged")
-    assert "none of the other 9" in said
+    assert "None of the other 9" in said
     assert "4.4% of the parameters and less than 0.1% of the function" in said
     assert "strongest" not in said
 
@@ -556,9 +556,9 @@ def test_a_stronger_attacker_leaves_less():
     tuning = tuned(capped_noise=(0.5,), both_caps=(1.0,))
     weak, strong = (us.defend(head(4), 4, attack_queries=n, tuning=tuning) for n in (30, 9000))
     assert weak.recommended is of(weak, "noise with a norm cap")[0]
-    assert weak.recommendation.startswith("Add noise of")
+    assert weak.recommendation.startswith("Recommended: add Gaussian noise")
     assert strong.recommended is None
-    assert "leaves most" in strong.recommendation
+    assert "leaves the largest errors" in strong.recommendation
 
 
 # -- what is written
@@ -701,8 +701,8 @@ def test_settings_beyond_what_is_attacked_are_refused_before_anything_is_paid():
         (us.learners.ExactHead(6, rotary=True), "rotary positions"),
         (us.learners.MultiHeadLearner(6, 2, rotary=True), "rotary positions"),
         (us.learners.LowRankHead(6, 2, rotary_base=1e4), "rotary positions"),
-        (us.learners.AttentionLayerLearner(6, norm="pre"), "a norm before them"),
-        (us.learners.FeedForwardLearner(6, norm="post"), "feed-forward layers with a norm"),
+        (us.learners.AttentionLayerLearner(6, norm="pre"), "layers after a LayerNorm or RMSNorm"),
+        (us.learners.FeedForwardLearner(6, norm="post"), "feed-forward layers with a LayerNorm"),
     ):
         with pytest.raises(ValueError, match=says):
             us.defend(lambda X: asked(X), 6, learner)

@@ -97,9 +97,12 @@ def with_norm(model, **settings):
 @pytest.mark.parametrize(
     ("target", "says"),
     [
-        (with_norm(layer(2, 3, 6, residual=True), before=True), "a norm before them"),
+        (
+            with_norm(layer(2, 3, 6, residual=True), before=True),
+            "layers after a LayerNorm or RMSNorm",
+        ),
         (with_norm(layer(2, 3, 6, residual=True), centred=False), "RMSNorm"),
-        (with_norm(feed_forward.layer(6, 4, 6, 0)), "feed-forward layers with a norm"),
+        (with_norm(feed_forward.layer(6, 4, 6, 0)), "feed-forward layers with a LayerNorm"),
     ],
 )
 def test_layers_that_nothing_recovers_are_refused_in_a_sentence(target, says):
@@ -122,4 +125,4 @@ def test_the_command_refuses_in_sentences(tmp_path):
     words = ["defend", str(tmp_path / "layer.safetensors"), "--dim", "6", "--json"]
     done = CliRunner().invoke(app, [*words, "--out", str(tmp_path / "out")])
     assert done.exit_code == 2
-    assert "No attacks are known on layers with a norm before them" in done.stderr
+    assert "No attacks are known on layers after a LayerNorm or RMSNorm" in done.stderr

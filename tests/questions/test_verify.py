@@ -297,7 +297,7 @@ def test_a_residual_before_a_network_is_told(tensor, trials):
             arrays["residual"] += some
             arrays["B"][0] -= some if tensor == "its division" else 0
         result = us.verify(us.MultiHeadTransformer.from_arrays(arrays), model, seed=seed)
-        moved = "w, or how B and the residual are divided"
+        moved = "w, or how B and the residual connection are divided"
         among = moved if biases else "W, or how B is divided among heads"
         named = {"its division": moved, "division": among}
         assert (result.verdict, result.tensor) == ("different", named.get(tensor, "the network"))
@@ -341,7 +341,7 @@ def test_what_no_arithmetic_explains_is_never_the_same(strange, trials):
         assert result.verdict != "same", seed
         if result.verdict == "different":
             continue
-        assert any("does something else as well" in note for note in result.notes)
+        assert any("computes something else as well" in note for note in result.notes)
 
 
 @pytest.mark.parametrize(
@@ -351,7 +351,7 @@ def test_a_few_numbers_decide_nothing(coarse):
     model = several(2, 8, 0)
     result = us.verify(coarse(model), model)
     assert (result.verdict, bool(result)) == ("undecided", False)
-    assert "one of a few numbers" in result.notes[-1]
+    assert "take only a few values" in result.notes[-1]
 
 
 def test_power_is_what_is_caught(trials, evidence):
@@ -443,7 +443,7 @@ def test_neurons_that_no_question_meets_are_said(kind):
         other = {**arrays, w_o: arrays[w_o] * (1 + (np.arange(20) == 3))}
         result = us.verify(type(model).from_arrays(other), claim)
         assert result.verdict == verdict, bias
-        said = any("1 of 20 neurons are off at all sequences" in note for note in result.notes)
+        said = any("1 of 20 neurons are off at every sequence" in note for note in result.notes)
         assert said == (verdict == "same")
 
 

@@ -103,7 +103,7 @@ def test_a_certificate_without_bounds_decides_nothing():
     model = several(2, 6, 0)
     result = us.verify(model, model, errors={"W": np.inf, "v": 1e-12})
     assert result.verdict == "undecided"
-    said = "The certificate leaves too much open to show a change of "
+    said = "The certificate leaves too much undetermined to show a change of "
     assert any(note.startswith(said) and "W of head 0" in note for note in result.notes)
     assert not any("Answers are too coarse" in note for note in result.notes)
     json.dumps(result.to_json(), allow_nan=False)
@@ -132,7 +132,7 @@ def test_undecided_is_never_without_a_reason(trials):
         result = us.verify(us.MultiHead.from_arrays(arrays), model, seed=seed)
         verdicts[result.verdict] += 1
         if result.verdict == "undecided":
-            assert any("times what is allowed for: up to 1" in note for note in result.notes)
+            assert any("times the allowed error: up to 1" in note for note in result.notes)
     assert verdicts["undecided"]
 
 
@@ -141,8 +141,8 @@ def test_undecided_is_never_without_a_reason(trials):
     [
         (several(5, 3, 0), None, "with more heads than dimensions no question shows one head"),
         (several(2, 16, 0, biases=True), 22, "the budget is spent"),
-        (several(30, 40, 0), None, "the questions left do not suffice to look at 30 heads"),
-        (us.SingleHead(np.zeros((6, 6)), np.ones(6)), None, "some heads' scores are 0"),
+        (several(30, 40, 0), None, "too few questions are left to look at 30 heads"),
+        (us.SingleHead(np.zeros((6, 6)), np.ones(6)), None, "the scores of some heads are 0"),
     ],
 )
 def test_why_a_tensor_is_not_named_is_said(claim, budget, why):
@@ -155,7 +155,7 @@ def test_why_a_tensor_is_not_named_is_said(claim, budget, why):
 
 
 def test_another_dimension_is_said_of_the_weights():
-    with pytest.raises(us.DimensionRefused, match=r"take tokens of dimension 8, the target of 16"):
+    with pytest.raises(us.DimensionRefused, match=r"of dimension 8, the target takes 16"):
         us.verify(several(2, 16, 0), several(2, 8, 0))
     with pytest.raises(us.DimensionRefused) as refused:
         us.verify(lambda X: several(2, 16, 0)(X), several(2, 8, 0))
@@ -194,4 +194,4 @@ def test_a_bias_that_may_be_0_is_told_absolutely():
     result = us.verify(target, model, errors=recovery.certificate.errors)
     assert result.verdict == "same"
     assert result.power["w"] < 1e-9
-    assert any(note.startswith("May be 0 within the bounds: w") for note in result.notes)
+    assert any(note.startswith("May be 0 within their bounds: w") for note in result.notes)

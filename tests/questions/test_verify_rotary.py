@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from tests.oracles.http_server import METADATA, in_json, output, sequences, serv
 from tests.rotary_heads import rotary_head, several_rotary
 from tests.rotary_layers import rotary_layer
 from tests.rotary_services import in_float32, with_change
+from unsoftmax.cli.verify import _rows
 
 SINGLES = [(6, 4), (16, 8), (8, 8), (64, 16)]
 HEADS = [(2, 6, 4), (4, 16, 8), (3, 8, 8), (4, 16, 4)]
@@ -153,7 +155,7 @@ def test_a_base_one_percent_off_another_layout_and_a_missing_residual(kind, tria
         assert found.verdict == "different"
         assert found.tensor is None or "frequencies" not in found.tensor
         if kind == "layer" and found.tensor is None and "no change of one" in found.notes[-1]:
-            assert "another layout" in found.notes[-1]
+            assert "another rotary layout" in found.notes[-1]
         if kind == "layer":
             without = us.RotaryLayer.from_arrays({**a, "residual": not model.residual})
             if model.outputs == model.dim:
@@ -249,7 +251,7 @@ def test_an_output_beside_value_biases_is_said_to_move_c_as_well():
     served = us.RotaryLayer.from_arrays({**a, "O": moved, "c": a["c"] + (moved - a["O"])[1] @ b})
     found = us.verify(served, layer)
     assert (found.verdict, found.tensor) == ("different", None)
-    assert "so does one O beside value biases" in found.notes[-1]
+    assert "when O changed beside value biases" in found.notes[-1]
 
 
 def test_plain_weights_of_a_rotary_layer_are_told_of_positions():
@@ -358,3 +360,11 @@ def test_the_command_through_an_endpoint(tmp_path):
             wrong = run(tmp_path, "verify", url, *words)
         assert wrong.returncode == 1, wrong.stderr
         assert json.loads(wrong.stdout)["tensor"] == "Q of head 1"
+
+
+def test_tensors_that_answers_cannot_test_are_one_row():
+    head = us.SingleHead(np.eye(3), np.ones(3))
+    found = replace(us.verify(head, head), power={"W": 1e-9, "eps": 8e6})
+    rows = dict(_rows(found, 1.0, kept=True))
+    assert rows["not testable by these answers"] == "eps"
+    assert "smallest change of eps that would show" not in rows

@@ -66,7 +66,8 @@ def test_everything_is_on_the_page(tmp_path):
         "44 queries recovered a model, SingleHead(d=3)",
         "What was asked, and why",
         "Learn a single head from exact values (Theorem 4.1).",
-        "It needs d + d²",
+        "It asked 44 questions.",
+        "How the number of queries grows: d + d²",
         "Source",
         "the hold-out: predicted, never learned from",
         "Answers over time",
@@ -161,8 +162,8 @@ def test_what_is_not_recorded_is_said(tmp_path):
     recovery_of(model, course=None, evidence=unchecked, **nothing).save(tmp_path)
     said = read(tmp_path).said
     assert "When the answers came is not recorded." in said
-    assert "Nothing was held out" in said
-    assert "Nothing, as far as the certificate and its assumptions go." in said
+    assert "No query was held out" in said
+    assert "Nothing, under the assumptions of the certificate." in said
 
 
 def test_a_page_of_twelve_large_heads_is_below_a_megabyte(tmp_path, evidence):

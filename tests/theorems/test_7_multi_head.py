@@ -324,7 +324,7 @@ def test_heads_too_close_become_one_with_a_bound_on_the_function(trials, evidenc
             continue  # told apart, or closer than answers resolve
         with pytest.raises(KeyError, match="no bound on W"):
             recovery.certificate.W_error  # noqa: B018
-        assert "Not the target's own heads" in recovery.notes[0]
+        assert "are not the target's own heads" in recovery.notes[0]
         beyond = []
         for X in like_the_pilots(recovery.model, 1200, seed):
             missed = np.abs(recovery.model(X) - target(X))

@@ -315,7 +315,7 @@ def test_biases_that_noise_hides_are_said_to_count_to_no_bound():
     recovery = us.learn(noisy, us.learners.AttentionLayerLearner(16, rotary=True))
     assert not recovery.model.k_bias.any()
     assert "w" not in recovery.certificate.errors
-    assert any("taken to have no biases" in sentence for sentence in recovery.certificate.assumes)
+    assert any("assumed to have no biases" in sentence for sentence in recovery.certificate.assumes)
 
 
 def test_key_biases_of_slow_planes_may_be_large():
@@ -421,7 +421,7 @@ def test_a_norm_before_is_named():
     def block(X):
         return layer(norm(X)) + X[:, -1]
 
-    with pytest.raises(us.ModelMismatch, match=r"RMSNorm.*takes the tokens behind the norm"):
+    with pytest.raises(us.ModelMismatch, match=r"RMSNorm.*takes the normalised tokens"):
         us.learn(block, us.learners.AttentionLayerLearner(16, rotary=True))
     with pytest.raises(us.ModelMismatch, match="depend on positions"):
         us.learn(block, us.learners.AttentionLayerLearner(16))

@@ -134,7 +134,7 @@ def test_what_was_answered_is_said():
     answered = [(part.X, np.zeros(2)) for part in long]
     said = looked_at(model, answered, long)
     logits = np.abs((long[0].X - long[0].X[:, -1:]) @ long[0].X[:, -1, :, None]).max()
-    assert f"up to 9 tokens, logits there of up to {logits:.2g}:" in said
+    assert f"up to 9 tokens, and logits up to {logits:.2g}:" in said
     assert "did not answer" not in said
     assert "did not answer those of 9 tokens" in looked_at(model, answered[1:], long)
     assert "up to 0 tokens" in looked_at(model, [], [])

@@ -2,7 +2,7 @@
 
 Results go to stdout, progress and errors to stderr. Exit status: 0 done; 1 the answer is no
 (compare, verify); 2 wrong usage or a ledger that cannot be used; 3 not identifiable, wrong model
-class, undecided; 4 budget spent; 5 the target does not answer; 70 a fault of unsoftmax; 130
+class, undecided; 4 budget spent; 5 the target does not answer; 70 a bug in unsoftmax; 130
 interrupted (129, 143 by SIGHUP, SIGTERM).
 
 This module imports next to nothing, so that a signal finds its handler there as soon as the

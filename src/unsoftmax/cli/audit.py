@@ -45,7 +45,7 @@ def audit(
         typer.Option(min=1, help="Dimension d of a token. Needed, unless the target knows it."),
     ] = None,
     recover: Annotated[
-        bool, typer.Option("--recover", help="Recover it as well, where the budget allows that.")
+        bool, typer.Option("--recover", help="Recover it as well, if the budget allows that.")
     ] = False,
     asked: Asked,
     price: Annotated[float, typer.Option(min=0, help="What 1,000 queries cost.")] = 0.0,
@@ -101,7 +101,7 @@ def audit(
             line = _whole_line(result.whole, target, int(known), out, asked.auth)
             say(f"Next: {line}", soft_wrap=True)
         if following := _following(result, asked.limit()):
-            label = "Next" if result.whole is None else "Or, one number of the answers alone"
+            label = "Next" if result.whole is None else "Or, for one number of the answers"
             say(f"{label}: {following}", soft_wrap=True)
     raise typer.Exit(_STATUS[_end(result, recover)])
 

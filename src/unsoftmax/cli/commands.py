@@ -116,7 +116,7 @@ app = typer.Typer(
     epilog=(
         "Exit status: 0 done; 1 the answer is no; 2 wrong usage, or the ledger; 3 not "
         "identifiable, wrong model class, undecided; 4 budget spent; 5 the target does not "
-        "answer; 70 a fault of unsoftmax; 130 interrupted (129, 143 by SIGHUP, SIGTERM). For "
+        "answer; 70 a bug in unsoftmax; 130 interrupted (129, 143 by SIGHUP, SIGTERM). For "
         "models you are authorised to test."
     ),
     no_args_is_help=True,

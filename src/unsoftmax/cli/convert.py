@@ -26,19 +26,23 @@ def convert(
         typer.Option(min=0, help="One output coordinate; without it, the layer with all of them."),
     ] = None,
     layer: Annotated[
-        str | None, typer.Option(help="What the layer's names begin with, where there are several.")
+        str | None, typer.Option(help="Prefix of the layer's names, if there are several layers.")
     ] = None,
     kv_heads: Annotated[
-        int | None, typer.Option(min=1, help="Key and value heads, where query heads share them.")
+        int | None,
+        typer.Option(min=1, help="Number of key and value heads, if query heads share them."),
     ] = None,
     norm_eps: Annotated[
         float | None,
-        typer.Option(min=0, help="eps of the layer's norm: take it and the residual in."),
+        typer.Option(
+            min=0,
+            help="eps of the layer's LayerNorm or RMSNorm: include it and the residual connection.",
+        ),
     ] = None,
     norm_before: Annotated[
         bool | None,
         typer.Option(
-            "--norm-before/--norm-behind", help="Where that norm is, if names do not say."
+            "--norm-before/--norm-behind", help="Where that norm is, if the names do not say."
         ),
     ] = None,
     rotary_base: Annotated[

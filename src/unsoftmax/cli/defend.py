@@ -60,10 +60,10 @@ def defend(
         ),
     ] = None,
     threshold: Annotated[
-        float, typer.Option(help="Relative error that a defence is to leave the best attack.")
+        float, typer.Option(help="Relative error that a defence must leave the best attack.")
     ] = 0.1,
     most_loss: Annotated[
-        float, typer.Option(help="The most that it may cost, in spreads of the answers.")
+        float, typer.Option(help="The most that it may cost, in s.d. of the answers.")
     ] = 0.5,
     attack_queries: Annotated[
         int | None,

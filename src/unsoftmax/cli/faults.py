@@ -1,4 +1,4 @@
-"""What an error that nobody expected says: a fault of unsoftmax, and all that a report of it needs.
+"""What an error that nobody expected says: a bug in unsoftmax, and all that a report of it needs.
 
 A user gets a sentence; who mends the fault gets the traceback, the command and the versions, in a
 file, since after a run of hours nobody can be asked to provoke it again. Needs the standard library
@@ -43,7 +43,7 @@ def tell(error: Exception, words: list[str]) -> int:
 
 def _request(trace: str, words: list[str]) -> str:
     """Ask for a report, and keep what it needs."""
-    said = "This is a fault of unsoftmax, not of how it was used. Please report it"
+    said = "This is a bug in unsoftmax, not a usage error. Please report it"
     try:
         handle, path = tempfile.mkstemp(prefix="unsoftmax-fault-", suffix=".txt", text=True)
         with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as file:

@@ -78,8 +78,8 @@ def verify(
 ) -> None:
     """Say whether TARGET serves these weights: 0 the same, 1 different, 3 undecided.
 
-    Where `learn` wrote the weights, the certificate beside them counts: answers that differ by no
-    more than it leaves open are the same.
+    For weights that `learn` wrote, the certificate beside them is read: differences within it
+    count as the same.
     """
     from unsoftmax.cli.model_files import certified_errors, claimed_model, model_path
     from unsoftmax.questions.claim import can_be_claimed
@@ -141,15 +141,15 @@ def _answering_no() -> Iterator[None]:
 def _rows(
     result: Verification, seconds: float, *, kept: bool, most: int = 6
 ) -> list[tuple[str, str]]:
-    """Return the rows of the table; of many tensors the ``most`` whose changes show least."""
-    from unsoftmax.questions.verification import VERIFICATION_FILE
+    """Return the rows of the table; of many tensors those whose changes show least, ``most``."""
+    from unsoftmax.questions.verification import UNTESTABLE, VERIFICATION_FILE
 
     rows = [("verdict", result.verdict), ("queries", str(result.queries))]
     if result.tensor is not None:
         rows.append(("changed", result.tensor))
     rows.append(("answers' precision", f"{result.precision:.1e} of the size of their terms"))
-    rows.append(("largest miss", f"{result.largest_miss:.2g} times what is allowed for"))
-    worst = list(result.power.items())
+    rows.append(("largest miss", f"{result.largest_miss:.2g} times the allowed error"))
+    worst = [item for item in result.power.items() if item[1] <= UNTESTABLE]
     if len(worst) > most:
         worst.sort(key=lambda item: -item[1])
     for name, change in worst[:most]:
@@ -157,4 +157,7 @@ def _rows(
     if rest := worst[most:]:
         where = f"all are in {VERIFICATION_FILE}" if kept else "--out keeps them all"
         rows.append((f"of {len(rest)} others ({where}), at most", f"{rest[0][1]:.1e}"))
+    if untested := [name for name, change in result.power.items() if not change <= UNTESTABLE]:
+        more = f" and {len(untested) - most} more" if len(untested) > most else ""
+        rows.append(("not testable by these answers", ", ".join(untested[:most]) + more))
     return [*rows, ("seconds", f"{seconds:.1f}")]

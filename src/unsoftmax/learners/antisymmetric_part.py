@@ -145,7 +145,7 @@ class Cancellation:
         """Say what is lost."""
         return (
             f"Answers are up to {self.ratio:.3g} times as large as their differences, which are "
-            "less precise by as much."
+            "less precise by that factor."
         )
 
     def counted(self, found: Found[M]) -> Found[M]:
@@ -153,9 +153,9 @@ class Cancellation:
         certificate = found.certificate
         errors = {name: KAPPA * self.ratio * error for name, error in certificate.errors.items()}
         assumes = (
-            "The model is that of f(X) − f(−X), and so is what is said of the target here.",
-            f"{self.sentence} The bounds are wider by as much, and "
-            f"{KAPPA:g} times for sums inside the target.",
+            "The model, and all statements about the target here, are about f(X) − f(−X).",
+            f"{self.sentence} The bounds are wider by that factor, and by {KAPPA:g} for sums "
+            "inside the target.",
             *certificate.assumes,
         )
         wider = replace(certificate, errors=errors, assumes=assumes)

@@ -116,8 +116,8 @@ class NetworkAlgorithm(Configured):
 
     Notes
     -----
-    *Queries*: the function's own. *Determined up to* what the function says: the network is
-    returned as it is, and its certificate is the error that was stated.
+    *Queries*: the function's own. *Determined up to* what the function determines: its network is
+    returned unchanged, and the certificate is the error that was stated.
     While learning: `AlgorithmError` where the function raises, returns no network of ``dim``
     dimensions, or asks for too much; errors of unsoftmax pass as they are. The function runs in
     a thread of its own while the learner waits for it, and ends with the learner: its next
@@ -232,10 +232,10 @@ class NetworkAlgorithm(Configured):
 
     def _assumes(self, stated: bool, checks: int) -> tuple[str, ...]:
         sentence = (
-            f"The network of {self.name} is off by constant + slope·‖x‖ at most, as stated: what "
-            "the hold-out tests, it cannot prove."
+            f"The network of {self.name} is off by at most constant + slope·‖x‖, as stated: the "
+            "hold-out tests this but cannot prove it."
             if stated
-            else f"Nothing is certified of the network of {self.name}: no error was stated."
+            else f"Nothing is certified about the network of {self.name}: no error was stated."
         )
         return (sentence, *(() if checks else ("Nothing was checked.",)))
 

@@ -28,7 +28,7 @@ from unsoftmax.measure.token_order import OrderQuestions, Positions
 from unsoftmax.protocol import Learner
 
 ORDER = "Scores depend on positions: answers change when tokens before the last one change places"
-WHOLE_LAYERS = "AttentionLayerLearner, which takes whole vectors,"
+WHOLE_LAYERS = "AttentionLayerLearner (whole vectors)"
 NOT_HERE = "No learner here recovers that."
 
 
@@ -92,30 +92,29 @@ def in_words(found: Positions, learner: Any = None, *, vectors: bool = False) ->
     ``vectors``: whether the target answers with vectors, as it does where a learner asks for them.
     """
     takes, vectors = hasattr(learner, "rotary"), vectors or _of_vectors(learner)
-    whose = "" if takes else ", in learners of heads that take it, such as LowRankHead"
+    whose = "" if takes else " (in LowRankHead and the other learners of heads that take it)"
     of_one = (
         "LowRankHead (one head) and MultiHeadLearner (several) recover them with rotary=True and "
         "biases=True, from float64 answers"
     )
     if vectors:
-        whose = "" if takes else f", in {WHOLE_LAYERS}"
+        whose = "" if takes else " (in AttentionLayerLearner)"
         of_one = f"{WHOLE_LAYERS} recovers them with rotary=True, from float64 answers"
     near, far = found.window
     said = {
-        "products": ", and where the last token is 0 all others weigh the same, as with rotary "
-        f"positions: rotary=True recovers rotary ones{whose}.",
-        "slope": f", and scores fall by {found.slope:.3g} per token of distance, whatever tokens "
-        f"are, as with ALiBi. {NOT_HERE}",
-        "window": f", and a token that is {near} before the last one counts, one that is {far} "
+        "products": ", and if the last token is 0 all others weigh the same, as with rotary "
+        f"positions. rotary=True{whose} recovers rotary positions.",
+        "slope": f", and scores fall by {found.slope:.3g} per token of distance for all tokens, "
+        f"as with ALiBi. {NOT_HERE}",
+        "window": f", and a token {near} places before the last one counts, one {far} places "
         f"before it does not: a sliding window. {NOT_HERE}",
         "labels": ". No learner here recovers positions from labels.",
-        "distance": ", and a token's weight depends on its distance from the last one, whatever "
-        f"tokens are: biases by distance, as T5's, or ALiBi's in several heads. {NOT_HERE} Biases "
-        "of keys and queries beside rotary positions look so where they are small, or answers "
-        "noisy or rounded: behind exact ones rotary=True and biases=True recover them.",
-        "unclear": ". Rotary positions beside biases of keys and queries may do this: "
-        f"{of_one}. So may positions "
-        "that are added to tokens, causal masks in more layers than one, and biases by distance, "
-        "which no learner here recovers.",
+        "distance": ", and a token's weight depends on its distance from the last one only: "
+        f"biases by distance, as T5's, or ALiBi's in several heads. {NOT_HERE} Small biases of "
+        "keys and queries beside rotary positions look alike in noisy or rounded answers: from "
+        "exact ones rotary=True and biases=True recover them.",
+        "unclear": ". Rotary positions with biases of keys and queries may be the reason: "
+        f"{of_one}. Other possible reasons, which no learner here recovers: positions added to "
+        "tokens, causal masks in more than one layer, biases by distance.",
     }
     return f"{ORDER}{said[found.kind]}"

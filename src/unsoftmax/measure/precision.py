@@ -292,7 +292,8 @@ class Precision:
         """Assume coarser arithmetic inside the target; without a reason, without a word."""
         if unit <= self.unit:
             return self
-        said = (f"{reason}: roundoff {unit:.1e} is assumed.",) if reason else ()
+        digits = f"about {-np.log10(unit):.0f} digits are assumed (roundoff {unit:.1e})"
+        said = (f"{reason}; {digits}.",) if reason else ()
         return replace(self, unit=unit, why=(*self.why, *said))
 
     def with_hidden(self, size: float, reason: str) -> Precision:

@@ -35,13 +35,14 @@ from unsoftmax.protocol import Answers
 from unsoftmax.questions.claim import Claim, ClaimedAnswers
 
 MISSED = (
-    "Identities that hold for every such model are missed, as coarse arithmetic misses them and "
-    "other models do"
+    "The endpoint is not consistent with this model class: either it computes with only a few "
+    "digits, or it is a different kind of model (a larger block?)"
 )
 NOT_SERVED = "it does not serve them."
 STRANGE = (
-    "Answers miss identities that hold for every such model by more than the arithmetic of their "
-    "format explains: the target does something else as well."
+    "The endpoint is not consistent with this model class: it misses identities that hold for "
+    "every such model by more than the rounding of its answers explains, so it computes something "
+    "else as well."
 )
 
 
@@ -217,7 +218,7 @@ class AnswerErrors:
         if bits is None or self.deviation or self.few:
             return self
         unit = _SHARE * 2.0**-bits / float(np.sqrt(dim))
-        reason = f"The target rounds what it multiplies to {bits} bits"
+        reason = f"The target rounds the inputs of its products to {bits} bits"
         return replace(self, precision=self.precision.with_unit(unit, reason))
 
     def notes(self) -> tuple[str, ...]:
@@ -226,8 +227,10 @@ class AnswerErrors:
             return (*self.precision.why, STRANGE)
         if not self.deviation:
             return self.precision.why
-        said = f"a standard deviation of {self.deviation:.1e}, of which {self._quantile:.0f} times"
-        noisy = f"The same question got different answers: {said} as much is allowed for."
+        noisy = (
+            f"The same question got different answers (standard deviation {self.deviation:.1e}); "
+            f"{self._quantile:.0f} times that is allowed."
+        )
         return (*self.precision.why, noisy)
 
 

@@ -39,7 +39,7 @@ from unsoftmax.models.neurons import Neurons
 from unsoftmax.probes import Array, Flags
 from unsoftmax.validate.head_comparison import SHORT_SUMS
 
-SINGLE_TOKENS = "Only single tokens were asked: what the target does with several is not tested."
+SINGLE_TOKENS = "Only single tokens were asked; sequences of several tokens were not tested."
 # What heads of a group share.
 _OF_GROUPS = ("K", "k_bias", "V", "frequencies")
 # Where positions count, certificates bound all W(Δ), the biases' part of the scores, and products.

@@ -334,13 +334,13 @@ class Design:
         hidden = bends.sides.hidden(bends.points(self.first), bounds)
         off, on = (int(np.sum(some)) for some in np.split(hidden, 2))
         said = [
-            f"{count} of {bends.sides.neurons} neurons are {where} at all sequences that were "
+            f"{count} of {bends.sides.neurons} neurons are {where} at every sequence that was "
             f"asked, or hardly {other}: a change that shows only where they are {other} is not "
-            "seen."
+            "detected."
             for count, where, other in ((off, "off", "on"), (on, "on", "off"))
             if count
         ]
-        return " ".join([*said, "Another seed asks others."] if said else [])
+        return " ".join([*said, "Another seed asks other sequences."] if said else [])
 
     def errors(self, one: Seen, two: Seen, sharp: bool = False) -> AnswerErrors:
         """Measure what answers may be off by; ``sharp``, without what a wrong claim may add."""

@@ -297,7 +297,7 @@ def _whole(found: Identity, dim: int, holdout: int) -> tuple[WholeCost | None, s
     if width > 1 and found.target_class == "ReLU network":
         neurons = found.facts["neurons"]
         model, queries = "feed-forward", counts.feed_forward_queries(dim, neurons, width)
-        said = f"network: FeedForwardLearner(dim={dim}) takes about six queries for each neuron."
+        said = f"network: FeedForwardLearner(dim={dim}) takes about six queries per neuron."
     elif 1 < width >= heads and found.target_class in ("single head", "several heads"):
         rank = found.facts.get("rank", max(1, min(dim, width) // heads))
         model, queries = "attention-layer", counts.attention_layer_queries(dim, heads, rank)
@@ -311,28 +311,28 @@ def _whole(found: Identity, dim: int, holdout: int) -> tuple[WholeCost | None, s
 
 def _notes(found: Identity, by_vectors: str, *, wanted: bool) -> list[str]:
     """Say what a user should know of one number of the answers, and of a recovery's end."""
-    traits, one = found.traits, "this recovers one number of each answer, and"
+    traits = found.traits
     if found.reasons[0].startswith(NOT_RECOVERED):
         why = "the first reason says why."
     elif found.of_vectors:
-        why = f"{one} such a target is left to AttentionLayerLearner with rotary=True, which "
-        why += "recovers all numbers together."
+        why = "audit recovers one number of each answer. AttentionLayerLearner with rotary=True "
+        why += "recovers all numbers of such a layer together."
     elif traits.ordered:
-        why = "this recovers rotary positions, with biases or in several heads from float64 "
-        why += "answers alone, and these positions, or these answers, are not such."
+        why = "audit recovers rotary positions only, and biases or several heads only from "
+        why += "float64 answers. These positions, or these answers, are different."
     else:
-        why = f"{one} of such a target no learner of one number is known."
+        why = "audit recovers one number of each answer, and no learner does that for this class."
     named = found.target_class not in ("constant", *target_classes.UNNAMED)
     nothing = named and found.found is None and found.learner is None
     takes = "; ".join(found.beyond)
     notes = {
-        f"Answers are vectors of {traits.width} numbers; all this is about number "
+        f"Answers are vectors of {traits.width} numbers; this audit is about number "
         f"{traits.coordinate}, which varies most. us.oracles.coordinate chooses "
         "another one.": traits.width > 1,
-        "Answers are the last token and, added to it, this: a layer with a residual connection. "
-        "What is recovered is what is added.": traits.residual,
+        "The last token is added to the answers: a layer with a residual connection. The audit is "
+        "about the rest.": traits.residual,
         by_vectors: by_vectors,
         f"Nothing was recovered: {why}": wanted and nothing,
-        f"Recovery was not begun, it is beyond the budget: it typically takes {takes}.": takes,
+        f"Recovery would exceed the budget and was not begun: it typically takes {takes}.": takes,
     }
     return [note for note, so in notes.items() if so]

@@ -186,7 +186,7 @@ class Identifier(Configured):
         assert learner is not None
         needed = target_classes.typical_cost(learner, facts, traits, checks)
         beyond = tuple(
-            f"{more:,} {unit} more, and {max(0, limit - paid):,} are left of the budget of "
+            f"{more:,} more {unit}, and {max(0, limit - paid):,} are left of the budget of "
             f"{limit:,} {unit}"
             for (unit, paid), more in zip(asked.items(), needed, strict=True)
             if (limit := getattr(self.within, unit)) is not None and paid + more > limit
@@ -212,7 +212,9 @@ class Identifier(Configured):
             return Identity("undecided", "undecided", traits, identity.reasons, facts)
         if not target_classes.is_sharp(found):
             return replace(identity, found=found)
-        reason = "The whole target was recovered, and predicts fresh sequences in its certificate."
+        reason = (
+            "The whole target was recovered, and predicts fresh sequences within its certificate."
+        )
         return replace(Identity.of(found, traits, reason, *identity.reasons), learner=learner)
 
 
@@ -280,7 +282,7 @@ class Sketching:
             contradicts = isinstance(found, ModelMismatch) and not traits.coarse
             return Refused(f"Not {name}: {found}", contradicts, contradicts or found is stopped)
         if not target_classes.is_sharp(found):
-            reason = "its learner finds one, but answers are too coarse to exclude all else."
+            reason = "its learner finds one, but answers are too coarse to exclude anything else."
             return Refused(f"Not {name}: {reason}", contradicts=False, final=False)
         return found
 
@@ -303,7 +305,7 @@ class Sketching:
             *(one.why for one in self.refused),
         )
         if sketch.whole is not None:
-            other = "Other tokens count as attention has it, and no single head explains it."
+            other = "Other tokens count as in attention, and no single head explains the answers."
             return Identity(sketch.whole, "likely", traits, (*reasons, other), facts)
         if k < d:
             return Identity(name, "likely", traits, reasons, facts)
@@ -366,20 +368,20 @@ def _certainty(traits: Traits, *more: str) -> Certainty:
 # What answers show, the first of these that they do, and the class of such targets: why it is.
 SIGHTS: Mapping[tuple[str, target_classes.ClassName], str] = {
     ("constant", "constant"): "All answers are the same number.",
-    ("beyond", "undecided"): "Answers of about {beyond:.0e} leave float64 no room to compute with: "
-    "scale the target's output to between 1e-100 and 1e+100.",
+    ("beyond", "undecided"): "Answers of about {beyond:.0e} overflow or underflow in float64 "
+    "computations: scale the target's output to between 1e-100 and 1e+100.",
     ("drowned", "undecided"): "Answers differ by no more than when the same question is asked "
     "twice.",
-    ("drifts", "none of these"): "The same questions are answered by more every time, or by less: "
-    "it remembers.",
-    ("normalised", "normalised vectors"): "Long tokens and half as long ones are answered alike, "
-    "and answers lie on an ellipsoid: vectors are normalised before they are given out.",
-    ("ordered", "position-dependent"): "Sequences are answered differently when tokens before the "
-    "last one change places: no attention without positions does that.",
-    ("counted", "none of these"): "A sequence that is given twice over is answered differently: "
-    "weights that are normalised over the tokens do not notice.",
+    ("drifts", "none of these"): "Answers to the same question grow, or shrink, each time it is "
+    "asked: the target keeps state.",
+    ("normalised", "normalised vectors"): "Tokens of full and of half length get the same answers, "
+    "and answers lie on an ellipsoid: the output is normalised (LayerNorm or RMSNorm).",
+    ("ordered", "position-dependent"): "The answer changes when tokens before the last one change "
+    "places, which attention without positions never does.",
+    ("counted", "none of these"): "The answer changes when a sequence is repeated, which softmax "
+    "attention never does.",
     ("after_norm", "normalised tokens"): "Answers to long single tokens u, v and u + v add up with "
-    "the tokens' lengths as weights: tokens are normalised before anything else is done with them.",
+    "the tokens' norms as weights: tokens are normalised first (LayerNorm or RMSNorm).",
 }
 
 
@@ -426,9 +428,8 @@ def uncontradicted(identity: Identity, asked: Round, answers: Answers) -> Identi
     if not missed.any():
         return identity
     reason = (
-        f"{np.sum(missed)} of the first {len(missed)} answers are missed by more than the "
-        "certificate of what was recovered allows: where they were asked the target is something "
-        "else."
+        f"The recovered model misses {np.sum(missed)} of the first {len(missed)} answers by more "
+        "than its certificate allows: there the target is something else."
     )
     reasons = (reason, *identity.reasons)
     return Identity("undecided", "undecided", identity.traits, reasons, identity.facts)

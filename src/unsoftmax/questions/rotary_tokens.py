@@ -23,7 +23,7 @@ from unsoftmax.models.attention_map import Attention
 from unsoftmax.probes import Array
 from unsoftmax.questions.claim_probes import as_float32
 
-FEWER = "keys or queries are of a lower rank than their planes: no question shows one alone."
+FEWER = "keys or queries have a lower rank than their planes: no question shows one alone."
 # m, the query tokens of the longer sequences. More: slow planes turn further, and x has a smaller
 # share.
 _FILLERS = 8

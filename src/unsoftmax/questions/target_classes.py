@@ -75,17 +75,17 @@ def sketches(traits: Traits) -> tuple[Sketch, ...]:
         "far": traits.radius is not None
         and f"tokens much longer than {traits.radius:g} are refused",
         "affine": singles in ("bent", "smooth")
-        and f"answers to single tokens are no affine function of them, they are {singles}",
+        and f"answers to single tokens are not affine but {singles}",
         "bent": singles == "affine" and "answers to single tokens are affine: there is no network",
         "numbers": kind == "labels" and "answers are labels",
         "labels": kind != "labels" and "answers are no labels",
         "coarse": not traits.coarse and "answers are not coarse",
         "exact": kind != "float64" and "its learner needs float64 answers",
-        "hinges": singles == "smooth" and "answers to single tokens are smooth, and not affine",
+        "hinges": singles == "smooth" and "answers to single tokens are smooth but not affine",
         "alone": traits.tokens == "all" and "other tokens count",
         "several": traits.tokens == "one alone"
         and "the target refuses sequences of several tokens",
-        "others": traits.tokens == "the last" and "no token but the last one counts",
+        "others": traits.tokens == "the last" and "only the last token counts",
     }
 
     def unless(*needed: str) -> str:
@@ -209,25 +209,24 @@ LEARNERS: Mapping[ClassName, Builder] = {
 RECOVERABLE: Mapping[ClassName, str] = {
     "constant": "The constant, which every answer is.",
     "linear": "Everything: the value vector v and the constant c, from single tokens.",
-    "single head": "Everything: W (all that keys and queries do), v (what values and output do), "
-    "biases.",
+    "single head": "Everything: W (keys and queries), v (values and output), and biases.",
     "several heads": "Everything that answers depend on: W_h and v_h of every head, up to their "
-    "order; heads that score alike are one.",
-    "ReLU network": "The function: every hyperplane, and every slope between them.",
+    "order. Heads with equal scores count as one.",
+    "ReLU network": "The function: every hyperplane, and the slopes between them.",
     "network behind one head": "W, query biases, and the network's function.",
-    "network behind several heads": "Everything that answers depend on, behind float64: W_h, query "
-    "biases, and the first layer of the network behind each head. Behind coarser answers the "
-    "network of single tokens, whose first layer is the sum of these.",
-    "normalised vectors": "An attention layer with its residual connection and LayerNorm, if it is "
-    "one, by AttentionLayerLearner from vectors; a feed-forward layer with its residual connection "
-    "and norm, by FeedForwardLearner.",
-    "normalised tokens": "An attention layer after a LayerNorm or RMSNorm, if it is one, with its "
-    'residual connection or without, by AttentionLayerLearner (norm="pre") from vectors.',
-    "position-dependent": "Where positions are rotary: a single head by LowRankHead and ExactHead, "
-    "one or several by MultiHeadLearner, of vectors a layer without a norm by "
-    "AttentionLayerLearner, each with rotary=True; biases of keys and queries too, of heads with "
-    "biases=True.",
-    "none of these": "Nothing, by a learner that there is.",
+    "network behind several heads": "From float64 answers, everything they depend on: W_h, query "
+    "biases, and the network's first layer for each head. From coarser answers, the network of "
+    "single tokens, whose first layer is the sum of these.",
+    "normalised vectors": "From vectors: an attention layer with its residual connection and "
+    "LayerNorm, by AttentionLayerLearner; a feed-forward layer with its residual connection and "
+    "LayerNorm or RMSNorm, by FeedForwardLearner.",
+    "normalised tokens": "From vectors: an attention layer after a LayerNorm or RMSNorm, with or "
+    'without a residual connection, by AttentionLayerLearner (norm="pre").',
+    "position-dependent": "Not established. If positions are rotary, a learner with rotary=True "
+    "recovers it: LowRankHead or ExactHead for a single head, MultiHeadLearner for several "
+    "(biases=True if keys or queries have biases), AttentionLayerLearner for a layer from vectors "
+    "without a LayerNorm or RMSNorm.",
+    "none of these": "Nothing: no learner fits.",
     "undecided": "Not known.",
 }
 
@@ -345,8 +344,8 @@ def counted_for(learner: Learner[Any], facts: Facts) -> str:
     if type(learner) is learners.MultiHeadLearner:
         return f"{one}; H heads of rank r take {formula}"
     return (
-        f"{one} without biases, fewer if its rank is lower; H heads of rank r, which "
-        "MultiHeadLearner recovers from float64 answers where one does not answer so, take "
+        f"{one} without biases, fewer if its rank is lower. If the target has several heads or "
+        "biases, MultiHeadLearner recovers it from float64 answers; H heads of rank r take "
         f"{formula} more"
     )
 

@@ -38,18 +38,19 @@ from unsoftmax.questions.hypotheses import RESIDUAL, Block, Fit, Hypotheses
 from unsoftmax.questions.rotary_tokens import FEWER, alike_in_scores
 
 DIVIDED = "how B is divided among heads"
-BESIDE_RESIDUAL = "how B and the residual are divided"
+BESIDE_RESIDUAL = "how B and the residual connection are divided"
 NETWORK, NEURONS = "the network", "A, b or B"
-NOT_LOOKED_FOR = "of this class it is not looked for."
+NOT_LOOKED_FOR = "verify does not look for it in models of this class."
 NO_QUESTIONS = "no questions are left."
 SEVERAL = "no change of one tensor alone explains the answers."
-VALUE_BIAS = "M of one head beside value biases, which are part of c, changes two at once."
+VALUE_BIAS = "With value biases this happens when one M changed, because c = O·b_v changes with it."
 LAYOUT = (
-    "Rows of K and Q in another layout change two tensors at once; so does one O beside value "
-    "biases, which are part of c."
+    "This happens when several heads changed (LoRA, quantisation), when q_proj/k_proj rows use "
+    'another rotary layout (try layout="interleaved"), or when O changed beside value biases, '
+    "because c changes with it."
 )
-NEAR = "the change is near what answers hide."
-NORM = "a norm before the layer is not looked at by itself."
+NEAR = "the change is about as small as the errors of the answers."
+NORM = "a LayerNorm or RMSNorm before the layer is not looked at by itself."
 ALONE = "no question shows one head alone."
 
 # Misses up to this share of their bounds are none: right answers miss by a quarter.
@@ -249,10 +250,10 @@ class TensorSearch:
         if found := lines(claim, query, False, self.rng):
             if room >= len(found) + (0 if claim.ordered else 3):
                 return found, ""
-            return [], f"the questions left do not suffice to look at {H} heads one by one."
+            return [], f"too few questions are left to look at {H} heads one by one."
         if claim.dim < H:
             return [], f"with more heads than dimensions {ALONE}"
-        return [], f"some heads' scores are 0, or depend on each other: {ALONE}"
+        return [], f"the scores of some heads are 0, or depend on each other: {ALONE}"
 
     def _of_one(
         self, h: int, may: Mapping[str, Sequence[str]], blocks: Sequence[Block], room: int

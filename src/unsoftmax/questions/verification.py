@@ -42,21 +42,23 @@ VERIFICATION_FILE = "verification.json"
 MOST = 100
 NOT_FOUND = "Which tensor was changed could not be told:"
 BUDGET_SPENT = "the budget is spent."
-ABSOLUTE = "What changes of these would show is said as norms, of others as shares."
+ABSOLUTE = "For these, the smallest change that would show is a norm; for others it is relative."
 WITHIN_CERTIFICATE = (
-    "The weights are a recovery's: answers were allowed what its certificate leaves open."
+    "These weights were recovered: what their certificate leaves undetermined was allowed for."
 )
 NO_POSITIONS = (
-    "The claimed weights have no positions: a target whose scores turn with distance (rotary "
-    "positions) would answer like this, and so would one with any others."
+    "The claimed weights have no positions. A target with rotary or other positions would answer "
+    "like this."
 )
 BY_THE_CHANGE = (
-    "The target is different, and what was changed may itself be why identities are missed: then "
-    "answers are more precise than is said here, and smaller changes than these would show."
+    "The change itself may be the reason for that. Then the answers are more precise than stated "
+    "here, and smaller changes than these would show."
 )
-FEW_ANSWERS = "All answers are one of a few numbers: labels, or rounded too coarsely to tell."
+FEW_ANSWERS = "The answers take only a few values: labels, or rounded too coarsely to decide."
 
 
+# A tensor counts as not testable where not even a change of so many times its size would show.
+UNTESTABLE = 100.0
 # Misses of so many times their bound make a target different; from the bound on it is undecided.
 _DIFFERENT = 2.0
 # A target is called the same where a change of any tensor by this share would have been caught; of
@@ -161,8 +163,8 @@ class Verifier:
         first, second = lengths(Claim(self.model))
         asked, again = len(first) + len(second), _NOISE_ROUNDS * len(first)
         most = max(MOST, asked) if self.locate else asked
-        noise = f"{again} more where answers are noisy"
-        formula = f"{asked} queries, {noise}; up to {most} where a tensor is to be found"
+        noise = f"{again} more if answers are noisy"
+        formula = f"{asked} queries, {noise}; up to {most} to name a changed tensor"
         tokens, longest = sum(first) + sum(second), max(*first, *second)
         rounds = 3 + _NOISE_ROUNDS
         return Plan(None, most + again, tokens, rounds, formula, most_tokens=longest)
@@ -236,11 +238,14 @@ def judged(claim: Claim, seen: Seen, errors: AnswerErrors) -> Verification:
         notes += [] if told_apart else [FEW_ANSWERS]
         if 1 < largest <= _DIFFERENT:
             notes.append(
-                f"An answer misses its prediction by {largest:.2g} times what is allowed for: up "
-                f"to 1 is the same, above {_DIFFERENT:.2g} is different."
+                f"An answer misses its prediction by {largest:.2g} times the allowed error: up to "
+                f"1 counts as the same, above {_DIFFERENT:.2g} as different."
             )
         by_answers = _unseen(claim, power(claim, seen, _DIFFERENT * np.maximum(own, least)))
-        hidden = {"Answers are too coarse": True, "The certificate leaves too much open": False}
+        hidden = {
+            "Answers are too coarse": True,
+            "The certificate leaves too much undetermined": False,
+        }
         for what, hides in hidden.items():
             some = [name for name in unseen if (name in by_answers) == hides]
             notes += [f"{what} to show a change of {', '.join(some)}."] if some else []
@@ -271,7 +276,7 @@ def _notes(claim: Claim, errors: AnswerErrors) -> list[str]:
     notes += [WITHIN_CERTIFICATE] if claim.errors else []
     tensors = claim.model.tensors.items()
     if zeros := [name for name, one in tensors if 0 < one.norm <= claim.bound(name)]:
-        notes.append(f"May be 0 within the bounds: {', '.join(zeros)}. {ABSOLUTE}")
+        notes.append(f"May be 0 within their bounds: {', '.join(zeros)}. {ABSOLUTE}")
     unordered = claim.attends and not claim.ordered
     return [*notes, NO_POSITIONS] if errors.strange and unordered else notes
 
@@ -362,8 +367,8 @@ def verify(
     mine, its = getattr(model, "dim", None), getattr(oracle, "dim", None)
     if isinstance(mine, Integral) and isinstance(its, Integral) and mine != its:
         raise DimensionRefused(
-            f"These weights take tokens of dimension {mine}, the target of {its}: they are not "
-            "what it serves."
+            f"These weights take tokens of dimension {mine}, the target takes {its}: it does not "
+            "serve them."
         )
     verifier = Verifier(model, locate, seed, budget, errors)
     settings = budget, ledger, batch, workers, progress, retries, timeout

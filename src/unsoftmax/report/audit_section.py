@@ -11,7 +11,7 @@ from unsoftmax.report.blocks import DataTable, Facts, Listing, Paragraph, Part, 
 
 CERTAINTIES = {
     "certain": "That is certain: an answer contradicts every other class.",
-    "likely": "That is likely: it was seen on a few random dimensions alone, or behind answers "
+    "likely": "That is likely: it was seen only on a few random dimensions, or behind answers "
     "that may hide something else.",
     "undecided": "The answers do not decide it.",
 }
@@ -52,17 +52,17 @@ def audit_section(folder: Path) -> Section:
 
 def _named(result: Audit) -> str:
     if result.target_class == "undecided":
-        return "What the target is remains open."
+        return "The class of the target is undecided."
     if result.target_class == "none of these":
-        return "The target is of none of the classes that are known."
+        return "The target is of none of the known classes."
     return f"The target: {result.target_class}."
 
 
 def _certainty(result: Audit) -> str:
     if result.certainty == "certain" and result.recovery is not None:
         return (
-            "That is certain: the whole target was recovered, and predicts fresh answers within "
-            "its certificate."
+            "That is certain: the whole target was recovered, and the model predicts fresh answers "
+            "within its certificate."
         )
     return CERTAINTIES[result.certainty]
 

@@ -102,7 +102,7 @@ def loss_panel(result: DefenceComparison) -> Panel | None:
         "What the best attack gets, by what the defence costs",
         f"{'; '.join(said)}.",
         draw,
-        f"A loss of 0 is drawn at {LEAST_LOSS:.0e}. Dotted: the error that a defence is to "
+        f"A loss of 0 is drawn at {LEAST_LOSS:.0e}. Dotted: the error that a defence must "
         "leave, and the most that it may cost. A cross: every attack was refused, which is no "
         "evidence.",
         width=5.0,

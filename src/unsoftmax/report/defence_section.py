@@ -23,10 +23,11 @@ def defence_section(folder: Path) -> Section:
                 "What each costs, and what the best attack still gets",
                 (
                     Paragraph(
-                        "The loss is the root mean square of what answers to legitimate sequences "
-                        "change by, in units of the undefended answers' standard deviation. Errors "
-                        "are those of the parameters (of W), relative, and of the function on such "
-                        "sequences, in the same units, each of the attack that comes closest."
+                        "Loss: how much the defence changes answers to legitimate sequences (root "
+                        "mean square), in standard deviations of the undefended answers. Errors: "
+                        "what the best attack is left with, as the relative error of the "
+                        "parameters (of W), and as the error of the function on such sequences, in "
+                        "the units of the loss."
                     ),
                     Pictures(() if panel is None else (panel,)),
                     DataTable(
@@ -42,8 +43,8 @@ def defence_section(folder: Path) -> Section:
                 "Every attack",
                 (
                     Paragraph(
-                        "The attacker knows the defence, and the class and size of the model. What "
-                        "the best attack known here leaves is no promise that there is no better."
+                        "The attacker knows the defence, and the class and size of the model. "
+                        "There may be better attacks than those tried here."
                     ),
                     DataTable(
                         "Attacks",
@@ -94,6 +95,6 @@ def _facts(result: DefenceComparison) -> tuple[tuple[str, str], ...]:
         ("most queries of an attack", f"{result.attack_queries:,}"),
         ("standard deviation of undefended answers", scientific(result.spread)),
         ("longest legitimate token", scientific(result.longest)),
-        ("a defence is to leave errors of", f"{result.threshold:.0%}"),
-        ("at a loss of at most", f"{result.most_loss:.0%}"),
+        ("errors that a defence must leave", f"{result.threshold:.0%}"),
+        ("most that it may cost", f"{result.most_loss:.0%}"),
     )

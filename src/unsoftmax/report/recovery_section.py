@@ -47,7 +47,7 @@ def _summary(recovery: Recovery[Any]) -> str:
     checked = (
         "Fresh answers were predicted within what the certificate allows."
         if recovery.evidence.passed
-        else "No fresh answers checked it: it may be wrong."
+        else "It was not checked by fresh answers, and may be wrong."
     )
     sure = f" By its certificate {', '.join(known)}." if known else ""
     return f"{recovery.queries:,} queries recovered a model, {recovery.model!r}.{sure} {checked}"
@@ -56,15 +56,17 @@ def _summary(recovery: Recovery[Any]) -> str:
 def _asked(recovery: Recovery[Any], facts: LearnerFacts) -> Part:
     learner = str(recovery.learner.get("learner", "a learner"))
     rows = (*purpose_rows(recovery.counts), ("in all", f"{recovery.queries:,}", ""))
-    needs = f" It needs {facts.queries}" if facts.queries else ""
+    asked = f" It asked {recovery.queries:,} questions."
     source = f" Its source: {facts.source}" if facts.source else ""
+    grows = f"How the number of queries grows: {facts.queries}"
     panels = tuple(course_panels(recovery.course))
     when = [] if panels else [Paragraph(_without_times(recovery.course))]
     return Part(
         "What was asked, and why",
         (
-            Paragraph(f"{learner}: {facts.purpose}{needs}{source}"),
+            Paragraph(f"{learner}: {facts.purpose}{asked}{source}"),
             DataTable("Queries by purpose", ("purpose", "queries", "why"), rows),
+            *([Paragraph(grows)] if facts.queries else []),
             *when,
             Pictures(panels),
         ),
@@ -128,13 +130,13 @@ def _how_sure(recovery: Recovery[Any]) -> Part:
             Paragraph(
                 "The certificate bounds how far each parameter can be from the true one. It needs "
                 "no ground truth: it follows from the theorem, the answers' precision and the "
-                "answers themselves. Errors of matrices are Frobenius norms, of vectors 2-norms; "
-                "of several heads both are the worst case: the largest error beside the smallest "
-                "norm. Digits in words are those of the norm."
+                "answers themselves. Errors of matrices are Frobenius norms, errors of vectors "
+                "2-norms. For several heads the table has the worst case: the largest error and "
+                "the smallest norm. The words count digits of that norm."
             ),
             DataTable("The certificate", ("parameter", "error at most", "norm", "in words"), rows),
             Pictures(() if panel is None else (panel,)),
-            Paragraph("It rests on this:"),
+            Paragraph("It assumes:"),
             Listing(recovery.certificate.assumes),
         ),
     )
@@ -147,13 +149,13 @@ def _fresh_answers(recovery: Recovery[Any]) -> Part:
         scientific, (evidence.max_residual, evidence.rms_residual, evidence.tolerance)
     )
     text = (
-        f"{evidence.queries:,} queries went into a hold-out that nothing was learned from. The "
+        f"{evidence.queries:,} queries were held out: nothing was learned from their answers. The "
         f"largest residual is {largest} of its answer's natural size, the root mean square {rms}; "
-        f"the certificate lets one expect up to {most}. "
-        + ("All are within their tolerance." if evidence.passed else "Not all are within it.")
+        f"the certificate allows up to {most}. "
+        + ("All are within their tolerance." if evidence.passed else "Some exceed their tolerance.")
     )
     if not evidence.queries or np.isnan(evidence.max_residual):
-        text = "Nothing was held out, so nothing shows that the target is of this class."
+        text = "No query was held out, so it was not tested whether the target is of this class."
     shown = Pictures(() if panel is None else (panel,))
     told = () if bound is None else (Paragraph(_function_bound(bound)),)
     return Part("How it predicts fresh answers", (Paragraph(text), shown, *told))
@@ -161,9 +163,9 @@ def _fresh_answers(recovery: Recovery[Any]) -> Part:
 
 def _function_bound(bound: FunctionBound) -> str:
     return (
-        f"On the distribution that was sampled answers are predicted to {scientific(bound.bound)}, "
-        f"but for a share of {bound.eps:g} of its sequences, with confidence "
-        f"{1 - bound.delta:g}: the largest miss of {bound.samples:,} samples."
+        f"On the distribution sampled, answers are predicted to {scientific(bound.bound)} for all "
+        f"but a share of {bound.eps:g} of its sequences, with confidence {1 - bound.delta:g}. That "
+        f"is the largest miss in {bound.samples:,} samples."
     )
 
 
@@ -175,7 +177,7 @@ def _open(recovery: Recovery[Any], facts: LearnerFacts) -> Part:
         if one.words.startswith("not"):
             items.append(f"{one.label} is {one.words}.")
     said = [*items, *recovery.notes]
-    nothing = "Nothing, as far as the certificate and its assumptions go."
+    nothing = "Nothing, under the assumptions of the certificate."
     return Part("What is not determined, and notes", (Listing(tuple(said) or (nothing,)),))
 
 

@@ -25,7 +25,7 @@ def refusal_section(folder: Path) -> Section:
     learner = str(refused.learner.get("learner", "a learner"))
     answers = course.points[-1][1] if course.points else course.recorded
     earlier = (folder / RECOVERY_FILE).is_file()
-    notes = [Paragraph("The recovery on this page is of another run.")] if earlier else []
+    notes = [Paragraph("The recovery on this page is from another run.")] if earlier else []
     return Section(
         name="refusal",
         title=TITLES.get(refused.kind, "Refused"),

@@ -7,10 +7,11 @@ from pathlib import Path
 from unsoftmax.figures.panel import scientific
 from unsoftmax.figures.run_panels import power_panel
 from unsoftmax.questions import Verification
+from unsoftmax.questions.verification import UNTESTABLE
 from unsoftmax.report.blocks import DataTable, Listing, Paragraph, Part, Pictures, Section
 
 VERDICTS = {
-    "same": "The target serves the claimed weights, as far as its answers can show.",
+    "same": "The target serves the claimed weights, as far as its answers show.",
     "different": "The target does not serve the claimed weights.",
     "undecided": "The answers do not decide whether the target serves the claimed weights.",
 }
@@ -22,33 +23,36 @@ def verification_section(folder: Path) -> Section:
     changed = f" What was changed: {result.tensor}." if result.tensor else ""
     verdict = VERDICTS[result.verdict]
     panel = power_panel(result.power)
-    rows = tuple((name, scientific(change)) for name, change in result.power.items())
+    rows = tuple(
+        (name, scientific(change) if change <= UNTESTABLE else "not testable by these answers")
+        for name, change in result.power.items()
+    )
     return Section(
         name="verify",
         title=f"Verified: {result.verdict}",
         summary=f"{verdict}{changed} {result.queries:,} queries were asked.",
         parts=(
             Part(
-                "On what the verdict rests",
+                "What the verdict rests on",
                 (
                     Paragraph(
-                        "Every answer is compared with what the claimed weights predict. What the "
-                        "target's own arithmetic, format and noise may move an answer by was "
-                        f"measured on the spot: up to {scientific(result.precision)} of the size "
-                        f"of its terms. The largest miss is {scientific(result.largest_miss)} "
-                        "times what that allows: up to 1 is the same, above 2 is different."
+                        "Every answer is compared with what the claimed weights predict. The "
+                        "errors of the target's own arithmetic, format and noise were measured: "
+                        f"up to {scientific(result.precision)} of the size of an answer's terms. "
+                        f"The largest miss is {scientific(result.largest_miss)} times what that "
+                        "allows. Up to 1 counts as the same, above 2 as different."
                     ),
                     Listing(result.notes),
                 ),
             ),
             Part(
-                "What would have shown, and what would not",
+                "Which changes would have shown",
                 (
                     Paragraph(
                         "For each tensor, the smallest relative change in a random direction that "
-                        "would have been called different in 95 of 100 cases. A smaller change is "
-                        "not excluded. Of a tensor that is 0, or may be within its bound, "
-                        "the norm of the change."
+                        "would have been called different in 95 of 100 cases. Smaller changes are "
+                        "not excluded. For a tensor that is 0, or may be 0 within its bound, the "
+                        "table has the norm of the change."
                     ),
                     Pictures(() if panel is None else (panel,)),
                     DataTable(

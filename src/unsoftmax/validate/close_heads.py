@@ -44,8 +44,8 @@ class CloseHeads:
             return dict(errors), ()
         open_ones = {name: np.inf for name in OF_HEADS if name in errors}
         return {**errors, **open_ones}, (
-            f"Two heads are {apart:.1e} apart in W, and answers leave about as much of it open: "
-            "no bound to first order holds for heads so close. They may be one.",
+            f"Two heads differ by {apart:.1e} in W, about as much as the answers leave "
+            "undetermined: no first-order bound holds for heads so close. They may be one head.",
         )
 
 

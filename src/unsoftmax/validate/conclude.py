@@ -259,14 +259,14 @@ class Conclusion(Generic[L]):
         absolute = f", and by {noise.absolute:.1e}" if noise.absolute else ""
         unseen = max(RANK_NOISE * noise.relative, INVISIBLE)
         return (
-            f"The target is a {self.said.kind}, and all heads were found: what the hold-out "
-            "tests, it cannot prove. A head with M = 0 is invisible, and one with M below "
-            f"{unseen:.0e} of the others' may be. Heads whose W and w differ by less than their "
-            "bounds are one here, M the sum of theirs.",
-            f"Answers are off by {noise.relative:.1e} of their size{absolute}, as single tokens "
-            "show it; bounds are for all numbers of a head together, the largest of all heads.",
-            f"Bounds are {SAFETY:.0f} times what errors of that size, drawn at random {DRAWN} "
-            "times, make of parameters.",
+            f"The target is a {self.said.kind}, and all heads were found: the hold-out tests "
+            "this but cannot prove it. A head is missed if its M is 0, and may be missed if its M "
+            f"is below {unseen:.0e} of the others'. Heads whose W and w differ by less than their "
+            "bounds count as one, with the sum of their M.",
+            f"Answers are off by {noise.relative:.1e} of their size{absolute}, as measured with "
+            "single tokens. A bound is for all numbers of a head together, the largest over heads.",
+            f"Bounds are {SAFETY:.0f} times the errors of parameters that random errors of that "
+            f"size cause ({DRAWN} draws).",
             *self.said.assumed,
         )
 
@@ -277,17 +277,17 @@ class Conclusion(Generic[L]):
         if not named:
             return ()
         return (
-            f"W and w of head {', '.join(named)} are 0 within their bounds: it weighs all tokens "
-            "alike, as far as answers show. Several heads with scores so small are one here, and "
-            "M is the sum of theirs.",
+            f"W and w of head {', '.join(named)} are 0 within their bounds: as far as answers show "
+            "it weighs all tokens alike. Several heads with scores so small count as one, with the "
+            "sum of their M.",
         )
 
 
 def _seen(judgement: Judgement) -> str:
     return (
-        "Fresh answers may miss the model by "
-        f"{judgement.evidence.tolerance:.1e} of their size and pass: what moves answers by less "
-        "is not seen."
+        "A fresh answer passes if it misses the model by at most "
+        f"{judgement.evidence.tolerance:.1e} of its size: what changes answers by less is not "
+        "detected."
     )
 
 
@@ -305,8 +305,8 @@ def _predicted_within(
     shares = np.concatenate(moved) / np.maximum(np.concatenate(sizes), TINY)
     longest = max(float(np.linalg.norm(X, axis=2).max()) for X, _ in asked)
     return (
-        "Predictions of a sequence X are off by no more than model.moved_at_most(X, errors): at "
-        f"the fresh ones, of up to {max(X.shape[1] for X, _ in asked)} tokens up to {longest:.2g} "
-        f"long, by {np.median(shares):.1e} of an answer's norm in the median, "
+        "The prediction for a sequence X is off by at most model.moved_at_most(X, errors). For "
+        f"the fresh ones (up to {max(X.shape[1] for X, _ in asked)} tokens of norm up to "
+        f"{longest:.2g}) that is {np.median(shares):.1e} of an answer's norm in the median and "
         f"{np.max(shares):.1e} at most.",
     )

@@ -117,8 +117,8 @@ class Sampling:
 
 def _with_bound(found: Found[M], function: FunctionBound) -> Found[M]:
     note = (
-        f"On the distribution sampled answers are predicted to {function.bound:.1e}, but for a "
-        f"share of {function.eps:g} of its sequences, with confidence {1 - function.delta:g}: the "
-        f"largest miss of {function.samples:,} samples."
+        f"On the distribution sampled, answers are predicted to {function.bound:.1e} for all but "
+        f"a share of {function.eps:g} of its sequences, with confidence {1 - function.delta:g}. "
+        f"That is the largest miss in {function.samples:,} samples."
     )
     return replace(found, function=function, notes=(*found.notes, note))

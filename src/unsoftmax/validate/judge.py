@@ -207,7 +207,8 @@ def more_than_usual(widened: float) -> tuple[str, ...]:
     if widened <= 1:
         return ()
     return (
-        f"Fresh answers were missed by more than usual: {widened:.3g} times as much is assumed.",
+        f"Fresh answers were missed by more than usual: errors are taken as {widened:.3g} times as "
+        "large.",
     )
 
 

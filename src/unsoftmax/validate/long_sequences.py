@@ -228,8 +228,8 @@ def looked_at(model: Scored, answered: Sequence[Answered], long: Iterable[Probes
     lost = sorted({part.tokens for part in long} - {X.shape[1] for X, _ in answered})
     refused = f" It did not answer those of {', '.join(map(str, lost))} tokens." if lost else ""
     return (
-        f"Fresh sequences were of up to {longest} tokens, logits there of up to {most:.2g}: beyond "
-        f"that the target may be something else.{refused}"
+        f"Fresh sequences had up to {longest} tokens, and logits up to {most:.2g}: beyond that the "
+        f"target may be something else.{refused}"
     )
 
 

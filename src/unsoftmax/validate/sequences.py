@@ -152,9 +152,9 @@ def refuse_drift(first: Array, second: Array, tuning: DriftTuning) -> None:
         mean, deviation = float(np.mean(alike)), float(np.std(alike, ddof=1))
         if abs(mean) > tuning.alike * deviation:
             raise ModelMismatch(
-                "The same questions got other answers a little later, and all have moved alike, by "
-                f"up to {np.max(np.abs(moved / first)):.1e} of them: the target drifts from query "
-                "to query. Its answers are not those of one function."
+                "The target drifts from query to query: the same questions got other answers a "
+                "little later, and all have moved alike, by up to "
+                f"{np.max(np.abs(moved / first)):.1e} of them."
             )
 
 

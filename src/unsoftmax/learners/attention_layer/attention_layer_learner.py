@@ -317,22 +317,22 @@ class AttentionLayerLearner(Configured):
     d + 76 + (H − 1)(r + 3) + (r + 4)⌈d/n⌉ + (d − r − 3)⌈r/n⌉ and up to 40 more, with n = r for
     exact answers and r/2 behind float32, and H·r more there if that is over 64: 1,626 to 1,643 for
     twelve heads of 32 at d = 384, which have 1,474·d numbers, and 2,791 to 2,808 behind float32.
-    Where ranges of values are dependent (H·r > d, or nearly so beside coarse answers), (H − 1)·d
-    in the second place. After a norm (⌈d/H⌉ + 3)(H + 10) there: 2,007 to 2,073. With positions
+    If ranges of values are dependent (H·r > d, or nearly so with coarse answers), the second
+    term is (H − 1)·d. After a norm it is (⌈d/H⌉ + 3)(H + 10): 2,007 to 2,073. With positions
     2d + 61 + (H − 1)r + 2⌈d/r⌉(⌈rG/H⌉ + 1) for G groups: 309 for H, G, r = 4, 2, 16 at d = 64;
     with key and query biases 2d + 81 + (H − 1)r + (⌈rG/H⌉ + 1)(2⌈(d + 2)/n⌉ + ⌈(r + 1)/n⌉ − 1),
-    n = ⌊3r/4⌋: 374 there, and about 100 more where biases are as large as keys and queries.
-    *Determined up to* the order of heads, and an invertible r×r matrix between factors of M_h and
-    of W_h: returned are M_h = O V with orthonormal columns of O, and W_h = KᵀQ with orthonormal
-    rows of K. Key biases, and heads with M_h = 0, change no answer; value and output biases are
-    one constant c; heads with equal [W_h w_h] are one. The certificate's bounds on M, W and w hold
-    for every head. A norm before is part of its heads: its scale and shift are not told apart
-    from M_h, W_h, w_h and c. Heads with W_h = 0, and W_h beside −W_h, cost some hundred queries
-    more. Refused: W_h = c·W_g, c > 0, without a norm before, which switch alike; an RMSNorm behind
-    whose scale has entries of both signs. *With rotary positions up to* the order of heads and of
-    planes, one complex number per plane and group between K and Q, and an invertible matrix per
-    group between V and O; b_k where planes do not turn. The bound on W is one on all W_h(Δ), that
-    on w one on what biases add to scores.
+    n = ⌊3r/4⌋: 374 there, and about 100 more if biases are as large as keys and queries.
+    *Determined up to* the order of heads, and an invertible r×r matrix between the factors of M_h
+    and of W_h. M_h = O V is returned with orthonormal columns of O, W_h = KᵀQ with orthonormal
+    rows of K. Key biases, and heads with M_h = 0, have no effect. Value and output biases form one
+    constant c. Heads with equal [W_h w_h] count as one. The certificate's bounds on M, W and w
+    hold for every head. The scale and shift of a norm before the layer are parts of M_h, W_h, w_h
+    and c. Heads with W_h = 0, and W_h beside −W_h, cost some hundred queries more. Refused:
+    W_h = c·W_g with c > 0 without a norm before, because they switch together; an RMSNorm behind
+    with a scale of both signs. *With rotary positions up to* the order of heads and of planes, one
+    complex number per plane and group between K and Q, and an invertible matrix per group between
+    V and O; b_k in planes that do not rotate. The bound on W holds for all W_h(Δ), the bound on w
+    for what biases add to scores.
     *Source*: beyond arXiv 2601.16873.
 
     Examples
@@ -448,8 +448,8 @@ class AttentionLayerLearner(Configured):
         noise, explained = tokens.noise(), tokens.explained(normed.precision)
         if noise.relative > _AFFINE or np.any(tokens.missed > _UNEXPLAINED * explained):
             raise ModelMismatch(
-                "Single tokens are answered by no affine map of normalised tokens: one misses it "
-                f"by {np.max(tokens.missed):.1e}, where the rounding of answers explains "
+                "Answers to single tokens are not affine in the normalised token: one differs by "
+                f"{np.max(tokens.missed):.1e}, where the rounding of answers explains "
                 f"{np.max(explained):.1e}. Something else is added or stands behind, or "
                 "answers are too noisy."
             )
@@ -479,9 +479,9 @@ class AttentionLayerLearner(Configured):
             if not model.H < heads <= int(self.max_heads):
                 raise
             raise HeadsAlike(
-                f"Where weights are 0 or 1 the answers show {model.H} heads, and {heads} where "
-                "they are between: some weigh tokens so much alike (W beside 2W, for example) that "
-                "two tokens do not tell which is which.",
+                f"With weights of 0 or 1 the answers show {model.H} heads, with other weights "
+                f"{heads}: some heads weigh tokens so similarly (W beside 2W, for example) that "
+                "two tokens do not tell them apart.",
                 determined={"c": layer.c, "M": layer.M},
             ) from refusal
         return conclusion
@@ -493,7 +493,7 @@ class AttentionLayerLearner(Configured):
         noise = tokens.noise()
         if np.any(tokens.missed > _UNEXPLAINED * tokens.explained()):
             raise ModelMismatch(
-                "Single tokens are answered by no affine map: one misses it by "
+                "Answers to single tokens are not affine: one differs by "
                 f"{np.max(tokens.missed):.1e}, where the rounding of answers explains "
                 f"{np.max(tokens.explained()):.1e}. Something else is added or stands behind: a "
                 "normalisation (LayerNorm, RMSNorm), a nonlinearity, another layer."
@@ -502,9 +502,9 @@ class AttentionLayerLearner(Configured):
             )
         if noise.relative > _AFFINE:
             raise ModelMismatch(
-                f"Answers are off by {noise.relative:.1e} of their size, as single tokens show it: "
-                "they are too coarse or too noisy to recover a layer from, or the target is no "
-                "affine map of single tokens."
+                f"Answers to single tokens are off by {noise.relative:.1e} of their size: they are "
+                "too coarse or too noisy to recover a layer, or the target is no affine map of "
+                "single tokens."
             )
         return tokens
 
@@ -515,8 +515,8 @@ class AttentionLayerLearner(Configured):
             return ""
         return (
             f" Or it computes with fewer bits than it answers with, as TF32, autocast and float32 "
-            f"behind float64 answers do (a share of {np.max(shares):.1e} is missed): switch that "
-            "off where you can, or answer with as few bits."
+            f"behind float64 answers do (errors of {np.max(shares):.1e}): switch that off, or "
+            "answer with as few bits."
         )
 
     @property
@@ -524,7 +524,7 @@ class AttentionLayerLearner(Configured):
         """Say what to do if it is a norm that stands there."""
         if self._given() is not None:
             return (
-                " With rotary positions a layer is recovered by itself alone: ask what takes the "
-                "tokens behind the norm."
+                " With rotary positions a layer is recovered only without a LayerNorm or RMSNorm: "
+                "ask the part that takes the normalised tokens."
             )
-        return " Leave out norm, and one is looked for." if self.norm == "none" else ""
+        return " Leave out norm to search for one." if self.norm == "none" else ""

@@ -227,27 +227,24 @@ def said_of(model: Layer) -> Said:
     if not isinstance(model, RotaryLayer):
         if model.norm is None:
             return Said(f"{kind} with scores x·(W x_N + w)", f"a window, positions, {otherwise}")
-        kind += " with a residual and a LayerNorm or RMSNorm behind"
-        mean = (
-            "M and c are meant without the part that is the same in all outputs: a LayerNorm takes "
-            "it off."
-        )
-        signs = "The norm behind is RMSNorm, its scale of one sign, as answers to two tokens agree."
+        kind += " with a residual connection and a LayerNorm or RMSNorm behind"
+        mean = "M and c are given without their mean over outputs, which a LayerNorm subtracts."
+        signs = "The RMSNorm behind has a scale of one sign: answers to two tokens agree with that."
         assumed = mean if model.norm.centred else signs
         return Said(kind, f"a window, positions, {otherwise}", (assumed,))
     biased = model.biased
     bound = (
-        "The bound on W is one on W(Δ) = Kᵀ R(Δ) Q of every head, for distances Δ from 0 to "
-        f"{FARTHEST_BOUNDED}; beyond it grows as the distance does."
-        + " That on w is one on what biases add to scores there."
+        "The bound on W holds for W(Δ) = Kᵀ R(Δ) Q of every head, for distances Δ from 0 to "
+        f"{FARTHEST_BOUNDED}; beyond, it grows in proportion to the distance."
+        + " The bound on w holds for what biases add to scores there."
         * biased
     )
-    without = "Keys and queries are taken to have no biases: what those add is not bounded."
+    without = "Keys and queries are assumed to have no biases: their effect is not bounded."
     shared = f"{model.H} heads share the keys and values of {model.G} groups."
     still = "Scores do not turn with distance: all frequencies are 0."
     return Said(
         f"{kind} with rotary positions",
-        "others beside them, positions that change beyond some distance, a window, "
+        "other positions beside them, positions that change beyond some distance, a window, "
         + otherwise
         + ", key and query biases that are too large" * biased,
         (bound,) if biased else (bound, without),

@@ -68,9 +68,9 @@ class GivenPositions:
             return self.rotary
         if rank % 2:
             raise ModelMismatch(
-                f"Keys and queries have rank {rank}, and planes have two coordinates each: at no "
-                "base are these rotary positions. rotary=True without rotary_base finds "
-                "frequencies of any rank."
+                f"Keys and queries have the odd rank {rank}, but rotary planes have two "
+                "coordinates each: no base fits. rotary=True without rotary_base finds frequencies "
+                "of any rank."
             )
         return Rotary.of(self.base, rank)
 
@@ -162,16 +162,16 @@ class GroupReading(KeyAsking):
     @property
     def _otherwise(self) -> str:
         """What else the target may be."""
-        large = "biases are too large for this, or "
-        hidden = "; or keys have biases, which exact answers show unless they are large"
+        large = "biases are too large; "
+        hidden = "; keys have biases, which exact answers show unless they are large"
         coarse = (
-            " Or answers are too coarse for scores at a distance: their errors of "
-            f"{self.noise.relative:.1e} look so as well, and polish=True asks more."
+            " Or answers are too coarse for scores at a distance (errors of "
+            f"{self.noise.relative:.1e}); polish=True asks more."
         )
         return (
-            f"Either {large * self.lift}something beside rotary positions depends on the distance "
-            "(ALiBi, a learned bias, keys that decay) or on the number of tokens; or queries of "
-            "all heads of a group together have a lower rank than its planes"
+            f"Possible reasons: {large * self.lift}something beside rotary positions depends on "
+            "the distance (ALiBi, a learned bias, keys that decay) or on the number of tokens; the "
+            "queries of all heads of a group together have a lower rank than its planes"
             f"{hidden * (1 - self.lift)}. No learner here recovers these with positions."
             f"{coarse * (self._coarse and not self.lift)}"
         )
@@ -267,8 +267,8 @@ class GroupReading(KeyAsking):
         off_circle = max(one.off_circle for one in planes)
         if off_circle > max(CROOKED, unsure * between):
             raise ModelMismatch(
-                f"{between} tokens of distance lengthen or shorten scores by "
-                f"{off_circle:.1e}, which no plane that turns does. " + self._otherwise
+                f"A distance of {between} tokens changes the norm of scores by {off_circle:.1e}, "
+                "which a rotation never does. " + self._otherwise
             )
         every = TurningPlanes(planes[0].P, common_angles(planes), off_circle / between)
         told = self.given.of(answers.rank)
@@ -284,8 +284,8 @@ class GroupReading(KeyAsking):
             left = float(np.linalg.norm(table - within @ (within.T @ table)))
             if left > _LEFT_SPAN * float(np.linalg.norm(table)):
                 raise ModelMismatch(
-                    "Scores of keys farther away leave the span of those nearer by, as those of "
-                    f"rank {answers.rank} do where planes have more rows. " + self._otherwise
+                    "Scores of keys farther away leave the span of those nearer by, as happens if "
+                    f"they have rank {answers.rank} and planes have more rows. " + self._otherwise
                 )
 
     def _moved(self, answers: GroupAnswers, seen: list[GroupScores]) -> list[Array]:
@@ -313,7 +313,7 @@ class GroupReading(KeyAsking):
         if not unsure / between <= UNKNOWN:
             raise NotIdentifiable(
                 "The answers do not determine how scores turn with distance: errors of "
-                f"{self.noise.relative:.1e} of an answer move angles by {unsure:.1e}.",
+                f"{self.noise.relative:.1e} of an answer change angles by {unsure:.1e}.",
                 determined={"c": self.layer.c, "M": self.layer.M},
             )
         return unsure / between
@@ -379,8 +379,8 @@ class LiftedReading(GroupReading):
         most = KeyAsking._most_keys(layer, values, noise, share)
         if most < 2:
             raise NotIdentifiable(
-                "Values have so few dimensions that one answer shows a head's weight of one key "
-                "alone; where keys and queries have biases it must show that of another token too.",
+                "Values have so few dimensions that one answer shows a head's weight of only one "
+                "key; if keys and queries have biases it must show that of another token too.",
                 determined={"c": layer.c, "M": layer.M},
             )
         return max(1, int(_KEY_SHARE * most))
@@ -474,8 +474,8 @@ class LiftedReading(GroupReading):
                 if longer < _CHANGED:
                     return self._lengths(wanted), False
         raise ModelMismatch(
-            "No length of tokens gives all of them weights that answers show: keys and queries "
-            "have biases so large that these alone decide the weights. " + self._otherwise
+            "Tokens of no norm get weights that all show in answers: keys and queries have biases "
+            "so large that they decide the weights. " + self._otherwise
         )
 
     def _spread(self, units: Array, corners: Array, lengths: Lengths) -> Asking[float]:
@@ -506,8 +506,8 @@ class LiftedReading(GroupReading):
         yield from ()
         if len(self._small(answers, 0.0)):
             raise ModelMismatch(
-                "Some answers give a token a negative weight: biases of keys and queries leave it "
-                "less than the answers' errors. " + self._otherwise
+                "Some answers give a token a negative weight: with these biases of keys and "
+                "queries its weight is below the errors of answers. " + self._otherwise
             )
         return answers
 

@@ -186,8 +186,8 @@ class HeadSearch:
                 return self._named(a, b, y, columns[1:])
         many = f", there are more heads than an answer's {rank} numbers" * (rank == y.shape[1])
         raise ModelMismatch(
-            f"Beside offsets of length {length:.1g} the answers are no sums of {rank} vectors with "
-            "weights of 0 and 1: attention is no softmax of scores x·(W x_N + w) there (clipped "
+            f"Beside offsets of norm {length:.1g} the answers are no sums of {rank} vectors with "
+            "weights of 0 and 1. Attention is no softmax of scores x·(W x_N + w) there (clipped "
             f"scores, a window, a nonlinearity){many}, or answers are too coarse."
         )
 
@@ -199,9 +199,9 @@ class HeadSearch:
         rank = self._rank(rows, y)
         if not rank or not self._rank(z, y):
             raise NotIdentifiable(
-                "Of two tokens the first adds nothing to an answer, whatever the query token is: "
-                "no head is seen, so no W is determined. The target is an affine map of the last "
-                "token, or constant, or its heads have W = 0.",
+                "With two tokens the answer does not depend on the first: no head is seen, so no W "
+                "is determined. The target is an affine map of the last token, or constant, or its "
+                "heads have W = 0.",
                 determined={"c": self.layer.c, "M": self.layer.M},
             )
         return left[:, :rank], rank
@@ -222,8 +222,8 @@ class HeadSearch:
             alike = HeadsAlike if self._rank(z - z[0], y) else HeadsStill
             raise alike(
                 "A head weighs all tokens alike (W = 0), or one head's W is the negative of "
-                "another's: two tokens do not tell (W, M) and an even mean from (−W, −M) and "
-                "another, nor such heads from each other.",
+                "another's. Sequences of two tokens do not distinguish (W, M) and an even mean "
+                "from (−W, −M) and another even mean, nor such heads from each other.",
                 determined={"c": self.layer.c, "M": self.layer.M},
             )
 
@@ -252,9 +252,9 @@ class HeadSearch:
             b, y = np.vstack([b, fresh])[order], np.vstack([y, y_fresh])[order]
         if len(jumps) != heads:
             raise ModelMismatch(
-                f"Beside one long offset answers have rank {heads}, but jump {len(jumps)} times "
-                "along half a circle of query tokens: they are no sums of heads whose weights are "
-                "0 or 1 there."
+                f"Beside one long offset answers have rank {heads}, but they jump {len(jumps)} "
+                "times along half a circle of query tokens: they are no sums of heads with weights "
+                "of 0 or 1."
             )
         return self._named(a, b, y, self._signed(a, b, y, jumps))
 
@@ -287,8 +287,8 @@ class HeadSearch:
         vector = answers.vectors(self.layer)[still][0]
         if not self._is_residual(a, vector, gates[0, still], y):
             raise HeadsStill(
-                "A head gives the same weights beside every query token: its W is 0 or far below "
-                "its w, and query tokens cannot tell it from others.",
+                "A head has the same weights for every query token: its W is 0 or far below its "
+                "w, so query tokens do not separate it from other heads.",
                 determined={"c": self.layer.c, "M": self.layer.M},
             )
         return self._within(FoundHeads(GateAnswers(a, b, y, gates[:, ~still]), True))
@@ -488,14 +488,14 @@ class OpeningSearch:
 
 def _unreadable() -> ModelMismatch:
     return ModelMismatch(
-        "No length of tokens shows the gates of all heads between 0 and 1: scores are no x·(W x_N "
+        "At no norm of tokens are the gates of all heads between 0 and 1: scores are no x·(W x_N "
         "+ w), those of some heads are a million times those of others, or answers are too coarse."
     )
 
 
 def _still() -> NotIdentifiable:
     return NotIdentifiable(
-        "No query token opens one head's gate alone: two heads switch together beside every query "
+        "No query token opens the gate of a single head: two heads switch together for every query "
         "token (W and 2W, or more heads than dimensions), or a head has no W.",
         determined={},
     )

@@ -104,9 +104,9 @@ class MapReading:
                 return found
             step /= 2
         raise ModelMismatch(
-            "Where gates are 0 or 1 the answers are no sums of the maps that were read there: they "
-            "are not linear in the tokens (a tanh, a clipped or quantised answer), or two heads "
-            "are too close to be told apart."
+            "With gates of 0 or 1 the answers are no sums of the maps M_h: they are not linear in "
+            "the tokens (a tanh, a clipped or quantised answer), or two heads are too close to be "
+            "told apart."
         )
 
     def _read(self, step: float) -> Asking[ValueAnswers]:
@@ -168,7 +168,7 @@ class MapReading:
         _, steps = on_one_grid(base, steps, spare=4 + coarser)
         if not np.all(np.any(steps, axis=1)):
             raise ModelMismatch(
-                "Query tokens that open one head alone leave so little room that steps between "
+                "The query tokens that open a single head are so close together that steps between "
                 "offsets are rounded away: two heads are too close to be told apart, or answers "
                 "are too coarse."
             )
@@ -317,8 +317,8 @@ class DirectionMaps(MapReading):
         missed = np.linalg.norm(added - whole, axis=1) / np.linalg.norm(whole, axis=1)
         if np.median(missed) > _MISSED:
             raise ModelMismatch(
-                "Where gates are 0 or 1 the answers of single heads do not add up to those of all: "
-                "there are more heads than long tokens showed, or something else is added to them."
+                "With gates of 0 or 1 the answers of single heads do not add up to those of all: "
+                "there are more heads than long tokens showed, or something else is added."
             )
         apart = missed > _APART * (np.median(missed) + self.noise.relative)
         return np.asarray(super(DirectionMaps, self)._flipped(answers) | apart)

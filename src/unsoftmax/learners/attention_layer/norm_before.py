@@ -84,9 +84,9 @@ def find_norm(dim: int, seed: int, norm: str | None) -> Asking[FoundNorm]:
         return FoundNorm("pre", kind)
     if norm == "pre":
         raise ModelMismatch(
-            "Long single tokens are not answered as after a LayerNorm or RMSNorm: what they add to "
-            "the zero token's answer is not linear in the normalised token. Leave out norm, and it "
-            "is found whether one stands behind the layer or none."
+            "Long single tokens are not answered as after a LayerNorm or RMSNorm: the difference "
+            "from the zero token's answer is not linear in the normalised token. Leave out norm to "
+            "find out whether one stands behind the layer or none."
         )
     return FoundNorm("post" if bounded else "none")
 
@@ -178,14 +178,14 @@ def find_normed_tokens(
     rung = 1 + int(np.argmin(np.abs(bent[1:] - np.sqrt(1 / 2))))
     if bent[-1] > 1 - _UNBENT:
         raise NotIdentifiable(
-            "Tokens of all lengths are answered alike: the eps of the norm before the layer is 0, "
-            "or nearly so, and no token is short when it is normalised.",
+            "Tokens of all norms get the same answers: the eps of the LayerNorm or RMSNorm before "
+            "the layer is (nearly) 0, so no normalised token is short.",
             determined={"c": zero[0]},
         )
     if not 0 < bent[rung] < 1:
         raise ModelMismatch(
-            "Short tokens are not answered as a norm with an eps makes them: no length has half "
-            "the effect of a long one."
+            "Short tokens are not answered as after a LayerNorm or RMSNorm with an eps: no token "
+            "has half the effect of a long one."
         )
     eps = float(_eps(lengths[rung], lengths[0], bent[rung], dim))
     short = np.sqrt(eps * dim) * directions[1:] @ frame.T
@@ -205,7 +205,7 @@ def find_normed_tokens(
     normed = NormedTokens(kind, eps, spread, whole, frame, means, precision)
     if normed.eps_error(0.0) > _UNLIKE:
         raise ModelMismatch(
-            f"Short tokens of different directions are answered as with an eps that differs by "
+            f"Short tokens of different directions show values of eps that differ by "
             f"{normed.eps_error(0.0):.1e}: no LayerNorm or RMSNorm is before the layer."
         )
     return normed

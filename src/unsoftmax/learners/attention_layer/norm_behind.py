@@ -120,8 +120,8 @@ class SingleRound:
         found = column_scales(units, self.signs, sums)
         if np.min(found.gain) <= 0 or found.missed > _GAP * found.next:
             raise ModelMismatch(
-                "Long single tokens are not answered by a linear map behind a LayerNorm: their "
-                "answers' directions do not add up as the tokens do."
+                "Long single tokens are not answered by a linear map behind a LayerNorm: the "
+                "directions of their answers do not add up as the tokens do."
             )
         B = units * found.gain
         B *= np.linalg.norm(norm.projection) / np.linalg.norm(B)
@@ -129,8 +129,9 @@ class SingleRound:
         noise = max(float(missed[0]) / np.sqrt(len(B)), 4 * UNIT / np.sqrt(len(B)))
         if noise > _MOST_NOISE:
             raise ModelMismatch(
-                f"A fresh single token is answered {noise:.1e} from a normalised affine map: no "
-                "such map, or answers too coarse for what is behind a LayerNorm."
+                f"The answer to a fresh single token differs by {noise:.1e} from a normalised "
+                "affine map: the target is none, or its answers are too coarse for a layer behind "
+                "a LayerNorm."
             )
         return DirectionMap(np.zeros(len(B)), B, True, norm, noise)
 
@@ -150,8 +151,8 @@ def ask_singles(dim: int, rng: np.random.Generator) -> Asking[SingleRound]:
     ]
     if units.shape[1] != dim:
         raise ModelMismatch(
-            f"Answers have {units.shape[1]} numbers and tokens {dim}: a residual connection, which "
-            "a norm behind a layer is recovered with, needs as many."
+            f"Answers have {units.shape[1]} numbers and tokens have {dim}. They must be equal: a "
+            "layer behind a norm is recovered only with its residual connection."
         )
     none = np.zeros((0, dim))
     beside = {"y_mixed": none, "steps": np.zeros(0), "y_steps": none}
@@ -202,8 +203,8 @@ def _read_norm(asked: SingleRound) -> NormedAnswers:
     far = np.vstack([asked.y_units, asked.y_signs, asked.y_minus, asked.y_mixed, asked.y_check])
     if np.max(np.abs(far)) > np.sqrt(_FAR):
         raise ModelMismatch(
-            "Answers to single tokens grow with them, as behind no LayerNorm: leave out norm, and "
-            "it is found whether one stands before the layer or none."
+            "Answers to single tokens grow with the tokens, so no LayerNorm is behind: leave out "
+            "norm to find out whether one stands before the layer or none."
         )
     pairs = asked.y_signs[: len(asked.y_minus)] + asked.y_minus
     shift = np.mean(pairs, axis=0) / 2
@@ -213,8 +214,8 @@ def _read_norm(asked: SingleRound) -> NormedAnswers:
     if np.any(still):
         named = ", ".join(map(str, np.flatnonzero(still)[:8]))
         raise NotIdentifiable(
-            f"The norm's scale is 0, or too small to tell, at {np.sum(still)} of {len(still)} "
-            f"outputs ({named}): what the layer adds there does not reach the answers.",
+            f"The scale of the LayerNorm or RMSNorm is 0, or nearly 0, at {np.sum(still)} of "
+            f"{len(still)} outputs ({named}): the layer has no effect on the answers there.",
             determined={"shift": shift},
         )
     found = gain_of(far - shift)
@@ -223,9 +224,8 @@ def _read_norm(asked: SingleRound) -> NormedAnswers:
     found = uncentred_gain_of(far - shift)
     if found.missed > _ELLIPSOID or found.next <= 0:
         raise ModelMismatch(
-            "Answers to long tokens lie in no hyperplane, as those behind a LayerNorm do, nor on "
-            "an ellipsoid along the axes, as behind RMSNorm: another function is behind the norm, "
-            "or none."
+            "Answers to long tokens lie neither in a hyperplane, as behind a LayerNorm, nor on an "
+            "ellipsoid along the axes, as behind RMSNorm: neither is the last operation."
         )
     return NormedAnswers.of(shift, found.gain, centred=False)
 
@@ -249,8 +249,9 @@ def _read_constant(asked: SingleRound, frame: DirectionMap) -> Array:
     missed = float(np.max(_apart(w, expected))) / np.sqrt(len(zero))
     if missed > _AFFINE * frame.noise:
         raise ModelMismatch(
-            f"Single tokens of moderate length are answered {missed:.1e} from a normalised affine "
-            f"map, long ones {frame.noise:.1e}: the layer adds something else to its heads."
+            f"Answers differ from a normalised affine map by {missed:.1e} for single tokens of "
+            f"moderate norm, by {frame.noise:.1e} for long ones: the layer adds something to its "
+            "heads."
         )
     return constant
 
@@ -460,8 +461,8 @@ def find_heads(
 def too_few(frame: DirectionMap) -> NotIdentifiable:
     """Say that answers have too few numbers for the heads there are."""
     return NotIdentifiable(
-        f"{frame.dim} dimensions are too few behind a LayerNorm for the heads there are: of the "
-        f"{frame.dim - 1} numbers that an answer tells, too few are left to tell heads apart.",
+        f"{frame.dim} dimensions are too few behind a LayerNorm for this number of heads: an "
+        f"answer gives only {frame.dim - 1} numbers, too few to tell heads apart.",
         determined={"shift": frame.norm.shift, "scale": np.abs(1 / frame.norm.gain)},
     )
 
@@ -474,15 +475,15 @@ def _with_total(frame: DirectionMap, offset: Array, sums: Array, H: int) -> tupl
     sigma = float(own_out @ residual_out / (residual_out @ residual_out))
     if abs(sigma) < _RESIDUAL:
         raise NotIdentifiable(
-            "No residual connection is seen: behind a norm the sign and the size of all M_h and c "
-            "are free without one.",
+            "No residual connection is seen: without one, the sign and the size of all M_h and c "
+            "behind a LayerNorm or RMSNorm are not determined.",
             determined={"shift": frame.norm.shift},
         )
     apart = float(np.linalg.norm(own_out - sigma * residual_out) / np.linalg.norm(own_out))
     if not frame.norm.takes_mean and apart > _SAME_SIGNS:
         raise NotIdentifiable(
-            "The RMSNorm behind the layer seems to have a scale of entries of both signs: its "
-            "answers tell their sizes alone, and signs are not searched for.",
+            "The scale of the RMSNorm behind the layer seems to have entries of both signs: "
+            "answers show only their sizes, and signs are not searched for.",
             determined={"shift": frame.norm.shift, "size": 1 / frame.norm.gain},
         )
     return sigma, np.vstack([own - sigma * residual, sums])

@@ -74,23 +74,23 @@ class BallClaim(LayerClaim):
         look = self.look
         share = 3 / max(self.quiet, 1)
         return (
-            "Tokens are normalised before the neurons see them: A and b contain the scale and the "
-            "shift of that norm.",
-            "Errors of A, b and B are of neurons scaled so that the row of A is as long as the "
-            "column of B, in the order of the model; those of parallel neurons are of their sum.",
-            "constant, slope: ``‖F̂(x) − F(x)‖₂`` ≤ constant + slope·‖n(x)‖, n(x) being the "
-            "normalised token, shorter than √d, for every x that switches no neuron that was not "
-            "found (see below).",
-            "Single tokens alone were asked: of a target that takes sequences (attention) nothing "
-            "else is said.",
-            "The target is one hidden layer of ReLUs, continuous as they are, and all its neurons "
-            "were found: what the hold-out tests, it cannot prove.",
-            f"{self.quiet} tokens of random directions in a row, near the longest there are, "
-            f"showed no other neuron: one that fewer than {share:.1%} of such tokens switch may be "
-            "missing (19 in 20 of those that more do would show). One that never switches is part "
-            "of the linear part, or nothing.",
-            f"No neuron adds less than {DEVIATIONS * look.noise:.1e} of the answers' size: a "
-            "smaller one may be missing. The bounds of A, b and B are of those found.",
+            "Tokens are normalised before the neurons: A and b contain the scale and the shift of "
+            "that LayerNorm or RMSNorm.",
+            "Errors of A, b and B are for neurons scaled so that the row of A has the norm of the "
+            "column of B, in the order of the model. Parallel neurons count as their sum.",
+            "constant, slope: ``‖F̂(x) − F(x)‖₂`` ≤ constant + slope·‖n(x)‖ for every x that "
+            "switches no missing neuron (see below). n(x) is the normalised token, of norm below "
+            "√d.",
+            "Only single tokens were asked: about sequences of several tokens (attention) nothing "
+            "is known.",
+            "The target is one hidden layer of ReLUs (continuous), and all its neurons were found: "
+            "the hold-out tests this but cannot prove it.",
+            f"The last {self.quiet} long tokens of random directions showed no other neuron. A "
+            f"neuron that fewer than {share:.1%} of such tokens switch may be missing (of those "
+            "that more switch, 19 in 20 would have shown). One that never switches is part of the "
+            "linear part.",
+            f"A neuron that adds less than {DEVIATIONS * look.noise:.1e} of the answers' size may "
+            "be missing. The bounds of A, b and B are for those found.",
             f"Answers are off by {look.noise:.1e} of their size (one standard deviation), from "
             f"second differences; {DEVIATIONS:g} deviations are taken.",
             *look.why,

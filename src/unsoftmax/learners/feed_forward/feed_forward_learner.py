@@ -118,14 +118,14 @@ class FeedForwardLearner(Configured):
     Notes
     -----
     *Queries*: about 4.22m + (d + 1)(1.18m/d_out + 2) + 61 for m neurons and d_out numbers per
-    answer, 5.7m where d_out is d; two to four times that where another line is needed, 30m to 60m
-    of float32 targets, of which up to about 32 neurons are recovered. Behind a norm about
+    answer, 5.7m if d_out is d; two to four times that if another line is needed; 30m to 60m for
+    float32 targets, of which up to about 32 neurons are recovered. Behind a norm about
     7m + (d + 1)(1.2m/d + 2) + 1.1d + 175, 9m at m = 4d, after one about 6.4m + 9d + 250, 9 to 10m
     at m = 4d, and float64 answers only. With ``norm=None`` a layer with a norm takes 31 more, or
-    up to 200 where the first guess is wrong; a plain one none.
-    *Determined up to* the order of neurons and a positive factor between row of A and column of B:
-    rows are as long as columns. Neurons on one hyperplane are one; where they are active on
-    opposite sides, or x is a sum of neurons, a linear part is left that takes more neurons, and
+    up to 200 if the first guess is wrong; a plain one none.
+    *Determined up to* the order of neurons and a positive factor between row of A and column of B;
+    both are returned with equal norms. Neurons on one hyperplane count as one. If they are active
+    on opposite sides, or x is a sum of neurons, a linear part remains that takes more neurons, and
     a note says so. *Certificate*: of A, b, B, c, and ``‖F̂(x) − F(x)‖₂`` ≤ constant + slope·‖x‖;
     of a norm its scale, shift and eps. Behind a LayerNorm the mean of B and c over the outputs is
     invisible, and 0. Of a norm before, scale and shift are part of A and b, and x is its n(x),

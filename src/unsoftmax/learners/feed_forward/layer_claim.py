@@ -103,9 +103,9 @@ class LayerClaim:
         factor = WIDENED * strain
         wider = {name: factor * self.errors[name] for name in ("scale", "shift", "eps")}
         said_so = (
-            "Fresh answers are longer or shorter than the norm makes them, by up to "
-            f"{off.max():.1e} of their length, as where answers drift: errors of scale, shift and "
-            f"eps {factor:.3g} times as large are assumed.",
+            "The norms of fresh answers differ from what the LayerNorm or RMSNorm allows by up to "
+            f"{off.max():.1e}, as if answers drifted. Errors of scale, shift and eps are taken as "
+            f"{factor:.3g} times as large.",
         )
         return replace(self, errors=self.errors | wider), said_so
 
@@ -167,18 +167,18 @@ class LayerClaim:
     def _assumed(self, checks: int) -> tuple[str, ...]:
         look, farthest = self.look, self.look.length * 10.0 ** FAR[1]
         return (
-            "Errors of A, b and B are of neurons scaled so that the row of A is as long as the "
-            "column of B, in the order of the model; those of parallel neurons are of their sum.",
+            "Errors of A, b and B are for neurons scaled so that the row of A has the norm of the "
+            "column of B, in the order of the model. Parallel neurons count as their sum.",
             "constant, slope: ``‖F̂(x) − F(x)‖₂`` ≤ constant + slope·‖x‖ for every x.",
-            "Single tokens alone were asked: of a target that takes sequences (attention) nothing "
-            "else is said.",
-            "The target is one hidden layer of ReLUs, continuous as they are, and all its neurons "
-            "were found: what the hold-out tests, it cannot prove.",
-            f"Tokens up to a length of {farthest:.0e} were asked. Every neuron's hyperplane meets "
-            "a random line within that length: one that is far out and nearly parallel to the "
-            "line may be missing.",
-            f"No neuron adds less than {DEVIATIONS * look.noise:.1e} of the answers' "
-            "size: a smaller one may be missing. The bounds of A, b and B are of those found.",
+            "Only single tokens were asked: about sequences of several tokens (attention) nothing "
+            "is known.",
+            "The target is one hidden layer of ReLUs (continuous), and all its neurons were found: "
+            "the hold-out tests this but cannot prove it.",
+            f"Tokens up to a norm of {farthest:.0e} were asked. A neuron may be missing if its "
+            "hyperplane does not meet a random line within that norm, because it is far out and "
+            "nearly parallel to the line.",
+            f"A neuron that adds less than {DEVIATIONS * look.noise:.1e} of the answers' size may "
+            "be missing. The bounds of A, b and B are for those found.",
             f"Answers are off by {look.noise:.1e} of their size (one standard deviation), from "
             f"second differences; {DEVIATIONS:g} deviations are taken.",
             *look.why,

@@ -203,10 +203,9 @@ class RecoveredHeads:
         }
         errors, close = CloseHeads().bounds(errors, heads_apart(self.model))
         how = (
-            f"Bounds are {SAFETY:.0f} times what that precision does to first order, errors of "
-            "answers being independent; each is the largest over heads.",
-            "Answers do not drift from query to query but for what Σ v_h shows, which is read "
-            "twice: no answer was asked for twice.",
+            f"Bounds are {SAFETY:.0f} times the first-order effect of that precision, with "
+            "independent errors of answers; each is the largest over heads.",
+            "Answers do not drift from query to query: only Σ v_h was read twice.",
         )
         return canonical(self.model), Certificate(errors, (*how, *close)), self.notes
 
@@ -278,8 +277,8 @@ class PositionedHeads:
         if explained or not np.isfinite(self.W_error):
             return NotIdentifiable(
                 "The answers do not determine how several heads' scores turn with distance: what "
-                "they leave open moves every fresh answer more than can be told apart."
-                f"{why} Positions need float64 answers: ask for these where they are to be had.",
+                "they leave undetermined changes every fresh answer too much for a test."
+                f"{why} Positions need float64 answers: ask for these if the target has them.",
                 determined={"v": self.model.v},
             )
         missed, allowed = judgement.worst
@@ -301,8 +300,8 @@ class PositionedHeads:
         how = (
             f"The bound on W is one on W(Δ) = Kᵀ R(Δ) Q of every head for distances Δ from 0 to "
             f"{self.farthest}; beyond it grows by {turning:.1e} a token." + of_w * self.biases,
-            "It is several times what W(Δ) moves by when readings move by as much as they may be "
-            "off, in a few random directions, errors of answers being independent.",
+            "It is several times the change of W(Δ) when the readings are changed by their errors "
+            "in a few random directions, with independent errors of answers.",
         )
         bounds = {"W": W, "v": self.v_error, "c": SAFETY * c_error}
         bounds |= {"w": W} if self.biases else {}
@@ -443,8 +442,8 @@ def concluded(
     evidence, precision = judgement.evidence, reduced.precision
     absolute = f", and {precision.absolute:.1e} beside it" if precision.absolute else ""
     assumes = (
-        f"The target is a sum of attention heads{found.kind}, and all of them were found: what the "
-        "hold-out tests, it cannot prove." + (unseen_heads(evidence) if checks else ""),
+        f"The target is a sum of attention heads{found.kind}, and all of them were found: the "
+        "hold-out tests this but cannot prove it." + (unseen_heads(evidence) if checks else ""),
         f"Answers are precise to {reduced.eta:.1e} of the size of their terms{absolute}.",
         *bounds.assumes,
         *precision.why,
@@ -456,8 +455,9 @@ def concluded(
 def unseen_heads(evidence: Evidence) -> str:
     """Say how small or close heads may be that are missing."""
     return (
-        f" Heads that add less than {evidence.tolerance:.1e} of their size to answers like the "
-        "hold-out's, or change them by as little when they are one with others, may be missing."
+        " A further head could have been missed only if it contributes less than "
+        f"{evidence.tolerance:.1e} of the size of an answer; heads that differ by less may have "
+        "been merged."
     )
 
 
@@ -498,14 +498,14 @@ def predicting(
         f"{1 - DELTA:g}: three to six tokens, the last normal of norm about "
         f"{found.length:.1e}, the others at random distances that give the weakest, the median or "
         f"the strongest head logits of about 2{shorter}.",
-        f"The bounds are the most that {PILOTS} such sequences were missed by. The "
-        "parameters have none.",
+        f"The bounds are the largest misses among {PILOTS} such sequences. The parameters have no "
+        "bounds.",
         f"{fresh.looked} What is predicted there was held against {WORST:g} alone."
         if checks
         else "Nothing else was checked.",
     )
     note = (
-        "Not the target's own heads: some of those are too close to be told apart, or have values "
-        f"too small to be seen, or it has others. These {model.H} predict its answers."
+        f"These {model.H} heads predict the answers but are not the target's own heads, some of "
+        "which are too close to be told apart, have values too small to be seen, or are missing."
     )
     return Found(model, Certificate(errors, assumes), judgement.evidence, (note,))

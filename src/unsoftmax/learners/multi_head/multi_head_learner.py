@@ -312,17 +312,16 @@ class MultiHeadLearner(Configured):
     Notes
     -----
     *Queries*: about H(d² + d) + H·d + 16H + d + 40; with rank r, given or found, about
-    H(r(2d − r) + d) + H·d + 16H + d + 40; 1.1 to 1.2 times that under a ``radius`` of 10³, 2 to 7
-    times where heads hardly switch; as many again where heads are close; about 1.5 times where
-    answers are of float32 and H·d is more than 900, 2.5 times where it is less; with rotary
-    positions r² more for each head, with biases as well r² + d + 2r. `plan` gives what is never
-    exceeded.
-    *Determined up to* order; heads of equal W and w are one. Heads whose hyperplanes
+    H(r(2d − r) + d) + H·d + 16H + d + 40. A ``radius`` of 10³ makes that 1.1 to 1.2 times as
+    many, one at which heads hardly switch 2 to 7 times; close heads take twice as many; float32
+    answers about 1.5 times if H·d is more than 900, else 2.5 times. With rotary positions r² more
+    for each head, with biases as well r² + d + 2r. `plan` gives the maximum.
+    *Determined up to* order. Heads of equal W and w count as one. Heads whose hyperplanes
     a·(W_h b + w_h) = 0 coincide for every b, such as W and 2W, and (W, v) beside (−W, v), are
-    told apart by copies of a token, after the search that does not: 330 + 2.6·H·d(d + 2) queries
+    told apart by copies of a token, after the usual search failed: 330 + 2.6·H·d(d + 2) queries
     more for each of a few lines. *With rotary positions up to* order, and in each head one complex
-    number per plane, by which that of K is multiplied and that of Q divided, b_k of planes that do
-    not turn, and the sign of a frequency and multiples of 2π: all W_h(Δ) are determined. *Source*:
+    number per plane, by which that of K is multiplied and that of Q divided; b_k in planes that do
+    not rotate; the sign of a frequency and multiples of 2π. All W_h(Δ) are determined. *Source*:
     beyond Proposition 7.1 of arXiv 2601.16873.
 
     Examples
@@ -501,7 +500,7 @@ class MultiHeadLearner(Configured):
         reasons = list(self._reasons(searches.restarts))
         if eta > ENOUGH:
             beyond = (
-                f", {eta / ENOUGH:.2g} times more than layers took whose heads were told apart: "
+                f", {eta / ENOUGH:.2g} times the coarsest answers that told heads apart: "
                 "they are too coarse"
             )
         if eta > COARSE:
@@ -520,8 +519,8 @@ class MultiHeadLearner(Configured):
                 f"Tokens no longer than radius = {self.radius:g} do not switch the heads one by "
                 "one: along every half circle that was tried gates stay open, or two of them open "
                 "together; and the poles of answers along lines do not tell them apart. Give a "
-                "larger radius, if the target allows one. If that changes nothing, heads are too "
-                "close or too many for answers as precise as these."
+                "larger radius, if the target allows one. If that does not help, heads are too "
+                "close or too many for the precision of these answers."
             )
             return
         positions = self._positions()[0]
@@ -529,10 +528,11 @@ class MultiHeadLearner(Configured):
         poles = f"{LINES} for poles along lines"
         searches = [circles] * (self.dim > 1) + [poles] * (not positions)
         yield (
-            f"None of {' and '.join(searches)} gave heads that predict fresh answers. Heads with "
-            "the same hyperplanes for every query token (W and 2W, or columns of all W_h along one "
-            "vector) may be too many or too close for answers as precise as these, as others may "
-            "be; or there are more than max_heads, or the target is no sum of attention heads."
+            f"None of {' and '.join(searches)} gave heads that predict fresh answers. Possible "
+            "reasons: the target is no sum of attention heads; there are more than max_heads; or "
+            "heads are too many or too close for the precision of these answers, such as those "
+            "with the same hyperplanes for every query token (W and 2W, or columns of all W_h "
+            "along one vector)."
         )
         if positions:
             yield (
@@ -541,7 +541,7 @@ class MultiHeadLearner(Configured):
                 "biases: then biases=True."
             )
         elif not self.functional:
-            yield "With functional=True what predicts answers well is returned."
+            yield "With functional=True the heads that predict answers best are returned."
         if self.rank is not None:
             yield f"Or some W_h has a rank above {self.rank}: leave rank out to find it."
         if restarts.bad_luck:

@@ -185,10 +185,10 @@ def _contradicted(judgement: Judgement) -> ModelMismatch:
 def _assumes(learned: LearnedNetwork, looked: str) -> tuple[str, ...]:
     return (
         "The target is several softmax heads followed by a ReLU network of one hidden layer, and "
-        "single tokens show all of its neurons: what the hold-out tests, it cannot prove.",
-        "The network's error is bounded by constant + slope·‖p‖, p being what all heads pool. Two "
-        "neurons that switch together at single tokens, and whose first layers differ by less than "
-        "5e-3 of what they are, may be one here: no bound counts what they differ by.",
+        "single tokens show all of its neurons: the hold-out tests this but cannot prove it.",
+        "The network's error is bounded by constant + slope·‖p‖, where p is what all heads pool. "
+        "Two neurons that switch together at single tokens, and whose first layers differ by less "
+        "than 5e-3 of their size, may count as one; no bound allows for that.",
         *learned.precision.why,
         looked,
     )

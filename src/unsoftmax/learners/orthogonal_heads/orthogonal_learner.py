@@ -150,12 +150,12 @@ def certificate_of_heads(
             "c": 0.0,
         },
         (
-            "The target is a sum of heads in mutually orthogonal subspaces: what the hold-out "
-            "tests, it cannot prove.",
-            f"An answer is off by at most {KAPPA:.0f} × {precision.unit:.1e} × "
-            "max‖x_i‖·Σ‖v_h‖ from rounding, beside what is named here.",
+            "The target is a sum of heads in mutually orthogonal subspaces: the hold-out tests "
+            "this but cannot prove it.",
+            f"Rounding changes an answer by at most {KAPPA:.0f} × {precision.unit:.1e} × "
+            "max‖x_i‖·Σ‖v_h‖; other errors are named here.",
             *precision.why,
-            *(() if checks else ("Nothing was checked: exact answers are taken for granted.",)),
+            *(() if checks else ("Nothing was checked: exact answers are assumed.",)),
             *further,
         ),
     )

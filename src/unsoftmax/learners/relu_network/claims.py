@@ -220,17 +220,17 @@ class NetworkClaim:
         noise = self.target.noise
         return (
             "``|ĝ(x) − g(x)|`` ≤ constant + slope·‖x‖, for every x.",
-            "The target is a ReLU network of one hidden layer, and all its neurons were found: "
-            "what the hold-out tests, it cannot prove.",
-            f"No neuron below {ACCEPTED:.0e} of the answers lies beside another one "
-            "whose hyperplane is nearly parallel: it shows between the two alone.",
+            "The target is a ReLU network of one hidden layer, and all its neurons were found: the "
+            "hold-out tests this but cannot prove it.",
+            f"No neuron below {ACCEPTED:.0e} of the answers has a hyperplane nearly parallel to "
+            "that of another: it would show only between the two.",
             self._looked_at(),
-            f"Answers are off by a standard deviation of {noise.deviation:.1e} where they are as "
-            f"large as {noise.size:.1e}, estimated from their second differences; "
-            f"{DEVIATIONS:g} deviations are taken.",
+            f"Errors of answers have a standard deviation of {noise.deviation:.1e} (for answers of "
+            f"{noise.size:.1e}), estimated from second differences; {DEVIATIONS:g} deviations are "
+            "allowed.",
             *more_than_usual(self.widened),
             *(
-                ("All answers are one number: how it is rounded shows in float32 alone.",)
+                ("All answers are the same number: only float32 rounding would show.",)
                 if self.target.constant
                 else ()
             ),
@@ -243,8 +243,8 @@ class NetworkClaim:
         if len(scan.lengths):
             aslant = ASLANT * np.sqrt(lift.dim) if lift.dim > 1 else 1.0
             return (
-                f"Tokens up to a length of {scan.farthest:.0e} were asked: no hyperplane is "
-                f"farther from 0 than {scan.farthest / aslant:.0e}, where they show it."
+                f"Tokens up to a norm of {scan.farthest:.0e} were asked: a hyperplane farther from "
+                f"0 than {scan.farthest / aslant:.0e} may be missing."
             )
         first, last = (lift.token_scale * 10.0**decade for decade in SIZES)
         return (
@@ -256,9 +256,9 @@ class NetworkClaim:
         K, m = len(self.form), self.model.A.shape[1]
         determined = (
             f"{K} hyperplanes, the gradient's jumps across them, and one affine part are "
-            "determined; neurons only up to flips, and parallel ones are one."
+            "determined. Neurons are determined up to flips, and parallel ones count as one."
         )
-        extra = f" {m - K} neurons more carry the linear part." if m > K else ""
+        extra = f" {m - K} further neurons carry the linear part." if m > K else ""
         coarse: tuple[str, ...] = ()
         if self.target.coarser_than(COARSE):
             coarse = (

@@ -51,9 +51,8 @@ LEAST_TESTED = 8
 _HOLDOUT, JUDGE = HoldoutTuning(), JudgeTuning()
 
 UNTESTED = (
-    "No fresh answer tests the scores: what the answers leave open of W and w moves each that "
-    "depends on them more than can be told apart. That the target is a single head is taken for "
-    "granted."
+    "No fresh answer tests the scores: W and w are known so coarsely that no answer that depends "
+    "on them can be predicted. That the target is a single head is assumed, not tested."
 )
 
 
@@ -153,8 +152,7 @@ def _looked(
         return looked_at(model, answered, further)
     longest = max((X.shape[1] for X, y in answered if len(y)), default=0)
     return (
-        f"Fresh sequences were of up to {longest} tokens: positions farther apart may be "
-        "something else."
+        f"Fresh sequences had up to {longest} tokens: beyond that the target may be something else."
     )
 
 
@@ -169,13 +167,13 @@ def certificate_of(
     assumes = (
         *_assumed_of_values(head.values),
         *looked[: int(bool(checks))],
-        *(() if checks else ("Nothing was checked: exact float64 answers are taken for granted.",)),
+        *(() if checks else ("Nothing was checked: exact float64 answers are assumed.",)),
         *(
             ()
             if head.values.reread is None
             else (
-                "No answer told whether answers are rounded or the head's values are round: exact "
-                "float64 answers are taken for granted.",
+                "No answer showed whether answers are rounded or the head's values are round: "
+                "exact float64 answers are assumed.",
             )
         ),
         *bounds.assumes,
@@ -186,12 +184,13 @@ def certificate_of(
 def _assumed_of_values(values: Values) -> tuple[str, ...]:
     """Say what bounds on a head's errors assume of its values and of the answers' precision."""
     return (
-        "The target is a single head: what the hold-out tests, it cannot prove. What takes the "
-        "same share of the softmax from every single token, as a sink may, counts to v.",
-        f"An answer is off by at most {KAPPA:.0f} × {values.precision.unit:.1e} × "
-        f"{_size_of(values)} from rounding, beside what is named here.",
-        "Where a value of the head is a sum of products, their rounding is not above that of the "
-        "root mean square of all values.",
+        "The target is a single head: the hold-out tests this but cannot prove it. An attention "
+        "sink that takes the same share of the softmax from every single token counts as part of "
+        "v.",
+        f"Rounding changes an answer by at most {KAPPA:.0f} × {values.precision.unit:.1e} × "
+        f"{_size_of(values)}; other errors are named here.",
+        "If a value of the head is a sum of products, its rounding is at most that of the root "
+        "mean square of all values.",
         *values.precision.why,
     )
 
@@ -247,12 +246,12 @@ def _refuse(head: RecoveredHead, judgement: Judgement, bounded: bool, otherwise:
     if not bounded or judgement.blunt:
         values, precision = head.values, head.values.precision
         seen = (
-            "Answers in float64 do not determine W: what their rounding leaves open"
+            "Answers in float64 do not determine W: what their rounding leaves undetermined"
             if precision.exact
-            else "The answers are too coarse to determine W: what they leave open"
+            else "The answers are too coarse to determine W: what they leave undetermined"
         )
         raise NotIdentifiable(
-            f"{seen} moves every fresh answer more than can be told apart. v is determined."
+            f"{seen} changes every fresh answer too much for a test. v is determined."
             + why(precision)
             + advice(precision),
             determined={"v": values.v, "c": values.c},
@@ -297,8 +296,8 @@ def _refuse_unknown(head: RecoveredHead, certificate: Certificate) -> None:
     size, bound = head.model.parameter_norm("W"), certificate.errors["W"]
     if not head.values.precision.exact and bound > UNKNOWN * max(size, 1.0):
         raise NotIdentifiable(
-            f"The answers are too coarse to determine W: its error may be {bound:.1e}, it is "
-            f"{size:.1e} large. v is determined." + why(head.values.precision) + ADVICE,
+            f"The answers are too coarse to determine W: its norm is {size:.1e}, and its error may "
+            f"be {bound:.1e}. v is determined." + why(head.values.precision) + ADVICE,
             determined={"v": head.values.v, "c": head.values.c},
         )
 

@@ -104,8 +104,8 @@ class PositionedReading:
             W_error if biases else None,
             f"The bound on W is one on W(Δ) = Kᵀ R(Δ) Q for distances Δ from 0 to {farthest}; "
             f"beyond it grows by {errors.turning:.1e} a token." + of_w * biases,
-            "It is several times what W(Δ) moves by when readings move by as much as they may "
-            "be off, in a few random directions.",
+            "It is several times the change of W(Δ) when the readings are changed by their errors "
+            "in a few random directions.",
         )
         return bounds._replace(
             positions=errors, notes=undetermined([self.model], [errors], farthest)
@@ -133,9 +133,9 @@ def undetermined(
     if max(shares, default=0.0) <= LOOSE:
         return ()
     return (
-        f"Answers leave {max(shares):.1%} of W(Δ) open at distances up to {farthest}, and more "
-        "beyond: they are coarse for positions, which need float64. Other sequences, long ones "
-        "above all, may be missed by much more than the fresh ones.",
+        f"Answers leave {max(shares):.1%} of W(Δ) undetermined at distances up to {farthest}, and "
+        "more beyond: they are coarse for positions, which need float64. Other sequences, long "
+        "ones above all, may be predicted much worse than the fresh ones.",
     )
 
 

@@ -59,8 +59,8 @@ _GAP = 2.0**10
 """if the next larger singular value is so many times as large: beside biases in which W drowns
 several are small, whatever the rank is."""
 _LARGE = (
-    "So it is with large biases: tokens that are short drown in them, long ones saturate the "
-    "softmax, and no one length of tokens keeps all logits in between."
+    "Large biases are a possible reason: they hide short tokens, long tokens saturate the "
+    "softmax, and no length in between keeps all logits moderate."
 )
 
 

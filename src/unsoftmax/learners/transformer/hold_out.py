@@ -219,7 +219,7 @@ class HeadsBeforeNetwork:
         answered = yield from fresh_answers(short, [(held.opening.X, held.answers)], rounds)
         looked = "Nothing depends on attention."
         if not held.queries:
-            looked = "Nothing was checked: exact float64 answers are taken for granted."
+            looked = "Nothing was checked: exact float64 answers are assumed."
         elif self.views:
             looked = looked_at(self.layer, answered, long)
         return judge(self.residuals(answered), held.queries), looked

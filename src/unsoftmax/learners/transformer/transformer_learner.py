@@ -285,8 +285,8 @@ class TransformerParts:
         """Say what the bounds rest on; ``looked`` is how far the hold-out looked."""
         learned, rank = self.learned, self.assumed.rank
         given = [
-            "The target is one softmax head followed by the network: what the hold-out tests, it "
-            "cannot prove."
+            "The target is one softmax head followed by the network: the hold-out tests this but "
+            "cannot prove it."
         ]
         if rank is not None:
             given.append(f"{'[W w]' if self.assumed.biases else 'W'} has rank {rank} or less.")

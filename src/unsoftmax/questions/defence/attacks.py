@@ -266,22 +266,23 @@ class FirstColumns(learners.ExactHead):
 
 
 WEAKER = (
-    "Attacks on this class are its learner of exact values, and means of repeated answers beside "
-    "noise: that they fail says less than it does of a single head, against which there are more.",
+    "This class is attacked by its learner, with and without averaging repeated answers. Single "
+    "heads face more attacks, so a failed attack says less here.",
 )
 
 VECTORS = (
-    "Answers are vectors: the loss and the errors are root mean squares over all their numbers, "
-    "and labels, which say one bit, are not tried.",
+    "Answers are vectors: losses and errors are root mean squares over all their numbers. Labels "
+    "are not tried.",
     *WEAKER,
 )
 
 ATTENTION_WITH_NORM = (
-    "No attacks are known on layers with a norm before them, or with RMSNorm: defend takes plain "
-    "layers and layers behind a LayerNorm."
+    "No attacks are known on layers after a LayerNorm or RMSNorm, or behind an RMSNorm: defend "
+    "takes plain layers and layers behind a LayerNorm."
 )
 FEED_FORWARD_WITH_NORM = (
-    "No attacks are known on feed-forward layers with a norm: defend takes plain ones."
+    "No attacks are known on feed-forward layers with a LayerNorm or RMSNorm: defend takes plain "
+    "ones."
 )
 POSITIONS = "No attacks are known on heads with rotary positions: defend takes heads without."
 

@@ -126,20 +126,21 @@ def recommendation(trials: Sequence[DefenceTrial], threshold: float, most_loss: 
     best, least, count = recommended(trials, threshold, most_loss), f"{threshold:.0%}", len(trials)
     unknown = sum(not trial.measured for trial in trials)
     if best is not None:
-        withheld = f" and {best.refused:.1%} of legitimate sequences" * bool(best.refused)
+        withheld = f", and {best.refused:.1%} of legitimate sequences are refused"
         unjudged = f" ({unknown} of them could not be judged)" * bool(unknown)
         return (
-            f"{best.words.capitalize()}: of {count} defences tried{unjudged} it costs least, "
-            f"{best.loss:.1%} of the answers' spread{withheld}, among those that leave the best "
-            f"attack errors of {least} or more: {best.error:.1%} of the parameters and "
-            f"{best.function_error:.1%} of the function, after {best.queries:,} queries."
+            f"Recommended: {best.words}. Cost: answers change by {best.loss:.1%} of their standard "
+            f"deviation{withheld * bool(best.refused)}. Effect: the best attack "
+            f"({best.queries:,} queries) still gets the parameters to {best.error:.1%} and the "
+            f"function to {best.function_error:.1%}. It is the cheapest of {count} defences "
+            f"tried{unjudged} that leave errors of {least} or more."
         )
     if unknown == count:
         return f"None of {unknown} defences tried could be judged: every attack was refused."
-    said = f"None of {count} defences tried is known to leave"
+    said = f"None of {count} defences tried leaves"
     if unknown:
-        said = f"{unknown} of {count} defences tried could not be judged, as every attack was "
-        said += f"refused; none of the other {count - unknown} leaves"
+        said = f"{unknown} of {count} defences tried could not be judged, because every attack was "
+        said += f"refused. None of the other {count - unknown} leaves"
     said += f" the best attack errors of {least} or more at a loss of utility of {most_loss:.0%}"
     usable = [trial for trial in trials if trial.affordable(most_loss) and trial.measured]
     if not usable:
@@ -148,8 +149,8 @@ def recommendation(trials: Sequence[DefenceTrial], threshold: float, most_loss: 
     errors = most.error, most.function_error
     left = [f"{share:.1%}" if share >= 0.001 else "less than 0.1%" for share in errors]
     return (
-        f'{said} or less. Of those that were judged, "{most.words}" leaves most: {left[0]} of the '
-        f"parameters and {left[1]} of the function."
+        f'{said} or less. Of those that were judged, "{most.words}" leaves the largest errors: '
+        f"{left[0]} of the parameters and {left[1]} of the function."
     )
 
 
@@ -160,14 +161,13 @@ def left_out(trials: Sequence[DefenceTrial], threshold: float) -> tuple[str, ...
         best = max(held, key=lambda trial: trial.strength)
         notes.append(
             f'"{best.words.capitalize()}" leaves the best attack errors of {best.error:.1%} and '
-            f"{best.function_error:.1%}, as long as no client needs more and clients do not pool "
-            "their answers; say how many queries a legitimate client needs to have its loss "
-            "compared."
+            f"{best.function_error:.1%}, if no client needs more queries and clients do not pool "
+            "their answers. To compare its loss, say how many queries a legitimate client needs."
         )
     if unknown := sum(not trial.measured for trial in trials):
         notes.append(
-            f"Against {unknown} of the defences every attack that is known here was refused. That "
-            "is no evidence that they hold, and none of them is recommended."
+            f"Against {unknown} of the defences every attack was refused. That is no evidence that "
+            "they hold, so none of them is recommended."
         )
     return tuple(notes)
 

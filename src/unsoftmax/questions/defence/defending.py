@@ -204,8 +204,8 @@ class DefenceQuestion:
         if isinstance(target, Recovery):
             model, paid = undefended(target, tuning.certified), target.queries
             notes = (
-                f"Defended and attacked was the model as recovered from {paid:,} queries, with "
-                "float64 answers; the target itself was asked nothing else.",
+                f"The defences were tried on the model recovered from {paid:,} queries, which "
+                "answers in float64. The target itself was asked nothing else.",
             )
         structure = attacks.structure_of(model)
         tokens = (1, 1) if structure.neurons else (2, 16)
@@ -329,7 +329,7 @@ def defend(
                 f"The model takes tokens of dimension {oracle.dim}: use dim={oracle.dim}."
             )
         if learner is not None:
-            raise ValueError("A target that is a model is not learned: leave the learner out.")
+            raise ValueError("The target is a model: leave the learner out.")
         return question.compared(oracle, watch)
     asking = LowRankHead(dim, biases=True, seed=seed) if learner is None else learner
     attacks.check_learner(asking, dim)

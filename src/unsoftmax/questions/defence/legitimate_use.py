@@ -57,7 +57,7 @@ class Measures:
             yield f"clip {span}", f"clip answers to {span}", clipped
         if size := self.noise:
             noisy = partial(oracles.noisy, scale=size, seed=seed)
-            yield f"noise {size:.2g}", f"add noise of {size:.2g} to answers", noisy
+            yield f"noise {size:.2g}", f"add Gaussian noise (s.d. {size:.2g}) to answers", noisy
         if self.decimals is not None:
             step, rounded = f"{self.step:g}", partial(oracles.rounded, decimals=self.decimals)
             yield f"round to {step}", f"round answers to multiples of {step}", rounded
@@ -65,7 +65,11 @@ class Measures:
             yield "labels only", "tell only whether an answer is positive", oracles.labels
         if self.radius is not None:
             longest, capped = f"{self.radius:.3g}", partial(oracles.norm_capped, radius=self.radius)
-            yield f"tokens ≤ {longest}", f"refuse tokens longer than {longest}", capped
+            yield (
+                f"tokens ≤ {longest}",
+                f"reject inputs whose vectors have norm above {longest}",
+                capped,
+            )
         if self.queries is not None:  # a budget is kept by whoever counts
             count = f"{self.queries:,} queries"
             yield count, f"answer {count} per client", lambda oracle: oracle

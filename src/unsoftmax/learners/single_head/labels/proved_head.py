@@ -128,8 +128,8 @@ class ProvedHead:
         inner = solution_error(pairs.a, measured, W @ pairs.b_rows.T)
         W_error = solution_error(pairs.b, inner, W)
         assumes = [
-            "The target is the sign of a single head without biases: what the hold-out tests, it "
-            "cannot prove.",
+            "The target is the sign of a single head without biases: the hold-out tests this but "
+            "cannot prove it.",
             "‖v‖ = 1: labels do not determine it, and the bounds are for v/‖v‖.",
             "Labels are those of answers off by at most "
             f"{KAPPA:.0f} × {UNIT:.1e} × max‖x_i‖·‖v‖ from rounding.",
