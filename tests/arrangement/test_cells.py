@@ -5,15 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from unsoftmax.arrangement.breakpoints import TooManyBreakpoints
 from unsoftmax.arrangement.cells import CellGradients, CellLines
 from unsoftmax.arrangement.circle import Circle
-from unsoftmax.arrangement.circle_sweep import CellTuning, CircleSweep
+from unsoftmax.arrangement.circle_sweep import EDGE, CircleSweep
 from unsoftmax.arrangement.homogeneous import Lift, PiecewiseLinear
+from unsoftmax.arrangement.kinks import TooManyBreakpoints
 from unsoftmax.arrangement.lifted_points import PointsAround, WrittenPoints, ask_points
 from unsoftmax.arrangement.noise_level import NoiseLevel, NoiseLevelTuning, estimate_noise
-
-EDGE = CellTuning().edge
 
 
 def random_form(rng, D, K, error=0.0):
@@ -191,8 +189,8 @@ def test_one_circle_tells_the_whole_function(d, K, biases, trials):
         rng = np.random.default_rng([d, K, seed])
         lift = Lift(d, biases)
         form, circle = random_form(rng, lift.D, K), Circle.random(lift, rng, EDGE)
-        sweep = CircleSweep(circle, None, exact_noise(form), CellTuning())
-        swept, queries = answered(sweep.run(100, rng), lift, form)
+        sweep = CircleSweep(circle, None, exact_noise(form))
+        swept, queries = answered(sweep.run(100), lift, form)
         assert len(swept.form) == K
         assert len(swept.middle) == K + 1
         # thin cells tell little; what they tell is within their error bars
@@ -211,8 +209,8 @@ def test_what_is_known_is_not_found_again():
         np.append(known.eps, 1.0),
         np.zeros(10),
     )
-    sweep = CircleSweep(circle, known, exact_noise(whole), CellTuning())
-    swept, _ = answered(sweep.run(100, rng), lift, whole)
+    sweep = CircleSweep(circle, known, exact_noise(whole))
+    swept, _ = answered(sweep.run(100), lift, whole)
     assert len(swept.form) == 1
     cosine = swept.form.a[0] @ missing[0] / np.linalg.norm(swept.form.a) / np.linalg.norm(missing)
     assert abs(cosine) > 1 - 1e-12
@@ -223,8 +221,8 @@ def test_close_hyperplanes_make_thin_cells_whose_errors_are_larger():
     form = random_form(rng, 5, 6)
     form.a[1] = form.a[0] + 1e-4 * form.a[1]
     circle = Circle.random(lift, rng, EDGE)
-    sweep = CircleSweep(circle, None, exact_noise(form), CellTuning())
-    swept, _ = answered(sweep.run(100, rng), lift, form)
+    sweep = CircleSweep(circle, None, exact_noise(form))
+    swept, _ = answered(sweep.run(100), lift, form)
     assert len(swept.form) == 6
     assert np.max(swept.error) > 100 * np.median(swept.error)
     widest = np.argmin(swept.error)
@@ -237,18 +235,16 @@ def test_a_kink_that_is_nothing_but_noise_is_left_out(trials):
         form, circle = random_form(rng, 5, 6), Circle.random(lift, rng, EDGE)
         form.a[0] *= 1e-9  # where answers are off by 1e-8
         noise = NoiseLevel(1e-8, 1e-8, 10.0)
-        swept, _ = answered(
-            CircleSweep(circle, None, noise, CellTuning()).run(100, rng), lift, form, 1e-8, seed
-        )
+        swept, _ = answered(CircleSweep(circle, None, noise).run(100), lift, form, 1e-8, seed)
         assert len(swept.form) <= 5
 
 
 def test_too_many_neurons_are_refused():
     rng, lift = np.random.default_rng(0), Lift(4, True)
     form, circle = random_form(rng, 5, 60), Circle.random(lift, rng, EDGE)
-    sweep = CircleSweep(circle, None, exact_noise(form), CellTuning())
+    sweep = CircleSweep(circle, None, exact_noise(form))
     with pytest.raises(TooManyBreakpoints):
-        answered(sweep.run(10, rng), lift, form)
+        answered(sweep.run(10), lift, form)
 
 
 # -- what is left out
@@ -259,11 +255,13 @@ def test_kinks_that_are_none_are_left_out_by_their_lines():
     form, circle = random_form(rng, 4, 5), Circle.random(lift, rng, EDGE)
     true = np.sort(circle.crossings(form.a))
     false = np.array([0.1, 1.2345, 3.0])
-    sweep = CircleSweep(circle, None, exact_noise(form), CellTuning())
-    steps = sweep.lines(np.sort(np.append(true, false)), sweep.noise.search)
-    lines, queries = answered(steps, lift, form)
+    sweep = CircleSweep(circle, None, exact_noise(form))
+    theta = np.sort(np.append(true, false))
+    ends = np.concatenate([[circle.low], theta, [circle.high]])
+    at = np.stack([ends[:-1] + 0.07 * np.diff(ends), ends[1:] - 0.07 * np.diff(ends)])
+    F = form(circle.at(at.ravel())).reshape(2, -1)
+    lines = sweep.significant(theta, at, F, sweep.noise.search)
     assert np.array_equal(lines.theta, true)
-    assert queries == 2 * (5 + 3 + 1)
     assert np.all(lines.width > 0)
 
 
@@ -278,7 +276,7 @@ def gradients(sizes, error, D=3):
 def test_jumps_smaller_than_their_errors_and_than_others_are_left_out():
     rng = np.random.default_rng(0)
     circle, noise = Circle.random(Lift(3, False), rng, EDGE), NoiseLevel(1.0, 1.0, 1.0)
-    sweep = CircleSweep(circle, None, noise, CellTuning())
+    sweep = CircleSweep(circle, None, noise)
     cells = gradients([1.0, 1e-9, 2.0], 1e-9)
     assert np.array_equal(sweep.insignificant(np.ones(3), cells), [False, True, False])
     # small, and well measured
@@ -289,7 +287,7 @@ def test_jumps_smaller_than_their_errors_and_than_others_are_left_out():
 def test_far_out_a_neuron_must_show_its_weights():
     rng = np.random.default_rng(0)
     circle, noise = Circle.random(Lift(2, True), rng, EDGE), NoiseLevel(1.0, 1.0, 1.0)
-    sweep = CircleSweep(circle, None, noise, CellTuning())
+    sweep = CircleSweep(circle, None, noise)
     cells = gradients([1.0, 1.0], 1e-9)
     flat = CellGradients(cells.middle, cells.gradient[:, ::-1], cells.error, cells.rising)
     far, near = np.array([1e-5, 1e-6]), np.array([1.0, 2.0])
@@ -305,8 +303,8 @@ def test_errors_of_what_is_known_count_where_its_hyperplanes_cross():
     for error in (0.0, 1e-3):
         known = PiecewiseLinear(form.g0, form.a, form.eps, np.full(6, error))
         circle = Circle.random(lift, np.random.default_rng(1), EDGE)
-        sweep = CircleSweep(circle, known, exact_noise(form), CellTuning())
-        swept, _ = answered(sweep.run(100, np.random.default_rng(2)), lift, form)
+        sweep = CircleSweep(circle, known, exact_noise(form))
+        swept, _ = answered(sweep.run(100), lift, form)
         assert len(swept.form) == 0
         errors.append(swept.error[0])
     assert errors[1] > 1e6 * errors[0]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 
 import numpy as np
 
-from unsoftmax.arrangement.breakpoints import AskAngles
 from unsoftmax.arrangement.homogeneous import Lift, PiecewiseLinear
 from unsoftmax.arrangement.lifted_points import WrittenPoints, ask_points
 from unsoftmax.probes import Array, Round
@@ -61,7 +60,9 @@ class Circle:
         p, q = vectors @ self.P, vectors @ self.Q
         return np.asarray(np.mod(np.arctan2(-p, q), np.pi))
 
-    def measure(self, known: PiecewiseLinear | None, phase: str) -> AskAngles:
+    def measure(
+        self, known: PiecewiseLinear | None, phase: str
+    ) -> Callable[[Array], Generator[Round, Answers, Array]]:
         """Return what asks F, or F − F̂ where F̂ is ``known``, at angles."""
 
         def asked(theta: Array) -> Generator[Round, Answers, Array]:

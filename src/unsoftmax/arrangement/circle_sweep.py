@@ -13,57 +13,49 @@ J_k·E_l = G_(k+1)l − G_kl; those that did are asked again nearer.
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
 from unsoftmax.arrangement.cells import CellGradients, CellLines
 from unsoftmax.arrangement.circle import Circle
 from unsoftmax.arrangement.homogeneous import PiecewiseLinear
-from unsoftmax.arrangement.kink_lines import KinkTuning
-from unsoftmax.arrangement.kinks import KinkSearch, find_kinks
+from unsoftmax.arrangement.kinks import NARROWEST_NUMBERS, KinkSearch
 from unsoftmax.arrangement.lifted_points import PointsAround, ask_points
 from unsoftmax.arrangement.noise_level import NoiseLevel
+from unsoftmax.models.arrays import TINY
 from unsoftmax.probes import Array, Flags, Round
 from unsoftmax.protocol import Answers
 
-
-@dataclass(frozen=True, slots=True)
-class CellTuning:
-    """How cells are measured."""
-
-    kinks: KinkTuning = field(default=KinkTuning())
-    edge: float = 1e-5
-    """Distance of the circle's ends from θ = 0 and π, where tokens are infinitely long; 1e-5 is 10⁵
-    length scales away. Smaller: hyperplanes out there are found, but imprecisely; another length
-    scale shows them better."""
-    ends: float = 0.07
-    """Distance of a cell's two values from its ends, in cell widths. Smaller: errors of the kinks'
-    positions matter. Larger: the line is less precise."""
-    step: float = 0.03
-    """Length of the steps off the circle, in cell widths. 0.3 % of these probes leave their cell;
-    at 0.1 it is 6 %, and some of them are not noticed."""
-    nearer: float = 8.0
-    """Factor by which the step is shortened after a probe left its cell."""
-    retries: int = 8
-    """Limit on how often that is done."""
-    crossed: float = 0.93
-    """Share of the way to a hyperplane that already counts as crossing it, because the gradients
-    that tell the way have errors."""
-    significant: float = 30.0
-    """A kink is dropped if its change of slope is below this many standard deviations. Smaller:
-    false kinks make thin cells. Larger: small neurons are left to the next sweep."""
-    least_jump: float = 10.0
-    least_share: float = 1e-7
-    """A jump of the gradient is dropped if it is below ``least_jump`` standard deviations and below
-    ``least_share`` of the median jump."""
-    far: float = 1e-3
-    """A neuron is far out if sin(θ)·√d of its kink is below this: it becomes active beyond 10³
-    length scales, where few fresh points test it."""
-    least_slope: float = 3.0
-    """Far out, the weights of a neuron (without its bias) must exceed this many standard
-    deviations. True dead neurons of trained networks had 3.9 and more; errors that changed the
-    network where fresh points lie had 2.3 and less."""
+# Distance of a circle's ends from θ = 0 and π, where tokens are infinitely long; 1e-5 is 10⁵ length
+# scales away. Smaller: hyperplanes out there are found, but imprecisely; another length scale shows
+# them better. Without biases no length is special, and the ends are this close.
+EDGE, NO_EDGE = 1e-5, 1e-8
+# Length of the steps off the circle, in cell widths. 0.3 % of these probes leave their cell; at
+# 0.1 it is 6 %, and some of them are not noticed.
+STEP = 0.03
+# Factor by which the step is shortened after a probe left its cell, and limit on how often.
+NEARER, RETRIES = 8.0, 8
+# Share of the way to a hyperplane that already counts as crossing it, because the gradients that
+# tell the way have errors.
+CROSSED = 0.93
+# A kink is dropped if its change of slope is below this many standard deviations. Smaller: false
+# kinks make thin cells. Larger: small neurons are left to the next sweep.
+SIGNIFICANT = 30.0
+# A jump of the gradient is dropped if it is below so many standard deviations and below this share
+# of the median jump.
+LEAST_JUMP, LEAST_SHARE = 10.0, 1e-7
+# A neuron is far out if sin(θ)·√d of its kink is below this: it becomes active beyond 10³ length
+# scales, where few fresh points test it.
+FAR = 1e-3
+# Far out, the weights of a neuron (without its bias) must exceed this many standard deviations.
+# True dead neurons of trained networks had 3.9 and more; errors that changed the network where
+# fresh points lie had 2.3 and less.
+LEAST_SLOPE = 3.0
+# Two values of a cell's line are no farther apart than this.
+WIDEST = 0.86 * np.pi
+# Pieces of a circle that are asked for first, and of one on which few kinks are expected.
+START, FEW = 48, 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,15 +85,12 @@ class CircleSweep:
     circle: Circle
     known: PiecewiseLinear | None
     noise: NoiseLevel
-    tuning: CellTuning
+    start: int = START
 
-    def run(self, most: int, rng: np.random.Generator) -> Generator[Round, Answers, Swept]:
+    def run(self, most: int) -> Generator[Round, Answers, Swept]:
         """Find the neurons of F, or of F − F̂, from the circle; refuse more than ``most``."""
         circle = self.circle
-        line = circle.measure(self.known, "kinks" if self.known is None else "kinks left over")
-        search = KinkSearch(line, self.noise.search, most, rng, tuning=self.tuning.kinks)
-        theta, deviation = yield from find_kinks(search, circle.low, circle.high)
-        lines = yield from self.lines(theta, deviation)
+        lines = yield from self.lines(most)
         G, step = yield from self._across(lines)
         cells = self._cells(lines, G, step)
         gone = self.insignificant(lines.theta, cells)
@@ -109,17 +98,50 @@ class CircleSweep:
             cells = cells.without(gone)
         return _as_form(circle, cells)
 
-    def lines(self, theta: Array, deviation: float) -> Generator[Round, Answers, CellLines]:
-        """Ask each cell's line; leave out kinks that are not significant, the least one first."""
-        circle, share = self.circle, self.tuning.ends
-        ends = np.concatenate([[circle.low], theta, [circle.high]])
-        width = np.diff(ends)
-        at = np.stack([ends[:-1] + share * width, ends[1:] - share * width])
-        F = yield from circle.measure(self.known, "cells")(at.ravel())
-        F = F.reshape(2, -1)
-        lines = CellLines.of(circle, theta, at, F)
+    def lines(self, most: int) -> Generator[Round, Answers, CellLines]:
+        """Find kinks, and each cell's line; leave out kinks that are not significant."""
+        circle, noise = self.circle, self.noise
+        ask = circle.measure(self.known, "kinks" if self.known is None else "kinks left over")
+
+        def asked(t: Array) -> Generator[Round, Answers, Array]:
+            # along t = −cot θ F, which scales, is piecewise affine
+            F = yield from ask(np.arctan(t) + np.pi / 2)
+            return np.asarray((F * np.hypot(1.0, t))[:, None])
+
+        size = max(noise.size, TINY)
+        search = KinkSearch(
+            asked,
+            1.0,
+            noise.search / size,
+            most,
+            thorough=True,
+            scale=(size, size),
+            start=self.start,
+            far=1 / np.tan(max(circle.low, NO_EDGE)),
+        )
+        kinks = yield from search.run()
+        t = np.array([[piece.low, piece.high] for piece in kinks.pieces]).T
+        values = np.array([[value[0] for value, _ in piece.ends] for piece in kinks.pieces]).T
+        theta, at, F = np.arctan(kinks.t) + np.pi / 2, np.arctan(t) + np.pi / 2, values
+        F /= np.hypot(1.0, t)
+        close = 1 + np.flatnonzero(np.diff(theta) <= NARROWEST_NUMBERS)
+        theta, at, F = (np.delete(part, close, axis=-1) for part in (theta, at, F))
+        # half a circle apart values tell the same
+        wide = np.flatnonzero(at[1] - at[0] > WIDEST)
+        if len(wide):
+            at[:, wide] = at[:, wide].mean(axis=0) + np.array([[-0.5], [0.5]]) * WIDEST
+            again = yield from circle.measure(self.known, "cells")(at[:, wide].ravel())
+            F[:, wide] = again.reshape(2, -1)
+        return self.significant(theta, at, F, search.noise * size)
+
+    def significant(self, theta: Array, at: Array, F: Array, deviation: float) -> CellLines:
+        """Leave out kinks that are not significant, the least one first.
+
+        Of each cell between kinks ``theta`` (K,) two answers F are known, at angles (2, K + 1).
+        """
+        lines = CellLines.of(self.circle, theta, at, F)
         while len(lines.theta):
-            sure = lines.significance(deviation) / self.tuning.significant
+            sure = lines.significance(deviation) / SIGNIFICANT
             k = int(np.argmin(sure))
             if sure[k] >= 1:
                 break
@@ -127,18 +149,18 @@ class CircleSweep:
             at, F = (
                 np.stack([np.delete(part[0], k + 1), np.delete(part[1], k)]) for part in (at, F)
             )
-            lines = CellLines.of(circle, np.delete(lines.theta, k), at, F)
+            lines = CellLines.of(self.circle, np.delete(lines.theta, k), at, F)
         return lines
 
     def _across(self, lines: CellLines) -> Generator[Round, Answers, tuple[Array, Array]]:
         """Ask the gradients' parts G orthogonal to the circle, (K + 1, D − 2); with the steps."""
-        circle, tuning = self.circle, self.tuning
+        circle = self.circle
         cells, others = len(lines.middle), len(circle.E)
         centres = circle.at(lines.middle)
         G = np.zeros((cells, others))
-        step = np.repeat(tuning.step * lines.width[:, None], others, axis=1)
+        step = np.repeat(STEP * lines.width[:, None], others, axis=1)
         bad = np.full(G.shape, True)
-        for _ in range(1 + tuning.retries):
+        for _ in range(1 + RETRIES):
             i, j = np.nonzero(bad)
             probes = PointsAround(circle.lift, centres, circle.E, i, j, step[i, j])
             phase = "gradients" if bad.all() else "gradients, nearer"
@@ -147,7 +169,7 @@ class CircleSweep:
             bad = self._crossed(lines, G, step)
             if not bad.any():
                 break
-            step = np.where(bad, step / tuning.nearer, step)
+            step = np.where(bad, step / NEARER, step)
         return G, step
 
     def _crossed(self, lines: CellLines, G: Array, step: Array) -> Flags:
@@ -157,7 +179,7 @@ class CircleSweep:
         for i, m in enumerate(lines.middle):
             z = alpha * np.sin(m - lines.theta)
             towards = -np.sign(z)[:, None] * beta * step[i]
-            bad[i] = np.any(self.tuning.crossed * np.abs(z)[:, None] < towards, axis=0)
+            bad[i] = np.any(CROSSED * np.abs(z)[:, None] < towards, axis=0)
         return bad
 
     def _cells(self, lines: CellLines, G: Array, step: Array) -> CellGradients:
@@ -166,8 +188,7 @@ class CircleSweep:
         cos, sin = np.cos(lines.middle)[:, None], np.sin(lines.middle)[:, None]
         along = (value * cos - tangent * sin) * circle.P
         along += (value * sin + tangent * cos) * circle.Q
-        # the line is read between the cell's two answers, 1 − 2·ends of its width apart
-        squares = np.sum(step**-2.0, axis=1) + ((1 - 2 * self.tuning.ends) * lines.width) ** -2.0
+        squares = np.sum(step**-2.0, axis=1) + lines.length**-2.0
         deviation = np.hypot(self.noise.deviation, np.spacing(lines.middle) * np.abs(lines.tangent))
         if self.known is not None:
             deviation = np.hypot(deviation, _unevenness(circle, self.known, lines))
@@ -178,17 +199,17 @@ class CircleSweep:
 
     def insignificant(self, theta: Array, cells: CellGradients) -> Flags:
         """Tell which jumps of the gradient are nothing but error."""
-        tuning, lift, J, own = self.tuning, self.circle.lift, cells.jumps, cells.jump_error
+        lift, J, own = self.circle.lift, cells.jumps, cells.jump_error
         if not len(J):
             return np.zeros(0, dtype=bool)
         size = np.linalg.norm(J, axis=1)
-        least = tuning.least_share * np.median(size)
-        keep = (size > least) | (size > tuning.least_jump * own)
+        least = LEAST_SHARE * np.median(size)
+        keep = (size > least) | (size > LEAST_JUMP * own)
         if lift.biases:
             # a neuron that wakes up far out is large by its bias, but shows its slope alone
             slope = np.linalg.norm(J[:, :-1], axis=1)
-            far = np.sin(theta) * np.sqrt(lift.dim) < tuning.far
-            keep &= ~far | (slope > least) | (slope > tuning.least_slope * own)
+            far = np.sin(theta) * np.sqrt(lift.dim) < FAR
+            keep &= ~far | (slope > least) | (slope > LEAST_SLOPE * own)
         return np.asarray(~keep)
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from unsoftmax.arrangement.jumps import Jumps
-from unsoftmax.arrangement.pieces import Pieces
+from unsoftmax.arrangement.jumps import Jumps, Pieces
 from unsoftmax.learners.multi_head.in_plane import (
     SPAN,
     STEEPER,

@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from unsoftmax.arrangement.breakpoints import TooManyBreakpoints
+from unsoftmax.arrangement.kinks import TooManyBreakpoints
 from unsoftmax.errors import ModelMismatch
 from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.feed_forward.affine_part import Sides

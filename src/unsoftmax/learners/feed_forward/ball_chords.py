@@ -1,6 +1,6 @@
 """Chords of a ball, all through one point: kinks of answers less what is known, and their neurons.
 
-A chord is searched as a line is (`arrangement.vector_kinks`), between its ends. What is known is
+A chord is searched as a line is (`arrangement.kinks`), between its ends. What is known is
 off by more than answers are: pairs of values that straddle a kink pass as pieces then, and show as
 two kinks with one column (`joined`). Once some columns are known, only what is orthogonal to all of
 these is looked at: kinks of their neurons do not show, and cost nothing.
@@ -8,12 +8,13 @@ these is looked at: kinks of their neurons do not show, and cost nothing.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
-from unsoftmax.arrangement.vector_kinks import LineKinks, VectorKinkSearch, VectorKinkTuning
+from unsoftmax.arrangement.kinks import KinkSearch, LineKinks
 from unsoftmax.learners.feed_forward.crossed_neurons import CrossedNeurons
 from unsoftmax.learners.feed_forward.found_neurons import BallPart, FoundNeurons
 from unsoftmax.learners.feed_forward.line_cells import AskTokens, CellReadings, LineCells
@@ -28,7 +29,7 @@ END = 0.96
 # Of answers less what is known: places that are asked first; pieces may meet where they are known
 # to this share of a value; pairs straddle a kink that meet their neighbours this close to their
 # ends. Errors of what is known are larger than those of answers, and kinks fewer.
-START, EXACT, TIGHT = 4, 1e-8, 0.1
+REST: Mapping[str, Any] = {"start": 4, "exact": 1e-8, "tight": 0.1}
 # What is known is off by this share of what its errors say; a tenth to a fortieth was seen. More:
 # kinks are taken for errors; less: errors for kinks.
 STATED = 0.15
@@ -64,16 +65,8 @@ class Chord:
     origin: Array
     """Its middle."""
     half: float
-    search: VectorKinkSearch
+    search: KinkSearch
     kinks: LineKinks
-
-    @property
-    def jumps(self) -> tuple[Array, Array]:
-        """Directions of the jumps, and what they are off by."""
-        jumps = self.kinks.jumps.reshape(-1, len(self.kinks.pieces[0].value))
-        size = np.linalg.norm(jumps, axis=1)
-        slopes = np.array([piece.slope_error for piece in self.kinks.pieces])
-        return jumps / size[:, None], np.hypot(slopes[1:], slopes[:-1]) / size
 
     def trimmed(self, most: int) -> tuple[Chord, tuple[float, float]]:
         """Leave out what is beyond the widest of the outermost pieces; return these pieces' ends.
@@ -129,22 +122,21 @@ class BallChords:
         basis = np.linalg.qr(np.column_stack([u, more]))[0].T
         basis[0] = u
         seen = np.linalg.svd(hidden)[2][len(hidden) :] if len(hidden) else None
-        ask, tuning = without(known, asks("line")), VectorKinkTuning(far=END)
-        if known is not None:
-            tuning = VectorKinkTuning(far=END, tight=TIGHT, start=START, exact=EXACT)
+        ask = without(known, asks("line"))
 
         def ask_line(t: Array) -> Generator[Round, Answers, Array]:
             y = yield from ask(origin + t[:, None] * u)
             return y if seen is None else y @ seen.T
 
-        search = VectorKinkSearch(
+        search = KinkSearch(
             ask_line,
             half,
             self.noise_of(known) / size,
             self.most,
             self.thorough,
             self.look.steepness if known is None else 0.0,
-            tuning=tuning,
+            far=END,
+            **({} if known is None else REST),
         )
         kinks = yield from search.run()
         return Chord(basis, origin, half, search, self._joined(kinks))
@@ -220,7 +212,7 @@ class ChordReadings:
 
     def columns(self, crossed: CrossedNeurons) -> tuple[Array, Array]:
         """Return the best columns and their errors, those of kinks that are no neurons too."""
-        columns, error, _ = self.cells.jumps()
+        columns, error, _ = self.cells.kinks.columns()
         own = slice(self.start, self.start + self.count)
         columns[self.real], error[self.real] = crossed.columns[own], crossed.error[own]
         return columns, error
@@ -240,7 +232,7 @@ class ChordReadings:
 
     def first_found(self) -> FoundNeurons:
         """Solve with the columns that the chord shows."""
-        columns, error, _ = self.cells.jumps()
+        columns, error, _ = self.cells.kinks.columns()
         return self._solved(self.readings, columns, error)
 
     def _corrected(self, known: BallPart | None, noise: float) -> CellReadings:

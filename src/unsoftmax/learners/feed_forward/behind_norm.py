@@ -18,8 +18,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from unsoftmax.arrangement.direction_kinks import DirectionKinkSearch, DirectionKinkTuning
-from unsoftmax.arrangement.vector_kinks import LineKinks
+from unsoftmax.arrangement.direction_kinks import ERRORS, DirectionKinkSearch
+from unsoftmax.arrangement.kinks import LineKinks
 from unsoftmax.errors import ModelMismatch
 from unsoftmax.learners.feed_forward.affine_part import Sides
 from unsoftmax.learners.feed_forward.found_neurons import FoundNeurons
@@ -139,7 +139,7 @@ def agreed_spots(
         return np.asarray(readings.solved(columns, error).along @ basis)
 
     spots = yield from cross(rows_of(readings, columns, error), None)
-    doubt = np.maximum(DirectionKinkTuning().errors * error, ASTRAY)
+    doubt = np.maximum(ERRORS * error, ASTRAY)
     # of close kinks the line shows the places, and hardly the columns
     compared = np.minimum(doubt, UNSURE)
     doubt = np.where(error > UNSURE, np.inf, doubt)
@@ -196,7 +196,7 @@ class SearchBehindNorm:
             scaled=False,
         )
         readings = yield from cells.run()
-        columns, column_error, _ = cells.jumps()
+        columns, column_error, _ = kinks.columns()
         met = x0 + kinks.t[:, None] * basis[0]
 
         def cross(rows: Array, only: Indices | None) -> Generator[Round, Answers, Spots]:

@@ -8,7 +8,7 @@ The mathematics: every neuron is a hyperplane, and across it the Jacobian jumps 
 
 1. The length scale and the precision of the answers (`opening_look`).
 2. Along one line F is piecewise affine with a kink at every hyperplane; the slope's jump there is
-   B_j (a_j·x₁) (`arrangement.vector_kinks`). 2.1m queries.
+   B_j (a_j·x₁) (`arrangement.kinks`). 2.1m queries.
 3. Steps from places on the line give differences of Jacobians, Σ B_j a_jᵀ over the kinks between
    two places: less than d_out unknown rows, a linear system (`line_cells`). m + 2d queries.
 4. Each hyperplane is crossed once more where it is far from others, which gives B_j to many more
@@ -32,8 +32,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from unsoftmax.arrangement.breakpoints import TooManyBreakpoints
-from unsoftmax.arrangement.vector_kinks import VectorKinkSearch
+from unsoftmax.arrangement.kinks import KinkSearch, TooManyBreakpoints
 from unsoftmax.errors import ModelMismatch
 from unsoftmax.learners.compose import as_planned
 from unsoftmax.learners.feed_forward.after_norm import AfterNorm
@@ -152,7 +151,7 @@ class FeedForwardLearner(Configured):
     seed: int = 0
     tuning: FeedForwardTuning = field(default=FeedForwardTuning(), kw_only=True)
 
-    revision: ClassVar[int] = 6
+    revision: ClassVar[int] = 7
     outputs: ClassVar[Outputs] = "vector"
 
     def __post_init__(self) -> None:
@@ -316,13 +315,11 @@ class FeedForwardLearner(Configured):
         def ask_line(t: Array) -> Generator[Round, Answers, Array]:
             return (yield from asks("line")(x0 + t[:, None] * basis[0]))
 
-        search = VectorKinkSearch(
-            ask_line, look.length, look.noise, self._most, thorough, look.steepness
-        )
+        search = KinkSearch(ask_line, look.length, look.noise, self._most, thorough, look.steepness)
         kinks = yield from search.run()
         cells = LineCells(asks("cells"), kinks, basis, x0, look.length, search.own_error)
         readings = yield from cells.run()
-        columns, column_error, _ = cells.jumps()
+        columns, column_error, _ = kinks.columns()
         if not len(columns):
             place = x0 + readings.places[:, None] * basis[0]
             return _without_neurons(readings, basis), (place, readings.values)

@@ -19,7 +19,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from unsoftmax.arrangement.vector_kinks import LineKinks
+from unsoftmax.arrangement.kinks import LineKinks
 from unsoftmax.errors import ModelMismatch
 from unsoftmax.measure.precision import UNIT
 from unsoftmax.models.arrays import TINY
@@ -307,7 +307,7 @@ class LineCells:
         ModelMismatch
             Some contradict the neurons that the line showed.
         """
-        columns, column_error, steepness = self.jumps()
+        columns, column_error, steepness = self.kinks.columns()
         cuts = self._cuts()
         places, d_out = self._places(cuts), columns.shape[1]
         own = np.array([self.own_error(t) for t in places]) * np.sqrt(2 / d_out)
@@ -399,17 +399,10 @@ class LineCells:
         y[:, directions] /= step
         return replace(readings, y=y)
 
-    def jumps(self) -> tuple[Array, Array, Array]:
-        """Return the directions of the jumps, what they are off by, and the jumps' sizes."""
-        jumps = self.kinks.jumps.reshape(-1, len(self.kinks.pieces[0].value))
-        size = np.linalg.norm(jumps, axis=1)
-        slopes = np.array([piece.slope_error for piece in self.kinks.pieces])
-        return jumps / size[:, None], np.hypot(slopes[1:], slopes[:-1]) / size, size
-
     @property
     def _rank(self) -> int:
         """Dimension of what all jumps span, and the columns beside them."""
-        columns = self.jumps()[0]
+        columns = self.kinks.columns()[0]
         values = np.linalg.svd(columns, compute_uv=False)
         rank = int(np.sum(values > RANK * np.max(values, initial=0.0)))
         if self.strange:
@@ -459,7 +452,7 @@ class LineCells:
 
     def _divided(self, a: int, b: int, room: Array) -> list[int]:
         """Divide kinks a … b − 1 while their jumps are nearly dependent; return the ends."""
-        columns = self.jumps()[0][a:b]
+        columns = self.kinks.columns()[0][a:b]
         if b - a == 1 or np.linalg.cond(columns) < GAIN:
             return [b]
         low, high = a + 1 + (b - a - 2) // 4, b - 1 - (b - a - 2) // 4

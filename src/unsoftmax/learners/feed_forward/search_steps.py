@@ -6,7 +6,7 @@ from collections.abc import Generator
 
 import numpy as np
 
-from unsoftmax.arrangement.breakpoints import TooManyBreakpoints
+from unsoftmax.arrangement.kinks import TooManyBreakpoints
 from unsoftmax.errors import ModelMismatch
 from unsoftmax.learners.feed_forward.affine_part import Sides
 from unsoftmax.learners.feed_forward.fitted_layer import COARSE

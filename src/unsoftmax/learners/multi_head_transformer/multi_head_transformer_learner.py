@@ -30,7 +30,7 @@ from typing import ClassVar
 import numpy as np
 
 from unsoftmax.arrangement.base_points import NetworkHinges
-from unsoftmax.arrangement.breakpoints import TooManyBreakpoints
+from unsoftmax.arrangement.kinks import TooManyBreakpoints
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.learners.compose import Asking, as_planned, named
 from unsoftmax.learners.multi_head.pole_search import POLE_LENGTHS, pole_queries

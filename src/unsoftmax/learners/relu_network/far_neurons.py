@@ -20,10 +20,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from unsoftmax.arrangement.circle import Circle
+from unsoftmax.arrangement.circle_sweep import EDGE, FEW
 from unsoftmax.arrangement.homogeneous import Lift, PiecewiseLinear
 from unsoftmax.arrangement.noise_level import NoiseLevel
 from unsoftmax.learners.relu_network.lifted_target import LiftedTarget
-from unsoftmax.learners.relu_network.network_search import CELLS, FEW, NetworkSearch
+from unsoftmax.learners.relu_network.network_search import NetworkSearch
 from unsoftmax.learners.relu_network.split_form import SplitForm, at_length
 from unsoftmax.learners.relu_network.wide_cells import WalkedForm
 from unsoftmax.probes import Array, Round
@@ -95,7 +96,7 @@ class FarSearch:
     def _polished(self, split: SplitForm) -> Generator[Round, Answers, SplitForm]:
         """Measure all near neurons anew: their errors may hide a far one."""
         search, form = self.search, split.whole
-        circle = Circle.random(split.lift, search.rng, CELLS.edge)
+        circle = Circle.random(split.lift, search.rng, EDGE)
         state = WalkedForm.along(form, circle)
         cells = np.arange(len(state.walk.middle))
         state = yield from state.measured(cells, search.target.noise.deviation)
@@ -132,10 +133,10 @@ class FarSearch:
         """Sweep what is left along a circle of another lift; return what is found."""
         search, rng = self.search, self.search.rng
         known = at_length(split.whole, split.lift, lift)
-        circle = Circle.random(lift, rng, CELLS.edge)
+        circle = Circle.random(lift, rng, EDGE)
         target = LiftedTarget(lift, circle, self._noise(known, circle))
         sweep = replace(search, target=target).sweep(circle, known, FEW)
-        swept = yield from sweep.run(search.most, rng)
+        swept = yield from sweep.run(search.most)
         whole = known.with_neurons(swept.form)
         new = np.arange(len(whole)) >= len(known)
         whole = replace(whole, g0=whole.g0 + swept.form.g0)

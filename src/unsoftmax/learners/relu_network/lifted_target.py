@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from unsoftmax.arrangement.circle import Circle
-from unsoftmax.arrangement.circle_sweep import CellTuning
+from unsoftmax.arrangement.circle_sweep import EDGE
 from unsoftmax.arrangement.homogeneous import Lift
 from unsoftmax.arrangement.noise_level import NoiseLevel, NoiseLevelTuning, estimate_noise
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
@@ -43,8 +43,6 @@ HELPS = 0.1
 # Relative noise above which the target is refused: it hides all kinks.
 COARSEST = 1e-4
 NOISE = NoiseLevelTuning()
-# Where circles end; see `CellTuning`.
-EDGE = CellTuning().edge
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,9 +20,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from unsoftmax.arrangement.circle import Circle
-from unsoftmax.arrangement.circle_sweep import CellTuning, CircleSweep
+from unsoftmax.arrangement.circle_sweep import EDGE, FEW, START, CircleSweep
 from unsoftmax.arrangement.homogeneous import PiecewiseLinear
-from unsoftmax.arrangement.kink_lines import KinkTuning
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.learners.relu_network.fresh_points import (
     FreshLook,
@@ -60,11 +59,6 @@ LEFT_TIMES, LEFT_MORE = 4, 64
 WORSE = 3.0
 # If the relative error of answers is above this, a refusal names it as the reason.
 ROUNDING = 1e-14
-CELLS = CellTuning()
-# How a residual is searched after a circle that showed none: for few kinks, in what errors of
-# known neurons leave. Shorter intervals, or lines read from nearer values: kinks that are not 10³
-# times as large as these errors are missed.
-FEW = CellTuning(kinks=KinkTuning(start=8, pair=0.05))
 # Later looks take one fresh point for so many dimensions, at least.
 PER_DIM = 4
 
@@ -95,7 +89,7 @@ class NetworkSearch:
             No form predicts fresh points, with answers that are coarse or precise.
         """
         first = self.sweep(self.target.circle, None)
-        swept = yield from first.run(self.most, self.rng)
+        swept = yield from first.run(self.most)
         state = WalkedForm.swept(swept)
         seen = yield from self._look(state, self.first)
         sound = self._sound(seen, swept.spread)
@@ -231,7 +225,7 @@ class NetworkSearch:
         allowed = min(self.most, LEFT_TIMES * len(form) + LEFT_MORE)
         for n in range(CIRCLES):
             circle = self._circle()
-            rest = yield from self.sweep(circle, form, FEW if n else CELLS).run(allowed, self.rng)
+            rest = yield from self.sweep(circle, form, FEW if n else START).run(allowed)
             form, touched = merged(form, rest.form)
             if len(rest.form):
                 break
@@ -247,17 +241,17 @@ class NetworkSearch:
         return WalkedForm.along(form, circle)
 
     def _circle(self) -> Circle:
-        return Circle.random(self.target.lift, self.rng, CELLS.edge)
+        return Circle.random(self.target.lift, self.rng, EDGE)
 
     def sweep(
-        self, circle: Circle, known: PiecewiseLinear | None, cells: CellTuning = CELLS
+        self, circle: Circle, known: PiecewiseLinear | None, start: int = START
     ) -> CircleSweep:
         """Return the sweep of a circle for F, or for what is left beside what is known."""
         noise = self.target.noise
         if known is not None:
             # the known neurons' own errors are no structure
             noise = replace(noise, search=max(noise.search, known.spread))
-        return CircleSweep(circle, known, noise, cells)
+        return CircleSweep(circle, known, noise, start)
 
     def _refusal(self, seen: FreshLook, neurons: int) -> Exception:
         target = self.target

@@ -34,8 +34,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from unsoftmax.arrangement.breakpoints import TooManyBreakpoints
 from unsoftmax.arrangement.homogeneous import PiecewiseLinear
+from unsoftmax.arrangement.kinks import TooManyBreakpoints
 from unsoftmax.arrangement.lifted_points import WrittenPoints, ask_points
 from unsoftmax.arrangement.noise_level import NoiseLevel
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
@@ -138,7 +138,7 @@ class ReluNetworkLearner(Configured):
     seed: int = 0
     tuning: ReluNetworkTuning = field(default=ReluNetworkTuning(), kw_only=True)
 
-    revision: ClassVar[int] = 5
+    revision: ClassVar[int] = 6
 
     def __post_init__(self) -> None:
         whole_number("dim", self.dim, 1)
