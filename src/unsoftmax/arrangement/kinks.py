@@ -70,7 +70,7 @@ WITHIN = 0.02
 OVERLOOKED, CLOSER = 0.5, 1 / 8
 # Where so many more intervals are open than kinks were found, in less than this share of the line
 # (by its angle), the noise of numbers is larger there than assumed, and is raised by this factor.
-CROWD, CROWDED, LOUDER = 64, 0.01, 2.0
+CROWD, CROWDED, LOUDER = 16, 0.01, 2.0
 # Of too many kinks the function bends everywhere if fewer than this share are there at a look.
 EVERYWHERE = 0.5
 
