@@ -5,13 +5,21 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from unsoftmax.arrangement.cells import CellGradients, CellLines
-from unsoftmax.arrangement.circle import Circle
-from unsoftmax.arrangement.circle_sweep import EDGE, CircleSweep
-from unsoftmax.arrangement.homogeneous import Lift, PiecewiseLinear
 from unsoftmax.arrangement.kinks import TooManyBreakpoints
-from unsoftmax.arrangement.lifted_points import PointsAround, WrittenPoints, ask_points
-from unsoftmax.arrangement.noise_level import NoiseLevel, NoiseLevelTuning, estimate_noise
+from unsoftmax.learners.relu_network.circle_sweep import CellGradients, CellLines, CircleSweep
+from unsoftmax.learners.relu_network.lift import (
+    Circle,
+    Lift,
+    PiecewiseLinear,
+    PointsAround,
+    WrittenPoints,
+    ask_points,
+)
+from unsoftmax.learners.relu_network.lifted_target import (
+    NoiseLevel,
+    NoiseLevelTuning,
+    estimate_noise,
+)
 
 
 def random_form(rng, D, K, error=0.0):
@@ -97,7 +105,7 @@ def test_nothing_is_asked_of_no_points_and_what_is_known_is_subtracted_in_parts(
 @pytest.mark.parametrize("d", [2, 3, 8])
 def test_a_circle_crosses_every_hyperplane_once(d, biases):
     rng = np.random.default_rng(d)
-    circle = Circle.random(Lift(d, biases), rng, EDGE)
+    circle = Circle.random(Lift(d, biases), rng)
     frame = np.vstack([circle.P, circle.Q, circle.E])
     assert np.allclose(frame @ frame.T, np.eye(len(frame)), atol=1e-14)
     a = rng.standard_normal((20, circle.lift.D))
@@ -116,7 +124,7 @@ def test_noise_is_estimated_and_seldom_too_low(deviation, trials):
     low, lift, count = 0, Lift(6, True), trials(20, 200)
     for seed in range(count):
         rng = np.random.default_rng(seed)
-        circle, form = Circle.random(lift, rng, EDGE), random_form(rng, 7, 20)
+        circle, form = Circle.random(lift, rng), random_form(rng, 7, 20)
         steps = estimate_noise(circle, rng, NoiseLevelTuning())
         noise, queries = answered(steps, lift, form, deviation, seed)
         assert queries == 48
@@ -129,7 +137,7 @@ def test_noise_is_estimated_and_seldom_too_low(deviation, trials):
 
 def test_exact_answers_are_taken_as_precise_as_their_format():
     rng, lift, tuning = np.random.default_rng(0), Lift(5, False), NoiseLevelTuning()
-    circle, form = Circle.random(lift, rng, EDGE), random_form(rng, 5, 9)
+    circle, form = Circle.random(lift, rng), random_form(rng, 5, 9)
     exact, _ = answered(estimate_noise(circle, rng, tuning), lift, form)
     assert tuning.double * exact.size <= exact.deviation <= 10 * tuning.double * exact.size
     single, _ = answered(estimate_noise(circle, rng, tuning), lift, form, single=True)
@@ -144,7 +152,7 @@ def test_exact_answers_are_taken_as_precise_as_their_format():
 
 
 def test_the_least_significant_kink_is_the_one_that_bends_least():
-    circle = Circle.random(Lift(2, False), np.random.default_rng(0), EDGE)
+    circle = Circle.random(Lift(2, False), np.random.default_rng(0))
     theta, bend = np.array([0.5, 1.0, 2.0]), np.array([1.0, 1e-9, -0.3])
 
     def F(t):
@@ -188,7 +196,7 @@ def test_one_circle_tells_the_whole_function(d, K, biases, trials):
     for seed in range(trials(1, 30)):
         rng = np.random.default_rng([d, K, seed])
         lift = Lift(d, biases)
-        form, circle = random_form(rng, lift.D, K), Circle.random(lift, rng, EDGE)
+        form, circle = random_form(rng, lift.D, K), Circle.random(lift, rng)
         sweep = CircleSweep(circle, None, exact_noise(form))
         swept, queries = answered(sweep.run(100), lift, form)
         assert len(swept.form) == K
@@ -201,7 +209,7 @@ def test_one_circle_tells_the_whole_function(d, K, biases, trials):
 
 def test_what_is_known_is_not_found_again():
     rng, lift = np.random.default_rng(0), Lift(6, True)
-    known, circle = random_form(rng, 7, 9), Circle.random(lift, rng, EDGE)
+    known, circle = random_form(rng, 7, 9), Circle.random(lift, rng)
     missing = rng.standard_normal((1, 7))
     whole = PiecewiseLinear(
         known.g0,
@@ -220,7 +228,7 @@ def test_close_hyperplanes_make_thin_cells_whose_errors_are_larger():
     rng, lift = np.random.default_rng(3), Lift(5, False)
     form = random_form(rng, 5, 6)
     form.a[1] = form.a[0] + 1e-4 * form.a[1]
-    circle = Circle.random(lift, rng, EDGE)
+    circle = Circle.random(lift, rng)
     sweep = CircleSweep(circle, None, exact_noise(form))
     swept, _ = answered(sweep.run(100), lift, form)
     assert len(swept.form) == 6
@@ -232,7 +240,7 @@ def test_close_hyperplanes_make_thin_cells_whose_errors_are_larger():
 def test_a_kink_that_is_nothing_but_noise_is_left_out(trials):
     for seed in range(trials(2, 50)):
         rng, lift = np.random.default_rng(seed), Lift(5, False)
-        form, circle = random_form(rng, 5, 6), Circle.random(lift, rng, EDGE)
+        form, circle = random_form(rng, 5, 6), Circle.random(lift, rng)
         form.a[0] *= 1e-9  # where answers are off by 1e-8
         noise = NoiseLevel(1e-8, 1e-8, 10.0)
         swept, _ = answered(CircleSweep(circle, None, noise).run(100), lift, form, 1e-8, seed)
@@ -241,7 +249,7 @@ def test_a_kink_that_is_nothing_but_noise_is_left_out(trials):
 
 def test_too_many_neurons_are_refused():
     rng, lift = np.random.default_rng(0), Lift(4, True)
-    form, circle = random_form(rng, 5, 60), Circle.random(lift, rng, EDGE)
+    form, circle = random_form(rng, 5, 60), Circle.random(lift, rng)
     sweep = CircleSweep(circle, None, exact_noise(form))
     with pytest.raises(TooManyBreakpoints):
         answered(sweep.run(10), lift, form)
@@ -252,7 +260,7 @@ def test_too_many_neurons_are_refused():
 
 def test_kinks_that_are_none_are_left_out_by_their_lines():
     rng, lift = np.random.default_rng(0), Lift(4, False)
-    form, circle = random_form(rng, 4, 5), Circle.random(lift, rng, EDGE)
+    form, circle = random_form(rng, 4, 5), Circle.random(lift, rng)
     true = np.sort(circle.crossings(form.a))
     false = np.array([0.1, 1.2345, 3.0])
     sweep = CircleSweep(circle, None, exact_noise(form))
@@ -275,7 +283,7 @@ def gradients(sizes, error, D=3):
 
 def test_jumps_smaller_than_their_errors_and_than_others_are_left_out():
     rng = np.random.default_rng(0)
-    circle, noise = Circle.random(Lift(3, False), rng, EDGE), NoiseLevel(1.0, 1.0, 1.0)
+    circle, noise = Circle.random(Lift(3, False), rng), NoiseLevel(1.0, 1.0, 1.0)
     sweep = CircleSweep(circle, None, noise)
     cells = gradients([1.0, 1e-9, 2.0], 1e-9)
     assert np.array_equal(sweep.insignificant(np.ones(3), cells), [False, True, False])
@@ -286,7 +294,7 @@ def test_jumps_smaller_than_their_errors_and_than_others_are_left_out():
 
 def test_far_out_a_neuron_must_show_its_weights():
     rng = np.random.default_rng(0)
-    circle, noise = Circle.random(Lift(2, True), rng, EDGE), NoiseLevel(1.0, 1.0, 1.0)
+    circle, noise = Circle.random(Lift(2, True), rng), NoiseLevel(1.0, 1.0, 1.0)
     sweep = CircleSweep(circle, None, noise)
     cells = gradients([1.0, 1.0], 1e-9)
     flat = CellGradients(cells.middle, cells.gradient[:, ::-1], cells.error, cells.rising)
@@ -302,7 +310,7 @@ def test_errors_of_what_is_known_count_where_its_hyperplanes_cross():
     errors = []
     for error in (0.0, 1e-3):
         known = PiecewiseLinear(form.g0, form.a, form.eps, np.full(6, error))
-        circle = Circle.random(lift, np.random.default_rng(1), EDGE)
+        circle = Circle.random(lift, np.random.default_rng(1))
         sweep = CircleSweep(circle, known, exact_noise(form))
         swept, _ = answered(sweep.run(100), lift, form)
         assert len(swept.form) == 0

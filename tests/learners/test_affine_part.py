@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from unsoftmax.learners.feed_forward.affine_part import sides_of
+from unsoftmax.learners.feed_forward.found_neurons import sides_of
 
 
 def neurons(d, m, d_out, seed):

@@ -8,17 +8,15 @@ import numpy as np
 import pytest
 
 from tests.arrangement.test_cells import answered, random_form
-from unsoftmax.arrangement.circle import Circle
-from unsoftmax.arrangement.homogeneous import Lift
-from unsoftmax.arrangement.noise_level import NoiseLevel
-from unsoftmax.learners.relu_network.far_neurons import FarSearch
-from unsoftmax.learners.relu_network.length_scan import (
+from unsoftmax.learners.relu_network.far_neurons import FarSearch, SplitForm, at_length
+from unsoftmax.learners.relu_network.lift import Circle, Lift
+from unsoftmax.learners.relu_network.lifted_target import (
     LengthScan,
+    LiftedTarget,
+    NoiseLevel,
     scan_lengths,
 )
-from unsoftmax.learners.relu_network.lifted_target import LiftedTarget
 from unsoftmax.learners.relu_network.network_search import NetworkSearch
-from unsoftmax.learners.relu_network.split_form import SplitForm, at_length
 
 # -- one line at all lengths
 

@@ -8,7 +8,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from unsoftmax.solve.crossed_columns import CrossedColumnTuning, WindowChain, WindowColumns
+from unsoftmax.learners.feed_forward.line_cells import (
+    CrossedColumnTuning,
+    WindowChain,
+    WindowColumns,
+)
 
 
 def chain(width, sizes, seed):

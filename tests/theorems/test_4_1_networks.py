@@ -11,9 +11,9 @@ import unsoftmax as us
 from tests.arrangement.circles import circle_kinks
 from tests.networks import KINDS, distinct, function_error, network, within
 from tests.truth import Counted
-from unsoftmax.arrangement.homogeneous import Lift
-from unsoftmax.arrangement.homogeneous import PiecewiseLinear as Form
-from unsoftmax.learners.relu_network.merge import merged
+from unsoftmax.learners.relu_network.lift import Lift
+from unsoftmax.learners.relu_network.lift import PiecewiseLinear as Form
+from unsoftmax.learners.relu_network.network_search import merged
 from unsoftmax.theory import counts
 
 Learner = us.learners.ReluNetworkLearner

@@ -21,7 +21,7 @@ from tests.feed_forward import (
 from tests.truth import Counted
 from unsoftmax.learners.feed_forward.ball_opening import LastPiece
 from unsoftmax.learners.feed_forward.found_neurons import BallPart, FoundNeurons
-from unsoftmax.learners.feed_forward.hidden_neurons import HiddenNeurons, LateNeurons, where_active
+from unsoftmax.learners.feed_forward.known_neurons import HiddenNeurons, LateNeurons, where_active
 from unsoftmax.theory.counts import feed_forward_after_norm_queries
 
 

@@ -10,7 +10,7 @@ import unsoftmax as us
 from tests.feed_forward import KINDS, behind, layer, share_behind
 from tests.truth import Counted
 from unsoftmax.arrangement.direction_kinks import DirectionPiece, affine_of_directions
-from unsoftmax.learners.feed_forward.affine_part import ResidualPart, sides_of
+from unsoftmax.learners.feed_forward.found_neurons import ResidualPart, sides_of
 from unsoftmax.learners.feed_forward.hyperplane_spots import CrossedPieces
 
 

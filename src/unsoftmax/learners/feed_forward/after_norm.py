@@ -26,8 +26,8 @@ import numpy as np
 from unsoftmax.arrangement.kinks import TooManyBreakpoints
 from unsoftmax.errors import ModelMismatch
 from unsoftmax.learners.compose import Asking
-from unsoftmax.learners.feed_forward.affine_part import Sides
 from unsoftmax.learners.feed_forward.ball_search import AROUND, BallNeurons, BallSearch
+from unsoftmax.learners.feed_forward.found_neurons import Sides
 from unsoftmax.learners.feed_forward.layer_claim import BESIDE, DEVIATIONS, LayerClaim
 from unsoftmax.learners.feed_forward.opening_look import (
     OpeningLook,

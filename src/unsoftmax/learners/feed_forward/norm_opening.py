@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from unsoftmax.errors import ModelMismatch
-from unsoftmax.learners.feed_forward.affine_part import ResidualPart
+from unsoftmax.learners.feed_forward.found_neurons import ResidualPart
 from unsoftmax.learners.feed_forward.line_cells import AskTokens
 from unsoftmax.learners.feed_forward.opening_look import (
     BESIDE,

@@ -34,17 +34,19 @@ from typing import ClassVar
 
 import numpy as np
 
-from unsoftmax.arrangement.homogeneous import PiecewiseLinear
 from unsoftmax.arrangement.kinks import TooManyBreakpoints
-from unsoftmax.arrangement.lifted_points import WrittenPoints, ask_points
-from unsoftmax.arrangement.noise_level import NoiseLevel
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.learners.compose import limited
 from unsoftmax.learners.relu_network.claims import NetworkClaim
-from unsoftmax.learners.relu_network.far_neurons import FarSearch
-from unsoftmax.learners.relu_network.lifted_target import NOISE, LiftedTarget, TargetLift
+from unsoftmax.learners.relu_network.far_neurons import FarSearch, SplitForm
+from unsoftmax.learners.relu_network.lift import PiecewiseLinear, WrittenPoints, ask_points
+from unsoftmax.learners.relu_network.lifted_target import (
+    NOISE,
+    LiftedTarget,
+    NoiseLevel,
+    TargetLift,
+)
 from unsoftmax.learners.relu_network.network_search import NetworkSearch
-from unsoftmax.learners.relu_network.split_form import SplitForm
 from unsoftmax.learners.settings import Configured, flag, whole_number
 from unsoftmax.models import ReluNetwork
 from unsoftmax.probes import FARTHEST, Round

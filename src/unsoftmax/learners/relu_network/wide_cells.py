@@ -14,10 +14,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from unsoftmax.arrangement.centres import CellShapes
-from unsoftmax.arrangement.circle import Circle
-from unsoftmax.arrangement.circle_sweep import Swept
-from unsoftmax.arrangement.homogeneous import PiecewiseLinear
-from unsoftmax.arrangement.lifted_points import PointsAround, ask_points
+from unsoftmax.learners.relu_network.circle_sweep import Swept
+from unsoftmax.learners.relu_network.lift import Circle, PiecewiseLinear, PointsAround, ask_points
 from unsoftmax.measure.reflections import mirrors
 from unsoftmax.probes import Array, Flags, Indices, Round
 from unsoftmax.protocol import Answers
