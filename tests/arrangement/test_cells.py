@@ -16,8 +16,9 @@ from unsoftmax.learners.relu_network.lift import (
     ask_points,
 )
 from unsoftmax.learners.relu_network.lifted_target import (
+    DOUBLE,
+    SINGLE,
     NoiseLevel,
-    NoiseLevelTuning,
     estimate_noise,
 )
 
@@ -125,7 +126,7 @@ def test_noise_is_estimated_and_seldom_too_low(deviation, trials):
     for seed in range(count):
         rng = np.random.default_rng(seed)
         circle, form = Circle.random(lift, rng), random_form(rng, 7, 20)
-        steps = estimate_noise(circle, rng, NoiseLevelTuning())
+        steps = estimate_noise(circle, rng)
         noise, queries = answered(steps, lift, form, deviation, seed)
         assert queries == 48
         assert noise.search >= noise.deviation
@@ -136,16 +137,16 @@ def test_noise_is_estimated_and_seldom_too_low(deviation, trials):
 
 
 def test_exact_answers_are_taken_as_precise_as_their_format():
-    rng, lift, tuning = np.random.default_rng(0), Lift(5, False), NoiseLevelTuning()
+    rng, lift = np.random.default_rng(0), Lift(5, False)
     circle, form = Circle.random(lift, rng), random_form(rng, 5, 9)
-    exact, _ = answered(estimate_noise(circle, rng, tuning), lift, form)
-    assert tuning.double * exact.size <= exact.deviation <= 10 * tuning.double * exact.size
-    single, _ = answered(estimate_noise(circle, rng, tuning), lift, form, single=True)
-    assert tuning.single * single.size <= single.deviation
-    louder = exact.at_least(10 * exact.size, tuning)
-    assert louder.deviation == pytest.approx(tuning.double * 10 * exact.size)
+    exact, _ = answered(estimate_noise(circle, rng), lift, form)
+    assert DOUBLE * exact.size <= exact.deviation <= 10 * DOUBLE * exact.size
+    single, _ = answered(estimate_noise(circle, rng), lift, form, single=True)
+    assert SINGLE * single.size <= single.deviation
+    louder = exact.at_least(10 * exact.size)
+    assert louder.deviation == pytest.approx(DOUBLE * 10 * exact.size)
     assert louder.search == pytest.approx(2 * louder.deviation)
-    assert NoiseLevel.of_rounding(3.0, tuning).deviation == 3 * tuning.double
+    assert NoiseLevel.of_rounding(3.0).deviation == 3 * DOUBLE
 
 
 # -- lines and gradients
@@ -180,7 +181,7 @@ def test_leaving_out_a_kink_keeps_the_more_accurate_of_two_cells():
 
 def exact_noise(form):
     size = float(np.linalg.norm(form.g0) + form.sizes.sum())
-    return NoiseLevel.of_rounding(size, NoiseLevelTuning())
+    return NoiseLevel.of_rounding(size)
 
 
 def assert_same_function(found, form, error, seed=0):
@@ -202,7 +203,7 @@ def test_one_circle_tells_the_whole_function(d, K, biases, trials):
         assert len(swept.form) == K
         assert len(swept.middle) == K + 1
         # thin cells tell little; what they tell is within their error bars
-        assert_same_function(swept.form, form, 20 * (swept.spread + swept.form.g_error) + 1e-12)
+        assert_same_function(swept.form, form, 20 * (swept.form.spread + swept.form.g_error) + 1e-12)
         retried = 3 * lift.D
         assert queries <= 160 + 14 * K + (K + 1) * (lift.D - 2) + retried + 2 * (K + 1)
 

@@ -27,7 +27,7 @@ from unsoftmax.learners.relu_network.lifted_target import (
 )
 from unsoftmax.learners.relu_network.network_search import NetworkSearch, network_of, pruned
 from unsoftmax.learners.relu_network.relu_learner import ReluNetworkTuning
-from unsoftmax.learners.relu_network.wide_cells import CellWalk, WalkedForm
+from unsoftmax.learners.relu_network.wide_cells import WalkedForm
 
 
 def lifted(form, d, biases, seed=0):
@@ -145,7 +145,7 @@ def walked(rng, D=6, K=9, biases=True):
 @pytest.mark.parametrize("biases", [True, False])
 def test_a_walk_knows_who_is_active_in_each_cell(biases):
     _, form, state = walked(np.random.default_rng(0), biases=biases)
-    walk: CellWalk = state.walk
+    walk = state
     cells = np.arange(len(walk.middle))
     active = walk.circle.at(walk.middle) @ form.a.T > 0
     assert np.array_equal(walk.sides(cells) > 0, active)

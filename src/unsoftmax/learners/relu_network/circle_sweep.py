@@ -20,6 +20,7 @@ import numpy as np
 from unsoftmax.arrangement.kinks import NARROWEST_NUMBERS, KinkSearch
 from unsoftmax.learners.relu_network.lift import Circle, PiecewiseLinear, PointsAround, ask_points
 from unsoftmax.learners.relu_network.lifted_target import NoiseLevel
+from unsoftmax.learners.relu_network.wide_cells import WalkedForm
 from unsoftmax.models.arrays import TINY
 from unsoftmax.probes import Array, Flags, Round
 from unsoftmax.protocol import Answers
@@ -128,26 +129,6 @@ START, FEW = 48, 16
 
 
 @dataclass(frozen=True, slots=True)
-class Swept:
-    """What one circle says: F̂, its neurons ordered along the circle, and the cells."""
-
-    circle: Circle
-    form: PiecewiseLinear
-    rising: Array
-    """±1: whether a neuron becomes active or inactive, (K,)."""
-    middle: Array
-    """Midpoints of the cells, (K + 1,)."""
-    error: Array
-    """Standard deviation of each entry of a cell's gradient, (K + 1,)."""
-
-    @property
-    def spread(self) -> float:
-        """How far F̂ may be off at points of norm 1, typically."""
-        squares = self.error[:-1] ** 2 + self.error[1:] ** 2
-        return float(np.sqrt(np.sum(squares) / 2)) if len(squares) else 0.0
-
-
-@dataclass(frozen=True, slots=True)
 class CircleSweep:
     """What is asked of one circle: F, or F − F̂ where F̂ is ``known``."""
 
@@ -156,7 +137,7 @@ class CircleSweep:
     noise: NoiseLevel
     start: int = START
 
-    def run(self, most: int) -> Generator[Round, Answers, Swept]:
+    def run(self, most: int) -> Generator[Round, Answers, WalkedForm]:
         """Find the neurons of F, or of F − F̂, from the circle; refuse more than ``most``."""
         circle = self.circle
         lines = yield from self.lines(most)
@@ -282,7 +263,7 @@ class CircleSweep:
         return np.asarray(~keep)
 
 
-def _as_form(circle: Circle, cells: CellGradients) -> Swept:
+def _as_form(circle: Circle, cells: CellGradients) -> WalkedForm:
     """Write the cells as one form.
 
     Its neurons are inactive in the most accurate cell, which gives the affine part: those far out,
@@ -294,7 +275,8 @@ def _as_form(circle: Circle, cells: CellGradients) -> Swept:
     g_error = float(np.sqrt(circle.lift.D) * cells.error[best])
     a = (rising * eps)[:, None] * J
     form = PiecewiseLinear(cells.gradient[best], a, eps, cells.jump_error, g_error)
-    return Swept(circle, form, rising, cells.middle, cells.error)
+    none = np.zeros_like(cells.gradient)
+    return WalkedForm(form, circle, np.arange(len(J)), rising, cells.middle, none, cells.error)
 
 
 def _unevenness(circle: Circle, known: PiecewiseLinear, lines: CellLines) -> Array:

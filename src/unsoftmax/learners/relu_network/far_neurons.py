@@ -158,7 +158,7 @@ class FarSearch:
         search, form = self.search, split.whole
         circle = Circle.random(split.lift, search.rng)
         state = WalkedForm.along(form, circle)
-        cells = np.arange(len(state.walk.middle))
+        cells = np.arange(len(state.middle))
         state = yield from state.measured(cells, search.target.noise.deviation)
         near = np.arange(len(form)) < len(split.near)
         better = state.corrected(near).form.take(near)
@@ -201,9 +201,7 @@ class FarSearch:
         new = np.arange(len(whole)) >= len(known)
         whole = replace(whole, g0=whole.g0 + swept.form.g0)
         state = WalkedForm.along(whole, circle)
-        beside = new[state.walk.order]
-        wanted = np.flatnonzero(np.append(beside, False) | np.insert(beside, 0, False))
-        state = yield from state.measured(wanted, target.noise.deviation)
+        state = yield from state.measured(state.beside(new), target.noise.deviation)
         return state.corrected(new).form.take(new)
 
     def _outside(self, form: PiecewiseLinear) -> PiecewiseLinear:

@@ -25,28 +25,19 @@ from unsoftmax.probes import Array, Round, Singles
 from unsoftmax.protocol import Answers
 from unsoftmax.validate.judge import Answered
 
-
-@dataclass(frozen=True, slots=True)
-class NoiseLevelTuning:
-    """How the noise is estimated."""
-
-    places: int = 16
-    """Number of places on the circle, three values each. Fewer: the estimate may be too low."""
-    apart: float = 1e-5
-    """Angle between the three values. Larger: kinks fall between them."""
-    double: float = 2e-16
-    """Smallest relative error of float64 answers, that of their last place."""
-    single: float = 1.2e-7
-    """The same if all answers are float32 numbers."""
-    round_bits: int = 11
-    single_bits: int = 24
-    """A constant of so few significant bits is round by nature; one of more, up to those of
-    float32, is a float32 number."""
-    larger: float = 1.5
-    """Factor on the deviation that the median of 16 places gives: it may be too low by chance."""
-    most: float = 6.0
-    """The search uses the 90 % quantile, because noise may vary along the circle, but at most this
-    many times the median: otherwise a single place with a kink makes the search merge neurons."""
+# Places on a circle at which noise is estimated, three values each, and the angle between these.
+# Fewer: the estimate may be too low. Larger: kinks fall between them.
+PLACES, BESIDE = 16, 1e-5
+# Smallest relative errors of float64 answers, that of their last place, and of float32 numbers.
+DOUBLE, SINGLE = 2e-16, 1.2e-7
+# A constant of so few significant bits is round by nature; one of more, up to those of float32, is
+# a float32 number.
+ROUND_BITS, SINGLE_BITS = 11, 24
+# Factor on the deviation that the median of 16 places gives: it may be too low by chance.
+LARGER = 1.5
+# A search uses the 90 % quantile, because noise may vary along the circle, but at most this many
+# times the median: otherwise a single place with a kink makes the search merge neurons.
+MOST = 6.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,42 +51,42 @@ class NoiseLevel:
     size: float
     """Largest |F| seen."""
 
-    def at_least(self, size: float, tuning: NoiseLevelTuning) -> NoiseLevel:
+    def at_least(self, size: float) -> NoiseLevel:
         """Allow for the rounding of answers as large as ``size``, elsewhere than on the circle."""
         return NoiseLevel(
-            max(self.deviation, tuning.double * size),
-            max(self.search, 2 * tuning.double * size),
+            max(self.deviation, DOUBLE * size),
+            max(self.search, 2 * DOUBLE * size),
             max(self.size, size),
         )
 
-    def raised(self, deviation: float, tuning: NoiseLevelTuning) -> NoiseLevel:
+    def raised(self, deviation: float) -> NoiseLevel:
         """Allow for a deviation that was estimated from a few answers."""
-        least = tuning.larger * deviation
+        least = LARGER * deviation
         return NoiseLevel(max(self.deviation, least), max(self.search, least), self.size)
 
     @classmethod
-    def of_rounding(cls, size: float, tuning: NoiseLevelTuning) -> NoiseLevel:
+    def of_rounding(cls, size: float) -> NoiseLevel:
         """Take answers as large as ``size`` to be rounded, and no more."""
-        return cls(tuning.double * size, 2 * tuning.double * size, size)
+        return cls(DOUBLE * size, 2 * DOUBLE * size, size)
 
     @classmethod
-    def of_constant(cls, answer: float, tuning: NoiseLevelTuning) -> NoiseLevel:
+    def of_constant(cls, answer: float) -> NoiseLevel:
         """Take the only answer there is to be rounded, to float32 where it looks like that."""
-        rounded = tuning.round_bits < significant_bits(np.array([answer])) <= tuning.single_bits
-        unit = tuning.single if rounded else tuning.double
+        rounded = ROUND_BITS < significant_bits(np.array([answer])) <= SINGLE_BITS
+        unit = SINGLE if rounded else DOUBLE
         return cls(unit * abs(answer), 2 * unit * abs(answer), abs(answer))
 
 
 def estimate_noise(
-    circle: Circle, rng: np.random.Generator, tuning: NoiseLevelTuning
+    circle: Circle, rng: np.random.Generator
 ) -> Generator[Round, Answers, NoiseLevel]:
     """Estimate the answers' errors along a circle."""
-    h = tuning.apart
-    theta = rng.uniform(circle.low + 2 * h, circle.high - 2 * h, tuning.places)
+    h = BESIDE
+    theta = rng.uniform(circle.low + 2 * h, circle.high - 2 * h, PLACES)
     Y = circle.at(np.concatenate([theta, theta - h, theta + h]))
     [y] = yield [Singles(WrittenPoints(circle.lift, Y), phase="noise", purpose="data")]
     F = circle.lift.answers(Y, y)
-    unit = tuning.single if np.array_equal(y, y.astype(np.float32)) else tuning.double
+    unit = SINGLE if np.array_equal(y, y.astype(np.float32)) else DOUBLE
     at, before, after = np.split(F, 3)
     r = np.abs(before + after - 2 * np.cos(h) * at)
     # r has √6 times the deviation of an answer; the 50 % and 90 % quantiles of |normal| are .6745
@@ -103,8 +94,8 @@ def estimate_noise(
     median = float(np.median(r)) / (0.6745 * np.sqrt(6))
     ninety = float(np.quantile(r, 0.9)) / (1.645 * np.sqrt(6))
     size = float(np.abs(F).max())
-    deviation = max(tuning.larger * median, unit * size, float(np.finfo(float).tiny))
-    search = max(deviation, min(ninety, tuning.most * median), 2 * unit * size)
+    deviation = max(LARGER * median, unit * size, float(np.finfo(float).tiny))
+    search = max(deviation, min(ninety, MOST * median), 2 * unit * size)
     return NoiseLevel(float(deviation), float(search), size)
 
 
@@ -325,7 +316,6 @@ LONG_TOKENS = 1e12
 HELPS = 0.1
 # Relative noise above which the target is refused: it hides all kinks.
 NOISIEST = 1e-4
-NOISE = NoiseLevelTuning()
 
 
 @dataclass(frozen=True, slots=True)
@@ -374,14 +364,14 @@ class TargetLift:
         lift = Lift(self.dim, self.biases, scan.length)
         constant, size, opening = yield from self._constant(lift, scan, rng)
         if lift.D == 1 or constant is not None:
-            noise = NoiseLevel.of_rounding(size, NOISE)
+            noise = NoiseLevel.of_rounding(size)
             if constant is not None:
-                noise = NoiseLevel.of_constant(constant, NOISE)
+                noise = NoiseLevel.of_constant(constant)
             return LiftedTarget(lift, Circle.none(lift), noise, constant, scan, opening)
         circle = Circle.random(lift, rng)
         target = yield from self._with_noise(circle, rng)
         # a circle may have little to say: answers elsewhere are larger, and so are their errors
-        noise = target.noise.at_least(size, NOISE)
+        noise = target.noise.at_least(size)
         target = replace(target, noise=noise, scan=scan, opening=opening)
         if target.noise.deviation > NOISIEST * target.noise.size:
             raise NotIdentifiable(
@@ -395,13 +385,13 @@ class TargetLift:
         self, circle: Circle, rng: np.random.Generator
     ) -> Generator[Round, Answers, LiftedTarget]:
         """Estimate the noise; choose longer tokens where they have less of it."""
-        noise = yield from estimate_noise(circle, rng, NOISE)
+        noise = yield from estimate_noise(circle, rng)
         target = LiftedTarget(circle.lift, circle, noise)
         if self.biases or noise.deviation <= ROUNDING * noise.size:
             return target
         lift = replace(circle.lift, token_scale=LONG_TOKENS)
         again = replace(circle, lift=lift)
-        quiet = yield from estimate_noise(again, rng, NOISE)
+        quiet = yield from estimate_noise(again, rng)
         if quiet.deviation * noise.size < HELPS * noise.deviation * quiet.size:
             return LiftedTarget(lift, again, quiet)
         return target

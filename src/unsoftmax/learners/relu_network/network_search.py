@@ -197,11 +197,9 @@ class NetworkSearch:
         NotIdentifiable, ModelMismatch
             No form predicts fresh points, with answers that are coarse or precise.
         """
-        first = self.sweep(self.target.circle, None)
-        swept = yield from first.run(self.most)
-        state = WalkedForm.swept(swept)
+        state = yield from self.sweep(self.target.circle, None).run(self.most)
         seen = yield from self._look(state, self.first)
-        sound = self._sound(seen, swept.spread)
+        sound = self._sound(seen, state.form.spread)
         best, best_seen = state, seen
         for _ in range(self.sweeps):
             if sound:
@@ -306,9 +304,9 @@ class NetworkSearch:
         """Measure cells beside coarse neurons that are not as precise as these should be."""
         form = state.form
         needed = np.where(form.error > tolerated, tolerated / np.sqrt(2 * len(form.g0)), np.inf)
-        needed = needed[state.walk.order]
+        needed = needed[state.order]
         limits = np.minimum(np.append(needed, np.inf), np.insert(needed, 0, np.inf))
-        cells = np.flatnonzero(state.left.error > limits)
+        cells = np.flatnonzero(state.error > limits)
         clear = CLEAR if first else LESS_CLEAR
         deviation = self.target.noise.deviation
         return (yield from state.measured(cells, deviation, clear)).corrected()
@@ -317,7 +315,7 @@ class NetworkSearch:
         """Measure every cell of a fresh circle."""
         deviation = self.target.noise.deviation
         fresh = WalkedForm.along(state.form, self._circle())
-        cells = np.arange(len(fresh.walk.middle))
+        cells = np.arange(len(fresh.middle))
         return (yield from fresh.measured(cells, deviation)).corrected()
 
     def _tolerated(self, form: PiecewiseLinear) -> Array:
@@ -339,13 +337,10 @@ class NetworkSearch:
             if len(rest.form):
                 break
         state = WalkedForm.along(form, circle)
-        near = touched[state.walk.order]
-        cells = np.flatnonzero(np.append(near, False) | np.insert(near, 0, False))
-        deviation = self.target.noise.deviation
-        state = yield from state.measured(cells, deviation)
+        state = yield from state.measured(state.beside(touched), self.target.noise.deviation)
         state = state.corrected(touched)
         form, _ = pruned(state.form, touched)
-        if len(form) == len(state.walk.order):
+        if len(form) == len(state.order):
             return replace(state, form=form)
         return WalkedForm.along(form, circle)
 

@@ -41,7 +41,6 @@ from unsoftmax.learners.relu_network.claims import NetworkClaim
 from unsoftmax.learners.relu_network.far_neurons import FarSearch, SplitForm
 from unsoftmax.learners.relu_network.lift import PiecewiseLinear, WrittenPoints, ask_points
 from unsoftmax.learners.relu_network.lifted_target import (
-    NOISE,
     LiftedTarget,
     NoiseLevel,
     TargetLift,
@@ -286,8 +285,8 @@ def _on_a_line(
     """Read a network of one dimension without biases from g(1) and g(−1)."""
     points = WrittenPoints(target.lift, np.array([[1.0], [-1.0]]))
     right, left = yield from ask_points(points, "both sides")
-    noise = NoiseLevel.of_rounding(float(max(abs(right), abs(left))), NOISE)
-    noise = noise.raised(_wavering(target, float(right), float(left)), NOISE)
+    noise = NoiseLevel.of_rounding(float(max(abs(right), abs(left))))
+    noise = noise.raised(_wavering(target, float(right), float(left)))
     jump, g0 = float(right + left), np.array([-left])
     error = np.sqrt(2) * noise.deviation
     if abs(jump) <= 4 * noise.deviation:
