@@ -203,7 +203,9 @@ def test_one_circle_tells_the_whole_function(d, K, biases, trials):
         assert len(swept.form) == K
         assert len(swept.middle) == K + 1
         # thin cells tell little; what they tell is within their error bars
-        assert_same_function(swept.form, form, 20 * (swept.form.spread + swept.form.g_error) + 1e-12)
+        assert_same_function(
+            swept.form, form, 20 * (swept.form.spread + swept.form.g_error) + 1e-12
+        )
         retried = 3 * lift.D
         assert queries <= 160 + 14 * K + (K + 1) * (lift.D - 2) + retried + 2 * (K + 1)
 

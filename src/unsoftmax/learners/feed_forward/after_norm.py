@@ -71,30 +71,22 @@ class BallClaim(LayerClaim):
         return np.where(short[:, None], moved, t)
 
     def _assumed(self, checks: int) -> tuple[str, ...]:
-        look = self.look
-        share = 3 / max(self.quiet, 1)
         return (
             "Tokens are normalised before the neurons see them: A and b contain the scale and the "
             "shift of that norm.",
-            "Errors of A, b and B are of neurons scaled so that the row of A is as long as the "
-            "column of B, in the order of the model; those of parallel neurons are of their sum.",
+            *LayerClaim._assumed(self, checks),
+        )
+
+    def _within(self) -> tuple[str, ...]:
+        share = 3 / max(self.quiet, 1)
+        return (
             "constant, slope: ``‖F̂(x) − F(x)‖₂`` ≤ constant + slope·‖n(x)‖, n(x) being the "
             "normalised token, shorter than √d, for every x that switches no neuron that was not "
             "found (see below).",
-            "Single tokens alone were asked: of a target that takes sequences (attention) nothing "
-            "else is said.",
-            "The target is one hidden layer of ReLUs, continuous as they are, and all its neurons "
-            "were found: what the hold-out tests, it cannot prove.",
             f"{self.quiet} tokens of random directions in a row, near the longest there are, "
             f"showed no other neuron: one that fewer than {share:.1%} of such tokens switch may be "
             "missing (19 in 20 of those that more do would show). One that never switches is part "
             "of the linear part, or nothing.",
-            f"No neuron adds less than {DEVIATIONS * look.noise:.1e} of the answers' size: a "
-            "smaller one may be missing. The bounds of A, b and B are of those found.",
-            f"Answers are off by {look.noise:.1e} of their size (one standard deviation), from "
-            f"second differences; {DEVIATIONS:g} deviations are taken.",
-            *look.why,
-            *(() if checks else ("Nothing was checked.",)),
         )
 
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from unsoftmax.arrangement.kinks import KinkSearch, LineKinks
 from unsoftmax.learners.feed_forward.found_neurons import BallPart, FoundNeurons
-from unsoftmax.learners.feed_forward.hyperplane_spots import HyperplaneSpots, Spots
+from unsoftmax.learners.feed_forward.hyperplane_spots import HyperplaneSpots, Spots, put
 from unsoftmax.learners.feed_forward.line_cells import AskTokens, CellReadings, LineCells
 from unsoftmax.learners.feed_forward.opening_look import OpeningLook
 from unsoftmax.learners.feed_forward.search_steps import MOVED, asks
@@ -89,18 +89,13 @@ class CrossedNeurons:
         (columns, error), which = spots.columns, which[sure]
         tokens, answers = spots.asked
 
-        def put(mine: Array, its: Array) -> Array:
-            new = mine.copy()
-            new[which] = its
-            return new
-
         return CrossedNeurons(
-            put(self.columns, columns[sure]),
-            put(self.error, error[sure]),
+            put(self.columns, which, columns[sure]),
+            put(self.error, which, error[sure]),
             self.sure | np.isin(np.arange(len(self.sure)), which),
-            put(self.bend, np.linalg.norm(spots.bends[sure], axis=1)),
-            put(self.ways, spots.ways[sure]),
-            put(self.points, spots.points[sure]),
+            put(self.bend, which, np.linalg.norm(spots.bends[sure], axis=1)),
+            put(self.ways, which, spots.ways[sure]),
+            put(self.points, which, spots.points[sure]),
             np.vstack([self.tokens, tokens]),
             np.vstack([self.answers, answers]),
         )

@@ -10,7 +10,7 @@ token tells from a linear part, or from none, keeps the error that it had.
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
@@ -22,19 +22,12 @@ from unsoftmax.models.feed_forward import FeedForward
 from unsoftmax.probes import Array, Flags, Indices, Round
 from unsoftmax.protocol import Answers
 
-
-@dataclass(frozen=True, slots=True)
-class HingeFitTuning:
-    """How a layer is fitted."""
-
-    steps: int = 5
-    """Limit on the Gauss–Newton steps; three are usual."""
-    iterations: int = 400
-    """Limit on the iterations for each. Fewer: directions that the tokens hardly show stay."""
-    gained: float = 0.9
-    """A step that leaves more than this share of the misses is the last."""
-    drawn: int = 3
-    """How often errors are drawn."""
+# Limit on the Gauss–Newton steps (three are usual), and on the iterations for each. Fewer:
+# directions that the tokens hardly show stay. A step that leaves more than this share of the
+# misses is the last.
+STEPS, ITERATIONS, GAINED = 5, 400, 0.9
+# How often errors are drawn.
+DRAWS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,18 +68,17 @@ class HingeFit:
     y: Array
     weight: Array
     """(n,): one over the errors of the answers, but for a factor."""
-    tuning: HingeFitTuning = field(default=HingeFitTuning())
 
     def run(self, start: HingeParameters) -> tuple[HingeParameters, float]:
         """Fit; return the parameters, and the misses' root mean square, weighted."""
         best, misses = start, self._misses(start)
-        for _ in range(self.tuning.steps):
+        for _ in range(STEPS):
             new = best.moved(best.of_flat(self._solved(best, misses)))
             left = self._misses(new)
             gained = np.linalg.norm(left) / (np.linalg.norm(misses) or 1.0)
             if gained < 1:
                 best, misses = new, left
-            if gained > self.tuning.gained:
+            if gained > GAINED:
                 break
         free = max(1, misses.size - best.flat.size)
         return best, float(np.linalg.norm(misses) / np.sqrt(free))
@@ -96,7 +88,7 @@ class HingeFit:
     ) -> list[HingeParameters]:
         """Return what drawn errors of this weighted size do to the parameters."""
         shape = self.y.shape
-        drawn = (size * rng.standard_normal(shape) for _ in range(self.tuning.drawn))
+        drawn = (size * rng.standard_normal(shape) for _ in range(DRAWS))
         return [found.of_flat(self._solved(found, one)) for one in drawn]
 
     def _misses(self, layer: HingeParameters) -> Array:
@@ -136,7 +128,7 @@ class HingeFit:
         system = LinearOperator(
             (misses.size, layer.flat.size), matvec=ahead, rmatvec=back, dtype=np.float64
         )
-        found = lsmr(system, misses.ravel(), atol=0, btol=0, maxiter=self.tuning.iterations)
+        found = lsmr(system, misses.ravel(), atol=0, btol=0, maxiter=ITERATIONS)
         return np.asarray(found[0] / unit)
 
 

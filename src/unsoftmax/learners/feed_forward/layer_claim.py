@@ -165,22 +165,31 @@ class LayerClaim:
         return moved
 
     def _assumed(self, checks: int) -> tuple[str, ...]:
-        look, farthest = self.look, self.look.length * 10.0 ** FAR[1]
+        look = self.look
+        bound, *missing = self._within()
         return (
             "Errors of A, b and B are of neurons scaled so that the row of A is as long as the "
             "column of B, in the order of the model; those of parallel neurons are of their sum.",
-            "constant, slope: ``‖F̂(x) − F(x)‖₂`` ≤ constant + slope·‖x‖ for every x.",
+            bound,
             "Single tokens alone were asked: of a target that takes sequences (attention) nothing "
             "else is said.",
             "The target is one hidden layer of ReLUs, continuous as they are, and all its neurons "
             "were found: what the hold-out tests, it cannot prove.",
-            f"Tokens up to a length of {farthest:.0e} were asked. Every neuron's hyperplane meets "
-            "a random line within that length: one that is far out and nearly parallel to the "
-            "line may be missing.",
+            *missing,
             f"No neuron adds less than {DEVIATIONS * look.noise:.1e} of the answers' "
             "size: a smaller one may be missing. The bounds of A, b and B are of those found.",
             f"Answers are off by {look.noise:.1e} of their size (one standard deviation), from "
             f"second differences; {DEVIATIONS:g} deviations are taken.",
             *look.why,
             *(() if checks else ("Nothing was checked.",)),
+        )
+
+    def _within(self) -> tuple[str, ...]:
+        """Say where the function is bounded, and which neurons may be missing."""
+        farthest = self.look.length * 10.0 ** FAR[1]
+        return (
+            "constant, slope: ``‖F̂(x) − F(x)‖₂`` ≤ constant + slope·‖x‖ for every x.",
+            f"Tokens up to a length of {farthest:.0e} were asked. Every neuron's hyperplane meets "
+            "a random line within that length: one that is far out and nearly parallel to the "
+            "line may be missing.",
         )

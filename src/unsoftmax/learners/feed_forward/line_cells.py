@@ -14,7 +14,7 @@ steps. What was asked is solved once more when the b_j are known better (`hyperp
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -26,18 +26,13 @@ from unsoftmax.models.arrays import TINY
 from unsoftmax.probes import Array, Flags, Indices, Round
 from unsoftmax.protocol import Answers
 
-
-@dataclass(frozen=True, slots=True)
-class CrossedColumnTuning:
-    """How readings that are off are recognised."""
-
-    errors: float = 6.0
-    """Residuals up to so many times their expected size are errors of the answers."""
-    most: int = 12
-    """Limit on the columns that are found for one set of readings."""
-    least: int = 4
-    """With fewer equations than this to spare in a window any column explains a residual, and none
-    is looked for."""
+# Residuals of a window up to so many times their expected size are errors of the answers.
+RESIDUALS = 6.0
+# Limit on the columns that are found for one set of readings.
+MOST_CROSSED = 12
+# With fewer equations than this to spare in a window any column explains a residual, and none is
+# looked for.
+LEAST = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +88,7 @@ class WindowChain:
     windows: tuple[WindowColumns, ...]
     near: tuple[Indices, ...]
     """For each reading the columns that it may be off by."""
-    tuning: CrossedColumnTuning = field(default=CrossedColumnTuning())
+    least: int = LEAST
 
     def solve(self, readings: Array, noise: Array) -> Unmixed:
         """Solve D sets of readings (K + 1, D, m), with errors per number (windows, D)."""
@@ -101,12 +96,12 @@ class WindowChain:
         left, limit = self._left(y), self._limit(noise)
         crossed: list[tuple[tuple[int, int, float], ...]] = [()] * y.shape[1]
         bad = np.any([np.linalg.norm(r, axis=1) > b for r, b in zip(left, limit, strict=True)], 0)
-        if np.any(bad) and min(len(w.rest) for w in self.windows) >= self.tuning.least:
+        if np.any(bad) and min(len(w.rest) for w in self.windows) >= self.least:
             atoms = self._atoms()
             for i in np.flatnonzero(bad):
                 target = np.concatenate([r[i] for r in left])
                 stop = float(np.linalg.norm(limit[:, i]))
-                crossed[i] = tuple(atoms.pursued(target, stop, self.tuning.most))
+                crossed[i] = tuple(atoms.pursued(target, stop, MOST_CROSSED))
                 for k, column, f in crossed[i]:
                     y[k, i] -= f * self.columns[:, column]
         left = self._left(y)
@@ -119,7 +114,7 @@ class WindowChain:
 
     def _limit(self, noise: Array) -> Array:
         degrees = np.array([max(1, len(w.rest)) for w in self.windows])
-        return np.asarray(self.tuning.errors * noise * np.sqrt(degrees)[:, None])
+        return np.asarray(RESIDUALS * noise * np.sqrt(degrees)[:, None])
 
     def _left(self, y: Array) -> list[Array]:
         """Return the part of every difference that no column of its window explains."""
