@@ -355,8 +355,8 @@ class KinkSearch:
         turn = _norm(q.slope - p.slope)
         if turn:
             away = min(_norm(value - piece.at(t)) for piece in (p, q))
-            aside = min(aside, OVERLOOKED * away / turn)
-        return t + p.closer * aside
+            aside = min(aside, p.closer * OVERLOOKED * away / turn)
+        return t + aside
 
     def _read(
         self, ends: Array, values: Sequence[Array]
@@ -502,7 +502,7 @@ class KinkSearch:
         return float(self.length * np.tan(low + share * (high - low)))
 
     def _beside(self, p: Piece, q: Piece, t: float) -> float:
-        return t + self._pair * min(t - p.high, q.low - t)
+        return t + p.closer * self._pair * min(t - p.high, q.low - t)
 
     def _same(self, p: Piece, q: Piece) -> bool:
         """Tell whether two pieces are one."""
@@ -587,6 +587,10 @@ class KinkSearch:
     def _concluded(self, pieces: list[Piece]) -> LineKinks:
         merged = self._merged(pieces)
         t = [self._meeting(p, q) for p, q in pairwise(merged)]
+        if len(merged[0].value) == 1:
+            # what is between two pieces that do not meet counts as one kink
+            ends = [(p.high + q.low) / 2 for p, q in pairwise(merged)]
+            t = [middle if place is None else place for place, middle in zip(t, ends, strict=True)]
         places = np.array([np.nan if place is None else place for place in t])
         if len(places) > self.most or np.any(np.isnan(places)):
             raise TooManyBreakpoints(self.most)
