@@ -147,7 +147,7 @@ def far_search(form, d, seed=0):
     """Search for what a form has, with what lies within 100 of 0 known, to 1e-12."""
     lift, rng = Lift(d, True), np.random.default_rng(seed)
     scan, _ = answered(scan_lengths(d, rng), lift, form)
-    circle = Circle.random(lift, rng, 1e-5)
+    circle = Circle.random(lift, rng)
     size = float(np.abs(form(circle.at(np.linspace(0.1, 3, 50)))).max())
     noise = NoiseLevel(2e-16 * size, 4e-16 * size, size)
     target = LiftedTarget(lift, circle, noise, None, scan)

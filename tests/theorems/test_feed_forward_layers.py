@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -21,6 +20,7 @@ from tests.feed_forward import (
 )
 from tests.networks import network
 from tests.truth import Counted
+from unsoftmax.learners.feed_forward import feed_forward_learner
 
 Learner = us.learners.FeedForwardLearner
 
@@ -371,10 +371,9 @@ def test_noise_in_which_neurons_drown_is_refused(d, m, seed, noise):
         us.learn(noisy, us.learners.FeedForwardLearner(d))
 
 
-def test_rounds_are_those_of_the_plan():
+def test_rounds_are_those_of_the_plan(monkeypatch):
+    monkeypatch.setattr(feed_forward_learner, "ROUNDS", 1)
     learner = us.learners.FeedForwardLearner(4)
-    few = replace(learner.tuning, rounds=1)
-    learner = us.learners.FeedForwardLearner(4, tuning=few)
     assert learner.plan().rounds == 3
     with pytest.raises(us.ModelMismatch, match="or 3 rounds would be needed"):
         us.learn(layer(4, 6, 4, 0), learner)

@@ -18,7 +18,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from unsoftmax.arrangement.kinks import NARROWEST_NUMBERS, KinkSearch
-from unsoftmax.learners.relu_network.lift import Circle, PiecewiseLinear, PointsAround, ask_points
+from unsoftmax.learners.relu_network.lift import (
+    Circle,
+    PiecewiseLinear,
+    PointsAround,
+    WrittenPoints,
+    ask_points,
+)
 from unsoftmax.learners.relu_network.lifted_target import NoiseLevel
 from unsoftmax.learners.relu_network.wide_cells import WalkedForm
 from unsoftmax.models.arrays import TINY
@@ -151,12 +157,14 @@ class CircleSweep:
     def lines(self, most: int) -> Generator[Round, Answers, CellLines]:
         """Find kinks, and each cell's line; leave out kinks that are not significant."""
         circle, noise = self.circle, self.noise
-        ask = circle.measure(self.known, "kinks" if self.known is None else "kinks left over")
+        phase = "kinks" if self.known is None else "kinks left over"
 
         def asked(t: Array) -> Generator[Round, Answers, Array]:
-            # along t = −cot θ F, which scales, is piecewise affine
-            F = yield from ask(np.arctan(t) + np.pi / 2)
-            return np.asarray((F * np.hypot(1.0, t))[:, None])
+            # F scales, and is piecewise affine along Q − tP, t = −cot θ; θ near π is less precise
+            far = np.hypot(1.0, t)
+            Y = (circle.Q - t[:, None] * circle.P) / far[:, None]
+            F = yield from ask_points(WrittenPoints(circle.lift, Y), phase, self.known)
+            return np.asarray((F * far)[:, None])
 
         size = max(noise.size, TINY)
         search = KinkSearch(

@@ -3,19 +3,19 @@
 Target g(x) = Σ_j w_o[j]·relu(x·A_j + b_j) + c, asked at single tokens. This is the role of
 A_FFN in Section 4.1 of arXiv 2601.16873, for which the paper takes Milli et al. 2019 (linearly
 independent A_j) or Daniely and Granot 2023 (general position); the number m of neurons need
-not be known. Queries: about m·d + 12m + 330 + m²d/2000, m(d+2) + 1 being the free parameters:
+not be known. Queries: about m·d + 6m + 300 + m²d/4000, m(d+2) + 1 being the free parameters:
 1.05 to 1.5 times these, and 2 times in the worst case, from 32 dimensions and 64 neurons up.
 
 The mathematics: lifted to Y = (x, h), F(Y) = h·g(λx/h) is linear between hyperplanes through 0
-(`arrangement.homogeneous`).
+(`lift`).
 
 1. A line through 0, asked at lengths from 4·10⁻⁹ to 10¹², crosses every hyperplane: it tells the
-   length scale λ (`length_scan`).
+   length scale λ (`lifted_target`).
 2. Half a great circle crosses each hyperplane once: F has a kink there (`arrangement.kinks`).
 3. The gradient's jumps across them are the neurons, J_k = ε_k a_k, and come from one query per
-   cell and direction (`arrangement.circle_sweep`).
+   cell and direction (`circle_sweep`).
 4. Neurons from cells that were thin are measured again where these are wide (`wide_cells`).
-5. What fresh points miss is swept again, and merged (`network_search`, `merge`).
+5. What fresh points miss is swept again, and merged (`network_search`).
 6. What the line contradicts far out is searched for there (`far_neurons`).
 7. Fresh tokens are tried, some beside each hyperplane: where they are missed all is searched again.
 8. The hold-out confirms or refuses.
@@ -112,7 +112,7 @@ class ReluNetworkLearner(Configured):
 
     Notes
     -----
-    *Queries*: about m·d + 12m + 330 + m²d/2000 for m neurons; `plan` gives numbers for
+    *Queries*: about m·d + 6m + 300 + m²d/4000 for m neurons; `plan` gives numbers for
     ``max_neurons``, and what is never exceeded.
     *Determined up to* the function: neurons may be flipped, parallel ones are one, and what
     that leaves of the affine part takes up to two neurons more. *Certificate*:
@@ -172,9 +172,9 @@ class ReluNetworkLearner(Configured):
         )
 
     def _typical(self) -> str:
-        own = "12m + 330" if self.biases else "11m + 260"
+        own = "6m + 300" if self.biases else "5m + 230"
         again = " + m(d+1)" if self.polish else ""
-        formula = f"about m·d + {own} + m²d/2000{again} for m neurons"
+        formula = f"about m·d + {own} + m²d/4000{again} for m neurons"
         if not self.max_neurons:
             return formula
         d, m, biases = int(self.dim), int(self.max_neurons), bool(self.biases)
