@@ -117,14 +117,18 @@ class Piece:
     """How far from the kink after it values should have been asked, as it was known then."""
 
     @classmethod
-    def of_pair(cls, t: float, value: Array, other: float, second: Array, error: float) -> Self:
-        """Read a piece off two values."""
+    def of_pair(cls, t: float, value: Array, other: float, second: Array, *errors: float) -> Self:
+        """Read a piece off two values, of one error or one each."""
+        own, its = errors[0], errors[-1]
         step = other - t
-        ends = ((value, error), (second, error))
-        slope, slope_error = (second - value) / step, 2 * error / abs(step)
+        slope, slope_error = (second - value) / step, (own + its) / abs(step)
+        ends = (value, own), (second, its)
+        low, high = min(t, other), max(t, other)
+        if abs(other) < abs(t):
+            t, value, own = other, second, its
         if step < 0:
-            t, other, ends = other, t, ends[::-1]
-        return cls(t, ends[0][0], slope, error, slope_error, t, other, ends, True)
+            ends = ends[1], ends[0]
+        return cls(t, value, slope, own, slope_error, low, high, ends, True)
 
     def at(self, t: float) -> Array:
         """Evaluate the piece."""
@@ -364,7 +368,7 @@ class KinkSearch:
         """Read a piece between two places (n, 2) each, the value at the first being known."""
         seconds = yield from self.ask(ends[:, 1])
         return [
-            Piece.of_pair(float(t), value, float(u), second, self.own_error(max(t, u, key=abs)))
+            Piece.of_pair(t, value, u, second, self.own_error(t), self.own_error(u))
             if u != t
             else None
             for (t, u), value, second in zip(ends.tolist(), values, seconds, strict=True)
