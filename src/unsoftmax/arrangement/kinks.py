@@ -412,10 +412,8 @@ class KinkSearch:
                 self.steepness = max(self.steepness, self.least_slope)
             self.size += self.steepness * self.length
         return [
-            Piece.of_pair(
-                float(a), x, float(a + h), y, self.own_error(float(max(a, a + h, key=abs)))
-            )
-            for a, x, h, y in zip(t, first, step, second, strict=True)
+            Piece.of_pair(a, x, b, y, self.own_error(a), self.own_error(b))
+            for a, x, b, y in zip(t.tolist(), first, (t + step).tolist(), second, strict=True)
         ]
 
     @property
