@@ -279,7 +279,7 @@ def multi_head_transformer_queries(
     Examples
     --------
     >>> multi_head_transformer_queries(8, 6, 32), multi_head_transformer_queries(32, 8, 64)
-    (2872, 26719)
+    (2648, 26272)
     """
     first = heads * (dim * dim + 3 * dim) + 5 * heads + 2 * dim * (1 + residual) + 20
     inputs = heads + residual
