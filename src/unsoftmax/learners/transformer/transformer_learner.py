@@ -129,7 +129,7 @@ class TransformerLearner(Configured):
     seed: int = 0
     tuning: TransformerTuning = field(default=TransformerTuning(), kw_only=True)
 
-    revision: ClassVar[int] = 2
+    revision: ClassVar[int] = 3
     parts: ClassVar[Mapping[str, tuple[type[Any], ...]]] = {
         "head": (ExactHead, LowRankHead),
         "network": (ReluNetworkLearner, NetworkAlgorithm),
