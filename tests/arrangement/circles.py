@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from unsoftmax.arrangement.kinks import NARROWEST_NUMBERS, KinkSearch
+
 
 def angles(theta):
     """A `AskAngles` that yields the angles themselves: who drives the search answers them."""
@@ -69,3 +71,19 @@ def noisy(function, deviation, seed=0):
     """Add noise, another one each time."""
     rng = np.random.default_rng(seed)
     return lambda t: function(t) + deviation * rng.standard_normal(len(t))
+
+
+def circle_kinks(measure, noise, most=100, far=1e9):
+    """Search for the kinks of a piecewise sinusoid: affine along t = −cot θ, times √(1 + t²).
+
+    Returns the kinks θ, and the noise that was found to be there.
+    """
+
+    def ask(t):
+        y = yield from measure(np.arctan(t) + np.pi / 2)
+        return (y * np.hypot(1.0, t))[:, None]
+
+    search = KinkSearch(ask, 1.0, noise, most, True, scale=(1.0, 1.0), start=48, far=far)
+    kinks = yield from search.run()
+    theta = np.arctan(kinks.t) + np.pi / 2
+    return theta[np.diff(theta, prepend=-1.0) > NARROWEST_NUMBERS], search.noise

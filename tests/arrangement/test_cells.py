@@ -5,15 +5,22 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from unsoftmax.arrangement.breakpoints import TooManyBreakpoints
-from unsoftmax.arrangement.cells import CellGradients, CellLines
-from unsoftmax.arrangement.circle import Circle
-from unsoftmax.arrangement.circle_sweep import CellTuning, CircleSweep
-from unsoftmax.arrangement.homogeneous import Lift, PiecewiseLinear
-from unsoftmax.arrangement.lifted_points import PointsAround, WrittenPoints, ask_points
-from unsoftmax.arrangement.noise_level import NoiseLevel, NoiseLevelTuning, estimate_noise
-
-EDGE = CellTuning().edge
+from unsoftmax.arrangement.kinks import TooManyBreakpoints
+from unsoftmax.learners.relu_network.circle_sweep import CellGradients, CellLines, CircleSweep
+from unsoftmax.learners.relu_network.lift import (
+    Circle,
+    Lift,
+    PiecewiseLinear,
+    PointsAround,
+    WrittenPoints,
+    ask_points,
+)
+from unsoftmax.learners.relu_network.lifted_target import (
+    DOUBLE,
+    SINGLE,
+    NoiseLevel,
+    estimate_noise,
+)
 
 
 def random_form(rng, D, K, error=0.0):
@@ -99,7 +106,7 @@ def test_nothing_is_asked_of_no_points_and_what_is_known_is_subtracted_in_parts(
 @pytest.mark.parametrize("d", [2, 3, 8])
 def test_a_circle_crosses_every_hyperplane_once(d, biases):
     rng = np.random.default_rng(d)
-    circle = Circle.random(Lift(d, biases), rng, EDGE)
+    circle = Circle.random(Lift(d, biases), rng)
     frame = np.vstack([circle.P, circle.Q, circle.E])
     assert np.allclose(frame @ frame.T, np.eye(len(frame)), atol=1e-14)
     a = rng.standard_normal((20, circle.lift.D))
@@ -118,8 +125,8 @@ def test_noise_is_estimated_and_seldom_too_low(deviation, trials):
     low, lift, count = 0, Lift(6, True), trials(20, 200)
     for seed in range(count):
         rng = np.random.default_rng(seed)
-        circle, form = Circle.random(lift, rng, EDGE), random_form(rng, 7, 20)
-        steps = estimate_noise(circle, rng, NoiseLevelTuning())
+        circle, form = Circle.random(lift, rng), random_form(rng, 7, 20)
+        steps = estimate_noise(circle, rng)
         noise, queries = answered(steps, lift, form, deviation, seed)
         assert queries == 48
         assert noise.search >= noise.deviation
@@ -130,23 +137,23 @@ def test_noise_is_estimated_and_seldom_too_low(deviation, trials):
 
 
 def test_exact_answers_are_taken_as_precise_as_their_format():
-    rng, lift, tuning = np.random.default_rng(0), Lift(5, False), NoiseLevelTuning()
-    circle, form = Circle.random(lift, rng, EDGE), random_form(rng, 5, 9)
-    exact, _ = answered(estimate_noise(circle, rng, tuning), lift, form)
-    assert tuning.double * exact.size <= exact.deviation <= 10 * tuning.double * exact.size
-    single, _ = answered(estimate_noise(circle, rng, tuning), lift, form, single=True)
-    assert tuning.single * single.size <= single.deviation
-    louder = exact.at_least(10 * exact.size, tuning)
-    assert louder.deviation == pytest.approx(tuning.double * 10 * exact.size)
+    rng, lift = np.random.default_rng(0), Lift(5, False)
+    circle, form = Circle.random(lift, rng), random_form(rng, 5, 9)
+    exact, _ = answered(estimate_noise(circle, rng), lift, form)
+    assert DOUBLE * exact.size <= exact.deviation <= 10 * DOUBLE * exact.size
+    single, _ = answered(estimate_noise(circle, rng), lift, form, single=True)
+    assert SINGLE * single.size <= single.deviation
+    louder = exact.at_least(10 * exact.size)
+    assert louder.deviation == pytest.approx(DOUBLE * 10 * exact.size)
     assert louder.search == pytest.approx(2 * louder.deviation)
-    assert NoiseLevel.of_rounding(3.0, tuning).deviation == 3 * tuning.double
+    assert NoiseLevel.of_rounding(3.0).deviation == 3 * DOUBLE
 
 
 # -- lines and gradients
 
 
 def test_the_least_significant_kink_is_the_one_that_bends_least():
-    circle = Circle.random(Lift(2, False), np.random.default_rng(0), EDGE)
+    circle = Circle.random(Lift(2, False), np.random.default_rng(0))
     theta, bend = np.array([0.5, 1.0, 2.0]), np.array([1.0, 1e-9, -0.3])
 
     def F(t):
@@ -174,7 +181,7 @@ def test_leaving_out_a_kink_keeps_the_more_accurate_of_two_cells():
 
 def exact_noise(form):
     size = float(np.linalg.norm(form.g0) + form.sizes.sum())
-    return NoiseLevel.of_rounding(size, NoiseLevelTuning())
+    return NoiseLevel.of_rounding(size)
 
 
 def assert_same_function(found, form, error, seed=0):
@@ -190,20 +197,22 @@ def test_one_circle_tells_the_whole_function(d, K, biases, trials):
     for seed in range(trials(1, 30)):
         rng = np.random.default_rng([d, K, seed])
         lift = Lift(d, biases)
-        form, circle = random_form(rng, lift.D, K), Circle.random(lift, rng, EDGE)
-        sweep = CircleSweep(circle, None, exact_noise(form), CellTuning())
-        swept, queries = answered(sweep.run(100, rng), lift, form)
+        form, circle = random_form(rng, lift.D, K), Circle.random(lift, rng)
+        sweep = CircleSweep(circle, None, exact_noise(form))
+        swept, queries = answered(sweep.run(100), lift, form)
         assert len(swept.form) == K
         assert len(swept.middle) == K + 1
         # thin cells tell little; what they tell is within their error bars
-        assert_same_function(swept.form, form, 20 * (swept.spread + swept.form.g_error) + 1e-12)
+        assert_same_function(
+            swept.form, form, 20 * (swept.form.spread + swept.form.g_error) + 1e-12
+        )
         retried = 3 * lift.D
         assert queries <= 160 + 14 * K + (K + 1) * (lift.D - 2) + retried + 2 * (K + 1)
 
 
 def test_what_is_known_is_not_found_again():
     rng, lift = np.random.default_rng(0), Lift(6, True)
-    known, circle = random_form(rng, 7, 9), Circle.random(lift, rng, EDGE)
+    known, circle = random_form(rng, 7, 9), Circle.random(lift, rng)
     missing = rng.standard_normal((1, 7))
     whole = PiecewiseLinear(
         known.g0,
@@ -211,8 +220,8 @@ def test_what_is_known_is_not_found_again():
         np.append(known.eps, 1.0),
         np.zeros(10),
     )
-    sweep = CircleSweep(circle, known, exact_noise(whole), CellTuning())
-    swept, _ = answered(sweep.run(100, rng), lift, whole)
+    sweep = CircleSweep(circle, known, exact_noise(whole))
+    swept, _ = answered(sweep.run(100), lift, whole)
     assert len(swept.form) == 1
     cosine = swept.form.a[0] @ missing[0] / np.linalg.norm(swept.form.a) / np.linalg.norm(missing)
     assert abs(cosine) > 1 - 1e-12
@@ -222,9 +231,9 @@ def test_close_hyperplanes_make_thin_cells_whose_errors_are_larger():
     rng, lift = np.random.default_rng(3), Lift(5, False)
     form = random_form(rng, 5, 6)
     form.a[1] = form.a[0] + 1e-4 * form.a[1]
-    circle = Circle.random(lift, rng, EDGE)
-    sweep = CircleSweep(circle, None, exact_noise(form), CellTuning())
-    swept, _ = answered(sweep.run(100, rng), lift, form)
+    circle = Circle.random(lift, rng)
+    sweep = CircleSweep(circle, None, exact_noise(form))
+    swept, _ = answered(sweep.run(100), lift, form)
     assert len(swept.form) == 6
     assert np.max(swept.error) > 100 * np.median(swept.error)
     widest = np.argmin(swept.error)
@@ -234,21 +243,19 @@ def test_close_hyperplanes_make_thin_cells_whose_errors_are_larger():
 def test_a_kink_that_is_nothing_but_noise_is_left_out(trials):
     for seed in range(trials(2, 50)):
         rng, lift = np.random.default_rng(seed), Lift(5, False)
-        form, circle = random_form(rng, 5, 6), Circle.random(lift, rng, EDGE)
+        form, circle = random_form(rng, 5, 6), Circle.random(lift, rng)
         form.a[0] *= 1e-9  # where answers are off by 1e-8
         noise = NoiseLevel(1e-8, 1e-8, 10.0)
-        swept, _ = answered(
-            CircleSweep(circle, None, noise, CellTuning()).run(100, rng), lift, form, 1e-8, seed
-        )
+        swept, _ = answered(CircleSweep(circle, None, noise).run(100), lift, form, 1e-8, seed)
         assert len(swept.form) <= 5
 
 
 def test_too_many_neurons_are_refused():
     rng, lift = np.random.default_rng(0), Lift(4, True)
-    form, circle = random_form(rng, 5, 60), Circle.random(lift, rng, EDGE)
-    sweep = CircleSweep(circle, None, exact_noise(form), CellTuning())
+    form, circle = random_form(rng, 5, 60), Circle.random(lift, rng)
+    sweep = CircleSweep(circle, None, exact_noise(form))
     with pytest.raises(TooManyBreakpoints):
-        answered(sweep.run(10, rng), lift, form)
+        answered(sweep.run(10), lift, form)
 
 
 # -- what is left out
@@ -256,14 +263,16 @@ def test_too_many_neurons_are_refused():
 
 def test_kinks_that_are_none_are_left_out_by_their_lines():
     rng, lift = np.random.default_rng(0), Lift(4, False)
-    form, circle = random_form(rng, 4, 5), Circle.random(lift, rng, EDGE)
+    form, circle = random_form(rng, 4, 5), Circle.random(lift, rng)
     true = np.sort(circle.crossings(form.a))
     false = np.array([0.1, 1.2345, 3.0])
-    sweep = CircleSweep(circle, None, exact_noise(form), CellTuning())
-    steps = sweep.lines(np.sort(np.append(true, false)), sweep.noise.search)
-    lines, queries = answered(steps, lift, form)
+    sweep = CircleSweep(circle, None, exact_noise(form))
+    theta = np.sort(np.append(true, false))
+    ends = np.concatenate([[circle.low], theta, [circle.high]])
+    at = np.stack([ends[:-1] + 0.07 * np.diff(ends), ends[1:] - 0.07 * np.diff(ends)])
+    F = form(circle.at(at.ravel())).reshape(2, -1)
+    lines = sweep.significant(theta, at, F, sweep.noise.search)
     assert np.array_equal(lines.theta, true)
-    assert queries == 2 * (5 + 3 + 1)
     assert np.all(lines.width > 0)
 
 
@@ -277,8 +286,8 @@ def gradients(sizes, error, D=3):
 
 def test_jumps_smaller_than_their_errors_and_than_others_are_left_out():
     rng = np.random.default_rng(0)
-    circle, noise = Circle.random(Lift(3, False), rng, EDGE), NoiseLevel(1.0, 1.0, 1.0)
-    sweep = CircleSweep(circle, None, noise, CellTuning())
+    circle, noise = Circle.random(Lift(3, False), rng), NoiseLevel(1.0, 1.0, 1.0)
+    sweep = CircleSweep(circle, None, noise)
     cells = gradients([1.0, 1e-9, 2.0], 1e-9)
     assert np.array_equal(sweep.insignificant(np.ones(3), cells), [False, True, False])
     # small, and well measured
@@ -288,8 +297,8 @@ def test_jumps_smaller_than_their_errors_and_than_others_are_left_out():
 
 def test_far_out_a_neuron_must_show_its_weights():
     rng = np.random.default_rng(0)
-    circle, noise = Circle.random(Lift(2, True), rng, EDGE), NoiseLevel(1.0, 1.0, 1.0)
-    sweep = CircleSweep(circle, None, noise, CellTuning())
+    circle, noise = Circle.random(Lift(2, True), rng), NoiseLevel(1.0, 1.0, 1.0)
+    sweep = CircleSweep(circle, None, noise)
     cells = gradients([1.0, 1.0], 1e-9)
     flat = CellGradients(cells.middle, cells.gradient[:, ::-1], cells.error, cells.rising)
     far, near = np.array([1e-5, 1e-6]), np.array([1.0, 2.0])
@@ -304,9 +313,9 @@ def test_errors_of_what_is_known_count_where_its_hyperplanes_cross():
     errors = []
     for error in (0.0, 1e-3):
         known = PiecewiseLinear(form.g0, form.a, form.eps, np.full(6, error))
-        circle = Circle.random(lift, np.random.default_rng(1), EDGE)
-        sweep = CircleSweep(circle, known, exact_noise(form), CellTuning())
-        swept, _ = answered(sweep.run(100, np.random.default_rng(2)), lift, form)
+        circle = Circle.random(lift, np.random.default_rng(1))
+        sweep = CircleSweep(circle, known, exact_noise(form))
+        swept, _ = answered(sweep.run(100), lift, form)
         assert len(swept.form) == 0
         errors.append(swept.error[0])
     assert errors[1] > 1e6 * errors[0]

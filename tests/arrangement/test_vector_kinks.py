@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from tests.by_hand import driven
-from unsoftmax.arrangement.breakpoints import TooManyBreakpoints
-from unsoftmax.arrangement.vector_kinks import VectorKinkSearch, VectorPiece
+from unsoftmax.arrangement.kinks import KinkSearch, Piece, TooManyBreakpoints
 from unsoftmax.errors import ModelMismatch
 from unsoftmax.probes import Sequences
 
@@ -40,7 +39,7 @@ def searched(f, most=500, thorough=False, noise=1e-15):
         counted[0] += len(X)
         return f(X)
 
-    search = VectorKinkSearch(ask, 1.0, noise, most, thorough)
+    search = KinkSearch(ask, 1.0, noise, most, thorough)
     found, _ = driven(search.run(), counting)
     return found, counted[0]
 
@@ -98,7 +97,7 @@ def test_a_jump_is_refused():
 
 
 def test_a_piece_is_read_over_its_longest_distance():
-    piece = VectorPiece.of_pair(1.0, np.array([1.0]), 1.1, np.array([1.2]), 1e-3)
+    piece = Piece.of_pair(1.0, np.array([1.0]), 1.1, np.array([1.2]), 1e-3)
     assert (piece.low, piece.high, piece.pair) == (1.0, 1.1, True)
     assert piece.error_at(2.0) == pytest.approx(1e-3 + 2e-2)
     piece.extend(3.0, np.array([5.2]), 1e-3)

@@ -8,17 +8,15 @@ import numpy as np
 import pytest
 
 from tests.arrangement.test_cells import answered, random_form
-from unsoftmax.arrangement.circle import Circle
-from unsoftmax.arrangement.homogeneous import Lift
-from unsoftmax.arrangement.noise_level import NoiseLevel
-from unsoftmax.learners.relu_network.far_neurons import FarSearch
-from unsoftmax.learners.relu_network.length_scan import (
+from unsoftmax.learners.relu_network.far_neurons import FarSearch, SplitForm, at_length
+from unsoftmax.learners.relu_network.lift import Circle, Lift
+from unsoftmax.learners.relu_network.lifted_target import (
     LengthScan,
+    LiftedTarget,
+    NoiseLevel,
     scan_lengths,
 )
-from unsoftmax.learners.relu_network.lifted_target import LiftedTarget
 from unsoftmax.learners.relu_network.network_search import NetworkSearch
-from unsoftmax.learners.relu_network.split_form import SplitForm, at_length
 
 # -- one line at all lengths
 
@@ -149,7 +147,7 @@ def far_search(form, d, seed=0):
     """Search for what a form has, with what lies within 100 of 0 known, to 1e-12."""
     lift, rng = Lift(d, True), np.random.default_rng(seed)
     scan, _ = answered(scan_lengths(d, rng), lift, form)
-    circle = Circle.random(lift, rng, 1e-5)
+    circle = Circle.random(lift, rng)
     size = float(np.abs(form(circle.at(np.linspace(0.1, 3, 50)))).max())
     noise = NoiseLevel(2e-16 * size, 4e-16 * size, size)
     target = LiftedTarget(lift, circle, noise, None, scan)

@@ -8,26 +8,26 @@ import numpy as np
 import pytest
 
 import unsoftmax as us
-from tests.arrangement.test_cells import EDGE, answered, random_form
+from tests.arrangement.test_cells import answered, random_form
 from tests.networks import network
-from unsoftmax.arrangement.circle import Circle
-from unsoftmax.arrangement.homogeneous import Lift, PiecewiseLinear
-from unsoftmax.arrangement.noise_level import NoiseLevel
-from unsoftmax.learners.relu_network import fresh_points
+from unsoftmax.learners.relu_network import lifted_target
 from unsoftmax.learners.relu_network.claims import NetworkClaim
-from unsoftmax.learners.relu_network.fresh_points import (
+from unsoftmax.learners.relu_network.far_neurons import SplitForm
+from unsoftmax.learners.relu_network.lift import Circle, Lift, PiecewiseLinear
+from unsoftmax.learners.relu_network.lifted_target import (
     FAR_SHARE,
+    LONG_TOKENS,
+    LiftedTarget,
+    NoiseLevel,
+    TargetLift,
     accepted_error,
     fresh_tokens,
     look,
     weights_of,
 )
-from unsoftmax.learners.relu_network.lifted_target import LONG_TOKENS, LiftedTarget, TargetLift
-from unsoftmax.learners.relu_network.merge import network_of, pruned
-from unsoftmax.learners.relu_network.network_search import NetworkSearch
+from unsoftmax.learners.relu_network.network_search import NetworkSearch, network_of, pruned
 from unsoftmax.learners.relu_network.relu_learner import ReluNetworkTuning
-from unsoftmax.learners.relu_network.split_form import SplitForm
-from unsoftmax.learners.relu_network.wide_cells import CellWalk, WalkedForm
+from unsoftmax.learners.relu_network.wide_cells import WalkedForm
 
 
 def lifted(form, d, biases, seed=0):
@@ -139,13 +139,13 @@ def test_what_is_accepted_grows_with_the_noise_up_to_a_thousandth(deviation, siz
 def walked(rng, D=6, K=9, biases=True):
     lift = Lift(D - biases, biases)
     form = random_form(rng, D, K)
-    return lift, form, WalkedForm.along(form, Circle.random(lift, rng, EDGE))
+    return lift, form, WalkedForm.along(form, Circle.random(lift, rng))
 
 
 @pytest.mark.parametrize("biases", [True, False])
 def test_a_walk_knows_who_is_active_in_each_cell(biases):
     _, form, state = walked(np.random.default_rng(0), biases=biases)
-    walk: CellWalk = state.walk
+    walk = state
     cells = np.arange(len(walk.middle))
     active = walk.circle.at(walk.middle) @ form.a.T > 0
     assert np.array_equal(walk.sides(cells) > 0, active)
@@ -163,7 +163,7 @@ def test_neurons_that_are_off_are_corrected_where_cells_are_wide(biases, trials)
             error=np.full(9, 3e-6),
             g_error=3e-6,
         )
-        state = WalkedForm.along(wrong, Circle.random(lift, rng, EDGE))
+        state = WalkedForm.along(wrong, Circle.random(lift, rng))
         every = np.arange(10)
         steps = state.measured(every, 1e-15)
         state, queries = answered(steps, lift, form)
@@ -181,7 +181,7 @@ def test_what_was_corrected_is_not_corrected_again():
     rng = np.random.default_rng(0)
     lift, form, _ = walked(rng, biases=False)
     wrong = replace(form, a=form.a + 1e-6, error=np.full(9, 3e-6), g_error=1e-5)
-    state = WalkedForm.along(wrong, Circle.random(lift, rng, EDGE))
+    state = WalkedForm.along(wrong, Circle.random(lift, rng))
     state, _ = answered(state.measured(np.arange(10), 1e-15), lift, form)
     once = state.corrected()
     twice = once.corrected()
@@ -194,7 +194,7 @@ def test_only_touched_neurons_are_corrected():
     rng = np.random.default_rng(0)
     lift, form, _ = walked(rng)
     wrong = replace(form, a=form.a + 1e-6, error=np.full(9, 3e-6))
-    state = WalkedForm.along(wrong, Circle.random(lift, rng, EDGE))
+    state = WalkedForm.along(wrong, Circle.random(lift, rng))
     state, _ = answered(state.measured(np.arange(10), 1e-15), lift, form)
     touched = np.arange(9) == 4
     after = state.corrected(touched).form
@@ -246,8 +246,8 @@ def test_where_every_error_is_refused_the_search_ends_after_its_sweeps(monkeypat
     rng, lift = np.random.default_rng(0), Lift(4, True)
     form = random_form(rng, 5, 6)
     target, _ = lifted(form, 4, True)
-    monkeypatch.setattr(fresh_points, "ACCEPTED", 0.0)
-    monkeypatch.setattr(fresh_points, "COARSE", 0.0)
+    monkeypatch.setattr(lifted_target, "ACCEPTED", 0.0)
+    monkeypatch.setattr(lifted_target, "COARSE", 0.0)
     search = NetworkSearch(target, 100, False, np.random.default_rng(1), sweeps=2)
     with pytest.raises(us.ModelMismatch, match="After 2 sweeps a network of 6 neurons"):
         answered(search.run(), lift, form)
@@ -258,7 +258,7 @@ def test_errors_of_what_is_known_are_no_structure():
     form = random_form(rng, 9, 12, error=1e-6)
     target, _ = lifted(form, 8, True)
     search = NetworkSearch(target, 100, False, rng)
-    circle = Circle.random(lift, rng, EDGE)
+    circle = Circle.random(lift, rng)
     assert search.sweep(circle, form).noise.search == form.spread > target.noise.search
     assert search.sweep(circle, None).noise.search == target.noise.search
 

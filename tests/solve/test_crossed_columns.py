@@ -8,7 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from unsoftmax.solve.crossed_columns import CrossedColumnTuning, WindowChain, WindowColumns
+from unsoftmax.learners.feed_forward.line_cells import (
+    WindowChain,
+    WindowColumns,
+)
 
 
 def chain(width, sizes, seed):
@@ -73,5 +76,5 @@ def test_with_few_equations_to_spare_nothing_is_looked_for():
     found = solver.solve(y, np.full((2, 2), 2e-12))
     assert not found.crossed[0]
     np.testing.assert_array_equal(found.solved, [False, True])
-    eager = replace(solver, tuning=CrossedColumnTuning(least=1))
+    eager = replace(solver, least=1)
     assert eager.solve(y, np.full((2, 2), 2e-12)).crossed[0]

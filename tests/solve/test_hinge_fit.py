@@ -6,7 +6,11 @@ import numpy as np
 import pytest
 
 from tests.feed_forward import balanced, layer
-from unsoftmax.solve.hinge_fit import HingeFit, HingeParameters, balanced_parameters
+from unsoftmax.learners.feed_forward.fitted_layer import (
+    HingeFit,
+    HingeParameters,
+    balanced_parameters,
+)
 
 
 def problem(noise, seed, off=1e-3):

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import unsoftmax as us
+from tests.arrangement.circles import circle_kinks
 from tests.networks import KINDS, distinct, function_error, network, within
 from tests.truth import Counted
-from unsoftmax.arrangement.kinks import KinkSearch, find_kinks
 from unsoftmax.theory import counts
 
 Learner = us.learners.ReluNetworkLearner
@@ -137,7 +137,7 @@ def test_close_kinks_are_told_from_one(apart, trials):
             yield []
             return np.sin(t) + np.maximum(0, np.sin(t[:, None] - theta)) @ jump
 
-        found, _ = finished(find_kinks(KinkSearch(line, noise, 100, rng), 0.0, np.pi))
+        found, _ = finished(circle_kinks(line, noise, 100))
         # it is where two lines cross, each within ten deviations 50 times as far as its answers
         near = 1000 * noise / np.abs(jump)
         distance = np.abs(found[:, None] - theta)

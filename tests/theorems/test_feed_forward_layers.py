@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,7 @@ from tests.feed_forward import (
 )
 from tests.networks import network
 from tests.truth import Counted
+from unsoftmax.learners.feed_forward import feed_forward_learner
 from unsoftmax.theory.counts import feed_forward_after_norm_queries
 
 Learner = us.learners.FeedForwardLearner
@@ -739,10 +740,9 @@ def test_noise_in_which_neurons_drown_is_refused(d, m, seed, noise):
         us.learn(noisy, Learner(d))
 
 
-def test_rounds_are_those_of_the_plan():
+def test_rounds_are_those_of_the_plan(monkeypatch):
+    monkeypatch.setattr(feed_forward_learner, "ROUNDS", 1)
     learner = Learner(4)
-    few = replace(learner.tuning, rounds=1)
-    learner = Learner(4, tuning=few)
     assert learner.plan().rounds == 3
     with pytest.raises(us.ModelMismatch, match="or 3 rounds would be needed"):
         us.learn(layer(4, 6, 4, 0), learner)

@@ -13,20 +13,39 @@ and ratios tell the scale of q (four columns: answers of six numbers or more tel
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import ClassVar
 
 import numpy as np
 
-from unsoftmax.arrangement.breakpoints import TooManyBreakpoints
-from unsoftmax.arrangement.vector_kinks import LineKinks, VectorKinkSearch, VectorPiece
+from unsoftmax.arrangement.kinks import FARTHER, KinkSearch, LineKinks, Piece, TooManyBreakpoints
 from unsoftmax.probes import Array, Round
 from unsoftmax.protocol import Answers
 
+# Errors of directions that the search allows for, in measured ones. They are alike where directions
+# are near each other; a norm that is off adds others farther apart. Of random layers of 5 to 8
+# dimensions 10 were too few, 50 left one spurious piece in 20, which FAINT joins.
+ERRORS = 50.0
+# Width of three places in half their interval. Wider: more have a kink between, and cost two
+# queries again. Narrower: slopes are less precise by its square.
+WIDE = 0.02
+# Widths of three places that a kink was between, taken again, and how often.
+NARROWER, TRIES = 0.1, 6
+# Jumps of this share of the slope are none.
+FAINT = 1e-10
+# Error of a slope, in those of a direction, from which on a piece is read at two more places. Less:
+# 0.2 queries per neuron more for ten times less.
+BLUNT = 1e11
+# Where they are: this share of the way from where it was seen to its kinks.
+TOWARDS = 0.9
+# Where a thorough search looks: this share of the way from a kink to where the pieces were seen.
+ASIDE = 0.05
+
 
 @dataclass(slots=True)
-class DirectionPiece(VectorPiece):
+class DirectionPiece(Piece):
     """A piece but for a positive factor, with what it was read off."""
 
     points: list[tuple[float, Array]] = field(default_factory=list)
@@ -109,47 +128,24 @@ def affine_of_directions(t: Array, w: Array, noise: float) -> DirectionPiece | N
         tilt * (1 + 1 / max(angle, noise)),
         float(t[0]),
         float(t[2]),
+        ((values[0], noise), (values[2], noise)),
         points=list(zip(t.tolist(), w, strict=True)),
         tilt_error=tilt,
     )
 
 
-@dataclass(frozen=True, slots=True)
-class DirectionKinkTuning:
-    """How kinks of directions are searched for, beside `VectorKinkTuning`."""
-
-    errors: float = 50.0
-    """Errors of directions that the search allows for, in measured ones. They are alike where
-    directions are near each other; a norm that is off adds others farther apart. Of random layers
-    of 5 to 8 dimensions 10 were too few, 50 left one spurious piece in 20, which `faint` joins."""
-    wide: float = 0.02
-    """Width of three places in half their interval. Wider: more have a kink between, and cost two
-    queries again. Narrower: slopes are less precise by its square."""
-    narrower: float = 0.1
-    tries: int = 6
-    """Widths of three places that a kink was between, taken again, and how often."""
-    faint: float = 1e-10
-    """Jumps of this share of the slope are none."""
-    blunt: float = 1e11
-    """Error of a slope, in those of a direction, from which on a piece is read at two more places.
-    Less: 0.2 queries per neuron more for ten times less."""
-    towards: float = 0.9
-    """Where they are: this share of the way from where it was seen to its kinks."""
-
-
 @dataclass(slots=True)
-class DirectionKinkSearch(VectorKinkSearch):
+class DirectionKinkSearch(KinkSearch):
     """A search for kinks along one line, of directions (n, m) of norm 1."""
 
-    knobs: DirectionKinkTuning = field(default=DirectionKinkTuning(), kw_only=True)
+    near: ClassVar[float] = 1.0
 
     def __post_init__(self) -> None:
-        self.noise *= self.knobs.errors
+        self.noise *= ERRORS
 
-    def _opened(self) -> Generator[Round, Answers, list[VectorPiece]]:
-        tuning = self.tuning
-        edge = np.arctan(min(tuning.far, self.noise**-tuning.farther))
-        t = self.length * np.tan(np.linspace(-edge, edge, tuning.start))
+    def _opened(self) -> Generator[Round, Answers, list[Piece]]:
+        edge = np.arctan(min(self.far, self.noise**-FARTHER))
+        t = self.length * np.tan(np.linspace(-edge, edge, self.start))
         ends = np.maximum(np.abs(t), self.length) * np.where(t < 0, -1.0, 1.0)
         values = yield from self.ask(t)
         places = np.column_stack([t, t + self._pair * ends])
@@ -158,15 +154,15 @@ class DirectionKinkSearch(VectorKinkSearch):
 
     @property
     def _pair(self) -> float:
-        return self.knobs.wide
+        return WIDE
 
     def _read(
-        self, ends: Array, values: list[Array]
-    ) -> Generator[Round, Answers, list[VectorPiece | None]]:
+        self, ends: Array, values: Sequence[Array]
+    ) -> Generator[Round, Answers, list[Piece | None]]:
         """Ask two more directions each, closer where a kink is between."""
-        found: list[VectorPiece | None] = [None] * len(ends)
+        found: list[Piece | None] = [None] * len(ends)
         left, step = np.arange(len(ends)), ends[:, 1] - ends[:, 0]
-        for _ in range(self.knobs.tries):
+        for _ in range(TRIES):
             if not len(left):
                 break
             t = ends[left, :1] + step[left, None] * np.array([0.5, 1.0])
@@ -176,7 +172,7 @@ class DirectionKinkSearch(VectorKinkSearch):
                 order = np.argsort(places)
                 found[i] = self._piece(places[order], all_[order])
             left = np.array([i for i in left.tolist() if found[i] is None], dtype=np.intp)
-            step = step * self.knobs.narrower
+            step = step * NARROWER
         return found
 
     def _piece(self, t: Array, w: Array) -> DirectionPiece | None:
@@ -192,43 +188,42 @@ class DirectionKinkSearch(VectorKinkSearch):
         miss = float(np.linalg.norm(ends @ both - w[1]))
         return piece if miss <= self._errors * 3 * self.noise else None
 
-    def _again(self, pieces: list[VectorPiece]) -> Generator[Round, Answers, list[VectorPiece]]:
+    def _again(self, pieces: list[Piece]) -> Generator[Round, Answers, list[Piece] | None]:
         """Read pieces again whose factors are known by small angles alone."""
-        asked: list[tuple[VectorPiece, float, float]] = []
-        meetings = [self._meeting(p, q) for p, q in pairwise(pieces)]
-        for i, piece in enumerate(pieces):
+        blunt: list[tuple[Piece, float, float]] = []
+        meetings = [None, *(self._meeting(p, q) for p, q in pairwise(pieces)), None]
+        for piece, before, after in zip(pieces, meetings[:-1], meetings[1:], strict=True):
             assert isinstance(piece, DirectionPiece)
-            if piece.sharpened or piece.slope_error < self.knobs.blunt * self.noise * piece.turned(
-                piece.t
-            ):
+            if piece.sharpened or piece.slope_error < BLUNT * self.noise * piece.turned(piece.t):
                 continue
             piece.sharpened = True
-            ends = (
-                (piece.low, meetings[i - 1] if i else None),
-                (
-                    piece.high,
-                    meetings[i] if i < len(meetings) else None,
-                ),
-            )
-            for seen, end in ends:
+            for seen, end in ((piece.low, before), (piece.high, after)):
                 if end is not None and end != seen:
-                    asked.append((piece, self._between(seen, end, self.knobs.towards), end))
-        off = []
-        if asked:
-            values = yield from self.ask(np.array([t for _, t, _ in asked]))
-            for (piece, t, end), value in zip(asked, values, strict=True):
+                    blunt.append((piece, self._between(seen, end, TOWARDS), end))
+        more: list[Piece] | None = None
+        if blunt:
+            off = []
+            values = yield from self.ask(np.array([t for _, t, _ in blunt]))
+            for (piece, t, end), value in zip(blunt, values, strict=True):
                 if self._on(piece, t, value):
                     self._extend(piece, t, value)
                 else:
                     off.append((t, value, t + self._pair * (end - t)))
-        more = yield from self._overlooked(off)
+            more = yield from self._shown(off)
         if self.thorough:
-            more += yield from self._looked_at(pieces)
+            others = yield from self._looked_at(pieces)
+            more = others if more is None else [*more, *(others or [])]
         return more
+
+    def _apart(self, p: Piece, q: Piece, t: float) -> float:
+        return ASIDE * min(t - p.high, q.low - t)
+
+    def _overlooked(self, p: Piece, q: Piece, t: float, value: Array) -> float:
+        return self._beside(p, q, t)
 
     # -- comparisons, all in the unit of the first piece
 
-    def _on(self, piece: VectorPiece, t: float, value: Array) -> bool:
+    def _on(self, piece: Piece, t: float, value: Array) -> bool:
         assert isinstance(piece, DirectionPiece)
         inside, outside = piece.beside(value)
         if float(np.linalg.norm(outside)) > self._errors * (self.noise + piece.tilted(value)):
@@ -240,13 +235,13 @@ class DirectionKinkSearch(VectorKinkSearch):
         size = float(inside @ at) / float(inside @ inside)
         return size > 0 and float(np.linalg.norm(size * inside - at)) <= self._errors * own
 
-    def _extend(self, piece: VectorPiece, t: float, value: Array) -> None:
+    def _extend(self, piece: Piece, t: float, value: Array) -> None:
         assert isinstance(piece, DirectionPiece)
         piece.points.append((t, value))
         piece.low, piece.high = min(piece.low, t), max(piece.high, t)
         piece.refitted(self.noise)
 
-    def _scaled(self, piece: VectorPiece, factor: float) -> DirectionPiece:
+    def _scaled(self, piece: Piece, factor: float) -> DirectionPiece:
         assert isinstance(piece, DirectionPiece)
         return DirectionPiece(
             piece.t,
@@ -256,17 +251,17 @@ class DirectionKinkSearch(VectorKinkSearch):
             factor * piece.slope_error,
             piece.low,
             piece.high,
-            met=piece.met,
+            piece.ends,
             points=piece.points,
             tilt_error=factor * piece.tilt_error,
         )
 
-    def _same(self, p: VectorPiece, q: VectorPiece) -> bool:
+    def _same(self, p: Piece, q: Piece) -> bool:
         return self._on(p, q.t, q.value / np.linalg.norm(q.value)) and self._on(
             q, p.t, p.value / np.linalg.norm(p.value)
         )
 
-    def _alike(self, p: VectorPiece, q: VectorPiece) -> bool:
+    def _alike(self, p: Piece, q: Piece) -> bool:
         """Tell whether two pieces span one plane but for jumps too small to be seen."""
         assert isinstance(p, DirectionPiece)
         assert isinstance(q, DirectionPiece)
@@ -275,10 +270,10 @@ class DirectionKinkSearch(VectorKinkSearch):
         across = slope - at * float(slope @ at) / float(at @ at)
         outside = float(np.linalg.norm(base.beside(across)[1]))
         apart = float(np.linalg.norm(base.beside(at)[1]))
-        reach = self.knobs.faint * float(np.linalg.norm(across))
+        reach = FAINT * float(np.linalg.norm(across))
         return outside <= reach and apart <= reach * abs(other.t - base.t)
 
-    def _met(self, p: VectorPiece, q: VectorPiece) -> tuple[float, float] | None:
+    def _met(self, p: Piece, q: Piece) -> tuple[float, float] | None:
         """Return where σq meets p between where they were seen, and σ."""
         assert isinstance(p, DirectionPiece)
         assert isinstance(q, DirectionPiece)
@@ -297,7 +292,7 @@ class DirectionKinkSearch(VectorKinkSearch):
         if not factor > 0:
             return None
         tilts = base.tilt_at(t) + factor * other.tilt_at(t)
-        if tilts > self.tuning.exact * float(np.linalg.norm(one)):
+        if tilts > self.exact * float(np.linalg.norm(one)):
             return None
         if factor * float(np.linalg.norm(outside)) > self._errors * tilts:
             return None
@@ -322,11 +317,11 @@ class DirectionKinkSearch(VectorKinkSearch):
         errors = base.error_at(t) / mine, other.error_at(t) / its
         return (t + float(s), errors[0]) if errors[0] < errors[1] else (t, errors[1])
 
-    def _meeting(self, p: VectorPiece, q: VectorPiece) -> float | None:
+    def _meeting(self, p: Piece, q: Piece) -> float | None:
         met = self._met(p, q)
         return None if met is None else met[0]
 
-    def _placed(self, p: VectorPiece, q: VectorPiece, t: float, value: Array) -> VectorPiece | None:
+    def _placed(self, p: Piece, q: Piece, t: float, value: Array) -> Piece | None:
         for piece in (p, q):
             if self._on(piece, t, value):
                 self._extend(piece, t, value)
@@ -351,7 +346,7 @@ class DirectionKinkSearch(VectorKinkSearch):
         assert isinstance(q, DirectionPiece)
         tilt = a * p.tilt_at(left) + c * q.tilt_at(right) + self.noise
         own = a * p.error_at(left) + c * q.error_at(right) + self.noise
-        if miss > self._errors * tilt or tilt > self.tuning.exact:
+        if miss > self._errors * tilt or tilt > self.exact:
             return None
         # value = a p(left) + c q(right), so that a piece through both has the scale of value
         share = (right - t) / (right - left)
@@ -366,23 +361,24 @@ class DirectionKinkSearch(VectorKinkSearch):
             2 * own / width,
             t,
             t,
+            ((value, self.noise), (value, self.noise)),
             points=points,
             tilt_error=2 * tilt / width,
         )
 
     # -- the end
 
-    def _without_straddling(self, pieces: list[VectorPiece]) -> list[VectorPiece]:
+    def _without_straddling(self, pieces: list[Piece]) -> list[Piece]:
         """Nothing: three places show a kink between them."""
         return pieces
 
-    def _merged(self, pieces: list[VectorPiece]) -> list[VectorPiece]:
+    def _merged(self, pieces: list[Piece]) -> list[Piece]:
         if not pieces:  # no two places are alike: the answers bend, or change, everywhere
             raise TooManyBreakpoints(self.most, everywhere=True)
         merged = [pieces[0]]
         for piece in pieces[1:]:
             last = merged[-1]
-            if not self._same(last, piece) and not self._alike(last, piece):
+            if last.after is piece or not (self._same(last, piece) or self._alike(last, piece)):
                 merged.append(piece)
                 continue
             assert isinstance(last, DirectionPiece)
@@ -391,12 +387,13 @@ class DirectionKinkSearch(VectorKinkSearch):
                 (last, piece) if last.slope_error <= piece.slope_error else (piece, last)
             )
             better.points += other.points
+            better.after = piece.after
             better.low, better.high = min(last.low, piece.low), max(last.high, piece.high)
             better.refitted(self.noise)
             merged[-1] = better
         return merged
 
-    def _concluded(self, pieces: list[VectorPiece]) -> LineKinks:
+    def _concluded(self, pieces: list[Piece]) -> LineKinks:
         """Bring all pieces to the scale of the first."""
         merged = self._merged(pieces)
         if len(merged) > self.most + 1:
@@ -410,7 +407,7 @@ class DirectionKinkSearch(VectorKinkSearch):
             now = float(np.linalg.norm(scaled[-1].at(met[0])) / np.linalg.norm(q.at(met[0])))
             scaled.append(self._scaled(q, now))
         for piece in scaled:
-            piece.error /= self.knobs.errors
-            piece.slope_error /= self.knobs.errors
+            piece.error /= ERRORS
+            piece.slope_error /= ERRORS
         slopes = np.array([piece.slope for piece in scaled])
         return LineKinks(np.array(t), np.diff(slopes, axis=0), tuple(scaled))

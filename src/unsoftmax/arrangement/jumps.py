@@ -14,28 +14,33 @@ next:
 An interval that is isolated may still hide several jumps close to each other: its two pieces differ
 by their sum. A caller that finds them by reading more inside calls `bisect` and `isolate` again.
 
+A *piece* is one sinusoid, on X(θ) = cosθ·P + sinθ·Q and between two breakpoints:
+
+    g(θ) = y·cos(θ − t) + k·sin(θ − t).
+
+It is kept relative to a base point t near by: coefficients of cosθ and sinθ would lose a factor
+roundoff/baseline. y is the value at t; the slope k comes from a second value at the distance
+*baseline* from t, so at θ the error of a value counts |sin(θ − t)|/baseline times.
+
 Values are NaN in a *transition*, where the function does not jump but changes smoothly from one
 piece to the next: intervals around them stay as wide as these are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from dataclasses import dataclass, field
-from typing import Self
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import cache
+from typing import Any, Self
 
 import numpy as np
 
-from unsoftmax.arrangement.breakpoints import (
-    AskAngles,
-    Intervals,
-    TooManyBreakpoints,
-    ask_where,
-    refine,
-)
-from unsoftmax.arrangement.pieces import Pieces, slope
+from unsoftmax.arrangement.kinks import TooManyBreakpoints
 from unsoftmax.probes import Array, Flags, Indices, Round
 from unsoftmax.protocol import Answers
+
+AskAngles = Callable[[Array], Generator[Round, Answers, Array]]
+"""Asks the function at angles (n,), one round: values (n,), NaN where it is on no piece."""
 
 
 class SoftTransition(Exception):
@@ -79,14 +84,127 @@ class JumpTuning:
     """Limit on the rounds: 40 halvings to the narrowest interval, with nine cuts each."""
 
 
-@dataclass(frozen=True, slots=True)
-class Jumps(Intervals):
-    """Intervals that hold a jump each."""
+@dataclass(slots=True)
+class Pieces:
+    """A table of pieces, which grows; a piece is named by its row.
 
+    Rows may be shared by intervals: what one learns of a piece the others know too.
+    """
+
+    table: Array
+    """Base points t, values y and slopes k there, and baselines: (4, n). A baseline is infinite
+    where a slope means nothing yet."""
+
+    @classmethod
+    def none(cls) -> Pieces:
+        """Begin a table."""
+        return cls(np.zeros((4, 0)))
+
+    def __len__(self) -> int:
+        return int(self.table.shape[1])
+
+    @property
+    def t(self) -> Array:
+        """Base points."""
+        return np.asarray(self.table[0])
+
+    @property
+    def y(self) -> Array:
+        """Values there."""
+        return np.asarray(self.table[1])
+
+    @property
+    def k(self) -> Array:
+        """Slopes there."""
+        return np.asarray(self.table[2])
+
+    @property
+    def baseline(self) -> Array:
+        """Distances that the slopes were read from."""
+        return np.asarray(self.table[3])
+
+    def add(self, t: Array, y: Array, k: Array, baseline: Array) -> Indices:
+        """Add pieces; return their rows."""
+        first = len(self)
+        self.table = np.concatenate([self.table, np.array([t, y, k, baseline])], axis=1)
+        return np.arange(first, len(self))
+
+    def at(self, which: Indices, t: Array) -> Array:
+        """Evaluate some pieces, at an angle each."""
+        turn = t - self.t[which]
+        return np.asarray(self.y[which] * np.cos(turn) + self.k[which] * np.sin(turn))
+
+    def leverage(self, which: Indices, t: Array) -> Array:
+        """Return how many times a value's error counts through the slope, |sin(θ − t)|/baseline."""
+        return np.asarray(np.abs(np.sin(t - self.t[which])) / self.baseline[which])
+
+    def reread(self, which: Indices, near: Array, turn: Array) -> None:
+        """Read slopes anew from values ``near`` at the base point plus ``turn``."""
+        self.k[which] = slope(self.y[which], near, turn)
+        self.baseline[which] = np.abs(turn)
+
+    def extend(self, which: Indices, t: Array, y: Array) -> None:
+        """Read slopes anew where a value y on a piece lies further away than its baseline."""
+        for piece, angle, value in zip(which, t, y, strict=True):  # several may share a piece
+            turn = angle - self.t[piece]
+            if np.abs(np.sin(turn)) > self.baseline[piece]:
+                self.k[piece] = slope(self.y[piece], value, turn)
+                self.baseline[piece] = np.abs(np.sin(turn))
+
+
+def slope(first: Array, second: Array, turn: Array) -> Array:
+    """Return the slope of a piece at the first of two points that are ``turn`` apart."""
+    return np.asarray((second - first * np.cos(turn)) / np.sin(turn))
+
+
+@dataclass(frozen=True, slots=True)
+class Jumps:
+    """Intervals [low, high] that hold a jump each, and the pieces at both their ends."""
+
+    pieces: Pieces
+    low: Array
+    high: Array
+    left: Indices
+    """Rows of the pieces at ``low``."""
+    right: Indices
+    """Rows of the pieces at ``high``."""
     sign: Array
     """−1 where the right piece counts with its sign turned: in the last interval."""
     softened: Indices
     """How many cuts of the interval fell into a transition."""
+
+    def __len__(self) -> int:
+        return len(self.low)
+
+    @property
+    def width(self) -> Array:
+        """Return high − low."""
+        return self.high - self.low
+
+    def take(self, chosen: Flags | Indices) -> Self:
+        """Return some of the intervals; the table of pieces stays one."""
+        return type(self)(self.pieces, *(getattr(self, name)[chosen] for name in self._columns()))
+
+    def changed(self, **columns: Any) -> Self:
+        """Return the intervals with other columns."""
+        return replace(self, **columns)
+
+    def split(self, at: Array, before: Indices, after: Indices) -> tuple[Self, Self]:
+        """Cut every interval, with the pieces just before and just after the cut."""
+        return self.changed(high=at, right=before), self.changed(low=at, left=after)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Self]) -> Self:
+        """Put intervals of one table of pieces together."""
+        columns = (
+            np.concatenate([getattr(part, name) for part in parts]) for name in cls._columns()
+        )
+        return cls(parts[0].pieces, *columns)
+
+    @classmethod
+    @cache
+    def _columns(cls) -> tuple[str, ...]:
+        return tuple(field.name for field in fields(cls) if field.name != "pieces")
 
     def before(self, t: Array) -> Array:
         """Evaluate the pieces on the left, one angle for each interval."""
@@ -118,7 +236,7 @@ class Jumps(Intervals):
 
 @dataclass(frozen=True, slots=True)
 class JumpSearch:
-    """What is asked on a half circle, and how; a `Cutting` of `Jumps`."""
+    """What is asked on a half circle, and how."""
 
     measure: AskAngles
     error: float
@@ -149,12 +267,6 @@ class JumpSearch:
         wide = jumps.width > jumps.gap() / self.tuning.isolated
         wide &= jumps.width > self.tuning.narrowest
         return np.asarray(wide & (jumps.softened < len(self.tuning.cuts)))
-
-    def cut(self, jumps: Jumps, chosen: Flags) -> Generator[Round, Answers, Jumps]:
-        """Cut the chosen intervals; refuse too many."""
-        jumps = yield from bisect(jumps, chosen, self)
-        self.refuse(jumps, self.tuning.slack)
-        return jumps
 
     def refuse(self, jumps: Jumps, slack: int = 0) -> None:
         """Raise `TooManyBreakpoints` where there are more jumps than allowed."""
@@ -191,7 +303,12 @@ def find_jumps(
 
 def isolate(jumps: Jumps, search: JumpSearch) -> Generator[Round, Answers, Jumps]:
     """Bisect intervals until each is much narrower than its distance to the next."""
-    jumps = yield from refine(jumps, search, search.tuning.rounds)
+    for _ in range(search.tuning.rounds):
+        chosen = search.unfinished(jumps)
+        if not np.any(chosen):
+            break
+        jumps = yield from bisect(jumps, chosen, search)
+        search.refuse(jumps, search.tuning.slack)
     search.refuse(jumps)
     return jumps
 
@@ -213,7 +330,8 @@ def bisect(jumps: Jumps, chosen: Flags, search: JumpSearch) -> Generator[Round, 
     soft = np.isnan(y)
     other = ~left & ~right & ~soft
     turn = np.minimum(search.tuning.share * part.width, search.step(np.inf))
-    [near] = yield from ask_where(search.measure, [(other, at + turn)])
+    near = np.full(len(at), np.nan)
+    near[other] = yield from search.measure((at + turn)[other])
     soft |= other & np.isnan(near)
     new = other & ~soft
     between = _read(pieces, at[new], y[new], near[new], turn[new])

@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from unsoftmax.arrangement.breakpoints import TooManyBreakpoints
 from unsoftmax.arrangement.jumps import SoftStart, SoftTransition
+from unsoftmax.arrangement.kinks import TooManyBreakpoints
 from unsoftmax.learners.multi_head.search_outcomes import (
     ENDINGS,
     CoincidentJumps,

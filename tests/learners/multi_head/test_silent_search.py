@@ -9,8 +9,7 @@ import pytest
 
 from tests.heads import several
 from tests.learners.multi_head.synthetic import driven
-from unsoftmax.arrangement.jumps import Jumps
-from unsoftmax.arrangement.pieces import Pieces
+from unsoftmax.arrangement.jumps import Jumps, Pieces
 from unsoftmax.learners.multi_head import silent_search
 from unsoftmax.learners.multi_head.reduced_answers import ReducedAnswers, TokenLengths
 from unsoftmax.learners.multi_head.rough_heads import SearchPlane

@@ -23,11 +23,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from unsoftmax.arrangement.breakpoints import TooManyBreakpoints
+from unsoftmax.arrangement.kinks import TooManyBreakpoints
 from unsoftmax.errors import ModelMismatch
 from unsoftmax.learners.compose import Asking
-from unsoftmax.learners.feed_forward.affine_part import Sides
 from unsoftmax.learners.feed_forward.ball_search import AROUND, BallNeurons, BallSearch
+from unsoftmax.learners.feed_forward.found_neurons import Sides
 from unsoftmax.learners.feed_forward.layer_claim import BESIDE, DEVIATIONS, LayerClaim
 from unsoftmax.learners.feed_forward.opening_look import (
     OpeningLook,
@@ -71,30 +71,22 @@ class BallClaim(LayerClaim):
         return np.where(short[:, None], moved, t)
 
     def _assumed(self, checks: int) -> tuple[str, ...]:
-        look = self.look
-        share = 3 / max(self.quiet, 1)
         return (
             "Tokens are normalised before the neurons: A and b contain the scale and the shift of "
             "that LayerNorm or RMSNorm.",
-            "Errors of A, b and B are for neurons scaled so that the row of A has the norm of the "
-            "column of B, in the order of the model. Parallel neurons count as their sum.",
+            *LayerClaim._assumed(self, checks),
+        )
+
+    def _within(self) -> tuple[str, ...]:
+        share = 3 / max(self.quiet, 1)
+        return (
             "constant, slope: ``‖F̂(x) − F(x)‖₂`` ≤ constant + slope·‖n(x)‖ for every x that "
             "switches no missing neuron (see below). n(x) is the normalised token, of norm below "
             "√d.",
-            "Only single tokens were asked: about sequences of several tokens (attention) nothing "
-            "is known.",
-            "The target is one hidden layer of ReLUs (continuous), and all its neurons were found: "
-            "the hold-out tests this but cannot prove it.",
             f"The last {self.quiet} long tokens of random directions showed no other neuron. A "
             f"neuron that fewer than {share:.1%} of such tokens switch may be missing (of those "
             "that more switch, 19 in 20 would have shown). One that never switches is part of the "
             "linear part.",
-            f"A neuron that adds less than {DEVIATIONS * look.noise:.1e} of the answers' size may "
-            "be missing. The bounds of A, b and B are for those found.",
-            f"Answers are off by {look.noise:.1e} of their size (one standard deviation), from "
-            f"second differences; {DEVIATIONS:g} deviations are taken.",
-            *look.why,
-            *(() if checks else ("Nothing was checked.",)),
         )
 
 

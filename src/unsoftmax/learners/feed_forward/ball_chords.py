@@ -1,6 +1,6 @@
 """Chords of a ball, all through one point: kinks of answers less what is known, and their neurons.
 
-A chord is searched as a line is (`arrangement.vector_kinks`), between its ends. What is known is
+A chord is searched as a line is (`arrangement.kinks`), between its ends. What is known is
 off by more than answers are: pairs of values that straddle a kink pass as pieces then, and show as
 two kinks with one column (`joined`). Once some columns are known, only what is orthogonal to all of
 these is looked at: kinks of their neurons do not show, and cost nothing.
@@ -8,19 +8,134 @@ these is looked at: kinks of their neurons do not show, and cost nothing.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
-from unsoftmax.arrangement.vector_kinks import LineKinks, VectorKinkSearch, VectorKinkTuning
-from unsoftmax.learners.feed_forward.crossed_neurons import CrossedNeurons
+from unsoftmax.arrangement.kinks import KinkSearch, LineKinks
 from unsoftmax.learners.feed_forward.found_neurons import BallPart, FoundNeurons
+from unsoftmax.learners.feed_forward.hyperplane_spots import HyperplaneSpots, Spots, put
 from unsoftmax.learners.feed_forward.line_cells import AskTokens, CellReadings, LineCells
 from unsoftmax.learners.feed_forward.opening_look import OpeningLook
-from unsoftmax.learners.feed_forward.search_steps import asks
-from unsoftmax.probes import Array, Flags, Round
+from unsoftmax.learners.feed_forward.search_steps import MOVED, asks
+from unsoftmax.probes import Array, Flags, Indices, Round
 from unsoftmax.protocol import Answers
+
+# Shares of the way to the next known hyperplane over which each is crossed, until two readings
+# agree: in between there may be others that are not known yet.
+ROOMS = (0.12, 0.05, 0.02, 0.01)
+# Columns agree within their errors if these are no more than this.
+AGREED = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class CrossedNeurons:
+    """What is known of the columns of all neurons, and of the places of their hyperplanes."""
+
+    columns: Array
+    """The best so far (m, d_out)."""
+    error: Array
+    sure: Flags
+    """Which were crossed, and came out as they had been."""
+    bend: Array
+    """(m,): R − z(p), what the second difference is of a column of norm 1."""
+    ways: Array
+    points: Array
+    """R n and p (m, k), as of `Spots`."""
+    tokens: Array
+    answers: Array
+    """All that was asked across hyperplanes."""
+
+    @classmethod
+    def none(cls, d_out: int, dim: int) -> CrossedNeurons:
+        """Begin without any."""
+        number, token, column = np.zeros(0), np.zeros((0, dim)), np.zeros((0, d_out))
+        return cls(column, number, number > 0, number, token, token, token, column)
+
+    def with_neurons(self, columns: Array, error: Array) -> CrossedNeurons:
+        """Add neurons that were not crossed."""
+        n = len(columns)
+        none = np.zeros((n, self.ways.shape[1]))
+        return replace(
+            self,
+            columns=np.vstack([self.columns, columns]),
+            error=np.append(self.error, error),
+            sure=np.append(self.sure, np.full(n, False)),
+            bend=np.append(self.bend, np.zeros(n)),
+            ways=np.vstack([self.ways, none]),
+            points=np.vstack([self.points, none]),
+        )
+
+    def placed(self, found: FoundNeurons) -> FoundNeurons:
+        """Put the hyperplanes of the first neurons, whose rows are known, where they were crossed.
+
+        Rows must be turned as they were when these were.
+        """
+        n, k = found.rows.shape
+        ways, points, sure = self.ways[:n], self.points[:n], self.sure[:n]
+        bias = np.sum(found.rows * (ways - points), axis=1) - self.bend[:n]
+        along = np.linalg.norm(ways - points, axis=1) / np.sqrt(k)
+        error = np.hypot(self.error[:n] * self.bend[:n], found.row_error * along)
+        return replace(
+            found,
+            bias=np.where(sure, bias, found.bias),
+            bias_error=np.where(sure, error, found.bias_error),
+        )
+
+    def taken(self, which: Indices, spots: Spots, sure: Flags) -> CrossedNeurons:
+        """Take over what crossings of some neurons say, of those that are sure."""
+        (columns, error), which = spots.columns, which[sure]
+        tokens, answers = spots.asked
+
+        return CrossedNeurons(
+            put(self.columns, which, columns[sure]),
+            put(self.error, which, error[sure]),
+            self.sure | np.isin(np.arange(len(self.sure)), which),
+            put(self.bend, which, np.linalg.norm(spots.bends[sure], axis=1)),
+            put(self.ways, which, spots.ways[sure]),
+            put(self.points, which, spots.points[sure]),
+            np.vstack([self.tokens, tokens]),
+            np.vstack([self.answers, answers]),
+        )
+
+
+def crossed_again(
+    crossed: CrossedNeurons,
+    part: BallPart,
+    look: OpeningLook,
+    radius: float,
+    rng: np.random.Generator,
+) -> Generator[Round, Answers, CrossedNeurons]:
+    """Cross all hyperplanes that are not sure, until two readings of each agree."""
+    before, before_error = crossed.columns.copy(), np.full(len(crossed.error), np.inf)
+    for room in ROOMS:
+        left = np.flatnonzero(~crossed.sure)
+        if not len(left):
+            break
+        crossing = HyperplaneSpots(
+            asks("crossings"),
+            part.found.rows,
+            part.found.bias,
+            look.length,
+            look.error_at,
+            rng,
+            radius=radius,
+            only=left,
+            room=room,
+        )
+        spots = yield from crossing.run()
+        columns, error = spots.columns
+        sure = np.full(len(left), False)
+        for old, off in ((crossed.columns, crossed.error), (before, before_error)):
+            apart = np.linalg.norm(columns - old[left], axis=1)
+            limit = MOVED * np.hypot(off[left], error)
+            sure |= (apart <= limit) & (limit < AGREED)
+        before[left], before_error[left] = columns, error
+        crossed = crossed.taken(left, spots, sure)
+    return crossed
+
 
 # Where the outermost places of a chord are, in halves of it, and the longest tokens of the
 # search, in radii: pairs and steps take what is left.
@@ -28,7 +143,7 @@ END = 0.96
 # Of answers less what is known: places that are asked first; pieces may meet where they are known
 # to this share of a value; pairs straddle a kink that meet their neighbours this close to their
 # ends. Errors of what is known are larger than those of answers, and kinks fewer.
-START, EXACT, TIGHT = 4, 1e-8, 0.1
+REST: Mapping[str, Any] = {"start": 4, "exact": 1e-8, "tight": 0.1}
 # What is known is off by this share of what its errors say; a tenth to a fortieth was seen. More:
 # kinks are taken for errors; less: errors for kinks.
 STATED = 0.15
@@ -64,16 +179,8 @@ class Chord:
     origin: Array
     """Its middle."""
     half: float
-    search: VectorKinkSearch
+    search: KinkSearch
     kinks: LineKinks
-
-    @property
-    def jumps(self) -> tuple[Array, Array]:
-        """Directions of the jumps, and what they are off by."""
-        jumps = self.kinks.jumps.reshape(-1, len(self.kinks.pieces[0].value))
-        size = np.linalg.norm(jumps, axis=1)
-        slopes = np.array([piece.slope_error for piece in self.kinks.pieces])
-        return jumps / size[:, None], np.hypot(slopes[1:], slopes[:-1]) / size
 
     def trimmed(self, most: int) -> tuple[Chord, tuple[float, float]]:
         """Leave out what is beyond the widest of the outermost pieces; return these pieces' ends.
@@ -129,22 +236,21 @@ class BallChords:
         basis = np.linalg.qr(np.column_stack([u, more]))[0].T
         basis[0] = u
         seen = np.linalg.svd(hidden)[2][len(hidden) :] if len(hidden) else None
-        ask, tuning = without(known, asks("line")), VectorKinkTuning(far=END)
-        if known is not None:
-            tuning = VectorKinkTuning(far=END, tight=TIGHT, start=START, exact=EXACT)
+        ask = without(known, asks("line"))
 
         def ask_line(t: Array) -> Generator[Round, Answers, Array]:
             y = yield from ask(origin + t[:, None] * u)
             return y if seen is None else y @ seen.T
 
-        search = VectorKinkSearch(
+        search = KinkSearch(
             ask_line,
             half,
             self.noise_of(known) / size,
             self.most,
             self.thorough,
             self.look.steepness if known is None else 0.0,
-            tuning=tuning,
+            far=END,
+            **({} if known is None else REST),
         )
         kinks = yield from search.run()
         return Chord(basis, origin, half, search, self._joined(kinks))
@@ -220,7 +326,7 @@ class ChordReadings:
 
     def columns(self, crossed: CrossedNeurons) -> tuple[Array, Array]:
         """Return the best columns and their errors, those of kinks that are no neurons too."""
-        columns, error, _ = self.cells.jumps()
+        columns, error, _ = self.cells.kinks.columns()
         own = slice(self.start, self.start + self.count)
         columns[self.real], error[self.real] = crossed.columns[own], crossed.error[own]
         return columns, error
@@ -240,7 +346,7 @@ class ChordReadings:
 
     def first_found(self) -> FoundNeurons:
         """Solve with the columns that the chord shows."""
-        columns, error, _ = self.cells.jumps()
+        columns, error, _ = self.cells.kinks.columns()
         return self._solved(self.readings, columns, error)
 
     def _corrected(self, known: BallPart | None, noise: float) -> CellReadings:

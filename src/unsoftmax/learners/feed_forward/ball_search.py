@@ -18,17 +18,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from unsoftmax.errors import ModelMismatch
-from unsoftmax.learners.feed_forward.ball_chords import END, BallChords, read_chord
-from unsoftmax.learners.feed_forward.crossed_neurons import crossed_again
+from unsoftmax.learners.feed_forward.ball_chords import END, BallChords, crossed_again, read_chord
 from unsoftmax.learners.feed_forward.found_neurons import BallPart
-from unsoftmax.learners.feed_forward.hidden_neurons import (
+from unsoftmax.learners.feed_forward.known_neurons import (
     APART,
     CLEAR,
     LONG,
     HiddenNeurons,
+    KnownNeurons,
     where_active,
 )
-from unsoftmax.learners.feed_forward.known_neurons import KnownNeurons
 from unsoftmax.learners.feed_forward.opening_look import OpeningLook, drawn_directions
 from unsoftmax.learners.feed_forward.search_steps import asks
 from unsoftmax.probes import Array, Indices, Round

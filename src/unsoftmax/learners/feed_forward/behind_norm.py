@@ -18,11 +18,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from unsoftmax.arrangement.direction_kinks import DirectionKinkSearch, DirectionKinkTuning
-from unsoftmax.arrangement.vector_kinks import LineKinks
+from unsoftmax.arrangement.direction_kinks import ERRORS, DirectionKinkSearch
+from unsoftmax.arrangement.kinks import LineKinks
 from unsoftmax.errors import ModelMismatch
-from unsoftmax.learners.feed_forward.affine_part import Sides
-from unsoftmax.learners.feed_forward.found_neurons import FoundNeurons
+from unsoftmax.learners.feed_forward.found_neurons import FoundNeurons, Sides
 from unsoftmax.learners.feed_forward.hyperplane_spots import DirectionSpots, Spots
 from unsoftmax.learners.feed_forward.layer_claim import LayerClaim
 from unsoftmax.learners.feed_forward.line_cells import AskTokens, CellReadings, LineCells
@@ -35,11 +34,92 @@ from unsoftmax.learners.feed_forward.search_steps import (
     notes_of,
     unlike,
 )
-from unsoftmax.learners.feed_forward.small_sums import SmallSums
 from unsoftmax.models.feed_forward import FeedForward
 from unsoftmax.models.layer_norm import LayerNorm
 from unsoftmax.probes import Array, Indices, Round
 from unsoftmax.protocol import Answers
+
+# Newton's method: starts, steps from each, of which ten are usual, and how often a step is halved.
+STARTS, STEPS, HALVINGS = 4, 40, 8
+# Number of tokens, and range of log10 of their variances.
+TOKENS, DECADES = 16, (-14.0, 1.0)
+# An eps below so many of its errors is 0.
+TOLD = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class SmallSums:
+    """Asks such tokens."""
+
+    layer: FeedForward
+    """The recovered one, without its norm."""
+    norm: LayerNorm
+    """With an eps of 0."""
+    error_at: Callable[[Array], Array]
+    """What u is off by at tokens (n, d), 2-norms."""
+    noise: float
+    """What n is off by, relative."""
+    rng: np.random.Generator
+
+    def run(self, ask: AskTokens, length: float) -> Generator[Round, Answers, tuple[float, float]]:
+        """Return eps and what it may be off by."""
+        d = self.layer.dim
+        x = self._smallest(length)
+        way = self.rng.standard_normal(d)
+        moved = np.sqrt(np.mean((self._jacobian(x) @ way) ** 2)) or 1.0
+        variances = 10.0 ** np.linspace(*DECADES, TOKENS)
+        tokens = x + (np.sqrt(variances) / moved)[:, None] * way
+        y = yield from ask(tokens)
+        n = (y - self.norm.shift) / self.norm.scale
+        share = np.mean(n * n, axis=1)
+        v = np.mean(self._sums(tokens) ** 2, axis=1)
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            eps = v * (1 / share - 1)
+            off = self.error_at(tokens) / np.sqrt(d * v)
+            error = 2 * off * (np.abs(eps) + off * v) + 2 * self.noise * (v + np.abs(eps))
+        error = np.where(np.isfinite(eps) & np.isfinite(error), error, np.inf)
+        best = int(np.argmin(error))
+        told = eps[best] > TOLD * error[best]
+        return float(eps[best]) if told else 0.0, float(error[best])
+
+    def _sums(self, x: Array) -> Array:
+        u = self.layer(x)
+        return u - u.mean(axis=1, keepdims=True) if self.norm.centred else u
+
+    def _jacobian(self, x: Array) -> Array:
+        f = self.layer
+        active = (f.A @ x + f.b) > 0
+        J = np.eye(f.dim) * f.residual + f.B[:, active] @ f.A[active]
+        return np.asarray(J - J.mean(axis=0) if self.norm.centred else J)
+
+    def _smallest(self, length: float) -> Array:
+        """Return a token at which u is as small as is found."""
+        best, least = np.zeros(self.layer.dim), np.inf
+        for _ in range(STARTS):
+            x = self.rng.standard_normal(self.layer.dim)
+            x *= length / np.linalg.norm(x)
+            x, size = self._descended(x)
+            if size < least:
+                best, least = x, size
+            if least < np.sqrt(self.layer.dim) * 10.0 ** DECADES[0]:
+                break
+        return best
+
+    def _descended(self, x: Array) -> tuple[Array, float]:
+        u = self._sums(x[None])[0]
+        size = float(np.linalg.norm(u))
+        for _ in range(STEPS):
+            step = -np.linalg.lstsq(self._jacobian(x), u, rcond=1e-10)[0]
+            for halved in range(HALVINGS):
+                new = x + step / 2**halved
+                there = self._sums(new[None])[0]
+                if np.linalg.norm(there) < size:
+                    break
+            else:
+                break
+            x, u, size = new, there, float(np.linalg.norm(there))
+        return x, size
+
 
 # A residual of any share that is below this one of all jumps is none.
 UNSEEN = 1e-6
@@ -139,7 +219,7 @@ def agreed_spots(
         return np.asarray(readings.solved(columns, error).along @ basis)
 
     spots = yield from cross(rows_of(readings, columns, error), None)
-    doubt = np.maximum(DirectionKinkTuning().errors * error, ASTRAY)
+    doubt = np.maximum(ERRORS * error, ASTRAY)
     # of close kinks the line shows the places, and hardly the columns
     compared = np.minimum(doubt, UNSURE)
     doubt = np.where(error > UNSURE, np.inf, doubt)
@@ -196,7 +276,7 @@ class SearchBehindNorm:
             scaled=False,
         )
         readings = yield from cells.run()
-        columns, column_error, _ = cells.jumps()
+        columns, column_error, _ = kinks.columns()
         met = x0 + kinks.t[:, None] * basis[0]
 
         def cross(rows: Array, only: Indices | None) -> Generator[Round, Answers, Spots]:

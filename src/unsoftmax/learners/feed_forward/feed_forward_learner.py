@@ -8,7 +8,7 @@ The mathematics: every neuron is a hyperplane, and across it the Jacobian jumps 
 
 1. The length scale and the precision of the answers (`opening_look`).
 2. Along one line F is piecewise affine with a kink at every hyperplane; the slope's jump there is
-   B_j (a_j·x₁) (`arrangement.vector_kinks`). 2.1m queries.
+   B_j (a_j·x₁) (`arrangement.kinks`). 2.1m queries.
 3. Steps from places on the line give differences of Jacobians, Σ B_j a_jᵀ over the kinks between
    two places: less than d_out unknown rows, a linear system (`line_cells`). m + 2d queries.
 4. Each hyperplane is crossed once more where it is far from others, which gives B_j to many more
@@ -27,13 +27,12 @@ any, the first line's answers show: plain layers' grow with tokens.
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
 
-from unsoftmax.arrangement.breakpoints import TooManyBreakpoints
-from unsoftmax.arrangement.vector_kinks import VectorKinkSearch
+from unsoftmax.arrangement.kinks import KinkSearch, TooManyBreakpoints
 from unsoftmax.errors import ModelMismatch
 from unsoftmax.learners.compose import as_planned
 from unsoftmax.learners.feed_forward.after_norm import AfterNorm
@@ -78,18 +77,11 @@ ALIKE, ALIKE_NOISE = 1e-13, 10.0
 PER_NEURON = 16
 
 
-@dataclass(frozen=True, slots=True)
-class FeedForwardTuning:
-    """When a search ends."""
-
-    neurons_per_dim: int = 16
-    neurons: int = 1024
-    """A target that shows more than neurons_per_dim·d + neurons kinks is refused."""
-    attempts: int = field(default=3, metadata={"least": 1})
-    """Lines before a target is refused; from the second on kinks are looked at once more, which
-    tells neurons apart whose columns of B are parallel."""
-    rounds: int = 1000
-    """Limit on the rounds of an attempt, of which 50 are usual."""
+# A target that shows more than so many kinks for each dimension, and so many more, is refused.
+NEURONS_PER_DIM, NEURONS = 16, 1024
+# Lines before a target is refused; from the second on kinks are looked at once more, which tells
+# neurons apart whose columns of B are parallel. Limit on the rounds of each; 50 are usual.
+ATTEMPTS, ROUNDS = 3, 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +98,6 @@ class FeedForwardLearner(Configured):
         whether x is added, is found. None: whether there is a norm, and where, is found.
     seed : int
         Decides the line and the hold-out: the same seed asks the same.
-    tuning : FeedForwardTuning
-        Knobs of the algorithm, each with its reason in the source. To change some:
-        ``dataclasses.replace(learner.tuning, …)``, given to a new learner.
 
     Raises
     ------
@@ -150,9 +139,8 @@ class FeedForwardLearner(Configured):
     dim: int
     norm: str | None = None
     seed: int = 0
-    tuning: FeedForwardTuning = field(default=FeedForwardTuning(), kw_only=True)
 
-    revision: ClassVar[int] = 6
+    revision: ClassVar[int] = 7
     outputs: ClassVar[Outputs] = "vector"
 
     def __post_init__(self) -> None:
@@ -168,18 +156,18 @@ class FeedForwardLearner(Configured):
 
     @property
     def _most(self) -> int:
-        return self.tuning.neurons_per_dim * int(self.dim) + self.tuning.neurons
+        return NEURONS_PER_DIM * int(self.dim) + NEURONS
 
     def plan(self) -> Plan:
         """Say what learning costs at most; what it takes is known only with the neurons."""
-        m, d, tuning = self._most, int(self.dim), self.tuning
+        m, d = self._most, int(self.dim)
         per_neuron = PER_NEURON + 2 * d
-        at_most = tuning.attempts * (m * per_neuron + 16 * d + 1024)
+        at_most = ATTEMPTS * (m * per_neuron + 16 * d + 1024)
         return Plan(
             queries=None,
             at_most=at_most,
             tokens=at_most,
-            rounds=tuning.attempts * tuning.rounds,
+            rounds=ATTEMPTS * ROUNDS,
             formula=f"about {FORMULAS[self.norm]}; refused beyond {at_most:,}",
             longest_token=FARTHEST,
             most_tokens=1,
@@ -222,9 +210,7 @@ class FeedForwardLearner(Configured):
         d, ask = int(self.dim), asks("opening")
         if norm == "pre":
             normed = yield from BallOpening(d, ask, rng).run()
-            return (
-                yield from AfterNorm(normed, self._most, rng, self.tuning.attempts).steps(checks)
-            )
+            return (yield from AfterNorm(normed, self._most, rng, ATTEMPTS).steps(checks))
         look = yield from NormOpening(d, ask, rng).run()
         return (yield from self._from(look, checks, rng))
 
@@ -259,8 +245,8 @@ class FeedForwardLearner(Configured):
         self, look: OpeningLook | NormLook, rng: np.random.Generator
     ) -> Generator[Round, Answers, LayerClaim]:
         """Search along one line after another."""
-        for again in range(1, self.tuning.attempts + 1):
-            last = again == self.tuning.attempts
+        for again in range(1, ATTEMPTS + 1):
+            last = again == ATTEMPTS
             try:
                 return (yield from self._searched(look, again > 1, rng))
             except TooManyBreakpoints as error:
@@ -316,13 +302,11 @@ class FeedForwardLearner(Configured):
         def ask_line(t: Array) -> Generator[Round, Answers, Array]:
             return (yield from asks("line")(x0 + t[:, None] * basis[0]))
 
-        search = VectorKinkSearch(
-            ask_line, look.length, look.noise, self._most, thorough, look.steepness
-        )
+        search = KinkSearch(ask_line, look.length, look.noise, self._most, thorough, look.steepness)
         kinks = yield from search.run()
         cells = LineCells(asks("cells"), kinks, basis, x0, look.length, search.own_error)
         readings = yield from cells.run()
-        columns, column_error, _ = cells.jumps()
+        columns, column_error, _ = kinks.columns()
         if not len(columns):
             place = x0 + readings.places[:, None] * basis[0]
             return _without_neurons(readings, basis), (place, readings.values)

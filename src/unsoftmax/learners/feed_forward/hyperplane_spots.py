@@ -34,6 +34,13 @@ REACH = (0.3, 1.0, 3.0)
 WITHIN = 0.8
 
 
+def put(mine: Array, which: Indices, its: Array) -> Array:
+    """Return an array with others in the place of some rows."""
+    new = mine.copy()
+    new[which] = its
+    return new
+
+
 @dataclass(frozen=True, slots=True)
 class Spots:
     """Second differences across single hyperplanes."""
@@ -68,21 +75,15 @@ class Spots:
 
     def crossed_again(self, which: Indices, more: Spots) -> Spots:
         """Put crossings of some in the place of theirs; keep all that was asked."""
-
-        def put(mine: Array, its: Array) -> Array:
-            new = mine.copy()
-            new[which] = its
-            return new
-
+        tokens, answers = (np.vstack(pair) for pair in zip(self.asked, more.asked, strict=True))
         crossed = self.crossed
         if crossed is not None and more.crossed is not None:
-            crossed = put(crossed, more.crossed)
-        tokens, answers = (np.vstack(pair) for pair in zip(self.asked, more.asked, strict=True))
+            crossed = put(crossed, which, more.crossed)
         return Spots(
-            put(self.bends, more.bends),
-            put(self.error, more.error),
-            put(self.ways, more.ways),
-            put(self.points, more.points),
+            put(self.bends, which, more.bends),
+            put(self.error, which, more.error),
+            put(self.ways, which, more.ways),
+            put(self.points, which, more.points),
             (tokens, answers),
             crossed,
         )

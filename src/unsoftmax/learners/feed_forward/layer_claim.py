@@ -165,22 +165,31 @@ class LayerClaim:
         return moved
 
     def _assumed(self, checks: int) -> tuple[str, ...]:
-        look, farthest = self.look, self.look.length * 10.0 ** FAR[1]
+        look = self.look
+        bound, *missing = self._within()
         return (
             "Errors of A, b and B are for neurons scaled so that the row of A has the norm of the "
             "column of B, in the order of the model. Parallel neurons count as their sum.",
-            "constant, slope: ``‖F̂(x) − F(x)‖₂`` ≤ constant + slope·‖x‖ for every x.",
+            bound,
             "Only single tokens were asked: about sequences of several tokens (attention) nothing "
             "is known.",
             "The target is one hidden layer of ReLUs (continuous), and all its neurons were found: "
             "the hold-out tests this but cannot prove it.",
-            f"Tokens up to a norm of {farthest:.0e} were asked. A neuron may be missing if its "
-            "hyperplane does not meet a random line within that norm, because it is far out and "
-            "nearly parallel to the line.",
+            *missing,
             f"A neuron that adds less than {DEVIATIONS * look.noise:.1e} of the answers' size may "
             "be missing. The bounds of A, b and B are for those found.",
             f"Answers are off by {look.noise:.1e} of their size (one standard deviation), from "
             f"second differences; {DEVIATIONS:g} deviations are taken.",
             *look.why,
             *(() if checks else ("Nothing was checked.",)),
+        )
+
+    def _within(self) -> tuple[str, ...]:
+        """Say where the function is bounded, and which neurons may be missing."""
+        farthest = self.look.length * 10.0 ** FAR[1]
+        return (
+            "constant, slope: ``‖F̂(x) − F(x)‖₂`` ≤ constant + slope·‖x‖ for every x.",
+            f"Tokens up to a norm of {farthest:.0e} were asked. A neuron may be missing if its "
+            "hyperplane does not meet a random line within that norm, because it is far out and "
+            "nearly parallel to the line.",
         )

@@ -16,15 +16,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from unsoftmax.errors import ModelMismatch
-from unsoftmax.learners.feed_forward.affine_part import ResidualPart
+from unsoftmax.learners.feed_forward.found_neurons import ResidualPart
 from unsoftmax.learners.feed_forward.line_cells import AskTokens
 from unsoftmax.learners.feed_forward.opening_look import (
-    BESIDE,
     LINE,
     SMOOTH,
-    STEP,
-    WIDER,
     OpeningLook,
+    around_points,
     drawn_directions,
 )
 from unsoftmax.measure.normalised import FoundGain, NormedAnswers, gain_of, shift_of, spreads
@@ -239,10 +237,8 @@ class NormOpening:
         self, norm: SeenNorm, length: float, precision: Precision
     ) -> Generator[Round, Answers, float]:
         """Measure errors of directions, and refuse what bends everywhere."""
-        points = length * BESIDE[:, None] * drawn_directions(len(BESIDE), self.dim, self.rng)
-        step = STEP * length * drawn_directions(len(BESIDE), self.dim, self.rng)
-        x = np.concatenate([points + k * step for k in (-WIDER, -1, 0, 1, WIDER)])
-        answers = yield from self.ask(x)
+        _, around = yield from around_points(self.dim, length, self.ask, self.rng)
+        answers = around.reshape(-1, self.dim)
         w = np.split(norm.directions(answers), 5)
         narrow, wide = (_off_plane(w[2], w[i], w[4 - i]) for i in (1, 0))
         if np.median(wide) > SMOOTH * max(float(np.median(narrow)), UNIT):

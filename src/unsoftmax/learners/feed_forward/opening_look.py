@@ -133,11 +133,8 @@ class TargetOpening:
     ) -> Generator[Round, Answers, OpeningLook]:
         """Measure what answers are off by beside a few points; refuse what bends there."""
         precision = precision or _precision(look.answers)
-        points = look.length * BESIDE[:, None] * drawn_directions(len(BESIDE), self.dim, self.rng)
-        step = STEP * look.length * drawn_directions(len(BESIDE), self.dim, self.rng)
-        x = np.concatenate([points + k * step for k in (-WIDER, -1, 0, 1, WIDER)])
-        answers = yield from self.ask(x)
-        before, behind, at, ahead, beyond = np.split(answers, 5)
+        points, answers = yield from around_points(self.dim, look.length, self.ask, self.rng)
+        before, behind, at, ahead, beyond = answers
         narrow = np.linalg.norm(behind + ahead - 2 * at, axis=1)
         wide = np.linalg.norm(before + beyond - 2 * at, axis=1)
         if np.median(wide) > SMOOTH * np.median(narrow) and np.median(narrow):
@@ -150,7 +147,7 @@ class TargetOpening:
         # the deviation of a second difference is √6 times that of an answer; one of them may have
         # a kink between, and where few neurons are active answers are nearly exact
         measured = float(np.sort(narrow / look.size_at(points))[-2]) / np.sqrt(6)
-        width = np.sqrt(answers.shape[1])
+        width = np.sqrt(answers.shape[2])
         rounding = precision.relative + precision.unit
         rounding += precision.absolute * width / look.size_at(points).min()
         noise = max(measured, ROUNDINGS * rounding)
@@ -166,6 +163,20 @@ class TargetOpening:
                 "target that answers the same question the same way."
             )
         return replace(look, noise=noise)
+
+
+def around_points(
+    dim: int, length: float, ask: AskTokens, rng: np.random.Generator
+) -> Generator[Round, Answers, tuple[Array, Array]]:
+    """Ask around a few points, at −WIDER, −1, 0, 1 and WIDER steps from each.
+
+    Returns the points (n, dim), and answers (5, n, m).
+    """
+    points = length * BESIDE[:, None] * drawn_directions(len(BESIDE), dim, rng)
+    step = STEP * length * drawn_directions(len(BESIDE), dim, rng)
+    x = np.concatenate([points + k * step for k in (-WIDER, -1, 0, 1, WIDER)])
+    answers = yield from ask(x)
+    return points, answers.reshape(5, len(points), -1)
 
 
 def _precision(answers: Array) -> Precision:

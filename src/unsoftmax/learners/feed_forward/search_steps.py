@@ -6,11 +6,10 @@ from collections.abc import Generator
 
 import numpy as np
 
-from unsoftmax.arrangement.breakpoints import TooManyBreakpoints
+from unsoftmax.arrangement.kinks import TooManyBreakpoints
 from unsoftmax.errors import ModelMismatch
-from unsoftmax.learners.feed_forward.affine_part import Sides
 from unsoftmax.learners.feed_forward.fitted_layer import COARSE
-from unsoftmax.learners.feed_forward.found_neurons import FoundNeurons
+from unsoftmax.learners.feed_forward.found_neurons import FoundNeurons, Sides
 from unsoftmax.learners.feed_forward.hyperplane_spots import Spots
 from unsoftmax.learners.feed_forward.line_cells import AskTokens, CellReadings
 from unsoftmax.learners.feed_forward.opening_look import OpeningLook

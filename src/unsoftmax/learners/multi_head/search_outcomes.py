@@ -26,8 +26,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from unsoftmax.arrangement.breakpoints import TooManyBreakpoints
 from unsoftmax.arrangement.jumps import SoftStart, SoftTransition
+from unsoftmax.arrangement.kinks import TooManyBreakpoints
 from unsoftmax.errors import ModelMismatch
 from unsoftmax.learners.compose import Asking, T
 from unsoftmax.measure.windows import NoWindow

@@ -30,7 +30,7 @@ from typing import ClassVar
 import numpy as np
 
 from unsoftmax.arrangement.base_points import NetworkHinges
-from unsoftmax.arrangement.breakpoints import TooManyBreakpoints
+from unsoftmax.arrangement.kinks import TooManyBreakpoints
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.learners.compose import Asking, as_planned, named
 from unsoftmax.learners.multi_head.pole_search import POLE_LENGTHS, pole_queries
@@ -128,7 +128,7 @@ class MultiHeadTransformerLearner(Configured):
 
     Notes
     -----
-    *Queries*: those of the network, about m·d + 12m + 290 + m²d/2000 for m neurons, and
+    *Queries*: those of the network, about m·d + 6m + 260 + m²d/4000 for m neurons, and
     H(d² + 3d) + 5H + 2d + 20 + m((H − 1)d + 2): 1.1 to 1.5 times the H·d·(d + m + 1) + m + 1
     parameters from 2,000 of these on. Fewer where W_h or values have a low rank, or all B_h are
     A V_h, which is found. As many again as there are parameters, up to 2,500 of them, where a
@@ -195,7 +195,7 @@ class MultiHeadTransformerLearner(Configured):
             at_most=at_most,
             tokens=first.tokens + 4 * tries * one + 2 * beside + on_poles,
             rounds=first.rounds + tries * ROUNDS,
-            formula="about m·d + 12m + 290 + m²d/2000 for the network of m neurons, and "
+            formula="about m·d + 6m + 260 + m²d/4000 for the network of m neurons, and "
             "H(d² + 3d) + 5H + 2d + 20 + m((H − 1)d + 2) for H heads, (m + 2)d with a residual: "
             f"{counts.multi_head_transformer_queries(d, H, 4 * d):,} for {H} heads and {4 * d} "
             "neurons",

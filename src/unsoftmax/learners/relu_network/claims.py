@@ -13,18 +13,18 @@ from typing import Self
 
 import numpy as np
 
-from unsoftmax.arrangement.homogeneous import Lift, PiecewiseLinear
 from unsoftmax.errors import ModelMismatch
-from unsoftmax.learners.relu_network.fresh_points import (
+from unsoftmax.learners.relu_network.far_neurons import SplitForm
+from unsoftmax.learners.relu_network.lift import Lift, PiecewiseLinear
+from unsoftmax.learners.relu_network.lifted_target import (
     ACCEPTED,
     SIZES,
+    LiftedTarget,
     accepted_error,
     fresh_tokens,
     weights_of,
 )
-from unsoftmax.learners.relu_network.lifted_target import LiftedTarget
-from unsoftmax.learners.relu_network.merge import network_of
-from unsoftmax.learners.relu_network.split_form import SplitForm
+from unsoftmax.learners.relu_network.network_search import network_of
 from unsoftmax.measure.precision import KAPPA, UNIT, Precision
 from unsoftmax.models import ReluNetwork
 from unsoftmax.probes import Array, Round, Singles

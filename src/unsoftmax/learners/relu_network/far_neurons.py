@@ -16,18 +16,79 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 
-from unsoftmax.arrangement.circle import Circle
-from unsoftmax.arrangement.homogeneous import Lift, PiecewiseLinear
-from unsoftmax.arrangement.noise_level import NoiseLevel
-from unsoftmax.learners.relu_network.lifted_target import LiftedTarget
-from unsoftmax.learners.relu_network.network_search import CELLS, FEW, NetworkSearch
-from unsoftmax.learners.relu_network.split_form import SplitForm, at_length
+from unsoftmax.learners.relu_network.circle_sweep import FEW
+from unsoftmax.learners.relu_network.lift import Circle, Lift, PiecewiseLinear
+from unsoftmax.learners.relu_network.lifted_target import LiftedTarget, NoiseLevel
+from unsoftmax.learners.relu_network.network_search import NetworkSearch
 from unsoftmax.learners.relu_network.wide_cells import WalkedForm
-from unsoftmax.probes import Array, Round
+from unsoftmax.probes import Array, Flags, Round
 from unsoftmax.protocol import Answers
+
+
+@dataclass(frozen=True, slots=True)
+class SplitForm:
+    """A form in two parts."""
+
+    lift: Lift
+    near: PiecewiseLinear
+    far: PiecewiseLinear
+    """Neurons inactive at the token 0. An error is that of the slope: the form is off by at most
+    that times ‖x‖/λ."""
+
+    @classmethod
+    def of(cls, lift: Lift, form: PiecewiseLinear) -> Self:
+        """Take all neurons to be near."""
+        return cls(lift, form, PiecewiseLinear.zero(len(form.g0)))
+
+    @property
+    def whole(self) -> PiecewiseLinear:
+        """Return both parts as one form, with the errors of its near part."""
+        return self.near.with_neurons(replace(self.far, error=np.zeros(len(self.far))))
+
+    @property
+    def slope_error(self) -> float:
+        """Return what far neurons are off by, relative to a token's length."""
+        return float(np.sum(self.far.error)) / self.lift.length
+
+    def without(self, least: float) -> Self:
+        """Leave out the neurons that are inactive at 0 and farther from it than ``least``."""
+        parts = (part.take(~self._beyond(part, least)) for part in (self.near, self.far))
+        return type(self)(self.lift, *parts)
+
+    def _beyond(self, form: PiecewiseLinear, least: float) -> Flags:
+        return np.asarray((form.a[:, -1] < 0) & (_distances(form) * self.lift.length > least))
+
+    def with_far(self, far: PiecewiseLinear, lift: Lift) -> Self:
+        """Add far neurons that were found at another length scale."""
+        slope = replace(far, error=far.error * np.hypot(1, 1 / _distances(far)))
+        here = at_length(slope, lift, self.lift)
+        slope = replace(here, error=slope.error * (self.lift.length / lift.length))
+        return replace(self, far=self.far.with_neurons(slope))
+
+
+def at_length(form: PiecewiseLinear, before: Lift, lift: Lift) -> PiecewiseLinear:
+    """Write a form for another length scale: h·f(λ'x/h) = F((λ'/λ)x, h)."""
+    ratio = lift.length / before.length
+    scale = np.append(np.full(lift.dim, ratio), 1.0)
+    most = max(ratio, 1.0)
+    return replace(
+        form,
+        g0=form.g0 * scale,
+        a=form.a * scale,
+        error=form.error * most,
+        g_error=form.g_error * most,
+    )
+
+
+def _distances(form: PiecewiseLinear) -> Array:
+    """Return the distances of hyperplanes from the token 0, in length scales."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.asarray(np.abs(form.a[:, -1]) / np.linalg.norm(form.a[:, :-1], axis=1))
+
 
 # Limit on the circles: hyperplanes at distances that differ by 10⁴ need one each.
 STAGES = 8
@@ -95,9 +156,9 @@ class FarSearch:
     def _polished(self, split: SplitForm) -> Generator[Round, Answers, SplitForm]:
         """Measure all near neurons anew: their errors may hide a far one."""
         search, form = self.search, split.whole
-        circle = Circle.random(split.lift, search.rng, CELLS.edge)
+        circle = Circle.random(split.lift, search.rng)
         state = WalkedForm.along(form, circle)
-        cells = np.arange(len(state.walk.middle))
+        cells = np.arange(len(state.middle))
         state = yield from state.measured(cells, search.target.noise.deviation)
         near = np.arange(len(form)) < len(split.near)
         better = state.corrected(near).form.take(near)
@@ -132,17 +193,15 @@ class FarSearch:
         """Sweep what is left along a circle of another lift; return what is found."""
         search, rng = self.search, self.search.rng
         known = at_length(split.whole, split.lift, lift)
-        circle = Circle.random(lift, rng, CELLS.edge)
+        circle = Circle.random(lift, rng)
         target = LiftedTarget(lift, circle, self._noise(known, circle))
         sweep = replace(search, target=target).sweep(circle, known, FEW)
-        swept = yield from sweep.run(search.most, rng)
+        swept = yield from sweep.run(search.most)
         whole = known.with_neurons(swept.form)
         new = np.arange(len(whole)) >= len(known)
         whole = replace(whole, g0=whole.g0 + swept.form.g0)
         state = WalkedForm.along(whole, circle)
-        beside = new[state.walk.order]
-        wanted = np.flatnonzero(np.append(beside, False) | np.insert(beside, 0, False))
-        state = yield from state.measured(wanted, target.noise.deviation)
+        state = yield from state.measured(state.beside(new), target.noise.deviation)
         return state.corrected(new).form.take(new)
 
     def _outside(self, form: PiecewiseLinear) -> PiecewiseLinear:

@@ -19,22 +19,130 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from unsoftmax.arrangement.circle import Circle
-from unsoftmax.arrangement.circle_sweep import CellTuning, CircleSweep
-from unsoftmax.arrangement.homogeneous import PiecewiseLinear
-from unsoftmax.arrangement.kink_lines import KinkTuning
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
-from unsoftmax.learners.relu_network.fresh_points import (
+from unsoftmax.learners.relu_network.circle_sweep import FEW, START, CircleSweep
+from unsoftmax.learners.relu_network.lift import Circle, Lift, PiecewiseLinear
+from unsoftmax.learners.relu_network.lifted_target import (
     FreshLook,
+    LiftedTarget,
     accepted_error,
     fresh_tokens,
     look,
 )
-from unsoftmax.learners.relu_network.lifted_target import LiftedTarget
-from unsoftmax.learners.relu_network.merge import merged, pruned
 from unsoftmax.learners.relu_network.wide_cells import CLEAR, LESS_CLEAR, WalkedForm
-from unsoftmax.probes import Array, Round
+from unsoftmax.models import ReluNetwork
+from unsoftmax.probes import Array, Flags, Indices, Round
 from unsoftmax.protocol import Answers
+
+# Two hyperplanes are the same if 1 − |cos| is below this. Smaller: one neuron is found twice.
+# Larger: two close neurons become one.
+PARALLEL = 1e-9
+# A neuron is removed if the correction leaves at most this share of it, or at most so many
+# standard deviations. A true neuron that small is found by the next sweep.
+GONE, GONE_ERRORS = 1e-5, 30.0
+# A neuron is kept if it exceeds so many standard deviations, or one standard deviation and this
+# share of the median neuron.
+LEAST_JUMP, LEAST_SHARE = 10.0, 1e-7
+# Tolerance for the share of a flip, which must be 0 or 1.
+FLIPPED = 1e-6
+# What flips leave of the linear part must be error: at most so many standard deviations of all
+# neurons and of the affine part, or this share of the sum of their sizes.
+FLIPS_LEAVE, FLIPS_ROUND = 30.0, 1e-13
+
+
+def merged(form: PiecewiseLinear, rest: PiecewiseLinear) -> tuple[PiecewiseLinear, Flags]:
+    """Add two forms; say which of the sum's neurons ``rest`` touched."""
+    g0 = form.g0 + rest.g0
+    # what is left of the affine part also makes up for the errors of neurons that were active there
+    g_error = float(np.hypot(rest.g_error, np.linalg.norm(form.error)))
+    touched = np.zeros(len(form), dtype=bool)
+    if not len(rest):
+        return replace(form, g0=g0, g_error=g_error), touched
+    nearest, along = _nearest(form, rest)
+    same = 1 - np.abs(along) < PARALLEL
+    a, eps, error = form.a.copy(), form.eps.copy(), form.error.copy()
+    for k in np.flatnonzero(same):
+        j = nearest[k]
+        if along[k] < 0:
+            g0 = g0 + rest.eps[k] * rest.a[k]
+            g_error = float(np.hypot(g_error, rest.error[k]))
+        jump = eps[j] * a[j] + rest.eps[k] * np.sign(along[k]) * rest.a[k]
+        error[j] = np.hypot(error[j], rest.error[k])
+        # a wrong neuron is taken away whole, not left as what the errors leave of it
+        gone = max(GONE * np.linalg.norm(a[j]), GONE_ERRORS * error[j])
+        eps[j] = 1.0 if jump @ a[j] >= 0 else -1.0
+        a[j] = eps[j] * jump * (np.linalg.norm(jump) > gone)
+        touched[j] = True
+    new = ~same
+    whole = PiecewiseLinear(
+        g0,
+        np.vstack([a, rest.a[new]]),
+        np.concatenate([eps, rest.eps[new]]),
+        np.concatenate([error, rest.error[new]]),
+        g_error,
+    )
+    return pruned(whole, np.concatenate([touched, np.ones(int(np.sum(new)), dtype=bool)]))
+
+
+def _nearest(form: PiecewiseLinear, rest: PiecewiseLinear) -> tuple[Indices, Array]:
+    """Return for each neuron of ``rest`` the most parallel one of ``form``, and their cosine."""
+    unit = form.a / np.linalg.norm(form.a, axis=1, keepdims=True)
+    other = rest.a / np.linalg.norm(rest.a, axis=1, keepdims=True)
+    cosine = other @ unit.T if len(unit) else np.zeros((len(other), 1))
+    nearest = np.argmax(np.abs(cosine), axis=1)
+    return nearest, cosine[np.arange(len(other)), nearest]
+
+
+def pruned(form: PiecewiseLinear, touched: Flags) -> tuple[PiecewiseLinear, Flags]:
+    """Leave out neurons that are nothing but error."""
+    if not len(form):
+        return form, touched
+    size = form.sizes
+    keep = size > LEAST_SHARE * np.median(size)
+    keep |= size > LEAST_JUMP * form.error
+    keep &= size > form.error
+    return replace(form, a=form.a[keep], eps=form.eps[keep], error=form.error[keep]), touched[keep]
+
+
+def network_of(form: PiecewiseLinear, lift: Lift) -> ReluNetwork:
+    """Write a form as a network with at most two neurons more."""
+    d = lift.dim
+    U, w = form.a[:, :d] / lift.length, form.g0[:d] / lift.length
+    b = form.a[:, d] if lift.biases else np.zeros(len(U))
+    c = float(form.g0[d]) if lift.biases else 0.0
+    eps = form.eps
+    errors = form.g_error + float(np.sum(form.error))
+    error = max(FLIPS_LEAVE * errors, FLIPS_ROUND * float(np.sum(form.sizes)))
+    flips = _flips(eps[:, None] * U, w, FLIPPED, error / lift.length)
+    linear = w
+    if flips is not None:
+        c += float(np.sum((eps * b)[flips]))
+        sign = np.where(flips, -1.0, 1.0)
+        U, b, linear = sign[:, None] * U, sign * b, np.zeros(d)
+    if np.linalg.norm(linear) * lift.length <= form.g_error:
+        linear = np.zeros(d)
+    if np.any(linear):
+        U = np.vstack([U, linear, -linear])
+        b, eps = np.concatenate([b, [0.0, 0.0]]), np.concatenate([eps, [1.0, -1.0]])
+    return ReluNetwork(U.T, eps, b, c)
+
+
+def _flips(jumps: Array, w: Array, close: float, error: float) -> Flags | None:
+    """Find the neurons whose flips make up the linear part but for its error, if some do."""
+    if not len(jumps) or len(jumps) > jumps.shape[1] or not np.any(w):
+        return None
+    # neurons of unlike size count alike
+    size = np.linalg.norm(jumps, axis=1)
+    share, _, rank, _ = np.linalg.lstsq((jumps / size[:, None]).T, -w, rcond=1e-10)
+    if rank < len(jumps):
+        return None
+    share = share / size
+    whole = np.round(share)
+    left = np.linalg.norm(w + whole @ jumps)
+    if np.any(np.abs(share - whole) > close) or np.any((whole != 0) & (whole != 1)):
+        return None
+    return None if left > error else whole == 1
+
 
 # A neuron is missing if fresh points are missed by more than this many standard deviations of the
 # form plus so many of an answer. A missing neuron shows 10⁴ times as large, imprecise cells up to
@@ -60,11 +168,6 @@ LEFT_TIMES, LEFT_MORE = 4, 64
 WORSE = 3.0
 # If the relative error of answers is above this, a refusal names it as the reason.
 ROUNDING = 1e-14
-CELLS = CellTuning()
-# How a residual is searched after a circle that showed none: for few kinks, in what errors of
-# known neurons leave. Shorter intervals, or lines read from nearer values: kinks that are not 10³
-# times as large as these errors are missed.
-FEW = CellTuning(kinks=KinkTuning(start=8, pair=0.05))
 # Later looks take one fresh point for so many dimensions, at least.
 PER_DIM = 4
 
@@ -94,11 +197,9 @@ class NetworkSearch:
         NotIdentifiable, ModelMismatch
             No form predicts fresh points, with answers that are coarse or precise.
         """
-        first = self.sweep(self.target.circle, None)
-        swept = yield from first.run(self.most, self.rng)
-        state = WalkedForm.swept(swept)
+        state = yield from self.sweep(self.target.circle, None).run(self.most)
         seen = yield from self._look(state, self.first)
-        sound = self._sound(seen, swept.spread)
+        sound = self._sound(seen, state.form.spread)
         best, best_seen = state, seen
         for _ in range(self.sweeps):
             if sound:
@@ -203,9 +304,9 @@ class NetworkSearch:
         """Measure cells beside coarse neurons that are not as precise as these should be."""
         form = state.form
         needed = np.where(form.error > tolerated, tolerated / np.sqrt(2 * len(form.g0)), np.inf)
-        needed = needed[state.walk.order]
+        needed = needed[state.order]
         limits = np.minimum(np.append(needed, np.inf), np.insert(needed, 0, np.inf))
-        cells = np.flatnonzero(state.left.error > limits)
+        cells = np.flatnonzero(state.error > limits)
         clear = CLEAR if first else LESS_CLEAR
         deviation = self.target.noise.deviation
         return (yield from state.measured(cells, deviation, clear)).corrected()
@@ -214,7 +315,7 @@ class NetworkSearch:
         """Measure every cell of a fresh circle."""
         deviation = self.target.noise.deviation
         fresh = WalkedForm.along(state.form, self._circle())
-        cells = np.arange(len(fresh.walk.middle))
+        cells = np.arange(len(fresh.middle))
         return (yield from fresh.measured(cells, deviation)).corrected()
 
     def _tolerated(self, form: PiecewiseLinear) -> Array:
@@ -231,33 +332,30 @@ class NetworkSearch:
         allowed = min(self.most, LEFT_TIMES * len(form) + LEFT_MORE)
         for n in range(CIRCLES):
             circle = self._circle()
-            rest = yield from self.sweep(circle, form, FEW if n else CELLS).run(allowed, self.rng)
+            rest = yield from self.sweep(circle, form, FEW if n else START).run(allowed)
             form, touched = merged(form, rest.form)
             if len(rest.form):
                 break
         state = WalkedForm.along(form, circle)
-        near = touched[state.walk.order]
-        cells = np.flatnonzero(np.append(near, False) | np.insert(near, 0, False))
-        deviation = self.target.noise.deviation
-        state = yield from state.measured(cells, deviation)
+        state = yield from state.measured(state.beside(touched), self.target.noise.deviation)
         state = state.corrected(touched)
         form, _ = pruned(state.form, touched)
-        if len(form) == len(state.walk.order):
+        if len(form) == len(state.order):
             return replace(state, form=form)
         return WalkedForm.along(form, circle)
 
     def _circle(self) -> Circle:
-        return Circle.random(self.target.lift, self.rng, CELLS.edge)
+        return Circle.random(self.target.lift, self.rng)
 
     def sweep(
-        self, circle: Circle, known: PiecewiseLinear | None, cells: CellTuning = CELLS
+        self, circle: Circle, known: PiecewiseLinear | None, start: int = START
     ) -> CircleSweep:
         """Return the sweep of a circle for F, or for what is left beside what is known."""
         noise = self.target.noise
         if known is not None:
             # the known neurons' own errors are no structure
             noise = replace(noise, search=max(noise.search, known.spread))
-        return CircleSweep(circle, known, noise, cells)
+        return CircleSweep(circle, known, noise, start)
 
     def _refusal(self, seen: FreshLook, neurons: int) -> Exception:
         target = self.target

@@ -3,19 +3,19 @@
 Target g(x) = Σ_j w_o[j]·relu(x·A_j + b_j) + c, asked at single tokens. This is the role of
 A_FFN in Section 4.1 of arXiv 2601.16873, for which the paper takes Milli et al. 2019 (linearly
 independent A_j) or Daniely and Granot 2023 (general position); the number m of neurons need
-not be known. Queries: about m·d + 12m + 330 + m²d/2000, m(d+2) + 1 being the free parameters:
+not be known. Queries: about m·d + 6m + 300 + m²d/4000, m(d+2) + 1 being the free parameters:
 1.05 to 1.5 times these, and 2 times in the worst case, from 32 dimensions and 64 neurons up.
 
 The mathematics: lifted to Y = (x, h), F(Y) = h·g(λx/h) is linear between hyperplanes through 0
-(`arrangement.homogeneous`).
+(`lift`).
 
 1. A line through 0, asked at lengths from 4·10⁻⁹ to 10¹², crosses every hyperplane: it tells the
-   length scale λ (`length_scan`).
+   length scale λ (`lifted_target`).
 2. Half a great circle crosses each hyperplane once: F has a kink there (`arrangement.kinks`).
 3. The gradient's jumps across them are the neurons, J_k = ε_k a_k, and come from one query per
-   cell and direction (`arrangement.circle_sweep`).
+   cell and direction (`circle_sweep`).
 4. Neurons from cells that were thin are measured again where these are wide (`wide_cells`).
-5. What fresh points miss is swept again, and merged (`network_search`, `merge`).
+5. What fresh points miss is swept again, and merged (`network_search`).
 6. What the line contradicts far out is searched for there (`far_neurons`).
 7. Fresh tokens are tried, some beside each hyperplane: where they are missed all is searched again.
 8. The hold-out confirms or refuses.
@@ -34,17 +34,18 @@ from typing import ClassVar
 
 import numpy as np
 
-from unsoftmax.arrangement.breakpoints import TooManyBreakpoints
-from unsoftmax.arrangement.homogeneous import PiecewiseLinear
-from unsoftmax.arrangement.lifted_points import WrittenPoints, ask_points
-from unsoftmax.arrangement.noise_level import NoiseLevel
+from unsoftmax.arrangement.kinks import TooManyBreakpoints
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.learners.compose import limited
 from unsoftmax.learners.relu_network.claims import NetworkClaim
-from unsoftmax.learners.relu_network.far_neurons import FarSearch
-from unsoftmax.learners.relu_network.lifted_target import NOISE, LiftedTarget, TargetLift
+from unsoftmax.learners.relu_network.far_neurons import FarSearch, SplitForm
+from unsoftmax.learners.relu_network.lift import PiecewiseLinear, WrittenPoints, ask_points
+from unsoftmax.learners.relu_network.lifted_target import (
+    LiftedTarget,
+    NoiseLevel,
+    TargetLift,
+)
 from unsoftmax.learners.relu_network.network_search import NetworkSearch
-from unsoftmax.learners.relu_network.split_form import SplitForm
 from unsoftmax.learners.settings import Configured, flag, whole_number
 from unsoftmax.models import ReluNetwork
 from unsoftmax.probes import FARTHEST, Round
@@ -111,7 +112,7 @@ class ReluNetworkLearner(Configured):
 
     Notes
     -----
-    *Queries*: about m·d + 12m + 330 + m²d/2000 for m neurons; `plan` gives numbers for
+    *Queries*: about m·d + 6m + 300 + m²d/4000 for m neurons; `plan` gives numbers for
     ``max_neurons``, and what is never exceeded.
     *Determined up to* the function: neurons may be flipped, parallel ones are one, and what
     that leaves of the affine part takes up to two neurons more. *Certificate*:
@@ -138,7 +139,7 @@ class ReluNetworkLearner(Configured):
     seed: int = 0
     tuning: ReluNetworkTuning = field(default=ReluNetworkTuning(), kw_only=True)
 
-    revision: ClassVar[int] = 5
+    revision: ClassVar[int] = 6
 
     def __post_init__(self) -> None:
         whole_number("dim", self.dim, 1)
@@ -171,9 +172,9 @@ class ReluNetworkLearner(Configured):
         )
 
     def _typical(self) -> str:
-        own = "12m + 330" if self.biases else "11m + 260"
+        own = "6m + 300" if self.biases else "5m + 230"
         again = " + m(d+1)" if self.polish else ""
-        formula = f"about m·d + {own} + m²d/2000{again} for m neurons"
+        formula = f"about m·d + {own} + m²d/4000{again} for m neurons"
         if not self.max_neurons:
             return formula
         d, m, biases = int(self.dim), int(self.max_neurons), bool(self.biases)
@@ -284,8 +285,8 @@ def _on_a_line(
     """Read a network of one dimension without biases from g(1) and g(−1)."""
     points = WrittenPoints(target.lift, np.array([[1.0], [-1.0]]))
     right, left = yield from ask_points(points, "both sides")
-    noise = NoiseLevel.of_rounding(float(max(abs(right), abs(left))), NOISE)
-    noise = noise.raised(_wavering(target, float(right), float(left)), NOISE)
+    noise = NoiseLevel.of_rounding(float(max(abs(right), abs(left))))
+    noise = noise.raised(_wavering(target, float(right), float(left)))
     jump, g0 = float(right + left), np.array([-left])
     error = np.sqrt(2) * noise.deviation
     if abs(jump) <= 4 * noise.deviation:

@@ -14,10 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from unsoftmax.arrangement.centres import CellShapes
-from unsoftmax.arrangement.circle import Circle
-from unsoftmax.arrangement.circle_sweep import Swept
-from unsoftmax.arrangement.homogeneous import PiecewiseLinear
-from unsoftmax.arrangement.lifted_points import PointsAround, ask_points
+from unsoftmax.learners.relu_network.lift import Circle, PiecewiseLinear, PointsAround, ask_points
 from unsoftmax.measure.reflections import mirrors
 from unsoftmax.probes import Array, Flags, Indices, Round
 from unsoftmax.protocol import Answers
@@ -31,9 +28,10 @@ LESS_CLEAR = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class CellWalk:
-    """A form's neurons in the order in which a circle crosses their hyperplanes."""
+class WalkedForm:
+    """A form, the cells in which a circle crosses its hyperplanes, and what is left in each."""
 
+    form: PiecewiseLinear
     circle: Circle
     order: Indices
     """Neuron crossed k-th."""
@@ -41,22 +39,22 @@ class CellWalk:
     """±1: whether that neuron becomes active or inactive, (K,), in crossing order."""
     middle: Array
     """Midpoints of the cells, (K + 1,)."""
+    R: Array
+    """Gradients left over (K + 1, D); 0 where nothing is known."""
+    error: Array
+    """Standard deviation of each entry, (K + 1,); infinite where nothing is known."""
 
     @classmethod
-    def of(cls, form: PiecewiseLinear, circle: Circle) -> CellWalk:
-        """Follow a circle through the form's cells."""
+    def along(cls, form: PiecewiseLinear, circle: Circle) -> WalkedForm:
+        """Follow a circle through the form's cells, on which nothing was asked."""
         p, q = form.a @ circle.P, form.a @ circle.Q
         theta = circle.crossings(form.a)
         order = np.argsort(theta, kind="stable")
         theta, p, q = theta[order], p[order], q[order]
         rising = np.where(q * np.cos(theta) - p * np.sin(theta) >= 0, 1.0, -1.0)
         ends = np.concatenate([[circle.low], theta, [circle.high]])
-        return cls(circle, order, rising, (ends[:-1] + ends[1:]) / 2)
-
-    @classmethod
-    def swept(cls, swept: Swept) -> CellWalk:
-        """Keep the order of a sweep."""
-        return cls(swept.circle, np.arange(len(swept.rising)), swept.rising, swept.middle)
+        R, error = np.zeros((len(ends) - 1, len(circle.P))), np.full(len(ends) - 1, np.inf)
+        return cls(form, circle, order, rising, (ends[:-1] + ends[1:]) / 2, R, error)
 
     def sides(self, cells: Indices) -> Array:
         """Return ±1 for active and inactive neurons of some cells, (cells, K)."""
@@ -66,49 +64,10 @@ class CellWalk:
         sides[:, self.order] = passed
         return sides
 
-
-@dataclass(frozen=True, slots=True)
-class LeftOver:
-    """What is left of the gradient in each cell of a walk."""
-
-    R: Array
-    """(K + 1, D); 0 where nothing is known."""
-    error: Array
-    """Standard deviation of each entry, (K + 1,); infinite where nothing is known."""
-
-    @classmethod
-    def unknown(cls, walk: CellWalk) -> LeftOver:
-        """Know nothing."""
-        cells, D = len(walk.middle), len(walk.circle.P)
-        return cls(np.zeros((cells, D)), np.full(cells, np.inf))
-
-    def improved(self, cells: Indices, R: Array, error: Array) -> LeftOver:
-        """Take over what is known better of some cells."""
-        better = error < self.error[cells]
-        all_R, all_errors = self.R.copy(), self.error.copy()
-        all_R[cells[better]], all_errors[cells[better]] = R[better], error[better]
-        return LeftOver(all_R, all_errors)
-
-
-@dataclass(frozen=True, slots=True)
-class WalkedForm:
-    """A form, a circle, and what is left in each cell there."""
-
-    form: PiecewiseLinear
-    walk: CellWalk
-    left: LeftOver
-
-    @classmethod
-    def along(cls, form: PiecewiseLinear, circle: Circle) -> WalkedForm:
-        """Follow a circle on which nothing was asked."""
-        walk = CellWalk.of(form, circle)
-        return cls(form, walk, LeftOver.unknown(walk))
-
-    @classmethod
-    def swept(cls, swept: Swept) -> WalkedForm:
-        """Take a form and its own circle: nothing is left there but errors."""
-        walk = CellWalk.swept(swept)
-        return cls(swept.form, walk, replace(LeftOver.unknown(walk), error=swept.error))
+    def beside(self, which: Flags) -> Indices:
+        """Return the cells on either side of some neurons' hyperplanes."""
+        near = which[self.order]
+        return np.flatnonzero(np.append(near, False) | np.insert(near, 0, False))
 
     def measured(
         self, cells: Indices, deviation: float, clear: float = CLEAR
@@ -128,7 +87,7 @@ class WalkedForm:
         own, none = np.arange(len(y)), np.zeros(len(y), dtype=np.intp)
         # the centres themselves first, as steps of 0
         points = PointsAround(
-            self.walk.circle.lift,
+            self.circle.lift,
             y,
             None,
             np.concatenate([own, i]),
@@ -144,13 +103,16 @@ class WalkedForm:
         coefficients = np.column_stack([lead, across])
         R = coefficients - u * np.sum(u * coefficients, axis=1, keepdims=True)
         error = deviation * np.sqrt((1 + 2 * np.sum(step**-2.0, axis=1)) / D)
-        return replace(self, left=self.left.improved(cells, R, error))
+        better = error < self.error[cells]
+        all_R, all_errors = self.R.copy(), self.error.copy()
+        all_R[cells[better]], all_errors[cells[better]] = R[better], error[better]
+        return replace(self, R=all_R, error=all_errors)
 
     def _centres(self, cells: Indices, clear: float) -> tuple[Indices, Array, Array, CellShapes]:
         """Return the cells that have a centre, their sides, the centres, and the hyperplanes."""
-        form, walk, upright = self.form, self.walk, self.walk.circle.lift.biases
-        sides = walk.sides(cells)
-        start = walk.circle.at(walk.middle[cells])
+        form, upright = self.form, self.circle.lift.biases
+        sides = self.sides(cells)
+        start = self.circle.at(self.middle[cells])
         norms = form.sizes
         n = form.a / norms[:, None]
         shapes = CellShapes(n, upright)
@@ -168,23 +130,23 @@ class WalkedForm:
         What is left then is less, too: a jump that is corrected later needs the cell as it is.
         ``touched`` are the only neurons to be corrected.
         """
-        form, walk, left, D = self.form, self.walk, self.left, len(self.form.g0)
-        both = np.isfinite(left.error[:-1]) & np.isfinite(left.error[1:])
+        form, left, D = self.form, self.error, len(self.form.g0)
+        both = np.isfinite(left[:-1]) & np.isfinite(left[1:])
         if touched is not None:
-            both &= touched[walk.order]
-        k = walk.order[both]
+            both &= touched[self.order]
+        k = self.order[both]
         # a jump counts in the direction of growing activity
         rise = np.zeros_like(form.a)
-        rise[k] = walk.rising[both, None] * np.diff(left.R, axis=0)[both]
+        rise[k] = self.rising[both, None] * np.diff(self.R, axis=0)[both]
         error = form.error.copy()
-        error[k] = np.sqrt(D * (left.error[:-1] ** 2 + left.error[1:] ** 2))[both]
+        error[k] = np.sqrt(D * (left[:-1] ** 2 + left[1:] ** 2))[both]
         # a cell shows g0 but for the errors of its active neurons
-        known = np.flatnonzero(np.isfinite(left.error))
-        g0, g_error, R = form.g0, form.g_error, left.R.copy()
+        known = np.flatnonzero(np.isfinite(left))
+        g0, g_error, R = form.g0, form.g_error, self.R.copy()
         if len(known):
-            active = walk.sides(known) > 0
+            active = self.sides(known) > 0
             R[known] -= active @ rise
-            variance = D * left.error[known] ** 2 + active @ error**2
+            variance = D * left[known] ** 2 + active @ error**2
             best = int(np.argmin(variance))
             if variance[best] < g_error**2:
                 more = R[known[best]]
@@ -192,4 +154,4 @@ class WalkedForm:
                 R[known] -= more
         a = form.a + form.eps[:, None] * rise
         form = replace(form, g0=g0, a=a, error=error, g_error=g_error)
-        return replace(self, form=form, left=replace(left, R=R))
+        return replace(self, form=form, R=R)

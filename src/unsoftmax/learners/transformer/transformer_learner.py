@@ -106,7 +106,7 @@ class TransformerLearner(Configured):
 
     Notes
     -----
-    *Queries*: the network's, about m·d + 12m + 330 + m²d/2000 for m neurons, and 1.0 to 1.2 per
+    *Queries*: the network's, about m·d + 6m + 300 + m²d/4000 for m neurons, and 1.0 to 1.2 per
     entry of W; 2.0 to 2.2 anchored. *Determined up to* the function of the network; W and w are
     free when it is constant. *Source*: Section 4.1 of arXiv 2601.16873 for "antisymmetric"; "local"
     is beyond it.
@@ -130,7 +130,7 @@ class TransformerLearner(Configured):
     seed: int = 0
     tuning: TransformerTuning = field(default=TransformerTuning(), kw_only=True)
 
-    revision: ClassVar[int] = 2
+    revision: ClassVar[int] = 3
     parts: ClassVar[Mapping[str, tuple[type[Any], ...]]] = {
         "head": (ExactHead, LowRankHead),
         "network": (ReluNetworkLearner, NetworkAlgorithm),
