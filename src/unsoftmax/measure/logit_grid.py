@@ -93,6 +93,19 @@ class LogitGrid:
         kept.again = self.again
         return kept
 
+    def moved(
+        self, rng: np.random.Generator, values: Values, columns: Array, w: Array | float = 0.0
+    ) -> LogitGrid:
+        """Return the grid with all answers moved by about as much as they are off.
+
+        ``values`` are moved alike; ``columns`` are the norms ‖W b_j‖.
+        """
+        score_norm = self.beta * columns[:, None] + np.linalg.norm(w)
+        moved = replace(self, values=values)
+        moved.y = self.answered().moved(rng, score_norm)
+        moved.alpha, moved.beta = self.alpha, self.beta
+        return moved
+
     @property
     def scale(self) -> Array:
         """The scales s = αβ of all answers."""

@@ -11,7 +11,7 @@ and what p is read from is the two-token identity. *Queries*: one per logit.
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -49,6 +49,11 @@ class SpacedAnswers:
     def measured(self, values: Values) -> Array:
         """Return a·(W(m+1) b), (query tokens, offsets)."""
         return self._answered(values).measured(self._shift)
+
+    def moved(self, rng: np.random.Generator, values: Values, score_norm: float) -> SpacedAnswers:
+        """Return answers moved by about as much as they are off."""
+        norms = np.full((len(self.queries), 1), score_norm)
+        return replace(self, y=self._answered(values).moved(rng, norms))
 
     def reading(self, values: Values, score_norm: float, stretch: float) -> Reading:
         """Return them with their errors; see `TwoTokenAnswers.reading`."""

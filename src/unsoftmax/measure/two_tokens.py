@@ -150,6 +150,17 @@ class TwoTokenAnswers:
         gates = self.gates()
         return np.asarray(self.y[(gates.margin > 0) & (np.abs(gates.p - 0.5) > gates.p_error)])
 
+    def moved(self, rng: np.random.Generator, score_norm: Array) -> Array:
+        """Return answers moved by about as much as they are off, rounding of scores included.
+
+        ``score_norm``: see `reading`.
+        """
+        size = self._token_norm * self.values.norm + abs(self.values.c)
+        signal, p, q = self._shares()
+        scores = self.values.precision.unit * self._token_norm * score_norm
+        off = self.values.precision.deviation(size, self.y) + np.abs(signal * p * q) * scores / 2
+        return np.asarray(self.y + off * rng.standard_normal(self.y.shape))
+
     def measured(self, shift: Array | float = 0.0) -> Array:
         """Return M̂ alone; see `reading`."""
         with np.errstate(divide="ignore", invalid="ignore"):

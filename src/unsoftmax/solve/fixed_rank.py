@@ -12,8 +12,6 @@ has no constants.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from unsoftmax.measure.precision import UNIT
@@ -48,7 +46,12 @@ def rank_error(measured: float, smallest: float, largest: float, value: float) -
 
 
 def fixed_rank_error(
-    measured: Measurements, W: Array, found: int, rank: int, tuning: TangentTuning = _DEFAULT
+    measured: Measurements,
+    W: Array,
+    found: int,
+    rank: int,
+    drawn: Array | None = None,
+    tuning: TangentTuning = _DEFAULT,
 ) -> float:
     """Bound ‖Ŵ − W‖_F for a true W of rank ``rank`` or less that is near Ŵ.
 
@@ -62,6 +65,9 @@ def fixed_rank_error(
         Its rank, ``rank`` at most.
     rank : int
         The largest rank that W may have.
+    drawn : ndarray (draws, m), optional
+        Errors of the readings, drawn at random as large as they may be together: the root mean
+        square of what they move W by is taken for what their bounds allow.
     tuning : TangentTuning
         How the gain is found.
 
@@ -73,49 +79,34 @@ def fixed_rank_error(
     """
     if not len(measured):
         return float("inf") if rank else 0.0
-    near = _Neighbourhood.of(measured, W, rank, tuning)
-    sure = np.sqrt(len(measured))
+    left, values, right = np.linalg.svd(W)
+    size = float(np.linalg.norm(values))
+    if not rank:
+        return 4 * UNIT * size
+    weights = measured.weights
+    space = TangentSpace.at(measured, W, rank, tuning, weights)
+    # a gain of 0 is taken for one far below rounding: the bound it gives is as good as none
+    smallest = max(space.smallest_gain(), 1e-200)
+    norms = np.linalg.norm(measured.b, axis=1).max()
+    largest = float(norms * np.linalg.norm(measured.a * weights[:, None], 2))
+
+    def moved(errors: Array) -> float:
+        if drawn is None:
+            return float(np.linalg.norm(weights * errors)) / smallest
+        return float(np.linalg.norm(space.least_squares(weights * errors)[0]))
+
+    # weighted by 1/e_k a measurement is off by at most 1
+    sure = float(np.sqrt(len(measured))) / smallest
+    if drawn is not None and smallest > 1e-200:
+        sure = float(np.sqrt(np.mean([moved(errors) ** 2 for errors in drawn])))
     # singular values within the error would make the curvature large for nothing
-    unsure = (sure + near.missed(W)) / near.smallest
-    clear = int(np.count_nonzero(near.values[:found] > unsure))
+    unsure = sure + moved(measured.t - measured.of(W))
+    clear = int(np.count_nonzero(values[:found] > unsure))
     bounds = []
     for kept in range(clear, found + 1):
-        nearest = (near.left[:, :kept] * near.values[:kept]) @ near.right[:kept]
-        off = float(sure + near.missed(nearest))
-        value = float(near.values[kept - 1]) if kept else np.inf
-        bound = rank_error(off, near.smallest, near.largest, value)
-        bounds.append(bound + float(np.linalg.norm(near.values[kept:found])))
-    return min(bounds) + 4 * UNIT * float(np.linalg.norm(near.values))
-
-
-@dataclass(frozen=True, slots=True)
-class _Neighbourhood:
-    """Ŵ's singular values and vectors, and what readings gain on matrices of a rank near it."""
-
-    measured: Measurements
-    left: Array
-    values: Array
-    right: Array
-    smallest: float
-    """Gain on the tangent space at least; infinity at rank 0, where nothing is near."""
-    largest: float
-    """Gain anywhere at most."""
-
-    @classmethod
-    def of(
-        cls, measured: Measurements, W: Array, rank: int, tuning: TangentTuning
-    ) -> _Neighbourhood:
-        left, values, right = np.linalg.svd(W)
-        if not rank:
-            return cls(measured, left, values, right, np.inf, 0.0)
-        weights = measured.weights[:, None]
-        smallest = TangentSpace.at(measured, W, rank, tuning, measured.weights).smallest_gain()
-        norms = np.linalg.norm(measured.b, axis=1).max()
-        largest = float(norms * np.linalg.norm(measured.a * weights, 2))
-        # a gain of 0 is taken for one far below rounding: the bound it gives is as good as none
-        return cls(measured, left, values, right, max(smallest, 1e-200), largest)
-
-    def missed(self, W: Array) -> float:
-        """Return the norm of t − 𝒜(W) in units of the readings' bounds."""
-        measured = self.measured
-        return float(np.linalg.norm(measured.weights * (measured.t - measured.of(W))))
+        nearest = (left[:, :kept] * values[:kept]) @ right[:kept]
+        off = sure + moved(measured.t - measured.of(nearest))
+        value = float(values[kept - 1]) if kept else np.inf
+        bound = rank_error(off * smallest, smallest, largest, value)
+        bounds.append(bound + float(np.linalg.norm(values[kept:found])))
+    return min(bounds) + 4 * UNIT * size

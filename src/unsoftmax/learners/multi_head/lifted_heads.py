@@ -33,6 +33,7 @@ found. Source: beyond Proposition 7.1 of arXiv 2601.16873; positions are in no p
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -44,7 +45,7 @@ from unsoftmax.learners.multi_head.search_outcomes import CoincidentJumps
 from unsoftmax.learners.multi_head.second_distance import NearHeads, OpenedAnswers, rank_of
 from unsoftmax.learners.multi_head.token_search import SoughtHeads, TokenSearch
 from unsoftmax.learners.multi_head.window_sweeps import UNSETTLED, TokenHeads, WindowAnswers, swept
-from unsoftmax.learners.single_head.distances import PERTURBED, TurnedKeys
+from unsoftmax.learners.single_head.distances import DRAWN, TurnedKeys
 from unsoftmax.learners.single_head.lifted import KeySide
 from unsoftmax.models.arrays import TINY
 from unsoftmax.models.rotary_head import RotaryHead
@@ -313,8 +314,13 @@ class LiftedReadings:
         biases = {"k_bias": side.k_bias, "q_bias": q - Q @ near.b}
         return RotaryHead(side.K, Q, near.v[self.h], side.rotary, **biases, c=near.reduced.c)
 
+    def at(self, distances: Sequence[float]) -> list[Array]:
+        """Return W_h(Δ) with biases of planes that all turn."""
+        scores = self.head(0.0).scores
+        return [scores.whole(n) for n in distances]
+
     def unexplained(self) -> float:
         """Return how many times more b_k misses its equations by than what was read may be off."""
         rng = np.random.default_rng(0)
-        moved = [self.moved(rng).keys(0.0)[1] for _ in range(PERTURBED)]
+        moved = [self.moved(rng).keys(0.0)[1] for _ in range(DRAWN)]
         return self.keys(0.0)[1] / max(*moved, TINY)

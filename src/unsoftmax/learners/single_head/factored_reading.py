@@ -7,13 +7,13 @@ of the columns C and F of the rows A W give Ŵ − W = (I − Π)E K + Q(A Q)⁻
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from unsoftmax.learners.single_head.column_space import LeftOut, SpanningColumns
 from unsoftmax.measure.logit_grid import LogitGrid
-from unsoftmax.measure.offsets import DENSE_GRID
+from unsoftmax.measure.offsets import DENSE_GRID, Offsets
 from unsoftmax.measure.precision import UNIT
 from unsoftmax.measure.single_tokens import Values
 from unsoftmax.models import SingleHead
@@ -136,6 +136,22 @@ class FactoredReading:
         along = self._refined_error(self.refined, w_error)
         return float(along + 2 * rows.right + beyond + rounding), w_error
 
+    def moved(self, rng: np.random.Generator) -> FactoredReading:
+        """Return what is read from answers moved by about as much as they are off."""
+        values, w = self.values.moved(rng), self.model.w
+        grid = self.columns.grid.moved(rng, values, np.linalg.norm(self.C.matrix, axis=0))
+        bias, rows = self.bias, self.rows
+        if bias is not None:
+            bias = bias.moved(rng, values, np.zeros(1), w)
+        if rows is not None:
+            lengths = np.linalg.norm(self.skeleton.coordinates(rows.measured().T), axis=0)
+            rows = rows.moved(rng, values, lengths, w)
+            rows.shift = None if bias is None else bias.measured()[0]
+        C = DenseSolution(self.C.offsets, self.C.offsets.solve(grid.measured()))
+        skeleton = replace(self.skeleton, basis=np.linalg.qr(C.matrix)[0])
+        columns = replace(self.columns, grid=grid)
+        return joined(values, columns, C, skeleton, self.right.offsets, bias, rows)
+
     def span(self) -> Array:
         """Return an orthonormal basis of W's columns, (d, r)."""
         return self.skeleton.basis
@@ -180,3 +196,29 @@ class FactoredReading:
     def notes(self) -> tuple[str, ...]:
         """Say what a user should know."""
         return (*self.values.precision.why, *self.columns.notes)
+
+
+def joined(
+    values: Values,
+    columns: SpanningColumns,
+    C: DenseSolution,
+    skeleton: Skeleton,
+    tokens: Offsets,
+    bias: LogitGrid | None,
+    rows: LogitGrid | None,
+) -> FactoredReading:
+    """Join columns C with the rows A W of all ``tokens``."""
+    shift = None if bias is None else bias.measured()[0]
+    seen = skeleton.rows @ C.matrix
+    if shift is not None:
+        seen = seen - shift[:, None] / columns.beta
+    by_token = np.empty((len(C.matrix), len(columns.tokens)))
+    by_token[columns.tokens] = seen.T
+    if rows is not None:
+        by_token[np.setdiff1d(np.arange(len(by_token)), columns.tokens)] = rows.measured()
+    right = skeleton.coordinates(tokens.solve(by_token.T).T)
+    w = None if shift is None else skeleton.solve(shift)
+    model = SingleHead.from_factors(skeleton.basis.T, right, values.v, w, values.c)
+    return FactoredReading(
+        model, values, columns, C, skeleton, DenseSolution(tokens, right), bias, rows
+    )

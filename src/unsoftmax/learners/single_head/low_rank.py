@@ -54,7 +54,7 @@ from unsoftmax.learners.single_head.conclusion import MOST_UNEXPLAINED, conclude
 from unsoftmax.learners.single_head.distances import (
     POSITION_GAIN,
     PositionedReading,
-    StepReadings,
+    StepAnswers,
 )
 from unsoftmax.learners.single_head.factored_reading import FactoredReading, ZeroReading
 from unsoftmax.learners.single_head.first_round import (
@@ -289,7 +289,7 @@ class LowRankHead(Configured):
         alpha, beta = (float(scale[0]) for scale in probes.split(columns.grid.common_scale()[:1]))
         tokens = probes.T.rows[columns.tokens]
         spaced = yield from ask_spaced(near.skeleton.rows, tokens, (alpha, beta), 1, "W(2)")
-        read, given = partial(StepReadings.of, near, spaced), self._positions()[1]
+        read, given = partial(StepAnswers.assuming, near, spaced), self._positions()[1]
         try:
             head = PositionedReading.of(near.values, read, given, False)
         except NotIdentifiable as refused:

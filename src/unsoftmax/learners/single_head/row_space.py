@@ -18,7 +18,7 @@ import numpy as np
 
 from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.single_head.column_space import LowRankProbes, SpanningColumns
-from unsoftmax.learners.single_head.factored_reading import FactoredReading
+from unsoftmax.learners.single_head.factored_reading import FactoredReading, joined
 from unsoftmax.measure import offsets
 from unsoftmax.measure.logit_grid import LogitGrid, measure
 from unsoftmax.measure.logit_scales import scale_for
@@ -26,7 +26,7 @@ from unsoftmax.measure.offsets import DENSE_GRID
 from unsoftmax.measure.scales import beside_bias, even, offset_only
 from unsoftmax.models import SingleHead
 from unsoftmax.probes import Array
-from unsoftmax.solve.dense import DenseSolution, solve
+from unsoftmax.solve.dense import solve
 from unsoftmax.solve.skeleton import Skeleton
 
 # From this rank on the columns' size says at which scale other tokens are asked.
@@ -61,25 +61,17 @@ def read_rows(
         split = beside_bias(shift, even)
         seen = seen - shift[:, None] / columns.beta
         spare -= bias.again
-    by_token = np.empty((dim, rank))
-    by_token[columns.tokens] = seen.T
     rest = np.setdiff1d(np.arange(dim), columns.tokens)
     rows = None
     if len(rest):
         rows = probes.grid(skeleton.rows, probes.tokens(rest), split, "W, rows", shift)
         k = scale_for(float(np.sqrt(np.mean(seen**2))), probes.grid_tuning)
         yield from _ask_rows(rows, k, spare)
-        by_token[rest] = rows.measured()
     values = probes.values if rows is None else rows.values
     for grid in (columns.grid, bias):
         if grid is not None:
             grid.take(values)
-    right = skeleton.coordinates(probes.T.solve(by_token.T).T)
-    w = None if shift is None else skeleton.solve(shift)
-    model = SingleHead.from_factors(basis.T, right, values.v, w, values.c)
-    return FactoredReading(
-        model, values, columns, C, skeleton, DenseSolution(probes.T, right), bias, rows
-    )
+    return joined(values, columns, C, skeleton, probes.T, bias, rows)
 
 
 def _ask_rows(rows: LogitGrid, k: int, spare: int) -> Asking[None]:

@@ -15,7 +15,7 @@ is off by about u·‖a+b‖ and by its rounding, so ‖b‖ ≤ ‖a‖ and a l
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -203,6 +203,17 @@ class GaussianReadings:
             norm = np.linalg.norm(W.scores_of(self.b), axis=1)
         read = answered.reading(self.beta * norm, 0.0)
         return Measurements(self.a[known], self.b[known], read.value[known], read.error[known])
+
+    def drawn_errors(self, values: Values, W: SingleHead, count: int) -> Array:
+        """Draw errors of all that can be read, (count, m), as large as they are as a rule."""
+        answered, rng = self.answered(values), np.random.default_rng(0)
+        known = np.isfinite(answered.gates().logit_error)
+        norm = self.beta * np.linalg.norm(W.scores_of(self.b), axis=1)
+        read, drawn = answered.measured()[known], []
+        for _ in range(count):
+            y, other = answered.moved(rng, norm), values.moved(rng)
+            drawn.append(replace(self.answered(other), y=y).measured()[known] - read)
+        return np.array(drawn)
 
     def _logits(self, which: Indices) -> Array:
         """Return logits, NaN where an answer is out of reach."""

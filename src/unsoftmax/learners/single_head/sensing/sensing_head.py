@@ -29,6 +29,7 @@ import numpy as np
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.learners.settings import Configured, rank_up_to, whole_number
 from unsoftmax.learners.single_head.conclusion import conclude
+from unsoftmax.learners.single_head.distances import DRAWN
 from unsoftmax.learners.single_head.first_round import (
     FirstRound,
     FirstRoundSettings,
@@ -49,6 +50,7 @@ from unsoftmax.solve.fixed_rank import fixed_rank_error
 from unsoftmax.solve.nuclear_norm import Minimiser, NuclearNormTuning, minimise
 from unsoftmax.solve.tangent_space import TangentTuning
 from unsoftmax.theory import counts
+from unsoftmax.validate.drawn_models import SAFETY
 from unsoftmax.validate.head_comparison import HeadBounds
 from unsoftmax.validate.sequences import HoldoutTuning
 
@@ -280,8 +282,9 @@ class SensedHead:
         """Bound the errors by the measurements' gain on matrices near Ŵ."""
         if not self._known:
             measured = self.asked.measurements(self.values, self.model)
-            ranks = self.found, self.rank
-            self._known.append(fixed_rank_error(measured, self.model.W, *ranks, self.tangent))
+            drawn = SAFETY * self.asked.drawn_errors(self.values, self.model, DRAWN)
+            ranks, W = (self.found, self.rank), self.model.W
+            self._known.append(fixed_rank_error(measured, W, *ranks, drawn, self.tangent))
         unbounded = (
             "No bound on W: the measurements' errors are too large beside its singular values, or "
             "their gain is 0.",
