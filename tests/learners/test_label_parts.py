@@ -6,24 +6,25 @@ import numpy as np
 import pytest
 
 import unsoftmax as us
-from unsoftmax.learners.single_head.labels.beside_flips import (
-    CERTAIN,
-    LENGTHS,
-    ROUNDOFFS,
-    at_flips,
-    compare_labels,
-    refuse_wrong_labels,
-)
-from unsoftmax.learners.single_head.labels.flip_lines import FlipLines, uncertainty
-from unsoftmax.learners.single_head.labels.pair_logits import (
+from unsoftmax.learners.single_head.labels.bisection import (
     HIGHEST_OCTAVE,
     ONE_OUTSIDE,
     PILOT,
     TokenPairs,
     find_threshold_scale,
+    first_ratios,
+)
+from unsoftmax.learners.single_head.labels.flips import (
+    CERTAIN,
+    LENGTHS,
+    ROUNDOFFS,
+    FlipLines,
+    at_flips,
+    compare_labels,
+    refuse_wrong_labels,
+    uncertainty,
 )
 from unsoftmax.learners.single_head.labels.proved_head import EndChecks
-from unsoftmax.learners.single_head.labels.value_ratios import first_ratios
 from unsoftmax.protocol import Certificate
 from unsoftmax.theory import label_counts
 from unsoftmax.validate.head_comparison import HeadAt
