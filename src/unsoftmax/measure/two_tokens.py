@@ -138,7 +138,8 @@ class TwoTokenAnswers:
         signal = self.alpha * self.a.value
         rest = self.y - self.beta * self.b.value - self.values.c
         # q from its own difference: 1 − p would lose q's digits when p is near 1
-        return signal, rest / signal, (signal - rest) / signal
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return signal, rest / signal, (signal - rest) / signal
 
     @property
     def telling(self) -> Array:
@@ -158,7 +159,8 @@ class TwoTokenAnswers:
         size = self._token_norm * self.values.norm + abs(self.values.c)
         signal, p, q = self._shares()
         scores = self.values.precision.unit * self._token_norm * score_norm
-        off = self.values.precision.deviation(size, self.y) + np.abs(signal * p * q) * scores / 2
+        slope = np.abs(signal) * np.clip(p, 0.0, 1.0) * np.clip(q, 0.0, 1.0)
+        off = self.values.precision.deviation(size, self.y) + slope * scores / 2
         return np.asarray(self.y + off * rng.standard_normal(self.y.shape))
 
     def measured(self, shift: Array | float = 0.0) -> Array:
