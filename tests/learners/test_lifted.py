@@ -11,9 +11,9 @@ from tests.rotary_heads import rotary_head, scores_apart
 from unsoftmax.learners.single_head.column_space import LowRankProbes
 from unsoftmax.learners.single_head.lifted import LENGTHS, PILOTS, Table, read_lifted
 from unsoftmax.measure import offsets
+from unsoftmax.measure.logit_grid import even
 from unsoftmax.measure.offsets import DENSE_GRID
 from unsoftmax.measure.precision import Precision
-from unsoftmax.measure.scales import even
 from unsoftmax.measure.single_tokens import Values
 from unsoftmax.probes import Grid, Spaced
 

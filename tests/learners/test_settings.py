@@ -20,7 +20,7 @@ import pytest
 import unsoftmax as us
 from unsoftmax.learners.settings import Configured, as_json, flag, one_of, positive, whole_number
 from unsoftmax.learners.single_head.exact import ExactTuning
-from unsoftmax.measure.logit_scales import LogitGridTuning, Stage
+from unsoftmax.measure.logit_grid import LogitGridTuning, Stage
 from unsoftmax.probes import Array
 
 

@@ -8,9 +8,9 @@ import pytest
 import unsoftmax as us
 from tests.by_hand import driven
 from tests.rotary_heads import rotary_head
+from unsoftmax.learners.single_head.distances import ask_spaced
 from unsoftmax.measure.precision import Precision
 from unsoftmax.measure.single_tokens import Values
-from unsoftmax.measure.spaced_answers import ask_spaced
 from unsoftmax.probes import Beside, Spaced
 
 

@@ -26,9 +26,8 @@ from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.single_head.column_space import LowRankProbes
 from unsoftmax.learners.single_head.distances import PositionedReading, StepScores, TurnedKeys
 from unsoftmax.measure import offsets
-from unsoftmax.measure.logit_grid import LogitGrid
+from unsoftmax.measure.logit_grid import Exponents, LogitGrid, at_query_scale, even
 from unsoftmax.measure.offsets import DENSE_GRID
-from unsoftmax.measure.scales import Exponents, at_query_scale, even
 from unsoftmax.measure.single_tokens import Values
 from unsoftmax.models.rotary import Rotary
 from unsoftmax.models.rotary_head import RotaryHead

@@ -43,8 +43,8 @@ from unsoftmax.learners.single_head.sensing.rank_one import (
     Measurements,
     fixed_rank_error,
 )
+from unsoftmax.measure.logit_grid import Exponents
 from unsoftmax.measure.precision import why
-from unsoftmax.measure.scales import Exponents
 from unsoftmax.measure.single_tokens import Values
 from unsoftmax.measure.two_tokens import Gates, TwoTokenAnswers, Vectors
 from unsoftmax.models import SingleHead
