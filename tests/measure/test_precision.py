@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 import unsoftmax as us
 import unsoftmax.measure.precision as precision_module
-from unsoftmax.measure.number_format import significant_bits
 from unsoftmax.measure.precision import (
     FLOAT32_UNIT,
     KAPPA,
     UNIT,
     Precision,
+    significant_bits,
 )
 from unsoftmax.measure.precision import why as why_of
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from unsoftmax.arrangement.circle import Circle
 from unsoftmax.arrangement.lifted_points import WrittenPoints
-from unsoftmax.measure.number_format import significant_bits
+from unsoftmax.measure.precision import significant_bits
 from unsoftmax.probes import Round, Singles
 from unsoftmax.protocol import Answers
 

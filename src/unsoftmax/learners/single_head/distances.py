@@ -6,9 +6,9 @@ with W(1) = B L, and r query tokens X that span the row space,
     T = (Bᵀ W(2) X)(L X)⁻¹ = P R(1) P⁻¹,    P = (BᵀKᵀ) up to one complex number per plane,
     Kᵀ = B P,    Q = R(−1) P⁻¹ L.
 
-*Errors*: an error δT of T moves W(Δ) = B T^{Δ−1} L by a part that grows with |Δ − 1|. Readings are
-moved by as much as they may be off, in random directions, and all is found again: the bound is
-several times the most that W(Δ) moved. Pure arrays; nothing is asked here.
+*Errors*: an error δT of T moves W(Δ) = B T^{Δ−1} L by a part that grows with |Δ − 1|. Answers are
+moved by what they are off by as a rule, at random, and all is read again: the bound is several
+times the root mean square of what W(Δ) moved by.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ import numpy as np
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.learners.single_head.factored_reading import FactoredReading
 from unsoftmax.measure.precision import why
-from unsoftmax.measure.reading import Reading
 from unsoftmax.measure.single_tokens import Values
 from unsoftmax.measure.two_tokens import TwoTokenAnswers, Vectors
 from unsoftmax.models.arrays import TINY
@@ -76,11 +75,6 @@ class SpacedAnswers:
         """Return answers moved by about as much as they are off."""
         norms = np.full((len(self.queries), 1), score_norm)
         return replace(self, y=self._answered(values).moved(rng, norms))
-
-    def reading(self, values: Values, score_norm: float, stretch: float) -> Reading:
-        """Return them with their errors; see `TwoTokenAnswers.reading`."""
-        norms = np.full((len(self.queries), 1), score_norm)
-        return self._answered(values).reading(norms, stretch, self._shift)
 
 
 def ask_spaced(
@@ -167,8 +161,8 @@ class PositionedReading:
             W_error if biases else None,
             f"The bound on W is one on W(Δ) = Kᵀ R(Δ) Q for distances Δ from 0 to {farthest}; "
             f"beyond it grows by {errors.turning:.1e} a token." + of_w * biases,
-            "It is several times what W(Δ) moves by when readings move by as much as they may "
-            "be off, in a few random directions.",
+            f"It is {SAFETY:.0f} times what W(Δ) moves by when answers move at random by what they "
+            "are off by as a rule.",
         )
         return bounds._replace(
             positions=errors, notes=undetermined([self.model], [errors], farthest)

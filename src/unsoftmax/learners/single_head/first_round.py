@@ -26,7 +26,6 @@ import numpy as np
 
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.learners.compose import Asking
-from unsoftmax.measure.number_format import significant_bits
 from unsoftmax.measure.precision import (
     FLOAT32_UNIT,
     KAPPA,
@@ -34,6 +33,7 @@ from unsoftmax.measure.precision import (
     WITNESSES,
     Precision,
     noise_factor,
+    significant_bits,
     why,
 )
 from unsoftmax.measure.single_tokens import SingleTokens, Values, small_by_chance
