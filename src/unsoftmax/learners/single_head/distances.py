@@ -153,7 +153,7 @@ class PositionedReading:
         """Bound the errors of W(Δ) at distances up to FARTHEST_BOUNDED, of v and of c."""
         values, farthest, biases = self.values, FARTHEST_BOUNDED, self.biases
         errors = errors_of(self.model, self.read(values), biases)
-        # errors grow the faster the farther: between the nearest and the farthest they are no larger
+        # errors grow the faster the farther: between the ends of the range they are no larger
         W_error = max(errors.near, (farthest - 1) * errors.turning)
         of_w = " The bound on w is one on Kᵀ R(Δ) b_q and on (Q, b_q)ᵀ (R(−Δ) − I) b_k."
         bounds = HeadBounds.of(
