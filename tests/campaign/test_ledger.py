@@ -38,7 +38,7 @@ from unsoftmax.campaign.ledger_format import Bill, Settlement, Totals
 from unsoftmax.campaign.ledger_salvage import salvage, summary
 from unsoftmax.campaign.paid_counter import PaidCounter
 from unsoftmax.learners.single_head.exact import ExactTuning
-from unsoftmax.measure.logit_scales import LogitGridTuning
+from unsoftmax.measure.logit_grid import LogitGridTuning
 from unsoftmax.probes import Pairs, Sequences, Singles, UnitVectors
 from unsoftmax.questions import Verifier
 from unsoftmax.questions.identification import Identifier

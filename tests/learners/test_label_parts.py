@@ -6,15 +6,16 @@ import numpy as np
 import pytest
 
 import unsoftmax as us
-from unsoftmax.learners.single_head.labels.beside_flips import (
+from unsoftmax.learners.single_head.labels.flips import (
     CERTAIN,
     LENGTHS,
     ROUNDOFFS,
+    FlipLines,
     at_flips,
     compare_labels,
     refuse_wrong_labels,
+    uncertainty,
 )
-from unsoftmax.learners.single_head.labels.flip_lines import FlipLines, uncertainty
 from unsoftmax.protocol import Certificate
 from unsoftmax.validate.head_comparison import HeadAt
 from unsoftmax.validate.judge import judge

@@ -20,7 +20,7 @@ import pytest
 import unsoftmax as us
 from unsoftmax.learners.settings import Configured, as_json, flag, one_of, positive, whole_number
 from unsoftmax.learners.single_head.exact import ExactTuning
-from unsoftmax.measure.logit_scales import LogitGridTuning, Stage
+from unsoftmax.measure.logit_grid import LogitGridTuning, Stage
 from unsoftmax.probes import Array
 
 
@@ -354,7 +354,6 @@ def test_numbers_alone():
     ("make", "sentence"),
     [
         (lambda: knob(us.learners.ExactHead(3), again_per_token=-1), "again_per_token must be 0"),
-        (lambda: knob(us.learners.LabelHead(3, 8), group=0), "group must be 1 or more"),
         (lambda: knob(us.learners.ReluNetworkLearner(3), attempts=0), "attempts must be 1 or more"),
     ],
 )

@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from unsoftmax.learners.single_head.approximate import token_scales as constants
-from unsoftmax.learners.single_head.approximate.token_scales import TokenScales
-from unsoftmax.measure.intervals import LogitIntervals
+from unsoftmax.learners.single_head.approximate import passes as constants
+from unsoftmax.learners.single_head.approximate.passes import LogitIntervals, TokenScales
 
 
 def scales(radius):

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import unsoftmax as us
-from unsoftmax.measure.bisection import (
-    BisectionTuning,
+from unsoftmax.learners.single_head.labels.bisection import (
+    SMALLER,
     Brackets,
     Question,
     ScaledBrackets,
@@ -15,9 +15,7 @@ from unsoftmax.measure.bisection import (
     read_labels,
 )
 from unsoftmax.probes import Sequences
-from unsoftmax.theory.label_counts import SCHEDULE
-
-TUNING = BisectionTuning()
+from unsoftmax.theory.label_counts import FIRST_BITS, RESTARTS
 
 
 def probes(places):
@@ -76,7 +74,7 @@ def test_several_questions_are_one_round():
 
 def bisected(truth, spare, bits=20):
     """Bisect t = s·m for unknowns m; return the brackets and how many labels were asked."""
-    unknown, asked = ScaledBrackets.of(len(truth), 1.0, TUNING), 0
+    unknown, asked = ScaledBrackets.of(len(truth), 1.0), 0
     while np.any(due := unknown.brackets.bits < bits):
         k = np.flatnonzero(due)
         asked += len(k)
@@ -90,17 +88,17 @@ def test_what_is_out_of_range_starts_again_at_a_smaller_scale():
     truth = np.array([0.1, -2.9, 3.5, -30.0, 100.0, 1500.0])
     unknown, asked = bisected(truth, 100)
     assert unknown.starts.tolist() == [1, 1, 2, 3, 3, 4]
-    assert np.all(unknown.scale == TUNING.smaller ** (1.0 - unknown.starts))
+    assert np.all(unknown.scale == SMALLER ** (1.0 - unknown.starts))
     found = unknown.brackets.middle / unknown.scale
     assert np.all(np.abs(found - truth) <= 8 * 2.0**-20 / unknown.scale)
     assert not unknown.lost.any()
-    assert asked == 20 * len(truth) + SCHEDULE.first_bits * int(np.sum(unknown.starts - 1))
+    assert asked == 20 * len(truth) + FIRST_BITS * int(np.sum(unknown.starts - 1))
 
 
 def test_what_is_out_of_every_reach_is_lost():
     unknown, _ = bisected(np.array([1.0, np.inf, -np.inf]), 100)
     assert unknown.lost.tolist() == [False, True, True]
-    assert unknown.starts.tolist() == [1, 1 + SCHEDULE.restarts, 1 + SCHEDULE.restarts]
+    assert unknown.starts.tolist() == [1, 1 + RESTARTS, 1 + RESTARTS]
 
 
 def test_no_more_start_again_than_are_paid_for():
@@ -110,13 +108,13 @@ def test_no_more_start_again_than_are_paid_for():
 
 
 def test_bits_that_are_asked_again_are_told_from_others():
-    unknown = ScaledBrackets.of(2, 1.0, TUNING)
-    for _ in range(SCHEDULE.first_bits):
+    unknown = ScaledBrackets.of(2, 1.0)
+    for _ in range(FIRST_BITS):
         assert not unknown.repeating.any()
         unknown.brackets.narrow(np.arange(2), np.array([True, False]) & True)
     assert unknown.start_again(1) == 1
     assert unknown.repeating.tolist() == [True, False]
-    for _ in range(SCHEDULE.first_bits):
+    for _ in range(FIRST_BITS):
         unknown.brackets.narrow(np.array([0]), np.array([False]))
     assert not unknown.repeating.any()
 

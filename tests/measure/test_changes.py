@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from unsoftmax.measure.changes import Changes, ChangesTuning
+from unsoftmax.learners.single_head import first_round
+from unsoftmax.learners.single_head.first_round import Changes
 from unsoftmax.measure.precision import KAPPA, UNIT, Precision
 
 SIZES = 4.0 ** np.array([0, -1, 1, -2, 2, -3, 3, -4])
@@ -54,15 +55,16 @@ def test_of_one_size_all_kinds_are_assumed():
 
 
 @pytest.mark.parametrize("rate", [1e-14, 1e-11, 1e-8])
-def test_a_drift_goes_on(rate):
+def test_a_drift_goes_on(rate, monkeypatch):
     for seed in range(20):
         y = SIZES * np.random.default_rng(seed).uniform(-1, 1, 8)
         changes = Changes(y, y * (1 + 25 * rate), SIZES, apart=25, ahead=1000)
         found = changes.added_to(Precision())
         assert found.relative >= 1000 * rate
         assert "drifted" in found.why[1]
-        still = Changes(y, y * (1 + 25 * rate), SIZES, 25, 1000, tuning=ChangesTuning(witnesses=9))
-        assert len(still.added_to(Precision()).why) == 1
+        with monkeypatch.context() as patched:
+            patched.setattr(first_round, "TELLING", 9)
+            assert len(changes.added_to(Precision()).why) == 1
 
 
 def test_answers_that_do_not_change_change_nothing():

@@ -8,7 +8,11 @@ import numpy as np
 import pytest
 from scipy.special import expit, logit
 
-from unsoftmax.measure.intervals import IntervalTuning, Pass, read_intervals, saturated
+from unsoftmax.learners.single_head.approximate.passes import (
+    Pass,
+    read_intervals,
+    saturated,
+)
 from unsoftmax.measure.precision import Precision
 from unsoftmax.measure.single_tokens import Values
 from unsoftmax.measure.two_tokens import TwoTokenAnswers, Vectors
@@ -84,14 +88,13 @@ def test_an_offset_without_value_says_nothing():
 
 
 def test_saturated_is_not_hidden():
-    tuning = IntervalTuning()
     ends = np.array([True, True, False, False, False])
-    assert saturated(ends, np.full(5, 1e-6), tuning)
+    assert saturated(ends, np.full(5, 1e-6))
     # answers this coarse would leave ends open at any scale
-    assert not saturated(ends, np.full(5, 0.3), tuning)
+    assert not saturated(ends, np.full(5, 0.3))
     # a few logits out of reach do not make a scale too large
-    assert not saturated(ends & (np.arange(5) < 1), np.full(5, 1e-6), tuning)
-    assert saturated(ends & (np.arange(5) < 1), np.full(5, 1e-6), IntervalTuning(most_open=0.1))
+    assert not saturated(ends & (np.arange(5) < 1), np.full(5, 1e-6))
+    assert saturated(ends & (np.arange(5) < 1), np.full(5, 1e-6), most_open=0.1)
 
 
 def a_pass(d, rng, size=1.0):

@@ -12,10 +12,16 @@ import pytest
 from scipy.special import expit
 
 import unsoftmax as us
-from unsoftmax.measure.logit_grid import LogitGrid, measure
-from unsoftmax.measure.logit_scales import LogitGridTuning, Stage
+from unsoftmax.measure.logit_grid import (
+    LogitGrid,
+    LogitGridTuning,
+    Stage,
+    beside_bias,
+    free,
+    measure,
+    offset_only,
+)
 from unsoftmax.measure.precision import Precision
-from unsoftmax.measure.scales import beside_bias, free, offset_only
 from unsoftmax.measure.single_tokens import Values
 from unsoftmax.probes import Grid, Pairs, Probes
 

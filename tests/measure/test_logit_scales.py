@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from unsoftmax.measure.logit_scales import (
+from unsoftmax.measure.logit_grid import (
     LogitGridTuning,
     SeenLogits,
     better_scale,
@@ -121,5 +121,5 @@ def test_one_scale_for_all_tokens():
 
 def test_first_guesses():
     assert list(first_scale(2, 16, TUNING)) == [1, 1]
-    assert scale_for(0.125, TUNING) == 2
-    assert scale_for(0.0, TUNING) == 0
+    assert scale_for(0.125) == 2
+    assert scale_for(0.0) == 0

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unsoftmax.measure.number_format import (
+from unsoftmax.measure.precision import (
     decimals_of,
     digits_of,
     shortest,

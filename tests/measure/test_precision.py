@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import unsoftmax as us
-from unsoftmax.measure.number_format import significant_bits
+import unsoftmax.measure.precision as precision_module
 from unsoftmax.measure.precision import (
     FLOAT32_UNIT,
     KAPPA,
     UNIT,
     Precision,
-    PrecisionTuning,
+    significant_bits,
 )
 from unsoftmax.measure.precision import why as why_of
 
@@ -390,11 +390,12 @@ def test_a_declared_tolerance_leaves_the_arithmetic_its_rounding():
     assert "as declared" in why_of(precision)
 
 
-def test_tuning_changes_what_counts_as_rounded():
+def test_numbers_say_what_counts_as_rounded(monkeypatch):
     """Answers that need 12 of 16 digits are generic for one who asks for 10."""
     y = np.round(np.random.default_rng(0).uniform(1, 2, 40), 11)
     assert Precision.of_format([y]).why
-    assert Precision.of_format([y], PrecisionTuning(generic_digits=10)) == Precision()
-    few, many = (PrecisionTuning(noise_deviations=n) for n in (2.0, 4.0))
-    narrow, wide = (Precision().with_noise(1e-3, 8, tuning).absolute for tuning in (few, many))
-    assert wide == 2 * narrow
+    monkeypatch.setattr(precision_module, "GENERIC_DIGITS", 10)
+    assert Precision.of_format([y]) == Precision()
+    wide = Precision().with_noise(1e-3, 8).absolute
+    monkeypatch.setattr(precision_module, "NOISE_DEVIATIONS", 2.0)
+    assert wide == 2 * Precision().with_noise(1e-3, 8).absolute

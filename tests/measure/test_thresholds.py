@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import unsoftmax as us
-from unsoftmax.measure import thresholds
+from unsoftmax.learners.single_head.labels import bisection as thresholds
 from unsoftmax.theory import label_counts
 
 
@@ -17,7 +17,7 @@ def test_the_flip_is_where_it_is_said_to_be():
     ratio, c = np.array([(b @ v) / (a @ v)]), np.array([0.3])
     logit = -c * (a @ W @ b)
     for shift, label in ((-1e-9, True), (1e-9, False)):
-        alpha, beta = thresholds.scales(logit + shift, c, ratio)
+        alpha, beta = thresholds.threshold_scales(logit + shift, c, ratio)
         assert np.allclose(alpha * beta, c, rtol=1e-15)
         assert np.allclose(thresholds.threshold(alpha, beta, ratio), logit + shift, atol=1e-14)
         X = np.array([[alpha * a - beta * b, -beta * b]])
@@ -25,7 +25,7 @@ def test_the_flip_is_where_it_is_said_to_be():
 
 
 def test_beyond_every_logit_is_infinite():
-    alpha, beta = thresholds.scales(np.array([4.0]), np.ones(1), np.ones(1))
+    alpha, beta = thresholds.threshold_scales(np.array([4.0]), np.ones(1), np.ones(1))
     assert thresholds.threshold(alpha, beta, np.array([1.1]))[0] == np.inf
 
 
@@ -76,10 +76,10 @@ def test_rounding_moves_flips_of_logits_by_no_more_than_its_bound(size):
         target, ratio = us.SingleHead(W, v), np.array([(b @ v) / (a @ v)])
 
         def label(at, a=a, b=b, scale=scale, ratio=ratio, target=target):
-            alpha, beta = (x[0] for x in thresholds.scales(np.array([at]), scale, ratio))
+            alpha, beta = (x[0] for x in thresholds.threshold_scales(np.array([at]), scale, ratio))
             return target(np.array([[alpha * a - beta * b, -beta * b]]))[0] > 0
 
-        alpha, beta = thresholds.scales(np.array([t]), scale, ratio)
+        alpha, beta = thresholds.threshold_scales(np.array([t]), scale, ratio)
         bound = thresholds.logit_rounding(
             np.array([t]),
             np.array([a @ v]),
@@ -119,7 +119,7 @@ def test_the_error_through_the_values_is_a_bound(size):
         found /= np.linalg.norm(found)
         c = rng.uniform(0.5, 2, (d, d))
         true, seen = (np.divide.outer(b @ x, a @ x) for x in (v, found))
-        alpha, beta = thresholds.scales(rng.uniform(-2, 1, (d, d)), c, true)
+        alpha, beta = thresholds.threshold_scales(rng.uniform(-2, 1, (d, d)), c, true)
         logits = [thresholds.threshold(alpha, beta, ratio) for ratio in (true, seen)]
         bound = thresholds.ThroughValues.of(found, float(np.linalg.norm(found - v)), a, b)
         assert np.linalg.norm((logits[1] - logits[0]) / c) <= bound.error(logits[1], c)

@@ -9,8 +9,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from unsoftmax.solve.fixed_rank import fixed_rank_error, rank_error
-from unsoftmax.solve.rank_one_measurements import Measurements
+from unsoftmax.learners.single_head.sensing.rank_one import (
+    Measurements,
+    fixed_rank_error,
+    rank_error,
+)
 
 
 def scene(seed, d, rank, m, noise, condition=1.0):

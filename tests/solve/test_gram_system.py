@@ -5,10 +5,21 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from unsoftmax.solve.gram_system import GramSystem, GramTuning
-from unsoftmax.solve.rank_one_measurements import Measurements
+from unsoftmax.learners.single_head.sensing import nuclear_norm
+from unsoftmax.learners.single_head.sensing.nuclear_norm import GramSystem
+from unsoftmax.learners.single_head.sensing.rank_one import Measurements
 
-FREE = GramTuning(dense=0)
+
+@pytest.fixture
+def free(monkeypatch):
+    """How a system is made that nothing is inverted of."""
+
+    def made(measured, ridge):
+        with monkeypatch.context() as patched:
+            patched.setattr(nuclear_norm, "INVERTED", 0)
+            return GramSystem.of(measured, ridge)
+
+    return made
 
 
 def scene(d, m, ridge):
@@ -20,10 +31,10 @@ def scene(d, m, ridge):
 
 @pytest.mark.parametrize("ridge", [0.0, 1e-3, 100.0])
 @pytest.mark.parametrize(("d", "m"), [(1, 1), (10, 30), (10, 80)])
-def test_both_ways_solve_alike(d, m, ridge):
+def test_both_ways_solve_alike(d, m, ridge, free):
     measured, D, c = scene(d, m, ridge)
     nowhere = np.zeros(m), np.zeros((d, d))
-    exact, free = (GramSystem.of(measured, D, tuning) for tuning in (GramTuning(), FREE))
+    exact, free = GramSystem.of(measured, D), free(measured, D)
     assert exact.exact
     assert not free.exact
     y, back = exact.solve(c, *nowhere)
@@ -34,9 +45,9 @@ def test_both_ways_solve_alike(d, m, ridge):
         np.testing.assert_allclose(image, measured.adjoint(solution), atol=1e-10)
 
 
-def test_each_solution_starts_from_the_last():
+def test_each_solution_starts_from_the_last(free):
     measured, D, c = scene(10, 30, 0.01)
-    system, y, back, left = GramSystem.of(measured, D, FREE), np.zeros(30), np.zeros((10, 10)), []
+    system, y, back, left = free(measured, D), np.zeros(30), np.zeros((10, 10)), []
     G = measured.gram() + np.diag(D)
     for _ in range(4):
         y, back = system.solve(c, y, back)
@@ -46,8 +57,8 @@ def test_each_solution_starts_from_the_last():
     assert left == sorted(left, reverse=True)
 
 
-def test_nothing_to_solve_is_nothing():
+def test_nothing_to_solve_is_nothing(free):
     measured, D, _ = scene(4, 6, 0.0)
-    y, back = GramSystem.of(measured, D, FREE).solve(np.zeros(6), np.zeros(6), np.zeros((4, 4)))
+    y, back = free(measured, D).solve(np.zeros(6), np.zeros(6), np.zeros((4, 4)))
     assert not y.any()
     assert not back.any()

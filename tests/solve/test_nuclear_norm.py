@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
 from typing import Any
 
 import cvxpy
 import numpy as np
 import pytest
 
-from unsoftmax.solve import nuclear_norm
-from unsoftmax.solve.gram_system import GramTuning
-from unsoftmax.solve.nuclear_norm import NuclearNormTuning, minimise
-from unsoftmax.solve.rank_fit import RankFitTuning
-from unsoftmax.solve.rank_one_measurements import Measurements
-from unsoftmax.solve.tangent_space import TangentTuning
-
-# Nothing n×n and no matrix of measurements is written out, however small it would be
-MATRIX_FREE = NuclearNormTuning(
-    gram=GramTuning(dense=0),
-    fit=RankFitTuning(tangent=TangentTuning(dense=0, chunk=100)),
-)
-WAYS = {"written out": NuclearNormTuning(), "matrix-free": MATRIX_FREE}
+from unsoftmax.learners.single_head.sensing import nuclear_norm, rank_one
+from unsoftmax.learners.single_head.sensing.nuclear_norm import minimise
+from unsoftmax.learners.single_head.sensing.rank_one import Measurements, TangentSpace
 
 # CVXPY's stubs leave out most of its atoms
 cp: Any = cvxpy
+
+
+@pytest.fixture(params=["written out", "matrix-free"])
+def way(request, monkeypatch):
+    """Matrix-free: nothing n×n and no matrix of measurements is written out, however small."""
+    if request.param == "matrix-free":
+        monkeypatch.setattr(nuclear_norm, "INVERTED", 0)
+        monkeypatch.setattr(rank_one, "WRITTEN_OUT", 0)
+        monkeypatch.setattr(rank_one, "CHUNK", 100)
+    return request.param
 
 
 def problem(d, rank, ratio, seed):
@@ -57,13 +56,12 @@ def reference(measured, mu=None):
 GRID = list(itertools.product([(4, 1), (6, 2), (8, 1), (10, 2)], (1.0, 1.6, 2.3), (0, 1)))
 
 
-@pytest.mark.parametrize("way", WAYS)
 def test_the_optimum_is_cvxpys(way, evidence):
     """Also where it is not the W that was measured: polishing must not hide a wrong optimum."""
     recovered, values, matrices = 0, [], []
     for (d, rank), ratio, seed in GRID:
         W, measured = problem(d, rank, ratio, seed)
-        found = minimise(measured, WAYS[way])
+        found = minimise(measured)
         X, value = reference(measured)
         values.append(abs(nuclear(found.W) / value - 1))
         matrices.append(np.linalg.norm(found.W - X) / np.linalg.norm(X))
@@ -94,12 +92,11 @@ def test_where_the_minimiser_is_not_unique_enough_to_polish_it_says_so():
     assert nuclear(found.W) < 0.99 * nuclear(W)
 
 
-@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(("d", "rank"), [(1, 1), (4, 1), (8, 2), (16, 1), (24, 3), (32, 2)])
 def test_recovery_to_rounding(d, rank, way):
     for seed in range(3):
         W, measured = problem(d, rank, min(4.5, d * d / (rank * (2 * d - rank))), seed)
-        found = minimise(measured, WAYS[way])
+        found = minimise(measured)
         assert found.determined
         assert found.rank == rank
         assert np.linalg.norm(found.W - W) <= 1e-12 * np.linalg.norm(W)
@@ -119,16 +116,22 @@ def test_singular_values_that_are_far_apart(spread):
     assert np.linalg.norm(found.W - W) <= 1e-14
 
 
-def test_knobs_change_what_they_name():
+def test_more_steps_close_the_gap(monkeypatch):
     W, measured = problem(8, 2, 2.0, 1)
     assert np.linalg.norm(minimise(measured).W - W) <= 1e-12 * np.linalg.norm(W)
-    never = NuclearNormTuning(
-        hopeful=0.0, drop=np.inf, gap=1e-12, fit=RankFitTuning(rounding=1e-100)
-    )
-    short, longer = (minimise(measured, replace(never, steps=steps)) for steps in (10, 40))
+    for name, value in {"HOPEFUL": 0.0, "DROP": np.inf, "GAP": 1e-12}.items():
+        monkeypatch.setattr(nuclear_norm, name, value)
+    monkeypatch.setattr(rank_one, "FIT_ROUNDING", 1e-100)
+
+    def after(steps):
+        monkeypatch.setattr(nuclear_norm, "STEPS", steps)
+        return minimise(measured)
+
+    short, longer = after(10), after(40)
     assert (short.steps, longer.steps) == (10, 40)
     assert longer.gap < short.gap
-    assert minimise(measured, replace(never, steps=3, look=3)).steps == 3
+    monkeypatch.setattr(nuclear_norm, "LOOK", 3)
+    assert after(3).steps == 3
 
 
 @pytest.mark.parametrize("more", [0, 5])
@@ -176,7 +179,6 @@ def noisy(d, rank, ratio, size, seed):
     return W, Measurements(exact.a, exact.b, exact.t + off, noise)
 
 
-@pytest.mark.parametrize("way", WAYS)
 def test_noise_is_penalised_as_cvxpy_would(way):
     """Before the polish: the penalised optimum, within what noise costs of it."""
     for seed in range(4):
@@ -190,46 +192,40 @@ def test_noise_is_penalised_as_cvxpy_would(way):
         )
         mu = nuclear_norm._penalty(unit) * unit.noise**2
         _, value = reference(unit, mu)
-        found = minimise(measured, WAYS[way])
+        found = minimise(measured)
         cost = nuclear(found.W) + np.sum((unit.of(found.W) - unit.t) ** 2 / (2 * mu))
         assert value * (1 - 1e-6) <= cost <= value * (1 + 2 * found.gap + 1e-6)
 
 
-@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("size", [1e-10, 1e-7, 1e-4])
 def test_noise_costs_what_it_must(size, way):
     """The fit is the best of its rank: as good as if the rank had been known."""
     for seed in range(5):
         W, measured = noisy(10, 2, 2.6, size, seed)
-        found = minimise(measured, WAYS[way])
+        found = minimise(measured)
         assert found.determined
         assert found.rank == 2
         assert np.linalg.norm(found.W - W) <= 2 * size
-        left, _, right = np.linalg.svd(found.W)
         residual = measured.weights * (measured.t - measured.of(found.W))
-        tangent = measured.tangent(left, right.T, 2) * measured.weights[:, None]
+        tangent = TangentSpace.at(measured, found.W, 2, measured.weights).rows()
         # normal equations of the weighted fit
         gradient = np.linalg.norm(tangent.T @ residual)
         assert gradient <= 1e-3 * np.linalg.norm(tangent, 2) * np.linalg.norm(residual)
 
 
-@pytest.mark.parametrize("way", WAYS)
 def test_one_measurement_that_is_worth_nothing_does_no_harm(way):
     W, exact = problem(10, 1, 4.0, 0)
     noise = np.full(len(exact), 1e-13)
     t = exact.t.copy()
     noise[3], t[3] = 10.0, t[3] + 7.0
-    found = minimise(Measurements(exact.a, exact.b, t, noise), WAYS[way])
+    found = minimise(Measurements(exact.a, exact.b, t, noise))
     assert np.linalg.norm(found.W - W) <= 1e-11 * np.linalg.norm(W)
 
 
-@pytest.mark.parametrize("way", WAYS)
 def test_pure_noise_is_nothing(way):
     rng = np.random.default_rng(0)
     a, b = rng.standard_normal((2, 60, 8))
-    found = minimise(
-        Measurements(a, b, 1e-3 * rng.uniform(-1, 1, 60), np.full(60, 1e-3)), WAYS[way]
-    )
+    found = minimise(Measurements(a, b, 1e-3 * rng.uniform(-1, 1, 60), np.full(60, 1e-3)))
     assert found.rank == 0
 
 
@@ -248,10 +244,9 @@ def test_adjoint_and_gram_are_those_of_the_matrix():
 def test_the_tangent_basis_is_orthonormal():
     """At full rank it spans everything, so the gains are those of all measurements."""
     _, measured = problem(5, 2, 1.0, 0)
-    rng = np.random.default_rng(2)
-    U, V = (np.linalg.qr(rng.standard_normal((5, 5)))[0] for _ in range(2))
+    W = np.random.default_rng(2).standard_normal((5, 5))
     for rank in range(6):
-        tangent = measured.tangent(U, V, rank)
+        tangent = TangentSpace.at(measured, W, rank, np.ones(len(measured))).rows()
         assert tangent.shape == (len(measured), rank * (10 - rank))
-    gains = np.linalg.svd(measured.tangent(U, V, 5), compute_uv=False)
+    gains = np.linalg.svd(tangent, compute_uv=False)
     np.testing.assert_allclose(gains, np.linalg.svd(measured.matrix(), compute_uv=False))

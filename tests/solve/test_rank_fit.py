@@ -5,10 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from unsoftmax.solve.rank_fit import RankFitTuning, fit_rank, truncated
-from unsoftmax.solve.rank_one_measurements import Measurements
-
-TUNING = RankFitTuning()
+from unsoftmax.learners.single_head.sensing import rank_one
+from unsoftmax.learners.single_head.sensing.rank_one import (
+    Measurements,
+    fit_rank,
+    truncated,
+)
 
 
 def problem(d, rank, m, seed, spread=1.0):
@@ -26,7 +28,7 @@ def test_from_nearby_to_rounding(d, rank, spread):
     for seed in range(3):
         W, measured = problem(d, rank, 2 * rank * (2 * d - rank), seed, spread)
         noise = np.random.default_rng(seed).standard_normal((d, d)) / d
-        fitted = fit_rank(measured, W + 0.02 / spread * noise, rank, TUNING)
+        fitted = fit_rank(measured, W + 0.02 / spread * noise, rank)
         assert fitted is not None
         assert np.linalg.norm(fitted[0] - W) <= 1e-13 * np.linalg.norm(W)
         assert fitted[1] > 0
@@ -35,7 +37,7 @@ def test_from_nearby_to_rounding(d, rank, spread):
 
 def test_too_few_measurements_determine_nothing():
     W, measured = problem(6, 2, 19, 0)  # of 2·(12 − 2) = 20 unknowns
-    assert fit_rank(measured, W, 2, TUNING) is None
+    assert fit_rank(measured, W, 2) is None
 
 
 def test_measurements_that_repeat_determine_nothing():
@@ -43,26 +45,27 @@ def test_measurements_that_repeat_determine_nothing():
     which = np.arange(12) % 5
     a, b, t = measured.a[which], measured.b[which], measured.t[which]
     repeated = Measurements(a, b, t, measured.noise)
-    assert fit_rank(repeated, W, 1, TUNING) is None
+    assert fit_rank(repeated, W, 1) is None
 
 
-def test_a_rank_that_is_too_low_does_not_fit():
+def test_a_rank_that_is_too_low_does_not_fit(monkeypatch):
     W, measured = problem(6, 3, 80, 0)
-    assert fit_rank(measured, W, 2, TUNING) is None
+    assert fit_rank(measured, W, 2) is None
     # unless what is left counts as rounding
     U, values, V = np.linalg.svd(W)
     values[2] *= 1e-13
     tiny = (U * values) @ V
     small = Measurements(measured.a, measured.b, measured.of(tiny), measured.noise)
-    assert fit_rank(small, tiny, 2, TUNING) is not None
-    assert fit_rank(small, tiny, 2, RankFitTuning(rounding=1e-16)) is None
+    assert fit_rank(small, tiny, 2) is not None
+    monkeypatch.setattr(rank_one, "FIT_ROUNDING", 1e-16)
+    assert fit_rank(small, tiny, 2) is None
 
 
 def test_rank_0_is_nothing_measured():
     _, measured = problem(4, 1, 10, 0)
-    assert fit_rank(measured, np.eye(4), 0, TUNING) is None
+    assert fit_rank(measured, np.eye(4), 0) is None
     nothing = Measurements(measured.a, measured.b, np.zeros(10), np.zeros(10))
-    fitted = fit_rank(nothing, np.eye(4), 0, TUNING)
+    fitted = fit_rank(nothing, np.eye(4), 0)
     assert fitted is not None
     assert not fitted[0].any()
 
@@ -72,7 +75,7 @@ def test_noisy_measurements_count_by_their_precision():
     rng = np.random.default_rng(1)
     noise = np.where(np.arange(60) < 30, 1e-9, 1e-2)
     measured = Measurements(exact.a, exact.b, exact.t + noise * rng.uniform(-1, 1, 60), noise)
-    fitted = fit_rank(measured, W + 0.01, 1, TUNING)
+    fitted = fit_rank(measured, W + 0.01, 1)
     assert fitted is not None
     assert np.linalg.norm(fitted[0] - W) <= 1e-8
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from unsoftmax.learners.single_head.approximate.passes import TwoSidedSystem
 from unsoftmax.measure.reading import Reading
-from unsoftmax.solve.two_sided import TwoSidedSystem
 
 
 def skew(d, condition, rng):

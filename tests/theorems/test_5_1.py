@@ -19,11 +19,10 @@ from tests.theorems.test_4_1 import hidden, impostors
 from tests.truth import Counted, relative
 from unsoftmax.errors import NotIdentifiable
 from unsoftmax.learners.single_head.column_space import LowRankProbes, find_columns
-from unsoftmax.learners.single_head.rank_check import check_rank
-from unsoftmax.learners.single_head.row_space import read_rows
+from unsoftmax.learners.single_head.factored_reading import check_rank, read_rows
 from unsoftmax.measure import offsets
+from unsoftmax.measure.logit_grid import even
 from unsoftmax.measure.precision import Precision
-from unsoftmax.measure.scales import even
 from unsoftmax.measure.single_tokens import Values
 
 V_SHAPES = ("dense", "orthogonal to the range", "in the range", "one-hot")

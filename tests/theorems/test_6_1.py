@@ -17,7 +17,7 @@ from scipy.special import expit, logit
 import unsoftmax as us
 from tests.hostile import ADVERSARIES, hostile
 from tests.truth import Counted
-from unsoftmax.measure.token_order import TokenOrderTuning
+from unsoftmax.learners.positions_named import LENGTHS
 from unsoftmax.theory.information import jacobian
 
 Approximate = us.learners.ApproximateHead
@@ -513,7 +513,7 @@ def test_v_lost_in_the_tolerance_is_refused(settings, trials):
         counted = Counted(hostile(target, 0.5, "random", seed))
         with pytest.raises(us.NotIdentifiable, match=r"v = 0 as far as the answers tell.*±0\.5"):
             us.learn(counted, Approximate(d, 0.5, **settings))
-        assert counted.queries <= d + 32 + 4 * len(TokenOrderTuning().lengths) + 1
+        assert counted.queries <= d + 32 + 4 * len(LENGTHS) + 1
 
 
 def test_v_zero_leaves_W_free_even_without_a_radius():

@@ -16,8 +16,7 @@ from scipy.special import expit
 import unsoftmax as us
 from tests.theorems.test_4_1 import CASES, impostors, score_matrices, value_vectors
 from tests.truth import Counted, relative
-from unsoftmax.learners.single_head.labels.label_probes import Sphere
-from unsoftmax.learners.single_head.labels.sphere_average import average
+from unsoftmax.learners.single_head.labels.sphere_average import Sphere, average
 from unsoftmax.theory import label_counts
 from unsoftmax.validate import sequences as holdout
 
@@ -370,7 +369,7 @@ def test_one_logit_out_of_reach_of_all_scales_is_refused():
     with pytest.raises(us.NotIdentifiable, match="1 of 9 logits") as refused:
         drive()
     assert np.allclose(refused.value.determined["v"], direction(target), atol=1e-14)
-    assert len(scales) == 1 + label_counts.SCHEDULE.restarts
+    assert len(scales) == 1 + label_counts.RESTARTS
 
 
 @pytest.mark.parametrize("name", ["values", "twice the signs", "classes"])

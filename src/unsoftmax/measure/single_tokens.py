@@ -11,13 +11,13 @@ the answers. Source: the first step of Theorem 4.1; c and the errors go beyond i
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
 import scipy
 
-from unsoftmax.measure.precision import UNIT, Precision
+from unsoftmax.measure.precision import KAPPA, UNIT, Precision
 from unsoftmax.probes import Array, Singles, UnitVectors
 
 
@@ -71,6 +71,12 @@ class Values:
     def among_others(self) -> Shared:
         """What v̂ and ĉ are off by beside the errors of many answers."""
         return Shared(self.v_error, self.c_error) if self.shared is None else self.shared
+
+    def moved(self, rng: np.random.Generator) -> Values:
+        """Return v and c moved by about as much as they are off."""
+        off = self.among_others
+        v = self.v + off.v / KAPPA * rng.standard_normal(len(self.v))
+        return replace(self, v=v, c=self.c + off.c / KAPPA * float(rng.standard_normal()))
 
     @property
     def norm(self) -> float:

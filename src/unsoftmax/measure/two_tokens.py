@@ -138,7 +138,8 @@ class TwoTokenAnswers:
         signal = self.alpha * self.a.value
         rest = self.y - self.beta * self.b.value - self.values.c
         # q from its own difference: 1 − p would lose q's digits when p is near 1
-        return signal, rest / signal, (signal - rest) / signal
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return signal, rest / signal, (signal - rest) / signal
 
     @property
     def telling(self) -> Array:
@@ -149,6 +150,18 @@ class TwoTokenAnswers:
         """
         gates = self.gates()
         return np.asarray(self.y[(gates.margin > 0) & (np.abs(gates.p - 0.5) > gates.p_error)])
+
+    def moved(self, rng: np.random.Generator, score_norm: Array) -> Array:
+        """Return answers moved by about as much as they are off, rounding of scores included.
+
+        ``score_norm``: see `reading`.
+        """
+        size = self._token_norm * self.values.norm + abs(self.values.c)
+        signal, p, q = self._shares()
+        scores = self.values.precision.unit * self._token_norm * score_norm
+        slope = np.abs(signal) * np.clip(p, 0.0, 1.0) * np.clip(q, 0.0, 1.0)
+        off = self.values.precision.deviation(size, self.y) + slope * scores / 2
+        return np.asarray(self.y + off * rng.standard_normal(self.y.shape))
 
     def measured(self, shift: Array | float = 0.0) -> Array:
         """Return M̂ alone; see `reading`."""

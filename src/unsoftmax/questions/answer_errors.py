@@ -28,8 +28,14 @@ import numpy as np
 import scipy
 
 from unsoftmax.errors import DimensionRefused
-from unsoftmax.measure.number_format import significant_bits
-from unsoftmax.measure.precision import FLOAT32_BITS, FLOAT32_UNIT, KAPPA, UNIT, Precision
+from unsoftmax.measure.precision import (
+    FLOAT32_BITS,
+    FLOAT32_UNIT,
+    KAPPA,
+    UNIT,
+    Precision,
+    significant_bits,
+)
 from unsoftmax.probes import Array, Indices, Round, Sequences
 from unsoftmax.protocol import Answers
 from unsoftmax.questions.claim import Claim, ClaimedAnswers

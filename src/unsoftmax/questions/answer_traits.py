@@ -20,8 +20,7 @@ import numpy as np
 from unsoftmax.errors import DimensionRefused, OracleError
 from unsoftmax.learners.attention_layer.norm_before import norm_before
 from unsoftmax.learners.compose import Asking, T
-from unsoftmax.measure.number_format import significant_bits
-from unsoftmax.measure.precision import FLOAT32_BITS, Precision
+from unsoftmax.measure.precision import FLOAT32_BITS, Precision, significant_bits
 from unsoftmax.probes import Array, Sequences
 
 AnswerKind: TypeAlias = Literal["constant", "labels", "noisy", "rounded", "float32", "float64"]

@@ -25,9 +25,8 @@ from unsoftmax.campaign import Budget
 from unsoftmax.errors import DimensionRefused, ModelMismatch, NotIdentifiable, OracleError
 from unsoftmax.learners import MultiHeadLearner
 from unsoftmax.learners.compose import Asking, T, limited, mapped, named, read_as, restricted
-from unsoftmax.learners.positions_named import in_words
+from unsoftmax.learners.positions_named import OrderQuestions, in_words
 from unsoftmax.learners.settings import Configured, whole_number
-from unsoftmax.measure.token_order import OrderQuestions
 from unsoftmax.models import ReluNetwork
 from unsoftmax.probes import FARTHEST, Array, Probes, Round, Sequences
 from unsoftmax.protocol import Answers, Found, Learner, Outputs, Plan

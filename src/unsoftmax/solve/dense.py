@@ -5,7 +5,7 @@ Readings M_ji = z_i·(W b_j), b_j the unit vectors, come with a bound on ‖ΔM�
     Z Ŵ = M̂ᵀ,        ‖Ŵ − W‖_F ≤ ‖ΔM‖_F/σ_min(Z) + 4u·cond(Z)·‖Ŵ‖_F,
 
 needing no ground truth. For matrices of low rank see `unsoftmax.solve.skeleton` and
-`unsoftmax.solve.fixed_rank`. Nothing is asked here.
+`unsoftmax.learners.single_head.sensing.rank_one`. Nothing is asked here.
 Source: beyond the paper, whose Theorem 4.1 is exact arithmetic.
 """
 

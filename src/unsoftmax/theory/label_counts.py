@@ -3,40 +3,25 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+
+# Entries of v that are compared with each other at once to find the largest. Larger: fewer rounds,
+# but group·(group − 1)/2 labels for every group.
+GROUP = 8
+# Pairs of tokens, at most, that find the scale of W. Fewer: their entries of W may all be far below
+# the others, and the scale is wrong for those.
+PILOTS = 16
+# Scales tried for each pair in each of 3 rounds: 4 a round cut 125 octaves into fifths three times,
+# down to one octave. n scales a round cover (n + 1)³ octaves.
+SCALES_AT_ONCE = 4
+# Bits after which an entry is tested for being out of range, and starts again at a smaller scale.
+# More: a wrong scale wastes more labels; fewer: rounding may look out of range.
+FIRST_BITS = 4
+# How often one entry may start again. More: entries of W as much as 8 times larger each time are
+# still found, at up to four labels each.
+RESTARTS = 3
 
 
-@dataclass(frozen=True, slots=True)
-class LabelSchedule:
-    """Sizes of the bisection's steps, which set how many labels it asks and in how many rounds."""
-
-    group: int = 8
-    """Entries of v that are compared with each other at once to find the largest. Larger: fewer
-    rounds, but group·(group − 1)/2 labels for every group."""
-    pilots: int = 16
-    """Pairs of tokens, at most, that find the scale of W. Fewer: their entries of W may all be
-    far below the others, and the scale is wrong for those."""
-    probed_scales: int = 12
-    """Scales tried for each pair, a third of them in each of 3 rounds: 4 a round cut 125 octaves
-    into fifths three times, down to one octave. n scales cover (n/3 + 1)³ octaves."""
-    first_bits: int = 4
-    """Bits after which an entry is tested for being out of range, and starts again at a smaller
-    scale. More: a wrong scale wastes more labels; fewer: rounding may look out of range."""
-    restarts: int = 3
-    """How often one entry may start again. More: entries of W as much as 8 times larger each time
-    are still found, at up to four labels each."""
-
-    @property
-    def scales_at_once(self) -> int:
-        """Scales tried in one of the three rounds."""
-        return self.probed_scales // 3
-
-
-SCHEDULE = LabelSchedule()
-"""The schedule that counts are for unless another is given."""
-
-
-def comparisons(dim: int, schedule: LabelSchedule = SCHEDULE) -> tuple[int, int]:
+def comparisons(dim: int) -> tuple[int, int]:
     """Count the comparisons, and their rounds, that find the largest of ``dim`` numbers.
 
     In every group of 8 all are compared with all; the largest of each group go on.
@@ -46,7 +31,7 @@ def comparisons(dim: int, schedule: LabelSchedule = SCHEDULE) -> tuple[int, int]
     >>> comparisons(1), comparisons(3), comparisons(64)
     ((0, 0), (3, 1), (252, 2))
     """
-    asked, rounds, group = 0, 0, schedule.group
+    asked, rounds, group = 0, 0, GROUP
     while dim > 1:
         full, rest = divmod(dim, group)
         asked += full * group * (group - 1) // 2 + rest * (rest - 1) // 2
@@ -59,7 +44,7 @@ def rough_bits(dim: int) -> int:
     return 6 + math.ceil(math.log2(dim) / 2)
 
 
-def label_head(dim: int, bits: int, schedule: LabelSchedule = SCHEDULE) -> int:
+def label_head(dim: int, bits: int) -> int:
     """Count the labels that bisection asks: ``bits`` and two checks for each of d² + d − 1 numbers.
 
     On top come d signs and 4 tests of them, `comparisons`, and the pilots; entries that start
@@ -71,24 +56,24 @@ def label_head(dim: int, bits: int, schedule: LabelSchedule = SCHEDULE) -> int:
     True
     """
     ratios = (dim - 1) * (max(bits, rough_bits(dim)) + 2)
-    once = dim + 4 + comparisons(dim, schedule)[0] + label_head_pilots(dim, schedule)
+    once = dim + 4 + comparisons(dim)[0] + label_head_pilots(dim)
     return once + ratios + dim**2 * (bits + 2)
 
 
-def label_head_pilots(dim: int, schedule: LabelSchedule = SCHEDULE) -> int:
+def label_head_pilots(dim: int) -> int:
     """Count the labels that find the scale of W: two thresholds for every pair and scale."""
-    return 2 * schedule.probed_scales * min(schedule.pilots, dim**2)
+    return 6 * SCALES_AT_ONCE * min(PILOTS, dim**2)
 
 
-def label_head_again(dim: int, schedule: LabelSchedule = SCHEDULE) -> int:
+def label_head_again(dim: int) -> int:
     """Count the labels spent on entries that start again, a quarter of all entries at most."""
-    return schedule.first_bits * (dim**2 // 4 + schedule.pilots)
+    return FIRST_BITS * (dim**2 // 4 + PILOTS)
 
 
-def label_head_rounds(dim: int, bits: int, schedule: LabelSchedule = SCHEDULE) -> int:
+def label_head_rounds(dim: int, bits: int) -> int:
     """Count the rounds of bisection at most, the hold-out included."""
-    before = 1 + comparisons(dim, schedule)[1] + rough_bits(dim) + 3
-    return before + bits + schedule.first_bits * schedule.restarts + 1
+    before = 1 + comparisons(dim)[1] + rough_bits(dim) + 3
+    return before + bits + FIRST_BITS * RESTARTS + 1
 
 
 def mean_projection(dim: int) -> float:

@@ -137,8 +137,9 @@ def refuse_drift(first: Array, second: Array, tuning: DriftTuning) -> None:
     """Refuse answers that have all moved alike between two askings.
 
     Noise moves every answer otherwise; a drift moves all by the same share, or all by the same.
-    Learners that know the answers' natural sizes bound a drift instead (`measure.changes`); this
-    is for those whose network is still to be learned, by a learner that may know of no drift.
+    Learners that know the answers' natural sizes bound a drift instead
+    (`learners.single_head.first_round`); this is for those whose network is still to be
+    learned, by a learner that may know of no drift.
 
     Raises
     ------

@@ -32,7 +32,7 @@ from unsoftmax.learners.multi_head.reduced_answers import ReducedAnswers
 from unsoftmax.learners.multi_head.search_outcomes import CoincidentJumps
 from unsoftmax.learners.multi_head.token_search import SoughtHeads, TokenSearch
 from unsoftmax.learners.multi_head.window_sweeps import UNSETTLED, TokenHeads, WindowAnswers, swept
-from unsoftmax.learners.single_head.distances import PERTURBED, TurnedKeys
+from unsoftmax.learners.single_head.distances import DRAWN, TurnedKeys
 from unsoftmax.learners.single_head.lifted import KeySide
 from unsoftmax.measure import offsets
 from unsoftmax.models.arrays import TINY
@@ -690,8 +690,13 @@ class LiftedReadings:
         biases = {"k_bias": side.k_bias, "q_bias": q - Q @ near.b}
         return RotaryHead(side.K, Q, near.v[self.h], side.rotary, **biases, c=near.reduced.c)
 
+    def at(self, distances: Sequence[float]) -> list[Array]:
+        """Return W_h(Δ) with biases of planes that all turn."""
+        scores = self.head(0.0).scores
+        return [scores.whole(n) for n in distances]
+
     def unexplained(self) -> float:
         """Return how many times more b_k misses its equations by than what was read may be off."""
         rng = np.random.default_rng(0)
-        moved = [self.moved(rng).keys(0.0)[1] for _ in range(PERTURBED)]
+        moved = [self.moved(rng).keys(0.0)[1] for _ in range(DRAWN)]
         return self.keys(0.0)[1] / max(*moved, TINY)

@@ -17,11 +17,9 @@ import numpy as np
 
 from unsoftmax.learners.compose import Asking, restricted
 from unsoftmax.measure import offsets
-from unsoftmax.measure.logit_grid import LogitGrid, measure
-from unsoftmax.measure.logit_scales import LogitGridTuning
+from unsoftmax.measure.logit_grid import LogitGrid, LogitGridTuning, free, measure
 from unsoftmax.measure.offsets import Offsets
 from unsoftmax.measure.precision import KAPPA, UNIT, Precision
-from unsoftmax.measure.scales import free
 from unsoftmax.measure.single_tokens import Values
 from unsoftmax.probes import Array
 from unsoftmax.solve.dense import solution_error

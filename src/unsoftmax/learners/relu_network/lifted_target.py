@@ -19,8 +19,7 @@ from unsoftmax.learners.relu_network.lift import (
     WrittenPoints,
     ask_points,
 )
-from unsoftmax.measure.number_format import significant_bits
-from unsoftmax.measure.precision import FLOAT32_UNIT, UNIT
+from unsoftmax.measure.precision import FLOAT32_UNIT, UNIT, significant_bits
 from unsoftmax.probes import Array, Round, Singles
 from unsoftmax.protocol import Answers
 from unsoftmax.validate.judge import Answered

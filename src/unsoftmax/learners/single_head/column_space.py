@@ -15,17 +15,15 @@ most. Source: beyond Theorem 5.1.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeAlias
 
 import numpy as np
 
 from unsoftmax.learners.compose import Asking
-from unsoftmax.measure.logit_grid import LogitGrid
-from unsoftmax.measure.logit_scales import LogitGridTuning
+from unsoftmax.measure.logit_grid import LogitGrid, Split, at_query_scale, even
 from unsoftmax.measure.offsets import Offsets
-from unsoftmax.measure.scales import Split, at_query_scale, even
 from unsoftmax.measure.single_tokens import Values, small_by_chance
 from unsoftmax.probes import Array, Indices, Rows, pick
 from unsoftmax.solve.skeleton import pivots, rank_by_gap
@@ -67,7 +65,6 @@ class LowRankProbes:
     """How scales are divided between offset and query token where there is no bias."""
     biases: bool
     """Whether there may be a w."""
-    grid_tuning: LogitGridTuning = field(default=LogitGridTuning())
 
     @property
     def dim(self) -> int:
@@ -82,8 +79,7 @@ class LowRankProbes:
         self, offsets: Rows, queries: Rows, split: Split, phase: str, shift: Array | None = None
     ) -> LogitGrid:
         """Return a grid in which nothing is asked yet."""
-        tuning = self.grid_tuning
-        return LogitGrid(offsets, queries, self.values, split, phase, shift, tuning=tuning)
+        return LogitGrid(offsets, queries, self.values, split, phase, shift)
 
 
 LeftOut: TypeAlias = Callable[[Values], float]

@@ -6,14 +6,14 @@ with W(1) = B L, and r query tokens X that span the row space,
     T = (Bᵀ W(2) X)(L X)⁻¹ = P R(1) P⁻¹,    P = (BᵀKᵀ) up to one complex number per plane,
     Kᵀ = B P,    Q = R(−1) P⁻¹ L.
 
-*Errors*: an error δT of T moves W(Δ) = B T^{Δ−1} L by a part that grows with |Δ − 1|. Readings are
-moved by as much as they may be off, in random directions, and all is found again: the bound is
-several times the most that W(Δ) moved. Pure arrays; nothing is asked here.
+*Errors*: an error δT of T moves W(Δ) = B T^{Δ−1} L by a part that grows with |Δ − 1|. Answers are
+moved by what they are off by as a rule, at random, and all is read again: the bound is several
+times the root mean square of what W(Δ) moved by.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -23,13 +23,69 @@ from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.learners.single_head.factored_reading import FactoredReading
 from unsoftmax.measure.precision import why
 from unsoftmax.measure.single_tokens import Values
-from unsoftmax.measure.spaced_answers import SpacedAnswers
+from unsoftmax.measure.two_tokens import TwoTokenAnswers, Vectors
 from unsoftmax.models.arrays import TINY
 from unsoftmax.models.heads import RotaryHead
 from unsoftmax.models.rotary import Rotary
-from unsoftmax.probes import Array
+from unsoftmax.probes import Array, Grid, Round, Spaced
+from unsoftmax.protocol import Answers
 from unsoftmax.solve.turning_planes import TurningPlanes, turning_planes
+from unsoftmax.validate.drawn_models import SAFETY
 from unsoftmax.validate.head_comparison import HeadBounds, PositionErrors
+
+# -- Logits of tokens that are farther from the query token: zero tokens in between
+#
+# With offsets that are far longer than query tokens, [αa; 0 … 0; βb] with m zeros has the scores
+# t = αβ a·(W(m+1) b), and 0 for all others but for β/α of it. So the first weight is
+#
+#     p = e^t/(e^t + 1 + m),      t = log p − log(1 − p) + log(1 + m),
+#
+# and what p is read from is the two-token identity. *Queries*: one per logit.
+
+
+@dataclass(frozen=True, slots=True)
+class SpacedAnswers:
+    """Answers to every offset with every query token, ``zeros`` tokens apart."""
+
+    offsets: Array
+    """a, (n, d)."""
+    queries: Array
+    """b, (m, d)."""
+    alpha: float
+    beta: float
+    zeros: int
+    y: Array
+    """(query tokens, offsets)."""
+
+    def _answered(self, values: Values) -> TwoTokenAnswers:
+        a, b = Vectors.of(self.offsets, values), Vectors.of(self.queries, values)
+        alpha, beta = np.full_like(self.y, self.alpha), np.full_like(self.y, self.beta)
+        return TwoTokenAnswers(self.y, a, b.take((slice(None), None)), alpha, beta, values)
+
+    @property
+    def _shift(self) -> float:
+        """What the zeros take off every logit, per α."""
+        return float(-np.log1p(self.zeros) / self.alpha)
+
+    def measured(self, values: Values) -> Array:
+        """Return a·(W(m+1) b), (query tokens, offsets)."""
+        return self._answered(values).measured(self._shift)
+
+    def moved(self, rng: np.random.Generator, values: Values, score_norm: float) -> SpacedAnswers:
+        """Return answers moved by about as much as they are off."""
+        norms = np.full((len(self.queries), 1), score_norm)
+        return replace(self, y=self._answered(values).moved(rng, norms))
+
+
+def ask_spaced(
+    offsets: Array, queries: Array, scales: tuple[float, float], zeros: int, phase: str
+) -> Generator[Round, Answers, SpacedAnswers]:
+    """Ask every offset with every query token once, at the scales α and β."""
+    alpha, beta = (np.full(len(queries), scale) for scale in scales)
+    grid = Grid(offsets, queries, alpha, beta, phase=phase, purpose="data")
+    [y] = yield [Spaced.of(grid, zeros)]
+    return SpacedAnswers(offsets, queries, *scales, zeros, grid.table(y))
+
 
 LOOSE = 0.01
 """From this share of W(Δ) on, a note says how much of it answers leave open."""
@@ -40,11 +96,9 @@ LOOSE = 0.01
 POSITION_GAIN = 2.0**40
 # The certificate's bound on W is for distances from 0 to this.
 FARTHEST_BOUNDED = 20
-# Readings are moved so many times to see what W(Δ) makes of it.
-PERTURBED = 4
-# Bounds are so many times the most that W(Δ) moved: few directions were tried. With 4 what biases
-# add was outside of them in 5 of 1,447 heads, by up to 2 times.
-MARGIN = 12.0
+# Readings are moved so many times to see what W(Δ) makes of it. With half as many a head whose
+# errors all come from one answer is beyond the bound by chance once in 2,000 times.
+DRAWN = 8
 # Frequencies that were told may differ from those found by so many times what these may be off
 # by.
 TOLD_APART = 4.0
@@ -67,8 +121,11 @@ class Readings(Protocol):
         Planes that turn by less than ``still`` do not turn, others by ``given`` angles if given.
         """
 
+    def at(self, distances: Sequence[float]) -> list[Array]:
+        """Return W(Δ) with biases, (d + 1, d + 1), as it was read: T need not turn planes."""
+
     def moved(self, rng: np.random.Generator) -> Readings:
-        """Move all by as much as it may be off, in random directions."""
+        """Move all by about as much as it is off, in random directions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +153,8 @@ class PositionedReading:
         """Bound the errors of W(Δ) at distances up to FARTHEST_BOUNDED, of v and of c."""
         values, farthest, biases = self.values, FARTHEST_BOUNDED, self.biases
         errors = errors_of(self.model, self.read(values), biases)
-        W_error = float(errors.at(np.array([0.0, farthest])).max())
+        # errors grow the faster the farther: between the ends of the range they are no larger
+        W_error = max(errors.near, (farthest - 1) * errors.turning)
         of_w = " The bound on w is one on Kᵀ R(Δ) b_q and on (Q, b_q)ᵀ (R(−Δ) − I) b_k."
         bounds = HeadBounds.of(
             values,
@@ -104,8 +162,8 @@ class PositionedReading:
             W_error if biases else None,
             f"The bound on W is one on W(Δ) = Kᵀ R(Δ) Q for distances Δ from 0 to {farthest}; "
             f"beyond it grows by {errors.turning:.1e} a token." + of_w * biases,
-            "It is several times the change of W(Δ) when the readings are changed by their errors "
-            "in a few random directions.",
+            f"It is {SAFETY:.0f} times what W(Δ) moves by when answers move at random by what they "
+            "are off by as a rule.",
         )
         return bounds._replace(
             positions=errors, notes=undetermined([self.model], [errors], farthest)
@@ -143,6 +201,28 @@ def undetermined(
 
 
 @dataclass(frozen=True, slots=True)
+class StepScores:
+    """Scores (x, 1)·W(Δ)(x_N, 1) of keys B and b_k, and of queries that go on by T a token."""
+
+    basis: Array
+    """B, (d, r)."""
+    turn: Array
+    """T, (r, r)."""
+    queries: Array
+    """Of (x_N, 1), (r, d + 1)."""
+    k_bias: Array | None = None
+
+    def at(self, steps: float) -> Array:
+        """Return it after a whole number of steps, (d + 1, d + 1)."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            turned = np.linalg.matrix_power(self.turn, int(steps)) @ self.queries
+            shift = np.zeros(turned.shape[1])
+            if self.k_bias is not None:
+                shift = self.k_bias @ (turned - self.queries)
+            return np.vstack([self.basis @ turned, shift])
+
+
+@dataclass(frozen=True, slots=True)
 class StepReadings:
     """What a head without biases is solved from, each with a bound on its error."""
 
@@ -161,20 +241,6 @@ class StepReadings:
     there_error: float
     """Of Bᵀ W(2) X, Frobenius."""
 
-    @classmethod
-    def of(cls, near: FactoredReading, spaced: SpacedAnswers, values: Values) -> StepReadings:
-        """Take W(1) as it was read, and W(2) at r query tokens."""
-        skeleton, L, X = near.skeleton, near.right.matrix, spaced.queries
-        near = replace(near, values=values)
-        E, grows = near.bounds().errors["W"], skeleton.amplification()
-        there = skeleton.coordinates(spaced.measured(values).T)
-        longest = float(np.linalg.norm(L @ X.T, axis=0).max())
-        stretch = float(np.linalg.norm(skeleton.rows, 2))
-        read = spaced.reading(values, spaced.beta * longest, stretch).total
-        # a range that is off by E is off by as much beside W(2) X
-        off = grows.gain * read + grows.tilt * E
-        return cls(values.v, values.c, skeleton.basis, L, X, there, E, off)
-
     @property
     def turn(self) -> Array:
         """T = (Bᵀ W(2) X)(L X)⁻¹."""
@@ -188,6 +254,11 @@ class StepReadings:
         Q = keys.queries(self.L).T
         return RotaryHead(keys.K, Q, self.v, keys.rotary, c=self.c)
 
+    def at(self, distances: Sequence[float]) -> list[Array]:
+        """Return W(Δ) = B T^{Δ−1} L."""
+        scores = StepScores(self.basis, self.turn, np.pad(self.L, ((0, 0), (0, 1))))
+        return [scores.at(n - 1) for n in distances]
+
     def moved(self, rng: np.random.Generator) -> StepReadings:
         """Move all by as much as they may be off, in random directions."""
         off, away = (rng.standard_normal(x.shape) for x in (self.L, self.there))
@@ -196,6 +267,48 @@ class StepReadings:
             L=self.L + self.W_error * off / np.linalg.norm(off),
             there=self.there + self.there_error * away / np.linalg.norm(away),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class StepAnswers:
+    """The answers that a head without biases is solved from."""
+
+    near: FactoredReading
+    spaced: SpacedAnswers
+
+    @classmethod
+    def assuming(cls, near: FactoredReading, spaced: SpacedAnswers, values: Values) -> StepAnswers:
+        """Assume other values and another precision."""
+        return cls(replace(near, values=values), spaced)
+
+    @property
+    def readings(self) -> StepReadings:
+        """W(1) as it was read, and W(2) at r query tokens."""
+        near, X = self.near, self.spaced.queries
+        skeleton, values = near.skeleton, near.values
+        there = skeleton.coordinates(self.spaced.measured(values).T)
+        L = near.right.matrix
+        return StepReadings(values.v, values.c, skeleton.basis, L, X, there, 0.0, 0.0)
+
+    @property
+    def turn(self) -> Array:
+        """T."""
+        return self.readings.turn
+
+    def head(self, still: float, given: Array | None = None) -> RotaryHead:
+        """Return the head."""
+        return self.readings.head(still, given)
+
+    def at(self, distances: Sequence[float]) -> list[Array]:
+        """Return W(Δ) as it was read."""
+        return self.readings.at(distances)
+
+    def moved(self, rng: np.random.Generator) -> StepAnswers:
+        """Move all answers by about as much as they are off, and read all again."""
+        L, X = self.near.right.matrix, self.spaced.queries
+        longest = self.spaced.beta * float(np.linalg.norm(L @ X.T, axis=0).max())
+        spaced = self.spaced.moved(rng, self.near.values, longest)
+        return StepAnswers(self.near.moved(rng), spaced)
 
 
 def solved(read: Readings, values: Values, given: Rotary | None, biases: bool = True) -> RotaryHead:
@@ -208,23 +321,26 @@ def solved(read: Readings, values: Values, given: Rotary | None, biases: bool = 
 
 
 def errors_of(head: RotaryHead, read: Readings, biases: bool = True) -> PositionErrors:
-    """Bound what W(Δ) with biases may be off by: several times what it moves by.
+    """Bound what W(Δ) with biases may be off by: several times what reading it again moves it by.
 
-    It moves to the heads of readings that are moved by as much as they may be off, whose planes all
-    turn; there is no bound where there is no such head.
+    What was read is moved by about as much as it is off, and W(Δ) is read from that without taking
+    T for turned planes: planes that hardly turn are not told from those that do not. How far the
+    head itself is from what was read comes on top. There is no bound where nothing is read.
     """
     rng, distances = np.random.default_rng(0), (0.0, 1.0, 2.0, float(FARTHEST_BOUNDED))
-    mine = [head.scores.whole(n) for n in distances]
-    near = turning = 0.0
-    for _ in range(PERTURBED):
-        try:
-            others = read.moved(rng).head(0.0).scores
-        except (np.linalg.LinAlgError, ValueError):
-            return PositionErrors(np.inf, np.inf, biases)
-        away = [np.linalg.norm(x - others.whole(n)) for x, n in zip(mine, distances, strict=True)]
-        near = max(near, float(max(away[:3])))
-        turning = max(turning, float(away[3]) / (FARTHEST_BOUNDED - 1))
-    return PositionErrors(MARGIN * near, MARGIN * turning, biases)
+    try:
+        mine = read.at(distances)
+        drawn = [read.moved(rng).at(distances) for _ in range(DRAWN)]
+    except (np.linalg.LinAlgError, ValueError):
+        return PositionErrors(np.inf, np.inf, biases)
+    with np.errstate(over="ignore", invalid="ignore"):
+        away = [[np.linalg.norm(x - y) for x, y in zip(mine, d, strict=True)] for d in drawn]
+        own = [head.scores.whole(n) for n in distances]
+        kept = [np.linalg.norm(x - y) for x, y in zip(mine, own, strict=True)]
+        most = SAFETY * np.sqrt(np.mean(np.square(away), axis=0)) + kept
+    if not np.all(np.isfinite(most)):
+        return PositionErrors(np.inf, np.inf, biases)
+    return PositionErrors(float(most[:3].max()), float(most[3]) / (FARTHEST_BOUNDED - 1), biases)
 
 
 @dataclass(frozen=True, slots=True)

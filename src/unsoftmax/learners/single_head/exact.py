@@ -33,10 +33,17 @@ from unsoftmax.learners.single_head.first_round import (
 )
 from unsoftmax.learners.single_head.low_rank import LowRankHead
 from unsoftmax.measure import offsets
-from unsoftmax.measure.logit_grid import LogitGrid, measure, measure_unscaled
-from unsoftmax.measure.logit_scales import LogitGridTuning
+from unsoftmax.measure.logit_grid import (
+    LogitGrid,
+    LogitGridTuning,
+    Split,
+    beside_bias,
+    free,
+    measure,
+    measure_unscaled,
+    offset_only,
+)
 from unsoftmax.measure.offsets import Offsets
-from unsoftmax.measure.scales import Split, beside_bias, free, offset_only
 from unsoftmax.measure.single_tokens import Values
 from unsoftmax.models import SingleHead
 from unsoftmax.models.rotary import Rotary

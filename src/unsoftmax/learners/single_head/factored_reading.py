@@ -7,19 +7,30 @@ of the columns C and F of the rows A W give Ŵ − W = (I − Π)E K + Q(A Q)⁻
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
+import scipy
 
-from unsoftmax.learners.single_head.column_space import LeftOut, SpanningColumns
-from unsoftmax.measure.logit_grid import LogitGrid
-from unsoftmax.measure.offsets import DENSE_GRID
+from unsoftmax.errors import NotIdentifiable
+from unsoftmax.learners.compose import Asking
+from unsoftmax.learners.single_head.column_space import LeftOut, LowRankProbes, SpanningColumns
+from unsoftmax.measure import offsets
+from unsoftmax.measure.logit_grid import (
+    LogitGrid,
+    beside_bias,
+    even,
+    measure,
+    offset_only,
+    scale_for,
+)
+from unsoftmax.measure.offsets import DENSE_GRID, Offsets
 from unsoftmax.measure.precision import UNIT
 from unsoftmax.measure.single_tokens import Values
 from unsoftmax.models import SingleHead
 from unsoftmax.models.arrays import TINY
 from unsoftmax.probes import Array
-from unsoftmax.solve.dense import DenseSolution
+from unsoftmax.solve.dense import DenseSolution, solve
 from unsoftmax.solve.skeleton import Amplification, Skeleton, dependence
 from unsoftmax.validate.head_comparison import HeadBounds
 
@@ -136,6 +147,22 @@ class FactoredReading:
         along = self._refined_error(self.refined, w_error)
         return float(along + 2 * rows.right + beyond + rounding), w_error
 
+    def moved(self, rng: np.random.Generator) -> FactoredReading:
+        """Return what is read from answers moved by about as much as they are off."""
+        values, w = self.values.moved(rng), self.model.w
+        grid = self.columns.grid.moved(rng, values, np.linalg.norm(self.C.matrix, axis=0))
+        bias, rows = self.bias, self.rows
+        if bias is not None:
+            bias = bias.moved(rng, values, np.zeros(1), w)
+        if rows is not None:
+            lengths = np.linalg.norm(self.skeleton.coordinates(rows.measured().T), axis=0)
+            rows = rows.moved(rng, values, lengths, w)
+            rows.shift = None if bias is None else bias.measured()[0]
+        C = DenseSolution(self.C.offsets, self.C.offsets.solve(grid.measured()))
+        skeleton = replace(self.skeleton, basis=np.linalg.qr(C.matrix)[0])
+        columns = replace(self.columns, grid=grid)
+        return joined(values, columns, C, skeleton, self.right.offsets, bias, rows)
+
     def span(self) -> Array:
         """Return an orthonormal basis of W's columns, (d, r)."""
         return self.skeleton.basis
@@ -180,3 +207,224 @@ class FactoredReading:
     def notes(self) -> tuple[str, ...]:
         """Say what a user should know."""
         return (*self.values.precision.why, *self.columns.notes)
+
+
+def joined(
+    values: Values,
+    columns: SpanningColumns,
+    C: DenseSolution,
+    skeleton: Skeleton,
+    tokens: Offsets,
+    bias: LogitGrid | None,
+    rows: LogitGrid | None,
+) -> FactoredReading:
+    """Join columns C with the rows A W of all ``tokens``."""
+    shift = None if bias is None else bias.measured()[0]
+    seen = skeleton.rows @ C.matrix
+    if shift is not None:
+        seen = seen - shift[:, None] / columns.beta
+    by_token = np.empty((len(C.matrix), len(columns.tokens)))
+    by_token[columns.tokens] = seen.T
+    if rows is not None:
+        by_token[np.setdiff1d(np.arange(len(by_token)), columns.tokens)] = rows.measured()
+    right = skeleton.coordinates(tokens.solve(by_token.T).T)
+    w = None if shift is None else skeleton.solve(shift)
+    model = SingleHead.from_factors(skeleton.basis.T, right, values.v, w, values.c)
+    return FactoredReading(
+        model, values, columns, C, skeleton, DenseSolution(tokens, right), bias, rows
+    )
+
+
+# -- Join the columns of W with its rows: W = C (A C)⁻¹ (A W), and once more on its row space
+#
+#     A W x_k     r offsets in W's range, the d − r tokens whose columns are not known
+#     A w         with biases: the query token 0
+#     W Pᵀ        d offsets, r query tokens in the row space: only where answers are noisy
+#
+# The offsets a_k = Q z_k + v̂, Q a basis of the columns and z balanced, make A Q well conditioned
+# and every a_k·v ≥ ‖v‖, whether v lies in W's range or not.
+#
+# *Queries*: r(d − r), r more with biases; d·r for the refinement. Source: beyond Theorem 5.1.
+
+# From this rank on the columns' size says at which scale other tokens are asked.
+ENOUGH = 8
+# Below it, so many tokens are asked first: the columns known are few, and say only roughly how
+# long the others are.
+FEW = 2
+# Octaves below the columns' scale at which these few are asked.
+CAUTION = 2
+# Where no more than this share of v lies in W's range, offsets are balanced on a random direction
+# of it: balancing on v's part there would follow its error.
+ORTHOGONAL = 1e-3
+
+
+def read_rows(
+    probes: LowRankProbes, columns: SpanningColumns, rng: np.random.Generator
+) -> Asking[FactoredReading]:
+    """Ask for the rows A W and join them with the columns."""
+    values, dim, rank = probes.values, probes.dim, len(columns.tokens)
+    spare = 2 * (rank + 1 + probes.biases) - columns.grid.again
+    C = solve(probes.Z, columns.grid.measured())
+    basis = np.linalg.qr(C.matrix)[0]
+    skeleton = Skeleton(basis, _offsets_in(basis, values.v, rng))
+    bias, shift, split = None, None, probes.split
+    seen = skeleton.rows @ C.matrix
+    if columns.beta:
+        zero = np.zeros((1, dim))
+        bias = probes.grid(skeleton.rows, zero, offset_only, "w, rows")
+        yield from measure(bias, max(0, min(spare, 2)))
+        probes = replace(probes, values=bias.values)
+        [shift] = bias.measured()
+        split = beside_bias(shift, even)
+        seen = seen - shift[:, None] / columns.beta
+        spare -= bias.again
+    rest = np.setdiff1d(np.arange(dim), columns.tokens)
+    rows = None
+    if len(rest):
+        rows = probes.grid(skeleton.rows, probes.tokens(rest), split, "W, rows", shift)
+        k = scale_for(float(np.sqrt(np.mean(seen**2))))
+        yield from _ask_rows(rows, k, spare)
+    values = probes.values if rows is None else rows.values
+    for grid in (columns.grid, bias):
+        if grid is not None:
+            grid.take(values)
+    return joined(values, columns, C, skeleton, probes.T, bias, rows)
+
+
+def _ask_rows(rows: LogitGrid, k: int, spare: int) -> Asking[None]:
+    """Ask all offsets with all tokens; 2^k is the scale that the columns suggest."""
+    count, rank = rows.shape
+    scales = rows.common_scale(k)
+    few = min(FEW, count) if rank < ENOUGH else 0
+    if few:
+        yield from rows.ask(slice(0, few), slice(None), scales[:few] - CAUTION)
+        scales = rows.common_scale()
+    if few < count:
+        yield from rows.ask(slice(few, None), slice(None), scales[few:])
+    yield from rows.retry(scales, max(0, spare))
+
+
+def _offsets_in(Q: Array, v: Array, rng: np.random.Generator) -> Array:
+    """Make r offsets Q z_k + v̂: A Q is well conditioned and a_k·v ≥ ‖v‖ whatever v is."""
+    direction = v / np.linalg.norm(v)
+    within = Q.T @ direction
+    if np.linalg.norm(within) < ORTHOGONAL:
+        within = rng.standard_normal(len(within))
+    rows = offsets.balanced(within, rng).made() @ Q.T + direction
+    return np.asarray(np.round(rows / DENSE_GRID) * DENSE_GRID)
+
+
+def read_on_row_space(probes: LowRankProbes, found: FactoredReading) -> Asking[FactoredReading]:
+    """Read W once more on the row space V found: Ŵ = (W Pᵀ)(V Pᵀ)⁻¹V, P being V rounded."""
+    model, values, right = found.model, found.values, found.right.matrix
+    V = np.linalg.qr(right.T)[0].T
+    P = np.round(V / DENSE_GRID) * DENSE_GRID
+    shift, split = None, probes.split
+    if found.bias is not None:
+        shift = probes.Z.times(model.w)
+        split = beside_bias(shift, even)
+    grid = probes.grid(probes.Z.rows, P, split, "W on its row space", shift)
+    size = float(np.linalg.norm(right) / np.sqrt(grid.y.size))
+    k = grid.common_scale(scale_for(size))
+    yield from grid.ask(slice(None), slice(None), k)
+    yield from grid.retry(k, 0)
+    K = solve(probes.Z, grid.measured())
+    again = SingleHead.from_factors(
+        K.matrix.T, np.linalg.solve(V @ P.T, V), values.v, model.w, values.c
+    )
+    return replace(found, model=again, refined=grid)
+
+
+# -- Whether the rank found is too low: one question more, outside of what was asked
+#
+# Few numbers say that nothing is beyond a rank: of r + 1 tokens one, which may be small by chance.
+# With biases so may all d: where x_k·u = −1/β for all of them the columns W x_k + w/β, with
+# w = W u + n, see n nowhere. So one answer is asked for a token x that was not, or for 0 where all
+# were, and an offset a outside of the columns' span. The head found says that it is σ(t̂), but for
+#
+#     |σ(t) − σ(t̂)| ≤ the answer's own error + ¼·αβ‖a‖(‖x‖·‖ΔW‖ + ‖Δw‖/β + ‖(x, 1)‖·L),
+#
+# ‖ΔW‖ and ‖Δw‖ the bounds on its errors beside what is left out, and L the estimate of that.
+# *Queries*: 1, beside what is asked again. Source: beyond Theorem 5.1.
+
+
+def check_rank(
+    probes: LowRankProbes,
+    columns: SpanningColumns,
+    head: FactoredReading | ZeroReading,
+    rng: np.random.Generator,
+) -> Asking[None]:
+    """Ask once more where the rank was found; refuse a rank that the answer contradicts.
+
+    Raises
+    ------
+    NotIdentifiable
+        The rank found is too low.
+    """
+    x = _fresh_token(probes, columns)
+    if columns.left_out is None or x is None:
+        return
+    look = _Look(_outside(head.span(), head.values.v, rng), x, columns, head)
+    if not np.isfinite(look.open_by(columns.left_out)):
+        return  # answers that bound nothing contradict nothing
+    grid = probes.grid(look.a[None], x[None], columns.grid.split, "W, beyond its rank")
+    one = np.zeros(1, dtype=np.intp)
+    yield from grid.ask_some(one, one, np.array([look.scale(columns.left_out)]), "again")
+    gates, s = grid.gates(), float(grid.scale[0, 0])
+    allowed = float(gates.p_error[0, 0]) + s / 4 * look.open_by(columns.left_out)
+    if not abs(float(gates.p[0, 0]) - float(scipy.special.expit(s * look.expected))) > allowed:
+        return
+    rank, values = head.span().shape[1], head.values
+    raise NotIdentifiable(
+        f"The rank was found to be {rank}, and a further answer contradicts it: by chance the "
+        f"{columns.asked} tokens asked hide part of W. Say rank=, or ask other tokens by "
+        "another seed=. v is determined.",
+        determined={"v": values.v, "c": values.c},
+    )
+
+
+def _fresh_token(probes: LowRankProbes, columns: SpanningColumns) -> Array | None:
+    """Return a token that was not asked with all offsets; None where those asked tell W."""
+    if columns.asked < probes.dim:
+        return np.asarray(probes.tokens(np.array([columns.asked]))[np.arange(1)][0])
+    return np.zeros(probes.dim) if columns.beta else None
+
+
+def _outside(span: Array, v: Array, rng: np.random.Generator) -> Array:
+    """Return an offset n ± v̂, n a random unit vector orthogonal to a span (d, r), r < d."""
+    n = rng.standard_normal(len(span))
+    n -= span @ (span.T @ n)
+    n /= np.linalg.norm(n)
+    a = n + np.copysign(1.0, n @ v) * v / np.linalg.norm(v)
+    return np.asarray(np.round(a / DENSE_GRID) * DENSE_GRID)
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """What the head found says of an offset and a token."""
+
+    a: Array
+    x: Array
+    columns: SpanningColumns
+    head: FactoredReading | ZeroReading
+
+    @property
+    def expected(self) -> float:
+        """a·(Ŵ x + ŵ/β)."""
+        model, beta = self.head.model, self.columns.beta
+        scored = model.scores_of(self.x[None])[0] - model.w
+        return float(self.a @ (scored + model.w / beta if beta else scored))
+
+    def open_by(self, left_out: LeftOut) -> float:
+        """Bound what that may be off by, where no more than the estimate is left out."""
+        W_error, w_error = self.head.errors_beside(0.0)
+        beta, length = self.columns.beta, float(np.linalg.norm(self.x))
+        lifted, from_w = (np.hypot(length, 1.0), w_error / beta) if beta else (length, 0.0)
+        beyond = lifted * left_out(self.head.values)
+        return float(np.linalg.norm(self.a) * (length * W_error + from_w + beyond))
+
+    def scale(self, left_out: LeftOut) -> int:
+        """Return the exponent at which all of it moves the logit moderately."""
+        asked = self.columns.grid
+        most = int(np.log2(np.nanmax(asked.scale)))
+        return min(most, scale_for(abs(self.expected) + self.open_by(left_out)))

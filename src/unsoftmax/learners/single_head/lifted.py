@@ -15,6 +15,7 @@ the planes are known, r logits tell u of every other token, 0 among them, which 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -23,12 +24,10 @@ import scipy
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.single_head.column_space import LowRankProbes
-from unsoftmax.learners.single_head.distances import PositionedReading, TurnedKeys
+from unsoftmax.learners.single_head.distances import PositionedReading, StepScores, TurnedKeys
 from unsoftmax.measure import offsets
-from unsoftmax.measure.logit_grid import LogitGrid
+from unsoftmax.measure.logit_grid import Exponents, LogitGrid, at_query_scale, even
 from unsoftmax.measure.offsets import DENSE_GRID
-from unsoftmax.measure.precision import KAPPA
-from unsoftmax.measure.scales import Exponents, at_query_scale, even
 from unsoftmax.measure.single_tokens import Values
 from unsoftmax.models.heads import RotaryHead
 from unsoftmax.models.rotary import Rotary
@@ -58,6 +57,7 @@ and the rank is below the one given,"""
 _GAP = 2.0**10
 """if the next larger singular value is so many times as large: beside biases in which W drowns
 several are small, whatever the rank is."""
+UNREAD = "logits are out of the answers' reach"
 _LARGE = (
     "Large biases are a possible reason: they hide short tokens, long tokens saturate the "
     "softmax, and no length in between keeps all logits moderate."
@@ -115,16 +115,15 @@ class Table:
         return both[:-1] / self.alpha, both[-1]
 
     def moved(self, rng: np.random.Generator, values: Values, head: RotaryHead) -> Table:
-        """Move all answers by as much as rounding may move them, of either sign."""
-        a, b = np.linalg.norm(self.a, axis=1), np.linalg.norm(self.b, axis=1)[:, None]
-        a, arrays = self.alpha[:, None] * a, head.scores.arrays
-        key, query = (
-            length * np.linalg.norm(arrays[name], 2) + np.linalg.norm(arrays[bias])
-            for length, name, bias in ((a + b, "K", "k_bias"), (b, "Q", "q_bias"))
-        )
-        off = values.precision.error((a + b) * values.norm + abs(values.c), self.y)
-        off = off + KAPPA * values.precision.unit * key * query * a * values.norm / 4
-        return replace(self, y=self.y + off * rng.choice([-1.0, 1.0], self.y.shape))
+        """Move all answers by about as much as they are off, rounding of scores included."""
+        offsets, scores = self.alpha[:, None, None] * self.a, head.scores
+        tokens = offsets + self.b[:, None]
+        keys, queries = scores.keys(tokens), scores.queries(self.b)
+        size = np.linalg.norm(tokens, axis=2) * values.norm + abs(values.c)
+        of_scores = np.linalg.norm(keys, axis=2) * np.linalg.norm(queries, axis=1)[:, None]
+        off = values.precision.deviation(size, self.y)
+        off = off + values.precision.unit * of_scores * np.abs(offsets @ values.v) / 8
+        return replace(self, y=self.y + off * rng.standard_normal(self.y.shape))
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,40 +163,67 @@ class LiftedAnswers:
 
     def keys(self, still: float, given: Array | None = None) -> KeySide:
         """Return K, the frequencies, b_k, and the queries of the first tokens."""
-        basis, (one, _), added = self.steps()
+        basis, (one, _), _ = self.steps()
         planes = turning_planes(self.turn, still)
         keys = TurnedKeys.of(basis, planes, planes.angles if given is None else given)
         queries = keys.queries(one)
-        turns = [keys.rotary.turned(queries, np.array(n)) - queries for n in (1.0, 2.0)]
-        own = np.einsum("nmr,mr->nm", turns, self.near.b @ keys.K.T).ravel()
-        k_bias = np.linalg.lstsq(np.vstack(turns), added - own, rcond=None)[0]
-        return KeySide(keys.K, k_bias, keys.rotary, queries)
+        turned = [keys.rotary.turned(queries, np.array(n)) for n in (1.0, 2.0)]
+        return KeySide(keys.K, self._key_bias(keys.K, queries, turned), keys.rotary, queries)
+
+    def _key_bias(self, K: Array, queries: Array, turned: list[Array]) -> Array:
+        """Return b_k of the first tokens' queries, and of these one and two tokens on."""
+        _, _, added = self.steps()
+        moves = [farther - queries for farther in turned]
+        own = np.einsum("nmr,mr->nm", moves, self.near.b @ K.T).ravel()
+        return np.asarray(np.linalg.lstsq(np.vstack(moves), added - own, rcond=None)[0])
 
     def head(self, still: float, given: Array | None = None) -> RotaryHead:
         """Return the head."""
-        assert self.other is not None
-        side, other = self.keys(still, given), self.other
-        each = zip(other.alpha, other.b, other.logits(self.values), strict=True)
-        solved = [
-            np.linalg.lstsq(side.rows(alpha * other.a + b, b), t, rcond=None)[0]
-            for alpha, b, t in each
-        ]
-        *queries, q_bias = [*side.queries, *solved]
-        tokens = np.vstack([self.near.b, other.b[:-1]])
-        Q = np.linalg.solve(tokens, np.array(queries) - q_bias).T
+        side = self.keys(still, given)
+        Q, q_bias = self._queries(side.queries, side.rows)
         biases = {"k_bias": side.k_bias, "q_bias": q_bias}
         return RotaryHead(side.K, Q, self.values.v, side.rotary, **biases, c=self.values.c)
+
+    def _queries(
+        self, queries: Array, rows: Callable[[Array, Array], Array]
+    ) -> tuple[Array, Array]:
+        """Return Q and b_q of the first tokens' queries, and of what is M in t = M u_b beside b."""
+        assert self.other is not None
+        other, logits = self.other, self.other.logits(self.values)
+        if not np.all(np.isfinite(logits)):
+            raise np.linalg.LinAlgError(UNREAD)
+        each = zip(other.alpha, other.b, logits, strict=True)
+        solved = [
+            np.linalg.lstsq(rows(alpha * other.a + b, b), t, rcond=None)[0] for alpha, b, t in each
+        ]
+        *every, q_bias = [*queries, *solved]
+        tokens = np.vstack([self.near.b, other.b[:-1]])
+        return np.linalg.solve(tokens, np.array(every) - q_bias).T, q_bias
+
+    def at(self, distances: Sequence[float]) -> list[Array]:
+        """Return W(Δ) with biases as it was read, T^Δ in the place of R(Δ)."""
+        basis, (one, two), _ = self.steps()
+        T = self.turn
+        if not np.all(np.isfinite(T)):
+            raise np.linalg.LinAlgError(UNREAD)
+        queries = np.asarray(np.linalg.solve(T, one).T, np.float64)
+        k_bias = self._key_bias(basis.T, queries, [one.T, two.T])
+
+        def rows(a: Array, b: Array) -> Array:
+            return np.asarray((a @ basis + k_bias) @ T - (b @ basis + k_bias))
+
+        Q, q_bias = self._queries(queries, rows)
+        scores = StepScores(basis, T, np.column_stack([Q, q_bias]), k_bias)
+        return [scores.at(n) for n in distances]
 
     def moved(self, rng: np.random.Generator) -> LiftedAnswers:
         """Move all answers, v and c by as much as they may be off, of either sign."""
         assert self.spaced is not None
         assert self.other is not None
-        values, shared, head = self.values, self.values.among_others, self.head(0.0)
+        head = self.head(0.0)
         asked = (self.near, self.spaced, self.other)
-        tables = (one.moved(rng, values, head) for one in asked)
-        v = values.v + shared.v * rng.choice([-1.0, 1.0], values.v.shape)
-        c = values.c + shared.c * float(rng.choice([-1.0, 1.0]))
-        return LiftedAnswers(replace(values, v=v, c=c), *tables)
+        tables = (one.moved(rng, self.values, head) for one in asked)
+        return LiftedAnswers(self.values.moved(rng), *tables)
 
 
 def read_lifted(

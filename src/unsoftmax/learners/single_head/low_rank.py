@@ -54,24 +54,27 @@ from unsoftmax.learners.single_head.conclusion import MOST_UNEXPLAINED, conclude
 from unsoftmax.learners.single_head.distances import (
     POSITION_GAIN,
     PositionedReading,
-    StepReadings,
+    StepAnswers,
+    ask_spaced,
 )
-from unsoftmax.learners.single_head.factored_reading import FactoredReading, ZeroReading
+from unsoftmax.learners.single_head.factored_reading import (
+    FactoredReading,
+    ZeroReading,
+    check_rank,
+    read_on_row_space,
+    read_rows,
+)
 from unsoftmax.learners.single_head.first_round import (
     FirstRoundSettings,
     ask_first_round,
     or_biased,
 )
 from unsoftmax.learners.single_head.lifted import LENGTHS, PILOTS, read_lifted
-from unsoftmax.learners.single_head.rank_check import check_rank
-from unsoftmax.learners.single_head.row_space import read_on_row_space, read_rows
 from unsoftmax.measure import offsets
-from unsoftmax.measure.logit_scales import LogitGridTuning
+from unsoftmax.measure.logit_grid import amplified, even
 from unsoftmax.measure.offsets import DENSE_GRID
 from unsoftmax.measure.precision import Precision
-from unsoftmax.measure.scales import amplified, even
 from unsoftmax.measure.single_tokens import Values
-from unsoftmax.measure.spaced_answers import ask_spaced
 from unsoftmax.models import SingleHead
 from unsoftmax.models.rotary import Rotary
 from unsoftmax.probes import FARTHEST
@@ -94,14 +97,6 @@ MOST_UNEXPLAINED_OF_POSITIONS = 2.0**6
 # Norm of the hold-out's largest first tokens: with rank 0 they bound what W may be. A few random
 # tokens may see so many times less of such a W than usual.
 LARGEST_OPENING, FEW_SEE = 64.0, 2.0**10
-
-
-@dataclass(frozen=True, slots=True)
-class LowRankTuning:
-    """Knobs of `LowRankHead`, those of its parts nested."""
-
-    grid: LogitGridTuning = field(default=LogitGridTuning())
-    holdout: HoldoutTuning = field(default=HoldoutTuning())
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,9 +125,6 @@ class LowRankHead(Configured):
     rotary_base : float, optional
         Says the frequencies by their base, as ``Rotary.of(rotary_base, rank)`` does: rotary need
         not be given beside it.
-    tuning : LowRankTuning
-        Knobs of the algorithm, each with its reason in the source. To change some:
-        ``dataclasses.replace(learner.tuning, …)``, given to a new learner.
 
     Raises
     ------
@@ -169,7 +161,6 @@ class LowRankHead(Configured):
     biases: bool = False
     tolerance: float | None = None
     seed: int = 0
-    tuning: LowRankTuning = field(default=LowRankTuning(), kw_only=True)
     rotary: bool | Rotary = field(default=False, kw_only=True)
     rotary_base: float | None = field(default=None, kw_only=True)
 
@@ -197,7 +188,7 @@ class LowRankHead(Configured):
         d, biases, turns = int(self.dim), bool(self.biases), self._positions()[0]
         known, r = self.rank is not None, d if self.rank is None else int(self.rank)
         searched, growing = (0, 0) if known else (2 * d, 2 * growths(d))
-        holdout = self.tuning.holdout
+        holdout = HoldoutTuning()
         if turns:
             queries = counts.rotary_head_queries(d, r, biases=biases)
             spare = PILOTS * LENGTHS if biases else 2 * (r + 1)
@@ -237,7 +228,7 @@ class LowRankHead(Configured):
         head = yield from self._read(first.values, rng)
         most = MOST_UNEXPLAINED if self.rank is None else MOST_UNEXPLAINED_OF_RANK
         most = MOST_UNEXPLAINED_OF_POSITIONS if self._positions()[0] else most
-        holdout = self.tuning.holdout
+        holdout = HoldoutTuning()
         if self.tolerance is not None and not self.biases:
             holdout = replace(holdout, gain=GAIN)
         return (
@@ -261,7 +252,7 @@ class LowRankHead(Configured):
             return ZeroReading(values, _unseen)
         gain = POSITION_GAIN if turns else GAIN
         split = amplified(gain) if noisy or turns else even
-        probes = LowRankProbes(values, Z, T, split, bool(self.biases), self.tuning.grid)
+        probes = LowRankProbes(values, Z, T, split, bool(self.biases))
         if turns and self.biases:
             assert self.rank is not None
             return (yield from read_lifted(probes, int(self.rank), given, rng))
@@ -289,7 +280,7 @@ class LowRankHead(Configured):
         alpha, beta = (float(scale[0]) for scale in probes.split(columns.grid.common_scale()[:1]))
         tokens = probes.T.rows[columns.tokens]
         spaced = yield from ask_spaced(near.skeleton.rows, tokens, (alpha, beta), 1, "W(2)")
-        read, given = partial(StepReadings.of, near, spaced), self._positions()[1]
+        read, given = partial(StepAnswers.assuming, near, spaced), self._positions()[1]
         try:
             head = PositionedReading.of(near.values, read, given, False)
         except NotIdentifiable as refused:

@@ -26,6 +26,7 @@ from unsoftmax.campaign import Budget, Recovery, Retries, Watcher, learn
 from unsoftmax.errors import UnsoftmaxError
 from unsoftmax.learners import LowRankHead
 from unsoftmax.learners.settings import whole_number
+from unsoftmax.learners.single_head.sensing.rank_one import truncated
 from unsoftmax.models import SingleHead
 from unsoftmax.models.model import FrozenModel
 from unsoftmax.probes import Array
@@ -35,7 +36,6 @@ from unsoftmax.questions.defence.attacks import Attack, Attacker
 from unsoftmax.questions.defence.defence_comparison import DefenceComparison, DefenceTrial
 from unsoftmax.questions.defence.legitimate_use import LegitimateUse, Measures, standard_normal
 from unsoftmax.refusals import Reason
-from unsoftmax.solve.rank_fit import truncated
 from unsoftmax.validate.function_bound import Sampler, Sampling
 
 

@@ -23,44 +23,236 @@ from typing import ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.settings import Configured, one_of, positive, whole_number
-from unsoftmax.learners.single_head.approximate.balanced_passes import (
+from unsoftmax.learners.single_head.approximate.passes import (
+    HIDDEN,
+    PILOT_ROUNDS,
+    SLACK,
+    LogitIntervals,
+    Pass,
+    TokenScales,
+    TwoSidedSystem,
     averaged_values,
     passes_over_W,
+    saturated,
     with_format,
 )
-from unsoftmax.learners.single_head.approximate.bounded_head import (
-    BoundedHead,
-    Declared,
-    conclude_bounded,
-    estimate,
-    refuse_unbounded,
+from unsoftmax.learners.single_head.conclusion import certificate_of
+from unsoftmax.learners.single_head.first_round import (
+    FirstRound,
+    FirstRoundSettings,
+    ask_first_round,
 )
-from unsoftmax.learners.single_head.approximate.token_scales import PILOT_ROUNDS, TokenScales
-from unsoftmax.learners.single_head.first_round import ask_first_round
-from unsoftmax.measure.intervals import Pass
+from unsoftmax.measure.precision import Precision
+from unsoftmax.measure.reading import Reading
 from unsoftmax.measure.single_tokens import Values
 from unsoftmax.models import SingleHead
 from unsoftmax.probes import FARTHEST, Array, Grid, Probes, Singles, UnitVectors
-from unsoftmax.protocol import Plan, Steps
+from unsoftmax.protocol import Found, Plan, Steps
 from unsoftmax.theory import counts
+from unsoftmax.validate import sequences
+from unsoftmax.validate.head_comparison import HeadAt, HeadBounds, for_any_error
+from unsoftmax.validate.judge import Residuals, fresh_answers, judge
+from unsoftmax.validate.long_sequences import looked_at
 from unsoftmax.validate.sequences import HoldoutTuning
 
-# The theorem's scale of query tokens, and that of zero rows: 1/(2√2), rounded down to what
-# float32 holds beside an offset.
-_QUERY_SCALE, _ZERO_QUERY_SCALE = 0.5, 1448 / 4096
+# -- What answers within ±τ say of a head: an estimate with a bound, and when it is refused
+#
+# Passes are read as intervals of logits, solved together and bounded whatever the signs of the
+# errors. The hold-out is judged by the same standard: an answer that no head within the bounds can
+# give is a refusal, not a wider bound. What the user declares (τ, a norm bound, a radius) is taken
+# at face value.
 
 
 @dataclass(frozen=True, slots=True)
-class ApproximateTuning:
-    """Knobs of learning from answers within ±τ."""
+class Declared:
+    """What the user declares of the answers and of the target."""
 
-    holdout: HoldoutTuning = field(default=HoldoutTuning(gain=2.0**40, open_by=0.5))
-    """What fresh sequences are asked. Where no radius forbids it their tokens are as long as the
-    data's, or a wrong model's small differences would hide in ±τ. The judgement is exact in how
-    far logits may move, so they may be left open by 0.5: at radius 10 and one decimal, d = 8,
-    two heads passed for one in 7 of 8 runs at 0.01, in 2 at 0.5."""
+    tolerance: float
+    norm_bound: float | None
+    radius: float | None
+    single_tolerance: float | None = None
+    """τ_v, of single tokens; the tolerance where None."""
+
+    @property
+    def of_singles(self) -> float:
+        """How far answers to single tokens may be off: τ_v."""
+        return self.tolerance if self.single_tolerance is None else self.single_tolerance
+
+    @property
+    def precision(self) -> Precision:
+        """±tolerance, and float64 inside."""
+        apart = self.of_singles < self.tolerance
+        single = f", those to single tokens within ±{self.of_singles:g}" if apart else ""
+        sentence = (
+            f"Answers are taken to be within ±{self.tolerance:g} of the head's{single}, as "
+            "declared."
+        )
+        return Precision(absolute=self.tolerance, why=(sentence,))
+
+    def of_unit_tokens(self, values: Values) -> Values:
+        """Bound v by the tolerance of single tokens, where e_1 … e_d were asked for it."""
+        return replace(values, v_error=values.v_error - (self.tolerance - self.of_singles))
+
+    @property
+    def longest(self) -> float:
+        """Norm of the longest token that may be asked."""
+        return np.inf if self.radius is None else self.radius
+
+    def first_round(self, scale: float) -> FirstRoundSettings:
+        """Read v from single tokens of norm ``scale``."""
+        return FirstRoundSettings(False, self.precision, scale, self.longest)
+
+    @property
+    def assumes(self) -> tuple[str, ...]:
+        """What a bound of W rests on beside the tolerance."""
+        if self.norm_bound is None:
+            return ()
+        return (f"‖W‖_F ≤ {self.norm_bound:g}, the norm bound given.",)
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """Ŵ with its bound, and the readings that they come from."""
+
+    W: Array
+    W_error: float
+    intervals: tuple[LogitIntervals, ...]
+    readings: tuple[Reading, ...]
+    """Of M = B Wᵀ Zᵀ, pass by pass."""
+    values: Values
+
+
+def estimate(passes: list[Pass], values: Values, declared: Declared) -> Estimate:
+    """Estimate W and bound ‖Ŵ − W‖_F.
+
+    Raises
+    ------
+    ModelMismatch
+        Some answer agrees with no logit.
+    """
+    norm_bound = declared.norm_bound
+    intervals = tuple(one.read(values, norm_bound) for one in passes)
+    _refuse_impossible(intervals, norm_bound)
+    read = list(zip(passes, intervals, strict=True))
+    system = TwoSidedSystem(tuple(one.Z for one in passes), tuple(one.B for one in passes))
+    W = system.solve([one.measured(logits) for one, logits in read])
+    readings = tuple(one.reading(logits, W, values) for one, logits in read)
+    return Estimate(W, system.error(readings, W), intervals, readings, values)
+
+
+def _refuse_impossible(intervals: tuple[LogitIntervals, ...], norm_bound: float | None) -> None:
+    impossible = sum(int(np.count_nonzero(read.impossible)) for read in intervals)
+    if impossible:
+        asked = sum(read.impossible.size for read in intervals)
+        bounded = "" if norm_bound is None else f" with ‖W‖_F ≤ {norm_bound:g}"
+        least = "" if norm_bound is None else ", the norm bound"
+        raise ModelMismatch(
+            f"{impossible} of {asked} answers to two tokens are further than the tolerance from "
+            f"all that a single attention head{bounded} can answer: the target is none{least} or "
+            "the tolerance is too small."
+        )
+
+
+def refuse_unbounded(found: Estimate, declared: Declared) -> None:
+    """Refuse a W that contradicts the norm bound, or logits out of the answers' reach.
+
+    Under a radius ±τ may hide single logits, and there is no finite bound on W; without one
+    only infinite logits are hidden.
+    """
+    size, norm_bound = float(np.linalg.norm(found.W)), declared.norm_bound
+    if norm_bound is not None and size - found.W_error > norm_bound * SLACK:
+        raise ModelMismatch(
+            f"‖W‖_F is at least {size - found.W_error:.3g}, more than the norm bound of "
+            f"{norm_bound:g}: give a larger one."
+        )
+    if np.isfinite(found.W_error):
+        return
+    ends = np.stack([read.open for read in found.intervals])
+    p_errors = np.stack([read.p_error for read in found.intervals])
+    if declared.radius is None or saturated(ends, p_errors):
+        values = found.values
+        hidden = np.median(p_errors[ends]) >= HIDDEN
+        cause = (
+            "answers may be off by more than the weights change in them"
+            if hidden
+            else "attention is on one token alone, as far as answers tell, as with hard attention "
+            "or where logits are very far apart"
+        )
+        raise NotIdentifiable(
+            f"{np.count_nonzero(ends)} of {ends.size} logits are out of the answers' reach: at "
+            f"every scale tried {cause}. v is determined, W is not. "
+            + " ".join(values.precision.why),
+            determined={"v": values.v, "c": 0.0},
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class BoundedHead:
+    """A recovered head with a bound that needs no further answers."""
+
+    model: SingleHead
+    values: Values
+    W_error: float
+    assumes: tuple[str, ...]
+
+    def bounds(self) -> HeadBounds:
+        """Return the bounds; a single head without biases has w = 0 and c = 0."""
+        return HeadBounds.of(self.values, self.W_error, 0.0, *self.assumes)
+
+    def notes(self) -> tuple[str, ...]:
+        """Say what a user should know."""
+        none = (
+            "Some logits could be anything: there is no finite bound on W, and the hold-out can "
+            "only say that the answers are in range."
+        )
+        return (*self.values.precision.why, *(() if np.isfinite(self.W_error) else (none,)))
+
+
+def conclude_bounded(
+    head: BoundedHead,
+    first: FirstRound,
+    rng: np.random.Generator,
+    declared: Declared,
+) -> Steps[SingleHead]:
+    """Ask the closing hold-out; return what was found, or refuse it.
+
+    Offsets are stretched and query tokens shrunk as far as the radius allows, which leaves all
+    logits as they are and makes the answers large beside ±τ.
+    """
+    model, certificate = head.model, certificate_of(head, first.checks)
+
+    def compare(X: Array, y: Array) -> Residuals:
+        return for_any_error(HeadAt.of(model, X), y, head.values, certificate.errors["W"])
+
+    closing, long = sequences.closing(
+        model, certificate, first.closing, rng, declared.longest, tuning=HOLDOUT
+    )
+    rounds = HOLDOUT.long.rounds(long)
+    answered = yield from fresh_answers(closing, [first.answered], rounds)
+    judgement = judge([compare(X, y) for X, y in answered], first.checks)
+    evidence = judgement.evidence
+    if judgement.refuses:
+        raise ModelMismatch(
+            f"The recovered head misses fresh answers by {evidence.max_residual:.1e} of their size "
+            "where its bounds and the tolerance do not allow it. The target is not a single "
+            f"attention head over {model.dim} dimensions, or it has biases, or the tolerance "
+            "is too small."
+        )
+    certificate = certificate_of(head, first.checks, looked_at(model, answered, long))
+    return Found(model, certificate, evidence, head.notes())
+
+
+# What fresh sequences are asked. Where no radius forbids it their tokens are as long as the data's,
+# or a wrong model's small differences would hide in ±τ. The judgement is exact in how far logits
+# may move, so they may be left open by 0.5: at radius 10 and one decimal, d = 8, two heads passed
+# for one in 7 of 8 runs at 0.01, in 2 at 0.5.
+HOLDOUT = HoldoutTuning(gain=2.0**40, open_by=0.5)
+# The theorem's scale of query tokens, and that of zero rows: 1/(2√2), rounded down to what
+# float32 holds beside an offset.
+_QUERY_SCALE, _ZERO_QUERY_SCALE = 0.5, 1448 / 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +283,6 @@ class ApproximateHead(Configured):
         τ_f of Theorem 6.1 (``probes="paper"`` alone; `unsoftmax.theory.tolerances_for` has both).
     seed : int
         Decides offsets, bases and the hold-out: the same seed asks the same.
-    tuning : ApproximateTuning
-        Knobs of the algorithm, each with its reason in the source. To change some:
-        ``dataclasses.replace(learner.tuning, …)``, given to a new learner.
 
     Raises
     ------
@@ -127,7 +316,6 @@ class ApproximateHead(Configured):
     probes: Literal["balanced", "paper"] = "balanced"
     seed: int = 0
     single_tolerance: float | None = field(default=None, kw_only=True)
-    tuning: ApproximateTuning = field(default=ApproximateTuning(), kw_only=True)
 
     revision: ClassVar[int] = 1
 
@@ -165,7 +353,7 @@ class ApproximateHead(Configured):
 
     def plan(self) -> Plan:
         """Say beforehand what learning costs: as many queries as free parameters, per pass."""
-        d, repeats, holdout = int(self.dim), int(self.repeats), self.tuning.holdout
+        d, repeats = int(self.dim), int(self.repeats)
         queries = repeats * counts.single_head(d)
         pilots = 0 if self.norm_bound is not None else PILOT_ROUNDS
         return Plan(
@@ -173,19 +361,19 @@ class ApproximateHead(Configured):
             at_most=queries + max(0, pilots - 1) * d,
             tokens=2 * queries - repeats * d,
             # opening and repeats; v again; pilots and the rest; hold-out
-            rounds=2 + (repeats > 1) + 1 + pilots + 1 + holdout.long.most_rounds,
+            rounds=2 + (repeats > 1) + 1 + pilots + 1 + HOLDOUT.long.most_rounds,
             formula="d + d²" if repeats == 1 else "repeats·(d + d²)",
             longest_token=FARTHEST if self.radius is None else float(self.radius),
-            most_tokens=holdout.long.most_tokens(d, *holdout.lengths),
+            most_tokens=HOLDOUT.long.most_tokens(d, *HOLDOUT.lengths),
         )
 
     def steps(self, checks: int) -> Steps[SingleHead]:
         """Ask, and return what was found; see `unsoftmax.protocol.Learner`."""
-        d, repeats, holdout = int(self.dim), int(self.repeats), self.tuning.holdout
+        d, repeats = int(self.dim), int(self.repeats)
         rng = np.random.default_rng(self.seed)
         declared = Declared(self.tolerance, self.norm_bound, self.radius, self.single_tolerance)
         if self.probes == "paper":
-            return (yield from learn_by_coordinates(d, declared, repeats, checks, rng, holdout))
+            return (yield from learn_by_coordinates(d, declared, repeats, checks, rng))
         scales = TokenScales(self.radius)
         given = declared.first_round(scales.single)
         first = yield from ask_first_round(d, checks, rng, given)
@@ -196,7 +384,7 @@ class ApproximateHead(Configured):
         found = estimate(passes, values, declared)
         refuse_unbounded(found, declared)
         head = BoundedHead(SingleHead(found.W, values.v), values, found.W_error, declared.assumes)
-        return (yield from conclude_bounded(head, first, rng, declared, holdout))
+        return (yield from conclude_bounded(head, first, rng, declared))
 
 
 # -- as the paper writes it, in coordinates, with its zero rows put right
@@ -217,7 +405,6 @@ def learn_by_coordinates(
     repeats: int,
     checks: int,
     rng: np.random.Generator,
-    holdout: HoldoutTuning,
 ) -> Steps[SingleHead]:
     """Ask what Theorem 6.1 asks, ``repeats`` times, and return what was found."""
     first = yield from ask_first_round(dim, checks, rng, declared.first_round(1.0))
@@ -243,7 +430,7 @@ def learn_by_coordinates(
     found = replace(found, W_error=min(found.W_error, float(np.linalg.norm(entrywise))))
     refuse_unbounded(found, declared)
     head = BoundedHead(SingleHead(found.W, values.v), values, found.W_error, declared.assumes)
-    return (yield from conclude_bounded(head, first, rng, declared, holdout))
+    return (yield from conclude_bounded(head, first, rng, declared))
 
 
 def _asked(

@@ -35,19 +35,22 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from unsoftmax.learners.settings import Configured, one_of, positive, whole_number
-from unsoftmax.learners.single_head.labels.beside_flips import (
+from unsoftmax.learners.single_head.labels.bisection import (
+    HIGHEST_OCTAVE,
+    ScaledBrackets,
+    TokenPairs,
+    bisect_all,
+    find_threshold_scale,
+    first_ratios,
+    read_labels,
+)
+from unsoftmax.learners.single_head.labels.flips import (
     LENGTHS,
     LONG,
     at_flips,
     judge_labels,
     long_at_flips,
     with_lengths,
-)
-from unsoftmax.learners.single_head.labels.pair_logits import (
-    HIGHEST_OCTAVE,
-    TokenPairs,
-    bisect_all,
-    find_threshold_scale,
 )
 from unsoftmax.learners.single_head.labels.proved_head import (
     ProvedHead,
@@ -59,14 +62,12 @@ from unsoftmax.learners.single_head.labels.sphere_average import (
     Promise,
     learn_by_averaging,
 )
-from unsoftmax.learners.single_head.labels.value_ratios import first_ratios
-from unsoftmax.measure.bisection import BisectionTuning, ScaledBrackets, read_labels
 from unsoftmax.models import SingleHead
 from unsoftmax.probes import FARTHEST, Singles, UnitVectors
 from unsoftmax.protocol import Found, Plan, Steps
 from unsoftmax.refusals import Reason
 from unsoftmax.theory import label_counts
-from unsoftmax.theory.label_counts import SCHEDULE, LabelSchedule, label_head_again
+from unsoftmax.theory.label_counts import FIRST_BITS, GROUP, label_head_again
 from unsoftmax.validate import sequences
 from unsoftmax.validate.judge import fresh_answers
 
@@ -79,20 +80,6 @@ _MOST_BITS = 52
 # Theorem B.1's sample sizes are computed in float64: bits at most, and margin or 1/norm_bound at
 # least.
 _MOST_PAPER_BITS, _LEAST_MARGIN = 200, 1e-12
-
-
-@dataclass(frozen=True, slots=True)
-class LabelTuning:
-    """Knobs of learning from labels."""
-
-    group: int = field(default=SCHEDULE.group, metadata={"least": 1})
-    """Entries of v that are compared with each other at once to find the largest. Larger: fewer
-    rounds, but group·(group − 1)/2 labels for every group."""
-
-    @property
-    def schedule(self) -> LabelSchedule:
-        """What the number of labels depends on."""
-        return LabelSchedule(self.group)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,9 +111,6 @@ class LabelHead(Configured):
         samples, 1/√share times the error.
     seed : int
         Decides offsets, query tokens, samples and the hold-out: the same seed asks the same.
-    tuning : LabelTuning
-        Knobs of the algorithm, each with its reason in the source. To change some:
-        ``dataclasses.replace(learner.tuning, …)``, given to a new learner.
 
     Raises
     ------
@@ -168,7 +152,6 @@ class LabelHead(Configured):
     error: float | None = field(default=None, kw_only=True)
     failure: float = field(default=0.01, kw_only=True)
     sample_share: float = field(default=1.0, kw_only=True)
-    tuning: LabelTuning = field(default=LabelTuning(), kw_only=True)
 
     revision: ClassVar[int] = 1
 
@@ -200,7 +183,7 @@ class LabelHead(Configured):
 
     def _check_bisect(self) -> None:
         # the first bits tell whether a logit is in range
-        fewest = SCHEDULE.first_bits
+        fewest = FIRST_BITS
         if self.bits is None:
             raise ValueError(f"bits must be given for bisection, {fewest} to {_MOST_BITS}.")
         if not fewest <= self.bits <= _MOST_BITS:
@@ -248,14 +231,13 @@ class LabelHead(Configured):
             return self._paper_plan()
         assert self.bits is not None
         bits = int(self.bits)
-        schedule = self.tuning.schedule
-        queries = label_counts.label_head(d, bits, schedule)
-        two_tokens = d * d * (bits + 2) + label_counts.label_head_pilots(d, schedule)
+        queries = label_counts.label_head(d, bits)
+        two_tokens = d * d * (bits + 2) + label_counts.label_head_pilots(d)
         return Plan(
             queries=queries,
-            at_most=queries + label_counts.label_head_again(d, schedule),
+            at_most=queries + label_counts.label_head_again(d),
             tokens=queries + two_tokens,
-            rounds=label_counts.label_head_rounds(d, bits, schedule) + LONG.most_rounds,
+            rounds=label_counts.label_head_rounds(d, bits) + LONG.most_rounds,
             formula=f"(bits + 2)(d² + d − 1) + {queries - (bits + 2) * (d * d + d - 1)}",
             longest_token=FARTHEST,
             most_tokens=LONG.most_tokens(d, *LENGTHS),
@@ -282,8 +264,7 @@ class LabelHead(Configured):
         if self.method == "paper":
             return (yield from learn_by_averaging(d, self._promise(), checks, seed))
         assert self.bits is not None
-        schedule = self.tuning.schedule
-        found = yield from learn_by_bisection(d, int(self.bits), checks, seed, schedule)
+        found = yield from learn_by_bisection(d, int(self.bits), checks, seed)
         self._refuse_beyond(found)
         return found
 
@@ -313,22 +294,20 @@ class LabelHead(Configured):
         )
 
 
-def learn_by_bisection(
-    dim: int, bits: int, checks: int, seed: int, schedule: LabelSchedule
-) -> Steps[SingleHead]:
+def learn_by_bisection(dim: int, bits: int, checks: int, seed: int) -> Steps[SingleHead]:
     """Recover v up to scale and W; see `LabelHead`."""
     rng = np.random.default_rng(seed)
     opening = sequences.opening(dim, checks // 4, rng)
     singles = Singles(UnitVectors(dim), phase="signs of v", purpose="data")
     opened, positive = read_labels((yield [opening, singles]))
     signs = np.where(positive, 1.0, -1.0)
-    ratios = yield from first_ratios(signs, opened, TINY, schedule.group)
+    ratios = yield from first_ratios(signs, opened, TINY, GROUP)
 
     v = ratios.value()
     pairs = TokenPairs.balanced(v, rng)
     pilots, octave = yield from find_threshold_scale(pairs, v, rng)
-    logits = ScaledBrackets.of(len(pairs), 2.0**octave, BisectionTuning())
-    spare = label_head_again(dim, schedule) // schedule.first_bits
+    logits = ScaledBrackets.of(len(pairs), 2.0**octave)
+    spare = label_head_again(dim) // FIRST_BITS
     yield from bisect_all(pairs, logits, ratios, bits, spare)
 
     found = ProvedHead.of(pairs, logits, ratios)

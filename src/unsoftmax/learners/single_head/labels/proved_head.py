@@ -12,15 +12,21 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from unsoftmax.learners.single_head.labels.pair_logits import (
+from unsoftmax.learners.single_head.labels.bisection import (
     ONE_OUTSIDE,
     PILOT,
     PILOT_ERROR,
+    Labels,
+    ScaledBrackets,
+    ThroughValues,
     TokenPairs,
+    ValueRatios,
+    direction_error,
+    logit_rounding,
+    ratio_rounding,
+    threshold,
+    threshold_scales,
 )
-from unsoftmax.learners.single_head.labels.value_ratios import ValueRatios
-from unsoftmax.measure import thresholds
-from unsoftmax.measure.bisection import Labels, ScaledBrackets
 from unsoftmax.measure.precision import KAPPA, UNIT
 from unsoftmax.models import SingleHead
 from unsoftmax.probes import Array, Indices, Round
@@ -80,8 +86,7 @@ class ProvedHead:
         ratio = np.divide.outer(b, a).ravel()
         every = np.arange(d * d)
         low, high = (
-            thresholds.threshold(*pairs.scales(every, end, scale), ratio)
-            for end in (found.low, found.high)
+            threshold(*pairs.scales(every, end, scale), ratio) for end in (found.low, found.high)
         )
         t = (low + high) / 2
         W = pairs.b.solve(pairs.a.solve((-t / scale).reshape(d, d))).T
@@ -89,7 +94,7 @@ class ProvedHead:
         farthest = np.maximum(np.abs(low), np.abs(high)) + (high - low)
         rounding = _logit_rounding(pairs, W, farthest, scale, (a, ratio))
         r, r_found = ratios.brackets, np.abs(v[ratios.others])
-        r_rounding = thresholds.ratio_rounding(r.high, norm)
+        r_rounding = ratio_rounding(r.high, norm)
         return cls(
             model=SingleHead(W, v / norm),
             pairs=pairs,
@@ -106,7 +111,7 @@ class ProvedHead:
         """Ask just outside of every interval: in turn below, where labels are 1, and above."""
         every, parts = np.arange(len(self.ratio)), []
         for t in (self.W_ends.low, self.W_ends.high):
-            scales = thresholds.scales(t, self.scale, self.ratio)
+            scales = threshold_scales(t, self.scale, self.ratio)
             parts.append(self.pairs.probes(every, scales, "end checks", "data"))
         if not len(self.ratios.others):
             return [*parts]
@@ -119,8 +124,8 @@ class ProvedHead:
     def certificate(self, checks: int) -> Certificate:
         """Bound the errors of W and v by what the end checks prove."""
         pairs, W, v = self.pairs, self.model.W, self.model.v
-        v_error = thresholds.direction_error(self.v, self.v_ends.error)
-        through = thresholds.ThroughValues.of(v, v_error, pairs.a_rows, pairs.b_rows)
+        v_error = direction_error(self.v, self.v_ends.error)
+        through = ThroughValues.of(v, v_error, pairs.a_rows, pairs.b_rows)
         measured = float(np.linalg.norm(self.W_ends.error / self.scale))
         # the largest logits that the end checks allow
         largest = (self.logits + self.W_ends.error).reshape(W.shape)
@@ -155,7 +160,7 @@ def _logit_rounding(
     score = np.linalg.norm(W @ pairs.b_rows.T, axis=0)
     a_norm, b_norm = (np.linalg.norm(rows, axis=1) for rows in (pairs.a_rows, pairs.b_rows))
     reach = np.tile(a_norm, d) + np.repeat(b_norm, d) / ratio
-    return thresholds.logit_rounding(farthest, np.tile(a, d), scale * np.repeat(score, d), reach)
+    return logit_rounding(farthest, np.tile(a, d), scale * np.repeat(score, d), reach)
 
 
 def refuse_contradictions(probes: Round, labels: list[Labels]) -> None:

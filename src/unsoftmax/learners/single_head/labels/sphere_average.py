@@ -21,17 +21,16 @@ import numpy as np
 import scipy
 
 from unsoftmax.learners.compose import Asking
-from unsoftmax.learners.single_head.labels.beside_flips import (
+from unsoftmax.learners.single_head.labels.bisection import Labels, read_labels
+from unsoftmax.learners.single_head.labels.flips import (
     LONG,
     at_flips,
     judge_labels,
     long_at_flips,
     with_lengths,
 )
-from unsoftmax.learners.single_head.labels.label_probes import Sphere
-from unsoftmax.measure.bisection import Labels, read_labels
 from unsoftmax.models import SingleHead
-from unsoftmax.probes import Array, Pairs, Sequences, UnitVectors
+from unsoftmax.probes import Array, Design, Pairs, Probes, Sequences, UnitVectors
 from unsoftmax.protocol import Certificate, Found, Steps
 from unsoftmax.refusals import Reason
 from unsoftmax.theory import label_counts
@@ -42,6 +41,56 @@ from unsoftmax.validate.judge import fresh_answers
 SAMPLES = 2**20
 # Samples that are in memory at a time to be averaged.
 SLICE = 2**14
+
+
+# Samples made by one generator: part of what "sample n of seed s" means, so it never changes. The
+# runner's slices end at multiples of it (its batches are 2,048 at most): few blocks are made twice.
+_SAMPLES_PER_SEED = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class Sphere(Probes):
+    """Single tokens uniform on the unit sphere, ``count`` of them from number ``first`` on.
+
+    Made block by block, each from a generator of its own, so that any slice gives the same
+    tokens and none but the slice is ever in memory. ``first`` is a multiple of the block.
+    """
+
+    size: int
+    seed: int
+    first: int
+    count: int
+
+    @property
+    def tokens(self) -> int:  # noqa: D102
+        return 1
+
+    @property
+    def dim(self) -> int:  # noqa: D102
+        return self.size
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, span: slice) -> Array:
+        start, stop, _ = span.indices(self.count)
+        X = np.empty((max(0, stop - start), 1, self.size))
+        done = start
+        while done < stop:
+            block, skip = divmod(self.first + done, _SAMPLES_PER_SEED)
+            take = min(_SAMPLES_PER_SEED - skip, stop - done)
+            rng = np.random.default_rng([self.seed, block])
+            rows = rng.standard_normal((_SAMPLES_PER_SEED, self.size))[skip : skip + take]
+            rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+            X[done - start : done - start + take, 0] = rows
+            done += take
+        return X
+
+    def design(self) -> Design:  # noqa: D102
+        # halves: a sample's number may exceed what float64 holds exactly
+        high, low = divmod(self.first, 2**31)
+        numbers = [self.size, self.seed, high, low, self.count]
+        return {"sphere": np.array(numbers, dtype=np.float64)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,9 +182,9 @@ def _refuse_value(v: Array, v_error: float, margin: float) -> None:
     """Refuse an average that is not of norm 1, or a v with entries too small for the theorem."""
     if abs(np.linalg.norm(v) - 1) > np.sqrt(len(v)) * v_error:
         raise Reason.MEAN_IS_NO_SIGN.error(norm=np.linalg.norm(v))
-    if (entry := np.min(np.abs(v))) < margin - v_error:
+    if np.min(np.abs(v)) < margin - v_error:
         known = {"v": v / np.linalg.norm(v)}
-        raise Reason.BELOW_MARGIN.error(known, entry=entry, margin=margin)
+        raise Reason.BELOW_MARGIN.error(known, entry=np.min(np.abs(v)), margin=margin)
 
 
 def _rounds(dim: int, k: int, seed: int, most: int) -> Iterator[Sphere]:
