@@ -15,7 +15,7 @@ def softmax(scores):
 def answered(model, scores, X):
     """What a head or a layer answers if its tokens have these scores, (B, N) or (B, H, N)."""
     weights = softmax(scores)
-    if isinstance(model, us.RotaryHead):
+    if isinstance(model, (us.RotaryHead, us.SingleHead)):
         return np.einsum("bn,bn->b", weights, X @ model.v) + model.c
     answers = np.tile(model.c, (len(X), 1))
     for h, g in enumerate(model.groups):

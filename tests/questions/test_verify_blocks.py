@@ -124,7 +124,7 @@ def test_another_activation_is_different_and_not_put_down_to_weights():
     result = us.verify(plain(of, "gelu_tanh"), plain(of))
     assert result.verdict == "different"
     assert result.tensor is None
-    assert "not looked for" in result.notes[-1] + result.notes[0]
+    assert "verify does not look for it" in result.notes[-1] + result.notes[0]
 
 
 SERVED = """

@@ -83,7 +83,7 @@ def test_every_learner_has_a_bound_on_the_function(case):
     assert recovery.counts["check"] == 32 + 24
     assert oracle.queries == recovery.queries
     assert 0 <= function.bound < 2
-    assert any("for a share of 0.1" in note for note in recovery.notes)
+    assert any("all but a share of 0.1" in note for note in recovery.notes)
     assert json.loads(json.dumps(recovery.to_json()))["function"]["eps"] == 0.1
     # the model is the same as without
     plain = us.learn(case.oracle(target), case.learner(0))

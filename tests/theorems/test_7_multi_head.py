@@ -275,7 +275,7 @@ def test_no_head_is_lost_that_the_certificate_does_not_mention(trials):
         if recovery.model.H == 3:
             assert within_the_certificate(recovery, target)
             continue
-        assert "may be missing" in recovery.certificate.assumes[0]
+        assert "could have been missed only if" in recovery.certificate.assumes[0]
         assert 10.0**power <= 30 * recovery.evidence.tolerance
 
 

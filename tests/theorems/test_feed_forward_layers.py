@@ -73,6 +73,9 @@ class Place:
     kinds: tuple[str, ...] = KINDS
     learner: dict[str, Any] = field(default_factory=dict)
 
+    def __str__(self) -> str:
+        return self.claim
+
     def learn(self, target, dim, seed=0, **settings):
         """Recover a layer from a callable; the oracle's own count is the recovery's."""
         oracle = Counted(hidden(target))

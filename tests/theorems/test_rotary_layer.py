@@ -465,7 +465,7 @@ def test_a_learner_without_positions_names_them():
     with pytest.raises(us.ModelMismatch, match=r"depend on positions.*rotary=True"):
         learn(rotary_layer(16, 4, 2, 4, 0), rotary=False)
     # where the order of tokens is not the reason, the refusal stays as it was
-    with pytest.raises(us.ModelMismatch, match="no affine map"):
+    with pytest.raises(us.ModelMismatch, match="are not affine"):
         us.learn(lambda X: np.tanh(X[:, -1]) ** 2, us.learners.AttentionLayerLearner(4))
 
 

@@ -12,15 +12,18 @@ from unsoftmax.models.checkpoint import from_checkpoint
 from unsoftmax.models.equality import Equivalence, canonical, equivalent
 from unsoftmax.models.equality.canonical_form import CANONICAL
 from unsoftmax.models.feed_forward import FeedForward
-from unsoftmax.models.heads import MultiHead, RotaryHead, RotaryHeads, SingleHead
 from unsoftmax.models.layer_norm import LayerNorm
 from unsoftmax.models.model import FrozenModel
+from unsoftmax.models.multi_head import MultiHead
 from unsoftmax.models.multi_head_transformer import MultiHeadTransformer
 from unsoftmax.models.projection_names import find_projections
 from unsoftmax.models.projections import from_projections, to_projections
 from unsoftmax.models.relu_network import ReluNetwork
 from unsoftmax.models.rotary import Rotary
+from unsoftmax.models.rotary_head import RotaryHead
+from unsoftmax.models.rotary_heads import RotaryHeads
 from unsoftmax.models.rotary_layer import RotaryLayer
+from unsoftmax.models.single_head import SingleHead
 from unsoftmax.models.stack import Stack
 from unsoftmax.models.transformer import Transformer
 

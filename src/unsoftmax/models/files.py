@@ -491,8 +491,7 @@ def _kind(path: str | os.PathLike[str], metadata: Mapping[str, str]) -> str:
     if "class" not in metadata or not version.isdecimal():
         raise ValueError(
             f"{path} holds tensors but no unsoftmax model (its metadata names no class): "
-            "write it with model.save(path). Blocks of a checkpoint: us.from_checkpoint(folder), "
-            "or unsoftmax verify --weights FOLDER."
+            "write it with model.save(path). Blocks of a checkpoint: us.from_checkpoint(folder)."
         )
     if len(version) > 9 or int(version) > FORMAT_VERSION:
         raise ValueError(

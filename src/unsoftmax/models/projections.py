@@ -26,8 +26,8 @@ from numpy.typing import ArrayLike
 
 from unsoftmax.models.arrays import axes, declared
 from unsoftmax.models.attention_layer import AttentionLayer, LayerHead
-from unsoftmax.models.heads import MultiHead
 from unsoftmax.models.layer_norm import LayerNorm
+from unsoftmax.models.multi_head import MultiHead
 from unsoftmax.models.products import Product
 from unsoftmax.models.projection_names import NAMES, family_called, named_projections, real_array
 from unsoftmax.models.rotary import Rotary

@@ -15,11 +15,11 @@ from numpy.typing import ArrayLike
 
 from unsoftmax.models.arrays import Length, Parameter, axes, frozen
 from unsoftmax.models.attention_map import Attention
-from unsoftmax.models.heads import RotaryHeads
 from unsoftmax.models.layer_norm import NORM_TENSORS, LayerNorm, SubLayer
 from unsoftmax.models.model import HeadsModel, TurnedProjections
 from unsoftmax.models.products import Product
 from unsoftmax.models.rotary import Rotary
+from unsoftmax.models.rotary_heads import RotaryHeads
 from unsoftmax.models.scores import RotaryScores, least
 from unsoftmax.probes import Array, Indices
 

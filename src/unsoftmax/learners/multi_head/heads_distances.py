@@ -58,8 +58,9 @@ from unsoftmax.learners.single_head.distances import (
     solved,
 )
 from unsoftmax.measure.single_tokens import Values
-from unsoftmax.models.heads import RotaryHead, RotaryHeads
 from unsoftmax.models.rotary import Rotary
+from unsoftmax.models.rotary_head import RotaryHead
+from unsoftmax.models.rotary_heads import RotaryHeads
 from unsoftmax.probes import Array, Parted, Probes, Round, Sequences, Singles, UnitVectors
 from unsoftmax.protocol import Answers
 from unsoftmax.validate.close_heads import CloseHeads, nearest
