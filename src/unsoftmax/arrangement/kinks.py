@@ -56,9 +56,6 @@ CLOSEST = 1e-4
 # Vectors on pieces that are no farther apart, in places or lengths, must meet; numbers count as
 # one kink there: float64 does not resolve it.
 NARROWEST, NARROWEST_NUMBERS = 1e-13, 1e-9
-# A piece between two kinks that count as one may be so many times as steep as the answers are long;
-# what changes by more is a jump, as labels have them.
-STEEP = 1e3
 # A thorough search looks where two pieces differ by so many times what they may be off by, but no
 # farther than this share of the way to where they were seen. Smaller: two close kinks pass for
 # one. Larger: more of them lie between.
@@ -501,13 +498,6 @@ class KinkSearch:
         least = NARROWEST if len(p.value) > 1 else NARROWEST_NUMBERS
         return q.low - p.high <= least * max(abs(q.low), self.length)
 
-    def _close(self, p: Piece, q: Piece, t: float, apart: float) -> bool:
-        """Tell whether the kinks between two pieces of numbers count as one, no jump being there."""
-        if len(p.value) > 1 or not self._narrow(p, q):
-            return False
-        steep = STEEP * (self.steepness + self.size / self.length) * (q.low - p.high)
-        return apart <= self._errors * (p.error_at(t) + q.error_at(t)) + steep
-
     def _between(self, t: float, end: float, share: float) -> float:
         """Return the place a share of the way from t to an end, in angles."""
         low, high = np.arctan(t / self.length), np.arctan(end / self.length)
@@ -528,8 +518,8 @@ class KinkSearch:
     def _meeting(self, p: Piece, q: Piece) -> float | None:
         """Return where two pieces meet between the places where they were seen, if they do."""
         middle = (p.high + q.low) / 2
+        one = middle if len(p.value) == 1 and self._narrow(p, q) else None
         apart, turn = q.at(middle) - p.at(middle), q.slope - p.slope
-        one = middle if self._close(p, q, middle, _norm(apart)) else None
         square = float(turn @ turn)
         if not square:
             return one

@@ -119,9 +119,8 @@ CROSSED = 0.93
 # kinks make thin cells. Larger: small neurons are left to the next sweep.
 SIGNIFICANT = 30.0
 # A jump of the gradient is dropped if it is below so many standard deviations and below this share
-# of the median jump, or below a smaller share: one neuron in 4,000 of networks with neurons at 10⁵
-# length scales was an error of 2·10⁻¹¹ of the median.
-LEAST_JUMP, LEAST_SHARE, NOTHING = 10.0, 1e-7, 1e-10
+# of the median jump.
+LEAST_JUMP, LEAST_SHARE = 10.0, 1e-7
 # A neuron is far out if sin(θ)·√d of its kink is below this: it becomes active beyond 10³ length
 # scales, where few fresh points test it.
 FAR = 1e-3
@@ -262,9 +261,8 @@ class CircleSweep:
         if not len(J):
             return np.zeros(0, dtype=bool)
         size = np.linalg.norm(J, axis=1)
-        median = np.median(size)
-        least = LEAST_SHARE * median
-        keep = (size > least) | ((size > LEAST_JUMP * own) & (size > NOTHING * median))
+        least = LEAST_SHARE * np.median(size)
+        keep = (size > least) | (size > LEAST_JUMP * own)
         if lift.biases:
             # a neuron that wakes up far out is large by its bias, but shows its slope alone
             slope = np.linalg.norm(J[:, :-1], axis=1)

@@ -48,6 +48,9 @@ FLIPPED = 1e-6
 # What flips leave of the linear part must be error: at most so many standard deviations of all
 # neurons and of the affine part, or this share of the sum of their sizes.
 FLIPS_LEAVE, FLIPS_ROUND = 30.0, 1e-13
+# Where a wrong neuron was far out and is measured anew, rounding leaves up to this share of the
+# median neuron.
+NOTHING = 1e-10
 
 
 def merged(form: PiecewiseLinear, rest: PiecewiseLinear) -> tuple[PiecewiseLinear, Flags]:
@@ -100,7 +103,7 @@ def pruned(form: PiecewiseLinear, touched: Flags) -> tuple[PiecewiseLinear, Flag
     size = form.sizes
     keep = size > LEAST_SHARE * np.median(size)
     keep |= size > LEAST_JUMP * form.error
-    keep &= size > form.error
+    keep &= size > np.maximum(form.error, NOTHING * np.median(size))
     return replace(form, a=form.a[keep], eps=form.eps[keep], error=form.error[keep]), touched[keep]
 
 

@@ -36,7 +36,7 @@ import numpy as np
 
 from unsoftmax.arrangement.kinks import TooManyBreakpoints
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
-from unsoftmax.learners.compose import limited
+from unsoftmax.learners.compose import limited, read_as
 from unsoftmax.learners.relu_network.claims import NetworkClaim
 from unsoftmax.learners.relu_network.far_neurons import FarSearch, SplitForm
 from unsoftmax.learners.relu_network.lift import PiecewiseLinear, WrittenPoints, ask_points
@@ -193,7 +193,22 @@ class ReluNetworkLearner(Configured):
             f"More than {most} queries would be needed: the target has more neurons (raise "
             "max_neurons), or is no ReLU network of one hidden layer."
         )
-        return (yield from limited(self._steps(checks), error, queries=most))
+        seen: set[float] = set()
+
+        def counted(asked: Round, answers: Answers) -> Answers:
+            if len(seen) < 3:
+                seen.update(np.unique(np.concatenate([y.ravel() for y in answers])).tolist())
+            return answers
+
+        steps: Steps[ReluNetwork] = read_as(self._steps(checks), counted)
+        found = yield from limited(steps, error, queries=most)
+        # between two plateaus of a network there is a slope, and places on it were asked
+        if len(seen) == 2:
+            raise ModelMismatch(
+                "All answers are one of two numbers: they are labels, not the values of a ReLU "
+                "network."
+            )
+        return found
 
     def _steps(self, checks: int) -> Steps[ReluNetwork]:
         rng = np.random.default_rng(self.seed)
