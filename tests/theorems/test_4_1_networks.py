@@ -388,6 +388,11 @@ def test_what_is_no_network_is_refused(name, trials):
         assert oracle.queries <= learner.plan().at_most + 32
 
 
+def test_a_constant_that_is_rounded_two_ways_is_no_label():
+    recovery = us.learn(lambda X: np.where(X[:, 0, 0] > 0, 1.0, 1.0 + 2.0**-52), Learner(3))
+    assert abs(recovery.model(np.ones((1, 1, 3)))[0] - 1) < 1e-12
+
+
 def test_smooth_targets_are_refused_soon_where_neurons_are_few():
     target, _ = wrong_targets()["tanh"]
     oracle = Counted(target)

@@ -108,6 +108,8 @@ OTHERWISE: Mapping[str, object] = {
     "scale_attn_by_inverse_layer_idx": False,
     "layer_norm_elementwise_affine": True,
     "add_cross_attention": False,
+    "is_decoder": False,
+    "partial_rotary_factor": 1.0,
     "quantization_config": None,
 }
 """Settings under which blocks are another function, and the value that they have here."""
@@ -155,6 +157,19 @@ def from_checkpoint(
     (AttentionLayer(H=12, d=384, residual, norm), FeedForward(d=384, m=1536, residual, norm, gelu))
     """
     config, weights = files.load_checkpoint(path)
+    try:
+        return _built(config, weights, layers, part)
+    except (KeyError, TypeError, ZeroDivisionError, OverflowError) as error:
+        raise ValueError(f"The configuration of {path} cannot be used: {error!r}.") from error
+
+
+def _built(
+    config: Mapping[str, Any],
+    weights: Mapping[str, Any],
+    layers: int | str | slice | None,
+    part: Part,
+) -> Stack | AttentionLayer | RotaryLayer | FeedForward:
+    """Build what is asked for."""
     kind = str(config.get("model_type"))
     if kind not in BLOCKS:
         raise ValueError(
@@ -162,9 +177,10 @@ def from_checkpoint(
             "attention layer of them: us.find_projections and us.from_projections."
         )
     for name, usual in OTHERWISE.items():
-        if config.get(name, usual) != usual:
+        given = {**config, **_positions(config)}.get(name, usual)
+        if given != usual:
             raise ValueError(
-                f"{name} is {config[name]!r} in this model's configuration: with that its blocks "
+                f"{name} is {given!r} in this model's configuration: with that its blocks "
                 "are another function than those known here."
             )
     names = _Weights(BLOCKS[kind], weights)
@@ -272,10 +288,14 @@ def _feed_forward(config: Mapping[str, Any], names: _Weights, prefix: str) -> Fe
     return FeedForward(A, b, B, c, True, norm, ACTIVATIONS[called], gate)
 
 
+def _positions(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what is said of rotary positions: one mapping, in newer files with the base in it."""
+    return config.get("rope_parameters") or config.get("rope_scaling") or {}
+
+
 def _rotary(config: Mapping[str, Any], size: int) -> Rotary:
     """Return the frequencies of a head's planes, as the configuration scales them."""
-    # one mapping in newer files, with the base in it
-    said = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    said = _positions(config)
     base = float(_setting({**config, **said}, ("rope_theta",), 10_000.0))
     kind = said.get("rope_type", said.get("type", "default"))
     plain = Rotary.of(base, size)
