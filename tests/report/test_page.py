@@ -12,7 +12,7 @@ import pytest
 import unsoftmax as us
 from tests.report.results import HOSTILE, fill, random_heads, recovery_of
 from tests.rotary_heads import rotary_head
-from unsoftmax.campaign.refused_run import RefusedRun
+from unsoftmax.campaign.recovery import RefusedRun
 from unsoftmax.learners import BY_NAME
 from unsoftmax.protocol import Certificate, Course, Evidence
 from unsoftmax.report.blocks import DataTable, Paragraph, Pictures

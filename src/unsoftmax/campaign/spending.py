@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from unsoftmax.campaign.fingerprint import asked
 from unsoftmax.campaign.ledger import Ledger
 from unsoftmax.campaign.limits import Budget
 from unsoftmax.campaign.outcomes import kept
-from unsoftmax.campaign.recorded_questions import asked
 from unsoftmax.campaign.spans import Span
 from unsoftmax.errors import BudgetExceeded
 from unsoftmax.probes import Probes

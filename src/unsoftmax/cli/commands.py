@@ -39,7 +39,7 @@ WORKS_WITH = {
     "convert": ("models",),
     "defend": ("cli.sampling_options", "oracles", "questions.defence.defending"),
     "demo": ("campaign.runner", "cli.minilm"),
-    "learn": ("campaign.refused_run", "cli.sampling_options", "oracles", "report.certified_bounds"),
+    "learn": ("campaign.recovery", "cli.sampling_options", "oracles", "report.certified_bounds"),
     "ledger": ("campaign.ledger_salvage",),
     "verify": ("cli.model_files", "oracles", "questions.verification", "report.command_record"),
 }

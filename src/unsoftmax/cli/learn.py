@@ -78,8 +78,7 @@ def learn(
 
     The same command goes on where an interrupted one stopped: nothing recorded is asked again.
     """
-    from unsoftmax.campaign.recovery import RECOVERY_FILE
-    from unsoftmax.campaign.refused_run import REFUSAL_FILE, forget
+    from unsoftmax.campaign.recovery import RECOVERY_FILE, REFUSAL_FILE, forget
     from unsoftmax.cli.sampling_options import samples_of, sampling_options
 
     refuse_file(out)
@@ -163,7 +162,7 @@ def _refusal_kept(
     learner: Learner[AnyModel], out: Path, report: bool, watcher: Watcher, target: str
 ) -> Iterator[Watcher]:
     """Write what was refused, and what is determined all the same, with its page."""
-    from unsoftmax.campaign.refused_run import REFUSAL_FILE, RefusedRun
+    from unsoftmax.campaign.recovery import REFUSAL_FILE, RefusedRun
     from unsoftmax.campaign.watching import CourseWatch
 
     watch = CourseWatch(watcher)

@@ -15,8 +15,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 from matplotlib.figure import Figure
 
-from unsoftmax.campaign.recovery import RECOVERY_FILE
-from unsoftmax.campaign.refused_run import REFUSAL_FILE
+from unsoftmax.campaign.recovery import RECOVERY_FILE, REFUSAL_FILE
 from unsoftmax.figures.panel import THEME, UNPRINTABLE, Panel, themed
 from unsoftmax.models.files import replace_file
 from unsoftmax.questions.defence.defence_comparison import DEFENCE_FILE

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from unsoftmax.campaign.recovery import RECOVERY_FILE
-from unsoftmax.campaign.refused_run import DETERMINED_FILE, RefusedRun
+from unsoftmax.campaign.recovery import DETERMINED_FILE, RECOVERY_FILE, RefusedRun
 from unsoftmax.figures.model_panels import NamedMatrix, matrix_panels
 from unsoftmax.figures.run_panels import course_panels
 from unsoftmax.report.blocks import DataTable, Paragraph, Part, Pictures, Section
