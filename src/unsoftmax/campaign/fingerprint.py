@@ -24,8 +24,8 @@ from itertools import chain, zip_longest
 
 import numpy as np
 
+from unsoftmax.campaign.calls import Span
 from unsoftmax.campaign.ledger_format import Place, RecordedPart
-from unsoftmax.campaign.spans import Span
 from unsoftmax.errors import LedgerMismatch
 from unsoftmax.measure.precision import KAPPA, Precision
 from unsoftmax.probes import Array, Flags, Indices, Probes, Sequences

@@ -18,16 +18,24 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from unsoftmax.campaign.answers import OracleReply, QuestionLimits, RoundAnswers, ask
+from unsoftmax.campaign.calls import (
+    BatchSizes,
+    CallEnd,
+    CallOutcome,
+    OracleReply,
+    QuestionLimits,
+    RoundAnswers,
+    Span,
+    ask,
+    failure,
+    gaps,
+)
 from unsoftmax.campaign.fingerprint import Fingerprint, Witnesses
 from unsoftmax.campaign.ledger import Ledger
 from unsoftmax.campaign.ledger_file import open_ledger
 from unsoftmax.campaign.limits import Budget, Retries, duration, in_seconds, whole
-from unsoftmax.campaign.outcomes import CallEnd, CallOutcome, failure
 from unsoftmax.campaign.recovery import Recovery, versions
-from unsoftmax.campaign.scheduler import Scheduler, executor
-from unsoftmax.campaign.spans import BatchSizes, Span, gaps
-from unsoftmax.campaign.spending import Spending
+from unsoftmax.campaign.scheduler import Scheduler, Spending, executor
 from unsoftmax.campaign.watching import (
     GOING_ON,
     CourseWatch,
