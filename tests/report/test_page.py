@@ -18,9 +18,8 @@ from unsoftmax.protocol import Certificate, Course, Evidence
 from unsoftmax.report.blocks import DataTable, Paragraph, Pictures
 from unsoftmax.report.certified_bounds import certified_bounds
 from unsoftmax.report.command_record import CommandRecord, commands_of, note_command
-from unsoftmax.report.learner_facts import LearnerFacts
 from unsoftmax.report.page import SECTIONS, page, write_page
-from unsoftmax.report.recovery_section import recovery_section
+from unsoftmax.report.recovery_section import LearnerFacts, recovery_section
 
 REACHES_OUT = {"src", "href", "xlink:href", "srcset", "action", "data", "poster", "background"}
 

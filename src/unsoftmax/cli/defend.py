@@ -185,7 +185,7 @@ def _watch() -> Callable[[int, int, DefenceTrial], None]:
 
 
 def _draw(result: us.DefenceComparison, out: Path) -> tuple[str]:
-    from unsoftmax.report.defence_panels import draw_defences
+    from unsoftmax.report.defence_section import draw_defences
 
     draw_defences(result, out / PICTURE)
     return (PICTURE,)
