@@ -20,10 +20,9 @@ from typing import TYPE_CHECKING, Any, Generic
 
 import numpy as np
 
-from unsoftmax.errors import ModelMismatch, NotIdentifiable
+from unsoftmax.errors import ModelMismatch, NotIdentifiable, missing_extra
 from unsoftmax.models import load
 from unsoftmax.models.files import read, read_json, replace_file, write
-from unsoftmax.oracles.layer_outputs import missing_extra
 from unsoftmax.probes import Array
 from unsoftmax.protocol import Certificate, Course, Evidence, FunctionBound, M_co
 
