@@ -16,8 +16,7 @@ from unsoftmax.models.layer_norm import LayerNorm
 from unsoftmax.models.model import FrozenModel
 from unsoftmax.models.multi_head import MultiHead
 from unsoftmax.models.multi_head_transformer import MultiHeadTransformer
-from unsoftmax.models.projection_names import find_projections
-from unsoftmax.models.projections import from_projections, to_projections
+from unsoftmax.models.projections import find_projections, from_projections, to_projections
 from unsoftmax.models.relu_network import ReluNetwork
 from unsoftmax.models.rotary import Rotary
 from unsoftmax.models.rotary_head import RotaryHead

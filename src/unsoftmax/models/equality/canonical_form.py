@@ -19,12 +19,11 @@ from unsoftmax.models.equality.form import Form, canonical_form, compacted, read
 from unsoftmax.models.equality.neuron_form import Network, around, first_is_negative, signed_size
 from unsoftmax.models.equality.score_form import as_turning
 from unsoftmax.models.feed_forward import FeedForward
-from unsoftmax.models.hinge_sum import HingeSum
 from unsoftmax.models.model import FrozenModel
 from unsoftmax.models.multi_head import MultiHead
 from unsoftmax.models.multi_head_transformer import MultiHeadTransformer
 from unsoftmax.models.products import Product, norm_of
-from unsoftmax.models.relu_network import ReluNetwork
+from unsoftmax.models.relu_network import HingeSum, ReluNetwork
 from unsoftmax.models.rotary import Rotary
 from unsoftmax.models.rotary_head import RotaryHead
 from unsoftmax.models.rotary_heads import RotaryHeads
