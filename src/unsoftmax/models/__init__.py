@@ -9,8 +9,7 @@ from typing import Any
 from unsoftmax.models import files
 from unsoftmax.models.attention_layer import AttentionLayer, LayerHead
 from unsoftmax.models.checkpoint import from_checkpoint
-from unsoftmax.models.equality import Equivalence, canonical, equivalent
-from unsoftmax.models.equality.canonical_form import CANONICAL
+from unsoftmax.models.equality import CANONICAL, Equivalence, canonical, equivalent
 from unsoftmax.models.feed_forward import FeedForward
 from unsoftmax.models.layer_norm import LayerNorm
 from unsoftmax.models.model import FrozenModel
