@@ -208,3 +208,8 @@ def _rebuild(
 ) -> BudgetExceeded | NotIdentifiable:
     """Restore an error with keyword-only fields, so that errors cross process borders."""
     return kind(message, **fields)
+
+
+def missing_extra(package: str, extra: str) -> ImportError:
+    """Name the extra that a package comes with."""
+    return ImportError(f"This needs {package}: pip install 'unsoftmax[{extra}]'.")

@@ -25,9 +25,9 @@ from tests.campaign.lives import Life, account
 from tests.campaign.script import Script, answers_of, sequences
 from tests.campaign.test_older_formats import DUMP
 from tests.truth import Counted
+from unsoftmax.campaign.fingerprint import FEWEST
+from unsoftmax.campaign.fingerprint import asked as asked_again
 from unsoftmax.campaign.ledger_salvage import salvage, summary
-from unsoftmax.campaign.recorded_questions import FEWEST
-from unsoftmax.campaign.recorded_questions import asked as asked_again
 
 ROUNDS = [[sequences(30), sequences(6, tokens=1, seed=1)], [sequences(20, seed=2)]]
 SETTINGS: dict[str, Any] = {"batch": 3, "holdout": 0}

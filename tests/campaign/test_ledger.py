@@ -35,8 +35,8 @@ from tests.truth import Counted
 from unsoftmax.campaign.ledger import Ledger, _differences, rescued
 from unsoftmax.campaign.ledger_file import open_ledger
 from unsoftmax.campaign.ledger_format import Bill, Settlement, Totals
+from unsoftmax.campaign.ledger_health import PaidCounter
 from unsoftmax.campaign.ledger_salvage import salvage, summary
-from unsoftmax.campaign.paid_counter import PaidCounter
 from unsoftmax.learners.single_head.exact import ExactTuning
 from unsoftmax.measure.logit_grid import LogitGridTuning
 from unsoftmax.probes import Pairs, Sequences, Singles, UnitVectors

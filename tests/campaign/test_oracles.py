@@ -21,7 +21,7 @@ from tests.campaign.script import Script, answers_of, sequences
 from tests.truth import Counted
 from unsoftmax.campaign import scheduler as scheduler_room
 from unsoftmax.campaign import watching
-from unsoftmax.campaign.spans import BatchSizes
+from unsoftmax.campaign.calls import BatchSizes
 from unsoftmax.probes import Sequences
 
 pytestmark = pytest.mark.usefixtures("signals")

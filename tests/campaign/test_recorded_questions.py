@@ -11,9 +11,8 @@ import pytest
 import unsoftmax as us
 from tests.campaign.script import Script, sequences
 from tests.truth import Counted
-from unsoftmax.campaign.fingerprint import Fingerprint
+from unsoftmax.campaign.fingerprint import Fingerprint, Witness
 from unsoftmax.campaign.ledger_salvage import salvage
-from unsoftmax.campaign.recorded_questions import Witness
 from unsoftmax.probes import Sequences
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import unsoftmax as us
-from unsoftmax.campaign.refused_run import RefusedRun
+from unsoftmax.campaign.recovery import RefusedRun
 from unsoftmax.campaign.watching import GOING_ON, CourseWatch
 from unsoftmax.protocol import Course
 

@@ -20,11 +20,17 @@ import unsoftmax as us
 from tests.campaign.lives import PATIENCE_S, Life, account
 from tests.campaign.script import Script, answers_of, sequences
 from tests.truth import Counted
-from unsoftmax.campaign import outcomes, scheduler
-from unsoftmax.campaign.answers import OracleReply, checked
+from unsoftmax.campaign import calls, scheduler
+from unsoftmax.campaign.calls import (
+    CONSEQUENCES,
+    CallOutcome,
+    OracleReply,
+    PlannedCall,
+    Span,
+    checked,
+    end_of,
+)
 from unsoftmax.campaign.limits import in_seconds
-from unsoftmax.campaign.outcomes import CONSEQUENCES, CallOutcome, PlannedCall, end_of
-from unsoftmax.campaign.spans import Span
 from unsoftmax.campaign.watching import Interrupts
 
 pytestmark = pytest.mark.usefixtures("signals")
@@ -695,7 +701,7 @@ def test_the_missing_stretches_are_calls_of_their_own():
 def test_every_outcome_has_its_consequence():
     assert set(CONSEQUENCES) == set(CallOutcome)
     assert not any(c.again and c.ends for c in CONSEQUENCES.values())
-    drawn = (outcomes.__doc__ or "").split("\n\n")
+    drawn = (calls.__doc__ or "").split("\n\n")
     for outcome in CallOutcome:
         assert any(outcome.name in part for part in drawn)
 

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 import unsoftmax as us
 from unsoftmax.cli.commands import app
 from unsoftmax.cli.minilm import minilm_head, minilm_heads, minilm_layer
-from unsoftmax.figures.comparison import draw_head, draw_heads, draw_layer
+from unsoftmax.figures.model_panels import draw_head, draw_heads, draw_layer
 
 
 def test_table_and_files(tmp_path):

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 import unsoftmax as us
-from unsoftmax.campaign.refused_run import RefusedRun
+from unsoftmax.campaign.recovery import RefusedRun
 from unsoftmax.cli.commands import app
 
 

@@ -28,7 +28,7 @@ from unsoftmax.figures.run_panels import (
     residuals_panel,
 )
 from unsoftmax.protocol import Course, Evidence
-from unsoftmax.report.wording import parameter_rows
+from unsoftmax.report.recovery_section import parameter_rows
 
 
 def there(panel):

@@ -15,7 +15,7 @@ from unsoftmax.learners.single_head.labels.bisection import (
     read_labels,
 )
 from unsoftmax.probes import Sequences
-from unsoftmax.theory.label_counts import FIRST_BITS, RESTARTS
+from unsoftmax.theory.counts import FIRST_BITS, RESTARTS
 
 
 def probes(places):

@@ -7,7 +7,7 @@ import pytest
 
 import unsoftmax as us
 from unsoftmax.learners.single_head.labels import bisection as thresholds
-from unsoftmax.theory import label_counts
+from unsoftmax.theory import counts
 
 
 def test_the_flip_is_where_it_is_said_to_be():
@@ -140,7 +140,7 @@ def test_the_papers_counts_at_known_places():
         (2, 0.9, 0.5, 0.05): 4.4e7,
         (3, 0.9, 0.5, 0.05): 1.7e8,
     }.items():
-        samples, steps = label_counts.label_head_paper(d, error, margin, 2.0, failure)
+        samples, steps = counts.label_head_paper(d, error, margin, 2.0, failure)
         assert samples == pytest.approx(k, rel=0.05)
         assert 5 <= steps <= 60
 
@@ -150,10 +150,10 @@ def test_the_mean_projection_is_one():
     for d in (1, 2, 3, 10):
         x = rng.standard_normal((200_000, d))
         mean = np.mean(np.abs(x[:, 0]) / np.linalg.norm(x, axis=1))
-        assert mean == pytest.approx(label_counts.mean_projection(d), abs=4e-3)
+        assert mean == pytest.approx(counts.mean_projection(d), abs=4e-3)
 
 
 @pytest.mark.parametrize(("d", "bits"), [(1, 40), (2, 40), (64, 50), (512, 40)])
 def test_labels_cost_little_more_than_a_bit_each(d, bits):
-    asked = label_counts.label_head(d, bits) + label_counts.label_head_again(d)
+    asked = counts.label_head(d, bits) + counts.label_head_again(d)
     assert bits * (d * d + d - 1) < asked <= 1.1 * bits * (d * d + d) + 500

@@ -12,11 +12,11 @@ import unsoftmax as us
 from unsoftmax.models.attention_map import Attention
 from unsoftmax.models.composition import Composition
 from unsoftmax.models.equality.witnesses import candidates, witness_of
-from unsoftmax.models.hinge_sum import HingeSum, squared_distance
 from unsoftmax.models.layer_norm import sublayer
 from unsoftmax.models.model import FrozenModel
 from unsoftmax.models.neurons import Neurons
 from unsoftmax.models.products import Tolerance, norm_of, octave
+from unsoftmax.models.relu_network import HingeSum, squared_distance
 
 
 def each(rounding):

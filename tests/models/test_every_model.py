@@ -15,7 +15,7 @@ import pytest
 import unsoftmax as us
 from tests.models.test_linearise import MODELS
 from tests.models.test_stack import STACKS
-from unsoftmax.models.equality.canonical_form import CANONICAL
+from unsoftmax.models.equality import CANONICAL
 
 FILES = sorted(Path(__file__).with_name("data").glob("*.safetensors"))
 CLASSES = {

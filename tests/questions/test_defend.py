@@ -606,7 +606,7 @@ def test_a_folder_without_one(tmp_path):
 def test_curves_and_the_page_show_what_was_refused_and_not_known(tmp_path):
     pytest.importorskip("matplotlib")
     pytest.importorskip("jinja2")
-    from unsoftmax.report.defence_panels import curves, draw_defences, loss_panel, strength_panels
+    from unsoftmax.report.defence_section import curves, draw_defences, loss_panel, strength_panels
     from unsoftmax.report.page import write_page
 
     tuning = tuned(capped_noise=(0.1, 1.0), both_caps=(4.0, 1.0), budget=(0.5, 2.0), decimals=(0,))

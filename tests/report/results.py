@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 import unsoftmax as us
-from unsoftmax.campaign.refused_run import RefusedRun
+from unsoftmax.campaign.recovery import RefusedRun
 from unsoftmax.protocol import Certificate, Course, Evidence
 from unsoftmax.questions import AttackOutcome, Audit, DefenceComparison, DefenceTrial
 from unsoftmax.questions.exposure import RecoveryCost

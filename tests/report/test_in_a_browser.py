@@ -9,7 +9,7 @@ import pytest
 
 import unsoftmax as us
 from tests.report.results import COURSE, audited, compared, fill, random_heads, recovery_of
-from unsoftmax.campaign.refused_run import RefusedRun
+from unsoftmax.campaign.recovery import RefusedRun
 from unsoftmax.report.page import write_page
 
 CHROMIUM = shutil.which("chromium")

@@ -12,15 +12,14 @@ import pytest
 import unsoftmax as us
 from tests.report.results import HOSTILE, fill, random_heads, recovery_of
 from tests.rotary_heads import rotary_head
-from unsoftmax.campaign.refused_run import RefusedRun
+from unsoftmax.campaign.recovery import RefusedRun
 from unsoftmax.learners import BY_NAME
 from unsoftmax.protocol import Certificate, Course, Evidence
 from unsoftmax.report.blocks import DataTable, Paragraph, Pictures
 from unsoftmax.report.certified_bounds import certified_bounds
 from unsoftmax.report.command_record import CommandRecord, commands_of, note_command
-from unsoftmax.report.learner_facts import LearnerFacts
 from unsoftmax.report.page import SECTIONS, page, write_page
-from unsoftmax.report.recovery_section import recovery_section
+from unsoftmax.report.recovery_section import LearnerFacts, recovery_section
 
 REACHES_OUT = {"src", "href", "xlink:href", "srcset", "action", "data", "poster", "background"}
 

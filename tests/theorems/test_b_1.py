@@ -17,7 +17,7 @@ import unsoftmax as us
 from tests.theorems.test_4_1 import CASES, impostors, score_matrices, value_vectors
 from tests.truth import Counted, relative
 from unsoftmax.learners.single_head.labels.sphere_average import Sphere, average
-from unsoftmax.theory import label_counts
+from unsoftmax.theory import counts
 from unsoftmax.validate import sequences as holdout
 
 PAPER: dict[str, Any] = {"method": "paper", "norm_bound": 2.0, "margin": 0.5}
@@ -369,7 +369,7 @@ def test_one_logit_out_of_reach_of_all_scales_is_refused():
     with pytest.raises(us.NotIdentifiable, match="1 of 9 logits") as refused:
         drive()
     assert np.allclose(refused.value.determined["v"], direction(target), atol=1e-14)
-    assert len(scales) == 1 + label_counts.RESTARTS
+    assert len(scales) == 1 + counts.RESTARTS
 
 
 @pytest.mark.parametrize("name", ["values", "twice the signs", "classes"])
@@ -417,7 +417,7 @@ def test_the_papers_counts_are_shown_where_nobody_could_pay_them(evidence):
     assert isinstance(plan.queries, int)
     assert 1e28 < plan.queries < 1.5e28
     # exact to the last query: more digits than float64 has
-    k, steps = label_counts.label_head_paper(64, 2.0**-20, 1 / 8, 2.0, 0.01)
+    k, steps = counts.label_head_paper(64, 2.0**-20, 1 / 8, 2.0, 0.01)
     assert plan.queries == plan.at_most == k + 64**2 * steps
     assert plan.tokens == k + 2 * 64**2 * steps
     assert "k =" in plan.formula
@@ -510,12 +510,12 @@ def averaged(target, d, k, seed):
 def test_the_papers_average_errs_as_hoeffding_says(trials, evidence):
     """At d = 2 with reduced k: within Hoeffding's bound, and of exactly the known variance."""
     target = us.SingleHead(np.eye(2), [0.6, -0.8])
-    R, runs = label_counts.mean_projection(2), trials(60, 400)
+    R, runs = counts.mean_projection(2), trials(60, 400)
     for k in (1000, 16000):
         errors = np.array([averaged(target, 2, k, seed) - target.v for seed in range(runs)])
         for failure in (0.3, 0.05):
             bound = np.sqrt(2 * np.log(4 / failure) / k) / R
-            assert label_counts.sphere_samples(2, bound, failure) in (k, k + 1)
+            assert counts.sphere_samples(2, bound, failure) in (k, k + 1)
             assert np.mean(np.abs(errors).max(axis=1) > bound) <= failure
         deviation = np.sqrt((0.5 - R**2 * target.v**2) / k) / R
         ratio = np.sqrt(np.mean(errors**2, axis=0)) / deviation

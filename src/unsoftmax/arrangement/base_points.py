@@ -17,7 +17,7 @@ import scipy
 
 from unsoftmax.arrangement.centres import CellShapes, CentreTuning
 from unsoftmax.models import ReluNetwork
-from unsoftmax.models.hinge_sum import HingeSum
+from unsoftmax.models.relu_network import HingeSum
 from unsoftmax.probes import Array, Flags
 
 

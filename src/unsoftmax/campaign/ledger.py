@@ -34,7 +34,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from unsoftmax.campaign.designs import family, moved_since, part_rows
 from unsoftmax.campaign.ledger_format import (
     COLUMNS,
     FORMAT_VERSION,
@@ -45,10 +44,12 @@ from unsoftmax.campaign.ledger_format import (
     Spent,
     Totals,
     columns,
+    family,
     insertion,
+    moved_since,
+    part_rows,
 )
-from unsoftmax.campaign.ledger_health import TableWalk, version_of
-from unsoftmax.campaign.paid_counter import PaidCounter
+from unsoftmax.campaign.ledger_health import PaidCounter, TableWalk, version_of
 from unsoftmax.errors import LedgerError, LedgerMismatch
 from unsoftmax.old_spellings import as_spelled_now
 from unsoftmax.probes import Array, Probes, Round

@@ -17,9 +17,15 @@ from typing import Any, BinaryIO
 
 from unsoftmax.campaign.ledger import Ledger
 from unsoftmax.campaign.ledger_format import SCHEMA, SQLITE_FAILURES, Totals, insertion, said
-from unsoftmax.campaign.ledger_header import APPLICATION_ID, damaged, inspect, writable
-from unsoftmax.campaign.ledger_health import damage
-from unsoftmax.campaign.paid_counter import PaidCounter, beside
+from unsoftmax.campaign.ledger_health import (
+    APPLICATION_ID,
+    PaidCounter,
+    beside,
+    damage,
+    damaged,
+    inspect,
+    writable,
+)
 from unsoftmax.errors import LedgerError
 from unsoftmax.models.files import temporary_beside
 

@@ -1,14 +1,27 @@
-"""Whether a ledger's file is whole: every row against its checksum, all of it against its totals.
+"""Whether a file is a ledger, and whole: its first bytes, every row, all of it against its totals.
 
-SQLite looks at the structure of the file and at its indices; the checksums at what the rows say;
-the totals, in the file and in its counter, at rows that are no longer there. It only reads.
+The first bytes tell a ledger from other files, before SQLite touches it. SQLite looks at the
+structure of the file and at its indices; the checksums at what the rows say; the totals, in the
+file and in its counter, at rows that are no longer there.
+
+What SQLite commits goes to ``LEDGER-wal`` first. Where that file is lost or cut short, or one of
+its bits has flipped, SQLite takes what is sound before that place for all there ever was. So
+``LEDGER-paid`` holds the ledger's totals after every commit, one line that is overwritten in
+place. They never shrink: a ledger that has less has lost something. It is not flushed: a power
+cut may leave it behind the ledger, which is flushed at every commit, and never ahead of it.
+
+The counter is there while the ledger is in use and after a crash. A ledger that was closed is one
+file. An empty counter was left by a run that was killed before it wrote the first line: the ledger
+does not say yet that it is open, and nothing was paid.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import os
 import sqlite3
+import stat
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -27,7 +40,196 @@ from unsoftmax.campaign.ledger_format import (
     columns,
     said,
 )
-from unsoftmax.campaign.paid_counter import beside, last_totals
+from unsoftmax.errors import LedgerError
+
+
+def beside(file: Path) -> tuple[Path, Path]:
+    """Return the two files that belong to a ledger in use."""
+    return Path(f"{file}-wal"), Path(f"{file}-paid")
+
+
+def last_totals(file: Path) -> tuple[str, Totals] | None:
+    """Read a ledger's counter: the ledger's id and its last totals; None where it has none.
+
+    Raises
+    ------
+    ValueError
+        It is damaged, or cannot be read.
+    """
+    try:
+        text = beside(file)[1].read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise ValueError(str(error)) from error
+    if not text:
+        return None
+    line, _, crc = text.rpartition(b" ")
+    if crc.strip() != b"%08x" % zlib.crc32(line):
+        raise ValueError("it does not match its checksum")
+    name, *numbers = line.decode().split()
+    return name, Totals(*map(int, numbers))
+
+
+class PaidCounter:
+    """The counter of a ledger in use, and a watch over the ledger's files."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._line: int | None = None
+        self._identities: dict[Path, tuple[int, int]] = {}
+
+    def begin(self, name: str, totals: Totals) -> None:
+        """Make the file, before the ledger says that it is open."""
+        self._name = name
+        path = beside(self._file)[1]
+        try:
+            # a link that lies in wait is not written through
+            flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
+            self._line = os.open(path, flags, 0o600)
+            self.count(totals)
+            os.fsync(self._line)
+        except OSError as error:
+            raise self._unwritten(error) from error
+
+    def watch(self) -> None:
+        """Remember which files these are: from now on they must stay where they are."""
+        for path in (self._file, *beside(self._file)):
+            known = path.stat()
+            self._identities[path] = (known.st_dev, known.st_ino)
+
+    def count(self, totals: Totals) -> None:
+        """Write the totals of the last commit."""
+        assert self._line is not None
+        numbers = " ".join(f"{number:020d}" for number in totals)
+        line = f"{self._name} {numbers}".encode()
+        try:
+            os.pwrite(self._line, line + b" %08x\n" % zlib.crc32(line), 0)
+        except OSError as error:
+            raise self._unwritten(error) from error
+
+    def gone(self) -> Path | None:
+        """Return the first of the ledger's files that is no longer where it was; once."""
+        for path, identity in self._identities.items():
+            try:
+                known = os.stat(path)
+            except OSError:
+                known = None
+            if known is None or (known.st_dev, known.st_ino) != identity:
+                self._identities = {}
+                return path
+        return None
+
+    def _unwritten(self, error: OSError) -> LedgerError:
+        return LedgerError(
+            f"{beside(self._file)[1]} cannot be written ({error.strerror}): see that its folder "
+            "can be written and its disk is not full, or name another ledger."
+        )
+
+    def end(self, *, closed: bool) -> None:
+        """Let go of the file, and delete it where the ledger was closed."""
+        if self._line is None:
+            return
+        if closed:
+            beside(self._file)[1].unlink(missing_ok=True)
+        os.close(self._line)
+        self._line = None
+
+
+APPLICATION_ID = 0x756E736D  # "unsm", in SQLite's header: tells a ledger from any other file
+
+
+class UnreadableLedger(LedgerError):
+    """A file that cannot be read as a ledger; it may hold what is left of one all the same.
+
+    Attributes
+    ----------
+    why : tuple of str
+        What is wrong with it.
+    """
+
+    def __init__(self, message: str, *why: str) -> None:
+        super().__init__(message)
+        self.why = why
+
+
+def damaged(file: Path, *why: str) -> UnreadableLedger:
+    """Return the error for a ledger that is damaged."""
+    return UnreadableLedger(
+        f"{file} is damaged ({'; '.join(why)}); it was not changed. Restore a copy of it and its "
+        f"-wal and -paid; or copy what is sound: unsoftmax ledger {file} --salvage NEW, and go on "
+        "with NEW.",
+        *why,
+    )
+
+
+def inspect(file: Path) -> None:
+    """Refuse what is no ledger of ours.
+
+    Raises
+    ------
+    UnreadableLedger
+        Its first bytes are not a ledger's.
+    LedgerError
+        It is no file, or may not be read.
+    """
+    try:
+        if not stat.S_ISREG(file.stat().st_mode):
+            raise LedgerError(f"{file} is not a file: name a file for the ledger.")
+        with file.open("rb") as stream:
+            head = stream.read(100)
+            size = stream.seek(0, os.SEEK_END)
+    except OSError as error:
+        raise LedgerError(f"{file} cannot be read: {error.strerror}.") from error
+    _identify(file, head)
+    if not int.from_bytes(head[60:64], "big"):
+        raise damaged(file, "its format is 0")
+    # to a file that does not say that it has one, SQLite takes no notice of a WAL
+    if head[18:20] != b"\x02\x02" and beside(file)[0].is_file():
+        raise damaged(file, f"it does not say that {beside(file)[0].name} belongs to it")
+    page = int.from_bytes(head[16:18], "big")
+    # SQLite takes a page cut short for one that ends in zeros. A checkpoint on a full disk
+    # leaves one too, but then the WAL has it whole.
+    if (not page or size % page) and not os.path.exists(f"{file}-wal"):
+        raise damaged(file, f"its size of {size:,} bytes is no whole number of pages")
+
+
+def _identify(file: Path, head: bytes) -> None:
+    """Refuse a file that does not say that it is a ledger of a format that is known."""
+    if left := [path.name for path in beside(file) if path.exists()]:
+        ours = f"{' and '.join(left)} beside it says that it was one"
+    else:
+        ours = "if it was one"
+    salvage = f"{ours}: unsoftmax ledger {file} --salvage NEW copies what is sound"
+    if not head:
+        raise UnreadableLedger(
+            f"{file} is empty, not a ledger; {salvage}."
+            if left
+            else f"{file} is empty, not a ledger: delete it or name another file.",
+            "it is empty",
+        )
+    if len(head) < 100 or not head.startswith(b"SQLite format 3\x00"):
+        raise UnreadableLedger(
+            f"{file} is not a ledger of unsoftmax, it was not touched; {salvage}.",
+            "it does not begin as an SQLite file",
+        )
+    if int.from_bytes(head[68:72], "big") != APPLICATION_ID:
+        raise UnreadableLedger(
+            f"{file} is another program's SQLite file, it was not touched; {salvage}.",
+            "it does not say that it is a ledger",
+        )
+    if (version := int.from_bytes(head[60:64], "big")) > FORMAT_VERSION:
+        raise UnreadableLedger(
+            f"{file} has format {version}, this program reads up to {FORMAT_VERSION}: upgrade "
+            "unsoftmax. The file was not touched.",
+            f"it says that its format is {version}",
+        )
+
+
+def writable(path: Path) -> bool:
+    """Whether a file or folder may be changed: root may change what nobody should."""
+    return bool(path.stat().st_mode & 0o222) and os.access(path, os.W_OK)
+
 
 Row: TypeAlias = tuple[Any, ...]
 

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from unsoftmax.campaign.fingerprint import FEWEST
 from unsoftmax.campaign.ledger_file import (
     alone,
     close_unchanged,
@@ -36,10 +37,16 @@ from unsoftmax.campaign.ledger_file import (
     wal_of,
 )
 from unsoftmax.campaign.ledger_format import SQLITE_FAILURES, Totals, columns, insertion
-from unsoftmax.campaign.ledger_header import UnreadableLedger, writable
-from unsoftmax.campaign.ledger_health import Row, TableWalk, is_newer, version_of
-from unsoftmax.campaign.paid_counter import beside, last_totals
-from unsoftmax.campaign.recorded_questions import FEWEST
+from unsoftmax.campaign.ledger_health import (
+    Row,
+    TableWalk,
+    UnreadableLedger,
+    beside,
+    is_newer,
+    last_totals,
+    version_of,
+    writable,
+)
 from unsoftmax.errors import LedgerError
 
 

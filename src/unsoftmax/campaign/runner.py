@@ -7,7 +7,6 @@ before the learner sees its answers. Threads call the oracle, this thread alone 
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import platform
 import sys
@@ -19,17 +18,24 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from unsoftmax.campaign.answers import OracleReply, QuestionLimits, RoundAnswers, ask
-from unsoftmax.campaign.fingerprint import Fingerprint
+from unsoftmax.campaign.calls import (
+    BatchSizes,
+    CallEnd,
+    CallOutcome,
+    OracleReply,
+    QuestionLimits,
+    RoundAnswers,
+    Span,
+    ask,
+    failure,
+    gaps,
+)
+from unsoftmax.campaign.fingerprint import Fingerprint, Witnesses
 from unsoftmax.campaign.ledger import Ledger
 from unsoftmax.campaign.ledger_file import open_ledger
 from unsoftmax.campaign.limits import Budget, Retries, duration, in_seconds, whole
-from unsoftmax.campaign.outcomes import CallEnd, CallOutcome, failure
-from unsoftmax.campaign.recorded_questions import Witnesses
-from unsoftmax.campaign.recovery import Recovery
-from unsoftmax.campaign.scheduler import Scheduler, executor
-from unsoftmax.campaign.spans import BatchSizes, Span, gaps
-from unsoftmax.campaign.spending import Spending
+from unsoftmax.campaign.recovery import Recovery, versions
+from unsoftmax.campaign.scheduler import Scheduler, Spending, executor
 from unsoftmax.campaign.watching import (
     GOING_ON,
     CourseWatch,
@@ -225,12 +231,6 @@ def _checked(oracle: Oracle, learner: Asks[Any]) -> Outputs:
             f"dim={dim}."
         )
     return outputs_of(learner)
-
-
-def versions() -> dict[str, str]:
-    """Return the versions of what computes a result."""
-    named = {name: importlib.metadata.version(name) for name in ("unsoftmax", "numpy", "scipy")}
-    return {**named, "python": platform.python_version()}
 
 
 def environment() -> dict[str, Any]:

@@ -37,9 +37,9 @@ WORKS_WITH = {
     "audit": ("oracles", "questions.exposure", "report.command_record"),
     "compare": ("cli.model_files",),
     "convert": ("models",),
-    "defend": ("cli.sampling_options", "oracles", "questions.defence.defending"),
+    "defend": ("oracles", "questions.defence.defending"),
     "demo": ("campaign.runner", "cli.minilm"),
-    "learn": ("campaign.refused_run", "cli.sampling_options", "oracles", "report.certified_bounds"),
+    "learn": ("campaign.recovery", "campaign.runner", "oracles", "report.certified_bounds"),
     "ledger": ("campaign.ledger_salvage",),
     "verify": ("cli.model_files", "oracles", "questions.verification", "report.command_record"),
 }

@@ -118,7 +118,7 @@ def _of_projections(
     opened: Mapping[str, Any], options: Mapping[str, Any]
 ) -> tuple[Any, Mapping[str, Any], list[str]]:
     """Make a layer, or the heads that one of its outputs shows, of its projections."""
-    from unsoftmax.models.projection_names import may_be_rotary
+    from unsoftmax.models.projections import may_be_rotary
 
     arrays = us.find_projections(
         opened, options["layer"], options["norm_eps"], options["norm_before"]

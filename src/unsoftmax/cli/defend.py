@@ -28,7 +28,7 @@ from unsoftmax.cli.console import (
 )
 from unsoftmax.cli.options import Settings, build, with_settings
 from unsoftmax.cli.out_folder import WithReport, and_more, finish, prepare, refuse_file, written
-from unsoftmax.cli.run_options import Asked, KeptIn, asking, sentences
+from unsoftmax.cli.run_options import Asked, KeptIn, asking, sampling_options, sentences
 
 if TYPE_CHECKING:
     from unsoftmax.protocol import Oracle
@@ -85,7 +85,6 @@ def defend(
     on what was recovered. The same command goes on where an interrupted one stopped.
     """
     from unsoftmax.campaign.recovery import MODEL_FILE, RECOVERY_FILE
-    from unsoftmax.cli.sampling_options import sampling_options
     from unsoftmax.questions.defence.defence_comparison import DEFENCE_FILE
     from unsoftmax.questions.defence.defending import DefenceQuestion
 
@@ -185,7 +184,7 @@ def _watch() -> Callable[[int, int, DefenceTrial], None]:
 
 
 def _draw(result: us.DefenceComparison, out: Path) -> tuple[str]:
-    from unsoftmax.report.defence_panels import draw_defences
+    from unsoftmax.report.defence_section import draw_defences
 
     draw_defences(result, out / PICTURE)
     return (PICTURE,)

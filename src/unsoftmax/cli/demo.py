@@ -73,7 +73,7 @@ class _Case:
 
 def _one_head(model: str | None) -> _Case:
     from unsoftmax.cli.minilm import minilm_head
-    from unsoftmax.figures.comparison import draw_head
+    from unsoftmax.figures.model_panels import draw_head
 
     truth = minilm_head()
     learners: dict[str, Learner[us.SingleHead]] = {
@@ -90,7 +90,7 @@ def _one_head(model: str | None) -> _Case:
 
 def _all_heads() -> _Case:
     from unsoftmax.cli.minilm import minilm_heads
-    from unsoftmax.figures.comparison import draw_heads
+    from unsoftmax.figures.model_panels import draw_heads
 
     truth = minilm_heads()
     return _Case(
@@ -104,7 +104,7 @@ def _all_heads() -> _Case:
 
 def _whole_layer() -> _Case:
     from unsoftmax.cli.minilm import minilm_layer
-    from unsoftmax.figures.comparison import draw_layer
+    from unsoftmax.figures.model_panels import draw_layer
 
     truth = minilm_layer(whole=True)
     known = us.canonical(truth)

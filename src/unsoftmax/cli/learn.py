@@ -30,7 +30,7 @@ from unsoftmax.cli.console import (
 from unsoftmax.cli.options import Settings, build, with_settings
 from unsoftmax.cli.out_folder import WithReport, and_more, finish, prepare, refuse_file, written
 from unsoftmax.cli.plan import ModelName
-from unsoftmax.cli.run_options import Asked, KeptIn, asking, sentences
+from unsoftmax.cli.run_options import Asked, KeptIn, asking, samples_of, sampling_options, sentences
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
 
 if TYPE_CHECKING:
@@ -78,9 +78,7 @@ def learn(
 
     The same command goes on where an interrupted one stopped: nothing recorded is asked again.
     """
-    from unsoftmax.campaign.recovery import RECOVERY_FILE
-    from unsoftmax.campaign.refused_run import REFUSAL_FILE, forget
-    from unsoftmax.cli.sampling_options import samples_of, sampling_options
+    from unsoftmax.campaign.recovery import RECOVERY_FILE, REFUSAL_FILE, forget
 
     refuse_file(out)
     learner, oracle = _resolved(target, asked, model, settings)
@@ -163,7 +161,7 @@ def _refusal_kept(
     learner: Learner[AnyModel], out: Path, report: bool, watcher: Watcher, target: str
 ) -> Iterator[Watcher]:
     """Write what was refused, and what is determined all the same, with its page."""
-    from unsoftmax.campaign.refused_run import REFUSAL_FILE, RefusedRun
+    from unsoftmax.campaign.recovery import REFUSAL_FILE, RefusedRun
     from unsoftmax.campaign.watching import CourseWatch
 
     watch = CourseWatch(watcher)

@@ -90,7 +90,7 @@ def finish(
     about
         What the page names on top: ``target``, ``weights``.
     """
-    from unsoftmax.oracles.layer_outputs import missing_extra
+    from unsoftmax.errors import missing_extra
     from unsoftmax.report.command_record import CommandRecord, note_command
 
     try:

@@ -19,7 +19,7 @@ def report(
     try:
         from unsoftmax.report.page import write_page
     except ModuleNotFoundError as error:
-        from unsoftmax.oracles.layer_outputs import missing_extra
+        from unsoftmax.errors import missing_extra
 
         raise Refusal(str(missing_extra(PAGE_NEEDS, "report"))) from error
     try:

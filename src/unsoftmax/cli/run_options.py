@@ -1,11 +1,14 @@
-"""Options of every command that asks a target, and what its errors say about them."""
+"""Options of every command that asks a target, and what its errors say about them.
+
+Those that name the user's own distribution, `--sampler`, `--eps` and `--delta`, are here too.
+"""
 
 from __future__ import annotations
 
 import functools
 import inspect
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -21,6 +24,8 @@ from unsoftmax.cli.options import in_flags
 from unsoftmax.errors import DimensionRefused, LedgerMismatch, Terminated, UnsoftmaxError
 
 if TYPE_CHECKING:
+    from numpy.random import Generator
+
     from unsoftmax.protocol import Oracle
 
 KeptIn = Annotated[
@@ -138,3 +143,35 @@ def sentences(book: Path | None) -> Iterator[None]:
         if book is not None and book.exists() and not isinstance(end, Refusal):
             end.add_note(f"Every answer so far is in {book}. Run the same command to go on.")
         raise
+
+
+def sampling_options(name: str | None, eps: float | None, delta: float | None) -> dict[str, Any]:
+    """Return the arguments of `learn` that the options mean; none without ``--sampler``."""
+    given = {key: value for key, value in {"eps": eps, "delta": delta}.items() if value is not None}
+    if name is None:
+        if given:
+            raise Refusal("--eps and --delta go with --sampler module:function.")
+        return {}
+    drawn = targets.imported(name)
+
+    def sampler(rng: Generator) -> Any:
+        try:
+            return drawn(rng)
+        except Exception as error:
+            raise Refusal(f"--sampler {name} failed: {type(error).__name__}: {error}") from error
+
+    return {"sampler": sampler, **given}
+
+
+def samples_of(options: Mapping[str, Any]) -> int:
+    """Say how many samples are asked."""
+    if not options:
+        return 0
+    from unsoftmax.validate.function_bound import Sampling
+
+    parameters = inspect.signature(us.learn).parameters
+    defaults = {name: parameters[name].default for name in ("eps", "delta")}
+    try:
+        return Sampling(**{**defaults, **options}).samples
+    except ValueError as error:
+        raise Refusal(str(error)) from error

@@ -9,15 +9,13 @@ from typing import Any
 from unsoftmax.models import files
 from unsoftmax.models.attention_layer import AttentionLayer, LayerHead
 from unsoftmax.models.checkpoint import from_checkpoint
-from unsoftmax.models.equality import Equivalence, canonical, equivalent
-from unsoftmax.models.equality.canonical_form import CANONICAL
+from unsoftmax.models.equality import CANONICAL, Equivalence, canonical, equivalent
 from unsoftmax.models.feed_forward import FeedForward
 from unsoftmax.models.layer_norm import LayerNorm
 from unsoftmax.models.model import FrozenModel
 from unsoftmax.models.multi_head import MultiHead
 from unsoftmax.models.multi_head_transformer import MultiHeadTransformer
-from unsoftmax.models.projection_names import find_projections
-from unsoftmax.models.projections import from_projections, to_projections
+from unsoftmax.models.projections import find_projections, from_projections, to_projections
 from unsoftmax.models.relu_network import ReluNetwork
 from unsoftmax.models.rotary import Rotary
 from unsoftmax.models.rotary_head import RotaryHead

@@ -16,8 +16,11 @@ from numpy.typing import ArrayLike
 
 from unsoftmax.models.arrays import Length, Parameter, axes, frozen, numbered, sequences
 from unsoftmax.models.attention import (
+    BILINEAR,
+    BilinearScores,
     exponentials,
     largest_mean_shift,
+    least,
     pooled_tokens,
     softmax,
     token_scores,
@@ -28,7 +31,6 @@ from unsoftmax.models.model import HeadsModel
 from unsoftmax.models.products import Product
 from unsoftmax.models.rotary import Rotary
 from unsoftmax.models.rotary_layer import RotaryLayer
-from unsoftmax.models.scores import BILINEAR, BilinearScores, least
 from unsoftmax.probes import Array
 
 

@@ -2,7 +2,7 @@
 
 The configuration says what no array shows: heads, the norms' eps, the activation, how positions
 turn. What a kind of model calls its parts is a row of `BLOCKS`; the projections and the norm of its
-attention are those of a family of `projection_names`.
+attention are those of a family of `projections`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from unsoftmax.models import files
 from unsoftmax.models.attention_layer import AttentionLayer
 from unsoftmax.models.feed_forward import FeedForward
 from unsoftmax.models.layer_norm import LayerNorm
-from unsoftmax.models.projection_names import find_projections, real_array
-from unsoftmax.models.projections import from_projections
+from unsoftmax.models.projections import find_projections, from_projections, real_array
 from unsoftmax.models.rotary import Rotary
 from unsoftmax.models.rotary_layer import RotaryLayer
 from unsoftmax.models.stack import Stack

@@ -18,11 +18,10 @@ from numpy.typing import ArrayLike
 from unsoftmax.models import files
 from unsoftmax.models import linearised as lin
 from unsoftmax.models.arrays import FrozenArrays, Length, Parameter, sequences
-from unsoftmax.models.attention import exponentials, softmax
+from unsoftmax.models.attention import BilinearScores, RotaryScores, exponentials, least, softmax
 from unsoftmax.models.attention_map import Attention
 from unsoftmax.models.composition import Composition
 from unsoftmax.models.rotary import Rotary
-from unsoftmax.models.scores import BilinearScores, RotaryScores, least
 from unsoftmax.probes import Array
 
 

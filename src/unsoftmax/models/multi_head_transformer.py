@@ -9,12 +9,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from unsoftmax.models.arrays import Length, Parameter, axes, declared, of_several
-from unsoftmax.models.attention import exponentials, pooled_tokens
+from unsoftmax.models.attention import BILINEAR, exponentials, pooled_tokens
 from unsoftmax.models.composition import Composition
 from unsoftmax.models.model import AttentionModel
 from unsoftmax.models.neurons import Neurons
 from unsoftmax.models.relu_network import ReluNetwork
-from unsoftmax.models.scores import BILINEAR
 from unsoftmax.models.transformer import Transformer
 from unsoftmax.probes import Array
 

@@ -6,9 +6,9 @@ from functools import cached_property
 from typing import Any
 
 from unsoftmax.models.arrays import axes
+from unsoftmax.models.attention import ROTARY, RotaryScores
 from unsoftmax.models.model import ValuedRotary, tensors_of
 from unsoftmax.models.rotary import Rotary
-from unsoftmax.models.scores import ROTARY, RotaryScores
 from unsoftmax.probes import Array
 
 

@@ -8,10 +8,10 @@ from typing import Any, Self
 import numpy as np
 
 from unsoftmax.models.arrays import Parameter, of_several
+from unsoftmax.models.attention import RotaryScores
 from unsoftmax.models.model import SeveralHeads, ValuedRotary, tensors_of
 from unsoftmax.models.rotary import Rotary
 from unsoftmax.models.rotary_head import RotaryHead
-from unsoftmax.models.scores import RotaryScores
 from unsoftmax.probes import Array
 
 

@@ -14,13 +14,13 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from unsoftmax.models.arrays import Length, Parameter, axes, frozen
+from unsoftmax.models.attention import RotaryScores, least
 from unsoftmax.models.attention_map import Attention
 from unsoftmax.models.layer_norm import NORM_TENSORS, LayerNorm, SubLayer
 from unsoftmax.models.model import HeadsModel, TurnedProjections
 from unsoftmax.models.products import Product
 from unsoftmax.models.rotary import Rotary
 from unsoftmax.models.rotary_heads import RotaryHeads
-from unsoftmax.models.scores import RotaryScores, least
 from unsoftmax.probes import Array, Indices
 
 FARTHEST_BOUNDED = 20

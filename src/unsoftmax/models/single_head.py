@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from unsoftmax.models.arrays import axes
+from unsoftmax.models.attention import BILINEAR
 from unsoftmax.models.model import ValuedAttention, tensors_of
 from unsoftmax.models.rotary_head import RotaryHead
-from unsoftmax.models.scores import BILINEAR
 
 
 class SingleHead(ValuedAttention[RotaryHead]):

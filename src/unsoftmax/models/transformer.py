@@ -8,11 +8,10 @@ from typing import ClassVar, Self
 from numpy.typing import ArrayLike
 
 from unsoftmax.models.arrays import axes, declared, split
-from unsoftmax.models.attention import exponentials, pooled_tokens
+from unsoftmax.models.attention import BILINEAR, exponentials, pooled_tokens
 from unsoftmax.models.composition import Composition
 from unsoftmax.models.model import AttentionModel
 from unsoftmax.models.relu_network import ReluNetwork
-from unsoftmax.models.scores import BILINEAR
 from unsoftmax.probes import Array
 
 _PART = "network."

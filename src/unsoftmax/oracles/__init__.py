@@ -1,12 +1,9 @@
 """Where answers come from, and what may stand between a target and its caller."""
 
-from unsoftmax.oracles.coordinates import coordinate
-from unsoftmax.oracles.dask_oracle import on_dask
-from unsoftmax.oracles.defences import clipped, labels, noisy, norm_capped, rounded
-from unsoftmax.oracles.hostile_errors import within
+from unsoftmax.oracles.defences import clipped, labels, noisy, norm_capped, rounded, within
 from unsoftmax.oracles.http_oracle import HttpLimits, from_url
-from unsoftmax.oracles.onnx_oracle import from_onnx
-from unsoftmax.oracles.torch_oracle import from_torch
+from unsoftmax.oracles.model_runtimes import from_onnx, from_torch
+from unsoftmax.oracles.wrapped import coordinate, on_dask
 
 __all__ = [
     "HttpLimits",

@@ -13,8 +13,8 @@ from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any
 from urllib.parse import urlsplit
 
-from unsoftmax.errors import OracleError, RetryLater
-from unsoftmax.oracles.layer_outputs import missing_extra, of_last_token
+from unsoftmax.errors import OracleError, RetryLater, missing_extra
+from unsoftmax.oracles.model_runtimes import of_last_token
 from unsoftmax.oracles.open_inference import (
     ProtocolError,
     Signature,

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from unsoftmax.oracles.layer_outputs import missing_extra
+from unsoftmax.errors import missing_extra
 from unsoftmax.probes import Array
 
 HEADER_LENGTH = "Inference-Header-Content-Length"

@@ -1,4 +1,4 @@
-"""An oracle around another one: what all of them share.
+"""An oracle around another one: what all of them share, one number of its answer, its replicas.
 
 A wrapped oracle is a callable like any other. It knows the attribute ``dim`` when the oracle
 inside does, it can be pickled when that can, and it may be wrapped again.
@@ -10,8 +10,12 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from numpy.typing import ArrayLike
+
+from unsoftmax.errors import OracleError, missing_extra
 from unsoftmax.probes import Array
-from unsoftmax.protocol import Oracle
+from unsoftmax.protocol import Oracle, as_array
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,3 +36,164 @@ class WrappedOracle(ABC):
     @abstractmethod
     def __call__(self, X: Array, /) -> Any:
         """Answer a batch of sequences."""
+
+
+def coordinate(oracle: Oracle, k: int | ArrayLike) -> WrappedOracle:
+    """Answer with one coordinate of an oracle's vectors, or with a weighted sum of them.
+
+    Parameters
+    ----------
+    oracle : callable
+        From (B, N, d) to (B, m); (B,) is taken for m = 1.
+    k : int or array (m,)
+        The index of a coordinate, counted from 0, or from the end if negative, as in NumPy;
+        or a weight for every coordinate.
+
+    Raises
+    ------
+    TypeError
+        ``k`` is neither a whole number nor a vector of real numbers.
+    ValueError
+        A weight is not finite, or there is none.
+
+    Notes
+    -----
+    How many coordinates there are shows when the oracle answers. An index or a number of weights
+    that does not fit is an `OracleError` then, before any other call.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> X = np.array([[[1.0, 2.0, 4.0]]])
+    >>> last_token = lambda X: X[:, -1]
+    >>> print(coordinate(last_token, -1)(X), coordinate(last_token, [1.0, 0.0, 0.5])(X))
+    [4.] [3.]
+    """
+    if isinstance(k, (int, np.integer)) and not isinstance(k, bool):
+        return _Coordinate(oracle, int(k))
+    try:
+        weights = as_array(k)
+    except ValueError as error:
+        raise TypeError(f"k must be an index or a vector of weights: {error}") from error
+    if weights.ndim != 1 or weights.dtype.kind not in "fiu":
+        raise TypeError(f"k must be an index (int) or a vector of weights; it is {k!r}.")
+    if not weights.size or not np.isfinite(weights).all():
+        raise ValueError("Weights must be finite numbers, at least one.")
+    return _WeightedSum(oracle, weights.astype(np.float64))
+
+
+def _vectors(answers: Any, X: Array) -> Any:
+    """Return answers as (B, m); (B,) is m = 1."""
+    try:
+        y = as_array(answers)
+    except Exception as error:
+        raise OracleError(f"The target's answer is no array: {error}.") from error
+    if y.shape == (len(X),):
+        return y[:, None]
+    if y.ndim != 2 or len(y) != len(X) or not y.shape[1]:
+        raise OracleError(
+            f"The target answered {len(X)} sequences with shape {y.shape} instead of "
+            f"({len(X)}, m): coordinate() needs a row of numbers per sequence."
+        )
+    return y
+
+
+@dataclass(frozen=True, eq=False)
+class _Coordinate(WrappedOracle):
+    k: int
+
+    def __call__(self, X: Array, /) -> Any:
+        y = _vectors(self.oracle(X), X)
+        m = y.shape[1]
+        if not -m <= self.k < m:
+            raise OracleError(
+                f"The target gives {m} number{'s' if m != 1 else ''} per sequence: there is no "
+                f"coordinate {self.k}. Choose k from {-m} to {m - 1}."
+            )
+        return y[:, self.k]
+
+
+@dataclass(frozen=True, eq=False)
+class _WeightedSum(WrappedOracle):
+    weights: Array
+
+    def __call__(self, X: Array, /) -> Any:
+        y = _vectors(self.oracle(X), X)
+        if y.shape[1] != len(self.weights):
+            raise OracleError(
+                f"The target gives {y.shape[1]} numbers per sequence, and there are "
+                f"{len(self.weights)} weights: give coordinate() one weight for each."
+            )
+        return np.sum(y * self.weights, axis=1)
+
+
+def on_dask(client: Any, oracle: Oracle) -> DaskOracle:
+    """Ask copies of an oracle, one in every worker process of a Dask cluster.
+
+    Every call is a future; so many calls are under way as `learn` has ``workers``. A call whose
+    worker dies is made again by another one: the runner does not notice, and the oracle may have
+    been asked twice.
+
+    Parameters
+    ----------
+    client : dask.distributed.Client
+        Of a cluster of any kind, as ``Client()`` for this machine, or
+        ``Client("tcp://scheduler:8786")``. unsoftmax must be installed where its workers run.
+    oracle : callable
+        From (B, N, d) to (B,) or (B, m); it must be possible to pickle it.
+
+    Returns
+    -------
+    callable
+        From (B, N, d) to (B,) or (B, m).
+
+    Raises
+    ------
+    ImportError
+        distributed is not installed.
+    TypeError
+        ``client`` is none, or the oracle is not callable.
+
+    Examples
+    --------
+    >>> from dask.distributed import Client  # doctest: +SKIP
+    >>> client = Client(n_workers=2)  # doctest: +SKIP
+    >>> us.learn(on_dask(client, oracle), learner, workers=4)  # doctest: +SKIP
+    """
+    if not isinstance(client, _client_class()):
+        raise TypeError(f"client must be a dask.distributed.Client; it is {type(client).__name__}.")
+    return DaskOracle(oracle, client)
+
+
+@dataclass(frozen=True, eq=False)
+class DaskOracle(WrappedOracle):
+    """An oracle that is asked on a cluster; see `on_dask`."""
+
+    client: Any
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        # sent once, not with every call
+        object.__setattr__(self, "_replicas", self.client.scatter(self.oracle, broadcast=True))
+
+    def __call__(self, X: Array, /) -> Any:
+        """Answer a batch of sequences (B, N, d) on some worker."""
+        # never a cached result: the same question may be asked twice on purpose
+        future = self.client.submit(_ask, self._replicas, X, pure=False)  # type: ignore[attr-defined]
+        try:
+            return future.result()
+        except KeyboardInterrupt:
+            future.cancel()
+            raise
+
+
+def _ask(oracle: Oracle, X: Array) -> Any:
+    return oracle(X)
+
+
+def _client_class() -> Any:
+    try:
+        from distributed import Client
+    except ImportError as error:
+        raise missing_extra("distributed", "dask") from error
+    return Client

@@ -14,7 +14,8 @@ from typing import Any, ClassVar
 
 from unsoftmax.campaign import Budget, Recovery, Retries, Watcher
 from unsoftmax.campaign.limits import whole
-from unsoftmax.campaign.runner import opened_campaign, versions
+from unsoftmax.campaign.recovery import versions
+from unsoftmax.campaign.runner import opened_campaign
 from unsoftmax.campaign.watching import CourseWatch
 from unsoftmax.learners.settings import at_least_0
 from unsoftmax.models.files import SavedResult, as_json, of_json, read_json, write_json

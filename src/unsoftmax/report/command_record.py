@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
-from unsoftmax.campaign.runner import versions
+from unsoftmax.campaign.recovery import versions
 from unsoftmax.models.files import read_json, replace_file
 
 COMMANDS_FILE = "commands.json"

@@ -1,13 +1,22 @@
-"""What a page says of a comparison of defences: what is recommended, at what price, and why."""
+"""What a page says of a comparison of defences: what is recommended, at what price, and why.
+
+Its curves show what the best attack gets, by loss and by strength.
+"""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
+from typing import Any
 
-from unsoftmax.figures.panel import scientific
+from matplotlib.figure import Figure
+
+from unsoftmax.figures.panel import THEME, Panel, in_tens, scientific, themed, write_png
 from unsoftmax.questions import AttackOutcome, DefenceComparison, DefenceTrial
 from unsoftmax.report.blocks import DataTable, Facts, Listing, Paragraph, Part, Pictures, Section
-from unsoftmax.report.defence_panels import loss_panel, strength_panels
 
 
 def defence_section(folder: Path) -> Section:
@@ -98,3 +107,176 @@ def _facts(result: DefenceComparison) -> tuple[tuple[str, str], ...]:
         ("errors that a defence must leave", f"{result.threshold:.0%}"),
         ("most that it may cost", f"{result.most_loss:.0%}"),
     )
+
+
+# Smaller losses are drawn here: on a logarithmic axis 0 has no place.
+LEAST_LOSS = 1e-7
+# Smaller errors are drawn here.
+LEAST_ERROR = 1e-16
+MOST_ERROR = 5.0
+# Strengths that span this factor are drawn on a logarithmic axis.
+LOG_FROM = 30.0
+# Panels beside each other in a picture.
+COLUMNS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class DefenceCurve:
+    """The trials of one kind, those that share another measure together, weakest first."""
+
+    kind: str
+    trials: tuple[DefenceTrial, ...]
+    colour: str
+    marker: str
+
+    @property
+    def name(self) -> str:
+        """The kind, and what its trials share."""
+        return ": ".join([self.kind, *filter(None, [self.trials[0].beside])])
+
+    def drawn(
+        self, axis: Any, x: Sequence[float], trials: Sequence[DefenceTrial], least: float
+    ) -> None:
+        """Mark what was measured, and cross where every attack was refused."""
+        errors = [max(trial.error, least) for trial in trials]
+        axis.plot(x, errors, color=self.colour, linewidth=0.8, alpha=0.6)
+        for mark, size, measured in ((self.marker, 4, True), ("x", 7, False)):
+            some = [k for k, trial in enumerate(trials) if trial.measured is measured]
+            axis.plot(
+                [x[k] for k in some],
+                [errors[k] for k in some],
+                mark,
+                color=self.colour,
+                markersize=size,
+                label=self.name if measured else "_",
+            )
+
+
+def curves(trials: Sequence[DefenceTrial]) -> Iterator[DefenceCurve]:
+    """Yield the curves of all kinds that are a defence, each with a colour and a marker."""
+    colours, markers = (*THEME.series, THEME.muted, THEME.ink), "os^v"
+    kinds = [kind for kind in dict.fromkeys(t.kind for t in trials) if kind != "nothing"]
+    for number, kind in enumerate(kinds):
+        mine = [trial for trial in trials if trial.kind == kind]
+        for n, (_, alike) in enumerate(groupby(mine, key=lambda trial: trial.beside)):
+            colour, marker = colours[number % len(colours)], markers[n % len(markers)]
+            yield DefenceCurve(kind, tuple(alike), colour, marker)
+
+
+def loss_panel(result: DefenceComparison) -> Panel | None:
+    """Return the error of the parameters by the loss of utility; None where none is known."""
+    known = [
+        (curve, some)
+        for curve in curves(result.trials)
+        if (some := [trial for trial in curve.trials if trial.loss is not None])
+    ]
+    if not known:
+        return None
+
+    def draw(axis: Any) -> None:
+        for curve, some in known:
+            x = [max(trial.loss or 0.0, LEAST_LOSS) for trial in some]
+            curve.drawn(axis, x, some, LEAST_ERROR)
+        _framed(axis, result.threshold)
+        axis.axvline(result.most_loss, color=THEME.muted, linewidth=0.8, linestyle=":")
+        axis.set(
+            xscale="log",
+            xlabel="utility lost, in spreads of the answers",
+            ylabel="error that the best attack is left with",
+        )
+        in_tens(axis.xaxis)
+        below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.16)}
+        axis.legend(fontsize=7, ncols=2, columnspacing=1, handletextpad=0.2, **below)
+
+    said = [
+        f"{curve.name}: errors from {scientific(min(t.error for t in some))} to "
+        f"{scientific(max(t.error for t in some))}, losses up to "
+        f"{scientific(max(t.loss or 0.0 for t in some))}"
+        for curve, some in known
+    ]
+    return Panel(
+        "What the best attack gets, by what the defence costs",
+        f"{'; '.join(said)}.",
+        draw,
+        f"A loss of 0 is drawn at {LEAST_LOSS:.0e}. Dotted: the error that a defence must "
+        "leave, and the most that it may cost. A cross: every attack was refused, which is no "
+        "evidence.",
+        width=5.0,
+        height=4.6,
+    )
+
+
+def strength_panels(result: DefenceComparison) -> tuple[Panel, ...]:
+    """Return the error of the parameters by the strength of every defence that has several."""
+    every = list(curves(result.trials))
+    kinds = dict.fromkeys(curve.kind for curve in every if len(curve.trials) > 1)
+    return tuple(
+        _strength_panel(kind, [curve for curve in every if curve.kind == kind], result)
+        for kind in kinds
+    )
+
+
+def _strength_panel(
+    kind: str,
+    mine: Sequence[DefenceCurve],
+    result: DefenceComparison,
+) -> Panel:
+    def draw(axis: Any) -> None:
+        every = [trial.strength for curve in mine for trial in curve.trials]
+        for curve in mine:
+            x = [trial.strength for trial in curve.trials]
+            curve.drawn(axis, x, curve.trials, LEAST_ERROR)
+        _framed(axis, result.threshold)
+        axis.set(xlabel=mine[0].trials[0].unit, ylabel="error")
+        if max(every) > LOG_FROM * min(every):
+            axis.set_xscale("log")
+            in_tens(axis.xaxis)
+
+    said = [
+        f"{trial.brief}: {scientific(trial.error) if trial.measured else 'all attacks refused'}"
+        for curve in mine
+        for trial in curve.trials
+    ]
+    return Panel(f"Strength: {kind}", "; ".join(said) + ".", draw)
+
+
+def _framed(axis: Any, threshold: float) -> None:
+    axis.set(yscale="log", ylim=(LEAST_ERROR / 3, MOST_ERROR))
+    in_tens(axis.yaxis)
+    axis.grid(alpha=0.6)
+    axis.axhline(threshold, color=THEME.muted, linewidth=0.8, linestyle=":")
+
+
+def draw_defences(
+    result: DefenceComparison,
+    path: str | os.PathLike[str],
+) -> None:
+    """Draw all curves into one picture.
+
+    Parameters
+    ----------
+    result : DefenceComparison
+        What `unsoftmax.defend` returned.
+    path : path
+        Where to write a PNG.
+    """
+    small = strength_panels(result)
+    rows = -(-len(small) // COLUMNS)
+    with themed():
+        figure = Figure(figsize=(3.1 * COLUMNS, 6.0 + 2.4 * rows), layout="constrained")
+        grid = figure.add_gridspec(rows + 2, COLUMNS)
+        places = [grid[2 + n // COLUMNS, n % COLUMNS] for n in range(len(small))]
+        panels = [(loss_panel(result), grid[:2, :]), *zip(small, places, strict=True)]
+        for panel, place in panels:
+            if panel is not None:
+                axis = figure.add_subplot(place)
+                axis.set_title(panel.title, fontsize=9)
+                panel.draw(axis)
+                axis.tick_params(labelsize=7)
+                axis.xaxis.label.set_fontsize(8)
+        figure.suptitle(
+            f"{result.target}: attacks of up to {result.attack_queries:,} queries. A cross: every "
+            "attack was refused",
+            fontsize=11,
+        )
+    write_png(figure, path)

@@ -5,18 +5,18 @@ from __future__ import annotations
 import io
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 from matplotlib.figure import Figure
 
-from unsoftmax.campaign.recovery import RECOVERY_FILE
-from unsoftmax.campaign.refused_run import REFUSAL_FILE
+from unsoftmax.campaign.recovery import RECOVERY_FILE, REFUSAL_FILE
 from unsoftmax.figures.panel import THEME, UNPRINTABLE, Panel, themed
 from unsoftmax.models.files import replace_file
 from unsoftmax.questions.defence.defence_comparison import DEFENCE_FILE
@@ -26,10 +26,8 @@ from unsoftmax.report.audit_section import audit_section
 from unsoftmax.report.blocks import CodeText, DataTable, Facts, Paragraph, Part, Section
 from unsoftmax.report.command_record import CommandRecord, commands_of
 from unsoftmax.report.defence_section import defence_section
-from unsoftmax.report.recovery_section import recovery_section
-from unsoftmax.report.refusal_section import refusal_section
+from unsoftmax.report.recovery_section import recovery_section, refusal_section
 from unsoftmax.report.verification_section import verification_section
-from unsoftmax.report.wording import setting_rows
 
 PAGE_FILE = "report.html"
 
@@ -146,7 +144,7 @@ def _reproduction(sections: Mapping[str, Section], commands: Mapping[str, Comman
         else:
             blocks.append(Paragraph(f"{name} was written from Python, not by a command."))
         versions = section.versions if command is None else command.versions
-        rows = tuple(setting_rows(section.settings))
+        rows = tuple(_setting_rows(section.settings))
         if rows:
             blocks.append(DataTable(f"Settings of {name}", ("setting", "value"), rows))
         blocks.append(Facts(tuple(versions.items()) or (("versions", "not recorded"),)))
@@ -192,3 +190,16 @@ def _inlined(text: str, panel: Panel, name: str) -> Markup:
         f'<desc id="{name}-desc">{escape(panel.described)}</desc>'
     )
     return Markup(head + re.sub(r"^<svg[^>]*>", "", text))
+
+
+def _setting_rows(settings: Mapping[str, Any], within: str = "") -> tuple[tuple[str, str], ...]:
+    """Return nested settings by their full names."""
+    rows: list[tuple[str, str]] = []
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            rows += _setting_rows(value, f"{within}{name}.")
+        elif isinstance(value, Sequence) and not isinstance(value, str) and len(str(value)) > 200:
+            rows.append((f"{within}{name}", f"{len(value)} values: see the file"))
+        else:
+            rows.append((f"{within}{name}", "not given" if value is None else str(value)))
+    return tuple(rows)

@@ -1,21 +1,31 @@
-"""What a page says of a recovery: asked, recovered, how sure, and what is left open."""
+"""What a page says of a run of `learn`: what was asked and why, and how it ended.
+
+A recovery: what was recovered, how sure it is, and what is left open. A refusal: what is determined
+all the same, and what no answers tell. Numbers are in words, for readers who do not know the field.
+"""
 
 from __future__ import annotations
 
+import inspect
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from unsoftmax import learners
 from unsoftmax.campaign import Recovery
-from unsoftmax.figures.model_panels import matrices, matrix_panels, spectrum_panel
+from unsoftmax.campaign.recovery import DETERMINED_FILE, RECOVERY_FILE, RefusedRun
+from unsoftmax.figures.model_panels import NamedMatrix, matrices, matrix_panels, spectrum_panel
 from unsoftmax.figures.panel import scientific
 from unsoftmax.figures.run_panels import bounds_panel, course_panels, residuals_panel
+from unsoftmax.models import RotaryHead, RotaryHeads, RotaryLayer
+from unsoftmax.probes import Array
 from unsoftmax.protocol import Course, FunctionBound
 from unsoftmax.report.blocks import DataTable, Listing, Paragraph, Part, Pictures, Section
 from unsoftmax.report.certified_bounds import CertifiedBound, certified_bounds
-from unsoftmax.report.learner_facts import LearnerFacts
-from unsoftmax.report.wording import parameter_rows, purpose_rows
 
 
 def recovery_section(folder: Path) -> Section:
@@ -187,3 +197,158 @@ def _gauge(determined_up_to: str) -> str:
     if first == "nothing":
         return f"The answers determine every parameter; {rest}" if rest else "Nothing is free."
     return f"The answers determine the model up to {determined_up_to}"
+
+
+TITLES = {
+    "NotIdentifiable": "Refused: no answers can determine this",
+    "ModelMismatch": "Refused: the target is of another class",
+}
+
+
+def refusal_section(folder: Path) -> Section:
+    """Read ``refusal.json`` and ``determined.safetensors``."""
+    refused = RefusedRun.load(folder)
+    facts, course = LearnerFacts.of(refused.learner), refused.course
+    learner = str(refused.learner.get("learner", "a learner"))
+    answers = course.points[-1][1] if course.points else course.recorded
+    earlier = (folder / RECOVERY_FILE).is_file()
+    notes = [Paragraph("The recovery on this page is from another run.")] if earlier else []
+    return Section(
+        name="refusal",
+        title=TITLES.get(refused.kind, "Refused"),
+        summary=f"{course.paid:,} queries, and no model: {refused.message}",
+        parts=(
+            Part(
+                "What was asked, and why",
+                (
+                    Paragraph(f"{learner}: {facts.purpose}"),
+                    Paragraph(f"{course.paid:,} queries were paid; {answers:,} answers are known."),
+                    *notes,
+                    Pictures(tuple(course_panels(course))),
+                ),
+            ),
+            Part("What is not determined", (Paragraph(refused.message),)),
+            _determined(refused),
+        ),
+        settings=refused.learner,
+        versions=refused.versions,
+    )
+
+
+def _determined(refused: RefusedRun) -> Part:
+    arrays = refused.determined
+    if not arrays:
+        return Part("What is determined", (Paragraph("Nothing that could be kept."),))
+    found = [NamedMatrix(name, array) for name, array in arrays.items() if array.ndim == 2]
+    return Part(
+        "What is determined",
+        (
+            DataTable(
+                f"In {DETERMINED_FILE}", ("name", "shape", "norm, or value"), array_rows(arrays)
+            ),
+            Pictures(tuple(matrix_panels(found))),
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerFacts:
+    """A learner in its own words; "" where it has none for something.
+
+    Attributes
+    ----------
+    purpose : str
+        What it learns, in a sentence.
+    queries, determined_up_to, source : str
+        The notes of these names.
+    """
+
+    purpose: str = ""
+    queries: str = ""
+    determined_up_to: str = ""
+    source: str = ""
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any]) -> LearnerFacts:
+        """Look up the learner that settings are of; one that is not ours says nothing.
+
+        Examples
+        --------
+        >>> LearnerFacts.of({"learner": "ExactHead"}).purpose
+        'Learn a single head from exact values (Theorem 4.1).'
+        """
+        name = str(settings.get("learner", ""))
+        if name not in learners.__all__ or name == "BY_NAME":
+            return cls()
+        text = inspect.getdoc(getattr(learners, name)) or ""
+        turned = settings.get("rotary") or settings.get("rotary_base") is not None
+        up_to = "With rotary positions up to" if turned else "Determined up to"
+        notes = [_note(text, what) for what in ("Queries", up_to, "Source")]
+        return cls(text.split("\n")[0], *notes)
+
+
+def _note(text: str, name: str) -> str:
+    """Return what follows *name* in a docstring, up to the next of its kind."""
+    found = re.search(rf"\*{name}\*:?\s+(.*?)(?=\s*\*[A-Z][\w ]*\*|\n\n|\Z)", text, re.DOTALL)
+    return "" if found is None else " ".join(found[1].split()).replace("``", "").replace("`", "")
+
+
+PURPOSES = {
+    "data": "the parameters are read from these",
+    "pilot": "these too, and they set a scale first",
+    "again": "asked again where a first answer taught nothing",
+    "check": "the hold-out: predicted, never learned from",
+    "fingerprint": "recorded questions asked again, to recognise the target",
+    "failed": "paid, and nothing usable came back",
+    "in doubt": "in flight when an earlier process died",
+}
+"""Why something was asked, by what the ledger calls it."""
+
+
+def purpose_rows(counts: Mapping[str, int]) -> tuple[tuple[str, ...], ...]:
+    """Return what was asked, how often, and why."""
+    names = [*(name for name in PURPOSES if name in counts), *(counts.keys() - PURPOSES.keys())]
+    return tuple(
+        (name, f"{counts[name]:,}", PURPOSES.get(name, "")) for name in names if counts[name]
+    )
+
+
+def parameter_rows(model: Any) -> tuple[tuple[str, ...], ...]:
+    """Return a model's arrays: name, shape, norm or value."""
+    parts = matrices(model)
+    rows: list[tuple[str, ...]] = [(x.name, x.shape, scientific(x.norm)) for x in parts]
+    shown = {part.name.split(" ")[0] for part in parts}
+    shown |= {"K", "Q"} if "W" in shown else set()
+    shown |= {"O", "V"} if "M" in shown else set()
+    arrays = model.arrays() if hasattr(model, "arrays") else {}
+    rest = {name: x for name, x in arrays.items() if _own_name(name) not in shown}
+    if isinstance(model, RotaryLayer):
+        groups = ", ".join(map(str, model.groups.tolist())) or "none"
+        rows.append(("groups", str(rest.pop("groups").size), f"{groups}, of each head in turn"))
+    if isinstance(model, (RotaryHead, RotaryLayer)):
+        listed = rest.pop("frequencies")
+        values = ", ".join(map(scientific, listed.tolist())) or "none"
+        rows.append(("frequencies", str(listed.size), f"{values}, in radians per token"))
+    elif isinstance(model, RotaryHeads):
+        listed = rest.pop("frequencies")
+        ends = [scientific(end) for end in (listed.min(initial=np.inf), listed.max(initial=0.0))]
+        values = f"{' to '.join(ends)}, in radians per token" if listed.size else "none"
+        rows.append(("frequencies", " × ".join(map(str, listed.shape)), values))
+    return (*rows, *array_rows(rest))
+
+
+def _own_name(name: str) -> str:
+    """Return the name of a head's array without the head's."""
+    return name.rpartition(".")[2] if name.startswith("heads.") else name
+
+
+def array_rows(arrays: Mapping[str, Array]) -> tuple[tuple[str, ...], ...]:
+    """Return arrays by name, shape, and norm or value."""
+    return tuple(
+        (
+            name,
+            " × ".join(map(str, array.shape)) or "a number",
+            scientific(float(np.linalg.norm(array)) if array.shape else float(array)),
+        )
+        for name, array in arrays.items()
+    )

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from unsoftmax.models.arrays import UNIT
-from unsoftmax.models.attention import token_scores
+from unsoftmax.models.attention import RotaryScores, token_scores
 from unsoftmax.models.attention_map import Attention
 from unsoftmax.models.equality.form import Form, canonical_form
 from unsoftmax.models.equality.neuron_form import Network, points
@@ -23,7 +23,6 @@ from unsoftmax.models.equality.witnesses import aimed_sequences, differences, ro
 from unsoftmax.models.model import FrozenModel
 from unsoftmax.models.products import Product, Tolerance, apart, norm_of
 from unsoftmax.models.relu_network import typical_length
-from unsoftmax.models.scores import RotaryScores
 from unsoftmax.probes import Array
 
 Errors = Mapping[str, float]

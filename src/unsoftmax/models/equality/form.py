@@ -24,13 +24,13 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 
 from unsoftmax.models.arrays import UNIT
+from unsoftmax.models.attention import RotaryScores
 from unsoftmax.models.attention_map import Attention
 from unsoftmax.models.composition import Composition, Map
 from unsoftmax.models.equality.score_form import Scores, scores_apart, scores_of
 from unsoftmax.models.layer_norm import LayerNorm
 from unsoftmax.models.neurons import Neurons
 from unsoftmax.models.products import Product, Tolerance, largest_of, size_of
-from unsoftmax.models.scores import RotaryScores
 from unsoftmax.probes import Array
 
 _OF_HEADS = {"Q", "K", "w", "O", "V", "c", "R", "k_bias", "q_bias", "frequencies"}

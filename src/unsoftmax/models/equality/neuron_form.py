@@ -31,9 +31,8 @@ from numpy.typing import NDArray
 
 from unsoftmax.models.arrays import UNIT
 from unsoftmax.models.equality.form import Form, merged
-from unsoftmax.models.hinge_sum import HingeSum, squared_distance
 from unsoftmax.models.products import Product, Tolerance
-from unsoftmax.models.relu_network import ReluNetwork, typical_length
+from unsoftmax.models.relu_network import HingeSum, ReluNetwork, squared_distance, typical_length
 from unsoftmax.probes import Array
 
 Basis = Literal["canonical form", "cells"]

@@ -23,9 +23,9 @@ from typing import Self, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from unsoftmax.models.attention import RotaryScores
 from unsoftmax.models.products import Apart, Product, Tolerance, apart, largest_of, norm_of
 from unsoftmax.models.rotary import Rotary
-from unsoftmax.models.scores import RotaryScores
 from unsoftmax.probes import Array
 
 Scores: TypeAlias = Product | RotaryScores

@@ -26,8 +26,8 @@ from unsoftmax.measure.precision import KAPPA, UNIT
 from unsoftmax.probes import Array, Design, Indices, Pairs, Probes, Purpose, Round, Singles
 from unsoftmax.protocol import Answers
 from unsoftmax.refusals import Reason
-from unsoftmax.theory import label_counts
-from unsoftmax.theory.label_counts import FIRST_BITS, PILOTS, RESTARTS, SCALES_AT_ONCE
+from unsoftmax.theory import counts
+from unsoftmax.theory.counts import FIRST_BITS, PILOTS, RESTARTS, SCALES_AT_ONCE
 
 Labels: TypeAlias = NDArray[np.bool_]
 
@@ -317,7 +317,7 @@ class ThroughValues:
 #     [g_i e_i − g_j e_j]      label 1 ⇔ |v_i| > |v_j|            p with |v_p| ≥ |v_i|
 #     [g_i e_i − ρ g_p e_p]    label 1 ⇔ ρ < |v_i|/|v_p|          zeros of v fall to 0
 #
-# Queries: d signs, the comparisons of `label_counts.comparisons`, 4 tests of the signs, and a label
+# Queries: d signs, the comparisons of `counts.comparisons`, 4 tests of the signs, and a label
 # per bit of every ratio. Here are the first bits, enough for balanced offsets; the rest are asked
 # beside the bits of W (`pair_logits`).
 
@@ -370,7 +370,7 @@ def first_ratios(signs: Array, opened: Labels, tiny: float, group: int) -> Askin
     token = signs[ratios.top] * np.eye(1, d, ratios.top)
     both = np.concatenate([token, -token, tiny * token, -tiny * token])
     tests: list[Probes] = [Singles(both, phase="largest entry of v", purpose="data")]
-    bits = label_counts.rough_bits(d)
+    bits = counts.rough_bits(d)
     [labels] = yield from halve(ratios.questions(bits), beside=tests)
     _refuse_value(labels, signs, opened)
     while questions := ratios.questions(bits):
@@ -419,7 +419,7 @@ def _refuse_value(labels: Labels, signs: Array, opened: Labels) -> None:
 # random pairs, at thresholds ±1.5, give the largest power of 2 at which few of them lie outside.
 # Then every t is bisected on [−4, 4] in parallel; those found at the end of the range start again
 # at a smaller scale. Queries: 24 per pilot, a label per bit and pair, and at most
-# `label_counts.label_head_again` again.
+# `counts.label_head_again` again.
 
 # Pilots look whether |t| is above this: half of the range, so that few logits start again and
 # none is measured far below the range.

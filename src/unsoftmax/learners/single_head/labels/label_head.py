@@ -66,8 +66,8 @@ from unsoftmax.models import SingleHead
 from unsoftmax.probes import FARTHEST, Singles, UnitVectors
 from unsoftmax.protocol import Found, Plan, Steps
 from unsoftmax.refusals import Reason
-from unsoftmax.theory import label_counts
-from unsoftmax.theory.label_counts import FIRST_BITS, GROUP, label_head_again
+from unsoftmax.theory import counts
+from unsoftmax.theory.counts import FIRST_BITS, GROUP, label_head_again
 from unsoftmax.validate import sequences
 from unsoftmax.validate.judge import fresh_answers
 
@@ -120,7 +120,7 @@ class LabelHead(Configured):
     Notes
     -----
     *Queries*: "bisect" (bits + 2)(d² + d) and O(d) + 400 more, at most d² + 64 of them again;
-    "paper" k + d²·steps, see `unsoftmax.theory.label_counts.label_head_paper`. *Determined up to*
+    "paper" k + d²·steps, see `unsoftmax.theory.counts.label_head_paper`. *Determined up to*
     ‖v‖, which is returned as 1; W is free when v = 0. *Source*: Theorem B.1 of arXiv
     2601.16873; "bisect" goes beyond it.
 
@@ -231,13 +231,13 @@ class LabelHead(Configured):
             return self._paper_plan()
         assert self.bits is not None
         bits = int(self.bits)
-        queries = label_counts.label_head(d, bits)
-        two_tokens = d * d * (bits + 2) + label_counts.label_head_pilots(d)
+        queries = counts.label_head(d, bits)
+        two_tokens = d * d * (bits + 2) + counts.label_head_pilots(d)
         return Plan(
             queries=queries,
-            at_most=queries + label_counts.label_head_again(d),
+            at_most=queries + counts.label_head_again(d),
             tokens=queries + two_tokens,
-            rounds=label_counts.label_head_rounds(d, bits) + LONG.most_rounds,
+            rounds=counts.label_head_rounds(d, bits) + LONG.most_rounds,
             formula=f"(bits + 2)(d² + d − 1) + {queries - (bits + 2) * (d * d + d - 1)}",
             longest_token=FARTHEST,
             most_tokens=LONG.most_tokens(d, *LENGTHS),

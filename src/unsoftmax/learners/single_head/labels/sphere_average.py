@@ -5,7 +5,7 @@
     a*² = σ(sW_ij)/(2W|α|)               the label flips once, in [√(μ/(8W)), √(1/(2Wμ))]
     Ŵ_ij = σ⁻¹(2W|α̂|a*²)/s               after truncation to [σ(−½), σ(½)]
 
-k and the steps of bisection: `unsoftmax.theory.label_counts.label_head_paper`. As in the paper's
+k and the steps of bisection: `unsoftmax.theory.counts.label_head_paper`. As in the paper's
 equation 14 h is ±1 in the average, where answers are 1 and 0: as 1 and 0 the mean is R·v/2, not
 R·v. Difference from the paper: a hold-out. Needs all |v_i| ≥ μ, and ends for d = 1, 2 and a coarse
 error only.
@@ -33,7 +33,7 @@ from unsoftmax.models import SingleHead
 from unsoftmax.probes import Array, Design, Pairs, Probes, Sequences, UnitVectors
 from unsoftmax.protocol import Certificate, Found, Steps
 from unsoftmax.refusals import Reason
-from unsoftmax.theory import label_counts
+from unsoftmax.theory import counts
 from unsoftmax.validate import sequences
 from unsoftmax.validate.judge import fresh_answers
 
@@ -110,7 +110,7 @@ class Promise:
 
     def counts(self, dim: int) -> tuple[int, int]:
         """Return the samples that are asked, and the steps of bisection per entry of W."""
-        k, steps = label_counts.label_head_paper(
+        k, steps = counts.label_head_paper(
             dim, self.error, self.margin, self.norm_bound, self.failure
         )
         return (k if self.share == 1 else math.ceil(self.share * k)), steps
@@ -122,12 +122,12 @@ class Promise:
         1/√share times as large.
         """
         wider = 1 / math.sqrt(self.share)
-        v_error = label_counts.label_value_error(dim, self.error, self.margin, self.norm_bound)
+        v_error = counts.label_value_error(dim, self.error, self.margin, self.norm_bound)
         return wider * self.error, wider * v_error
 
     def least_share(self, dim: int) -> float:
         """Return the share at which ε_v is μ/2: below it entries of v may be lost."""
-        v_error = label_counts.label_value_error(dim, self.error, self.margin, self.norm_bound)
+        v_error = counts.label_value_error(dim, self.error, self.margin, self.norm_bound)
         return (2 * v_error / self.margin) ** 2
 
 
@@ -206,7 +206,7 @@ def average(dim: int, k: int, seed: int, opening: Sequences) -> Asking[tuple[Arr
         raise Reason.SAMPLES_ALL_0.error({"v": np.zeros(dim)}, k=k)
     if ones in (0, k):
         raise Reason.SAMPLES_ALL_ALIKE.error(k=k, label=ones // k)
-    return total / (label_counts.mean_projection(dim) * k), opened
+    return total / (counts.mean_projection(dim) * k), opened
 
 
 def weighted_sum(samples: Sphere, labels: Labels) -> Array:

@@ -1,16 +1,117 @@
-"""An ONNX file as an oracle, run by onnxruntime."""
+"""Models that other libraries run, as oracles: a torch module, an ONNX file run by onnxruntime.
+
+A layer answers with a vector per token; an oracle's answer are the last token's numbers.
+"""
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from unsoftmax.errors import OracleError
-from unsoftmax.oracles.layer_outputs import missing_extra, of_last_token
+from unsoftmax.errors import OracleError, missing_extra
 from unsoftmax.probes import Array
+
+
+def of_last_token(y: Any, count: int, tokens: int) -> Any:
+    """Return (B,) or (B, m) of what a model gave for ``count`` sequences of ``tokens`` tokens.
+
+    A layer answers with a vector per token, (B, N, m): the last one is the query token's. Of
+    several outputs the first counts: attention weights come after it.
+    """
+    if isinstance(y, (tuple, list)):
+        y = y[0]
+    elif hasattr(y, "last_hidden_state"):
+        y = y.last_hidden_state
+    shape = tuple(getattr(y, "shape", ()))
+    if len(shape) == 3 and shape[:2] == (count, tokens):
+        return y[:, -1]
+    if shape[:1] == (count,) and len(shape) <= 2:
+        return y
+    raise OracleError(
+        f"The model answered {count} sequences of {tokens} tokens with shape {shape}: it must give "
+        f"({count},), ({count}, m), or a vector per token, ({count}, {tokens}, m)."
+    )
+
+
+def from_torch(module: Any, device: Any = None, dtype: Any = None) -> TorchOracle:
+    """Ask a torch module, in its own arithmetic.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+        From a tensor (B, N, d) to (B,), (B, m), or (B, N, m), of which the last token counts; of
+        several outputs the first. In evaluation mode.
+    device : torch.device or str, optional
+        Where sequences are sent; where the module's parameters are, by default.
+    dtype : torch.dtype, optional
+        What sequences are rounded to; the type of the module's parameters by default.
+
+    Returns
+    -------
+    callable
+        From (B, N, d) to (B,) or (B, m).
+
+    Raises
+    ------
+    ImportError
+        torch is not installed.
+    TypeError
+        ``module`` is no torch module.
+    ValueError
+        It is in training mode, in which dropout would make its answers random.
+
+    Examples
+    --------
+    >>> import numpy as np, torch  # doctest: +SKIP
+    >>> oracle = from_torch(torch.nn.Linear(4, 1).eval())  # doctest: +SKIP
+    >>> oracle(np.ones((2, 3, 4))).shape  # doctest: +SKIP
+    (2, 1)
+    """
+    torch = _torch()
+    if not isinstance(module, torch.nn.Module):
+        raise TypeError(f"module must be a torch.nn.Module; it is {type(module).__name__}.")
+    if module.training:
+        raise ValueError(
+            "The module is in training mode, in which dropout makes answers random: call "
+            "module.eval() first."
+        )
+    tensors = itertools.chain(module.parameters(), module.buffers())
+    first = next((x for x in tensors if x.is_floating_point()), torch.zeros(0))
+    return TorchOracle(module, device or first.device, dtype or first.dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class TorchOracle:
+    """A torch module that is asked as an oracle; see `from_torch`."""
+
+    module: Any
+    device: Any
+    dtype: Any
+
+    def __call__(self, X: Array, /) -> Any:
+        """Answer a batch of sequences (B, N, d)."""
+        torch = _torch()
+        # torch takes neither negative strides nor other bytes' orders, and a module may write
+        own = np.array(X, dtype=np.float64, order="C")
+        with torch.inference_mode():
+            y = self.module(torch.from_numpy(own).to(self.device, self.dtype))
+            y = of_last_token(y, *X.shape[:2])
+            # NumPy has no bfloat16; every float16 is a float64
+            return y.to("cpu", torch.float64).numpy()
+
+
+def _torch() -> Any:
+    try:
+        import torch
+    except ImportError as error:
+        raise missing_extra("torch", "torch") from error
+    return torch
+
 
 _TYPES = {"tensor(float)": np.float32, "tensor(double)": np.float64, "tensor(float16)": np.float16}
 
