@@ -335,8 +335,7 @@ Refused are networks some of whose hyperplanes answers of 24 bits do not separat
   predicted.
 
 The certificate allows for the worst case: for a single head the errors of all answers added up, for
-several heads twelve times what independent errors do. True errors cancel, and are much smaller,
-most of all for the Transformer, whose logits are read through a learned network.
+several heads twelve times what independent errors do. True errors cancel, and are much smaller.
 """
 
 
