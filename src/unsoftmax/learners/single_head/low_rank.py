@@ -79,6 +79,7 @@ from unsoftmax.models import SingleHead
 from unsoftmax.models.rotary import Rotary
 from unsoftmax.probes import FARTHEST
 from unsoftmax.protocol import Plan, Steps
+from unsoftmax.refusals import reworded
 from unsoftmax.theory import counts
 from unsoftmax.validate.sequences import DistanceTuning, HoldoutTuning
 
@@ -284,10 +285,10 @@ class LowRankHead(Configured):
         try:
             head = PositionedReading.of(near.values, read, given, False)
         except NotIdentifiable as refused:
-            raise NotIdentifiable(
+            raise reworded(
+                refused,
                 f"{refused} Keys or queries with biases answer so as well: biases=True, with a "
                 "rank, reads them.",
-                determined=refused.determined,
             ) from None
         return replace(head, further=near.columns.notes)
 
