@@ -25,7 +25,6 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.learners.compose import Asking, named, restricted, together
 from unsoftmax.learners.orthogonal_heads.restricted_head import (
     AGAIN_PER_TOKEN,
@@ -55,9 +54,10 @@ from unsoftmax.models import MultiHead
 from unsoftmax.models.attention import largest_mean_shift
 from unsoftmax.probes import FARTHEST, Array, Embedded, Sequences
 from unsoftmax.protocol import Certificate, Evidence, Found, Plan, Steps, as_array
+from unsoftmax.refusals import Reason
 from unsoftmax.theory.information import score_gradient
 from unsoftmax.validate.head_comparison import UNBOUNDED, score_shift, sum_rounding
-from unsoftmax.validate.judge import Judgement, Residuals, fresh_answers, judge
+from unsoftmax.validate.judge import Residuals, fresh_answers, judge
 from unsoftmax.validate.long_sequences import LongSequenceTuning, draw_long, looked_at
 from unsoftmax.validate.sequences import by_length
 
@@ -176,25 +176,24 @@ def judged(
     tells = np.concatenate([telling for _, telling in compared[1:] or compared])
     unseen = int(np.count_nonzero(~tells[:, scored].any(axis=0))) if opened.closing else 0
     if unseen and precision != Precision() and judgement.excess <= CLEARLY:
-        raise NotIdentifiable(
-            f"The answers are too coarse for {unseen} of {found.model.H} heads: with bounds like "
-            "theirs fresh sequences tell nothing of them, where their logits are moderate. "
-            "LowRankHead and ApproximateHead learn a single head from coarse answers."
-            + why(precision),
-            determined={"v": opened.values.v},
+        raise Reason.SOME_HEADS_UNSEEN.error(
+            {"v": opened.values.v},
+            also=why(precision),
+            unseen=unseen,
+            heads=found.model.H,
         )
     if judgement.refuses:
-        raise _contradicted(found.model.H, judgement, precision)
+        H = found.model.H
+        raise Reason.FRESH_ANSWERS_MISSED.error(
+            also=why(precision),
+            model=f"sum of {H} head{'s' * (H > 1)}",
+            missed=judgement.worst[0],
+            allowed=judgement.worst[1],
+            contrary="not a sum of heads in mutually orthogonal subspaces"
+            f"{' like these' * (H > 1)}: ExactHead learns a single head, MultiHeadLearner heads in "
+            "any position",
+        )
     return judgement.evidence, looked_at(found.model, answered, long)
-
-
-def _contradicted(H: int, judgement: Judgement, precision: Precision) -> ModelMismatch:
-    return ModelMismatch(
-        f"The {H} heads that were found miss fresh answers by {judgement.worst[0]:.1e} of their "
-        f"size, {judgement.excess:.3g} times what is expected at most. The target is not a sum of "
-        f"heads in mutually orthogonal subspaces{' like these' if H > 1 else ''}: ExactHead learns "
-        f"a single head, MultiHeadLearner heads in any position.{why(precision)}"
-    )
 
 
 def _scored(found: BoundedHeads) -> list[int]:
@@ -449,10 +448,8 @@ def heads_in(bases: list[Array], total: Values) -> FoundSubspaces:
         own = replace(total, v=v, v_error=v_error)
         place = HeadSubspace.among(E, own, total, skewness * total.norm, skewness)
         if own.norm <= STANDS_OUT * (np.linalg.norm(v_error) + place.leak):
-            raise NotIdentifiable(
-                f"v = 0 in subspace {h}. The softmax there weights nothing, so its W is free: no "
-                "query can determine it. Leave that subspace out.",
-                determined={"v": total.v},
+            raise Reason.VALUE_IS_0.error(
+                {"v": total.v}, also="Leave that subspace out.", known=f" in subspace {h}"
             )
         places.append(place)
     complement = Complement(np.zeros((len(bases[0]), 0)), np.zeros(0), False)
