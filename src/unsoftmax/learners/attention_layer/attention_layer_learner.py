@@ -29,7 +29,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from unsoftmax.errors import ModelMismatch, NotIdentifiable
+from unsoftmax.errors import ModelMismatch
 from unsoftmax.learners.attention_layer import search_limits as limits
 from unsoftmax.learners.attention_layer.attention_search import (
     REFUSALS,
@@ -65,6 +65,7 @@ from unsoftmax.models import Rotary
 from unsoftmax.old_spellings import takes_old_spellings
 from unsoftmax.probes import FARTHEST
 from unsoftmax.protocol import Found, Outputs, Plan, Steps
+from unsoftmax.refusals import Reason, reworded
 from unsoftmax.theory import counts
 from unsoftmax.validate.conclude import CONFIRMING, LONG, SHORT
 from unsoftmax.validate.drawn_models import Layer
@@ -436,7 +437,7 @@ class AttentionLayerLearner(Configured):
                 return (yield from soft_search(soft, base, self._profile, _SOFT_WIDEST))
             except REFUSALS:
                 continue
-        raise NotIdentifiable(str(refusal), determined=refusal.determined) from refusal
+        raise reworded(refusal, str(refusal)) from refusal
 
     def _on_ball(
         self, normed: NormedTokens, rng: np.random.Generator, checks: int
@@ -447,11 +448,11 @@ class AttentionLayerLearner(Configured):
         tokens = TokenMapAnswers.of(asked, (yield asked), reach)
         noise, explained = tokens.noise(), tokens.explained(normed.precision)
         if noise.relative > _AFFINE or np.any(tokens.missed > _UNEXPLAINED * explained):
-            raise ModelMismatch(
-                "Answers to single tokens are not affine in the normalised token: one differs by "
-                f"{np.max(tokens.missed):.1e}, where the rounding of answers explains "
-                f"{np.max(explained):.1e}. Something else is added or stands behind, or "
-                "answers are too noisy."
+            raise Reason.TOKENS_NOT_AFFINE.error(
+                where=" in the normalised token",
+                missed=np.max(tokens.missed),
+                explained=np.max(explained),
+                such=", or answers are too noisy",
             )
         soft = SoftGateReading(tokens, LayerMap.of(tokens), noise, reach, int(self.max_heads), rng)
 
@@ -478,11 +479,8 @@ class AttentionLayerLearner(Configured):
             heads = yield from heads_at_moderate_logits(model, layer, noise, rng)
             if not model.H < heads <= int(self.max_heads):
                 raise
-            raise HeadsAlike(
-                f"With weights of 0 or 1 the answers show {model.H} heads, with other weights "
-                f"{heads}: some heads weigh tokens so similarly (W beside 2W, for example) that "
-                "two tokens do not tell them apart.",
-                determined={"c": layer.c, "M": layer.M},
+            raise Reason.HEADS_WEIGH_ALIKE.error(
+                {"c": layer.c, "M": layer.M}, kind=HeadsAlike, hard=model.H, soft=heads
             ) from refusal
         return conclusion
 
@@ -492,20 +490,15 @@ class AttentionLayerLearner(Configured):
         tokens = TokenMapAnswers.of(asked, (yield asked), _TOKEN_SCALE)
         noise = tokens.noise()
         if np.any(tokens.missed > _UNEXPLAINED * tokens.explained()):
-            raise ModelMismatch(
-                "Answers to single tokens are not affine: one differs by "
-                f"{np.max(tokens.missed):.1e}, where the rounding of answers explains "
-                f"{np.max(tokens.explained()):.1e}. Something else is added or stands behind: a "
-                "normalisation (LayerNorm, RMSNorm), a nonlinearity, another layer."
-                + self._with_a_norm
-                + self._of_few_bits(tokens)
+            raise Reason.TOKENS_NOT_AFFINE.error(
+                also=self._with_a_norm + self._of_few_bits(tokens),
+                where="",
+                missed=np.max(tokens.missed),
+                explained=np.max(tokens.explained()),
+                such=": a normalisation (LayerNorm, RMSNorm), a nonlinearity, another layer",
             )
         if noise.relative > _AFFINE:
-            raise ModelMismatch(
-                f"Answers to single tokens are off by {noise.relative:.1e} of their size: they are "
-                "too coarse or too noisy to recover a layer, or the target is no affine map of "
-                "single tokens."
-            )
+            raise Reason.TOO_COARSE_FOR_A_LAYER.error(noise=noise.relative)
         return tokens
 
     def _of_few_bits(self, tokens: TokenMapAnswers) -> str:
