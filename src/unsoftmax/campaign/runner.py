@@ -40,7 +40,6 @@ from unsoftmax.campaign.watching import (
 )
 from unsoftmax.errors import (
     BudgetExceeded,
-    DimensionRefused,
     ModelMismatch,
     NotIdentifiable,
     OracleError,
@@ -49,6 +48,7 @@ from unsoftmax.errors import (
 from unsoftmax.learners.positions_named import naming_positions
 from unsoftmax.probes import Array, Round
 from unsoftmax.protocol import Answers, Asks, Found, Learner, M, Oracle, Outputs, outputs_of
+from unsoftmax.refusals import Reason
 from unsoftmax.validate.function_bound import Sampler, Sampling
 
 R = TypeVar("R")
@@ -220,10 +220,7 @@ def _checked(oracle: Oracle, learner: Asks[Any]) -> Outputs:
         )
     dim = getattr(oracle, "dim", learner.dim)
     if isinstance(dim, (int, np.integer)) and dim != learner.dim:
-        raise DimensionRefused(
-            f"The target takes tokens of dimension {dim}, the learner asks {learner.dim}: use "
-            f"dim={dim}."
-        )
+        raise Reason.OTHER_DIMENSION.error(dim=dim, asked=learner.dim)
     return outputs_of(learner)
 
 
