@@ -52,8 +52,8 @@ class Reason(Enum):
     )
     NO_TEST_TELLS = (
         NotIdentifiable,
-        "{answers} W: what that leaves undetermined changes every fresh answer too much for a "
-        "test. {known} is determined.",
+        "The answers do not determine W, {lacking}: what they leave undetermined changes every "
+        "fresh answer too much for a test. {known} is determined.",
     )
     POSITIONS_MATTER = (
         ModelMismatch,
@@ -339,8 +339,8 @@ class Reason(Enum):
     SOME_HEADS_UNSEEN = (
         NotIdentifiable,
         "The answers are too coarse for {unseen} of {heads} heads: with bounds like theirs fresh "
-        "sequences tell nothing of them, where their logits are moderate. LowRankHead and "
-        "ApproximateHead learn a single head from coarse answers.",
+        "sequences tell nothing of them, where their logits are moderate.",
+        "LowRankHead and ApproximateHead learn a single head from coarse answers.",
     )
     WEAKER_HEADS_LEFT = (
         ModelMismatch,

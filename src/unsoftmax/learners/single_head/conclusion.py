@@ -246,15 +246,10 @@ def _refuse(head: RecoveredHead, judgement: Judgement, bounded: bool, otherwise:
     """Refuse a head that the hold-out does not support, or that it can tell nothing of."""
     if not bounded or judgement.blunt:
         values, precision = head.values, head.values.precision
-        seen = (
-            "Answers in float64 do not determine"
-            if precision.exact
-            else "The answers are too coarse to determine"
-        )
         raise Reason.NO_TEST_TELLS.error(
             {"v": values.v, "c": values.c},
             also=why(precision) + advice(precision),
-            answers=seen,
+            lacking="even in float64" if precision.exact else "they are too coarse",
             known="v",
         )
     raise Reason.FRESH_ANSWERS_MISSED.error(

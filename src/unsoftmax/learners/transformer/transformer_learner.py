@@ -334,7 +334,7 @@ def _refusal(found: HeadsBeforeNetwork, judgement: Judgement) -> Exception:
         return Reason.NO_TEST_TELLS.error(
             {"network": found.learned.network},
             also=why(precision),
-            answers="The answers are too coarse to determine",
+            lacking="they are too coarse",
             known="The network",
         )
     residual, tolerance = judgement.worst
