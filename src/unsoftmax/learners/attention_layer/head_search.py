@@ -56,6 +56,7 @@ from unsoftmax.protocol import Answers
 from unsoftmax.refusals import Reason
 from unsoftmax.solve.gate_columns import GateColumnTuning, gate_columns
 from unsoftmax.solve.least_distance import shortest_within
+from unsoftmax.theory.costs import Cost
 from unsoftmax.validate.drawn_models import Layer
 
 _GAIN = 2.0**40
@@ -290,13 +291,13 @@ class HeadSearch:
         return found
 
 
-def search_cost(heads: int) -> tuple[int, int]:
-    """Bound the queries of the search for so many heads, and its rounds."""
+def search_cost(heads: int) -> Cost:
+    """Bound the search for so many heads."""
     lengths = len(limits.OFFSET_LENGTHS)
     doubled = 4 * (heads + limits.TESTED_BY + PLAIN.heads)
     circle = heads * (_HALF_CIRCLE + _HALVINGS) + 1
     queries = doubled + _HEAD_ROUNDS * _MORE_QUERIES + circle
-    return lengths * queries, lengths * (2 + _HEAD_ROUNDS + _HALVINGS)
+    return lengths * Cost.of(queries, tokens=2, rounds=2 + _HEAD_ROUNDS + _HALVINGS)
 
 
 def unseen_cost(heads: int) -> int:

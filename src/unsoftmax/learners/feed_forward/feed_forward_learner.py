@@ -55,9 +55,10 @@ from unsoftmax.learners.feed_forward.search_steps import (
 from unsoftmax.learners.settings import Configured, whole_number
 from unsoftmax.models.arrays import TINY
 from unsoftmax.models.feed_forward import FeedForward
-from unsoftmax.probes import FARTHEST, Array, Round
+from unsoftmax.probes import Array, Round
 from unsoftmax.protocol import Answers, Outputs, Plan, Steps
 from unsoftmax.refusals import Reason
+from unsoftmax.theory.costs import Cost
 
 FORMULAS: Mapping[str | None, str] = {
     None: "4.22m + (d+1)·(1.18m/d_out + 2) + 61 for m neurons and d_out numbers per answer, 5.7m "
@@ -161,17 +162,9 @@ class FeedForwardLearner(Configured):
     def plan(self) -> Plan:
         """Say what learning costs at most; what it takes is known only with the neurons."""
         m, d = self._most, int(self.dim)
-        per_neuron = PER_NEURON + 2 * d
-        at_most = ATTEMPTS * (m * per_neuron + 16 * d + 1024)
-        return Plan(
-            queries=None,
-            at_most=at_most,
-            tokens=at_most,
-            rounds=ATTEMPTS * ROUNDS,
-            formula=f"about {FORMULAS[self.norm]}; refused beyond {at_most:,}",
-            longest_token=FARTHEST,
-            most_tokens=1,
-        )
+        cost = ATTEMPTS * Cost.of(m * (PER_NEURON + 2 * d) + 16 * d + 1024, rounds=ROUNDS)
+        formula = f"about {FORMULAS[self.norm]}; refused beyond {cost.at_most:,}"
+        return cost.plan(formula, 1, known=False)
 
     def steps(self, checks: int) -> Steps[FeedForward]:
         """Ask, and return what was found; see `unsoftmax.protocol.Learner`."""

@@ -56,7 +56,7 @@ from unsoftmax.learners.multi_head.pole_search import (
     LINES,
     NOISES,
     POLE_LENGTHS,
-    pole_queries,
+    pole_cost,
     separated,
 )
 from unsoftmax.learners.multi_head.reduced_answers import (
@@ -92,6 +92,7 @@ from unsoftmax.models import MultiHead, Rotary, canonical
 from unsoftmax.probes import FARTHEST
 from unsoftmax.protocol import Plan, Steps
 from unsoftmax.refusals import Reason, RefusalError
+from unsoftmax.theory.costs import Cost
 
 # -- Searches for several heads, one way after another, until a model predicts fresh answers.
 #
@@ -394,23 +395,24 @@ class MultiHeadLearner(Configured):
         half_circles = tries + unlucky + shorter
         searches = tries * 4 * H * d + half_circles * PER_HEAD * (H + 1)
         whole = H * d * (d + self.biases) if r < d else 0  # where W has that rank but nearly
+        turned = H * r * (r + shifted) * TRIES * (tries if shifted else 1) * turns
+        copies = tries * (H + 1) * (d + 2)
         at_most = tries * (TIMES * bulk + whole) + searches + bulk * self.polish
         at_most += silent_queries(H, d, bulk + whole)
-        turned = H * r * (r + shifted) * TRIES * (tries if shifted else 1) * turns
-        more = (FAR.most_tokens(d),) * turns
-        at_most += turned
-        by_poles, pole_tokens = pole_queries(H, d, self.biases)
-        copies = tries * (H + 1) * (d + 2)
+        all_tries = tries + shorter + len(SILENT_STARTS.starts) + unlucky // SEARCH_COUNTS
+        cost = (
+            Cost.of(at_most - copies, tokens=2, rounds=ROUNDS * all_tries)
+            + Cost.of(copies, tokens=6)
+            + Cost.of(turned, tokens=3)
+            + pole_cost(H, d, self.biases)
+        )
         usual, formula = self._usual(r)
-        return Plan(
-            queries=None,
-            at_most=at_most + by_poles,
-            tokens=2 * at_most + turned + 4 * copies + pole_tokens,
-            rounds=ROUNDS
-            * (tries + shorter + len(SILENT_STARTS.starts) + unlucky // SEARCH_COUNTS),
-            formula=f"{formula}: {usual:,} for {H} of rank {r}",
-            longest_token=FARTHEST if self.radius is None else float(self.radius),
-            most_tokens=LONG.most_tokens(d, *LENGTHS, *POLE_LENGTHS, *more),
+        more = (FAR.most_tokens(d),) * turns
+        return cost.plan(
+            f"{formula}: {usual:,} for {H} of rank {r}",
+            LONG.most_tokens(d, *LENGTHS, *POLE_LENGTHS, *more),
+            FARTHEST if self.radius is None else float(self.radius),
+            known=False,
         )
 
     def _usual(self, r: int) -> tuple[int, str]:

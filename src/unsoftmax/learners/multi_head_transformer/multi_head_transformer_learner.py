@@ -33,7 +33,7 @@ from unsoftmax.arrangement.base_points import NetworkHinges
 from unsoftmax.arrangement.kinks import TooManyBreakpoints
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.learners.compose import Asking, as_planned, named
-from unsoftmax.learners.multi_head.pole_search import POLE_LENGTHS, pole_queries
+from unsoftmax.learners.multi_head.pole_search import POLE_LENGTHS, pole_cost
 from unsoftmax.learners.multi_head.search_outcomes import ENDINGS
 from unsoftmax.learners.multi_head.token_search import SoughtHeads
 from unsoftmax.learners.multi_head_transformer.cell_values import CHECKS
@@ -66,10 +66,10 @@ from unsoftmax.learners.transformer.hold_out import LONG, OPENING_PART, TOKENS, 
 from unsoftmax.learners.transformer.learned_network import LearnedNetwork
 from unsoftmax.measure.precision import UNIT, Precision, why
 from unsoftmax.models import MultiHeadTransformer
-from unsoftmax.probes import FARTHEST
 from unsoftmax.protocol import Plan, Steps
 from unsoftmax.refusals import Reason, RefusalError
 from unsoftmax.theory import counts
+from unsoftmax.theory.costs import Cost
 from unsoftmax.validate.judge import Answered
 
 # A network known no better than to this share of its size comes of answers that are too coarse:
@@ -178,31 +178,28 @@ class MultiHeadTransformerLearner(Configured):
     def plan(self) -> Plan:
         """Say what learning costs at most; what it takes is known only with heads and neurons."""
         d, H = int(self.dim), int(self.max_heads)
-        first = self._network.plan()
         network = self.tuning.network
         m = network.neurons_per_dim * d + network.neurons
         cells = (m + 1) * ((H + 1) * d + CHECKS + 1)
         tries = sum(1 for _ in self._searches())
         one = TIMES * (H * d * (d + 3) + cells) + PER_HEAD * (H + 1) + 16 * d
-        poles = pole_queries(H, d, True, LINES)
-        on_lines, on_poles = (BY_POLES * n for n in poles)
-        beside = RAYS * (POINTS + 7) * (BY_POLES + 1) + on_lines
-        beside += CANCELLING_AT_MOST
-        one += int(SPARE * LARGEST)
-        one += 2 * len(SIDES) * m
-        at_most = first.at_most + tries * one + beside
-        return Plan(
-            queries=None,
-            at_most=at_most,
-            tokens=first.tokens + 4 * tries * one + 2 * beside + on_poles,
-            rounds=first.rounds + tries * ROUNDS,
-            formula="about m·d + 6m + 260 + m²d/4000 for the network of m neurons, and "
+        one += int(SPARE * LARGEST) + 2 * len(SIDES) * m
+        beside = RAYS * (POINTS + 7) * (BY_POLES + 1) + CANCELLING_AT_MOST
+        poles = pole_cost(H, d, True, LINES)
+        cost = (
+            Cost.of_plan(self._network.plan())
+            + tries * Cost.of(one, tokens=4, rounds=ROUNDS)
+            + Cost.of(beside, tokens=2)
+            + BY_POLES * (poles + Cost(tokens=2 * poles.queries))
+        )
+        formula = (
+            "about m·d + 6m + 260 + m²d/4000 for the network of m neurons, and "
             "H(d² + 3d) + 5H + 2d + 20 + m((H − 1)d + 2) for H heads, (m + 2)d with a residual: "
             f"{counts.multi_head_transformer_queries(d, H, 4 * d):,} for {H} heads and {4 * d} "
-            "neurons",
-            longest_token=FARTHEST,
-            most_tokens=LONG.most_tokens(d, *TOKENS, *POLE_LENGTHS),
+            "neurons"
         )
+        most_tokens = LONG.most_tokens(d, *TOKENS, *POLE_LENGTHS)
+        return cost.plan(formula, most_tokens, known=False)
 
     def steps(self, checks: int) -> Steps[MultiHeadTransformer]:
         """Ask, and return what was found; see `unsoftmax.protocol.Learner`."""

@@ -38,8 +38,7 @@ from unsoftmax.learners.orthogonal_heads.subspace_search import (
     UNCHANGED,
     FoundSubspaces,
     SubspaceSearch,
-    most_queries,
-    most_rounds,
+    subspace_cost,
 )
 from unsoftmax.learners.settings import Configured, as_json, one_of, whole_number
 from unsoftmax.learners.single_head.first_round import (
@@ -52,9 +51,10 @@ from unsoftmax.measure.precision import KAPPA, Precision, why
 from unsoftmax.measure.single_tokens import Values
 from unsoftmax.models import MultiHead
 from unsoftmax.models.attention import largest_mean_shift
-from unsoftmax.probes import FARTHEST, Array, Embedded, Sequences
+from unsoftmax.probes import Array, Embedded, Sequences
 from unsoftmax.protocol import Certificate, Evidence, Found, Plan, Steps, as_array
 from unsoftmax.refusals import Reason
+from unsoftmax.theory.costs import Cost
 from unsoftmax.theory.information import score_gradient
 from unsoftmax.validate.head_comparison import UNBOUNDED, score_shift, sum_rounding
 from unsoftmax.validate.judge import Residuals, fresh_answers, judge
@@ -332,33 +332,20 @@ class OrthogonalHeads(Configured):
 
     def plan(self) -> Plan:
         """Say beforehand what learning costs; only a bound where the subspaces are unknown."""
-        sizes = [E.shape[1] for E in self._bases()]
+        d, sizes = int(self.dim), [E.shape[1] for E in self._bases()]
         # the first round, what it asks again, and the closing of the hold-out
-        rounds = 3 + ROUNDS + LONG.most_rounds
-        most_tokens = LONG.most_tokens(int(self.dim), *LENGTHS)
+        cost = Cost(rounds=3 + ROUNDS + LONG.most_rounds)
+        most_tokens = LONG.most_tokens(d, *LENGTHS)
         if sizes:
-            queries = sum(k + k * k for k in sizes)
-            return Plan(
-                queries=queries,
-                at_most=queries + AGAIN_PER_TOKEN * sum(sizes),
-                tokens=2 * queries - sum(sizes),
-                rounds=rounds,
-                formula="Σ(d_h + d_h²)",
-                longest_token=FARTHEST,
-                most_tokens=most_tokens,
-            )
-        d = int(self.dim)
+            tokens = sum(sizes)
+            squares = Cost.of(sum(k * k for k in sizes), tokens=2, again=AGAIN_PER_TOKEN * tokens)
+            return (cost + Cost.of(tokens) + squares).plan("Σ(d_h + d_h²)", most_tokens)
+        cost += Cost.of(d, rounds=ROUNDS_OF_COMPLEMENT)
+        cost += subspace_cost(d, self.tokens == "all")
         # H ≤ d heads with d query tokens at most
-        at_most = d + most_queries(d) + (1 + AGAIN_PER_TOKEN) * d * d
-        return Plan(
-            queries=None,
-            at_most=at_most,
-            tokens=2 * at_most - d,
-            rounds=rounds + ROUNDS_OF_COMPLEMENT + most_rounds(d, self.tokens == "all"),
-            formula=f"d + {PILOT_QUERIES} + d(d+1) per query token + Σ d_h²",
-            longest_token=FARTHEST,
-            most_tokens=most_tokens,
-        )
+        cost += Cost.of((1 + AGAIN_PER_TOKEN) * d * d, tokens=2)
+        formula = f"d + {PILOT_QUERIES} + d(d+1) per query token + Σ d_h²"
+        return cost.plan(formula, most_tokens, known=False)
 
     def steps(self, checks: int) -> Steps[MultiHead]:
         """Ask, and return what was found; see `unsoftmax.protocol.Learner`."""

@@ -40,6 +40,7 @@ from unsoftmax.measure.precision import why
 from unsoftmax.measure.single_tokens import Values
 from unsoftmax.probes import Array
 from unsoftmax.refusals import Reason
+from unsoftmax.theory.costs import Cost
 
 # -- The finest simultaneous block diagonalisation of symmetric matrices, by what commutes with
 # them.
@@ -392,15 +393,14 @@ ALIKE = 0.03
 TIMES_LIMIT = 30.0
 
 
-def most_queries(dim: int) -> int:
-    """Bound the queries of a whole search."""
-    each = (hessian_queries(k) * k for k in dimensions(dim))
-    return sum(PILOT_QUERIES + SCALES * queries for queries in each)
-
-
-def most_rounds(dim: int, every: bool) -> int:
-    """Bound its rounds; ``every`` query token may be asked in one."""
-    return SCALES * sum(2 if every else 1 + k for k in dimensions(dim))
+def subspace_cost(dim: int, every: bool) -> Cost:
+    """Bound a whole search; ``every`` query token may be asked in one round."""
+    levels = [
+        Cost.of(PILOT_QUERIES, tokens=2)
+        + SCALES * Cost.of(hessian_queries(k) * k, tokens=2, rounds=2 if every else 1 + k)
+        for k in dimensions(dim)
+    ]
+    return sum(levels, Cost())
 
 
 def dimensions(dim: int) -> range:

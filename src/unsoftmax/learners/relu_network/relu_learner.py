@@ -48,10 +48,11 @@ from unsoftmax.learners.relu_network.lifted_target import (
 from unsoftmax.learners.relu_network.network_search import NetworkSearch
 from unsoftmax.learners.settings import Configured, flag, whole_number
 from unsoftmax.models import ReluNetwork
-from unsoftmax.probes import FARTHEST, Round
+from unsoftmax.probes import Round
 from unsoftmax.protocol import Answers, Plan, Steps
 from unsoftmax.refusals import Reason
 from unsoftmax.theory import counts
+from unsoftmax.theory.costs import Cost
 from unsoftmax.validate.judge import Answered
 
 # Limit on the queries: so many per free parameter, as residuals are swept again; per neuron, as the
@@ -165,16 +166,8 @@ class ReluNetworkLearner(Configured):
         m, tuning = self._most, self.tuning
         free = counts.relu_network(int(self.dim), m, bool(self.biases))
         at_most = TIMES * free + PER_NEURON * m + OPENING
-        return Plan(
-            queries=None,
-            at_most=at_most,
-            tokens=at_most,
-            rounds=tuning.rounds,
-            formula=f"{self._typical()}; refused beyond "
-            f"{TIMES}·{free} + {PER_NEURON}·{m} + {OPENING}",
-            longest_token=FARTHEST,
-            most_tokens=1,
-        )
+        formula = f"{self._typical()}; refused beyond {TIMES}·{free} + {PER_NEURON}·{m} + {OPENING}"
+        return Cost.of(at_most, rounds=tuning.rounds).plan(formula, 1, known=False)
 
     def _typical(self) -> str:
         own = "6m + 300" if self.biases else "5m + 230"

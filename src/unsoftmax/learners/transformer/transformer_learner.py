@@ -50,9 +50,10 @@ from unsoftmax.learners.transformer.network_reader import SPARE
 from unsoftmax.measure.precision import KAPPA, Precision, why
 from unsoftmax.models import ReluNetwork, SingleHead, Transformer, canonical
 from unsoftmax.models.model import FrozenModel
-from unsoftmax.probes import FARTHEST, Array, Round
+from unsoftmax.probes import Array, Round
 from unsoftmax.protocol import Answers, Certificate, Found, Learner, Plan, Steps
 from unsoftmax.refusals import Reason
+from unsoftmax.theory.costs import Cost
 from unsoftmax.validate.drawn_models import SAFETY
 from unsoftmax.validate.judge import Judgement
 
@@ -208,15 +209,13 @@ class TransformerLearner(Configured):
         else:
             asked = most_queries(self._assumed, bool(self.anchored), self.tuning.spare)
             rounds, formula = MOST_ATTENTION_ROUNDS, self._formula
-        return Plan(
-            queries=None,
-            at_most=first.at_most + asked,
-            tokens=first.tokens + 2 * asked,
-            rounds=first.rounds + rounds + 2 + LONG.most_rounds,
-            formula=f"network: {first.formula}; attention: {formula}",
-            longest_token=FARTHEST,
-            most_tokens=LONG.most_tokens(int(self.dim), *TOKENS),
+        cost = (
+            Cost.of_plan(first)
+            + Cost.of(asked, tokens=2, rounds=rounds)
+            + Cost(rounds=2 + LONG.most_rounds)
         )
+        formula = f"network: {first.formula}; attention: {formula}"
+        return cost.plan(formula, LONG.most_tokens(int(self.dim), *TOKENS), known=False)
 
     @property
     def _formula(self) -> str:

@@ -51,7 +51,7 @@ from unsoftmax.models import SingleHead
 from unsoftmax.probes import FARTHEST, Array, Grid, Probes, Singles, UnitVectors
 from unsoftmax.protocol import Found, Plan, Steps
 from unsoftmax.refusals import Reason
-from unsoftmax.theory import counts
+from unsoftmax.theory.costs import Cost
 from unsoftmax.validate import sequences
 from unsoftmax.validate.head_comparison import HeadAt, HeadBounds, for_any_error
 from unsoftmax.validate.judge import Residuals, fresh_answers, judge
@@ -352,17 +352,18 @@ class ApproximateHead(Configured):
     def plan(self) -> Plan:
         """Say beforehand what learning costs: as many queries as free parameters, per pass."""
         d, repeats = int(self.dim), int(self.repeats)
-        queries = repeats * counts.single_head(d)
         pilots = 0 if self.norm_bound is not None else PILOT_ROUNDS
-        return Plan(
-            queries=queries,
-            at_most=queries + max(0, pilots - 1) * d,
-            tokens=2 * queries - repeats * d,
-            # opening and repeats; v again; pilots and the rest; hold-out
-            rounds=2 + (repeats > 1) + 1 + pilots + 1 + HOLDOUT.long.most_rounds,
-            formula="d + d²" if repeats == 1 else "repeats·(d + d²)",
-            longest_token=FARTHEST if self.radius is None else float(self.radius),
-            most_tokens=HOLDOUT.long.most_tokens(d, *HOLDOUT.lengths),
+        cost = (
+            Cost.of(repeats * d, rounds=2 + (repeats > 1))
+            + Cost(rounds=1)  # v again
+            + Cost(rounds=pilots, again=max(0, pilots - 1) * d)
+            + Cost.of(repeats * d * d, tokens=2, rounds=1)
+            + Cost(rounds=HOLDOUT.long.most_rounds)
+        )
+        return cost.plan(
+            "d + d²" if repeats == 1 else "repeats·(d + d²)",
+            HOLDOUT.long.most_tokens(d, *HOLDOUT.lengths),
+            FARTHEST if self.radius is None else float(self.radius),
         )
 
     def steps(self, checks: int) -> Steps[SingleHead]:

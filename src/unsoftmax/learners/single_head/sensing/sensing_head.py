@@ -48,10 +48,11 @@ from unsoftmax.measure.precision import why
 from unsoftmax.measure.single_tokens import Values
 from unsoftmax.measure.two_tokens import Gates, TwoTokenAnswers, Vectors
 from unsoftmax.models import SingleHead
-from unsoftmax.probes import FARTHEST, Array, Indices, Pairs, Purpose
+from unsoftmax.probes import Array, Indices, Pairs, Purpose
 from unsoftmax.protocol import Plan, Steps
 from unsoftmax.refusals import Reason
 from unsoftmax.theory import counts
+from unsoftmax.theory.costs import Cost
 from unsoftmax.validate.drawn_models import SAFETY
 from unsoftmax.validate.head_comparison import HeadBounds
 from unsoftmax.validate.sequences import HoldoutTuning
@@ -377,15 +378,14 @@ class SensingHead(Configured):
         d, m = int(self.dim), self._count
         holdout = HoldoutTuning()
         formula = "3·r(2d − r) + 5d" if m < d * d else "d + d²"
-        return Plan(
-            queries=d + m,
-            at_most=d + m + spare_of(m),
-            tokens=d + 2 * m,
-            rounds=3 + ROUNDS + holdout.long.most_rounds,
-            formula=formula if self.measurements is None else f"d + {m:,} measurements",
-            longest_token=FARTHEST,
-            most_tokens=holdout.long.most_tokens(d, *holdout.lengths),
+        cost = (
+            Cost.of(d, rounds=3)
+            + Cost.of(m, tokens=2, rounds=ROUNDS, again=spare_of(m))
+            + Cost(rounds=holdout.long.most_rounds)
         )
+        if self.measurements is not None:
+            formula = f"d + {m:,} measurements"
+        return cost.plan(formula, holdout.long.most_tokens(d, *holdout.lengths))
 
     def steps(self, checks: int) -> Steps[SingleHead]:
         """Ask, and return what was found; see `unsoftmax.protocol.Learner`."""
