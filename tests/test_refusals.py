@@ -136,7 +136,7 @@ def test_a_refusal_beside_the_table_is_seen(line):
 # -- the page
 
 
-KINDS = {
+KINDS: dict[type[Exception], str] = {
     ModelMismatch: "contradicted",
     NotIdentifiable: "undetermined",
     DimensionRefused: "other shape",

@@ -375,8 +375,9 @@ class Reason(Enum):
     MORE_KINKS = (
         ModelMismatch,
         "Along a line the answers have more than {most} kinks, or kinks too close to each other "
-        "for their precision: the target has more neurons (raise max_neurons), is no network of "
-        "one hidden layer of ReLUs, or its answers are too coarse or noisy.",
+        "for their precision: the target has more neurons (raise max_neurons, where the learner "
+        "takes it), is no network of one hidden layer of ReLUs, or its answers are too coarse or "
+        "noisy.",
     )
     ANSWERS_JUMP = (
         ModelMismatch,

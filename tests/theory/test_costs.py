@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 import unsoftmax
-from unsoftmax.protocol import FARTHEST, Plan
+from unsoftmax.probes import FARTHEST
+from unsoftmax.protocol import Plan
 from unsoftmax.theory.costs import Cost
 
 

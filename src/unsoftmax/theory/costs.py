@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from unsoftmax.protocol import FARTHEST, Plan
+from unsoftmax.probes import FARTHEST
+from unsoftmax.protocol import Plan
 
 
 @dataclass(frozen=True, slots=True)
