@@ -23,7 +23,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from unsoftmax.arrangement.kinks import TooManyBreakpoints
 from unsoftmax.errors import ModelMismatch
 from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.feed_forward.ball_search import AROUND, BallNeurons, BallSearch
@@ -121,9 +120,6 @@ class AfterNorm:
         for again in range(1, attempts + 1):
             try:
                 claim = yield from self._searched(look, again > 1)
-            except TooManyBreakpoints as error:
-                if again == attempts or error.everywhere:
-                    raise
             except (ModelMismatch, np.linalg.LinAlgError):
                 if again == attempts:
                     raise
