@@ -441,7 +441,7 @@ def test_a_constant_is_a_layer_without_heads():
 
 
 def test_max_heads():
-    with pytest.raises(us.ModelMismatch, match="Raise max_heads"):
+    with pytest.raises(us.ModelMismatch, match="raise max_heads"):
         learned(transformer(4, 5, 8, 0), heads=2)
 
 

@@ -101,9 +101,9 @@ def test_a_model_that_is_off_by_more_than_its_errors_is_refused(kind):
     target = KINDS[kind](rng)
     conclusion = concluding(kind, target, rng)
     wrong = KINDS[kind](rng, 1e-3, conclusion.drawn.model)
-    with pytest.raises(ModelMismatch, match=r"misses a fresh answer.*no layer"):
+    with pytest.raises(ModelMismatch, match=r"misses fresh answers.*no layer"):
         driven(conclusion.run(16), wrong)
-    with pytest.raises(ModelMismatch, match="misses a fresh answer"):
+    with pytest.raises(ModelMismatch, match="misses fresh answers"):
         driven(conclusion.confirmed(), wrong)
 
 

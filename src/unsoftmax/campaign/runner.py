@@ -46,7 +46,6 @@ from unsoftmax.campaign.watching import (
 )
 from unsoftmax.errors import (
     BudgetExceeded,
-    DimensionRefused,
     ModelMismatch,
     NotIdentifiable,
     OracleError,
@@ -55,6 +54,7 @@ from unsoftmax.errors import (
 from unsoftmax.learners.positions_named import naming_positions
 from unsoftmax.probes import Array, Round
 from unsoftmax.protocol import Answers, Asks, Found, Learner, M, Oracle, Outputs, outputs_of
+from unsoftmax.refusals import Reason
 from unsoftmax.validate.function_bound import Sampler, Sampling
 
 R = TypeVar("R")
@@ -226,10 +226,7 @@ def _checked(oracle: Oracle, learner: Asks[Any]) -> Outputs:
         )
     dim = getattr(oracle, "dim", learner.dim)
     if isinstance(dim, (int, np.integer)) and dim != learner.dim:
-        raise DimensionRefused(
-            f"The target takes tokens of dimension {dim}, the learner asks {learner.dim}: use "
-            f"dim={dim}."
-        )
+        raise Reason.OTHER_DIMENSION.error(dim=dim, asked=learner.dim)
     return outputs_of(learner)
 
 

@@ -120,7 +120,9 @@ def as_planned(steps: Asking[T], plan: Plan, excess: str, contrary: str) -> Aski
 
     ``excess`` says what the first means, ``contrary`` what the target is not in the second case.
     """
-    error = Reason.MORE_THAN_PLANNED.error(queries=plan.at_most, rounds=plan.rounds, why=excess)
+    error = Reason.MORE_THAN_PLANNED.error(
+        limit=f"{plan.at_most:,} queries or {plan.rounds:,} rounds", why=excess
+    )
     try:
         return (yield from limited(steps, error, queries=plan.at_most, rounds=plan.rounds))
     except np.linalg.LinAlgError as singular:

@@ -31,9 +31,10 @@ from unsoftmax.measure.precision import KAPPA, UNIT
 from unsoftmax.models import ReluNetwork
 from unsoftmax.models.arrays import points
 from unsoftmax.models.relu_network import typical_length
-from unsoftmax.probes import FARTHEST, Array, Round, Singles
+from unsoftmax.probes import Array, Round, Singles
 from unsoftmax.protocol import Answers, Certificate, Found, Plan, Steps
 from unsoftmax.refusals import Reason
+from unsoftmax.theory.costs import Cost
 from unsoftmax.validate.judge import Residuals, hold_out
 
 
@@ -167,7 +168,7 @@ class NetworkAlgorithm(Configured):
         """Say what learning costs at most: nobody knows what the function will ask."""
         most = int(self.most_queries)
         formula = f"those of {self.name}, {most:,} at most"
-        return Plan(None, most, most, most + 1, formula, FARTHEST, 1)
+        return Cost.of(most, rounds=most + 1).plan(formula, 1, known=False)
 
     def steps(self, checks: int) -> Steps[ReluNetwork]:
         """Ask, and return what was found; see `unsoftmax.protocol.Learner`."""

@@ -30,10 +30,11 @@ from unsoftmax.learners.settings import as_json, whole_number
 from unsoftmax.models.files import SavedResult
 from unsoftmax.probes import Array, Round
 from unsoftmax.protocol import Answers, Oracle, Outputs, Plan
-from unsoftmax.questions.answer_errors import MISSED, NOT_SERVED, AnswerErrors, Seen, power, seen_at
+from unsoftmax.questions.answer_errors import MISSED, AnswerErrors, Seen, power, seen_at
 from unsoftmax.questions.claim import SINGLE_TOKENS, Claim
 from unsoftmax.questions.claim_probes import Design, lengths
 from unsoftmax.questions.tensor_search import Located, Search, changed_tensor
+from unsoftmax.refusals import Reason
 
 Verdict: TypeAlias = Literal["same", "different", "undecided"]
 
@@ -366,17 +367,14 @@ def verify(
     budget = budget if isinstance(budget, Budget) else Budget(budget)
     mine, its = getattr(model, "dim", None), getattr(oracle, "dim", None)
     if isinstance(mine, Integral) and isinstance(its, Integral) and mine != its:
-        raise DimensionRefused(
-            f"These weights take tokens of dimension {mine}, the target takes {its}: it does not "
-            "serve them."
-        )
+        raise Reason.SERVES_OTHER_DIMENSION.error(dim=its, claimed=mine)
     verifier = Verifier(model, locate, seed, budget, errors)
     settings = budget, ledger, batch, workers, progress, retries, timeout
     with opened_campaign(oracle, verifier, 0, None, *settings) as campaign:
         try:
             found = campaign.run(verifier.steps(0))
         except DimensionRefused as error:
-            if not str(error).endswith(NOT_SERVED):
+            if error.reason != Reason.SERVES_OTHER_NUMBERS.name:
                 said = str(error).replace("use that as dim.", "it does not serve these weights.")
                 error.args = (said,)
                 error.add_note(f"These weights take tokens of dimension {model.dim}.")

@@ -21,11 +21,11 @@ from typing import Generic, NamedTuple
 
 import numpy as np
 
-from unsoftmax.errors import ModelMismatch
 from unsoftmax.models.arrays import TINY
 from unsoftmax.models.attention_layer import AttentionLayer
 from unsoftmax.probes import Array, Round, Sequences
 from unsoftmax.protocol import Answers, Certificate, Found, Steps
+from unsoftmax.refusals import Reason
 from unsoftmax.validate.drawn_models import DRAWN, SAFETY, DrawnModels, L, Layer, score_norm
 from unsoftmax.validate.judge import (
     Answered,
@@ -248,10 +248,11 @@ class Conclusion(Generic[L]):
         if judgement.evidence.passed or not asked:
             return
         missed, allowed = judgement.worst
-        raise ModelMismatch(
-            f"The recovered layer of {self.drawn.model.H} heads misses a fresh answer by "
-            f"{missed:.1e} of its size where {allowed:.1e} is expected: the target is no "
-            f"{self.said.kind} ({self.said.otherwise}), or its answers are too coarse."
+        raise Reason.FRESH_ANSWERS_MISSED.error(
+            model=f"layer of {self.drawn.model.H} heads",
+            missed=missed,
+            allowed=allowed,
+            contrary=f"no {self.said.kind} ({self.said.otherwise}), or its answers are too coarse",
         )
 
     def _assumed(self) -> tuple[str, ...]:

@@ -24,11 +24,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from unsoftmax.errors import ModelMismatch
 from unsoftmax.models import RotaryHead, SingleHead
 from unsoftmax.models.arrays import TINY
 from unsoftmax.probes import Array, Purpose, Round, Sequences
 from unsoftmax.protocol import Certificate
+from unsoftmax.refusals import Reason
 from unsoftmax.validate.head_comparison import UNBOUNDED
 from unsoftmax.validate.long_sequences import LongSequenceTuning, draw_long
 
@@ -152,11 +152,7 @@ def refuse_drift(first: Array, second: Array, tuning: DriftTuning) -> None:
     for alike in (moved / first, moved):
         mean, deviation = float(np.mean(alike)), float(np.std(alike, ddof=1))
         if abs(mean) > tuning.alike * deviation:
-            raise ModelMismatch(
-                "The target drifts from query to query: the same questions got other answers a "
-                "little later, and all have moved alike, by up to "
-                f"{np.max(np.abs(moved / first)):.1e} of them."
-            )
+            raise Reason.ANSWERS_DRIFT.error(share=np.max(np.abs(moved / first)))
 
 
 def closing(

@@ -13,12 +13,12 @@ from typing import Self
 
 import numpy as np
 
-from unsoftmax.errors import ModelMismatch
 from unsoftmax.learners.feed_forward.opening_look import OpeningLook, drawn_directions
 from unsoftmax.models.arrays import TINY
 from unsoftmax.models.feed_forward import FeedForward
 from unsoftmax.probes import Array, Flags, Singles
 from unsoftmax.protocol import Certificate, Found, Steps
+from unsoftmax.refusals import Reason
 from unsoftmax.validate.judge import Judgement, Residuals, fresh_answers, judge
 
 # Number of standard deviations that are certified; 2 to 3 were the most that was seen.
@@ -117,11 +117,12 @@ class LayerClaim:
         if not judgement.refuses:
             return
         missed, allowed = judgement.worst
-        raise ModelMismatch(
-            f"The layer of {len(self.model.b)} neurons that was found misses fresh answers by "
-            f"{missed:.1e} of their size, where {allowed:.1e} is expected. The target is no "
-            "feed-forward layer of one hidden layer of ReLUs, or neurons are too close to each "
-            "other for these answers: another seed may separate them."
+        raise Reason.FRESH_ANSWERS_MISSED.error(
+            model=f"layer of {len(self.model.b)} neurons",
+            missed=missed,
+            allowed=allowed,
+            contrary="no feed-forward layer of one hidden layer of ReLUs, or neurons are too close "
+            "to each other for these answers: another seed may separate them",
         )
 
     def tested(self, checks: int, rng: np.random.Generator) -> Steps[FeedForward]:

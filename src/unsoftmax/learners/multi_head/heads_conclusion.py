@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from unsoftmax.errors import ModelMismatch, NotIdentifiable, UnsoftmaxError
+from unsoftmax.errors import UnsoftmaxError
 from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.multi_head.reduced_answers import ReducedAnswers
 from unsoftmax.learners.single_head.distances import undetermined
@@ -31,6 +31,7 @@ from unsoftmax.measure.precision import KAPPA
 from unsoftmax.models import MultiHead, RotaryHeads, canonical
 from unsoftmax.probes import Array, Flags, Purpose, Round
 from unsoftmax.protocol import Certificate, Evidence, Found, Steps
+from unsoftmax.refusals import Reason
 from unsoftmax.validate.close_heads import CloseHeads, nearest
 from unsoftmax.validate.drawn_models import SAFETY
 from unsoftmax.validate.head_comparison import (
@@ -189,10 +190,11 @@ class RecoveredHeads:
     def refusal(self, judgement: Judgement, explained: bool) -> UnsoftmaxError:
         """Say why fresh answers contradict the heads."""
         missed, allowed = judgement.worst
-        return ModelMismatch(
-            f"The recovered heads miss a fresh answer by {missed:.1e} of its size where "
-            f"{allowed:.1e} is expected: the target is no sum of attention heads, or has heads too "
-            "close for these answers."
+        return Reason.FRESH_ANSWERS_MISSED.error(
+            model=f"sum of {self.model.H} heads",
+            missed=missed,
+            allowed=allowed,
+            contrary="no sum of attention heads, or has heads too close for these answers",
         )
 
     def bounded(self, c_error: float) -> tuple[MultiHead, Certificate, tuple[str, ...]]:
@@ -275,21 +277,21 @@ class PositionedHeads:
         if self.biases:
             why = f" Biases that nearly saturate a head leave few digits of it.{why}"
         if explained or not np.isfinite(self.W_error):
-            return NotIdentifiable(
-                "The answers do not determine how several heads' scores turn with distance: what "
-                "they leave undetermined changes every fresh answer too much for a test."
-                f"{why} Positions need float64 answers: ask for these if the target has them.",
-                determined={"v": self.model.v},
+            return Reason.TURNING_UNKNOWN.error(
+                {"v": self.model.v},
+                also=f"{why} Positions need float64 answers: ask for these if the target has them.",
+                does="changes every fresh answer too much for a test",
             )
         missed, allowed = judgement.worst
-        return ModelMismatch(
-            f"The recovered heads miss a fresh answer by {missed:.1e} of its size where "
-            f"{allowed:.1e} is expected. The target is no sum of attention heads with rotary "
-            "positions; or these change beyond some distance, as with windows or scaled "
-            "frequencies, or are counted from the other end; or something else is added to scores, "
-            "as ALiBi does"
-            + ("." if self.biases else "; or keys or queries have biases: then biases=True.")
-            + why
+        return Reason.FRESH_ANSWERS_MISSED.error(
+            model=f"sum of {self.model.H} heads",
+            missed=missed,
+            allowed=allowed,
+            contrary="no sum of attention heads with rotary positions; or these change beyond "
+            "some distance, as with windows or scaled frequencies, or are counted from the other "
+            "end; or something else is added to scores, as ALiBi does"
+            + ("" if self.biases else "; or keys or queries have biases: then biases=True"),
+            also=why,
         )
 
     def bounded(self, c_error: float) -> tuple[RotaryHeads, Certificate, tuple[str, ...]]:
@@ -475,18 +477,13 @@ def predicting(
     pilots = yield from fresh_residuals(found, reduced, PILOTS, rng, "pilot")
     share = max(share, float(pilots.missed.max()))
     if share > WORST:
-        raise ModelMismatch(
-            f"The heads that predict best miss a fresh answer by {share:.1e} of its size: the "
-            "target is no sum of attention heads, or has heads whose hyperplanes are the same for "
-            "every query token."
-        )
+        raise Reason.PILOTS_MISSED.error(share=share)
     fresh = yield from fresh_residuals(found, reduced, checks, rng, "check")
     missed, natural = fresh.residuals.missed, fresh.residuals.size
     judgement = judge(Residuals.of(missed, allowed=WORST * natural, size=natural), checks)
     if judgement.refuses:
-        raise ModelMismatch(
-            f"The heads that predicted {PILOTS} answers to {share:.1e} of their size miss "
-            f"fresh ones by {judgement.evidence.max_residual:.1e}."
+        raise Reason.MORE_MISSED_THAN_PILOTS.error(
+            pilots=PILOTS, share=share, missed=judgement.evidence.max_residual
         )
     model = canonical(found.model)
     size = max(float(np.linalg.norm(model.v)), reduced.scale) / np.sqrt(model.dim)

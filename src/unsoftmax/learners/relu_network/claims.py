@@ -13,7 +13,6 @@ from typing import Self
 
 import numpy as np
 
-from unsoftmax.errors import ModelMismatch
 from unsoftmax.learners.relu_network.far_neurons import SplitForm
 from unsoftmax.learners.relu_network.lift import Lift, PiecewiseLinear
 from unsoftmax.learners.relu_network.lifted_target import (
@@ -29,6 +28,7 @@ from unsoftmax.measure.precision import KAPPA, UNIT, Precision
 from unsoftmax.models import ReluNetwork
 from unsoftmax.probes import Array, Round, Singles
 from unsoftmax.protocol import Answers, Certificate, Found, Steps
+from unsoftmax.refusals import Reason, RefusalError
 from unsoftmax.validate.judge import (
     Answered,
     Judgement,
@@ -107,11 +107,10 @@ class NetworkClaim:
         if judgement.refuses:
             lengths = np.linalg.norm(x, axis=1)
             off = np.abs(scan.answers - self.model(x)) / self.target.lift.heights(x)
-            raise ModelMismatch(
-                f"Along a line through 0 the answers depart from the network of {len(self.form)} "
-                f"neurons that was found, at a distance of {lengths[np.argmax(off)]:.0e} by "
-                f"{judgement.worst[0]:.1e} of their size: there is a neuron that no search found, "
-                "or the target is no ReLU network of one hidden layer."
+            raise Reason.NEURON_FAR_OUT_MISSED.error(
+                neurons=len(self.form),
+                distance=lengths[np.argmax(off)],
+                missed=judgement.worst[0],
             )
         return claim
 
@@ -174,18 +173,16 @@ class NetworkClaim:
             x = lift.tokens(Y.reshape(-1, a.shape[1]))
             return np.asarray(x[np.linalg.norm(x, axis=1) <= self.target.scan.farthest])
 
-    def _refusal(self, judgement: Judgement, y: Array) -> ModelMismatch:
+    def _refusal(self, judgement: Judgement, y: Array) -> RefusalError:
         if len(self.form) and not np.ptp(y):
-            return ModelMismatch(
-                f"Neurons were found, but {len(y)} fresh tokens of all lengths are all answered by "
-                f"{y[0]:g}: the target jumps (labels), or is no ReLU network."
-            )
+            return Reason.FRESH_ANSWERS_ALL_ALIKE.error(asked=len(y), y=y[0])
         missed, allowed = judgement.worst
-        return ModelMismatch(
-            f"The recovered network misses fresh answers by {missed:.1e} of their size where "
-            f"{allowed:.1e} is expected. The target is no ReLU network of one hidden layer, has "
-            "neurons too close to each other for these answers, or one that the search missed: "
-            "another seed may find it."
+        return Reason.FRESH_ANSWERS_MISSED.error(
+            model="network",
+            missed=missed,
+            allowed=allowed,
+            contrary="no ReLU network of one hidden layer, has neurons too close to each other for "
+            "these answers, or one that the search missed: another seed may find it",
         )
 
     def _judged(self, x: Array, y: Array) -> tuple[Self, Judgement]:

@@ -19,7 +19,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.learners.relu_network.circle_sweep import FEW, START, CircleSweep
 from unsoftmax.learners.relu_network.lift import Circle, Lift, PiecewiseLinear
 from unsoftmax.learners.relu_network.lifted_target import (
@@ -33,6 +32,7 @@ from unsoftmax.learners.relu_network.wide_cells import CLEAR, LESS_CLEAR, Walked
 from unsoftmax.models import ReluNetwork
 from unsoftmax.probes import Array, Flags, Indices, Round
 from unsoftmax.protocol import Answers
+from unsoftmax.refusals import Reason
 
 # Two hyperplanes are the same if 1 − |cos| is below this. Smaller: one neuron is found twice.
 # Larger: two close neurons become one.
@@ -363,18 +363,11 @@ class NetworkSearch:
     def _refusal(self, seen: FreshLook, neurons: int) -> Exception:
         target = self.target
         if target.noise.deviation > ROUNDING * target.noise.size:
-            return NotIdentifiable(
-                f"Answers look precise to {target.coarseness:.0e} of their size alone, be they "
-                "rounded, noisy or small beside the terms that they are made of; that does not "
-                f"separate the {neurons} neurons found: fresh answers are missed by "
-                f"{seen.share:.0e}. Where they are float32, float64 answers may separate them.",
-                determined={},
+            return Reason.NEURONS_NOT_SEPARATED.error(
+                noise=target.coarseness, neurons=neurons, missed=seen.share
             )
-        return ModelMismatch(
-            f"After {self.sweeps} sweeps a network of {neurons} neurons misses fresh "
-            f"answers by {seen.share:.1e} of their size. The target is no ReLU network of one "
-            "hidden layer, or has neurons so close to each other that float64 answers do not "
-            "separate them."
+        return Reason.SWEEPS_MISS_FRESH_ANSWERS.error(
+            sweeps=self.sweeps, neurons=neurons, missed=seen.share
         )
 
 

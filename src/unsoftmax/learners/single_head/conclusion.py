@@ -15,7 +15,7 @@ from typing import Any, NoReturn, Protocol, TypeVar
 
 import numpy as np
 
-from unsoftmax.errors import ModelMismatch, NotIdentifiable
+from unsoftmax.errors import ModelMismatch
 from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.single_head.first_round import FirstRound
 from unsoftmax.measure.precision import ADVICE, KAPPA, advice, why
@@ -23,6 +23,7 @@ from unsoftmax.measure.single_tokens import Values
 from unsoftmax.models import RotaryHead, SingleHead
 from unsoftmax.probes import Array, Probes, Round
 from unsoftmax.protocol import Certificate, Evidence, Found
+from unsoftmax.refusals import Reason
 from unsoftmax.validate import sequences
 from unsoftmax.validate.head_comparison import HeadAt, HeadBounds, JudgeTuning, to_first_order
 from unsoftmax.validate.judge import Answered, Judgement, Residuals, fresh_answers, judge
@@ -245,21 +246,17 @@ def _refuse(head: RecoveredHead, judgement: Judgement, bounded: bool, otherwise:
     """Refuse a head that the hold-out does not support, or that it can tell nothing of."""
     if not bounded or judgement.blunt:
         values, precision = head.values, head.values.precision
-        seen = (
-            "Answers in float64 do not determine W: what their rounding leaves undetermined"
-            if precision.exact
-            else "The answers are too coarse to determine W: what they leave undetermined"
+        raise Reason.NO_TEST_TELLS.error(
+            {"v": values.v, "c": values.c},
+            also=why(precision) + advice(precision),
+            lacking="even in float64" if precision.exact else "they are too coarse",
+            known="v",
         )
-        raise NotIdentifiable(
-            f"{seen} changes every fresh answer too much for a test. v is determined."
-            + why(precision)
-            + advice(precision),
-            determined={"v": values.v, "c": values.c},
-        )
-    raise ModelMismatch(
-        f"The recovered head misses fresh answers by {judgement.worst[0]:.1e} of their size "
-        f"where {judgement.worst[1]:.1e} is expected. The target is not a single attention "
-        f"head over {head.model.dim} dimensions{otherwise}."
+    raise Reason.FRESH_ANSWERS_MISSED.error(
+        model="head",
+        missed=judgement.worst[0],
+        allowed=judgement.worst[1],
+        contrary=f"not a single attention head over {head.model.dim} dimensions{otherwise}",
     )
 
 
@@ -295,10 +292,11 @@ def _refuse_unknown(head: RecoveredHead, certificate: Certificate) -> None:
     """
     size, bound = head.model.parameter_norm("W"), certificate.errors["W"]
     if not head.values.precision.exact and bound > UNKNOWN * max(size, 1.0):
-        raise NotIdentifiable(
-            f"The answers are too coarse to determine W: its norm is {size:.1e}, and its error may "
-            f"be {bound:.1e}. v is determined." + why(head.values.precision) + ADVICE,
-            determined={"v": head.values.v, "c": head.values.c},
+        raise Reason.W_DROWNS.error(
+            {"v": head.values.v, "c": head.values.c},
+            also=why(head.values.precision) + ADVICE,
+            size=size,
+            error=bound,
         )
 
 

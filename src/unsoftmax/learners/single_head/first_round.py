@@ -24,7 +24,6 @@ from functools import partial
 
 import numpy as np
 
-from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.learners.compose import Asking
 from unsoftmax.measure.precision import (
     FLOAT32_UNIT,
@@ -39,6 +38,7 @@ from unsoftmax.measure.precision import (
 from unsoftmax.measure.single_tokens import SingleTokens, Values, small_by_chance
 from unsoftmax.models.arrays import TINY
 from unsoftmax.probes import Array, Sequences
+from unsoftmax.refusals import Reason
 from unsoftmax.validate import sequences as holdout
 from unsoftmax.validate.head_comparison import of_straight
 from unsoftmax.validate.judge import Answered
@@ -392,11 +392,7 @@ class _Asked:
         seen = np.concatenate(self._answers[:2])
         size = np.sqrt(np.mean(seen**2)) if precision.noise else 0.0
         if precision.noise > MOST_NOISE * size:
-            raise ModelMismatch(
-                f"The same question got different answers: they vary by {precision.noise:.1e} "
-                f"from call to call and are only {size:.1e} large. Nothing can be learned "
-                "from them as values of a function; average the answers or fix the target."
-            )
+            raise Reason.ANSWERS_VARY.error(noise=precision.noise, size=size)
         return precision
 
     def _straightened(self, precision: Precision) -> Values:
@@ -414,10 +410,7 @@ def _refuse_beyond(declared: Precision, before: Array, again: Array) -> None:
     largest = float(np.max(np.abs(before), initial=0.0))
     rounding = (2 * KAPPA * UNIT + declared.relative) * largest
     if moved > 2 * declared.absolute * (1 + 1e-9) + rounding:
-        raise ModelMismatch(
-            f"The same question got answers that differ by {moved:.1e}, more than twice the "
-            f"tolerance of {declared.absolute:.1e}: give a larger tolerance."
-        )
+        raise Reason.BEYOND_TOLERANCE.error(moved=moved, tolerance=declared.absolute)
 
 
 def _straightened(
@@ -440,10 +433,10 @@ def _straightened(
         if declared or unit > max(COARSEST_UNIT, values.precision.unit):
             least = ", or the tolerance is too small" if declared else ""
             missed = np.max(np.abs(compared.relative))
-            raise ModelMismatch(
-                f"Single tokens are not answered by x·v{' + c' if given.biases else ''}: the "
-                f"answers miss it by {missed:.1e} of their size. The target "
-                f"is not an attention head or a sum of heads{or_biased(given.biases)}{least}."
+            raise Reason.TOKENS_NOT_LINEAR.error(
+                form="x·v + c" if given.biases else "x·v",
+                missed=missed,
+                otherwise=or_biased(given.biases) + least,
             )
     coarser = values.precision.with_unit(unit, "Single tokens are not answered exactly")
     if coarser is values.precision:
@@ -501,20 +494,15 @@ def _refuse_size(y: Array) -> None:
     """Refuse answers whose squares float64 cannot hold."""
     largest, most = float(np.max(np.abs(y))), LARGEST_ANSWER
     if largest > most or 0 < largest < 1 / most:
-        raise NotIdentifiable(
-            f"Answers of about {largest:.0e} leave float64 no room to compute with: scale the "
-            f"target's output to between {1 / most:.0e} and {most:.0e}.",
-            determined={},
-        )
+        raise Reason.NO_ROOM_IN_FLOAT64.error(size=largest, least=1 / most, most=most)
 
 
 def _refuse_labels(y: Array) -> None:
     """Refuse answers that are a handful of round numbers."""
     values = np.unique(y)
     if len(values) > 1 and significant_bits(y) <= LABEL_BITS:
-        raise ModelMismatch(
-            f"Sequences at random are answered by {', '.join(f'{v:g}' for v in values[:6])} alone: "
-            "these are labels, not values of an attention head: LabelHead learns from them."
+        raise Reason.ANSWERS_ARE_LABELS.error(
+            values=", ".join(f"{value:g}" for value in values[:6]), what="an attention head"
         )
 
 
@@ -529,13 +517,13 @@ def _refuse_without_value(values: Values, X: Array, y: Array) -> None:
     bound = precision.error(size * values.norm + abs(values.c), y) + values.c_error
     bound = bound + size * (values.norm + v_error)
     if np.any(np.abs(y - values.c) > bound):
-        raise ModelMismatch(
-            "Single tokens are answered as if v = 0, longer sequences are not: the target is not "
-            "an attention head. Heads whose values cancel are MultiHeadLearner's."
+        raise Reason.LONGER_SEQUENCES_CONTRADICT.error(
+            also="Heads whose values cancel are MultiHeadLearner's.",
+            how="as if v = 0",
+            contrary="not an attention head",
         )
-    lost = " as far as the answers tell." + why(precision)
-    raise NotIdentifiable(
-        "v = 0" + (lost if v_error else ".") + " The softmax weights nothing, so "
-        "W is free: no query can determine it.",
-        determined={"v": values.v, "c": values.c},
+    raise Reason.VALUE_IS_0.error(
+        {"v": values.v, "c": values.c},
+        also=why(precision) if v_error else "",
+        known=" as far as the answers tell" if v_error else "",
     )
