@@ -49,6 +49,9 @@ Facts: TypeAlias = Mapping[str, int]
 Builder: TypeAlias = Callable[[int, int, Traits, Facts], Learner[Any] | None]
 """Makes a learner for a dimension and a seed, of what is known; nothing is before it is tried."""
 
+SEVERAL_REFUSED = "the target refuses sequences of two tokens"
+"""Why no learner of attention is tried; that is no evidence against attention."""
+
 MOST_HEADS = 16
 """Heads that are looked for where nothing is known of their number."""
 
@@ -83,8 +86,7 @@ def sketches(traits: Traits) -> tuple[Sketch, ...]:
         "exact": kind != "float64" and "its learner needs float64 answers",
         "hinges": singles == "smooth" and "answers to single tokens are smooth but not affine",
         "alone": traits.tokens == "all" and "other tokens count",
-        "several": traits.tokens == "one alone"
-        and "the target refuses sequences of several tokens",
+        "several": traits.tokens == "one alone" and SEVERAL_REFUSED,
         "others": traits.tokens == "the last" and "only the last token counts",
     }
 
