@@ -30,7 +30,7 @@ from unsoftmax.cli.console import (
 from unsoftmax.cli.options import Settings, build, with_settings
 from unsoftmax.cli.out_folder import WithReport, and_more, finish, prepare, refuse_file, written
 from unsoftmax.cli.plan import ModelName
-from unsoftmax.cli.run_options import Asked, KeptIn, asking, sentences
+from unsoftmax.cli.run_options import Asked, KeptIn, MostTokens, asking, sentences
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ def learn(
     asked: Asked,
     ledger: KeptIn = None,
     holdout: Annotated[int, typer.Option(min=0, help="Queries to check the result with.")] = 32,
+    most_tokens: MostTokens = None,
     sampler: Annotated[
         str | None,
         typer.Option(
@@ -99,6 +100,7 @@ def learn(
                 ledger=book,
                 holdout=holdout,
                 progress=watcher,
+                most_tokens=most_tokens,
                 **asked.arguments(),
                 **sampling,
             )

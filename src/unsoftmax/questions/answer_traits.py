@@ -127,7 +127,8 @@ def traits_of(dim: int, rng: np.random.Generator) -> Asking[Traits]:
         if not both:
             most = yield from _most_tokens(long[:1], long.shape[1], 2 * short.shape[1])
             both = yield from _in_two_orders(long[:, -most:], rng)
-        ordered = ordered or _differ(*(y[:, found.coordinate] for y in both), found.precision)
+        here, there = (y[:, found.coordinate] for y in both)
+        ordered = ordered or _differ(here, there, found.precision)
     if found.width > 2 and radius is None:  # two numbers lie on an ellipse too easily
         normalised = yield from unless_refused(_normalised(far, found.width, rng), False)
     if found.singles in ("smooth", "unclear") and radius is None and not normalised:

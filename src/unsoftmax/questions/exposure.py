@@ -205,6 +205,7 @@ def audit(
     progress: Watcher | None = None,
     retries: int | Retries = 3,
     timeout: float | None = None,
+    most_tokens: int | None = None,
 ) -> Audit:
     """Say what a target is, what can be recovered of it, and at which cost.
 
@@ -222,7 +223,7 @@ def audit(
         Queries to check a recovery with.
     seed : int
         Seed of the questions; another one asks others.
-    budget, ledger, batch, workers, progress, retries, timeout
+    budget, ledger, batch, workers, progress, retries, timeout, most_tokens
         As `unsoftmax.learn` takes them. The same ledger serves with and without ``recover``.
 
     Returns
@@ -257,7 +258,7 @@ def audit(
     most = budget if isinstance(budget, Budget) else Budget(queries=budget)
     identifier = Identifier(dim, seed, within=most if recover else None)
     watch = CourseWatch(progress)
-    settings = most, ledger, batch, workers, watch, retries, timeout
+    settings = most, ledger, batch, workers, watch, retries, timeout, most_tokens
     with opened_campaign(oracle, identifier, 0, None, *settings) as campaign:
         found = campaign.run(identifier.steps(holdout))
         recovery, spent = None, campaign.ledger.spent
