@@ -330,7 +330,7 @@ class Sketching:
 
 def not_tried(sketch: target_classes.Sketch) -> Refused:
     """Say why a learner is not tried; that the target refuses its questions shows nothing."""
-    if sketch.unfit == target_classes.SEVERAL_REFUSED:
+    if sketch.unfit.startswith(target_classes.REFUSES):
         return Refused(f"Not tried, {sketch.name}: {sketch.unfit}.", contradicts=False)
     return Refused(f"Not {sketch.name}: {sketch.unfit}.", contradicts=True)
 
