@@ -11,8 +11,10 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pytest
 
 import unsoftmax as us
+from tests.truth import Counted
 
 LIMITS = (1, 2, 3, 4, 5, 8, 9, 11, 12, 40)
 FORMS: dict[str, Callable[[Any], Any]] = {
@@ -101,3 +103,85 @@ def test_a_limit_of_tokens_is_a_fact_and_no_class(trials, evidence):
         limit_found=count,
         **seen,
     )
+
+
+def learners_of(d: int) -> dict[str, tuple[str, Any]]:
+    """Name learners of every kind of answer, with the class that each learns."""
+    own = us.learners
+    return {
+        "exact": ("single head", own.ExactHead(d)),
+        "low-rank": ("single head", own.LowRankHead(d)),
+        "approximate": ("single head", own.ApproximateHead(d, 1e-9)),
+        "labels": ("single head", own.LabelHead(d, 24)),
+        "multi-head": ("several heads", own.MultiHeadLearner(d)),
+        "antisymmetric": ("single head", own.Antisymmetric(own.ExactHead(d))),
+        "transformer": ("network behind one head", own.TransformerLearner(d)),
+    }
+
+
+@pytest.mark.parametrize("name", [*learners_of(4), "layer"])
+@pytest.mark.parametrize("most", [4, 8])
+def test_a_limit_that_is_met_late_shrinks_the_hold_out(name, most):
+    """The run goes on and says how far it looked; told before, it asks nothing that is refused."""
+    d, rng = 4, np.random.default_rng([15, most])
+    made = functions(d, rng)
+    if name == "layer":
+        W, V = rng.standard_normal((2, 2, d, d)) / 2
+        function, learner = (lambda X: attention(X, W, V)), us.learners.AttentionLayerLearner(d)
+    else:
+        kind, learner = learners_of(d)[name]
+        function = made[kind]
+    form = (lambda y: y > 0) if name == "labels" else FORMS["float64"]
+    found = us.learn(Counted(limited(function, form, most)), learner)
+    told = Counted(limited(function, form, most))
+    within = us.learn(told, learner, most_tokens=most)
+    assert told.queries == within.queries <= found.queries  # none was refused, or asked again
+    for recovery in (found, within):
+        assert recovery.evidence.passed
+        [said] = [line for line in recovery.certificate.assumes if "Fresh sequences had" in line]
+        longest = int(said.split("up to ")[1].split(" tokens")[0])
+        assert 3 <= longest <= most
+        assert "It did not answer those of" in said
+
+
+def test_a_learner_that_needs_more_tokens_quotes_the_target_first():
+    d, rng = 4, np.random.default_rng(2)
+    target = limited(functions(d, rng)["several heads"], FORMS["float64"], 3)
+    with pytest.raises(us.OracleError) as refused:
+        us.learn(target, us.learners.MultiHeadLearner(d))
+    assert str(refused.value).startswith("ValueError: at most 3 tokens per request; got 4. ")
+    assert "this learner needs 4" in str(refused.value)
+    with pytest.raises(us.OracleError, match="the limit is most_tokens = 3"):
+        us.learn(target, us.learners.MultiHeadLearner(d), most_tokens=3)
+
+
+@pytest.mark.parametrize("learner", [us.learners.ExactHead(4), us.learners.MultiHeadLearner(4)])
+def test_long_tokens_that_are_refused_are_no_wrong_dimension(learner):
+    rng = np.random.default_rng(3)
+    function = functions(4, rng)["single head"]
+
+    def capped(X: Any) -> Any:
+        if np.linalg.norm(X, axis=2).max() > 30:
+            raise ValueError("vectors longer than 30 are refused")
+        return function(X)
+
+    with pytest.raises(us.OracleError) as refused:
+        us.learn(capped, learner)
+    assert not isinstance(refused.value, us.DimensionRefused)
+    assert str(refused.value).startswith("ValueError: vectors longer than 30 are refused. ")
+    assert "radius=…" in str(refused.value)
+    # the advice works
+    advised = us.learners.MultiHeadLearner(4, radius=30.0)
+    assert us.learn(capped, advised).evidence.passed
+    found = us.audit(capped, 4)
+    assert (found.target_class, found.answers["longest_token"]) == ("single head", 30.0)
+
+
+def test_a_wrong_dimension_is_still_one():
+    def of_five(X: Any) -> Any:
+        if X.shape[2] != 5:
+            raise ValueError(f"5 numbers per token, not {X.shape[2]}")
+        return X.sum(axis=(1, 2))
+
+    with pytest.raises(us.DimensionRefused, match=r"^ValueError: 5 numbers per token, not 4\."):
+        us.learn(of_five, us.learners.ExactHead(4))
