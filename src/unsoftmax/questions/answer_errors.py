@@ -108,7 +108,7 @@ def seen_at(
 def seen_of(claim: Claim, sequences: Sequence[Array], y: Array) -> Seen:
     """Return answers to sequences (N, d) of any lengths, with what the claim says there."""
     lengths = np.array([len(X) for X in sequences])
-    places = [np.flatnonzero(lengths == N) for N in np.unique(lengths)]
+    places = [np.flatnonzero(lengths == N).tolist() for N in np.unique(lengths)]
     stacks = [np.stack([sequences[k] for k in some]) for some in places]
     by_length = [Seen(y[some], claim.at(X)) for X, some in zip(stacks, places, strict=True)]
     return reduce(Seen.beside, by_length)[np.argsort(np.concatenate(places))]
