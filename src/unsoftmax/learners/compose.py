@@ -7,6 +7,7 @@ target or asks the same under a condition:
     restricted     tokens of a subspace: the target as a function on R^k
     antisymmetric  f(X) − f(−X) instead of f(X): two queries each (Section 4.1)
     limited        no more queries and rounds than a limit
+    short          no more tokens than a target takes
     as_planned     no more than the plan; singular equations are a refusal
     named          the same rounds under another phase
     read_as        the same rounds, and answers that are read beside what was asked
@@ -29,6 +30,7 @@ from typing import TypeAlias, TypeVar
 
 import numpy as np
 
+from unsoftmax.errors import OracleError
 from unsoftmax.probes import Array, Design, Embedded, Probes, Round
 from unsoftmax.protocol import Answers, Plan
 from unsoftmax.refusals import Reason
@@ -113,6 +115,36 @@ def limited(
         return asked
 
     return mapped(steps, ask=counted)
+
+
+def short(steps: Asking[T], most_tokens: int) -> Asking[T]:
+    """Ask no sequence of more tokens; steps that want to get the refusal a target would give.
+
+    They may do without, as a hold-out does (`validate.judge.fresh_answers`).
+    """
+    try:
+        asked = next(steps)
+        while True:
+            longest = max((probes.tokens for probes in asked), default=0)
+            if longest > most_tokens:
+                asked = steps.throw(
+                    OracleError(
+                        f"Sequences of {longest} tokens were not asked: the limit is "
+                        f"most_tokens = {most_tokens}."
+                    )
+                )
+                continue
+            try:
+                answers = yield asked
+            except Exception as error:
+                asked = steps.throw(error)
+            else:
+                asked = steps.send(answers)
+    except StopIteration as end:
+        found: T = end.value
+        return found
+    finally:
+        steps.close()
 
 
 def as_planned(steps: Asking[T], plan: Plan, excess: str, contrary: str) -> Asking[T]:

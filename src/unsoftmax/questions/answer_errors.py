@@ -98,7 +98,16 @@ def seen_at(
     if claim.outputs is not None and width != (claim.outputs,):
         numbers = "1 number" if width[0] == 1 else f"{width[0]} numbers"
         raise Reason.SERVES_OTHER_NUMBERS.error(numbers=numbers, claimed=claim.outputs)
-    by_length = [Seen(y, claim.at(X)) for X, y in zip(stacks, answers, strict=True)]
+    y = np.concatenate(answers)[np.argsort(np.concatenate(places))]
+    return seen_of(claim, sequences, y)
+
+
+def seen_of(claim: Claim, sequences: Sequence[Array], y: Array) -> Seen:
+    """Return answers to sequences (N, d) of any lengths, with what the claim says there."""
+    lengths = np.array([len(X) for X in sequences])
+    places = [np.flatnonzero(lengths == N).tolist() for N in np.unique(lengths)]
+    stacks = [np.stack([sequences[k] for k in some]) for some in places]
+    by_length = [Seen(y[some], claim.at(X)) for X, some in zip(stacks, places, strict=True)]
     return reduce(Seen.beside, by_length)[np.argsort(np.concatenate(places))]
 
 

@@ -187,7 +187,8 @@ def _assumes(learned: LearnedNetwork, looked: str) -> tuple[str, ...]:
     return (
         "The target is several softmax heads followed by a ReLU network of one hidden layer, and "
         "single tokens show all of its neurons: the hold-out tests this but cannot prove it.",
-        "The network's error is bounded by constant + slope·‖p‖, where p is what all heads pool. "
+        "The network's error is bounded by constant + slope·‖p‖, where p is what all heads pool: "
+        "that is no bound on the answer to a sequence, whose p errors of W and w change. "
         "Two neurons that switch together at single tokens, and whose first layers differ by less "
         "than 5e-3 of their size, may count as one; no bound allows for that.",
         *learned.precision.why,

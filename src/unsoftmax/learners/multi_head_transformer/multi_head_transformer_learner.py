@@ -137,6 +137,9 @@ class MultiHeadTransformerLearner(Configured):
     biases, Σ B_h much smaller than the B_h).
     With a residual, which is found, (m + 2)d more. Heads that switch together, as W and 2W do, take
     350 + 2.6·H·d(d + 2) more after five searches in vain.
+    *Certificate*: of W and w, the largest over heads; and of the network alone ``|ĝ(p) − g(p)|`` ≤
+    constant + slope·‖p‖, where p are the H·d numbers that all heads pool. It does not bound the
+    answer to a sequence: errors of W and w change p.
     Answers have to be float64. *Determined up to* order of heads and neurons, and a positive
     factor and flips of neurons; heads of equal W and w are one. *Source*: beyond Section 4.1 of
     arXiv 2601.16873, which has one head.

@@ -109,8 +109,10 @@ class TransformerLearner(Configured):
     -----
     *Queries*: the network's, about m·d + 6m + 300 + m²d/4000 for m neurons, and 1.0 to 1.2 per
     entry of W; 2.0 to 2.2 anchored. *Determined up to* the function of the network; W and w are
-    free when it is constant. *Source*: Section 4.1 of arXiv 2601.16873 for "antisymmetric"; "local"
-    is beyond it.
+    free when it is constant. *Certificate*: of W and w; and of the network alone ``|ĝ(p) − g(p)|``
+    ≤ constant + slope·‖p‖, where p is what the head pools. It does not bound the answer to a
+    sequence: errors of W and w change p. *Source*: Section 4.1 of arXiv 2601.16873 for
+    "antisymmetric"; "local" is beyond it.
 
     Examples
     --------

@@ -318,10 +318,11 @@ def learn_by_bisection(dim: int, bits: int, checks: int, seed: int) -> Steps[Sin
     short = left - sum(map(len, long))
     closing = at_flips(found.model, certificate, short, rng)
     ends = found.end_checks()
-    labels = read_labels((yield [*ends, *closing]))
+    fresh = yield from fresh_answers([*ends, *closing])
+    labels = read_labels([y for _, y in fresh])
     refuse_contradictions(ends, labels[: len(ends)])
-    asked = zip([opening, *closing], [opened, *labels[len(ends) :]], strict=True)
-    before = [(part.X, y.astype(np.float64)) for part, y in asked]
+    read = [(X, y.astype(np.float64)) for (X, _), y in zip(fresh, labels, strict=True)]
+    before = [(opening.X, opened.astype(np.float64)), *read[len(ends) :]]
     answered = yield from fresh_answers([], before, LONG.rounds(long))
     judgement = judge_labels(found.model, certificate, answered, checks)
     certificate = with_lengths(certificate, found.model, answered, long)
