@@ -58,7 +58,12 @@ from unsoftmax.protocol import Certificate, Evidence, Found, Plan, Steps, as_arr
 from unsoftmax.theory.information import score_gradient
 from unsoftmax.validate.head_comparison import UNBOUNDED, score_shift, sum_rounding
 from unsoftmax.validate.judge import Judgement, Residuals, fresh_answers, judge
-from unsoftmax.validate.long_sequences import LongSequenceTuning, draw_long, looked_at
+from unsoftmax.validate.long_sequences import (
+    LongSequenceTuning,
+    LongTokens,
+    draw_long,
+    looked_at,
+)
 from unsoftmax.validate.sequences import by_length
 
 # -- The hold-out of heads in orthogonal subspaces: fresh sequences over all of R^d.
@@ -169,7 +174,7 @@ def judged(
     Sequences of a length are either short ones, drawn for one head after the other, or long ones.
     """
     precision, scored = opened.values.precision, _scored(found)
-    short, long = _drawn(found, opened.closing, scored, rng)
+    short, long = _drawn(found, opened.closing, scored, precision, rng)
     answered = yield from fresh_answers(short, [opened.answered], LONG.rounds(long))
     compared = [found.compared(X, y, precision) for X, y in answered]
     judgement = judge([residuals for residuals, _ in compared], opened.checks)
@@ -205,7 +210,11 @@ def _scored(found: BoundedHeads) -> list[int]:
 
 
 def _drawn(
-    found: BoundedHeads, count: int, scored: list[int], rng: np.random.Generator
+    found: BoundedHeads,
+    count: int,
+    scored: list[int],
+    precision: Precision,
+    rng: np.random.Generator,
 ) -> tuple[list[Sequences], list[Sequences]]:
     """Draw short sequences at moderate logits of one head after the other, and long ones.
 
@@ -220,13 +229,18 @@ def _drawn(
         return np.asarray(np.sqrt(wanted / logit) * X if logit else X)
 
     long = draw_long(model, count, rng, scaled, LONG)
-    short = []
-    for n in range(count - len(long)):
+
+    def ordinary(n: int) -> Array:
         x = rng.standard_normal((LENGTHS[n % len(LENGTHS)], d)) / np.sqrt(d)
         turn, k = divmod(n, max(1, len(scored)))
         if turn % 2 and scored:
             x[:-1], x[-1] = STRETCH * x[:-1], x[-1] / STRETCH
-        short.append(scaled(x[:-1], x[-1], LOGITS[n % len(LOGITS)], k, 1))
+        return scaled(x[:-1], x[-1], LOGITS[n % len(LOGITS)], k, 1)
+
+    def tells(X: Array) -> bool:
+        return bool(np.all(found.compared(X[None], model(X[None]), precision)[1][:, scored]))
+
+    short = LongTokens(model, tells).among(count - len(long), rng, ordinary)
     return by_length(short, "hold-out, closing"), by_length(long, "hold-out, long")
 
 
