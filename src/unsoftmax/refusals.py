@@ -35,6 +35,12 @@ class Reason(Enum):
         ModelMismatch,
         "More than {queries:,} queries or {rounds:,} rounds would be needed: {why}.",
     )
+    NO_NUMBERS = (
+        ModelMismatch,
+        "What is computed of the answers is no number ({error}): they are too large or too small "
+        "for float64, too coarse, or contradict each other. The target is not of the class that "
+        "is learned, or its answers are not what it computes.",
+    )
     SINGULAR_EQUATIONS = (
         ModelMismatch,
         "The answers lead to equations that are singular: the target is {contrary}, or its "

@@ -36,6 +36,7 @@ from unsoftmax.validate.judge import (
     more_than_usual,
 )
 from unsoftmax.validate.long_sequences import (
+    Ball,
     LongSequenceTuning,
     LongTokens,
     SequenceShape,
@@ -79,6 +80,8 @@ class LayerSequences:
     """No token is longer."""
     by_distance: bool = False
     """Whether scores depend on distance."""
+    ball: Ball | None = None
+    """Where a norm stands before the layer: tokens of the model as it makes them."""
 
     def confirming(self, count: int) -> list[Sequences]:
         """Draw short sequences that are asked before the hold-out."""
@@ -102,7 +105,7 @@ class LayerSequences:
             drawn = draw_long(self.model, left, self.rng, self._at, LONG)
             long = [self._sent(X) for X in drawn]
         shapes = self._short(left - len(long))
-        lengths = LongTokens(self.model, tells, min(self.radius, LONG.longest))
+        lengths = LongTokens(self.model, tells, min(self.radius, LONG.longest), self.ball)
         short = lengths.among(len(shapes), self.rng, lambda n: self._drawn(shapes[n]))
         families = by_length([*long, *own], "hold-out, long")
         return by_length(short, "hold-out"), LONG.rounds(families)
@@ -209,7 +212,7 @@ class Conclusion(Generic[L]):
         widened = max(1.0, strain / USUAL)
         errors = {name: widened * bound for name, bound in drawn.errors().items()}
         bounds, close = drawn.bounds(errors)
-        looked = (looked_at(model, answered, chain(*rounds)), _seen(judgement))
+        looked = (looked_at(model, answered, chain(*rounds), self.fresh.ball), _seen(judgement))
         assumed = (
             *self._assumed(),
             *(looked if checks else ("Nothing was checked.",)),

@@ -242,7 +242,21 @@ SEEN_WEIGHT = 1e-3
 # Heads whose scores of keys differ by less than this share count as one; so does what is left of a
 # direction where heads score all.
 SAME_SCORES = 1e-6
+# Tokens near a ball's rim are those whose squares are short of its square by less than this share.
+RIM = 1e-3
 _POWERS = np.exp2(np.arange(-440, 441) / 4)
+
+
+class Ball(NamedTuple):
+    """Tokens of a model that a norm makes of the target's: the longest are near the rim."""
+
+    radius: float
+    least: float
+    """The squares of tokens are short of the radius' by this share at least."""
+    queries: bool
+    """Whether query tokens may be long: with a residual connection answers contain them."""
+    lengths: Callable[[Array], Array]
+    """Maps tokens (…, d) to the lengths that they have before the norm, (…)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,11 +271,14 @@ class LongTokens:
         Whether a model with the errors of this one answers a sequence (N, d) nearly alike.
     longest : float
         No token is longer.
+    ball : Ball, optional
+        Where a norm stands before the model: tokens are long there, at the model's own logits.
     """
 
     model: Scored
     tells: Callable[[Array], bool]
     longest: float = LONGEST
+    ball: Ball | None = None
 
     def among(
         self,
@@ -281,6 +298,8 @@ class LongTokens:
     def drawn(self, n: int, rng: np.random.Generator) -> Array | None:
         """Draw the n-th: long keys, a long query token in turn; None where none would tell."""
         X = rng.standard_normal((LONG_TOKENS, self.model.dim)) / np.sqrt(self.model.dim)
+        if self.ball is not None:
+            return self._at_the_rim(self.ball, X, rng)
         natural = length_for(self.model, X, 1.0)
         unit = X / np.linalg.norm(X, axis=1, keepdims=True)
         logits = LONG_LOGITS[n // 2 % len(LONG_LOGITS)] * rng.standard_normal(LONG_TOKENS - 1)
@@ -299,6 +318,13 @@ class LongTokens:
                 return made
             long /= 2
         return None
+
+    def _at_the_rim(self, ball: Ball, X: Array, rng: np.random.Generator) -> Array | None:
+        """Make tokens whose squares are short of the radius' by shares down to the least."""
+        left = RIM * (ball.least / RIM) ** rng.uniform(size=(len(X), 1))
+        left[-1] = left[-1] if ball.queries else RIM
+        X *= ball.radius * np.sqrt(1 - left) / np.linalg.norm(X, axis=1, keepdims=True)
+        return X if self.tells(X) else None
 
     def _directions(self, X: Array) -> int:
         heads = self.model.scored(X[None]).size // len(X)
@@ -361,16 +387,22 @@ def length_for(model: Scored, X: Array, logits: float) -> float:
 # -- asking, and saying what was looked at
 
 
-def looked_at(model: Scored, answered: Sequence[Answered], long: Iterable[Probes]) -> str:
-    """Say up to which length and size of logits fresh sequences were answered.
+def looked_at(
+    model: Scored,
+    answered: Sequence[Answered],
+    long: Iterable[Probes],
+    ball: Ball | None = None,
+) -> str:
+    """Say up to which lengths and size of logits fresh sequences were answered.
 
-    ``long`` are the families of long sequences, those that were not answered included.
+    ``long`` are the families of long sequences, those that were not answered included; ``ball``
+    says how long tokens of the model are before a norm.
     """
     longest = max((X.shape[1] for X, y in answered if len(y)), default=0)
     most = max((_largest_logit(model, X) for X, _ in answered if X.shape[1] == longest), default=0)
     lost = sorted({part.tokens for part in long} - {X.shape[1] for X, _ in answered})
     refused = f" It did not answer those of {', '.join(map(str, lost))} tokens." if lost else ""
-    keys, queries = _longest_seen(model, [X for X, y in answered if len(y)])
+    keys, queries = _longest_seen(model, [X for X, y in answered if len(y)], ball)
     return (
         f"Fresh sequences had up to {longest} tokens, and logits up to {most:.2g}: beyond that the "
         f"target may be something else.{refused} Their keys had norms up to {keys:.2g} and their "
@@ -378,7 +410,9 @@ def looked_at(model: Scored, answered: Sequence[Answered], long: Iterable[Probes
     )
 
 
-def _longest_seen(model: Scored, asked: Iterable[Array]) -> tuple[float, float]:
+def _longest_seen(
+    model: Scored, asked: Iterable[Array], ball: Ball | None
+) -> tuple[float, float]:
     """Return the norms of the longest keys, and query tokens, on whose scores answers depend."""
     keys = queries = 0.0
     for X in asked:
@@ -386,7 +420,7 @@ def _longest_seen(model: Scored, asked: Iterable[Array]) -> tuple[float, float]:
         if X.shape[1] > 1 and scores.size:
             weights = softmax(scores)[..., :-1]
             counts = np.any((weights > SEEN_WEIGHT) & (weights < 1 - SEEN_WEIGHT), axis=1)
-            lengths = np.linalg.norm(X, axis=2)
+            lengths = np.linalg.norm(X, axis=2) if ball is None else ball.lengths(X)
             keys = max(keys, float(np.max(lengths[:, :-1], where=counts, initial=0.0)))
             counted = np.any(counts, axis=1)
             queries = max(queries, float(np.max(lengths[:, -1], where=counted, initial=0.0)))
