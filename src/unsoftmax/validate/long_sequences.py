@@ -410,9 +410,7 @@ def looked_at(
     )
 
 
-def _longest_seen(
-    model: Scored, asked: Iterable[Array], ball: Ball | None
-) -> tuple[float, float]:
+def _longest_seen(model: Scored, asked: Iterable[Array], ball: Ball | None) -> tuple[float, float]:
     """Return the norms of the longest keys, and query tokens, on whose scores answers depend."""
     keys = queries = 0.0
     for X in asked:

@@ -458,9 +458,7 @@ class AttentionLayerLearner(Configured):
 
         def searched(last: bool) -> Asking[Concluded]:
             fresh, least = _FRESH * normed.radius, _LEAST_MOST
-            ball = Ball(
-                normed.radius, normed.least_left, not normed.kind.residual, normed.lengths
-            )
+            ball = Ball(normed.radius, normed.least_left, not normed.kind.residual, normed.lengths)
             found = soft_search(soft, base, self._profile, reach, fresh, ball, least_most=least)
             return (yield from found)
 

@@ -103,9 +103,9 @@ from unsoftmax.models import AttentionLayer, LayerHead, LayerNorm
 from unsoftmax.models.rotary_layer import FARTHEST_BOUNDED, RotaryLayer
 from unsoftmax.protocol import Found
 from unsoftmax.validate.conclude import Conclusion, LayerSequences, Said
-from unsoftmax.validate.long_sequences import Ball
 from unsoftmax.validate.drawn_models import DRAWN, DrawnModels, Layer
 from unsoftmax.validate.judge import fresh_answers
+from unsoftmax.validate.long_sequences import Ball
 from unsoftmax.validate.sequences import opening
 
 

@@ -346,7 +346,7 @@ class MultiHeadLearner(Configured):
     rotary: bool | Rotary = field(default=False, kw_only=True)
     rotary_base: float | None = field(default=None, kw_only=True)
 
-    revision: ClassVar[int] = 8
+    revision: ClassVar[int] = 9
 
     def __post_init__(self) -> None:
         whole_number("dim", self.dim, 1)
@@ -515,11 +515,13 @@ class MultiHeadLearner(Configured):
     def _reasons(self, restarts: Restarts) -> Iterator[str]:
         """Say why nothing was found, in sentences."""
         if restarts.coarse > 0:
+            capped = self.radius is not None
+            asked = f"no longer than radius = {self.radius:g}" if capped else "that were tried"
+            longer = " Give a larger radius, if the target allows one. If that does not help,"
             yield (
-                f"Tokens no longer than radius = {self.radius:g} do not switch the heads one by "
-                "one: along every half circle that was tried gates stay open, or two of them open "
-                "together; and the poles of answers along lines do not tell them apart. Give a "
-                "larger radius, if the target allows one. If that does not help, heads are too "
+                f"Tokens {asked} do not switch the heads one by one: along every half circle that "
+                "was tried gates stay open, or two of them open together; and the poles of answers "
+                f"along lines do not tell them apart.{longer if capped else ' Then'} heads are too "
                 "close or too many for the precision of these answers."
             )
             return

@@ -315,7 +315,7 @@ class OrthogonalHeads(Configured):
     seed: int = 0
     tuning: OrthogonalTuning = field(default=OrthogonalTuning(), kw_only=True)
 
-    revision: ClassVar[int] = 3
+    revision: ClassVar[int] = 4
 
     def __post_init__(self) -> None:
         whole_number("dim", self.dim, 1)
