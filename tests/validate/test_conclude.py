@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 import unsoftmax as us
 from unsoftmax.errors import ModelMismatch, OracleError
 from unsoftmax.measure.token_map import AnswerNoise
-from unsoftmax.validate.conclude import WITH_EPS, Conclusion, LayerSequences, Said, length_for
+from unsoftmax.validate.conclude import WITH_EPS, Conclusion, LayerSequences, Said
 from unsoftmax.validate.drawn_models import DRAWN, SAFETY, DrawnModels, layers_apart
+from unsoftmax.validate.long_sequences import length_for
 
 OFF = 1e-9
 """How far the models of these tests are from their targets, relatively."""

@@ -321,7 +321,7 @@ def at_distances(
                 logits = logit_sizes(head, X[:-1] - X[-1], X[-1], s, s)
                 # of all tokens: the last one's logit is 0
                 X *= s[_nearest(logits * np.sqrt(1 - 1 / len(X)), wanted)]
-        return X.astype(np.float32).astype(np.float64)
+        return np.asarray(X.astype(np.float32), dtype=np.float64)
 
     drawn = LongTokens(model, tells).among(count, rng, ordinary)
     families = sorted(by_length(drawn, "hold-out, closing"), key=lambda part: part.tokens)
