@@ -231,7 +231,8 @@ def _alone(
 # Keys and query tokens, in turn, are so many times as long as tokens of 1, or as tokens with
 # logits of about 1, whichever are longer; else half as long, until the errors of the model leave
 # answers nearly as they are.
-REACH = 2.0**10
+# Errors of W move logits with the square of a query token's length, for keys follow it: shorter.
+REACH, QUERY_REACH = 2.0**10, 2.0**6
 # Tokens of such a sequence, and root mean squares of its logits, in turn.
 LONG_TOKENS, LONG_LOGITS = 12, (1.0, 3.0)
 # Directions that keys are made of, unless heads are more: all of them where there are fewer.
@@ -307,7 +308,8 @@ class LongTokens:
         shares = np.arange(LONG_TOKENS - 1) // 3 / 4 + rng.uniform(0, 0.1, LONG_TOKENS - 1)
         shares[0] = 0.0
         basis = np.linalg.qr(rng.standard_normal((self.model.dim, self._directions(X))))[0].T
-        long = min(REACH * max(natural, 1.0), self.longest / 2)
+        long = (QUERY_REACH if n % 2 else REACH) * max(natural, 1.0)
+        long = min(long, self.longest / 2)
         while long > natural:
             # keys along what scores them are as long as a query token is short
             query = (long if n % 2 else natural**2 / long) * unit[-1]
