@@ -40,6 +40,12 @@ class Reason(Enum):
 
     # Any learner
     MORE_THAN_PLANNED = ModelMismatch, "More than {limit} would be needed: {why}."
+    NO_NUMBERS = (
+        ModelMismatch,
+        "What is computed of the answers is no number ({error}): they are too large or too small "
+        "for float64, too coarse, or contradict each other. The target is not of the class that "
+        "is learned, or its answers are not what it computes.",
+    )
     SINGULAR_EQUATIONS = (
         ModelMismatch,
         "The answers lead to equations that are singular: the target is {contrary}, or its "
@@ -316,6 +322,12 @@ class Reason(Enum):
         "of answers along lines do not tell them apart.",
         "Give a larger radius, if the target allows one. If that does not help, heads are too "
         "close or too many for the precision of these answers.",
+    )
+    GATES_STAY_OPEN = (
+        ModelMismatch,
+        "Tokens that were tried do not switch the heads one by one: along every half circle gates "
+        "stay open, or two of them open together; and the poles of answers along lines do not tell "
+        "them apart. Then heads are too close or too many for the precision of these answers.",
     )
     TOO_COARSE_FOR_HEADS = (
         ModelMismatch,

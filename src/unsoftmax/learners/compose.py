@@ -161,6 +161,21 @@ def as_planned(steps: Asking[T], plan: Plan, excess: str, contrary: str) -> Aski
         raise Reason.SINGULAR_EQUATIONS.error(contrary=contrary) from singular
 
 
+def refusing_no_numbers(steps: Asking[T]) -> Asking[T]:
+    """Refuse a target whose answers end in arithmetic that has no result.
+
+    Solvers raise errors of their own where numbers are infinite or NaN, as hostile answers and
+    ill-conditioned equations make them; other errors are left as they are.
+    """
+    try:
+        return (yield from steps)
+    except (ArithmeticError, ValueError) as error:
+        solver = isinstance(error, ArithmeticError | np.linalg.LinAlgError)
+        if not solver and "nan" not in str(error).lower():
+            raise
+        raise Reason.NO_NUMBERS.error(error=str(error).rstrip(".")) from error
+
+
 def named(steps: Asking[T], name: str) -> Asking[T]:
     """Ask the same under the phase "name: phase", for the progress that a user sees."""
 

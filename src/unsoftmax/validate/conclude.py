@@ -14,7 +14,7 @@ there or nowhere. Tokens are float32 numbers, which every target reads alike.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Generic, NamedTuple
@@ -36,10 +36,12 @@ from unsoftmax.validate.judge import (
     more_than_usual,
 )
 from unsoftmax.validate.long_sequences import (
+    Ball,
     LongSequenceTuning,
-    Scored,
+    LongTokens,
     SequenceShape,
     draw_long,
+    length_for,
     looked_at,
 )
 from unsoftmax.validate.sequences import by_length
@@ -66,7 +68,6 @@ FAR = (
 LONG = LongSequenceTuning()
 WITH_EPS = 8
 """A hold-out of so many sequences has a token at which the eps of a norm behind counts."""
-_POWERS = np.exp2(np.arange(-440, 441) / 4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,15 +80,20 @@ class LayerSequences:
     """No token is longer."""
     by_distance: bool = False
     """Whether scores depend on distance."""
+    ball: Ball | None = None
+    """Where a norm stands before the layer: tokens of the model as it makes them."""
 
     def confirming(self, count: int) -> list[Sequences]:
         """Draw short sequences that are asked before the hold-out."""
         return by_length(map(self._drawn, self._short(count)), "confirmation", "pilot")
 
-    def holdout(self, count: int) -> tuple[list[Sequences], list[Round]]:
+    def holdout(
+        self, count: int, tells: Callable[[Array], bool]
+    ) -> tuple[list[Sequences], list[Round]]:
         """Draw a hold-out: a round of short sequences, and rounds of those that are longer.
 
-        A target may have a longest sequence, and is believed as far as it answers.
+        A target may have a longest sequence, and is believed as far as it answers. ``tells``:
+        whether a layer with this one's errors answers a sequence (N, d) nearly alike.
         """
         own = [self._beside_eps()] if count >= WITH_EPS and self._has_eps() else []
         left = count - len(own)
@@ -98,7 +104,9 @@ class LayerSequences:
         else:
             drawn = draw_long(self.model, left, self.rng, self._at, LONG)
             long = [self._sent(X) for X in drawn]
-        short = map(self._drawn, self._short(left - len(long)))
+        shapes = self._short(left - len(long))
+        lengths = LongTokens(self.model, tells, min(self.radius, LONG.longest), self.ball)
+        short = lengths.among(len(shapes), self.rng, lambda n: self._drawn(shapes[n]))
         families = by_length([*long, *own], "hold-out, long")
         return by_length(short, "hold-out"), LONG.rounds(families)
 
@@ -137,29 +145,6 @@ class LayerSequences:
         direction = self.rng.standard_normal(model.dim)
         length = np.sqrt(norm.eps / np.mean((whole @ direction) ** 2))
         return self._sent((still + length * direction)[None])
-
-
-def length_for(model: Scored, X: Array, logits: float) -> float:
-    """Return how much longer the tokens of X (N, d) have logits of the root mean square wanted.
-
-    It is 1 where no length gives any. Logits are scores less that of the last token; of all heads
-    the one counts where they are largest. Within a tenth.
-    """
-    if len(X) == 1:
-        return 1.0
-    scores = model.scored(np.stack([X, -X, np.zeros_like(X)]))
-    scores = scores.reshape(3, -1, len(X))
-    one, minus, none = scores - scores[..., -1:]
-    A, B = (one + minus) / 2 - none, (one - minus) / 2
-    size = max(float(np.abs(part).max(initial=0.0)) for part in (A, B))
-    if not size > 0:
-        return 1.0
-    A, B, C = A / size, B / size, none / size
-    terms = [A * A, 2 * A * B, B * B + 2 * A * C, 2 * B * C, C * C]
-    squares = np.array([np.mean(term, axis=1) for term in terms])
-    means = np.max(np.array([np.polyval(of_head, _POWERS) for of_head in squares.T]), axis=0)
-    found = np.log2(np.sqrt(np.maximum(means, TINY))) + np.log2(size / logits)
-    return float(_POWERS[np.argmin(np.abs(found))])
 
 
 CONFIRMING = 4
@@ -219,7 +204,7 @@ class Conclusion(Generic[L]):
             Fresh answers are not what the layer predicts.
         """
         drawn, model = self.drawn, self.drawn.model
-        short, rounds = self.fresh.holdout(checks - sum(len(y) for _, y in earlier))
+        short, rounds = self.fresh.holdout(checks - sum(len(y) for _, y in earlier), drawn.tells)
         answered = yield from fresh_answers(short, earlier, rounds)
         judgement = self._judged(answered, checks, MORE)
         self._believed(judgement, bool(checks))
@@ -227,7 +212,7 @@ class Conclusion(Generic[L]):
         widened = max(1.0, strain / USUAL)
         errors = {name: widened * bound for name, bound in drawn.errors().items()}
         bounds, close = drawn.bounds(errors)
-        looked = (looked_at(model, answered, chain(*rounds)), _seen(judgement))
+        looked = (looked_at(model, answered, chain(*rounds), self.fresh.ball), _seen(judgement))
         assumed = (
             *self._assumed(),
             *(looked if checks else ("Nothing was checked.",)),

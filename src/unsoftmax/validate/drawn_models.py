@@ -158,6 +158,11 @@ class DrawnModels(Generic[L]):
             most=most,
         )
 
+    def tells(self, X: Array) -> bool:
+        """Tell whether errors of the parameters leave the answer to a sequence (N, d) as it is."""
+        at = self.residuals(X[None], self.model(X[None]))
+        return bool(np.all(at.own + at.allowed <= at.most * at.size))
+
     def strain(self, X: Array, y: Array) -> float:
         """Return the largest miss, in multiples of one error of the parameters and the noise."""
         predicted = self.model(X)

@@ -69,6 +69,7 @@ from unsoftmax.theory import counts
 from unsoftmax.theory.costs import Cost
 from unsoftmax.validate.conclude import CONFIRMING, LONG, SHORT
 from unsoftmax.validate.drawn_models import Layer
+from unsoftmax.validate.long_sequences import Ball
 
 # Rounds in which keys and query tokens are asked, each again as often as weights are small.
 _KEY_ROUNDS = 14 * (1 + limits.AGAIN)
@@ -346,7 +347,7 @@ class AttentionLayerLearner(Configured):
     rotary_base: float | None = field(default=None, kw_only=True)
     tuning: AttentionLayerTuning = field(default=AttentionLayerTuning(), kw_only=True)
 
-    revision: ClassVar[int] = 7
+    revision: ClassVar[int] = 8
     outputs: ClassVar[Outputs] = "vector"
 
     def __post_init__(self) -> None:
@@ -447,7 +448,8 @@ class AttentionLayerLearner(Configured):
 
         def searched(last: bool) -> Asking[Concluded]:
             fresh, least = _FRESH * normed.radius, _LEAST_MOST
-            found = soft_search(soft, base, self._profile, reach, fresh, least_most=least)
+            ball = Ball(normed.radius, normed.least_left, not normed.kind.residual, normed.lengths)
+            found = soft_search(soft, base, self._profile, reach, fresh, ball, least_most=least)
             return (yield from found)
 
         base = yield from soft.base()

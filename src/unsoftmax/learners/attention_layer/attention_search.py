@@ -106,6 +106,7 @@ from unsoftmax.refusals import Reason, reworded
 from unsoftmax.validate.conclude import Conclusion, LayerSequences, Said
 from unsoftmax.validate.drawn_models import DRAWN, DrawnModels, Layer
 from unsoftmax.validate.judge import fresh_answers
+from unsoftmax.validate.long_sequences import Ball
 from unsoftmax.validate.sequences import opening
 
 
@@ -301,12 +302,16 @@ def conclusion_of(
     noise: AnswerNoise,
     rng: np.random.Generator,
     fresh: float = np.inf,
+    ball: Ball | None = None,
     **least: float,
 ) -> Concluded:
-    """Put a layer beside others of the same answers; fresh tokens are no longer than ``fresh``."""
+    """Put a layer beside others of the same answers; fresh tokens are no longer than ``fresh``.
+
+    But for those near the rim of a ``ball``.
+    """
     drawn = answers.drawn(noise, rng, **least)
     by_distance = isinstance(drawn.model, RotaryLayer)
-    sequences = LayerSequences(drawn.model, rng, fresh, by_distance=by_distance)
+    sequences = LayerSequences(drawn.model, rng, fresh, by_distance, ball)
     return Conclusion(drawn, sequences, said_of(drawn.model))
 
 
@@ -384,6 +389,7 @@ def soft_search(
     profile: str,
     widest: float,
     fresh: float = np.inf,
+    ball: Ball | None = None,
     **least: float,
 ) -> Asking[Concluded]:
     """Search on from the heads that copies of tokens showed beside one offset.
@@ -398,7 +404,7 @@ def soft_search(
         maps, noise, effort, base.typical(), rng, radius=widest, drawn=_SOFT_DRAWN
     )
     answers = LayerAnswers(values=maps, scores=(yield from scores.run()))
-    conclusion = conclusion_of(answers, noise, rng, fresh, **least)
+    conclusion = conclusion_of(answers, noise, rng, fresh, ball, **least)
     yield from conclusion.confirmed()
     return conclusion
 

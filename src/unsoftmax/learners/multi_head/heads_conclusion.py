@@ -39,10 +39,16 @@ from unsoftmax.validate.head_comparison import (
     JudgeTuning,
     PositionErrors,
     mean_shift,
+    score_shift,
     sum_rounding,
 )
 from unsoftmax.validate.judge import Judgement, Residuals, fresh_answers, judge
-from unsoftmax.validate.long_sequences import LongSequenceTuning, draw_long, looked_at
+from unsoftmax.validate.long_sequences import (
+    LongSequenceTuning,
+    LongTokens,
+    draw_long,
+    looked_at,
+)
 from unsoftmax.validate.sequences import DistanceTuning, at_distances, by_length
 
 # Tokens of the short sequences, in turn.
@@ -176,15 +182,26 @@ class RecoveredHeads:
         if purpose == "check":
             long = [shortened(X) for X in draw_long(model, count, rng, scaled, LONG)]
             rounds, count = LONG.rounds(by_length(long, "hold-out, long")), count - len(long)
-        short = []
-        for n in range(count):
+
+        def ordinary(n: int) -> Array:
             query = rng.standard_normal(d) / np.sqrt(d)
             offsets = rng.standard_normal((LENGTHS[n % len(LENGTHS)] - 1, d)) / np.sqrt(d)
             if alike:
                 offsets[:] = offsets[0]
             elif n % 2:
                 offsets[1] = offsets[0]
-            short.append(scaled(offsets, query, LOGIT, n))
+            return scaled(offsets, query, LOGIT, n)
+
+        def tells(X: Array) -> bool:
+            off = score_shift(X[None], self.errors["W"][None], self.errors["w"][None])
+            return bool(off.max(initial=0.0) <= most)
+
+        most = max(MOST, MOST_COARSE * reduced.eta)
+        tokens = LongTokens(model, tells, reduced.lengths.single(LONG.longest))
+        if purpose == "check":
+            short = tokens.among(count, rng, ordinary)
+        else:
+            short = [ordinary(n) for n in range(count)]
         return by_length(short, "hold-out" if purpose == "check" else "check", purpose), rounds
 
     def refusal(self, judgement: Judgement, explained: bool) -> UnsoftmaxError:
@@ -269,7 +286,7 @@ class PositionedHeads:
         alike: bool,
     ) -> tuple[Sequence[Any], list[Round]]:
         """Draw fresh sequences of 1 to 512 tokens."""
-        return at_distances(self.model.heads, self.model.dim, count, rng, FAR)
+        return at_distances(self.model, count, rng, FAR, lambda X: bool(self.telling(X[None])[0]))
 
     def refusal(self, judgement: Judgement, explained: bool) -> UnsoftmaxError:
         """Say why fresh answers contradict the heads, or confirm nothing."""

@@ -346,7 +346,7 @@ class MultiHeadLearner(Configured):
     rotary: bool | Rotary = field(default=False, kw_only=True)
     rotary_base: float | None = field(default=None, kw_only=True)
 
-    revision: ClassVar[int] = 8
+    revision: ClassVar[int] = 9
 
     def __post_init__(self) -> None:
         whole_number("dim", self.dim, 1)
@@ -509,6 +509,8 @@ class MultiHeadLearner(Configured):
             noticed += "."
         noticed += why(searches.reduced.precision)
         if restarts.coarse > 0:
+            if self.radius is None:
+                return Reason.GATES_STAY_OPEN.error(also=noticed)
             return Reason.TOKENS_TOO_SHORT.error(also=noticed, radius=self.radius)
         positions = self._positions()[0]
         circles = f"{len(self.tuning.restarts.starts)} searches along half circles"

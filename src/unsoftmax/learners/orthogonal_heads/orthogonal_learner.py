@@ -58,7 +58,12 @@ from unsoftmax.theory.costs import Cost
 from unsoftmax.theory.information import score_gradient
 from unsoftmax.validate.head_comparison import UNBOUNDED, score_shift, sum_rounding
 from unsoftmax.validate.judge import Residuals, fresh_answers, judge
-from unsoftmax.validate.long_sequences import LongSequenceTuning, draw_long, looked_at
+from unsoftmax.validate.long_sequences import (
+    LongSequenceTuning,
+    LongTokens,
+    draw_long,
+    looked_at,
+)
 from unsoftmax.validate.sequences import by_length
 
 # -- The hold-out of heads in orthogonal subspaces: fresh sequences over all of R^d.
@@ -89,6 +94,8 @@ AGREES = 2e-8
 # Answers too coarse to find heads rightly are missed by more than expected, but not by this much:
 # up to it the refusal says coarse, beyond it wrong class.
 CLEARLY = 10.0
+# Long tokens are so short that bounds on W_h leave scores open by no more: see `AGREES`.
+MOST_OPEN = 1e-8
 # A head within its error of W = 0 counts as W = 0 where that error is this small beside the
 # largest ‖W_h‖.
 NOTHING = 1e-12
@@ -169,7 +176,7 @@ def judged(
     Sequences of a length are either short ones, drawn for one head after the other, or long ones.
     """
     precision, scored = opened.values.precision, _scored(found)
-    short, long = _drawn(found, opened.closing, scored, rng)
+    short, long = _drawn(found, opened.closing, scored, precision, rng)
     answered = yield from fresh_answers(short, [opened.answered], LONG.rounds(long))
     compared = [found.compared(X, y, precision) for X, y in answered]
     judgement = judge([residuals for residuals, _ in compared], opened.checks)
@@ -204,7 +211,11 @@ def _scored(found: BoundedHeads) -> list[int]:
 
 
 def _drawn(
-    found: BoundedHeads, count: int, scored: list[int], rng: np.random.Generator
+    found: BoundedHeads,
+    count: int,
+    scored: list[int],
+    precision: Precision,
+    rng: np.random.Generator,
 ) -> tuple[list[Sequences], list[Sequences]]:
     """Draw short sequences at moderate logits of one head after the other, and long ones.
 
@@ -219,13 +230,20 @@ def _drawn(
         return np.asarray(np.sqrt(wanted / logit) * X if logit else X)
 
     long = draw_long(model, count, rng, scaled, LONG)
-    short = []
-    for n in range(count - len(long)):
+
+    def ordinary(n: int) -> Array:
         x = rng.standard_normal((LENGTHS[n % len(LENGTHS)], d)) / np.sqrt(d)
         turn, k = divmod(n, max(1, len(scored)))
         if turn % 2 and scored:
             x[:-1], x[-1] = STRETCH * x[:-1], x[-1] / STRETCH
-        short.append(scaled(x[:-1], x[-1], LOGITS[n % len(LOGITS)], k, 1))
+        return scaled(x[:-1], x[-1], LOGITS[n % len(LOGITS)], k, 1)
+
+    def tells(X: Array) -> bool:
+        off = score_shift(X[None], found.W_error[None]).max(initial=0.0)
+        known = found.compared(X[None], model(X[None]), precision)[1][:, scored]
+        return bool(off <= MOST_OPEN and np.all(known))
+
+    short = LongTokens(model, tells).among(count - len(long), rng, ordinary)
     return by_length(short, "hold-out, closing"), by_length(long, "hold-out, long")
 
 
@@ -296,7 +314,7 @@ class OrthogonalHeads(Configured):
     seed: int = 0
     tuning: OrthogonalTuning = field(default=OrthogonalTuning(), kw_only=True)
 
-    revision: ClassVar[int] = 3
+    revision: ClassVar[int] = 4
 
     def __post_init__(self) -> None:
         whole_number("dim", self.dim, 1)

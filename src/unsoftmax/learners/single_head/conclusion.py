@@ -8,7 +8,6 @@ answers.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 from itertools import chain
 from typing import Any, NoReturn, Protocol, TypeVar
@@ -21,7 +20,7 @@ from unsoftmax.learners.single_head.first_round import FirstRound
 from unsoftmax.measure.precision import ADVICE, KAPPA, advice, why
 from unsoftmax.measure.single_tokens import Values
 from unsoftmax.models import RotaryHead, SingleHead
-from unsoftmax.probes import Array, Probes, Round
+from unsoftmax.probes import Array, Round
 from unsoftmax.protocol import Certificate, Evidence, Found
 from unsoftmax.refusals import Reason
 from unsoftmax.validate import sequences
@@ -117,7 +116,7 @@ def conclude(
         bounds = rounded.bounds()
         found = _supported(rounded, bounds, answered, first.checks, otherwise, most_unexplained)
     head, bounds, evidence = found
-    looked = _looked(head.model, answered, chain(*rounds))
+    looked = looked_at(head.model, answered, chain(*rounds))
     certificate = certificate_of(head, first.checks, looked, bounds=bounds)
     _refuse_unknown(head, certificate)
     notes = (*head.notes(), *bounds.notes)
@@ -138,23 +137,20 @@ def _drawn(
     """Draw fresh sequences: what is asked in one round, and what in rounds of its own after it."""
     model = head.model
     if isinstance(model, RotaryHead):
-        near, far = sequences.at_distances([model], model.dim, count, rng, DistanceTuning())
+
+        def tells(X: Array) -> bool:
+            positions = bounds.positions
+            assert positions is not None
+            met = np.array([min(1.0, JUDGE.alignment / model.dim)])
+            moved = HeadAt.of(model, X[None]).score_moves_at(unit, positions, met)
+            return bool(moved.max() <= JUDGE.most_moved)
+
+        unit = head.values.precision.unit
+        near, far = sequences.at_distances(model, count, rng, DistanceTuning(), tells)
         return [*near], far
     certificate = Certificate(bounds.errors, ())
     closing, long = sequences.closing(model, certificate, count, rng, tuning=holdout)
     return [*closing], holdout.long.rounds(long)
-
-
-def _looked(
-    model: SingleHead | RotaryHead, answered: list[Answered], further: Iterable[Probes]
-) -> str:
-    """Say how far was looked; ``further`` are the families of the further rounds."""
-    if isinstance(model, SingleHead):
-        return looked_at(model, answered, further)
-    longest = max((X.shape[1] for X, y in answered if len(y)), default=0)
-    return (
-        f"Fresh sequences had up to {longest} tokens: beyond that the target may be something else."
-    )
 
 
 def certificate_of(

@@ -350,7 +350,7 @@ class SensingHead(Configured):
     measurements: int | None = None
     seed: int = 0
 
-    revision: ClassVar[int] = 1
+    revision: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
         whole_number("dim", self.dim, 1)
