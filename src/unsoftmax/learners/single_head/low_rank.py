@@ -164,7 +164,7 @@ class LowRankHead(Configured):
     rotary: bool | Rotary = field(default=False, kw_only=True)
     rotary_base: float | None = field(default=None, kw_only=True)
 
-    revision: ClassVar[int] = 5
+    revision: ClassVar[int] = 6
 
     def __post_init__(self) -> None:
         whole_number("dim", self.dim, 1)
