@@ -13,6 +13,8 @@ import pytest
 
 import unsoftmax as us
 from tests.attacks.test_certificates import LEARNERS, held
+from tests.plain_layers import PlainLayer
+from tests.shares import share
 
 
 class PlainHead:
@@ -70,5 +72,58 @@ def test_relative_errors_that_single_tokens_share(name, alike, trials, evidence)
         runs=count,
         broken=0,
         median_looseness_of_v=f"{np.median(loose):.0f}×",
+        refused=refused,
+    )
+
+
+# -- few numbers, or few answers
+
+
+def _of_one_coordinate(rng: Any) -> Any:
+    size, place = 10.0 ** rng.uniform(-12, -6), rng.uniform()
+
+    def disturbed(y: Any) -> Any:
+        errors = np.zeros_like(y)
+        errors[:, int(place * y.shape[1])] = rng.standard_normal(len(y))
+        return y + size * np.linalg.norm(y, axis=1, keepdims=True) * errors
+
+    return disturbed
+
+
+def _of_few_answers(rng: Any) -> Any:
+    size = 10.0 ** rng.uniform(-12, -6)
+
+    def disturbed(y: Any) -> Any:
+        errors = rng.standard_normal(y.shape) / np.sqrt(y.shape[1])
+        errors *= rng.random((len(y), 1)) < 0.01
+        return y + size * np.linalg.norm(y, axis=1, keepdims=True) * errors
+
+    return disturbed
+
+
+UNEVEN: dict[str, Any] = {
+    "one coordinate": _of_one_coordinate,
+    "one answer in a hundred": _of_few_answers,
+}
+
+
+@pytest.mark.parametrize("uneven", UNEVEN)
+def test_errors_of_one_coordinate_or_few_answers(uneven, trials, evidence):
+    count, refused, shares = trials(3, 250), 0, []
+    for seed in range(count):
+        disturbed = UNEVEN[uneven](np.random.default_rng([72, seed]))
+        target = PlainLayer(np.random.default_rng([71, seed]), disturbed=disturbed)
+        try:
+            recovery = us.learn(target, target.learner(seed))
+        except us.UnsoftmaxError:
+            refused += 1
+            continue
+        shares.append(share(recovery.model, target.model(), recovery.certificate.errors))
+        assert shares[-1] <= 1, seed
+    evidence(
+        f"a layer with errors of {uneven}",
+        runs=count,
+        broken=0,
+        largest_share_of_the_certificate=max(shares),
         refused=refused,
     )
