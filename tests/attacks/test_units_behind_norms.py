@@ -34,7 +34,7 @@ class PlainNeurons:
 @pytest.mark.parametrize("linear", [False, True])
 def test_eps_is_within_its_bound_or_has_none(linear, trials, evidence):
     """Answers are within what the certificate says of them, whatever eps and the unit are."""
-    count, refused, told, loose = trials(6, 400), 0, 0, []
+    count, refused, told, loose = trials(6, 500), 0, 0, []
     for seed in range(count):
         target = PlainNeurons(seed, linear)
         try:
@@ -47,12 +47,11 @@ def test_eps_is_within_its_bound_or_has_none(linear, trials, evidence):
         assert np.isfinite([errors[name] for name in ("eps", "c", "A")]).all() == (not linear), seed
         apart = {
             "eps": abs(model.norm.eps - target.eps),
-            "c": np.ptp(model.c - target.c),
+            "c": np.linalg.norm(model.c - target.c + target.c.mean()),
             "scale": np.linalg.norm(model.norm.scale - target.scale),
             "shift": np.linalg.norm(model.norm.shift - target.shift),
         }
-        assert all(apart[name] <= 2 * errors[name] for name in apart), (seed, apart, errors)
-        assert apart["eps"] <= errors["eps"], (seed, apart, errors)
+        assert all(apart[name] <= errors[name] for name in apart), (seed, apart, errors)
         told += bool(errors["eps"] < target.eps)
         rng = np.random.default_rng([44, seed])
         x = rng.standard_normal((100, target.dim)) * 10.0 ** rng.uniform(-9, 4, (100, 1))
