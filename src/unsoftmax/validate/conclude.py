@@ -156,9 +156,9 @@ USUAL = 3.0
 """Bounds grow where fresh answers are missed by more than so many times what one drawn error and
 the noise make. Of 210 layers with exact, rounded and noisy answers one was missed by 3.6 times
 that, others by less than 3 times; those whose answers drift by 3 to 14 times."""
-# Heads below this share of the largest are not seen, however small the noise; nor are those below
-# so many times the noise: the largest singular value of noise is 2 to 3 times √rows of its numbers.
-INVISIBLE, RANK_NOISE = 1e-12, 30.0
+# A head that was overlooked may add less to answers than those that were found, by chance or as the
+# others make up for it: so many times.
+SEEN = 8.0
 
 
 class Said(NamedTuple):
@@ -214,7 +214,7 @@ class Conclusion(Generic[L]):
         bounds, close = drawn.bounds(errors)
         looked = (looked_at(model, answered, chain(*rounds), self.fresh.ball), _seen(judgement))
         assumed = (
-            *self._assumed(),
+            *self._assumed(answered),
             *(looked if checks else ("Nothing was checked.",)),
             *close,
             *_predicted_within(model, answered, bounds),
@@ -240,14 +240,26 @@ class Conclusion(Generic[L]):
             contrary=f"no {self.said.kind} ({self.said.otherwise}), or its answers are too coarse",
         )
 
-    def _assumed(self) -> tuple[str, ...]:
-        noise = self.drawn.noise
+    def _unseen(self, answered: Sequence[Answered]) -> float:
+        """Return the size of M, beside the largest, that fresh answers would have shown.
+
+        A head that adds more to one of them than it may be missed by is not overlooked, whatever
+        the search made of it. Heads that were found say how much one adds.
+        """
+        told = [(X, y) for X, y in answered if len(X) and X.shape[1] > 1]
+        if not told:
+            told = [(one.X, self.drawn.model(one.X)) for one in self.fresh.confirming(CONFIRMING)]
+        each = np.array([self.drawn.unseen(X, y, MORE) for X, y in told])
+        return SEEN * float(np.max(np.min(each, axis=0), initial=0.0))
+
+    def _assumed(self, answered: Sequence[Answered]) -> tuple[str, ...]:
+        noise, unseen = self.drawn.noise, self._unseen(answered)
         absolute = f", and by {noise.absolute:.1e}" if noise.absolute else ""
-        unseen = max(RANK_NOISE * noise.relative, INVISIBLE)
         return (
             f"The target is a {self.said.kind}, and all heads were found: the hold-out tests "
             "this but cannot prove it. A head is missed if its M is 0, and may be missed if its M "
-            f"is below {unseen:.0e} of the others'. Heads whose W and w differ by less than their "
+            f"is below {unseen:.0e} of the others' (fresh answers show larger ones, whose scores "
+            "are of about the size of the others'). Heads whose W and w differ by less than their "
             "bounds count as one, with the sum of their M.",
             f"Answers are off by {noise.relative:.1e} of their size{absolute}, as measured with "
             "single tokens. A bound is for all numbers of a head together, the largest over heads.",

@@ -115,11 +115,12 @@ def straight(
     count: int,
     rng: np.random.Generator,
     radius: float = np.inf,
-    short: float = 1.0,
+    norms: tuple[float, float] = (1.0, 1.0),
 ) -> Sequences:
-    """Single tokens of norm about 1, then as many of norm about ``short``."""
+    """Single tokens of about the first norm, then as many of about the second."""
     tokens = rng.standard_normal((count, 1, dim)) / np.sqrt(dim)
-    tokens[(count + 1) // 2 :] *= short
+    tokens[: (count + 1) // 2] *= norms[0]
+    tokens[(count + 1) // 2 :] *= norms[1]
     return _checked("straight", tokens, radius)
 
 

@@ -8,6 +8,7 @@ number of standard deviations that is certified.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -136,9 +137,25 @@ class LayerClaim:
         claim, drifting = claim.measured(fresh[:, :], y)
         errors = {name: DEVIATIONS * e for name, e in claim.errors.items()}
         if not self.determined:
-            errors |= dict.fromkeys(("A", "b", "B"), float("inf"))
+            errors |= claim._undetermined(errors)
         certificate = Certificate(errors, (*claim._assumed(checks), *drifting))
         return Found(self.model, certificate, judgement.evidence, self.notes)
+
+    def _undetermined(self, errors: Mapping[str, float]) -> dict[str, float]:
+        """Return bounds where a linear part is left, or sides are open.
+
+        Behind a norm x may be any share of that part: the sum is known up to a factor, by whose
+        square eps goes. What eps is off by beside the model's sum is part of its constant then:
+        ‖n(u)‖ moves by √(width·δ) over the deviation at most, and by √width·δ/√eps.
+        """
+        free = dict.fromkeys(("A", "b", "B"), float("inf"))
+        norm = self.model.norm
+        if norm is None:
+            return free
+        off = np.sqrt(errors["eps"])
+        moved = np.sqrt(norm.width) * off * min(1.0, off / max(np.sqrt(norm.eps), TINY))
+        of_sum = {"c": float("inf"), "eps": float("inf")}
+        return free | of_sum | {"constant": errors["constant"] + float(moved)}
 
     def _tokens(self, count: int, rng: np.random.Generator) -> Array:
         """Return tokens of many lengths."""
@@ -177,12 +194,23 @@ class LayerClaim:
             "The target is one hidden layer of ReLUs (continuous), and all its neurons were found: "
             "the hold-out tests this but cannot prove it.",
             *missing,
+            *self._of_free_sum(),
             f"A neuron that adds less than {DEVIATIONS * look.noise:.1e} of the answers' size may "
             "be missing. The bounds of A, b and B are for those found.",
             f"Answers are off by {look.noise:.1e} of their size (one standard deviation), from "
             f"second differences; {DEVIATIONS:g} deviations are taken.",
             *look.why,
             *(() if checks else ("Nothing was checked.",)),
+        )
+
+    def _of_free_sum(self) -> tuple[str, ...]:
+        """Say what has no bound behind a norm where a linear part is left."""
+        if self.determined or self.model.norm is None:
+            return ()
+        return (
+            "How much of x is in the sum before the norm is not determined: the sum is known up to "
+            "a factor, by whose square eps goes, so c and eps have no bound. constant and slope "
+            "are for the factor of this model, and count what eps is off by then.",
         )
 
     def _within(self) -> tuple[str, ...]:

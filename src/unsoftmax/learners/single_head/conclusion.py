@@ -298,5 +298,5 @@ def _refuse_unknown(head: RecoveredHead, certificate: Certificate) -> None:
 
 def _coarser(head: F, factor: float) -> F:
     """Assume answers to be ``factor`` times as coarse as they look."""
-    precision = head.values.precision.coarser(factor, "The hold-out is not predicted exactly")
-    return replace(head, values=replace(head.values, precision=precision))  # type: ignore[type-var]
+    values = head.values.coarser(factor, "The hold-out is not predicted exactly")
+    return replace(head, values=values)  # type: ignore[type-var]

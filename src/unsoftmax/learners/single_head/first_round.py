@@ -33,9 +33,10 @@ from unsoftmax.measure.precision import (
     Precision,
     noise_factor,
     significant_bits,
+    small_by_chance,
     why,
 )
-from unsoftmax.measure.single_tokens import SingleTokens, Values, small_by_chance
+from unsoftmax.measure.single_tokens import SingleTokens, Values
 from unsoftmax.models.arrays import TINY
 from unsoftmax.probes import Array, Sequences
 from unsoftmax.refusals import Reason
@@ -214,6 +215,8 @@ SHORT = 2.0**-16
 OF_C = 16.0
 # The same for entries of v, and longer tokens.
 OF_V = 3.0
+# A token misses x·v̂ + ĉ by its answer's error, ĉ's, and those of v̂.
+ERRORS_OF_A_MISS = 3.0
 # What short tokens miss c by is put down to rounding up to this share of tokens of norm 1: in
 # float32 biases are 4,000 times as large as the values then. Beyond, it is no head.
 MOST_HIDDEN = 2.0**-12
@@ -289,11 +292,12 @@ def ask_first_round(
         What is known before.
     """
     share = holdout.Shares.of(checks)
-    # with biases more single tokens, and fewer repeats: some are short
+    # with biases more single tokens, and fewer repeats: some are short, others as long as those
+    # that v is read from, where nothing hides what it is off by
     moved = share.repeats // 4 if given.biases else 0
     three = holdout.opening(dim, share.opening, rng, given.radius)
-    short = SHORT if given.biases else 1.0
-    straight = holdout.straight(dim, share.straight + moved, rng, given.radius, short)
+    norms = (given.token_norm, SHORT) if given.biases else (1.0, 1.0)
+    straight = holdout.straight(dim, share.straight + moved, rng, given.radius, norms)
     singles = SingleTokens.probes(dim, given.token_norm, given.biases)
     opened, line, *answers = yield [three, straight, *singles]
     tokens = SingleTokens.of(answers, given.token_norm)
@@ -424,7 +428,7 @@ def _straightened(
     declared, compared = given.declared is not None, of_straight(x, line, values)
     if np.all(np.abs(compared.relative) <= compared.tolerance):
         if declared or not given.listens:
-            return values
+            return values if declared else _all_entries(values, precision, x, line)
         # v's own bound may be wide enough to explain what is missed; the errors that W is read
         # with are not, and answers to two tokens are off by as much
         unit = _coarseness(x, line, replace(values, v_error=values.among_others.v))
@@ -438,10 +442,31 @@ def _straightened(
                 missed=missed,
                 otherwise=or_biased(given.biases) + least,
             )
-    coarser = values.precision.with_unit(unit, "Single tokens are not answered exactly")
-    if coarser is values.precision:
+    # terms that seemed to cancel in c are counted anew, in roundoffs of this size
+    coarser = precision.with_unit(unit, "Single tokens are not answered exactly")
+    if coarser is not precision:
+        values = _read(tokens, coarser, x, line)
+    return _all_entries(values, precision, x, line)
+
+
+def _all_entries(values: Values, precision: Precision, x: Array, line: Array) -> Values:
+    """Widen the bound on v to what fresh tokens x (n, d) show all d entries to be off by.
+
+    They miss x·v̂ + ĉ by x·(v̂ − v) as well, in random directions ‖x‖/√d of ‖v̂ − v‖, whatever
+    the entries' errors have in common; ``precision`` is what answers of any target are off by.
+    """
+    long = np.linalg.norm(x, axis=1) > np.sqrt(SHORT)
+    bound = float(np.linalg.norm(values.v_error))
+    if not (np.any(long) and bound):
         return values
-    return _read(tokens, coarser, x, line)
+    x, line = x[long], line[long]
+    lengths = np.linalg.norm(x, axis=1)
+    usual = precision.deviation(lengths * values.norm + abs(values.c), line)
+    missed = line - values.c - x @ values.v
+    beyond = np.sum(missed**2) - ERRORS_OF_A_MISS * np.sum(usual**2)
+    off = np.sqrt(x.shape[1] * max(0.0, float(beyond)) / np.sum(lengths**2))
+    wider = max(1.0, small_by_chance(len(x)) * float(off) / bound)
+    return replace(values, v_error=wider * values.v_error)
 
 
 def _coarseness(x: Array, line: Array, values: Values) -> float:
@@ -468,14 +493,15 @@ def _read(tokens: SingleTokens, precision: Precision, x: Array, line: Array) -> 
     both = 2 if precision.unit == UNIT else 1
     rounded = both * precision.relative * np.abs(line) + 2 * precision.absolute
     clear = np.maximum(missed - rounded, 0.0)
-    short = np.linalg.norm(x, axis=1) < np.sqrt(SHORT)
+    lengths = np.linalg.norm(x, axis=1)
+    short = lengths < np.sqrt(SHORT)
     terms = 0.0
     if not np.all(short):
         d = len(tokens.v)
         chance = 2 * small_by_chance(d, BY_CHANCE) / KAPPA
         by_chance = max(1.0, chance) * np.linalg.norm(tokens.v) / np.sqrt(d)
         # the last rounding may hide what sums are off by (a large c): it is not taken off
-        terms = min(float(by_chance), OF_V * float(np.max(missed[~short])) / inside)
+        terms = min(float(by_chance), OF_V * float(np.max((missed / lengths)[~short])) / inside)
     if tokens.at_zero is None:
         return tokens.values(precision, terms)
     if not np.any(short):
