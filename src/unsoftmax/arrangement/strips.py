@@ -14,7 +14,7 @@ that count with one sign, so that what they lose adds up: 2m/(d/2 + 1) tokens fo
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
@@ -28,6 +28,8 @@ TOGETHER = 16
 # A token beside several hyperplanes is no more than so many times as long as others: hyperplanes
 # that are nearly parallel meet far away.
 LONGER = 8.0
+# Tokens on hyperplanes are no longer than this share of the longest: others beside them are.
+INNER = 0.99
 # Nearer than so many roundoffs of a token it is on neither side.
 ROUNDOFFS = 16.0
 # Farther tokens are each so many times as far away as the one before, up to this share of the
@@ -73,8 +75,8 @@ class Strips:
     ----------
     planes : Hyperplanes
         All of them.
-    length : float
-        Typical length of a token.
+    length, longest : float
+        Typical length of a token, and the most that there is.
     bases : ndarray (n, k)
         Tokens on hyperplanes.
     members : tuple of ndarray
@@ -85,6 +87,7 @@ class Strips:
 
     planes: Hyperplanes
     length: float
+    longest: float
     bases: Array
     members: tuple[Indices, ...]
     near: tuple[Array, ...]
@@ -129,13 +132,13 @@ class Strips:
                 group = groups.pop()
                 x = length * rng.standard_normal(k) / np.sqrt(k)
                 x, reach = planes.moved(x, group, 0.0), np.abs(planes.offsets[group])
-                if np.linalg.norm(x) <= min(LONGER * (length + reach.min()), longest):
+                if np.linalg.norm(x) <= min(LONGER * (length + reach.min()), INNER * longest):
                     bases.append(x)
                     members.append(group)
                 elif len(group) > 1:
                     half = len(group) // 2
                     groups += [group[:half], group[half:]]
-                elif reach[0] < longest:
+                elif reach[0] < INNER * longest:
                     bases.append(-planes.offsets[group] * planes.normals[group[0]])
                     members.append(group)
         sizes = [len(group) for group in members]
@@ -143,7 +146,13 @@ class Strips:
         each, which = np.repeat(x, sizes, axis=0), np.concatenate([*members, np.zeros(0, np.intp)])
         near = np.maximum(noticed(each, which), ROUNDOFFS * UNIT * np.linalg.norm(each, axis=1))
         parts = np.split(near, np.cumsum(sizes)[:-1]) if sizes else []
-        return cls(planes, length, x, tuple(members), tuple(parts))
+        strips = cls(planes, length, longest, x, tuple(members), tuple(parts))
+        lengths = np.linalg.norm(strips.tokens, axis=1).reshape(2, -1).max(axis=0)
+        return strips._taken(np.flatnonzero(lengths <= longest))
+
+    def _taken(self, index: Indices) -> Self:
+        members, near = (tuple(part[i] for i in index) for part in (self.members, self.near))
+        return replace(self, bases=self.bases[index], members=members, near=near)
 
     def __len__(self) -> int:
         return len(self.bases)
@@ -155,7 +164,8 @@ class Strips:
 
     def farther(self, which: Flags) -> Array:
         """Return tokens farther and farther away where those of `tokens` (2n,) are chosen."""
-        return np.vstack([np.zeros((0, self.bases.shape[1])), *self._farther(which)])
+        x = np.vstack([np.zeros((0, self.bases.shape[1])), *self._farther(which)])
+        return np.asarray(x[np.linalg.norm(x, axis=1) <= self.longest])
 
     def _farther(self, which: Flags) -> Iterator[Array]:
         for side, chosen in zip((1.0, -1.0), np.split(which, 2), strict=True):
@@ -204,13 +214,14 @@ class Strips:
         """Say in a certificate where nothing was asked."""
         widths = self.widths
         seen = widths[np.isfinite(widths)]
-        if not len(widths):
-            return ()
         beyond = len(widths) - len(seen)
-        far = f" Beside {beyond} of them nothing was asked." if beyond else ""
-        within = f"at distances from {seen.min():.0e} to {seen.max():.0e}" if len(seen) else ""
+        unseen = f"Beside {beyond} of {len(widths)} hyperplanes nothing was asked."
+        if not len(seen):
+            return (unseen,) if beyond else ()
         return (
-            f"On both sides of the {len(widths)} hyperplanes answers were asked {within}. A "
-            "function that differs from a ReLU nearer to them than that is not told from one, and "
-            f"what it may be off by there is part of the bounds.{far}",
+            f"On both sides of {len(seen)} hyperplanes answers were asked at distances from "
+            f"{seen.min():.0e} to {seen.max():.0e}. A function that differs from a ReLU nearer to "
+            "them than that is not told from one, and what it may be off by there is part of the "
+            "bounds.",
+            *((unseen,) if beyond else ()),
         )

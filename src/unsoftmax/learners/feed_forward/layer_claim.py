@@ -45,7 +45,7 @@ ACTIVE = 0.85
 CLOSE = (2.0, 7.0)
 # Beside hyperplanes a strip shows by this share of what is certified, or more. Larger: strips hide
 # more, and count for more; smaller: errors of right layers pass for strips, and are asked about.
-NOTICED = 0.5
+NOTICED = 0.1
 # A neuron's part in what a norm normalises is changed by this share of that, to see what it does.
 CHANGED = 1e-6
 
@@ -146,7 +146,7 @@ class LayerClaim:
         planes = Hyperplanes.of(self.model.A[bends], self.model.b[bends])
 
         def noticed(x: Array, which: Indices) -> Array:
-            return 2 * self._unseen(x) / self._steepness(x, bends[which])
+            return np.asarray(2 * self._unseen(x) / self._steepness(x, bends[which]))
 
         signs, length = np.zeros(len(bends)), self.look.length
         strips = Strips.beside(planes, signs, noticed, length, self.longest, rng)
@@ -186,7 +186,7 @@ class LayerClaim:
         way = model.B[:, which].T * np.linalg.norm(model.A[which], axis=1)[:, None]
         steep, norm = np.linalg.norm(way, axis=1), model.norm
         if norm is None or norm.before:
-            return steep
+            return np.asarray(steep)
         u = model.sums(x)
         step = CHANGED * np.linalg.norm(u, axis=1) / steep + TINY
         moved = norm(u + step[:, None] * way) - norm(u)

@@ -159,7 +159,7 @@ class MultiHeadTransformerLearner(Configured):
     seed: int = 0
     tuning: MultiHeadTransformerTuning = field(default=MultiHeadTransformerTuning(), kw_only=True)
 
-    revision: ClassVar[int] = 6
+    revision: ClassVar[int] = 7
 
     def __post_init__(self) -> None:
         whole_number("dim", self.dim, 1)

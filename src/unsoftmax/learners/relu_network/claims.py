@@ -57,6 +57,9 @@ WIDENED, SMALL_DIM = 8.0, 5.0
 # strips hide more, and count for more; smaller: errors of right networks pass for strips, and are
 # asked about in vain.
 NOTICED = 0.5
+# Without biases tokens so many times as short are asked where answers are exact: their answers are
+# as small, if every hyperplane contains 0.
+SHORTER = (1e-3, 1e-6, 1e-9)
 # How far beside each hyperplane tokens are tried: an angle. Smaller: the two neurons are where
 # the one was found; larger: more of them are on one side of the token.
 BESIDE = 1e-3
@@ -136,7 +139,8 @@ class NetworkClaim:
             They are missed by more than the hold-out's may be.
         """
         strips = self._strips(rng)
-        x = np.vstack([strips.tokens, self._tokens(count, rng), self._beside_hyperplanes(rng)])
+        fresh = self._tokens(count, rng), self._short(rng), self._beside_hyperplanes(rng)
+        x = np.vstack([strips.tokens, *fresh])
         [y] = yield [Singles(x, phase="rehearsal", purpose="data")]
         suspect = self._strained(x, y)[: 2 * len(strips)]
         if len(farther := strips.farther(suspect)):
@@ -169,9 +173,19 @@ class NetworkClaim:
     def _tokens(self, count: int, rng: np.random.Generator) -> Array:
         return fresh_tokens(self.target.lift, count, rng, self.target.scan.farthest)
 
+    def _short(self, rng: np.random.Generator) -> Array:
+        """Return short tokens of a target without biases, and their opposites."""
+        lift = self.target.lift
+        lengths = () if lift.biases or self.target.coarser_than(COARSE) else SHORTER
+        x = rng.standard_normal((len(lengths), lift.dim))
+        x *= lift.token_scale * np.reshape(lengths, (-1, 1)) / np.linalg.norm(x, axis=1)[:, None]
+        return np.vstack([x, -x])
+
     def _beside_hyperplanes(self, rng: np.random.Generator) -> Array:
         """Return a random token on either side of each hyperplane, as far as it was looked."""
         lift, a = self.target.lift, self.form.a
+        if lift.D == 1:
+            return np.zeros((0, 1))
         size = np.linalg.norm(a, axis=1)
         # at the distance r from 0, a share of r aside
         slope = np.linalg.norm(a[:, : lift.dim], axis=1)
@@ -196,7 +210,7 @@ class NetworkClaim:
             strained = own + NOTICED * self.widened * allowed / (WIDENED * self._hidden)
             return np.asarray(2 * strained * lift.heights(x) / slopes[which])
 
-        bends = np.linalg.norm(form.a[:, : lift.dim], axis=1) > 0
+        bends = self._bends
         biases = form.a[bends, -1] if lift.biases else np.zeros(len(slopes))
         planes = Hyperplanes.of(form.a[bends, : lift.dim] / lift.length, biases)
         length = lift.length if lift.biases else lift.token_scale
@@ -204,10 +218,17 @@ class NetworkClaim:
         return Strips.beside(planes, form.eps[bends], noticed, length, farthest, rng)
 
     @property
+    def _bends(self) -> Flags:
+        """Which neurons have hyperplanes: not the token 0, and some that are there."""
+        lift = self.target.lift
+        return np.asarray(np.any(self.form.a[:, : lift.dim] != 0, axis=1) & (lift.D > 1))
+
+    @property
     def _slopes(self) -> Array:
-        """What neurons change answers by for each unit of a token's length, but of some none."""
-        slopes = np.linalg.norm(self.form.a[:, : self.target.lift.dim], axis=1)
-        return np.asarray(slopes[slopes > 0] / self.target.lift.length)
+        """What these change answers by for each unit of a token's length."""
+        lift = self.target.lift
+        slopes = np.linalg.norm(self.form.a[:, : lift.dim], axis=1)
+        return np.asarray(slopes[self._bends] / lift.length)
 
     def _refusal(self, judgement: Judgement, y: Array) -> ModelMismatch:
         if len(self.form) and not np.ptp(y):
@@ -298,6 +319,7 @@ class NetworkClaim:
                 f"0 than {scan.farthest / aslant:.0e} may be missing."
             )
         first, last = (lift.token_scale * 10.0**decade for decade in SIZES)
+        first = first if self.target.coarser_than(COARSE) else lift.token_scale * SHORTER[-1]
         return (
             f"It has no biases: tokens of lengths from {first:.0e} to {last:.0e} were asked, and "
             "none whose answers show hyperplanes beside 0."

@@ -225,7 +225,8 @@ class ReluNetworkLearner(Configured):
             claim = NetworkClaim.of(target, SplitForm.of(target.lift, form)).scanned()
         elif target.lift.D == 1:
             target, form = yield from _on_a_line(target)
-            claim = NetworkClaim.of(target, SplitForm.of(target.lift, form)).scanned()
+            scanned = NetworkClaim.of(target, SplitForm.of(target.lift, form)).scanned()
+            claim = yield from scanned.rehearsed(rng, 0)
         else:
             claim = yield from self._searched(target, rng)
         if (count := len(claim.form)) > self._most:

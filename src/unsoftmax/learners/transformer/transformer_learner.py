@@ -130,7 +130,7 @@ class TransformerLearner(Configured):
     seed: int = 0
     tuning: TransformerTuning = field(default=TransformerTuning(), kw_only=True)
 
-    revision: ClassVar[int] = 3
+    revision: ClassVar[int] = 4
     parts: ClassVar[Mapping[str, tuple[type[Any], ...]]] = {
         "head": (ExactHead, LowRankHead),
         "network": (ReluNetworkLearner, NetworkAlgorithm),
