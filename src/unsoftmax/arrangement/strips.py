@@ -24,7 +24,7 @@ from unsoftmax.probes import Array, Flags, Indices
 
 # Hyperplanes that one token is put beside. More: fewer tokens, and what errors of all neurons make
 # there hides more.
-TOGETHER = 16
+TOGETHER = 64
 # A token beside several hyperplanes is no more than so many times as long as others: hyperplanes
 # that are nearly parallel meet far away.
 LONGER = 8.0

@@ -173,12 +173,18 @@ class NetworkClaim:
     def _tokens(self, count: int, rng: np.random.Generator) -> Array:
         return fresh_tokens(self.target.lift, count, rng, self.target.scan.farthest)
 
+    @property
+    def _exact(self) -> bool:
+        """Whether answers are no coarser than rounding, and long tokens do not make them so."""
+        target = self.target
+        return target.lift.token_scale == 1 and not target.coarser_than(COARSE)
+
     def _short(self, rng: np.random.Generator) -> Array:
         """Return short tokens of a target without biases, and their opposites."""
         lift = self.target.lift
-        lengths = () if lift.biases or self.target.coarser_than(COARSE) else SHORTER
+        lengths = () if lift.biases or not self._exact else SHORTER
         x = rng.standard_normal((len(lengths), lift.dim))
-        x *= lift.token_scale * np.reshape(lengths, (-1, 1)) / np.linalg.norm(x, axis=1)[:, None]
+        x *= np.reshape(lengths, (-1, 1)) / np.linalg.norm(x, axis=1)[:, None]
         return np.vstack([x, -x])
 
     def _beside_hyperplanes(self, rng: np.random.Generator) -> Array:
@@ -319,7 +325,7 @@ class NetworkClaim:
                 f"0 than {scan.farthest / aslant:.0e} may be missing."
             )
         first, last = (lift.token_scale * 10.0**decade for decade in SIZES)
-        first = first if self.target.coarser_than(COARSE) else lift.token_scale * SHORTER[-1]
+        first = SHORTER[-1] if self._exact else first
         return (
             f"It has no biases: tokens of lengths from {first:.0e} to {last:.0e} were asked, and "
             "none whose answers show hyperplanes beside 0."
