@@ -58,6 +58,11 @@ class BallClaim(LayerClaim):
     quiet: int = 0
     """So many tokens near the boundary in a row showed no other neuron."""
 
+    @property
+    def longest(self) -> float:  # type: ignore[override]
+        """No normalised token is longer."""
+        return INSIDE * self.radius
+
     def _tokens(self, count: int, rng: np.random.Generator) -> Array:
         """Return tokens all over the ball, half of them near its boundary."""
         n = np.arange(count)

@@ -141,7 +141,7 @@ class FeedForwardLearner(Configured):
     norm: str | None = None
     seed: int = 0
 
-    revision: ClassVar[int] = 7
+    revision: ClassVar[int] = 8
     outputs: ClassVar[Outputs] = "vector"
 
     def __post_init__(self) -> None:

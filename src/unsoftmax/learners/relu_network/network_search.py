@@ -61,11 +61,11 @@ def merged(form: PiecewiseLinear, rest: PiecewiseLinear) -> tuple[PiecewiseLinea
     touched = np.zeros(len(form), dtype=bool)
     if not len(rest):
         return replace(form, g0=g0, g_error=g_error), touched
-    nearest, along = _nearest(form, rest)
+    near, along = nearest(form, rest)
     same = 1 - np.abs(along) < PARALLEL
     a, eps, error = form.a.copy(), form.eps.copy(), form.error.copy()
     for k in np.flatnonzero(same):
-        j = nearest[k]
+        j = near[k]
         if along[k] < 0:
             g0 = g0 + rest.eps[k] * rest.a[k]
             g_error = float(np.hypot(g_error, rest.error[k]))
@@ -87,13 +87,13 @@ def merged(form: PiecewiseLinear, rest: PiecewiseLinear) -> tuple[PiecewiseLinea
     return pruned(whole, np.concatenate([touched, np.ones(int(np.sum(new)), dtype=bool)]))
 
 
-def _nearest(form: PiecewiseLinear, rest: PiecewiseLinear) -> tuple[Indices, Array]:
+def nearest(form: PiecewiseLinear, rest: PiecewiseLinear) -> tuple[Indices, Array]:
     """Return for each neuron of ``rest`` the most parallel one of ``form``, and their cosine."""
     unit = form.a / np.linalg.norm(form.a, axis=1, keepdims=True)
     other = rest.a / np.linalg.norm(rest.a, axis=1, keepdims=True)
     cosine = other @ unit.T if len(unit) else np.zeros((len(other), 1))
-    nearest = np.argmax(np.abs(cosine), axis=1)
-    return nearest, cosine[np.arange(len(other)), nearest]
+    near = np.argmax(np.abs(cosine), axis=1)
+    return near, cosine[np.arange(len(other)), near]
 
 
 def pruned(form: PiecewiseLinear, touched: Flags) -> tuple[PiecewiseLinear, Flags]:

@@ -145,7 +145,7 @@ class ReluNetworkLearner(Configured):
     seed: int = 0
     tuning: ReluNetworkTuning = field(default=ReluNetworkTuning(), kw_only=True)
 
-    revision: ClassVar[int] = 6
+    revision: ClassVar[int] = 7
 
     def __post_init__(self) -> None:
         whole_number("dim", self.dim, 1)
@@ -219,7 +219,8 @@ class ReluNetworkLearner(Configured):
             claim = NetworkClaim.of(target, SplitForm.of(target.lift, form)).scanned()
         elif target.lift.D == 1:
             target, form = yield from _on_a_line(target)
-            claim = NetworkClaim.of(target, SplitForm.of(target.lift, form)).scanned()
+            scanned = NetworkClaim.of(target, SplitForm.of(target.lift, form)).scanned()
+            claim = yield from scanned.rehearsed(rng, 0)
         else:
             claim = yield from self._searched(target, rng)
         if (count := len(claim.form)) > self._most:
