@@ -284,7 +284,7 @@ class CircleSweep:
             # a neuron that wakes up far out is large by its bias, but shows its slope alone
             slope = np.linalg.norm(J[:, :-1], axis=1)
             far = np.sin(theta) * np.sqrt(lift.dim) < FAR
-            keep &= ~far | (slope > least) | (slope > LEAST_SLOPE * own)
+            keep &= ~far | (slope > LEAST_SLOPE * own)
         return np.asarray(~keep)
 
 
