@@ -132,9 +132,13 @@ FAR = 1e-3
 LEAST_SLOPE = 3.0
 # Two values of a cell's line are no farther apart than this.
 WIDEST = 0.86 * np.pi
-# An outer cell is thin below this length. Neurons that weight decay left nearly dead bend it near
-# the circle's end by less than a search tells from noise, and in a longer cell that is no error of
-# the gradient.
+# A cell's line is bent if an answer in this share of its length is off by so many deviations. A
+# neuron that weight decay left nearly dead has a kink that a search does not tell from noise; steps
+# across the circle are short, and what it bends there exceeds the gradient's other errors.
+# Smaller: cells are asked in vain, once each.
+INNER, BENT = 0.98, 4.0
+# Outer cells of less than this length are always asked: many such kinks are far out, and so near to
+# each other that one deviation matters.
 THIN = 3e-3
 # Pieces of a circle that are asked for first, and of one on which few kinks are expected.
 START, FEW = 48, 16
@@ -164,12 +168,14 @@ class CircleSweep:
         """Find kinks, and each cell's line; leave out kinks that are not significant."""
         circle, noise = self.circle, self.noise
         phase = "kinks" if self.known is None else "kinks left over"
+        seen: list[tuple[Array, Array]] = []
 
         def asked(t: Array) -> Generator[Round, Answers, Array]:
             # F scales, and is piecewise affine along Q − tP, t = −cot θ; θ near π is less precise
             far = np.hypot(1.0, t)
             Y = (circle.Q - t[:, None] * circle.P) / far[:, None]
             F = yield from ask_points(WrittenPoints(circle.lift, Y), phase, self.known)
+            seen.append((np.arctan(t) + np.pi / 2, F))
             return np.asarray((F * far)[:, None])
 
         size = max(noise.size, TINY)
@@ -196,16 +202,27 @@ class CircleSweep:
             at[:, wide] = at[:, wide].mean(axis=0) + np.array([[-0.5], [0.5]]) * WIDEST
             again = yield from circle.measure(self.known, "cells")(at[:, wide].ravel())
             F[:, wide] = again.reshape(2, -1)
-        return (yield from self._centred(self.significant(theta, at, F, search.noise * size)))
+        lines = self.significant(theta, at, F, search.noise * size)
+        return (yield from self._centred(lines, seen, search.noise * size))
 
-    def _centred(self, lines: CellLines) -> Generator[Round, Answers, CellLines]:
-        """Ask at the midpoints of thin outer cells, beyond which nothing shows a bent line."""
-        outer = np.unique([0, len(lines.middle) - 1])
-        thin = outer[lines.length[outer] < THIN]
-        value, off = lines.value.copy(), lines.off.copy()
-        value[thin] = yield from self.circle.measure(self.known, "cells")(lines.middle[thin])
-        off[thin] = np.abs(value - lines.value)[thin]
-        return replace(lines, value=value, off=off)
+    def _centred(
+        self, lines: CellLines, seen: list[tuple[Array, Array]], deviation: float
+    ) -> Generator[Round, Answers, CellLines]:
+        """Ask at the midpoints of cells whose lines are bent, or may be, as nothing shows it."""
+        theta, F = (np.concatenate(part) for part in zip(*seen, strict=True))
+        i = np.searchsorted(lines.theta, theta)
+        turn = theta - lines.middle[i]
+        inside = np.abs(turn) < INNER * lines.length[i] / 2
+        i, turn, F = i[inside], turn[inside], F[inside]
+        off = np.abs(F - lines.value[i] * np.cos(turn) - lines.tangent[i] * np.sin(turn))
+        own = deviation + np.spacing(lines.middle[i]) * np.abs(lines.tangent[i])
+        doubted = np.full(len(lines.middle), True)
+        doubted[i] = False
+        doubted[i[off > BENT * own]] = True
+        doubted[[0, -1]] |= lines.length[[0, -1]] < THIN
+        value = lines.value.copy()
+        value[doubted] = yield from self.circle.measure(self.known, "cells")(lines.middle[doubted])
+        return replace(lines, value=value, off=np.abs(value - lines.value))
 
     def significant(self, theta: Array, at: Array, F: Array, deviation: float) -> CellLines:
         """Leave out kinks that are not significant, the least one first.
