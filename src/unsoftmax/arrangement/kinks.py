@@ -66,6 +66,9 @@ APART, ROOM = 5.0, 0.3
 NEAR = 1e-3
 # It looks inside a pair that meets another piece this close to its end, in widths of the pair.
 WITHIN = 0.02
+# It searches an interval in the middle where values that were to be on either side of a kink leave
+# more than this share of it: a piece of two close values crosses another one anywhere.
+HALVED = 0.5
 # It reads a piece that was overlooked over this share of the way to its kinks, if one kink is on
 # either side; where a kink was between, over this share of it.
 OVERLOOKED, CLOSER = 0.5, 1 / 8
@@ -113,6 +116,8 @@ class Piece:
     """Shrinks where a pair after it straddled a kink."""
     looked: float = np.inf
     """How far from the kink after it values should have been asked, as it was known then."""
+    doubted: bool = False
+    """Whether values beside the kink after it were on one piece, and hardly narrowed it down."""
 
     @classmethod
     def of_pair(cls, t: float, value: Array, other: float, second: Array, *errors: float) -> Self:
@@ -159,7 +164,7 @@ class Piece:
             self.slope, self.slope_error = other.slope, other.slope_error
         for t, (value, error) in zip((other.low, other.high), other.ends, strict=True):
             self.extend(t, value, error)
-        self.after, self.closer = other.after, other.closer
+        self.after, self.closer, self.doubted = other.after, other.closer, other.doubted
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,10 +318,13 @@ class KinkSearch:
             q.straddles |= b > q.low and not on[1]
             if p.straddles or q.straddles:
                 continue
+            room = q.low - p.high
             for t, value in ((a, left), (b, right)):
                 if self._placed(p, q, t, value) is None:
                     off.append((t, value, self._overlooked(p, q, t, value)))
                     break
+            else:
+                p.doubted = q.low - p.high > HALVED * room and not self._narrow(p, q)
         if self._too_many(len(missed), pieces):
             few = len(missed) > EVERYWHERE * len(looked)
             raise TooManyBreakpoints(self.most, everywhere=few)
@@ -336,7 +344,7 @@ class KinkSearch:
     def _inside(self, piece: Piece, t: float, step: float) -> float:
         """Return where a piece is looked at beside t: inside of a pair that may straddle a kink."""
         if piece.pair:
-            low, high, at = np.arctan(np.array([piece.low, piece.high, t]) / self.length)
+            low, high, at = np.arctan(np.array([piece.low, piece.high, t + step]) / self.length)
             away = low - at if step > 0 else at - high
             if away <= WITHIN * (high - low):
                 return self._between(piece.low, piece.high, 0.5)
@@ -443,6 +451,7 @@ class KinkSearch:
             pairs: list[tuple[Piece, Piece, float, Array]] = []
             again: list[tuple[Piece, Piece]] = []
             for (p, q), t, value in zip(open_, middles.tolist(), values, strict=True):
+                p.doubted = False
                 new = self._placed(p, q, t, value)
                 if new is None:
                     pairs.append((p, q, t, value))
@@ -481,7 +490,8 @@ class KinkSearch:
         between = [
             (p, q)
             for p, q in pairwise(pieces)
-            if p.after is not q and not self._same(p, q) and self._meeting(p, q) is None
+            if p.after is not q
+            and (p.doubted or not self._same(p, q) and self._meeting(p, q) is None)
         ]
         for p, q in between:
             if self._narrow(p, q):
