@@ -66,5 +66,6 @@ class PlainLayer:
         heads = [us.LayerHead(M, W, w) for M, W, w in parts]
         if self.place == "none":
             return us.AttentionLayer(heads, self.c)
-        norm = us.LayerNorm(*self.norm, before=self.place == "pre")
+        scale, shift, eps = self.norm
+        norm = us.LayerNorm(scale, shift, eps, before=self.place == "pre")
         return us.AttentionLayer(heads, self.c, residual=True, norm=norm)

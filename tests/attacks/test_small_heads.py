@@ -22,7 +22,7 @@ ANSWERS: dict[str, Any] = {
 }
 
 
-def stated(recovery: us.Recovery) -> float:
+def stated(recovery: us.Recovery[Any]) -> float:
     """Return the share of the others' M below which a head may be missed."""
     [size] = re.findall(r"is below (\S+) of the others'", " ".join(recovery.certificate.assumes))
     return float(size)

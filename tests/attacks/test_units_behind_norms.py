@@ -43,7 +43,8 @@ def test_eps_is_within_its_bound_or_has_none(linear, trials, evidence):
         except us.UnsoftmaxError:
             refused += 1
             continue
-        model, errors = recovery.model, recovery.certificate.errors
+        model: Any = recovery.model
+        errors = recovery.certificate.errors
         assert np.isfinite([errors[name] for name in ("eps", "c", "A")]).all() == (not linear), seed
         apart = {
             "eps": abs(model.norm.eps - target.eps),
