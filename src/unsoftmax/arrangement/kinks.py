@@ -491,7 +491,7 @@ class KinkSearch:
             (p, q)
             for p, q in pairwise(pieces)
             if p.after is not q
-            and (p.doubted or not self._same(p, q) and self._meeting(p, q) is None)
+            and (p.doubted or (not self._same(p, q) and self._meeting(p, q) is None))
         ]
         for p, q in between:
             if self._narrow(p, q):
