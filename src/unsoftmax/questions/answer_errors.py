@@ -97,12 +97,17 @@ def seen_at(
     answers = yield [Sequences(X, phase=phase, purpose="check") for X in stacks]
     width = answers[0].shape[1:]
     if claim.outputs is not None and width != (claim.outputs,):
-        numbers = "1 number" if width[0] == 1 else f"{width[0]} numbers"
-        raise DimensionRefused(
-            f"The target answers with {numbers}, these weights with {claim.outputs}: {NOT_SERVED}"
-        )
+        raise not_as_wide(width[0], claim.outputs)
     by_length = [Seen(y, claim.at(X)) for X, y in zip(stacks, answers, strict=True)]
     return reduce(Seen.beside, by_length)[np.argsort(np.concatenate(places))]
+
+
+def not_as_wide(width: int, claimed: int) -> DimensionRefused:
+    """Say that answers have another number of numbers than those of the claim."""
+    numbers = "1 number" if width == 1 else f"{width} numbers"
+    return DimensionRefused(
+        f"The target answers with {numbers}, these weights with {claimed}: {NOT_SERVED}"
+    )
 
 
 # The arithmetic's roundoff is taken so many times as large as identities show it.

@@ -33,6 +33,7 @@ from unsoftmax.protocol import Answers, Oracle, Outputs, Plan
 from unsoftmax.questions.answer_errors import MISSED, NOT_SERVED, AnswerErrors, Seen, power, seen_at
 from unsoftmax.questions.claim import SINGLE_TOKENS, Claim
 from unsoftmax.questions.claim_probes import Design, lengths
+from unsoftmax.questions.composition_verdict import CopiesAsked, is_composition, most_questions
 from unsoftmax.questions.tensor_search import Located, Search, changed_tensor
 
 Verdict: TypeAlias = Literal["same", "different", "undecided"]
@@ -93,6 +94,9 @@ class Verification(SavedResult):
         The largest miss of a prediction, in units of what that answer may be off by.
     notes : tuple of str
         What was noticed about the answers.
+    held : str or None
+        Of whole blocks that are the same: how the target holds the weights, where that is not as
+        they are given, such as "bfloat16".
     """
 
     file_name: ClassVar[str] = VERIFICATION_FILE
@@ -104,6 +108,7 @@ class Verification(SavedResult):
     precision: float
     largest_miss: float
     notes: tuple[str, ...] = ()
+    held: str | None = None
 
     def __bool__(self) -> bool:
         return self.verdict == "same"
@@ -131,7 +136,7 @@ class Verifier:
     """The search for the tensor ends before a round that would pass it."""
     errors: Mapping[str, float] | None = None
     """Bounds on the model's parameters, as in a certificate."""
-    revision: ClassVar[int] = 5
+    revision: ClassVar[int] = 6
 
     def __post_init__(self) -> None:
         Claim(self.model, self.errors)
@@ -160,6 +165,8 @@ class Verifier:
 
     def plan(self) -> Plan:
         """Say what it will cost."""
+        if self._by_copies:
+            return self._plan_of_copies()
         first, second = lengths(Claim(self.model))
         asked, again = len(first) + len(second), _NOISE_ROUNDS * len(first)
         most = max(MOST, asked) if self.locate else asked
@@ -171,6 +178,8 @@ class Verifier:
 
     def steps(self, checks: int) -> Generator[Round, Answers, Verification]:
         """Ask, and say what the answers mean. ``checks`` counts for nothing: all are checks."""
+        if self._by_copies:
+            return (yield from self._copies())
         claim = Claim(self.model, self.errors)
         design = Design.of(claim, self.seed)
         one = yield from seen_at(claim, design.first, "random sequences")
@@ -194,6 +203,36 @@ class Verifier:
         unmet = design.unmet(claim, claim.bend_bounds(one.at, _DIFFERENT * errors.of(one)))
         notes = (*found.notes, *filter(None, (why, unmet)))
         return replace(found, tensor=located.tensor, notes=notes)
+
+    # -- whole blocks and stacks of blocks
+
+    @property
+    def _by_copies(self) -> bool:
+        """Whether nudged copies decide; single layers have a sharper verdict of their own."""
+        return is_composition(self.model) and not self.errors
+
+    def _plan_of_copies(self) -> Plan:
+        asked, more, tokens = most_questions(self.model)
+        most = asked + more if self.locate else asked
+        formula = f"{asked} queries; {asked + more} to name a changed tensor"
+        return Plan(None, most, tokens * most, 2, formula, most_tokens=tokens)
+
+    def _copies(self) -> Generator[Round, Answers, Verification]:
+        asked = CopiesAsked(self.model, self.seed)
+        found, located = (yield from asked.verdict()), Located(None)
+        if found.verdict == "different" and self.locate:
+            located = yield from _affordable(asked.name(), self.budget, [*asked.copies.X])
+        notes = (*found.notes, f"{NOT_FOUND} {located.why}") if located.why else found.notes
+        return Verification(
+            found.verdict,
+            0,
+            located.tensor,
+            found.power,
+            found.precision,
+            found.largest_miss,
+            notes,
+            found.held,
+        )
 
 
 class _Spent(Exception):
