@@ -13,20 +13,21 @@ from dataclasses import dataclass
 import numpy as np
 
 from unsoftmax.probes import Array
-from unsoftmax.questions.answer_errors import to_bits
 
 Rounding = Callable[[Array], Array]
 
 
 def bfloat16(x: Array) -> Array:
-    """Round to 8 significant bits.
+    """Round float32 numbers to 8 significant bits, to even where two are as near.
 
     Examples
     --------
-    >>> bfloat16(np.array([1.0 + 2**-9, 3.14159])).tolist()
-    [1.0, 3.140625]
+    >>> bfloat16(np.array([1.0 + 2**-9, 3.14159, -0.0])).tolist()
+    [1.0, 3.140625, -0.0]
     """
-    return to_bits(x, 8)
+    bits = x.astype(np.float32).view(np.uint32)
+    rounded = (bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000
+    return np.asarray(rounded.astype(np.uint32).view(np.float32), dtype=np.float64)
 
 
 def float16(x: Array) -> Array:

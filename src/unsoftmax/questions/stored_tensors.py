@@ -23,6 +23,7 @@ from unsoftmax.models import linearised as lin
 from unsoftmax.models.attention_map import Attention
 from unsoftmax.models.composition import Composition, Map
 from unsoftmax.models.neurons import Neurons
+from unsoftmax.models.stack import Origin
 from unsoftmax.probes import Array
 
 # What is left of w beyond the span of its head's keys, as a share: more is no query bias.
@@ -158,8 +159,8 @@ class StoredClaim:
     @classmethod
     def of(cls, model: Any) -> StoredClaim:
         """Open a model; its names are those of the file that it comes from, if it comes from one."""
-        names: Mapping[str, str] = getattr(model, "stored_as", {})
-        biases: Mapping[str, Array] = getattr(model, "value_biases", {})
+        origin: Origin | None = getattr(model, "origin", None)
+        names, biases = origin or ({}, {})
         leaves = model.maps.leaves.items()
         parts = {prefix: Stored.of(one, biases.get(prefix)) for prefix, one in leaves}
         places: dict[str, tuple[Place, ...]] = {}
