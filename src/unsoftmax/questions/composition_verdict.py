@@ -51,6 +51,10 @@ _MOST_NAMES = 3
 # So many tensors of most evidence are tried as they may be held.
 _TRIED = 3
 
+BY_THE_CHANGE = (
+    "What is changed makes the misses of nudged copies differ, too: answers are more precise than "
+    "stated here, and smaller changes than these would show."
+)
 TOO_LARGE = (
     "the change is too large for a name by evidence (it would be {size:.1g} of {name}), and no "
     "exchange of blocks, activation, eps or positions that is tried explains it."
@@ -115,6 +119,7 @@ class CopiesAsked:
             verdict, held = "different", None
             self.seen = self._missed(self.claim.maps)
             ratio = self.seen.ratio
+            notes.append(BY_THE_CHANGE)
         elif ratio <= SAME and not unseen and not few:
             verdict = "same"
         elif few:

@@ -150,6 +150,8 @@ class Verifier:
     @property
     def outputs(self) -> Outputs:
         """Whether the weights answer with numbers or with vectors."""
+        if self._by_copies:
+            return "positions"
         return "scalar" if self.model.outputs is None else "vector"
 
     def settings(self) -> dict[str, Any]:
