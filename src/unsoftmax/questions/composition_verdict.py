@@ -9,7 +9,7 @@ for every tensor names what was changed (`tensor_evidence`). 20 questions, and 2
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -21,6 +21,7 @@ from unsoftmax.protocol import Answers
 from unsoftmax.questions.answer_errors import not_as_wide
 from unsoftmax.questions.held_weights import HELD
 from unsoftmax.questions.nudged_copies import (
+    CLUSTERS,
     COPIES,
     DIFFERENT,
     SAME,
@@ -72,7 +73,7 @@ class Judged:
     power: Mapping[str, float]
     precision: float
     largest_miss: float
-    """√(F/3): up to 1 is the same, above 2 different."""
+    """√(F/4): up to 1 is the same, above 2 different."""
     notes: tuple[str, ...]
 
 
@@ -84,7 +85,7 @@ def is_composition(model: object) -> bool:
 def most_questions(model: Any) -> tuple[int, int, int]:
     """Return how many are asked for the verdict, for a name, and the tokens of each."""
     claim = StoredClaim.of(model)
-    return 5 * COPIES, sequences(claim), TOKENS if model.maps.attends else 1
+    return CLUSTERS * COPIES, sequences(claim), TOKENS if model.maps.attends else 1
 
 
 class CopiesAsked:
@@ -125,10 +126,10 @@ class CopiesAsked:
         elif few:
             notes.append("The answers take only a few values: too few to decide.")
         elif ratio > SAME:
-            fits = f", held as {held}," if held else ""
+            fits = f"held as {held}" if held else "as it is given"
             notes.append(
-                f"The misses of nudged copies are {ratio:.2g} times what rough errors leave of "
-                f"their mean for the claim{fits}: up to {SAME:.2g} counts as the same, above "
+                f"The mean miss of nudged copies, squared, is {ratio:.2g} times what rough errors "
+                f"leave of it (the claim {fits}): up to {SAME:.2g} counts as the same, above "
                 f"{DIFFERENT:.2g} as different."
             )
         else:

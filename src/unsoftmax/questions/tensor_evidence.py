@@ -47,7 +47,7 @@ _FIRST, _ALL = 8, {OF_A_BLOCK: 24, OF_SEVERAL: 16}
 # Covectors that are pulled back at a time.
 _AT_A_TIME = 8
 # So many hypotheses are left, where others are not this much worse.
-_LEFT, _FAR = 6, 50.0
+_LEFT, _FAR = 4, 30.0
 # Evidences within so many nats do not decide.
 NATS = 5.0
 # Changes that are larger, relative to a tensor, are not linear: evidence gives them wrong names.
