@@ -171,7 +171,10 @@ def test_what_is_known_exactly_is_named_without_a_question_more(change, tmp_path
 
 @pytest.mark.parametrize(
     ("held", "way"),
-    [("bfloat16", to_bfloat16), ("int8 per channel", lambda x: int8(x, None) if x.ndim == 2 else x)],
+    [
+        ("bfloat16", to_bfloat16),
+        ("int8 per channel", lambda x: int8(x, None) if x.ndim == 2 else x),
+    ],
 )
 def test_weights_that_are_held_otherwise_are_the_same_and_said_so(held, way, tmp_path):
     state = draw("opt", 2, 2)

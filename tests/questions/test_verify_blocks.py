@@ -92,7 +92,10 @@ def test_what_is_served_is_the_same(name, trials):
     ],
 )
 def test_what_is_changed_is_different_and_has_no_wrong_name(name, tensors, trials):
-    ours = {"before heads": "scale of the norm of part 0", "before neurons": "scale of the norm of part 1"}
+    ours = {
+        "before heads": "scale of the norm of part 0",
+        "before neurons": "scale of the norm of part 1",
+    }
     ours |= {x: f"{x} of part {int(x in 'AGB')}" for x in tensors if len(x) == 1}
     for seed in range(trials(1, 50)):
         of = arrays(seed)

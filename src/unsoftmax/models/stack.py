@@ -22,6 +22,7 @@ from unsoftmax.probes import Array
 
 Part: TypeAlias = "AttentionLayer | RotaryLayer | FeedForward | LayerNorm | Stack"
 
+
 class Origin(NamedTuple):
     """What the file says of a stack's tensors that its maps do not."""
 

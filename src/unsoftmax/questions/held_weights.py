@@ -48,7 +48,9 @@ def int8_whole(x: Array) -> Array:
 
 def q8_blocks(x: Array) -> Array:
     """Round as GGUF's Q8_0 does: 32 numbers share a scale, which is a float16."""
-    return _in_blocks(x, 32, lambda own: _steps(own, float16(np.abs(own).max(-1, keepdims=True) / 127)))
+    return _in_blocks(
+        x, 32, lambda own: _steps(own, float16(np.abs(own).max(-1, keepdims=True) / 127))
+    )
 
 
 def q4_blocks(x: Array) -> Array:

@@ -17,7 +17,6 @@ as they may be held (`held_weights`), too: what fits is named, "same, held as bf
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 

@@ -48,7 +48,9 @@ class Stored:
             biases = [np.linalg.lstsq(k.T, w, rcond=None)[0] for k, w in zip(K, one.w, strict=True)]
             q_bias = np.array(biases).reshape(one.Q.shape[:2])
             left = one.w - np.einsum("hr,hrd->hd", q_bias, K)
-            if one.q_bias is None and np.all(np.abs(left) <= _NO_QUERY_BIAS * np.max(np.abs(one.w), initial=0)):
+            if one.q_bias is None and np.all(
+                np.abs(left) <= _NO_QUERY_BIAS * np.max(np.abs(one.w), initial=0)
+            ):
                 one = replace(one, w=None, q_bias=q_bias)
         return cls(one, value_bias)
 
@@ -69,10 +71,15 @@ class Stored:
             found = {ours: arrays[own] for ours, own in _OF_NEURONS.items() if own in arrays}
         else:
             assert isinstance(one, Attention)
-            found = {name: _rows(name, x) for name, x in one.arrays.items() if name != "frequencies"}
+            found = {
+                name: _rows(name, x) for name, x in one.arrays.items() if name != "frequencies"
+            }
             found |= {name: self._root * found[name] for name in ("Q", "q_bias") if name in found}
             if self.value_bias is not None:
-                found |= {"v_bias": self.value_bias, "c": found["c"] - self._by_values(one, self.value_bias)}
+                found |= {
+                    "v_bias": self.value_bias,
+                    "c": found["c"] - self._by_values(one, self.value_bias),
+                }
         return {name: np.asarray(x) for name, x in found.items() if np.any(x)}
 
     @staticmethod
@@ -99,7 +106,9 @@ class Stored:
             x = x / self._root if name in ("Q", "q_bias") else x
             arrays[name] = _from_rows(name, x, getattr(one, name))
         if value_bias is not None:
-            c = arrays.get("c", self.tensors.get("c", np.zeros(len(one.c))) if one.c is not None else None)
+            c = arrays.get(
+                "c", self.tensors.get("c", np.zeros(len(one.c))) if one.c is not None else None
+            )
             arrays["c"] = c + self._by_values(replace(one, O=arrays.get("O", one.O)), value_bias)
         return replace(one, **arrays)
 
@@ -158,7 +167,7 @@ class StoredClaim:
 
     @classmethod
     def of(cls, model: Any) -> StoredClaim:
-        """Open a model; its names are those of the file that it comes from, if it comes from one."""
+        """Open a model; names are those of the file that it comes from, where there is one."""
         origin: Origin | None = getattr(model, "origin", None)
         names, biases = origin or ({}, {})
         leaves = model.maps.leaves.items()
@@ -189,7 +198,12 @@ class StoredClaim:
     def gradients(self, back: lin.Pullback, name: str) -> list[tuple[Place, lin.Gradient]]:
         """Return products of covectors with the derivative by a name's tensors."""
         return [
-            (place, self.parts[place.prefix].gradient(place.role, lambda x, p=place: back.by[p.prefix + x]))
+            (
+                place,
+                self.parts[place.prefix].gradient(
+                    place.role, lambda x, p=place: back.by[p.prefix + x]
+                ),
+            )
             for place in self.places[name]
         ]
 

@@ -20,7 +20,6 @@ out, another activation, other eps or positions, and the tensor held otherwise.
 
 from __future__ import annotations
 
-import os
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -56,8 +55,6 @@ LARGEST = 0.1
 _RATIOS = np.geomspace(1e-2, 1e14, 240)
 # What is rough is no less than this share of what copies show. Smaller: a fit that leaves nothing.
 _LEAST_ROUGH = 1e-6
-# So many tensors of most evidence are tried as they may be held.
-_TRIED = 3
 # What people set instead: eps of norms, bases of rotary positions, factors that divide these.
 _EPS, _BASES, _FACTORS = (1e-5, 1e-6, 1e-8, 1e-12), (1e4, 1e5, 5e5, 1e6), (2.0, 4.0, 8.0)
 _ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu", "quick_gelu")
@@ -99,7 +96,7 @@ class Kernel:
         w, U = np.linalg.eigh(self.covariance)
         shares = 1 + _RATIOS[:, None] * np.maximum(w, 0.0) / (w[-1] if w[-1] > 0 else 1.0)
         squares = np.sum((U.T @ y) ** 2 / shares, axis=1)
-        # what is rough, at most as much as copies show: a wrong claim's scatter is less at one point
+        # what is rough, at most as much as copies show: a wrong claim makes these scatter, too
         rough = np.clip(squares / len(y), _LEAST_ROUGH * s2, s2)
         logs = np.sum(np.log(shares), axis=1) + len(y) * np.log(rough)
         evidence = -0.5 * (logs + squares / rough)
@@ -117,7 +114,11 @@ class Kernel:
         rough = float(np.clip(left / max(1, len(y) - 1), _LEAST_ROUGH * s2, s2))
         own = max(q, rough)
         logs = (len(y) - 1) * np.log(rough) + np.log(own)
-        return Explanation(name, -0.5 * float(logs + left / rough + q / own), float(np.sqrt((own - rough) / length)))
+        return Explanation(
+            name,
+            -0.5 * float(logs + left / rough + q / own),
+            float(np.sqrt((own - rough) / length)),
+        )
 
 
 def gram(gradient: lin.Gradient) -> Array:
@@ -172,7 +173,10 @@ class Naming:
         left = [one.name for one in first[:_LEFT] if one.evidence > first[0].evidence - _FAR]
         if len(left) == 1:
             return first
-        names, groups = ([name for name in names if name in left], {g: x for g, x in groups.items() if g in left})
+        names, groups = (
+            [name for name in names if name in left],
+            {g: x for g, x in groups.items() if g in left},
+        )
         return self._weighed(missed, s2, names, groups)
 
     def _weighed(
@@ -223,7 +227,7 @@ class Naming:
             matrix = any(self.claim.array(place).ndim == 2 for place in places)
             block = block_of(places[0])
             if block:
-                kinds[everywhere(name, block)].add(name)
+                kinds[everywhere(name)].add(name)
             if matrix:
                 blocks[block].add(name)
                 everything.add(name)
@@ -258,13 +262,13 @@ def block_of(place: Place) -> str:
     return numbers[0] if len(numbers) > 1 else ""
 
 
-def everywhere(name: str, block: str) -> str:
+def everywhere(name: str) -> str:
     """Return a tensor's name in any block.
 
     Examples
     --------
-    >>> everywhere("encoder.layer.3.output.dense.weight", "3"), everywhere("Q of part 0 of part 3", "3")
-    ('encoder.layer.*.output.dense.weight', 'Q of part 0 of part *')
+    >>> everywhere("layers.3.mlp.up_proj.weight"), everywhere("Q of part 0 of part 3")
+    ('layers.*.mlp.up_proj.weight', 'Q of part 0 of part *')
     """
     if " of part " in name:
         return re.sub(r"(of part )\d+$", r"\1*", name)
@@ -273,7 +277,9 @@ def everywhere(name: str, block: str) -> str:
 
 def _common(names: Iterable[str]) -> str:
     """Return what the names of a block's tensors begin with, without its last dot."""
-    return os.path.commonprefix([*names]).rpartition(".")[0]
+    first, last = min(names := [*names]), max(names)
+    same = next((k for k in range(len(first)) if first[: k + 1] != last[: k + 1]), len(first))
+    return first[:same].rpartition(".")[0]
 
 
 # -- finite changes, known exactly
@@ -282,7 +288,11 @@ def _common(names: Iterable[str]) -> str:
 def templates(claim: StoredClaim) -> Iterator[tuple[str, Composition]]:
     """Go through the maps that a target may compute instead of the claim's."""
     maps = claim.maps
-    blocks = [part for _, part in maps.parts] if any(block_of(p[0]) for p in claim.places.values()) else []
+    blocks = (
+        [part for _, part in maps.parts]
+        if any(block_of(p[0]) for p in claim.places.values())
+        else []
+    )
     for i, j in combinations(range(len(blocks)), 2):
         if _alike(blocks[i], blocks[j]):
             order = [*range(len(blocks))]
@@ -295,16 +305,26 @@ def templates(claim: StoredClaim) -> Iterator[tuple[str, Composition]]:
     here = {one.activation for one in leaves if isinstance(one, Neurons)}
     for name in _ACTIVATIONS if here else ():
         if here != {name}:
-            yield f"activation {name}", maps.mapped(
-                lambda _, one, name=name: replace(one, activation=name) if isinstance(one, Neurons) else one
+            yield (
+                f"activation {name}",
+                maps.mapped(
+                    lambda _, one, name=name: (
+                        replace(one, activation=name) if isinstance(one, Neurons) else one
+                    )
+                ),
             )
     norms = {float(one.eps) for one in leaves if isinstance(one, LayerNorm)}
     for eps in _EPS if norms else ():
         if norms != {eps}:
-            yield f"eps {eps:g}", maps.mapped(
-                lambda _, one, eps=eps: LayerNorm.from_arrays({**one.arrays(), "eps": eps})
-                if isinstance(one, LayerNorm)
-                else one
+            yield (
+                f"eps {eps:g}",
+                maps.mapped(
+                    lambda _, one, eps=eps: (
+                        LayerNorm.from_arrays({**one.arrays(), "eps": eps})
+                        if isinstance(one, LayerNorm)
+                        else one
+                    )
+                ),
             )
     turned = [one.frequencies for one in leaves if isinstance(one, Attention)]
     if any(theta is not None for theta in turned):
@@ -316,15 +336,22 @@ def templates(claim: StoredClaim) -> Iterator[tuple[str, Composition]]:
         }
         ways |= {f"positions divided by {by:g}": lambda theta, by=by: theta / by for by in _FACTORS}
         for name, way in ways.items():
-            yield name, maps.mapped(
-                lambda _, one, way=way: replace(one, frequencies=way(one.frequencies))
-                if isinstance(one, Attention) and one.frequencies is not None
-                else one
+            yield (
+                name,
+                maps.mapped(
+                    lambda _, one, way=way: (
+                        replace(one, frequencies=way(one.frequencies))
+                        if isinstance(one, Attention) and one.frequencies is not None
+                        else one
+                    )
+                ),
             )
 
 
 def _alike(one: object, other: object) -> bool:
-    return isinstance(one, Composition) and isinstance(other, Composition) and one.shape == other.shape
+    return (
+        isinstance(one, Composition) and isinstance(other, Composition) and one.shape == other.shape
+    )
 
 
 def _in_order(maps: Composition, order: list[int]) -> Composition:
