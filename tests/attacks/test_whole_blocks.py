@@ -7,6 +7,7 @@ Services are written apart from the library (`tests.block_services`) and compute
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
@@ -155,9 +156,9 @@ def test_one_matrix_that_is_changed_is_seen_and_named(
 def test_what_is_known_exactly_is_named_without_a_question_more(change, tmp_path):
     kind = "llama" if change == "base" else "bert"
     state = draw(kind, 3, 1)
-    how = {
-        "swapped": ({"order": [1, 0, 2]}, "blocks 0 and 1 swapped"),
-        "left out": ({"order": [0, 2]}, "block 1 left out"),
+    how: dict[str, tuple[dict[str, Any], str]] = {
+        "swapped": ({"order": [1, 0, 2]}, "encoder.layer.0 and encoder.layer.1 swapped"),
+        "left out": ({"order": [0, 2]}, "encoder.layer.1 left out"),
         "gelu_tanh": ({"activation": "gelu_tanh"}, "activation gelu_tanh"),
         "eps": ({"eps": 1e-5}, "eps 1e-05"),
         "base": ({"base": 500_000.0}, "rope_theta 500000"),

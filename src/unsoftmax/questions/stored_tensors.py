@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -96,7 +96,8 @@ class Stored:
         if isinstance(one, LayerNorm):
             return LayerNorm.from_arrays({**one.arrays(), **tensors})
         if isinstance(one, Neurons):
-            return replace(one, **{_OF_NEURONS[name]: x for name, x in tensors.items()})
+            own: dict[str, Any] = {_OF_NEURONS[name]: x for name, x in tensors.items()}
+            return replace(one, **own)
         assert isinstance(one, Attention)
         value_bias = tensors.get("v_bias", self.value_bias)
         arrays: dict[str, Any] = {}
@@ -106,10 +107,9 @@ class Stored:
             x = x / self._root if name in ("Q", "q_bias") else x
             arrays[name] = _from_rows(name, x, getattr(one, name))
         if value_bias is not None:
-            c = arrays.get(
-                "c", self.tensors.get("c", np.zeros(len(one.c))) if one.c is not None else None
-            )
-            arrays["c"] = c + self._by_values(replace(one, O=arrays.get("O", one.O)), value_bias)
+            beside = arrays.get("c", self.tensors.get("c", 0.0))
+            O = arrays.get("O", one.O)  # noqa: E741 - the projections' own names
+            arrays["c"] = beside + self._by_values(replace(one, O=O), value_bias)
         return replace(one, **arrays)
 
     def gradient(self, name: str, back: Callable[[str], lin.Gradients]) -> lin.Gradient:
@@ -119,30 +119,25 @@ class Stored:
             return back(_OF_NEURONS[name] if isinstance(one, Neurons) else name)[0]
         if name == "v_bias":
             assert one.O is not None
-            of_c = back("c")[0].whole
-            own = np.einsum("cbm,hms->cbhs", of_c, one.O)
-            places = range(len(one.O)) if one.groups is None else one.groups.tolist()
+            own = np.einsum("cbm,hms->cbhs", back("c")[0].whole, one.O)
+            places = [*range(len(one.O))] if one.groups is None else one.groups.tolist()
             whole = np.zeros((*own.shape[:2], max(places) + 1, own.shape[3]))
             for h, g in enumerate(places):
                 whole[:, :, g] += own[:, :, h]
             return lin.Direct(whole.reshape(*whole.shape[:2], -1))
-        each = back(name)
-        if isinstance(each[0], lin.Direct):
-            joined: lin.Gradient = lin.Direct(np.concatenate([x.whole for x in each], axis=2))
-        elif name == "O":
-            beside: Array | float = 0.0
-            if self.value_bias is not None:
-                rows = self.value_bias.reshape(-1, one.O.shape[2])
-                beside = (rows if one.groups is None else rows[one.groups]).ravel()
-            right = np.concatenate([x.right for x in each], axis=2) + beside
-            joined = lin.Outer(each[0].left, right)
-        else:
-            joined = lin.Outer(np.concatenate([x.left for x in each], axis=3), each[0].right)
-        if name not in ("Q", "q_bias"):
-            return joined
-        if isinstance(joined, lin.Direct):
-            return lin.Direct(joined.values / self._root)
-        return lin.Outer(joined.left / self._root, joined.right)
+        each, root = back(name), self._root if name in ("Q", "q_bias") else 1.0
+        outer = [x for x in each if isinstance(x, lin.Outer)]
+        if not outer:
+            return lin.Direct(np.concatenate([x.whole for x in each], axis=2) / root)
+        if name != "O":
+            left = np.concatenate([x.left for x in outer], axis=3)
+            return lin.Outer(left / root, outer[0].right)
+        right = np.concatenate([x.right for x in outer], axis=2)
+        if self.value_bias is not None:  # beside what is pooled
+            assert one.O is not None
+            rows = self.value_bias.reshape(-1, one.O.shape[2])
+            right = right + (rows if one.groups is None else rows[one.groups]).ravel()
+        return lin.Outer(outer[0].left, right)
 
 
 class Place(NamedTuple):
@@ -152,7 +147,7 @@ class Place(NamedTuple):
     role: str
 
 
-Change: TypeAlias = Callable[[Place, Array], Array]
+Change: TypeAlias = Callable[[Array], Array]
 """What a stored tensor becomes."""
 
 
@@ -190,22 +185,22 @@ class StoredClaim:
         def of_map(prefix: str, one: Map) -> Map:
             own = [place for place in some if place.prefix == prefix]
             tensors = self.parts[prefix].tensors if own else {}
-            new = {place.role: change(place, tensors[place.role]) for place in own}
+            new = {place.role: change(tensors[place.role]) for place in own}
             return self.parts[prefix].changed(new) if new else one
 
         return self.maps.mapped(of_map)
 
     def gradients(self, back: lin.Pullback, name: str) -> list[tuple[Place, lin.Gradient]]:
         """Return products of covectors with the derivative by a name's tensors."""
-        return [
-            (
-                place,
-                self.parts[place.prefix].gradient(
-                    place.role, lambda x, p=place: back.by[p.prefix + x]
-                ),
-            )
-            for place in self.places[name]
-        ]
+        found = []
+        for place in self.places[name]:
+            own = lin.OnDemand({
+                array.removeprefix(place.prefix): partial(back.by.__getitem__, array)
+                for array in back.by
+                if array.startswith(place.prefix)
+            })  # fmt: skip
+            found.append((place, self.parts[place.prefix].gradient(place.role, own.__getitem__)))
+        return found
 
 
 def _called(prefix: str, role: str) -> str:

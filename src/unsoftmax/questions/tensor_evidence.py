@@ -22,8 +22,9 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import combinations
 
 import numpy as np
@@ -31,7 +32,7 @@ import numpy as np
 from unsoftmax.models import LayerNorm, Rotary
 from unsoftmax.models import linearised as lin
 from unsoftmax.models.attention_map import Attention
-from unsoftmax.models.composition import Composition
+from unsoftmax.models.composition import Composition, Map
 from unsoftmax.models.neurons import Neurons
 from unsoftmax.probes import Array
 from unsoftmax.questions.held_weights import OF_MATRICES, OF_VECTORS
@@ -82,7 +83,8 @@ class Kernel:
     @classmethod
     def of(cls, gradients: Iterable[tuple[Array, lin.Gradient]], unit: float) -> Kernel:
         """Compute those of tensors T, in units of the misses."""
-        whole, along = 0.0, 0.0
+        whole: Array | float = 0.0
+        along: Array | float = 0.0
         for T, gradient in gradients:
             whole = whole + np.mean(T**2) / unit**2 * gram(gradient)
             along = along + gradient.dot(T).ravel() / unit
@@ -222,7 +224,7 @@ class Naming:
     def _groups(self) -> dict[str, set[str]]:
         """Return the groups of several tensors that may have changed together."""
         kinds, blocks = defaultdict[str, set[str]](set), defaultdict[str, set[str]](set)
-        attention, everything = set[str](), set[str]()
+        attention, everything, called = set[str](), set[str](), blocks_of(self.claim)
         for name, places in self.claim.places.items():
             matrix = any(self.claim.array(place).ndim == 2 for place in places)
             block = block_of(places[0])
@@ -235,7 +237,7 @@ class Naming:
                 attention.add(name)
         found = {kind: names for kind, names in kinds.items()}
         found |= {
-            f"all matrices of {_common(names) or 'part ' + block}": names
+            f"all matrices of {called[int(block)]}": names
             for block, names in blocks.items()
             if block
         }
@@ -287,65 +289,57 @@ def _common(names: Iterable[str]) -> str:
 
 def templates(claim: StoredClaim) -> Iterator[tuple[str, Composition]]:
     """Go through the maps that a target may compute instead of the claim's."""
-    maps = claim.maps
-    blocks = (
-        [part for _, part in maps.parts]
-        if any(block_of(p[0]) for p in claim.places.values())
-        else []
-    )
-    for i, j in combinations(range(len(blocks)), 2):
-        if _alike(blocks[i], blocks[j]):
-            order = [*range(len(blocks))]
-            order[i], order[j] = j, i
-            yield f"blocks {i} and {j} swapped", _in_order(maps, order)
-    for i in range(len(blocks)):
-        if len(blocks) > 1:
-            yield f"block {i} left out", _in_order(maps, [k for k in range(len(blocks)) if k != i])
+    maps, names = claim.maps, blocks_of(claim)
+    for i, j in combinations(range(len(names)), 2):
+        if _alike(maps.parts[i][1], maps.parts[j][1]):
+            order = [{i: j, j: i}.get(k, k) for k in range(len(maps.parts))]
+            yield f"{names[i]} and {names[j]} swapped", _in_order(maps, order)
+    for i, name in enumerate(names):
+        if len(names) > 1:
+            order = [k for k in range(len(maps.parts)) if k != i]
+            yield f"{name} left out", _in_order(maps, order)
     leaves = maps.leaves.values()
     here = {one.activation for one in leaves if isinstance(one, Neurons)}
     for name in _ACTIVATIONS if here else ():
         if here != {name}:
-            yield (
-                f"activation {name}",
-                maps.mapped(
-                    lambda _, one, name=name: (
-                        replace(one, activation=name) if isinstance(one, Neurons) else one
-                    )
-                ),
-            )
+            yield f"activation {name}", maps.mapped(partial(_activated, name))
     norms = {float(one.eps) for one in leaves if isinstance(one, LayerNorm)}
     for eps in _EPS if norms else ():
         if norms != {eps}:
-            yield (
-                f"eps {eps:g}",
-                maps.mapped(
-                    lambda _, one, eps=eps: (
-                        LayerNorm.from_arrays({**one.arrays(), "eps": eps})
-                        if isinstance(one, LayerNorm)
-                        else one
-                    )
-                ),
-            )
-    turned = [one.frequencies for one in leaves if isinstance(one, Attention)]
-    if any(theta is not None for theta in turned):
-        ways: dict[str, Callable[[Array], Array]] = {
-            f"rope_theta {base:g}": lambda theta, base=base: np.broadcast_to(
-                Rotary.of(base, 2 * theta.shape[1]).frequencies, theta.shape
-            )
-            for base in _BASES
-        }
-        ways |= {f"positions divided by {by:g}": lambda theta, by=by: theta / by for by in _FACTORS}
-        for name, way in ways.items():
-            yield (
-                name,
-                maps.mapped(
-                    lambda _, one, way=way: (
-                        replace(one, frequencies=way(one.frequencies))
-                        if isinstance(one, Attention) and one.frequencies is not None
-                        else one
-                    )
-                ),
-            )
+            yield f"eps {eps:g}", maps.mapped(partial(_with_eps, eps))
+    if any(isinstance(one, Attention) and one.frequencies is not None for one in leaves):
+        for base in _BASES:
+            yield f"rope_theta {base:g}", maps.mapped(partial(_turning, base, 1.0))
+        for by in _FACTORS:
+            yield f"positions divided by {by:g}", maps.mapped(partial(_turning, None, by))
+
+
+def blocks_of(claim: StoredClaim) -> list[str]:
+    """Return what blocks are called, in order; none where there is only one."""
+    members = defaultdict[int, set[str]](set)
+    for name, places in claim.places.items():
+        if block := block_of(places[0]):
+            members[int(block)].add(name)
+    return [_common(members[k]) or f"part {k}" for k in sorted(members)]
+
+
+def _activated(name: str, _: str, one: Map) -> Map:
+    return replace(one, activation=name) if isinstance(one, Neurons) else one
+
+
+def _with_eps(eps: float, _: str, one: Map) -> Map:
+    if not isinstance(one, LayerNorm):
+        return one
+    return LayerNorm.from_arrays({**one.arrays(), "eps": eps})
+
+
+def _turning(base: float | None, by: float, _: str, one: Map) -> Map:
+    if not isinstance(one, Attention) or one.frequencies is None:
+        return one
+    theta = one.frequencies
+    if base is not None:
+        theta = np.broadcast_to(Rotary.of(base, 2 * theta.shape[1]).frequencies, theta.shape)
+    return replace(one, frequencies=theta / by)
 
 
 def _alike(one: object, other: object) -> bool:
@@ -365,4 +359,4 @@ def held_alone(claim: StoredClaim, names: Iterable[str]) -> Iterator[tuple[str, 
         matrix = all(claim.array(place).ndim == 2 for place in claim.places.get(name, ()))
         for kind, way in (OF_MATRICES if matrix else OF_VECTORS).items():
             if name in claim.places:
-                yield f"{name} held as {kind}", claim.changed(lambda _, x, way=way: way(x), [name])
+                yield f"{name} held as {kind}", claim.changed(way, [name])
