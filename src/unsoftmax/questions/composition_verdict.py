@@ -26,7 +26,7 @@ from unsoftmax.questions.nudged_copies import (
     DIFFERENT,
     SAME,
     TOKENS,
-    Copies,
+    NudgedCopies,
     Misses,
     step_of,
 )
@@ -44,7 +44,7 @@ from unsoftmax.questions.tensor_search import Located
 # "Same" is said where a change of any matrix or scale by this share would have been seen.
 _CAUGHT = 0.5
 # Directions differ: of changes so many times as large as the mean shows 95 of 100 are seen.
-_SURELY = 1.5
+_SURELY = 1.75
 # With fewer different answers nothing is told apart.
 _LEAST_ANSWERS = 4
 # Covectors by which a sequence's sensitivity is estimated.
@@ -97,7 +97,7 @@ class CopiesAsked:
         self.model, self.seed = model, seed
         self.claim = StoredClaim.of(model)
         rng = np.random.default_rng([seed, 0])
-        self.copies = Copies.of(self.claim, model.dim, model.maps.attends, rng)
+        self.copies = NudgedCopies.of(self.claim, model.dim, model.maps.attends, rng)
         self.answers = np.zeros((0, 0))
         self.step = 0.0
         self.seen = Misses(self.answers)

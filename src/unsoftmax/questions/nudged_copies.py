@@ -30,7 +30,7 @@ from unsoftmax.questions.stored_tensors import StoredClaim
 CLUSTERS, COPIES = 5, 4
 TOKENS = 6
 """Of every sequence. Fewer: less of attention is seen; more: they cost the square to name."""
-# Copies are nudged by so much of their size. Smaller: a format of 8 bits is smooth across them;
+# NudgedCopies are nudged by so much of their size. Smaller: a format of 8 bits is smooth across them;
 # larger: a wrong claim's own misses scatter.
 _NUDGE = 2.0**-6
 # The last cluster's tokens are so many times as long as the model's own.
@@ -58,14 +58,16 @@ def model_size(maps: Composition, dim: int, tokens: Array) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Copies:
+class NudgedCopies:
     """Sequences of five clusters, (20, N, d): the copies of one stand beside each other."""
 
     X: Array
     size: float
 
     @classmethod
-    def of(cls, claim: StoredClaim, dim: int, attends: bool, rng: np.random.Generator) -> Copies:
+    def of(
+        cls, claim: StoredClaim, dim: int, attends: bool, rng: np.random.Generator
+    ) -> NudgedCopies:
         """Draw them."""
         tokens = TOKENS if attends else 1
         drawn = rng.standard_normal((CLUSTERS, 1, tokens, dim))

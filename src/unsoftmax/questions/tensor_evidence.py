@@ -36,7 +36,7 @@ from unsoftmax.models.composition import Composition, Map
 from unsoftmax.models.neurons import Neurons
 from unsoftmax.probes import Array
 from unsoftmax.questions.held_weights import OF_MATRICES, OF_VECTORS
-from unsoftmax.questions.nudged_copies import Copies
+from unsoftmax.questions.nudged_copies import NudgedCopies
 from unsoftmax.questions.stored_tensors import Place, StoredClaim
 
 # Sequences that are asked to name a tensor, of a block and of several: more tell more apart.
@@ -160,7 +160,7 @@ class Naming:
     """(C, B, P, m), of norm 1."""
 
     @classmethod
-    def of(cls, claim: StoredClaim, asked: Copies, P: int, m: int, seed: int) -> Naming:
+    def of(cls, claim: StoredClaim, asked: NudgedCopies, P: int, m: int, seed: int) -> Naming:
         """Draw them, of the size of those asked before."""
         rng = np.random.default_rng([seed, 2])
         count = sequences(claim)
