@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -41,11 +44,11 @@ def test_stored_tensors_are_the_files_and_their_gradients_are_right(kind, tmp_pa
         # what the file with a changed tensor is, and the claim with that tensor changed
         other = claimed(kind, state | {name: state[name] + change}, tmp_path)
         change = in_planes(name, change)
-        changed = claim.changed(lambda x, by=change: x + by, [name])
+        changed = claim.changed(partial(np.add, change), [name])
         assert np.allclose(changed.answers(X, True), other.all(X), rtol=0, atol=1e-11), name
         step = 1e-6
         ends = [
-            claim.changed(lambda x, by=by, change=change: x + by * change, [name]).answers(X, True)
+            claim.changed(partial(np.add, by * change), [name]).answers(X, True)
             for by in (step, -step)
         ]
         moved = np.einsum("cbpm,bpm->cb", y, (ends[0] - ends[1]) / (2 * step))
@@ -57,13 +60,17 @@ def test_stored_tensors_are_the_files_and_their_gradients_are_right(kind, tmp_pa
 
 def test_a_tensor_that_holds_several_is_one(tmp_path):
     rng, d = np.random.default_rng(0), 8
-    shapes = {
-        "attn.c_attn.weight": (d, 3 * d), "attn.c_attn.bias": (3 * d,),
-        "attn.c_proj.weight": (d, d), "attn.c_proj.bias": (d,), "ln_1.weight": (d,), "ln_1.bias": (d,), "ln_2.weight": (d,),
-        "ln_2.bias": (d,), "mlp.c_fc.weight": (d, 16), "mlp.c_fc.bias": (16,),
-        "mlp.c_proj.weight": (16, d), "mlp.c_proj.bias": (d,),
-    }  # fmt: skip
-    state = {f"h.0.{name}": rng.standard_normal(shape) for name, shape in shapes.items()}
+    shapes: dict[str, tuple[int, ...]] = {
+        "attn.c_attn": (d, 3 * d),
+        "attn.c_proj": (d, d),
+        "mlp.c_fc": (d, 16),
+        "mlp.c_proj": (16, d),
+    }
+    shapes = {f"{name}.weight": shape for name, shape in shapes.items()} | {
+        f"{name}.bias": shape[1:] for name, shape in shapes.items()
+    }
+    shapes |= {f"ln_{k}.{end}": (d,) for k in (1, 2) for end in ("weight", "bias")}
+    state: dict[str, Any] = {f"h.0.{name}": rng.standard_normal(x) for name, x in shapes.items()}
     (tmp_path / "config.json").write_text(
         '{"model_type": "gpt2", "n_head": 2, "activation_function": "gelu_new",'
         ' "layer_norm_epsilon": 1e-5}'

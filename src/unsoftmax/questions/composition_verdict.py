@@ -26,8 +26,8 @@ from unsoftmax.questions.nudged_copies import (
     DIFFERENT,
     SAME,
     TOKENS,
-    NudgedCopies,
     Misses,
+    NudgedCopies,
     step_of,
 )
 from unsoftmax.questions.stored_tensors import StoredClaim

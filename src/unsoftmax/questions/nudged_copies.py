@@ -30,7 +30,7 @@ from unsoftmax.questions.stored_tensors import StoredClaim
 CLUSTERS, COPIES = 5, 4
 TOKENS = 6
 """Of every sequence. Fewer: less of attention is seen; more: they cost the square to name."""
-# NudgedCopies are nudged by so much of their size. Smaller: a format of 8 bits is smooth across them;
+# Copies are nudged by so much of their size. Smaller: a format of 8 bits is smooth across them;
 # larger: a wrong claim's own misses scatter.
 _NUDGE = 2.0**-6
 # The last cluster's tokens are so many times as long as the model's own.

@@ -6,8 +6,8 @@ scales. With stored tensors T a map's arrays are
 
     Q_h = W_q,h/√r,   b_q,h = b̃_q,h/√r,   w_h = K_hᵀ b_q,h,   c = b_o + Σ_h O_h b_v,
 
-(rows of queries and keys in the order of their planes where positions turn these), so gradients by T
-follow from the map's own: by W_o that of O_h with b_v beside what is pooled.
+(rows of queries and keys in the order of their planes where positions turn these), so gradients by
+T follow from the map's own: by W_o that of O_h with b_v beside what is pooled.
 """
 
 from __future__ import annotations
