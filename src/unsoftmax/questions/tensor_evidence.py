@@ -165,8 +165,11 @@ class Naming:
         rng = np.random.default_rng([seed, 2])
         count = sequences(claim)
         X = asked.size * rng.standard_normal((count, *asked.X.shape[1:]))
-        y = rng.standard_normal((_ALL[count], count, P, m))
-        return cls(claim, X, y / np.linalg.norm(y, axis=(2, 3), keepdims=True))
+        # the same for all sequences: what these have in common is seen as often as there are some
+        y = rng.standard_normal((P * m, _ALL[count]))
+        y = np.linalg.qr(y)[0].T if len(y) >= _ALL[count] else (y / np.linalg.norm(y, axis=0)).T
+        every = np.broadcast_to(y.reshape(-1, 1, P, m), (_ALL[count], count, P, m))
+        return cls(claim, X, every)
 
     def explanations(self, missed: Array, s2: float) -> list[Explanation]:
         """Weigh all hypotheses by the misses (B, P, m) of the answers; the best first."""

@@ -10,6 +10,7 @@ own arithmetic, format and noise do, which are measured on the spot (`questions.
 - ``undecided`` otherwise.
 
 Where it is different, further queries find the tensor (`questions.tensor_search`): 100 in all.
+Whole blocks and stacks of blocks have another verdict (`questions.composition_verdict`).
 """
 
 from __future__ import annotations
@@ -121,7 +122,7 @@ class Verifier:
     Parameters
     ----------
     model : SingleHead, RotaryHead, MultiHead, RotaryHeads, ReluNetwork, Transformer, \
-        MultiHeadTransformer, AttentionLayer, RotaryLayer or FeedForward
+        MultiHeadTransformer, AttentionLayer, RotaryLayer, FeedForward or Stack
         The claimed weights.
     locate : bool
         Whether to find the tensor where the target is different.
@@ -366,14 +367,15 @@ def verify(
     oracle : callable
         The target, as `unsoftmax.learn` takes it.
     model : SingleHead, RotaryHead, MultiHead, RotaryHeads, ReluNetwork, Transformer, \
-        MultiHeadTransformer, AttentionLayer, RotaryLayer or FeedForward
+        MultiHeadTransformer, AttentionLayer, RotaryLayer, FeedForward or Stack
         The weights that it is claimed to serve.
     errors : mapping of str to float, optional
         Absolute bounds on the errors of the model's parameters, as `Certificate.errors` has them,
         where it was recovered: "same" then means within these.
     locate : bool
         Whether to find what was changed where it is different: 100 queries in all at most, or as
-        many as the budget allows, otherwise 20, and 39 more where answers are noisy.
+        many as the budget allows, otherwise 20, and 39 more where answers are noisy. Of a `Stack`
+        60, or 80 for several blocks, otherwise 20.
     seed : int
         Seed of the questions; another one asks others.
     budget, ledger, batch, workers, progress, retries, timeout
