@@ -20,7 +20,8 @@ from unsoftmax.probes import FARTHEST, Array, Round
 Answers: TypeAlias = list[Array]
 """The answers of a round: for each part (n,), or (n, m) for a learner of vectors."""
 
-Outputs: TypeAlias = Literal["scalar", "vector"]
+Outputs: TypeAlias = Literal["scalar", "vector", "positions"]
+"""A number; m numbers; or m at the last position or at all N of them, a row of N·m."""
 
 
 class Model(Protocol):
@@ -88,8 +89,8 @@ class Learner(Asks["Found[M_co]"], Protocol[M_co]):
 def outputs_of(learner: object) -> Outputs:
     """Return what a sequence is answered with: "scalar", a number, or "vector", m numbers.
 
-    Rounds are answered with arrays (n,) or (n, m). A learner that does not say takes numbers; one
-    of vectors takes (B,) as m = 1.
+    With "positions" it may be m numbers at every position as well. Rounds are answered with arrays
+    (n,) or (n, m). A learner that does not say takes numbers; one of vectors takes (B,) as m = 1.
 
     Raises
     ------

@@ -1,6 +1,7 @@
 """`verify` of compositions that no learner knows: whole blocks, other activations, gates, norms.
 
-The claim is read off the maps, so that these have a verdict and a power; no tensor is named.
+The claim is read off the maps, so that these have a verdict and a power. Of whole blocks a tensor
+is named, of the others none.
 """
 
 from __future__ import annotations
@@ -91,30 +92,36 @@ def test_what_is_served_is_the_same(name, trials):
     ],
 )
 def test_what_is_changed_is_different_and_has_no_wrong_name(name, tensors, trials):
+    ours = {
+        "before heads": "scale of the norm of part 0",
+        "before neurons": "scale of the norm of part 1",
+    }
+    ours |= {x: f"{x} of part {int(x in 'AGB')}" for x in tensors if len(x) == 1}
     for seed in range(trials(1, 50)):
         of = arrays(seed)
         claim = MADE[name](of)
         for tensor in tensors:
             served = MADE[name](moved(of, tensor, 1e-3, seed))
-            for service in (served, in_float32(served)):
+            services = served, in_float32(served)
+            for service in services[-trials(1, 2) :] if name == "block" else services:
                 result = us.verify(service, claim, seed=seed)
                 assert result.verdict == "different", tensor
-                assert result.tensor is None
+                named = (result.tensor or "").split(" or ")
+                assert ours[tensor] in named if name == "block" else result.tensor is None
 
 
 def test_a_change_as_large_as_the_power_says_is_caught(trials):
     of = arrays(0)
     claim = block(of)
     power = us.verify(in_float32(claim), claim).power
-    named = {"B": "B of part 1", "Q": "Q of head {} of part 0", "A": "A of part 1"}
+    named = {"B": "B of part 1", "Q": "Q of part 0", "A": "A of part 1"}
     for tensor, name in named.items():
-        names = {name.format(h) for h in range(HEADS)}
-        step = max(power[one] for one in names)
+        step = power[name]
         caught = [
             us.verify(in_float32(block(moved(of, tensor, step, seed))), claim).verdict
             for seed in range(trials(1, 100))
         ]
-        # of 100 at least 95; the array of all heads moves answers more than one head's alone
+        # of 100 at least 95
         assert caught.count("same") == 0
         assert caught.count("different") >= 0.9 * len(caught) - trials(1, 0)
 
@@ -147,10 +154,10 @@ def test_blocks_of_a_checkpoint_from_the_command_line(tmp_path):
     (tmp_path / "where.txt").write_text(str(folder))
     (tmp_path / "served.py").write_text(SERVED)
     claimed = "--weights", folder, "--layers", 1
-    for service, status in (("right", 0), ("wrong", 1)):
+    for service, status, most in (("right", 0, 20), ("wrong", 1, 60)):
         done = run(tmp_path, "verify", f"served:{service}", *claimed, "--json")
         assert done.returncode == status, done.stderr
-        assert json.loads(done.stdout)["queries"] <= 36
+        assert json.loads(done.stdout)["queries"] <= most
     part = run(tmp_path, "verify", "served:right", *claimed, "--part", "attention")
     assert part.returncode == 1, part.stderr
     for words, says in (

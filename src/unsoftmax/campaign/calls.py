@@ -225,6 +225,8 @@ def checked(raw: Any, span: Span, outputs: Outputs) -> OracleReply:
         raise OracleError(f"The target's answer to {span} is no array: {error}.") from error
     if y.dtype.kind not in "fiub":
         raise OracleError(f"The target answered {span} with {y.dtype} instead of real numbers.")
+    if outputs == "positions" and y.ndim == 3 and y.shape[:2] == (len(span), span.probes.tokens):
+        y = y.reshape(len(span), -1)
     if y.shape == (len(span),):
         y = y[:, None]
     if y.ndim != 2 or len(y) != len(span) or not _fits(y.shape[1], outputs):
@@ -243,10 +245,11 @@ def _fits(width: int, outputs: Outputs) -> bool:
 
 def _wrong_shape(shape: tuple[int, ...], span: Span, outputs: Outputs) -> OracleError:
     n = len(span)
-    if outputs == "vector":
+    if outputs != "scalar":
+        every = f", or ({n}, {span.probes.tokens}, m)" if outputs == "positions" else ""
         return OracleError(
-            f"The target answered {span} with shape {shape} instead of ({n}, m): it must give one "
-            "row of m numbers per sequence, or one number."
+            f"The target answered {span} with shape {shape} instead of ({n}, m){every}: it must "
+            "give one row of m numbers per sequence, or one number."
         )
     if len(shape) == 2 and shape[0] == n and shape[1] > 1:
         return OracleError(
@@ -295,7 +298,7 @@ class RoundAnswers:
         """Return (n,) per part, (n, m) for a learner of vectors; ``width``: m, if known."""
         if not self._arrays:
             self._make(width or 0)  # a round without probes may come before any answer
-        if self.outputs == "vector":
+        if self.outputs != "scalar":
             return self._arrays
         return [rows[:, 0] for rows in self._arrays]
 

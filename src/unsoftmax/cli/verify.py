@@ -166,6 +166,8 @@ def _rows(
     rows = [("verdict", result.verdict), ("queries", str(result.queries))]
     if result.tensor is not None:
         rows.append(("changed", result.tensor))
+    if result.held is not None:
+        rows.append(("held as", result.held))
     rows.append(("answers' precision", f"{result.precision:.1e} of the size of their terms"))
     rows.append(("largest miss", f"{result.largest_miss:.2g} times the allowed error"))
     worst = [item for item in result.power.items() if item[1] <= UNTESTABLE]

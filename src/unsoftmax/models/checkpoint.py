@@ -11,7 +11,6 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -20,10 +19,15 @@ from unsoftmax.models import files
 from unsoftmax.models.attention_layer import AttentionLayer
 from unsoftmax.models.feed_forward import FeedForward
 from unsoftmax.models.layer_norm import LayerNorm
-from unsoftmax.models.projections import find_projections, from_projections, real_array
+from unsoftmax.models.projections import (
+    file_names,
+    find_projections,
+    from_projections,
+    real_array,
+)
 from unsoftmax.models.rotary import Rotary
 from unsoftmax.models.rotary_layer import RotaryLayer
-from unsoftmax.models.stack import Stack
+from unsoftmax.models.stack import Origin, Stack
 from unsoftmax.probes import Array
 
 Part: TypeAlias = Literal["block", "attention", "feed-forward"]
@@ -191,9 +195,14 @@ def _built(
             f"part={part!r} is of one block: say which, by layers (0 to {max(chosen)})."
         )
     made = {"attention": _attention, "feed-forward": _feed_forward}
-    build = partial(_block, causal=names.of.causal) if part == "block" else made[part]
-    parts = [build(config, names, names.prefixes[k]) for k in chosen]
-    return parts[0] if len(parts) == 1 else Stack(parts, names.of.causal)
+    if part != "block":
+        return made[part](config, names, names.prefixes[chosen[0]])
+    parts = [_block(config, names, names.prefixes[k], names.of.causal) for k in chosen]
+    if len(parts) == 1:
+        return parts[0]
+    whole = Stack(parts, names.of.causal)
+    whole.origin = Origin.joined([one.origin for one in parts if one.origin is not None])
+    return whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +266,35 @@ def _around(config: Mapping[str, Any], block: BlockNames) -> tuple[float, bool]:
 
 def _block(config: Mapping[str, Any], names: _Weights, prefix: str, causal: bool) -> Stack:
     parts = [_attention(config, names, prefix), _feed_forward(config, names, prefix)]
-    return Stack(parts, causal)
+    block = Stack(parts, causal)
+    block.origin = _origin(names, prefix)
+    return block
+
+
+_ROLES = {
+    **{name: f"0.heads.{name.upper()}" for name in "qkvo"},
+    **{f"{name}_bias": f"0.heads.{name}_bias" for name in "qkv"},
+    "o_bias": "0.heads.c",
+    **{f"norm_{name}": f"0.norm.{name}" for name in ("scale", "shift")},
+}
+"""Where a block's map has what `projection_names` calls so."""
+
+
+def _origin(names: _Weights, prefix: str) -> Origin:
+    """Return what the checkpoint calls a block's tensors."""
+    layer = f"{prefix}{names.of.attention}"
+    attention = file_names(names.weights, layer)
+    found = {_ROLES[role]: name for role, name in attention.items()}
+    of = names.of
+    places = {of.up: "A b", of.down: "B c", of.gate: "G g"}
+    own = {part: [f"neurons.{role}" for role in roles.split()] for part, roles in places.items()}
+    own[of.norm] = ["norm.scale", "norm.shift"]
+    for part, roles in own.items():
+        for role, end in zip(roles, ("weight", "bias"), strict=True):
+            if f"{prefix}{part}{end}" in names.weights:
+                found[f"1.{role}"] = f"{prefix}{part}{end}"
+    biases = find_projections(names.weights, layer).get("v_bias")
+    return Origin(found, {} if biases is None else {"0.heads.": biases})
 
 
 def _attention(

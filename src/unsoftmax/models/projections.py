@@ -162,6 +162,21 @@ def find_projections(
     return found
 
 
+def file_names(weights: Mapping[str, Any], layer: str) -> dict[str, str]:
+    """Return what a layer's arrays are called, by `NAMES` and norm_scale and norm_shift.
+
+    Examples
+    --------
+    >>> state = {"attn.in_proj_weight": 0, "attn.out_proj.weight": 0, "norm1.weight": 0}
+    >>> file_names(state, "attn")["k"], file_names(state, "attn")["norm_scale"]
+    ('attn.in_proj_weight', 'norm1.weight')
+    """
+    prefix, family = _only_layer(weights, layer)
+    found = {role: name for name, roles in family.arrays(prefix) for role in roles}
+    found |= zip(("norm_scale", "norm_shift"), family.norm_names(prefix), strict=True)
+    return {role: name for role, name in found.items() if name in weights}
+
+
 def named_projections(
     projections: Mapping[str, Array], norm: LayerNorm | None, names: str, prefix: str = ""
 ) -> dict[str, Array]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import Any, Self, TypeAlias
+from typing import Any, NamedTuple, Self, TypeAlias
 
 from numpy.typing import ArrayLike
 
@@ -21,6 +21,25 @@ from unsoftmax.models.rotary_layer import RotaryLayer
 from unsoftmax.probes import Array
 
 Part: TypeAlias = "AttentionLayer | RotaryLayer | FeedForward | LayerNorm | Stack"
+
+
+class Origin(NamedTuple):
+    """What the file says of a stack's tensors that its maps do not."""
+
+    names: Mapping[str, str]
+    """What it calls them, by their map and role, such as ``0.heads.Q``."""
+    value_biases: Mapping[str, Array]
+    """b_v of heads, (G s,), by their map: what answers depend on is c alone."""
+
+    @classmethod
+    def joined(cls, origins: Sequence[Origin]) -> Origin:
+        """Return that of stacks inside another one."""
+        each = [(f"{k}.", one) for k, one in enumerate(origins)]
+        return cls(
+            {at + place: name for at, one in each for place, name in one.names.items()},
+            {at + place: bias for at, one in each for place, bias in one.value_biases.items()},
+        )
+
 
 _DEEPEST = 8
 """How many stacks may be inside each other: a file that would exhaust Python's is refused."""
@@ -69,6 +88,9 @@ class Stack(FrozenModel):
     >>> block(X).round(3), block.all(X).round(3)[0, 1]
     (array([[5.591, 0.655]]), array([5.591, 0.655]))
     """
+
+    origin: Origin | None = None
+    """Of one that comes from a checkpoint; files do not keep it."""
 
     _noun = "stack"
     _inner = ("parts.",)

@@ -38,7 +38,6 @@ from unsoftmax.measure.precision import (
 from unsoftmax.probes import Array, Indices, Round, Sequences
 from unsoftmax.protocol import Answers
 from unsoftmax.questions.claim import Claim, ClaimedAnswers
-from unsoftmax.refusals import Reason
 
 MISSED = (
     "The endpoint is not consistent with this model class: either it computes with only a few "
@@ -96,8 +95,7 @@ def seen_at(
     answers = yield [Sequences(X, phase=phase, purpose="check") for X in stacks]
     width = answers[0].shape[1:]
     if claim.outputs is not None and width != (claim.outputs,):
-        numbers = "1 number" if width[0] == 1 else f"{width[0]} numbers"
-        raise Reason.SERVES_OTHER_NUMBERS.error(numbers=numbers, claimed=claim.outputs)
+        raise not_as_wide(width[0], claim.outputs)
     y = np.concatenate(answers)[np.argsort(np.concatenate(places))]
     return seen_of(claim, sequences, y)
 
@@ -109,6 +107,12 @@ def seen_of(claim: Claim, sequences: Sequence[Array], y: Array) -> Seen:
     stacks = [np.stack([sequences[k] for k in some]) for some in places]
     by_length = [Seen(y[some], claim.at(X)) for X, some in zip(stacks, places, strict=True)]
     return reduce(Seen.beside, by_length)[np.argsort(np.concatenate(places))]
+
+
+def not_as_wide(width: int, claimed: int) -> RefusalError:
+    """Say that answers have another number of numbers than those of the claim."""
+    numbers = "1 number" if width == 1 else f"{width} numbers"
+    return Reason.SERVES_OTHER_NUMBERS.error(numbers=numbers, claimed=claimed)
 
 
 # The arithmetic's roundoff is taken so many times as large as identities show it.

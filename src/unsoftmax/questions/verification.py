@@ -10,6 +10,7 @@ own arithmetic, format and noise do, which are measured on the spot (`questions.
 - ``undecided`` otherwise.
 
 Where it is different, further queries find the tensor (`questions.tensor_search`): 100 in all.
+Whole blocks and stacks of blocks have another verdict (`questions.composition_verdict`).
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from unsoftmax.protocol import Answers, Oracle, Outputs, Plan
 from unsoftmax.questions.answer_errors import MISSED, AnswerErrors, Seen, power, seen_at
 from unsoftmax.questions.claim import SINGLE_TOKENS, Claim
 from unsoftmax.questions.claim_probes import Design, lengths
+from unsoftmax.questions.composition_verdict import CopiesAsked, is_composition, most_questions
 from unsoftmax.questions.tensor_search import Located, Search, changed_tensor
 from unsoftmax.refusals import Reason
 
@@ -94,6 +96,9 @@ class Verification(SavedResult):
         The largest miss of a prediction, in units of what that answer may be off by.
     notes : tuple of str
         What was noticed about the answers.
+    held : str or None
+        Of whole blocks that are the same: how the target holds the weights, where that is not as
+        they are given, such as "bfloat16".
     """
 
     file_name: ClassVar[str] = VERIFICATION_FILE
@@ -105,6 +110,7 @@ class Verification(SavedResult):
     precision: float
     largest_miss: float
     notes: tuple[str, ...] = ()
+    held: str | None = None
 
     def __bool__(self) -> bool:
         return self.verdict == "same"
@@ -117,7 +123,7 @@ class Verifier:
     Parameters
     ----------
     model : SingleHead, RotaryHead, MultiHead, RotaryHeads, ReluNetwork, Transformer, \
-        MultiHeadTransformer, AttentionLayer, RotaryLayer or FeedForward
+        MultiHeadTransformer, AttentionLayer, RotaryLayer, FeedForward or Stack
         The claimed weights.
     locate : bool
         Whether to find the tensor where the target is different.
@@ -135,13 +141,19 @@ class Verifier:
     like: Any = None
     """Ordinary inputs, tokens (n, d) or sequences (n, N, d): questions are drawn among and like
     them."""
-    revision: ClassVar[int] = 6
+    revision: ClassVar[int] = 7
 
     def __post_init__(self) -> None:
         Claim(self.model, self.errors)
         whole_number("seed", self.seed, 0)
-        if self.like is not None:
-            ordinary_inputs(self.like, self.dim)
+        if self.like is None:
+            return
+        ordinary_inputs(self.like, self.dim)
+        if self._by_copies:
+            raise ValueError(
+                "like=… is for single layers: whole blocks are asked nudged copies of sequences of "
+                "their own. Leave it out."
+            )
 
     @property
     def dim(self) -> int:
@@ -151,6 +163,8 @@ class Verifier:
     @property
     def outputs(self) -> Outputs:
         """Whether the weights answer with numbers or with vectors."""
+        if self._by_copies:
+            return "positions"
         return "scalar" if self.model.outputs is None else "vector"
 
     def settings(self) -> dict[str, Any]:
@@ -171,6 +185,8 @@ class Verifier:
 
     def plan(self) -> Plan:
         """Say what it will cost."""
+        if self._by_copies:
+            return self._plan_of_copies()
         first, second = lengths(Claim(self.model))
         asked, again = len(first) + len(second), _NOISE_ROUNDS * len(first)
         most = max(MOST, asked) if self.locate else asked
@@ -182,6 +198,8 @@ class Verifier:
 
     def steps(self, checks: int) -> Generator[Round, Answers, Verification]:
         """Ask, and say what the answers mean. ``checks`` counts for nothing: all are checks."""
+        if self._by_copies:
+            return (yield from self._copies())
         claim = Claim(self.model, self.errors)
         design = Design.of(claim, self.seed, self._like)
         one = yield from seen_at(claim, design.first, "random sequences")
@@ -206,6 +224,36 @@ class Verifier:
         unmet = design.unmet(claim, claim.bend_bounds(one.at, _DIFFERENT * errors.of(one)))
         notes = (*found.notes, *filter(None, (why, unmet)))
         return replace(found, tensor=located.tensor, notes=notes)
+
+    # -- whole blocks and stacks of blocks
+
+    @property
+    def _by_copies(self) -> bool:
+        """Whether nudged copies decide; single layers have a sharper verdict of their own."""
+        return is_composition(self.model) and not self.errors
+
+    def _plan_of_copies(self) -> Plan:
+        asked, more, tokens = most_questions(self.model)
+        most = asked + more if self.locate else asked
+        formula = f"{asked} queries; {asked + more} to name a changed tensor"
+        return Plan(None, most, tokens * most, 2, formula, most_tokens=tokens)
+
+    def _copies(self) -> Generator[Round, Answers, Verification]:
+        asked = CopiesAsked(self.model, self.seed)
+        found, located = (yield from asked.verdict()), Located(None)
+        if found.verdict == "different" and self.locate:
+            located = yield from _affordable(asked.name(), self.budget, [*asked.copies.X])
+        notes = (*found.notes, f"{NOT_FOUND} {located.why}") if located.why else found.notes
+        return Verification(
+            found.verdict,
+            0,
+            located.tensor,
+            found.power,
+            found.precision,
+            found.largest_miss,
+            notes,
+            found.held,
+        )
 
 
 def ordinary_inputs(like: Any, dim: int) -> Array:
@@ -356,14 +404,15 @@ def verify(
     oracle : callable
         The target, as `unsoftmax.learn` takes it.
     model : SingleHead, RotaryHead, MultiHead, RotaryHeads, ReluNetwork, Transformer, \
-        MultiHeadTransformer, AttentionLayer, RotaryLayer or FeedForward
+        MultiHeadTransformer, AttentionLayer, RotaryLayer, FeedForward or Stack
         The weights that it is claimed to serve.
     errors : mapping of str to float, optional
         Absolute bounds on the errors of the model's parameters, as `Certificate.errors` has them,
         where it was recovered: "same" then means within these.
     locate : bool
         Whether to find what was changed where it is different: 100 queries in all at most, or as
-        many as the budget allows, otherwise 20, and 39 more where answers are noisy.
+        many as the budget allows, otherwise 20, and 39 more where answers are noisy. Of a `Stack`
+        60, or 80 for several blocks, otherwise 20.
     seed : int
         Seed of the questions; another one asks others.
     budget, ledger, batch, workers, progress, retries, timeout

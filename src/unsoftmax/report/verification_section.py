@@ -22,6 +22,7 @@ def verification_section(folder: Path) -> Section:
     result = Verification.load(folder)
     changed = f" What was changed: {result.tensor}." if result.tensor else ""
     verdict = VERDICTS[result.verdict]
+    verdict += f" It holds them as {result.held}." if result.held else ""
     panel = power_panel(result.power)
     rows = tuple(
         (name, scientific(change) if change <= UNTESTABLE else "not testable by these answers")

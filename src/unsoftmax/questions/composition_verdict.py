@@ -1,0 +1,219 @@
+"""The verdict of a composition and the name of what was changed, from its answers alone.
+
+Whole blocks and stacks of blocks have no identities that every model of the class obeys, so their
+arithmetic is not measured as that of single layers is (`answer_errors`): nudged copies of every
+sequence tell rough misses from smooth ones (`nudged_copies`). Where misses are smooth, the evidence
+for every tensor names what was changed (`tensor_evidence`). 20 questions, and 24 or 40 more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from unsoftmax.models import Stack
+from unsoftmax.models.composition import Composition
+from unsoftmax.probes import Array, Round, Sequences
+from unsoftmax.protocol import Answers
+from unsoftmax.questions.answer_errors import not_as_wide
+from unsoftmax.questions.held_weights import HELD
+from unsoftmax.questions.nudged_copies import (
+    CLUSTERS,
+    COPIES,
+    DIFFERENT,
+    SAME,
+    TOKENS,
+    Misses,
+    NudgedCopies,
+    step_of,
+)
+from unsoftmax.questions.stored_tensors import StoredClaim
+from unsoftmax.questions.tensor_evidence import (
+    LARGEST,
+    NATS,
+    Naming,
+    held_alone,
+    sequences,
+    templates,
+)
+from unsoftmax.questions.tensor_search import Located
+
+# "Same" is said where a change of any matrix or scale by this share would have been seen.
+_CAUGHT = 0.5
+# Directions differ: of changes so many times as large as the mean shows 95 of 100 are seen.
+_SURELY = 1.75
+# With fewer different answers nothing is told apart.
+_LEAST_ANSWERS = 4
+# Covectors by which a sequence's sensitivity is estimated.
+_COVECTORS = 16
+# So many candidates are named; more explain nothing.
+_MOST_NAMES = 3
+# So many tensors of most evidence are tried as they may be held.
+_TRIED = 3
+
+BY_THE_CHANGE = (
+    "What is changed makes the misses of nudged copies differ, too: answers are more precise than "
+    "stated here, and smaller changes than these would show."
+)
+TOO_LARGE = (
+    "the change is too large for a name by evidence (it would be {size:.1g} of {name}), and no "
+    "exchange of blocks, activation, eps or positions that is tried explains it."
+)
+MANY = "several explain the answers equally well: {names}."
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What the answers to nudged copies mean."""
+
+    verdict: Literal["same", "different", "undecided"]
+    held: str | None
+    """How the target holds the weights, where it is the same as that and not as given."""
+    power: Mapping[str, float]
+    precision: float
+    largest_miss: float
+    """√(F/4): up to 1 is the same, above 2 different."""
+    notes: tuple[str, ...]
+
+
+def is_composition(model: object) -> bool:
+    """Tell whether copies decide: of whole blocks and stacks, which have no verdict otherwise."""
+    return isinstance(model, Stack)
+
+
+def most_questions(model: Any) -> tuple[int, int, int]:
+    """Return how many are asked for the verdict, for a name, and the tokens of each."""
+    claim = StoredClaim.of(model)
+    return CLUSTERS * COPIES, sequences(claim), TOKENS if model.maps.attends else 1
+
+
+class CopiesAsked:
+    """A composition's questions, and what their answers mean."""
+
+    def __init__(self, model: Any, seed: int) -> None:
+        self.model, self.seed = model, seed
+        self.claim = StoredClaim.of(model)
+        rng = np.random.default_rng([seed, 0])
+        self.copies = NudgedCopies.of(self.claim, model.dim, model.maps.attends, rng)
+        self.answers = np.zeros((0, 0))
+        self.step = 0.0
+        self.seen = Misses(self.answers)
+
+    def verdict(self) -> Generator[Round, Answers, Judged]:
+        """Ask the copies and judge what they are answered."""
+        X = self.copies.X
+        self.answers = yield from self._asked(X, "nudged copies")
+        self.step = step_of(self.answers)
+        self.seen = self._missed(self.claim.maps)
+        ratio, held = self.seen.ratio, None
+        for name, way in HELD.items() if ratio > SAME else ():
+            other = self._missed(self.claim.changed(way.of))
+            if other.ratio < ratio:
+                ratio, held, self.seen = other.ratio, name, other
+        power = self._power()
+        notes = []
+        unseen = [name for name, size in power.items() if size > _CAUGHT and self._weighty(name)]
+        few = len(np.unique(self.answers)) < _LEAST_ANSWERS
+        verdict: Literal["same", "different", "undecided"] = "undecided"
+        if ratio > DIFFERENT and not few:
+            verdict, held = "different", None
+            self.seen = self._missed(self.claim.maps)
+            ratio = self.seen.ratio
+            notes.append(BY_THE_CHANGE)
+        elif ratio <= SAME and not unseen and not few:
+            verdict = "same"
+        elif few:
+            notes.append("The answers take only a few values: too few to decide.")
+        elif ratio > SAME:
+            fits = f"held as {held}" if held else "as it is given"
+            notes.append(
+                f"The mean miss of nudged copies, squared, is {ratio:.2g} times what rough errors "
+                f"leave of it (the claim {fits}): up to {SAME:.2g} counts as the same, above "
+                f"{DIFFERENT:.2g} as different."
+            )
+        else:
+            notes.append(f"Answers are too coarse to show a change of {', '.join(unseen)}.")
+        if held and verdict == "same":
+            notes.append(f"The target holds these weights as {held}: then its answers are these.")
+        size = float(np.sqrt(np.mean(self.answers**2))) or 1.0
+        precision = float(np.sqrt(np.median(self.seen.scatter))) / size
+        return Judged(verdict, held, power, precision, float(np.sqrt(ratio / SAME)), tuple(notes))
+
+    def name(self) -> Generator[Round, Answers, Located]:
+        """Ask for the name of what was changed."""
+        ways = templates(self.claim)
+        if found := self._fitting(ways):
+            return Located(found)
+        m = self.model.outputs
+        naming = Naming.of(self.claim, self.copies, self.answers.shape[1] // m, m, self.seed)
+        answers = yield from self._asked(naming.X, "for the name of what was changed")
+        predicted = self.claim.maps.answers(naming.X, self._every)
+        missed = answers.reshape(predicted.shape) - predicted
+        every = naming.explanations(missed, float(np.median(self.seen.scatter)))
+        best = every[0]
+        tried = [one.name for one in every[:_TRIED]]
+        if exact := self._fitting(held_alone(self.claim, tried)):
+            return Located(exact)
+        if best.size > LARGEST:
+            return Located(None, TOO_LARGE.format(size=best.size, name=best.name))
+        near = [one.name for one in every if one.evidence > best.evidence - NATS]
+        if len(near) > _MOST_NAMES:
+            return Located(None, MANY.format(names=", ".join(near[: 2 * _MOST_NAMES])))
+        return Located(" or ".join(near))
+
+    # -- what answers are compared with
+
+    @property
+    def _every(self) -> bool:
+        return bool(self.answers.shape[1] > self.model.outputs)
+
+    def _asked(self, X: Array, phase: str) -> Generator[Round, Answers, Array]:
+        [answers] = yield [Sequences(X, phase=phase, purpose="check")]
+        if answers.shape[1] not in (self.model.outputs, X.shape[1] * self.model.outputs):
+            raise not_as_wide(answers.shape[1], self.model.outputs)
+        return answers
+
+    def _missed(self, maps: Composition) -> Misses:
+        predicted = maps.answers(self.copies.X, self._every)
+        missed = self.answers - predicted.reshape(len(predicted), -1)
+        return Misses(missed, self.step, float(np.sqrt(np.mean(self.answers**2))))
+
+    def _fitting(self, ways: Iterable[tuple[str, Composition]]) -> str | None:
+        """Return the name of the maps that fit the answers to copies best, if any do."""
+        best, found = SAME, None
+        for name, maps in ways:
+            if (ratio := self._missed(maps).ratio) <= best:
+                best, found = ratio, name
+        return found
+
+    def _weighty(self, name: str) -> bool:
+        """Whether a tensor must be seen for "same": matrices and scales; biases may be small."""
+        return any(
+            self.claim.array(place).ndim == 2 or place.role == "scale"
+            for place in self.claim.places[name]
+        )
+
+    def _power(self) -> dict[str, float]:
+        """Return the relative change of each tensor, in a random direction, that would show.
+
+        A change by ε moves answers by ε²‖T‖²/n_T · tr(K_T)/n in the mean of squares, of which F
+        has four times its share of s².
+        """
+        X = self.copies.X[::COPIES]
+        at = self.claim.maps.linearise(X, every=self._every)
+        rng = np.random.default_rng([self.seed, 1])
+        back = at.vjp(rng.standard_normal((_COVECTORS, *at.value.shape)))
+        numbers = at.value.shape[1] * at.value.shape[2]
+        found = {}
+        for name in self.claim.places:
+            squares = np.zeros(len(X))
+            for place, gradient in self.claim.gradients(back, name):
+                share = np.mean(gradient.norms**2, axis=0) / numbers
+                squares += np.mean(self.claim.array(place) ** 2) * share
+            with np.errstate(divide="ignore"):
+                shown = _SURELY * np.sqrt(DIFFERENT * self.seen.scatter / (COPIES * squares))
+            found[name] = float(np.median(shown))
+        return found

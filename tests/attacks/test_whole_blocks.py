@@ -1,0 +1,194 @@
+"""Whole blocks and stacks: right services are never called different, changes are seen and named.
+
+Services are written apart from the library (`tests.block_services`) and compute in float32 or in
+16 bits; claims are read from checkpoints.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+
+import unsoftmax as us
+from tests.block_services import ARITHMETICS, claimed, draw, served, to_bfloat16
+
+KINDS = ["bert", "opt", "llama"]
+
+
+def rounded(service):
+    return lambda X: np.round(service(X).astype(np.float64), 3)
+
+
+def noisy(service):
+    rng = np.random.default_rng(5)
+
+    def answer(X):
+        y = service(X)
+        return y + 1e-3 * rng.standard_normal(y.shape)
+
+    return answer
+
+
+def by_batch(kind, state):
+    """A service whose order of sums depends on a sequence's place in its batch."""
+    ways = [served(kind, state, ARITHMETICS[name]) for name in [*ARITHMETICS][:3]]
+    return lambda X: np.concatenate([ways[k % 3](X[k : k + 1]) for k in range(len(X))])
+
+
+def int8_activations(kind, state):
+    """A service whose inputs are rounded to 8 bits, with a scale for every token."""
+    service = served(kind, state)
+
+    def answer(X):
+        step = np.abs(X).max(axis=-1, keepdims=True) / 127
+        return service(step * np.round(X / step))
+
+    return answer
+
+
+def right_services(kind, state):
+    plain = served(kind, state)
+    return {name: served(kind, state, how) for name, how in ARITHMETICS.items()} | {
+        "three decimals": rounded(plain),
+        "noise of 1e-3": noisy(plain),
+        "float16 answers": lambda X: plain(X).astype(np.float16),
+        "sums by batch": by_batch(kind, state),
+        "int8 inputs": int8_activations(kind, state),
+    }
+
+
+@pytest.mark.few(3)
+@pytest.mark.parametrize("blocks", [1, 4])
+@pytest.mark.parametrize("kind", KINDS)
+def test_right_services_are_not_called_different(kind, blocks, trials, evidence, tmp_path):
+    verdicts, largest = Counter[str](), 0.0
+    for seed in range(trials(1, 60)):
+        state = draw(kind, blocks, seed)
+        claim = claimed(kind, state, tmp_path)
+        for name, service in right_services(kind, state).items():
+            result = us.verify(service, claim, seed=seed)
+            assert result.verdict != "different", (seed, name, result.notes)
+            assert result.queries == 20
+            verdicts[result.verdict] += 1
+            largest = max(largest, result.largest_miss)
+    total = verdicts.total()
+    assert verdicts["undecided"] <= 0.02 * total + trials(1, 0), verdicts
+    evidence(
+        f"verify, {blocks} whole blocks like {kind}'s, right services",
+        runs=total,
+        different=0,
+        undecided=verdicts["undecided"],
+        largest_miss=largest,
+    )
+
+
+# -- what is changed
+
+
+def relative(x, step, rng):
+    return x + step * np.linalg.norm(x) / np.sqrt(x.size) * rng.standard_normal(x.shape)
+
+
+def int8(x, rng):
+    step = np.abs(x).max(axis=1, keepdims=True) / 127
+    return step * np.round(x / step)
+
+
+def pruned(x, rng):
+    return np.where(np.abs(x) < np.quantile(np.abs(x), 0.1), 0.0, x)
+
+
+def low_rank(x, rng):
+    change = rng.standard_normal((len(x), 4)) @ rng.standard_normal((4, x.shape[1]))
+    return x + 0.01 * np.linalg.norm(x) * change / np.linalg.norm(change)
+
+
+CHANGES = {
+    "1e-5": lambda x, rng: relative(x, 1e-5, rng),
+    "1e-3": lambda x, rng: relative(x, 1e-3, rng),
+    "1e-2": lambda x, rng: relative(x, 1e-2, rng),
+    "times 1.001": lambda x, rng: 1.001 * x,
+    "int8": int8,
+    "bfloat16": lambda x, rng: to_bfloat16(x),
+    "pruned": pruned,
+    "low rank": low_rank,
+}
+
+
+def matrices(state):
+    return [name for name, x in state.items() if x.ndim == 2]
+
+
+@pytest.mark.few(3)
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize(("kind", "blocks"), [("bert", 1), ("llama", 1), ("opt", 3)])
+def test_one_matrix_that_is_changed_is_seen_and_named(
+    kind, blocks, change, trials, evidence, tmp_path
+):
+    seen, exact, near, count = 0, 0, 0, trials(1, 30)
+    for seed in range(count):
+        state, rng = draw(kind, blocks, seed), np.random.default_rng([seed, 3])
+        name = matrices(state)[rng.integers(len(matrices(state)))]
+        service = served(kind, state | {name: CHANGES[change](state[name], rng)})
+        result = us.verify(service, claimed(kind, state, tmp_path), seed=seed)
+        seen += result.verdict == "different"
+        called = (result.tensor or "").split(" held as ")[0].split(" or ")
+        exact += called == [name]
+        near += name in called
+        assert result.queries <= (60 if blocks == 1 else 80)
+    # queries and keys of several blocks hardly move answers
+    assert seen >= (0.9 if change == "1e-5" and blocks > 1 else 1.0) * count - (change == "1e-5")
+    if change != "1e-5":
+        assert near >= 0.9 * count - trials(1, 0)
+    evidence(
+        f"verify, {blocks} whole blocks like {kind}'s, one matrix changed ({change})",
+        runs=count,
+        different=seen,
+        named=exact,
+        named_among_several=near - exact,
+    )
+
+
+@pytest.mark.parametrize("change", ["swapped", "left out", "gelu_tanh", "eps", "base"])
+def test_what_is_known_exactly_is_named_without_a_question_more(change, tmp_path):
+    kind = "llama" if change == "base" else "bert"
+    state = draw(kind, 3, 1)
+    how: dict[str, tuple[dict[str, Any], str]] = {
+        "swapped": ({"order": [1, 0, 2]}, "encoder.layer.0 and encoder.layer.1 swapped"),
+        "left out": ({"order": [0, 2]}, "encoder.layer.1 left out"),
+        "gelu_tanh": ({"activation": "gelu_tanh"}, "activation gelu_tanh"),
+        "eps": ({"eps": 1e-5}, "eps 1e-05"),
+        "base": ({"base": 500_000.0}, "rope_theta 500000"),
+    }
+    changes, name = how[change]
+    result = us.verify(served(kind, state, **changes), claimed(kind, state, tmp_path))
+    assert result.verdict == "different"
+    assert result.tensor == name
+    assert result.queries == 20
+
+
+@pytest.mark.parametrize(
+    ("held", "way"),
+    [
+        ("bfloat16", to_bfloat16),
+        ("int8 per channel", lambda x: int8(x, None) if x.ndim == 2 else x),
+    ],
+)
+def test_weights_that_are_held_otherwise_are_the_same_and_said_so(held, way, tmp_path):
+    state = draw("opt", 2, 2)
+    service = served("opt", {name: way(x) for name, x in state.items()})
+    result = us.verify(service, claimed("opt", state, tmp_path))
+    assert result
+    assert result.held == held
+    assert any(f"holds these weights as {held}" in note for note in result.notes)
+
+
+def test_another_block_has_no_name(tmp_path):
+    state, other = draw("llama", 1, 3), draw("llama", 1, 4)
+    result = us.verify(served("llama", other), claimed("llama", state, tmp_path))
+    assert result.verdict == "different"
+    assert result.tensor is None
+    assert "too large" in result.notes[-1]

@@ -1,0 +1,146 @@
+"""Parts of the verdict of whole blocks: stored tensors, their gradients, held weights, rounds."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+import unsoftmax as us
+from tests.block_services import HEADS, claimed, draw, served
+from unsoftmax.questions.held_weights import HELD, OF_MATRICES
+from unsoftmax.questions.stored_tensors import StoredClaim
+from unsoftmax.questions.tensor_evidence import gram
+
+WIDTH = 32
+
+
+def in_planes(name, x):
+    """Put the two rows of every plane beside each other, as maps with positions have them."""
+    if not name.startswith("layers.") or ("q_proj" not in name and "k_proj" not in name):
+        return x
+    half = WIDTH // HEADS // 2
+    return x.reshape(-1, 2, half, x.shape[1]).swapaxes(1, 2).reshape(x.shape)
+
+
+@pytest.mark.parametrize("kind", ["bert", "opt", "llama"])
+def test_stored_tensors_are_the_files_and_their_gradients_are_right(kind, tmp_path):
+    rng, state = np.random.default_rng(0), draw(kind, 2, 0)
+    model = claimed(kind, state, tmp_path)
+    claim = StoredClaim.of(model)
+    blind = {name for name in state if "key.bias" in name or "k_proj.bias" in name}
+    assert claim.places.keys() == state.keys() - blind
+    X = rng.standard_normal((2, 4, model.dim))
+    at = claim.maps.linearise(X, every=True)
+    assert np.allclose(at.value, model.all(X), rtol=0, atol=1e-12)
+    y = rng.standard_normal((3, *at.value.shape))
+    back = at.vjp(y)
+    for name, [place] in claim.places.items():
+        T = claim.array(place)
+        assert np.allclose(T, in_planes(name, state[name]), rtol=1e-9, atol=1e-12), name
+        change = rng.standard_normal(T.shape)
+        # what the file with a changed tensor is, and the claim with that tensor changed
+        other = claimed(kind, state | {name: state[name] + change}, tmp_path)
+        change = in_planes(name, change)
+        changed = claim.changed(partial(np.add, change), [name])
+        assert np.allclose(changed.answers(X, True), other.all(X), rtol=0, atol=1e-11), name
+        step = 1e-6
+        ends = [
+            claim.changed(partial(np.add, by * change), [name]).answers(X, True)
+            for by in (step, -step)
+        ]
+        moved = np.einsum("cbpm,bpm->cb", y, (ends[0] - ends[1]) / (2 * step))
+        [(_, gradient)] = claim.gradients(back, name)
+        assert np.allclose(gradient.dot(change), moved, rtol=1e-4, atol=1e-5), name
+        rows = gradient.whole.reshape(6, -1)
+        assert np.allclose(gram(gradient), rows @ rows.T, rtol=1e-9, atol=1e-9), name
+
+
+def test_a_tensor_that_holds_several_is_one(tmp_path):
+    rng, d = np.random.default_rng(0), 8
+    shapes: dict[str, tuple[int, ...]] = {
+        "attn.c_attn": (d, 3 * d),
+        "attn.c_proj": (d, d),
+        "mlp.c_fc": (d, 16),
+        "mlp.c_proj": (16, d),
+    }
+    shapes = {f"{name}.weight": shape for name, shape in shapes.items()} | {
+        f"{name}.bias": shape[1:] for name, shape in shapes.items()
+    }
+    shapes |= {f"ln_{k}.{end}": (d,) for k in (1, 2) for end in ("weight", "bias")}
+    state: dict[str, Any] = {f"h.0.{name}": rng.standard_normal(x) for name, x in shapes.items()}
+    (tmp_path / "config.json").write_text(
+        '{"model_type": "gpt2", "n_head": 2, "activation_function": "gelu_new",'
+        ' "layer_norm_epsilon": 1e-5}'
+    )
+    np.savez(tmp_path / "model.npz", **state)
+    claim = us.from_checkpoint(tmp_path / "model.npz")
+    assert StoredClaim.of(claim).places.keys() == state.keys()
+    changed = state | {"h.0.attn.c_attn.weight": 1.001 * state["h.0.attn.c_attn.weight"]}
+    np.savez(tmp_path / "model.npz", **changed)
+    result = us.verify(us.from_checkpoint(tmp_path / "model.npz"), claim)
+    assert result.tensor == "h.0.attn.c_attn.weight"
+
+
+def test_held_weights_are_rounded_as_formats_are():
+    x = np.random.default_rng(0).standard_normal((6, 70))
+    for name, way in OF_MATRICES.items():
+        held = way(x)
+        assert held.shape == x.shape
+        assert np.allclose(way(held), held, rtol=2e-3, atol=1e-3), name
+        assert 0 < np.abs(held - x).max() < 0.5, name
+    levels = {"int8 per channel": 255, "Q4_0 blocks": 16, "NF4 blocks": 16}
+    for name, most in levels.items():
+        for block in OF_MATRICES[name](x)[:, :32]:
+            assert len(np.unique(block)) <= most, name
+    bits = OF_MATRICES["bfloat16"](x).astype(np.float32).view(np.uint32)
+    assert not np.any(bits & 0xFFFF)
+    assert np.array_equal(HELD["int8 per channel"].of(x[0]), x[0])
+
+
+def test_answers_at_all_positions_are_used_whole(tmp_path):
+    state = draw("opt", 1, 0)
+    claim, name = claimed("opt", state, tmp_path), "decoder.layers.0.fc1.weight"
+    assert us.verify(served("opt", state, every=True), claim)
+    result = us.verify(served("opt", state | {name: 1.01 * state[name]}, every=True), claim)
+    assert (result.verdict, result.tensor) == ("different", name)
+
+    def only_the_first(X):
+        y = served("opt", state, every=True)(X)
+        y[:, 1:-1] += 1e-2 * X[:, 1:-1]
+        return y
+
+    assert us.verify(only_the_first, claim, locate=False).verdict == "different"
+
+
+def test_the_plan_the_budget_and_the_ledger(tmp_path):
+    state = draw("llama", 1, 0)
+    claim = claimed("llama", state, tmp_path)
+    wrong = served("llama", state | {"layers.0.mlp.up_proj.weight": draw("llama", 1, 1)[
+        "layers.0.mlp.up_proj.weight"]})  # fmt: skip
+    asked = []
+
+    def counted(X):
+        asked.append(len(X))
+        return wrong(X)
+
+    verifier = us.questions.Verifier(claim)
+    assert (verifier.plan().at_most, verifier.plan().most_tokens) == (60, 6)
+    ledger = tmp_path / "ledger.sqlite"
+    short = us.verify(counted, claim, budget=30, ledger=ledger)
+    assert (short.verdict, short.tensor, short.queries, sum(asked)) == ("different", None, 20, 20)
+    assert "budget" in short.notes[-1]
+    whole = us.verify(counted, claim, ledger=ledger)
+    assert whole.verdict == "different"
+    assert whole.queries == sum(asked)
+
+
+def test_other_widths_and_few_values_are_no_verdict(tmp_path):
+    claim = claimed("bert", draw("bert", 1, 0), tmp_path)
+    with pytest.raises(us.DimensionRefused, match="does not serve them"):
+        us.verify(lambda X: X[:, -1, :5], claim)
+    result = us.verify(lambda X: np.sign(X[:, -1]), claim)
+    assert result.verdict == "undecided"
+    assert "few values" in result.notes[0]
