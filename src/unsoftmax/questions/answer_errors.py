@@ -38,6 +38,7 @@ from unsoftmax.measure.precision import (
 from unsoftmax.probes import Array, Indices, Round, Sequences
 from unsoftmax.protocol import Answers
 from unsoftmax.questions.claim import Claim, ClaimedAnswers
+from unsoftmax.refusals import Reason, RefusalError
 
 MISSED = (
     "The endpoint is not consistent with this model class: either it computes with only a few "
