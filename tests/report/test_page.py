@@ -181,12 +181,14 @@ def test_more_heads_than_are_drawn_are_in_the_table(tmp_path):
     recovery_of(random_heads(70, 4)).save(tmp_path)
     section = recovery_section(tmp_path)
     [part] = [part for part in section.parts if part.title == "What was recovered"]
-    _, left, pictures, table = part.blocks
+    left, spectrum, table = part.blocks
     assert isinstance(left, Paragraph)
-    assert isinstance(pictures, Pictures)
+    assert isinstance(spectrum, Pictures)
     assert isinstance(table, DataTable)
     assert left.text.startswith("38 matrices are not drawn")
-    assert len(pictures.panels) == 32 + 1
+    assert [panel.title for panel in section.pictures if panel.title.startswith("W of head 31")]
+    assert len([panel for panel in section.pictures if panel.title.startswith("W of")]) == 32
+    assert len(spectrum.panels) == 1
     assert len(table.rows) == len(table.shown) == 70 + 3
     many = DataTable("many", ("a", "b"), (("x", "y"),) * 1000)
     assert many.shown[-1] == ("and 800 more", "")
