@@ -153,11 +153,11 @@ def _heat_map(matrix: NamedMatrix, side: int, small: bool) -> Panel:
         else f"{matrix.name}, norm {scientific(matrix.norm)}",
         f"Heat map of {matrix.name}, {matrix.shape}, Frobenius norm {scientific(matrix.norm)}, "
         f"entries from {scientific(float(array.min()))} to {scientific(float(array.max()))}. "
-        f"A pixel an entry: {colours}{pixel}",
+        f"A square an entry: {colours}{pixel}",
         draw,
         f"Full colour at ±{scientific(limit)}.{pixel}"
         if small
-        else f"Every pixel is a number that the copy has: {colours}{pixel}",
+        else f"Every square is a number of the copy: {colours}{pixel}",
         *((2.3, 2.4) if small else (4.6, 3.7)),
     )
 

@@ -96,7 +96,7 @@ def _finding(result: DefenceComparison) -> tuple[str, Severity, DefenceTrial | N
         return "Whether a protection holds could not be judged.", Severity.UNKNOWN, None
     bare = next((trial for trial in measured if trial.kind == "nothing"), None)
     broken = bare is not None and not bare.holds(result.threshold)
-    said = "No protection tried here keeps this model from being copied at a bearable price."
+    said = "No protection tried here stops copying without spoiling ordinary users' answers."
     return said, Severity.CRITICAL if broken else Severity.HIGH, bare
 
 

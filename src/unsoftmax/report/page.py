@@ -30,7 +30,7 @@ from unsoftmax.report.recovery_section import recovery_section, refusal_section
 from unsoftmax.report.verification_section import verification_section
 
 PAGE_FILE = "report.html"
-NO_PRICE = "no price was given: unsoftmax report DIR --price P, if 1,000 questions cost P"
+NO_PRICE = "not known: unsoftmax report DIR --price P says it, P for 1,000 questions"
 
 # A file of a result, and what makes a section of it, in the order of the page.
 SECTIONS: Mapping[str, Callable[[Path], Section]] = {
@@ -122,7 +122,7 @@ def _beside(section: Section, command: CommandRecord | None, price: float) -> Fa
     """Say what a reader of an answer asks next: at which cost, and when."""
     first, others = section.cost[:1], section.cost[1:]
     paid = section.money or (f"{section.questions * price / 1000:,.2f}" if price else NO_PRICE)
-    money = [("these in money", paid)] if section.questions else []
+    money = [("in money", paid)] if section.questions else []
     date = ("date", "not recorded" if command is None else command.at)
     return Facts((*first, *money, *others, date))
 
