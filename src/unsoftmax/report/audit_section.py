@@ -43,6 +43,7 @@ def audit_section(folder: Path) -> Section:
     copied_it = result.recovery is not None and result.recovery.evidence.passed
     # the recovery's own section draws the same course
     panels = course_panels(None if result.recovery is not None else result.course)
+    asked = Part("What was asked", (Pictures(tuple(panels[1:])), Listing(result.notes)))
     return Section(
         name="audit",
         answer=answer,
@@ -60,7 +61,7 @@ def audit_section(folder: Path) -> Section:
             Part("What it is, and why", (Facts(result.known), Listing(result.reasons))),
             Part("What its answers are", _answers(result)),
             _recoverable(result),
-            Part("What was asked", (Pictures(tuple(panels[1:])), Listing(result.notes))),
+            *([asked] if panels or result.notes else []),
         ),
         money=_money(result),
         covers="learn" if copied_it else "",
