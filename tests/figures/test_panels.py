@@ -162,7 +162,7 @@ def test_bounds_and_powers_without_anything_finite_have_no_panel():
     assert power_panel({"W": np.inf}) is None
     assert "v is off by at most 0.01." in there(bounds_panel({"v": 0.01}, {})).described
     many = there(power_panel({str(n): 1e-3 for n in range(50)}, bars=5))
-    assert many.note == "45 tensors more are in the table."
+    assert many.note.endswith("45 tensors more are in the table.")
 
 
 def test_a_panel_described_is_a_panel_for_everybody():

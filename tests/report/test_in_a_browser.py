@@ -14,7 +14,7 @@ from unsoftmax.report.page import write_page
 
 CHROMIUM = shutil.which("chromium")
 FLAGS = ("--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking")
-WIDTHS, SCHEMES = (1280, 400), ("light", "dark")
+WIDTHS, SCHEMES = (1280, 390), ("light", "dark")
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +77,33 @@ def test_it_loads_alone_and_axe_finds_nothing(opened):
     assert [(v["id"], v["impact"], v["nodes"][0]["html"]) for v in found["violations"]] == []
     assert {"color-contrast", "svg-img-alt"} <= {rule["id"] for rule in found["passes"]}
     assert page.evaluate("document.documentElement.scrollWidth") <= page.viewport_size["width"]
+
+
+@every()
+def test_the_first_screen_has_the_answer_and_what_follows_from_it(opened, tmp_path):
+    page, _ = opened
+    recovery_of(random_heads()).save(tmp_path)
+    page.goto(write_page(tmp_path).as_uri())
+    for wanted in (
+        "Anyone who may ask 340 questions can copy this model.",
+        "shown, and checked",
+        "What to do next",
+        "questions of the attack",
+        "--price P",
+        "date",
+        "folder",
+    ):
+        box = page.locator("header").get_by_text(wanted).first.bounding_box()
+        assert box is not None, wanted
+        assert box["y"] + box["height"] <= 800, wanted
+    shown = page.locator("[aria-current]")
+    assert shown.inner_text().split() == ["Critical", "shown,", "and", "checked"]
+    colours = page.evaluate(
+        """() => [...document.querySelectorAll('.scale li')].map(
+        e => getComputedStyle(e).backgroundColor)"""
+    )
+    assert len(colours) == 5
+    assert colours.count(colours[4]) == 1
 
 
 @pytest.mark.parametrize("opened", [(400, "dark")], indirect=True)

@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import numpy as np
 import pytest
 
 import unsoftmax as us
-from tests.report.results import HOSTILE, fill, random_heads, recovery_of
+from tests.report.results import (
+    HOSTILE,
+    audited,
+    compared,
+    fill,
+    random_heads,
+    recovery_of,
+)
 from tests.rotary_heads import rotary_head
 from unsoftmax.campaign.recovery import RefusedRun
 from unsoftmax.learners import BY_NAME
 from unsoftmax.protocol import Certificate, Course, Evidence
+from unsoftmax.questions import AttackOutcome
+from unsoftmax.questions.exposure import WholeCost
 from unsoftmax.report.blocks import DataTable, Paragraph, Pictures
 from unsoftmax.report.certified_bounds import certified_bounds
 from unsoftmax.report.command_record import CommandRecord, commands_of, note_command
@@ -181,12 +191,14 @@ def test_more_heads_than_are_drawn_are_in_the_table(tmp_path):
     recovery_of(random_heads(70, 4)).save(tmp_path)
     section = recovery_section(tmp_path)
     [part] = [part for part in section.parts if part.title == "What was recovered"]
-    _, left, pictures, table = part.blocks
+    left, spectrum, table = part.blocks
     assert isinstance(left, Paragraph)
-    assert isinstance(pictures, Pictures)
+    assert isinstance(spectrum, Pictures)
     assert isinstance(table, DataTable)
     assert left.text.startswith("38 matrices are not drawn")
-    assert len(pictures.panels) == 32 + 1
+    assert [panel.title for panel in section.pictures if panel.title.startswith("W of head 31")]
+    assert len([panel for panel in section.pictures if panel.title.startswith("W of")]) == 32
+    assert len(spectrum.panels) == 1
     assert len(table.rows) == len(table.shown) == 70 + 3
     many = DataTable("many", ("a", "b"), (("x", "y"),) * 1000)
     assert many.shown[-1] == ("and 800 more", "")
@@ -341,6 +353,128 @@ def test_every_learner_says_what_a_page_tells(learner):
     assert facts.source
     assert facts.determined_up_to[-1] == "."
     assert "*" not in "".join((facts.queries, facts.source, facts.determined_up_to))
+
+
+def first_screen(folder, price=0.0):
+    """The answer of a folder's only finding, its severity, and the rest of its first screen."""
+    text = page(folder, price)
+    [one] = re.findall(r'<section class="finding".*?</section>', text, re.DOTALL)
+    [answer] = re.findall(r"<h2[^>]*>(.*?)</h2>", one)
+    [level] = re.findall(r'aria-current="true"><b>(\w+)</b>', one)
+    return answer, level, Read(one).said
+
+
+@pytest.mark.parametrize(
+    ("changes", "answer", "level"),
+    [
+        ({}, "Anyone who may ask about 10 questions can probably copy this model.", "High"),
+        (
+            {"whole": WholeCost("attention-layer", False, 5000)},
+            "Anyone who may ask about 5,000 questions can probably copy this model.",
+            "High",
+        ),
+        (
+            {"cost": None, "target_class": "normalised vectors"},
+            "Some models of this kind can be copied, and this audit cannot tell whether this one "
+            "can.",
+            "Medium",
+        ),
+        (
+            {"cost": None, "target_class": "none of these"},
+            "No attack of this program copies this target. Other attacks may.",
+            "Low",
+        ),
+        (
+            {"cost": None, "target_class": "undecided", "certainty": "undecided"},
+            "The answers do not show whether this target can be copied.",
+            "Unknown",
+        ),
+        (
+            {"target_class": "constant"},
+            "Every answer of this target is the same, so it has nothing to copy.",
+            "Low",
+        ),
+    ],
+)
+def test_an_audits_first_screen(tmp_path, changes, answer, level):
+    replace(audited("x"), **changes).save(tmp_path)
+    assert first_screen(tmp_path)[:2] == (answer, level)
+
+
+def test_an_audit_that_has_copied_is_one_finding_with_its_own_counts(tmp_path):
+    recovery = recovery_of(random_heads())
+    replace(audited("x"), recovery=recovery, queries=760, money=3.5).save(tmp_path)
+    answer, level, said = first_screen(tmp_path)
+    assert answer == "Anyone who may ask 760 questions can copy this model. This audit did it."
+    assert level == "Critical"
+    assert "questions of the attack 760 in money 3.50 date not recorded" in said
+    assert "340" not in said  # of the recovery alone
+    unchecked = replace(recovery, evidence=Evidence.of(0, np.zeros(0), np.zeros(0)))
+    unchecked.save(tmp_path / "alone")
+    answer, level, _ = first_screen(tmp_path / "alone")
+    assert answer == "A copy was made by 340 questions. Nobody checked it, and it may be wrong."
+    assert level == "High"
+
+
+def test_money_is_said_where_a_price_is_given_and_only_there(tmp_path):
+    recovery_of(random_heads()).save(tmp_path)
+    assert "in money 0.85 date" in first_screen(tmp_path, 2.5)[2]
+    assert "in money not known: unsoftmax report DIR --price P" in first_screen(tmp_path)[2]
+    audited("x").save(tmp_path / "audit")  # priced by itself
+    assert "in money 1.50" in first_screen(tmp_path / "audit", 99.0)[2]
+    replace(audited("x"), whole=WholeCost("attention-layer", False, 9)).save(tmp_path / "whole")
+    assert "in money 1.50 for one number of each answer" in first_screen(tmp_path / "whole")[2]
+
+
+@pytest.mark.parametrize(
+    ("verdict", "level"), [("same", "Low"), ("different", "Critical"), ("undecided", "Unknown")]
+)
+def test_a_verifications_first_screen(tmp_path, verdict, level):
+    tensor = "W of head 3" if verdict == "different" else None
+    us.Verification(verdict, 20, tensor, {"W": 1e-9}, 1e-16, 0.3).save(tmp_path)
+    answer, shown, said = first_screen(tmp_path)
+    assert shown == level
+    assert ("What was changed: W of head 3." in answer) == (verdict == "different")
+    assert "questions of this check 20" in said
+
+
+def test_a_comparisons_first_screen(tmp_path):
+    result = compared("mask")
+    result.save(tmp_path)
+    refused = ("Whether a protection holds could not be judged.", "Unknown")
+    assert first_screen(tmp_path)[:2] == refused
+    weak, strong = (AttackOutcome("fit", 12, error, error) for error in (1e-9, 0.6))
+    bare, mask = (
+        replace(trial, kind=kind, words=kind, attacks=(attack,))
+        for trial, kind, attack in zip(
+            result.trials, ("nothing", "mask"), (weak, strong), strict=True
+        )
+    )
+    replace(result, trials=(bare, mask)).save(tmp_path)
+    answer, level, said = first_screen(tmp_path)
+    assert answer == "One protection holds against every attack tried here: mask."
+    assert level == "Medium"
+    assert "questions of the best attack 12" in said
+    assert "ordinary answers change by 2.0%" in said
+    assert "the best copy is still off by 60.0%" in said
+    replace(result, trials=(bare, replace(mask, attacks=(weak,)))).save(tmp_path)
+    answer, level, _ = first_screen(tmp_path)
+    assert answer.startswith("No protection tried here stops copying")
+    assert level == "Critical"
+
+
+def test_a_refusals_first_screen(tmp_path):
+    settings = us.learners.ExactHead(4).settings()
+    for error, level in (
+        (us.NotIdentifiable("v = 0.", determined={"v": np.zeros(4)}), "Medium"),
+        (us.NotIdentifiable("v = 0.", determined={}), "Low"),
+        (us.ModelMismatch("Not one."), "Unknown"),
+    ):
+        RefusedRun.of(error, settings, Course(paid=36)).save(tmp_path)
+        answer, shown, said = first_screen(tmp_path)
+        assert "cop" in answer
+        assert shown == level
+        assert "questions of this run 36" in said
 
 
 def test_a_refusal_says_what_is_determined(tmp_path):

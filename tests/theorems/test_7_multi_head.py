@@ -763,3 +763,14 @@ def test_scores_too_small_to_switch_are_refused_by_name():
 def test_polish_says_where_it_does_nothing():
     recovery, _ = recovered(several(2, 8, 0, rank=2), 0, polish=True)
     assert any("not polished" in note for note in recovery.notes)
+
+
+@pytest.mark.parametrize("biases", [False, True])
+def test_the_rank_that_is_said_is_that_of_w(biases):
+    rng = np.random.default_rng(3)
+    K, Q = rng.standard_normal((2, 2, 3, 16))
+    w = rng.standard_normal((2, 16)) if biases else None
+    truth = us.MultiHead(np.einsum("hri,hrj->hij", K, Q) / 4, rng.standard_normal((2, 16)), w)
+    assert np.linalg.matrix_rank(truth.W).tolist() == [3, 3]
+    found = us.learn(truth, us.learners.MultiHeadLearner(16, 4, biases))
+    assert "Ranks below 16: 3." in found.notes[0]

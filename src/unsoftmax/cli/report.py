@@ -14,6 +14,9 @@ from unsoftmax.cli.out_folder import PAGE_NEEDS
 @with_exit_status
 def report(
     folder: Annotated[Path, typer.Argument(help="Where --out wrote.", metavar="DIR")],
+    price: Annotated[
+        float, typer.Option(min=0, help="What 1,000 questions cost: the page says what for.")
+    ] = 0.0,
 ) -> None:
     """Write DIR/report.html, one page of everything that commands wrote into DIR."""
     try:
@@ -23,7 +26,7 @@ def report(
 
         raise Refusal(str(missing_extra(PAGE_NEEDS, "report"))) from error
     try:
-        page = write_page(folder)
+        page = write_page(folder, price)
     except OSError as error:
         said = str(error) if error.strerror is None else f"{folder}: {error.strerror}."
         raise Refusal(f"No page was written. {said}") from error

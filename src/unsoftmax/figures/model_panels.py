@@ -126,7 +126,7 @@ def _heat_map(matrix: NamedMatrix, side: int, small: bool) -> Panel:
     shown = largest_of_blocks(array, step)
     limit = float(np.quantile(np.abs(shown), SATURATED)) or 1.0
     unit = 1.0 if limit < np.finfo(np.float64).max / 4 else limit  # colour scales are differences
-    colours = f"Red is above 0, blue below, full colour at ±{scientific(limit)}."
+    colours = f"red is above 0, blue below, full colour at ±{scientific(limit)}."
     pixel = f" A pixel is the largest of {step} × {step} entries." if step > 1 else ""
 
     def draw(axis: Any) -> None:
@@ -153,9 +153,11 @@ def _heat_map(matrix: NamedMatrix, side: int, small: bool) -> Panel:
         else f"{matrix.name}, norm {scientific(matrix.norm)}",
         f"Heat map of {matrix.name}, {matrix.shape}, Frobenius norm {scientific(matrix.norm)}, "
         f"entries from {scientific(float(array.min()))} to {scientific(float(array.max()))}. "
-        f"{colours}{pixel}",
+        f"A square an entry: {colours}{pixel}",
         draw,
-        f"Full colour at ±{scientific(limit)}.{pixel}" if small else colours + pixel,
+        f"Full colour at ±{scientific(limit)}.{pixel}"
+        if small
+        else f"Every square is a number of the copy: {colours}{pixel}",
         *((2.3, 2.4) if small else (4.6, 3.7)),
     )
 

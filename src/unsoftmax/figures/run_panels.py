@@ -109,7 +109,8 @@ def residuals_panel(evidence: Evidence) -> Panel | None:
         f"{scientific(evidence.max_residual)} of the answer's natural size, the largest tolerance "
         f"{scientific(evidence.tolerance)}.{exact}",
         draw,
-        exact.strip(),
+        "Each dot is how far the copy was off at a question that it had not seen; up to the dash "
+        f"above it that is within what was promised.{exact}",
     )
 
 
@@ -157,7 +158,7 @@ def _over_time(course: Course, colours: Mapping[str, str]) -> Panel:
         "Answers over time",
         f"{answers - course.recorded:,} answers came in {scientific(last_s)} seconds.{earlier}",
         draw,
-        earlier.strip(),
+        f"How many answers there were by then; a colour is a step of the work.{earlier}",
         height=3.3 + 0.2 * len(colours),
     )
 
@@ -212,6 +213,8 @@ def power_panel(power: Mapping[str, float], bars: int = BARS) -> Panel | None:
         "Smallest changes that would have shown",
         "; ".join(f"{name}: {scientific(change)}" for name, change in rows) + ".",
         draw,
-        f"{left} tensors more are in the table." if left else "",
+        "Each dot is the smallest change of a part of the model that would have been noticed: the "
+        "further to the left, the smaller."
+        + (f" {left} tensors more are in the table." if left else ""),
         height=max(2.2, 1.0 + 0.22 * len(rows)),
     )

@@ -16,15 +16,35 @@ from matplotlib.figure import Figure
 
 from unsoftmax.figures.panel import THEME, Panel, in_tens, scientific, themed, write_png
 from unsoftmax.questions import AttackOutcome, DefenceComparison, DefenceTrial
-from unsoftmax.report.blocks import DataTable, Facts, Listing, Paragraph, Part, Pictures, Section
+from unsoftmax.report.blocks import (
+    DataTable,
+    Facts,
+    Listing,
+    Paragraph,
+    Part,
+    Pictures,
+    Section,
+    Severity,
+)
 
 
 def defence_section(folder: Path) -> Section:
     """Read ``defence.json``."""
     result = DefenceComparison.load(folder)
     panel = loss_panel(result)
+    answer, severity, attacked = _finding(result)
+    questions = 0 if attacked is None else attacked.queries
     return Section(
         name="defend",
+        answer=answer,
+        severity=severity,
+        cost=(
+            *([("questions of the best attack", f"{questions:,}")] if questions else []),
+            *_price(result.recommended),
+        ),
+        questions=questions,
+        advice=_advice(result),
+        pictures=() if panel is None else (panel,),
         title=f"Defences of {result.target}",
         summary=result.recommendation,
         parts=(
@@ -38,7 +58,6 @@ def defence_section(folder: Path) -> Section:
                         "parameters (of W), and as the error of the function on such sequences, in "
                         "the units of the loss."
                     ),
-                    Pictures(() if panel is None else (panel,)),
                     DataTable(
                         "Every defence",
                         ("defence", "loss", "refused", "error", "function", "by", "queries"),
@@ -65,6 +84,46 @@ def defence_section(folder: Path) -> Section:
             Part("How it was measured", (Facts(_facts(result)),)),
         ),
     )
+
+
+def _finding(result: DefenceComparison) -> tuple[str, Severity, DefenceTrial | None]:
+    """Say whether a defence holds, how bad that is, and against which trial's best attack."""
+    best, measured = result.recommended, [trial for trial in result.trials if trial.measured]
+    if best is not None:
+        said = f"One protection holds against every attack tried here: {best.words}."
+        return said, Severity.MEDIUM, best
+    if not measured:
+        return "Whether a protection holds could not be judged.", Severity.UNKNOWN, None
+    bare = next((trial for trial in measured if trial.kind == "nothing"), None)
+    broken = bare is not None and not bare.holds(result.threshold)
+    said = "No protection tried here stops copying without spoiling ordinary users' answers."
+    return said, Severity.CRITICAL if broken else Severity.HIGH, bare
+
+
+def _price(best: DefenceTrial | None) -> tuple[tuple[str, str], ...]:
+    """Say what the recommended defence costs, and what an attack still gets."""
+    if best is None:
+        return ()
+    return (
+        ("ordinary answers change by", f"{best.loss:.1%} of how much they vary"),
+        ("the best copy is still off by", f"{best.function_error:.1%} of how much they vary"),
+    )
+
+
+def _advice(result: DefenceComparison) -> tuple[str, ...]:
+    """Say what to do next."""
+    limited = (
+        "Say how many questions an ordinary user needs (--needs N): then limits on questions are "
+        "compared as well."
+    )
+    better = "Other attacks may do better than those tried: repeat this when the model changes."
+    first = (
+        "Do not rely on these protections: control who may ask, and how often."
+        if result.recommended is None
+        else "Put this protection in place, and measure again what it costs your own users."
+    )
+    unpriced = any(trial.loss is None for trial in result.trials)
+    return first, *([limited] if unpriced else []), better
 
 
 def _row(trial: DefenceTrial) -> tuple[str, ...]:
@@ -198,6 +257,8 @@ def loss_panel(result: DefenceComparison) -> Panel | None:
         "What the best attack gets, by what the defence costs",
         f"{'; '.join(said)}.",
         draw,
+        "Each mark is a protection: the further to the right, the more it disturbs ordinary users; "
+        "the higher, the worse the copy that the best attack gets. "
         f"A loss of 0 is drawn at {LEAST_LOSS:.0e}. Dotted: the error that a defence must "
         "leave, and the most that it may cost. A cross: every attack was refused, which is no "
         "evidence.",

@@ -23,13 +23,14 @@ from unsoftmax.questions.defence.defence_comparison import DEFENCE_FILE
 from unsoftmax.questions.exposure import AUDIT_FILE
 from unsoftmax.questions.verification import VERIFICATION_FILE
 from unsoftmax.report.audit_section import audit_section
-from unsoftmax.report.blocks import CodeText, DataTable, Facts, Paragraph, Part, Section
+from unsoftmax.report.blocks import CodeText, DataTable, Facts, Paragraph, Part, Section, Severity
 from unsoftmax.report.command_record import CommandRecord, commands_of
 from unsoftmax.report.defence_section import defence_section
 from unsoftmax.report.recovery_section import recovery_section, refusal_section
 from unsoftmax.report.verification_section import verification_section
 
 PAGE_FILE = "report.html"
+NO_PRICE = "not known: unsoftmax report DIR --price P says it, P for 1,000 questions"
 
 # A file of a result, and what makes a section of it, in the order of the page.
 SECTIONS: Mapping[str, Callable[[Path], Section]] = {
@@ -48,12 +49,23 @@ class _Page:
     name: str
     """The target, or the folder where it is not recorded."""
     about: Facts
-    sections: tuple[Section, ...]
+    findings: tuple[tuple[Section, Facts], ...]
+    """Each result, and what the first screen says beside its answer."""
+    covered: frozenset[str]
+    """Results whose answer another one gives."""
+    scale: type[Severity]
     reproduction: Part
 
 
-def write_page(folder: str | os.PathLike[str]) -> Path:
+def write_page(folder: str | os.PathLike[str], price: float = 0.0) -> Path:
     """Write ``report.html`` of the results that a folder holds; return its path.
+
+    Parameters
+    ----------
+    folder : path
+        Where results were saved.
+    price : float
+        What 1,000 questions cost, to say what an attack costs; 0 where that is not known.
 
     Raises
     ------
@@ -63,11 +75,11 @@ def write_page(folder: str | os.PathLike[str]) -> Path:
         A file is damaged, or newer than this program.
     """
     path = Path(folder) / PAGE_FILE
-    replace_file(path, page(folder).encode())
+    replace_file(path, page(folder, price).encode())
     return path
 
 
-def page(folder: str | os.PathLike[str]) -> str:
+def page(folder: str | os.PathLike[str], price: float = 0.0) -> str:
     """Return the HTML that `write_page` writes."""
     place = Path(folder)
     there = {name: make for name, make in SECTIONS.items() if (place / name).is_file()}
@@ -97,9 +109,22 @@ def page(folder: str | os.PathLike[str]) -> str:
     targets = [what for name, what in facts if name == "target"]
     about = Facts((*facts, ("folder", folder_name)))
     name = targets[0] if len(targets) == 1 else folder_name
-    shown = _Page(name, about, tuple(sections.values()), again)
+    findings = tuple(
+        (section, _beside(section, commands.get(file), price)) for file, section in sections.items()
+    )
+    covered = frozenset(section.covers for section in sections.values())
+    shown = _Page(name, about, findings, covered, Severity, again)
     text = environment.get_template("page.html").render(page=shown)
     return UNPRINTABLE.sub("�", text)
+
+
+def _beside(section: Section, command: CommandRecord | None, price: float) -> Facts:
+    """Say what a reader of an answer asks next: at which cost, and when."""
+    first, others = section.cost[:1], section.cost[1:]
+    paid = section.money or (f"{section.questions * price / 1000:,.2f}" if price else NO_PRICE)
+    money = [("in money", paid)] if section.questions else []
+    date = ("date", "not recorded" if command is None else command.at)
+    return Facts((*first, *money, *others, date))
 
 
 def _section(file: Path, make: Callable[[Path], Section]) -> Section:
@@ -113,14 +138,16 @@ def _section(file: Path, make: Callable[[Path], Section]) -> Section:
 
 
 def unbroken(text: str) -> Markup:
-    """Escape a text, and keep its small numbers in one line.
+    """Escape a text, and keep its small numbers and its options in one line.
 
     Examples
     --------
     >>> print(unbroken("1e-3 < x"))
     <span class="n">1e-3</span> &lt; x
     """
-    return Markup(re.sub(r"\d[\d.]*e-\d+", r'<span class="n">\g<0></span>', str(escape(text))))
+    return Markup(
+        re.sub(r"\d[\d.]*e-\d+|--[\w-]+", r'<span class="n">\g<0></span>', str(escape(text)))
+    )
 
 
 def words_whole(text: str) -> Markup:

@@ -24,7 +24,17 @@ from unsoftmax.figures.run_panels import bounds_panel, course_panels, residuals_
 from unsoftmax.models import RotaryHead, RotaryHeads, RotaryLayer
 from unsoftmax.probes import Array
 from unsoftmax.protocol import Course, FunctionBound
-from unsoftmax.report.blocks import DataTable, Listing, Paragraph, Part, Pictures, Section
+from unsoftmax.report.blocks import (
+    PROTECT,
+    DataTable,
+    Listing,
+    Paragraph,
+    Part,
+    Pictures,
+    Section,
+    Severity,
+    copied,
+)
 from unsoftmax.report.certified_bounds import CertifiedBound, certified_bounds
 
 
@@ -32,13 +42,30 @@ def recovery_section(folder: Path) -> Section:
     """Read ``recovery.json`` and ``model.safetensors``."""
     recovery = Recovery.load(folder)
     facts = LearnerFacts.of(recovery.learner)
+    checked, asked = recovery.evidence.passed, recovery.queries
+    found = matrices(recovery.model)
+    maps, over_time = matrix_panels(found), course_panels(recovery.course)[:1]
+    residuals = residuals_panel(recovery.evidence)
     return Section(
         name="learn",
+        answer=f"{copied(asked, shown=True)} It was done."
+        if checked
+        else f"A copy was made by {asked:,} questions. Nobody checked it, and it may be wrong.",
+        severity=Severity.CRITICAL if checked else Severity.HIGH,
+        cost=(("questions of the attack", f"{asked:,}"),),
+        questions=asked,
+        advice=(
+            "Treat what the model has learned as known to everyone who could ask that often."
+            if checked
+            else "Check it: repeat the command with --holdout 32.",
+            PROTECT,
+        ),
+        pictures=(*maps, *([] if residuals is None else [residuals]), *over_time),
         title=f"Recovered: {recovery.model!r}",
         summary=_summary(recovery),
         parts=(
             _asked(recovery, facts),
-            _recovered(recovery),
+            _recovered(recovery, found, len(maps)),
             _how_sure(recovery),
             _fresh_answers(recovery),
             _open(recovery, facts),
@@ -69,7 +96,7 @@ def _asked(recovery: Recovery[Any], facts: LearnerFacts) -> Part:
     asked = f" It asked {recovery.queries:,} questions."
     source = f" Its source: {facts.source}" if facts.source else ""
     grows = f"How the number of queries grows: {facts.queries}"
-    panels = tuple(course_panels(recovery.course))
+    panels = course_panels(recovery.course)
     when = [] if panels else [Paragraph(_without_times(recovery.course))]
     return Part(
         "What was asked, and why",
@@ -78,7 +105,7 @@ def _asked(recovery: Recovery[Any], facts: LearnerFacts) -> Part:
             DataTable("Queries by purpose", ("purpose", "queries", "why"), rows),
             *([Paragraph(grows)] if facts.queries else []),
             *when,
-            Pictures(panels),
+            Pictures(tuple(panels[1:])),
         ),
     )
 
@@ -92,22 +119,14 @@ def _without_times(course: Course | None) -> str:
     )
 
 
-def _recovered(recovery: Recovery[Any]) -> Part:
-    found = matrices(recovery.model)
-    panels = [*matrix_panels(found), spectrum_panel(found, recovery.certificate.errors)]
-    shown = tuple(panel for panel in panels if panel is not None)
-    maps = len(shown) - (panels[-1] is not None)
-    left = len(found) - maps
-    note = []
-    if maps > 1:
-        note.append(Paragraph("Each matrix is on a scale of its own: red above 0, blue below."))
-    if left:
-        note.append(Paragraph(f"{left} matrices are not drawn; the table has their norms."))
+def _recovered(recovery: Recovery[Any], found: list[NamedMatrix], drawn: int) -> Part:
+    left, panel = len(found) - drawn, spectrum_panel(found, recovery.certificate.errors)
+    note = f"{left} matrices are not drawn; the table has their norms."
     return Part(
         "What was recovered",
         (
-            *note,
-            Pictures(shown),
+            *([Paragraph(note)] if left else []),
+            Pictures(() if panel is None else (panel,)),
             DataTable(
                 "Parameters", ("name", "shape", "norm, or value"), parameter_rows(recovery.model)
             ),
@@ -154,7 +173,6 @@ def _how_sure(recovery: Recovery[Any]) -> Part:
 
 def _fresh_answers(recovery: Recovery[Any]) -> Part:
     evidence, bound = recovery.evidence, recovery.function
-    panel = residuals_panel(evidence)
     largest, rms, most = map(
         scientific, (evidence.max_residual, evidence.rms_residual, evidence.tolerance)
     )
@@ -166,9 +184,8 @@ def _fresh_answers(recovery: Recovery[Any]) -> Part:
     )
     if not evidence.queries or np.isnan(evidence.max_residual):
         text = "No query was held out, so it was not tested whether the target is of this class."
-    shown = Pictures(() if panel is None else (panel,))
     told = () if bound is None else (Paragraph(_function_bound(bound)),)
-    return Part("How it predicts fresh answers", (Paragraph(text), shown, *told))
+    return Part("How it predicts fresh answers", (Paragraph(text), *told))
 
 
 def _function_bound(bound: FunctionBound) -> str:
@@ -199,10 +216,19 @@ def _gauge(determined_up_to: str) -> str:
     return f"The answers determine the model up to {determined_up_to}"
 
 
-TITLES = {
-    "NotIdentifiable": "Refused: no answers can determine this",
-    "ModelMismatch": "Refused: the target is of another class",
+REFUSALS = {
+    "NotIdentifiable": (
+        "Refused: no answers can determine this",
+        "This model cannot be copied whole: its answers do not show all of it.",
+        "What the answers do show is in the appendix: whether that matters is for you to judge.",
+    ),
+    "ModelMismatch": (
+        "Refused: the target is of another class",
+        "This model is not of the kind that was looked for, so it was not copied.",
+        "Find out what it is, and whether that can be copied: unsoftmax audit TARGET --out DIR.",
+    ),
 }
+"""Of a kind of refusal: the appendix' title, the answer, and what to do."""
 
 
 def refusal_section(folder: Path) -> Section:
@@ -213,9 +239,18 @@ def refusal_section(folder: Path) -> Section:
     answers = course.points[-1][1] if course.points else course.recorded
     earlier = (folder / RECOVERY_FILE).is_file()
     notes = [Paragraph("The recovery on this page is from another run.")] if earlier else []
+    title, answer, advice = REFUSALS.get(refused.kind, ("Refused", *REFUSALS["ModelMismatch"][1:]))
+    partly = Severity.MEDIUM if refused.determined else Severity.LOW
+    over_time, by_phase = course_panels(course)[:1], course_panels(course)[1:]
     return Section(
         name="refusal",
-        title=TITLES.get(refused.kind, "Refused"),
+        answer=answer,
+        severity=partly if refused.kind == "NotIdentifiable" else Severity.UNKNOWN,
+        cost=(("questions of this run", f"{course.paid:,}"),),
+        questions=course.paid,
+        advice=(advice,),
+        pictures=tuple(over_time),
+        title=title,
         summary=f"{course.paid:,} queries, and no model: {refused.message}",
         parts=(
             Part(
@@ -224,10 +259,9 @@ def refusal_section(folder: Path) -> Section:
                     Paragraph(f"{learner}: {facts.purpose}"),
                     Paragraph(f"{course.paid:,} queries were paid; {answers:,} answers are known."),
                     *notes,
-                    Pictures(tuple(course_panels(course))),
+                    Pictures(tuple(by_phase)),
                 ),
             ),
-            Part("What is not determined", (Paragraph(refused.message),)),
             _determined(refused),
         ),
         settings=refused.learner,

@@ -8,21 +8,34 @@ from unsoftmax.figures.panel import scientific
 from unsoftmax.figures.run_panels import power_panel
 from unsoftmax.questions import Verification
 from unsoftmax.questions.verification import UNTESTABLE
-from unsoftmax.report.blocks import DataTable, Listing, Paragraph, Part, Pictures, Section
+from unsoftmax.report.blocks import DataTable, Listing, Paragraph, Part, Section, Severity
 
-VERDICTS = {
-    "same": "The target serves the claimed weights, as far as its answers show.",
-    "different": "The target does not serve the claimed weights.",
-    "undecided": "The answers do not decide whether the target serves the claimed weights.",
+FINDINGS = {
+    "same": (
+        "The target serves the claimed weights, as far as its answers show.",
+        Severity.LOW,
+        "A check holds for its moment alone. Repeat it now and then, with another --seed.",
+    ),
+    "different": (
+        "The target does not serve the claimed weights.",
+        Severity.CRITICAL,
+        "Ask whoever runs the target what was changed, and do not rely on its answers until then.",
+    ),
+    "undecided": (
+        "The answers do not decide whether the target serves the claimed weights.",
+        Severity.UNKNOWN,
+        "The appendix says what hides the difference: mend that, or ask a more precise target.",
+    ),
 }
+"""Of a verdict: the answer, how bad it is, and what to do."""
 
 
 def verification_section(folder: Path) -> Section:
     """Read ``verification.json``."""
     result = Verification.load(folder)
     changed = f" What was changed: {result.tensor}." if result.tensor else ""
-    verdict = VERDICTS[result.verdict]
-    verdict += f" It holds them as {result.held}." if result.held else ""
+    answer, severity, advice = FINDINGS[result.verdict]
+    answer += f" It holds them as {result.held}." if result.held else ""
     panel = power_panel(result.power)
     rows = tuple(
         (name, scientific(change) if change <= UNTESTABLE else "not testable by these answers")
@@ -30,8 +43,14 @@ def verification_section(folder: Path) -> Section:
     )
     return Section(
         name="verify",
+        answer=f"{answer}{changed}",
+        severity=severity,
+        cost=(("questions of this check", f"{result.queries:,}"),),
+        questions=result.queries,
+        advice=(advice,),
+        pictures=() if panel is None else (panel,),
         title=f"Verified: {result.verdict}",
-        summary=f"{verdict}{changed} {result.queries:,} queries were asked.",
+        summary=f"{answer}{changed} {result.queries:,} queries were asked.",
         parts=(
             Part(
                 "What the verdict rests on",
@@ -55,7 +74,6 @@ def verification_section(folder: Path) -> Section:
                         "not excluded. For a tensor that is 0, or may be 0 within its bound, the "
                         "table has the norm of the change."
                     ),
-                    Pictures(() if panel is None else (panel,)),
                     DataTable(
                         "Smallest changes that would show", ("tensor", "relative change"), rows
                     ),

@@ -42,6 +42,7 @@ from unsoftmax.learners.multi_head.window_sweeps import TokenHeads, WindowAnswer
 from unsoftmax.measure.windows import OffsetRoom, WindowedHeads, choose_windows, with_shift
 from unsoftmax.models import MultiHead
 from unsoftmax.probes import Array, Indices, Sequences
+from unsoftmax.solve.skeleton import rank_by_gap
 
 # -- The knobs of the recovery of several heads that something sets.
 
@@ -579,6 +580,11 @@ class TokenSearch:
             raise CoincidentJumps
 
 
+# Smaller singular values of W_h, as shares of the largest, do not count to its rank: roundoff of
+# its columns leaves such.
+TAIL = 1e-9
+
+
 def assembled(
     token: TokenHeads, columns: HeadColumns, directions: Array, found: OrientedHeads, biases: bool
 ) -> RecoveredHeads:
@@ -602,7 +608,10 @@ def assembled(
         v = np.concatenate([v, found.constant[None]])
         W_error = np.append(W_error, found.unswitched / length)
     errors = {"W": W_error, "v": np.full(len(v), found.v_error), "w": W_error * length * biases}
-    ranks = sorted({int(rank) for rank in columns.ranks if rank < d})
+    # the space of a head's columns holds u_h as well: with biases it has a dimension more than W_h
+    low = [h for h, which in enumerate(found.index) if columns.ranks[which] < d]
+    spectra = [np.linalg.svd(W[h], compute_uv=False) for h in low]
+    ranks = sorted({rank_by_gap(*one, TAIL) for one in zip(spectra, W_error[low], strict=True)})
     model = MultiHead(W, v, w, token.reduced.c)
     notes, times_off = _notes(len(found), ranks, d), found.times_off(token.reduced.s)
     return RecoveredHeads(model, errors, length, bool(ranks), notes, times_off)
