@@ -100,7 +100,7 @@ def audit(
         if result.whole is not None:
             line = _whole_line(result.whole, target, int(known), out, asked.auth)
             say(f"Next: {line}", soft_wrap=True)
-        if following := _following(result, asked.limit()):
+        if following := _following(result, asked.limit(), out):
             label = "Next" if result.whole is None else "Or, for one number of the answers"
             say(f"{label}: {following}", soft_wrap=True)
     raise typer.Exit(_STATUS[_end(result, recover)])
@@ -124,11 +124,14 @@ def _whole_line(whole: WholeCost, target: str, dim: int, out: Path, auth: str | 
     return CommandRecord.now([*words, *(["--auth", auth] if auth else [])]).line
 
 
-def _following(result: us.Audit, most: us.Budget) -> str:
+def _following(result: us.Audit, most: us.Budget, out: Path) -> str:
     """Say how to recover what was not; "" where there is nothing to recover, or no learner."""
     from unsoftmax.report.command_record import CommandRecord
 
     cost = result.cost
+    if result.target_class == "probabilities":
+        words = "--answers", targets.PROBABILITIES, "--out", str(out / "logits")
+        return CommandRecord.now([*WORDS.get(), *words]).line
     if cost is None or result.recovery is not None:
         return ""
     if result.afforded is None:
