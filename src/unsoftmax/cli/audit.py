@@ -24,7 +24,16 @@ from unsoftmax.cli.console import (
     watching,
     with_exit_status,
 )
-from unsoftmax.cli.out_folder import WithReport, and_more, finish, prepare, refuse_file, written
+from unsoftmax.cli.out_folder import (
+    Sarif,
+    WithReport,
+    and_more,
+    finish,
+    prepare,
+    refuse_file,
+    refuse_no_file,
+    written,
+)
 from unsoftmax.cli.run_options import Asked, KeptIn, asking, sentences
 from unsoftmax.learners import MODELS
 
@@ -53,6 +62,7 @@ def audit(
     ledger: KeptIn = None,
     holdout: Annotated[int, typer.Option(min=0, help="Queries to check a recovery with.")] = 32,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the questions.")] = 0,
+    sarif: Sarif = None,
     report: WithReport = True,
     as_json: AsJson = False,
     debug: Debug = False,
@@ -63,8 +73,10 @@ def audit(
     """
     from unsoftmax.campaign.recovery import MODEL_FILE, RECOVERY_FILE
     from unsoftmax.questions.exposure import AUDIT_FILE
+    from unsoftmax.report.sarif import of_audit, write_sarif
 
     refuse_file(out)
+    refuse_no_file(sarif)
     oracle = asked.oracle(target)
     known = dim or getattr(oracle, "dim", None)
     if not isinstance(known, Integral):
@@ -86,6 +98,8 @@ def audit(
         )
     with written(out, book):
         result.save(out)
+        if sarif is not None:
+            write_sarif(sarif, of_audit(result, target), target, str(out / AUDIT_FILE))
     if result.recovery is not None:
         finish(out, RECOVERY_FILE, report=False, target=target)  # the page comes once
     more = finish(out, AUDIT_FILE, report=report, target=target)
