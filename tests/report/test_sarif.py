@@ -184,3 +184,22 @@ def test_an_out_that_is_empty_is_refused(served):
         done = run(served, words[0], "targets:f", *words[1:], "--out", "")
         assert done.returncode == 2
         assert "--out is empty. Name a folder" in done.stderr
+
+
+def test_the_file_that_is_wrong_is_named(served):
+    """A damaged model is no fault of the recovery beside it."""
+    model = us.load(served / "my weights.safetensors")
+    us.learn(model, us.learners.ExactHead(4)).save(served / "found")
+    (served / "found/model.safetensors").write_bytes(b"")
+    for words in (["report", "found"], ["compare", "other.safetensors", "found"]):
+        done = run(served, *words)
+        assert done.returncode == 2
+        assert "found/model.safetensors is not a readable" in done.stderr
+        assert "recovery.json" not in done.stderr
+
+
+def test_a_float16_service_is_told_to_be_asked_in_float32(served):
+    half = "def half(X): return f(X).astype(np.float16)\n"
+    (served / "halves.py").write_text((served / "targets.py").read_text() + half)
+    done = run(served, "verify", "halves:half", "--weights", "my weights.safetensors")
+    assert "A replica that answers in float32 would decide" in done.stdout
