@@ -365,6 +365,6 @@ def test_a_host_that_takes_no_connection_fails_in_a_second():
             waiting.setblocking(False)
             waiting.connect_ex(full.getsockname())
         began = time.monotonic()
-        with pytest.raises(us.OracleError, match=r"took no connection within 1 s. Check the host"):
+        with pytest.raises(us.OracleError, match=r"took no connection in time\. Check the host"):
             us.oracles.from_url(f"http://127.0.0.1:{full.getsockname()[1]}/v2/models/head")
         assert time.monotonic() - began < 10  # of 60 that a call may take

@@ -94,6 +94,8 @@ class _Body(httpx.SyncByteStream):
 def _as_httpx() -> Iterator[None]:
     try:
         yield
+    except httpcore.ConnectTimeout as error:
+        raise httpx.ConnectTimeout(str(error)) from error
     except httpcore.TimeoutException as error:
         raise httpx.ReadTimeout(str(error)) from error
     except (httpcore.NetworkError, httpcore.ProtocolError, httpcore.ProxyError) as error:

@@ -202,7 +202,7 @@ class HttpOracle:
         except httpx.ConnectTimeout as error:
             host = urlsplit(url).netloc
             raise TimeoutError(
-                f"{host} took no connection within {connecting_s:g} s. Check the host and the port."
+                f"{host} took no connection in time. Check the host and the port."
             ) from error
         except httpx.TimeoutException as error:
             raise TimeoutError(f"{url} took longer than {self.limits.timeout_s:g} s.") from error
