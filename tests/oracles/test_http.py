@@ -7,6 +7,7 @@ import pickle
 import socket
 import threading
 import time
+from contextlib import ExitStack
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -340,3 +341,30 @@ def test_https_to_a_server_without_it():
         with pytest.raises(us.OracleError, match="does not speak TLS there; try http://"):
             us.oracles.from_url(url.replace("http:", "https:"), limits=PATIENT)
         assert not requests
+
+
+@pytest.mark.parametrize(("header", "said"), [("abc12345678", True), ("Bearer abc12345678", False)])
+def test_a_token_without_its_scheme_is_said_where_it_is_refused(monkeypatch, header, said):
+    monkeypatch.setenv("TOKEN_OF_THE_TEST", header)
+    with serving(lambda handler, body: handler.send(401, b"who?")) as (url, _):
+        oracle = us.oracles.from_url(url, auth="TOKEN_OF_THE_TEST")
+        with pytest.raises(us.OracleError, match="It was sent the header in") as refused:
+            oracle(np.zeros((1, 1, 3)))
+    assert ("write Bearer before it" in str(refused.value)) == said
+    assert "abc12345678" not in str(refused.value)
+
+
+def test_a_host_that_takes_no_connection_fails_in_a_second():
+    """A full backlog drops what comes, as a wrong address does."""
+    with ExitStack() as stack:
+        full = stack.enter_context(socket.socket())
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        for _ in range(4):
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(full.getsockname())
+        began = time.monotonic()
+        with pytest.raises(us.OracleError, match=r"took no connection in time\. Check the host"):
+            us.oracles.from_url(f"http://127.0.0.1:{full.getsockname()[1]}/v2/models/head")
+        assert time.monotonic() - began < 10  # of 60 that a call may take

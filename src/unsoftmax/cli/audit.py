@@ -24,7 +24,16 @@ from unsoftmax.cli.console import (
     watching,
     with_exit_status,
 )
-from unsoftmax.cli.out_folder import WithReport, and_more, finish, prepare, refuse_file, written
+from unsoftmax.cli.out_folder import (
+    Sarif,
+    WithReport,
+    and_more,
+    finish,
+    prepare,
+    refuse_file,
+    refuse_no_file,
+    written,
+)
 from unsoftmax.cli.run_options import Asked, KeptIn, MostTokens, asking, sentences
 from unsoftmax.learners import MODELS
 
@@ -54,6 +63,7 @@ def audit(
     holdout: Annotated[int, typer.Option(min=0, help="Queries to check a recovery with.")] = 32,
     most_tokens: MostTokens = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the questions.")] = 0,
+    sarif: Sarif = None,
     report: WithReport = True,
     as_json: AsJson = False,
     debug: Debug = False,
@@ -64,8 +74,10 @@ def audit(
     """
     from unsoftmax.campaign.recovery import MODEL_FILE, RECOVERY_FILE
     from unsoftmax.questions.exposure import AUDIT_FILE
+    from unsoftmax.report.sarif import of_audit, write_sarif
 
     refuse_file(out)
+    refuse_no_file(sarif)
     oracle = asked.oracle(target)
     known = dim or getattr(oracle, "dim", None)
     if not isinstance(known, Integral):
@@ -88,6 +100,8 @@ def audit(
         )
     with written(out, book):
         result.save(out)
+        if sarif is not None:
+            write_sarif(sarif, of_audit(result, target), target, str(out / AUDIT_FILE))
     if result.recovery is not None:
         finish(out, RECOVERY_FILE, report=False, target=target)  # the page comes once
     more = finish(out, AUDIT_FILE, report=report, target=target)
@@ -102,7 +116,7 @@ def audit(
         if result.whole is not None:
             line = _whole_line(result.whole, target, int(known), out, asked.auth)
             say(f"Next: {line}", soft_wrap=True)
-        if following := _following(result, asked.limit()):
+        if following := _following(result, asked.limit(), out):
             label = "Next" if result.whole is None else "Or, for one number of the answers"
             say(f"{label}: {following}", soft_wrap=True)
     raise typer.Exit(_STATUS[_end(result, recover)])
@@ -126,11 +140,14 @@ def _whole_line(whole: WholeCost, target: str, dim: int, out: Path, auth: str | 
     return CommandRecord.now([*words, *(["--auth", auth] if auth else [])]).line
 
 
-def _following(result: us.Audit, most: us.Budget) -> str:
+def _following(result: us.Audit, most: us.Budget, out: Path) -> str:
     """Say how to recover what was not; "" where there is nothing to recover, or no learner."""
     from unsoftmax.report.command_record import CommandRecord
 
     cost = result.cost
+    if result.target_class == "probabilities":
+        words = "--answers", targets.PROBABILITIES, "--out", str(out / "logits")
+        return CommandRecord.now([*WORDS.get(), *words]).line
     if cost is None or result.recovery is not None:
         return ""
     if result.afforded is None:

@@ -81,7 +81,7 @@ def _with_values_shown(parse: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return parse(ctx, args)
         except typer.BadParameter as error:
-            value = _value_of(getattr(error.param, "opts", ()), words)
+            value = value_of(getattr(error.param, "opts", ()), words)
             if value is not None:
                 error.message = _in_our_words(value, error.message)
             raise
@@ -89,7 +89,7 @@ def _with_values_shown(parse: Callable[..., Any]) -> Callable[..., Any]:
     return parse_args
 
 
-def _value_of(names: Sequence[str], words: Sequence[str]) -> str | None:
+def value_of(names: Sequence[str], words: Sequence[str]) -> str | None:
     """Return what an option was given, the last time."""
     values = [after for word, after in pairwise(words) if word in names]
     for word in words:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from unsoftmax.cli.commands import WORDS
+from unsoftmax.cli.commands import WORDS, value_of
 from unsoftmax.cli.console import Refusal, say, stderr
 
 PAGE_NEEDS = "matplotlib and jinja2"
@@ -26,9 +26,32 @@ WithReport = Annotated[
 ]
 """The option of every command that has --out."""
 
+Sarif = Annotated[
+    Path | None,
+    typer.Option(
+        help="Also write what was found as SARIF, for alerts of a CI system.", metavar="FILE"
+    ),
+]
+
+
+def refuse_no_file(path: Path | None) -> None:
+    """Refuse a --sarif that cannot be written, before anything is paid."""
+    if path is None:
+        return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=path.parent).close()
+    except OSError as error:
+        raise Refusal(f"--sarif {path} cannot be written: {error.strerror}.") from error
+    if path.is_dir():
+        raise Refusal(f"--sarif {path} is a folder. Name a file.")
+
 
 def refuse_file(out: Path) -> None:
     """Refuse what cannot be a folder, since it or one above it is a file."""
+    # as a path "" is the current folder, which a variable that is not set does not mean
+    if value_of(("--out",), WORDS.get()) == "":
+        raise Refusal("--out is empty. Name a folder; --out . is the current one.")
     for place in (out, *out.parents):
         if place.exists() and not place.is_dir():
             raise Refusal(f"--out {out} cannot be made: {place} is a file. Name a folder.")

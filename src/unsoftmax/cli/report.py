@@ -28,7 +28,11 @@ def report(
     try:
         page = write_page(folder, price)
     except OSError as error:
-        said = str(error) if error.strerror is None else f"{folder}: {error.strerror}."
+        said = (
+            str(error)
+            if error.strerror is None
+            else f"{error.filename or folder}: {error.strerror}."
+        )
         raise Refusal(f"No page was written. {said}") from error
     except ValueError as error:
         raise Refusal(f"No page was written. {error}") from error

@@ -52,6 +52,10 @@ class Asked:
     coordinate: Annotated[
         int | None, typer.Option(help="One coordinate of a target that answers with vectors.")
     ] = None
+    answers: Annotated[
+        str,
+        typer.Option(help="numbers, or probabilities: a softmax or sigmoid, read as log-ratios."),
+    ] = targets.NUMBERS
     auth: Annotated[
         str | None,
         typer.Option(help="Environment variable with an endpoint's Authorization header."),
@@ -74,7 +78,7 @@ class Asked:
 
     def oracle(self, target: str) -> Oracle:
         """Return the oracle that TARGET names."""
-        return targets.resolve(target, self.coordinate, self.auth)
+        return targets.resolve(target, self.coordinate, self.auth, self.answers)
 
     def arguments(self) -> dict[str, Any]:
         """Return these options as `learn`, `audit`, `defend` and `verify` take them."""
@@ -116,6 +120,7 @@ def asking(command: Callable[..., None]) -> Callable[..., None]:
 
 # What messages name by other words than those of a learner's settings.
 _FLAGS = {
+    "us.oracles.log_ratios": "--answers probabilities",
     "us.oracles.coordinate": "--coordinate",
     "longest_wait_s": "--longest-wait",
     "retries": "--retries",

@@ -22,13 +22,22 @@ HELP = (
     "folder or the environment, and runs it)."
 )
 
+NUMBERS, PROBABILITIES = "numbers", "probabilities"
+"""What --answers says a target's answers are."""
 
-def resolve(target: str, coordinate: int | None = None, auth: str | None = None) -> Oracle:
-    """Return the oracle that TARGET names, or one coordinate of it.
+
+def resolve(
+    target: str, coordinate: int | None = None, auth: str | None = None, answers: str = NUMBERS
+) -> Oracle:
+    """Return the oracle that TARGET names, or log-ratios of its probabilities, or one coordinate.
 
     ``auth`` names the environment variable with an endpoint's Authorization header.
     """
+    if answers not in (NUMBERS, PROBABILITIES):
+        raise Refusal(f"--answers is {NUMBERS} or {PROBABILITIES}; it is {answers}.")
     oracle = _named(target, auth)
+    if answers == PROBABILITIES:
+        oracle = us.oracles.log_ratios(oracle)
     return oracle if coordinate is None else us.oracles.coordinate(oracle, coordinate)
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,11 +25,13 @@ from unsoftmax.cli.console import (
     with_exit_status,
 )
 from unsoftmax.cli.out_folder import (
+    Sarif,
     WithReport,
     and_more,
     finish,
     prepare,
     refuse_file,
+    refuse_no_file,
     written,
 )
 from unsoftmax.cli.run_options import Asked, asking, sentences
@@ -74,11 +76,15 @@ def verify(
     asked: Asked,
     ledger: Annotated[
         Path | None,
-        typer.Option(help="SQLite file that keeps every answer, to go on after an interrupt."),
+        typer.Option(
+            help="SQLite file that keeps every answer, to go on after an interrupt "
+            "[OUT/ledger.sqlite, of one verification; without --out none]."
+        ),
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder for verification.json and report.html.")
     ] = None,
+    sarif: Sarif = None,
     report: WithReport = True,
     as_json: AsJson = False,
     debug: Debug = False,
@@ -91,9 +97,11 @@ def verify(
     from unsoftmax.cli.model_files import certified_errors, claimed_model, model_path
     from unsoftmax.questions.claim import can_be_claimed
     from unsoftmax.questions.verification import VERIFICATION_FILE
+    from unsoftmax.report.sarif import of_verification, write_sarif
 
     if out is not None:
         refuse_file(out)
+    refuse_no_file(sarif)
     weights = model_path(weights)
     model, errors = claimed_model(weights, layers, part), certified_errors(weights)
     if not can_be_claimed(model):
@@ -106,8 +114,16 @@ def verify(
     oracle = asked.oracle(target)
     if out is not None:
         prepare(out, (VERIFICATION_FILE,))
+        ledger = ledger or _of_this_time(out / "ledger.sqlite", out / VERIFICATION_FILE)
+
+    def alert(verdict: str, tensor: str | None = None) -> None:
+        if sarif is not None:
+            with written(sarif, ledger):
+                found = of_verification(verdict, target, str(weights), tensor)
+                write_sarif(sarif, found, target, str(weights))
+
     began = time.monotonic()
-    with _answering_no(), sentences(ledger), watching() as watcher:
+    with _answering_no(alert), sentences(ledger), watching() as watcher:
         result = us.verify(
             oracle,
             model,
@@ -119,6 +135,7 @@ def verify(
             like=inputs,
             **asked.arguments(),
         )
+    alert(result.verdict, result.tensor)
     files = ""
     if out is not None:
         with written(out, ledger):
@@ -146,14 +163,27 @@ def _inputs(path: Path) -> Any:
         raise Refusal(f"--like {path} is no .npy file of numbers: {error}") from error
 
 
+def _of_this_time(book: Path, result: Path) -> Path:
+    """Return where answers are kept; those of a verification that has ended are set aside.
+
+    With them only the questions that recognise the target would be asked: what it serves now would
+    not show.
+    """
+    with suppress(FileNotFoundError):
+        if result.stat().st_mtime_ns >= book.stat().st_mtime_ns:
+            book.replace(book.with_name("ledger.before.sqlite"))
+    return book
+
+
 @contextmanager
-def _answering_no() -> Iterator[None]:
+def _answering_no(alert: Callable[[str], None]) -> Iterator[None]:
     """Turn a target of other shapes into the answer that it does not serve the weights."""
     try:
         yield
     except DimensionRefused as error:
         if error.__cause__ is not None:  # an exception of the target's own may mean anything
             raise
+        alert("different")
         raise NotServed(" ".join([str(error), *getattr(error, "__notes__", ())])) from error
 
 

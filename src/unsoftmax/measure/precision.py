@@ -206,6 +206,8 @@ class Precision:
             _FLOAT16_BITS: "float16 numbers",
             8: "bfloat16 numbers",
         }
+        half = bits in (_FLOAT16_BITS, 8)
+        finer = " A replica that answers in float32 would decide what these leave open." * half
         unnamed = f"numbers of {bits} significant bits, rounded to them or made of round numbers"
         each = np.array([significant_bits(number) for number in y[:, None]])
         places = each - np.frexp(y)[1]
@@ -228,7 +230,7 @@ class Precision:
             relative=2.0**-bits if bits >= FLOAT32_BITS else 2.0 ** (1 - bits),
             absolute=(_FLOAT16_TINY if bits == _FLOAT16_BITS else 0.0) + (step if both else 0.0),
             why=(
-                f"Answers are {names.get(bits, unnamed)}; arithmetic to match is assumed.",
+                f"Answers are {names.get(bits, unnamed)}; arithmetic to match is assumed.{finer}",
                 *((multiples,) if both else ()),
             ),
         )

@@ -3,6 +3,7 @@
 from unsoftmax.oracles.defences import clipped, labels, noisy, norm_capped, rounded, within
 from unsoftmax.oracles.http_oracle import HttpLimits, from_url
 from unsoftmax.oracles.model_runtimes import from_onnx, from_torch
+from unsoftmax.oracles.probabilities import log_ratios, one_against
 from unsoftmax.oracles.wrapped import coordinate, on_dask
 
 __all__ = [
@@ -13,9 +14,11 @@ __all__ = [
     "from_torch",
     "from_url",
     "labels",
+    "log_ratios",
     "noisy",
     "norm_capped",
     "on_dask",
+    "one_against",
     "rounded",
     "within",
 ]

@@ -21,16 +21,16 @@ import httpx
 class CallEnds(threading.local):
     """When the call of this thread ends."""
 
-    at = float("inf")
+    at = connecting_s = float("inf")
 
     @contextmanager
-    def after(self, seconds: float) -> Iterator[None]:
-        """End this thread's call after so many seconds."""
-        self.at = time.monotonic() + seconds
+    def after(self, seconds: float, connecting_s: float = float("inf")) -> Iterator[None]:
+        """End this thread's call after so many seconds, and a connection that is not taken."""
+        self.at, self.connecting_s = time.monotonic() + seconds, connecting_s
         try:
             yield
         finally:
-            del self.at
+            del self.at, self.connecting_s
 
     def left(self, timeout: float | None) -> float:
         """Return the seconds that a step may take."""
@@ -72,7 +72,7 @@ class _Backend(httpcore.SyncBackend):
     def connect_tcp(
         self, host: str, port: int, timeout: float | None = None, *more: Any, **options: Any
     ) -> httpcore.NetworkStream:
-        left = self._ends.left(timeout)
+        left = min(self._ends.left(timeout), self._ends.connecting_s)
         return _Stream(super().connect_tcp(host, port, left, *more, **options), self._ends)
 
 
@@ -94,6 +94,8 @@ class _Body(httpx.SyncByteStream):
 def _as_httpx() -> Iterator[None]:
     try:
         yield
+    except httpcore.ConnectTimeout as error:
+        raise httpx.ConnectTimeout(str(error)) from error
     except httpcore.TimeoutException as error:
         raise httpx.ReadTimeout(str(error)) from error
     except (httpcore.NetworkError, httpcore.ProtocolError, httpcore.ProxyError) as error:

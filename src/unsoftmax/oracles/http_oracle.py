@@ -34,6 +34,9 @@ class HttpLimits:
     timeout_s: float = 60.0
     """A call takes at most this long, from the first byte sent to the last received, however
     slowly these come."""
+    connect_s: float = 1.0
+    """The first connection is taken within this time, or the URL is wrong; a busy server's later
+    ones may take longer."""
     connections: int = 64
     """Connections at the same time; as many workers can ask."""
     bytes_per_number: int = 64
@@ -179,11 +182,12 @@ class HttpOracle:
         """Send a request and read its whole answer, in time and size limited."""
         httpx = _httpx()
         ends = time.monotonic() + self.limits.timeout_s
+        connecting_s = self.limits.connect_s if method == "GET" else self.limits.timeout_s
         sent = self._headers() | (headers or {})
         client = self._connected()
         try:
             with (
-                self._ends.after(self.limits.timeout_s),
+                self._ends.after(self.limits.timeout_s, connecting_s),
                 client.stream(method, url, content=body, headers=sent) as response,
             ):
                 received = bytearray()
@@ -195,6 +199,11 @@ class HttpOracle:
                         raise TimeoutError(f"{url} took longer than {self.limits.timeout_s:g} s.")
                 self._refuse(response, bytes(received))
                 return bytes(received), response.headers
+        except httpx.ConnectTimeout as error:
+            host = urlsplit(url).netloc
+            raise TimeoutError(
+                f"{host} took no connection in time. Check the host and the port."
+            ) from error
         except httpx.TimeoutException as error:
             raise TimeoutError(f"{url} took longer than {self.limits.timeout_s:g} s.") from error
         except httpx.HTTPError as error:
@@ -224,10 +233,20 @@ class HttpOracle:
             raise OracleError(f"{self.url} redirects to {where}; questions go nowhere else.")
         if status in (401, 403):
             how = f"the header in ${self.auth}" if self.auth else "no Authorization header"
-            raise OracleError(f"{told}. It was sent {how}.")
+            raise OracleError(f"{told}. It was sent {how}.{self._without_scheme()}")
         if status < 500:
             raise OracleError(f"{told}.")
         raise ConnectionError(f"{told}.")
+
+    def _without_scheme(self) -> str:
+        """Say that the header is a token alone, which most servers refuse."""
+        words = os.environ.get(self.auth, "").split() if self.auth else []
+        if len(words) != 1:
+            return ""
+        return (
+            f" It is one word, without a scheme. If it is a bearer token, write Bearer before it: "
+            f'export {self.auth}="Bearer …".'
+        )
 
     def _shown(self, said: object) -> str:
         """Return a server's words as a message may show them.

@@ -82,7 +82,7 @@ def coordinate(oracle: Oracle, k: int | ArrayLike) -> WrappedOracle:
     return _WeightedSum(oracle, weights.astype(np.float64))
 
 
-def _vectors(answers: Any, X: Array) -> Any:
+def vectors(answers: Any, X: Array) -> Any:
     """Return answers as (B, m); (B,) is m = 1."""
     try:
         y = as_array(answers)
@@ -103,7 +103,7 @@ class _Coordinate(WrappedOracle):
     k: int
 
     def __call__(self, X: Array, /) -> Any:
-        y = _vectors(self.oracle(X), X)
+        y = vectors(self.oracle(X), X)
         m = y.shape[1]
         if not -m <= self.k < m:
             raise OracleError(
@@ -118,7 +118,7 @@ class _WeightedSum(WrappedOracle):
     weights: Array
 
     def __call__(self, X: Array, /) -> Any:
-        y = _vectors(self.oracle(X), X)
+        y = vectors(self.oracle(X), X)
         if y.shape[1] != len(self.weights):
             raise OracleError(
                 f"The target gives {y.shape[1]} numbers per sequence, and there are "

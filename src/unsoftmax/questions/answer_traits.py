@@ -26,9 +26,17 @@ from unsoftmax.learners.compose import Asking, T
 from unsoftmax.measure.precision import FLOAT32_BITS, Precision, significant_bits
 from unsoftmax.probes import Array, Sequences
 
+# Probabilities of all classes sum to 1 within this: float16 rows and decimals do.
+SUM_OFF = 1e-2
+
+# A probability above 0 is below this where another one has come out as 0.
+TAIL = 1e-3
+
 AnswerKind: TypeAlias = Literal["constant", "labels", "noisy", "rounded", "float32", "float64"]
 SingleTokenShape: TypeAlias = Literal["bent", "smooth", "unclear", "affine"]
 """Of several lines that are answered in different shapes the first of these counts."""
+Outcome: TypeAlias = Literal["softmax", "sigmoid", "classes"]
+"""What a classifier answers: rows that sum to 1, numbers from 0 to 1, or the number of a class."""
 TokensThatCount: TypeAlias = Literal["all", "the last", "one alone"]
 
 
@@ -70,6 +78,8 @@ class Traits:
         How large the largest answer is, where float64 has no room to compute with such numbers.
     most_tokens : int or None
         The most tokens that are answered, where some sequence of up to 64 is refused.
+    outcome : {"softmax", "sigmoid", "classes"} or None
+        What of a classifier answers are; None where they are other numbers.
     """
 
     width: int
@@ -88,6 +98,17 @@ class Traits:
     drifts: bool = False
     beyond: float | None = None
     most_tokens: int | None = None
+    outcome: Outcome | None = None
+
+    @property
+    def classified(self) -> bool:
+        """Whether answers are the numbers of classes."""
+        return self.outcome == "classes"
+
+    @property
+    def probable(self) -> bool:
+        """Whether answers are probabilities."""
+        return self.outcome in ("softmax", "sigmoid")
 
     @property
     def constant(self) -> bool:
@@ -103,10 +124,12 @@ class Traits:
 def traits_of(dim: int, rng: np.random.Generator) -> Asking[Traits]:
     """Ask, and say what the answers show."""
     reach, radius = yield from _reach(dim, rng)
+    points = _sequences(rng, 12, 1, dim)  # labels and formats show in as many
+    lines = [_line(rng, dim) for _ in range(3)]  # more meet a hyperplane more surely
+    reach, radius = yield from _in_all_directions([points, *lines], reach, radius)
     # nothing below is longer than 128
     shorter = min(1.0, 2.0 ** np.floor(np.log2(reach / 128)))
-    points = shorter * _sequences(rng, 12, 1, dim)  # labels and formats show in as many
-    lines = [shorter * _line(rng, dim) for _ in range(3)]  # more meet a hyperplane more surely
+    points, lines = shorter * points, [shorter * line for line in lines]
     short = shorter * _sequences(rng, 6, 6, dim)
     long = shorter * _sequences(rng, 2, 64, dim)  # windows and position biases may begin late
     far = reach * _directions(rng, 6, 1, dim)
@@ -119,7 +142,8 @@ def traits_of(dim: int, rng: np.random.Generator) -> Asking[Traits]:
     if most is not None and most > 1:
         several = yield from _in_other_words(short[:, -most:], rng, most)
     found = replace(_seen(singles, along, several), radius=radius, most_tokens=most)
-    if found.beyond is not None or found.constant or found.drowned:
+    found = replace(found, outcome=_outcome(np.concatenate([singles[0], *along]), found))
+    if found.beyond is not None or found.constant or found.drowned or found.outcome:
         return found
     ordered, normalised, norm = found.ordered, False, None
     if several and most is None:
@@ -185,6 +209,25 @@ def _reach(dim: int, rng: np.random.Generator) -> Asking[tuple[float, float | No
         if (yield from unless_refused(asked, [], first=True)):
             return reach, radius
     return 1.0, 1.0
+
+
+def _in_all_directions(
+    tokens: list[Array], reach: float, radius: float | None
+) -> Asking[tuple[float, float | None]]:
+    """Shorten a limit that tokens of these directions do not keep: a saturated output has such.
+
+    The longest of each is asked at that length, and again at a quarter until all are answered.
+    """
+    if radius is None:
+        return reach, radius
+    longest = [X[[int(np.argmax(np.linalg.norm(X[:, 0], axis=1)))]] for X in tokens]
+    X = np.concatenate(longest)
+    X = X / np.linalg.norm(X, axis=2, keepdims=True)
+    for factor in (1.0, 0.25, 0.0625):
+        asked = _answers("how long tokens may be", factor * reach * X)
+        if (yield from unless_refused(asked, [])):
+            return factor * reach, factor * radius
+    return reach, radius
 
 
 def _answers(phase: str, *families: Array) -> Asking[list[Array]]:
@@ -274,6 +317,26 @@ def _kind(y: Array, changes: Array) -> tuple[AnswerKind, Precision]:
         return "float64", precision
     bits = significant_bits(different)
     return ("float32" if bits == FLOAT32_BITS else "rounded"), precision
+
+
+def _outcome(y: Array, found: Traits) -> Outcome | None:
+    """Say whether answers (n, m) to single tokens, short ones and long ones, are a classifier's."""
+    if found.kind in ("constant", "labels"):
+        return None
+    different = np.unique(y)
+    whole = y.shape[1] == 1 and np.array_equal(different, np.round(different))
+    # those of a rounded head are as often negative, and as different as tokens
+    if whole and different[0] >= 0 and 2 < len(different) <= len(y) // 4:
+        return "classes"
+    if different[0] < 0 or different[-1] > 1 or found.singles == "affine":
+        return None
+    # a sigmoid nears 0 before it is there; what is cut off does not
+    if different[0] == 0 and different[1] > TAIL:
+        return None
+    # float16 and decimals are off by no more
+    if y.shape[1] > 1 and np.all(np.abs(y.sum(axis=1) - 1) < SUM_OFF):
+        return "softmax"
+    return "sigmoid"
 
 
 def _differ(one: Array, two: Array, precision: Precision, share: float = 1e-4) -> bool:

@@ -82,8 +82,8 @@ class Audit(SavedResult):
     ----------
     target_class : str
         "constant", "linear", "single head", "several heads", "ReLU network", "network behind one
-        head", "network behind several heads", "normalised vectors", "normalised tokens",
-        "position-dependent", "none of these" or "undecided".
+        head", "network behind several heads", "probabilities", "classes", "normalised vectors",
+        "normalised tokens", "position-dependent", "none of these" or "undecided".
     certainty : {"certain", "likely", "undecided"}
         "certain": the whole target was recovered and fresh answers are predicted within the
         certificate, or an answer contradicts every other class. "likely": the same on a few
@@ -294,6 +294,8 @@ def audit(
 def _whole(found: Identity, dim: int, holdout: int) -> tuple[WholeCost | None, str]:
     """Say what all numbers at once cost, where one of them shows what they are of; and by what."""
     width, heads = found.traits.width, found.facts.get("heads", 1)
+    if found.traits.radius is not None:
+        return None, ""  # learners of vectors ask long tokens
     if found.of_vectors:
         # heads of a size of two, d numbers in all: others, or shared keys, change it little
         several, biases = max(1, dim // 2), found.turning == "unclear"
@@ -332,6 +334,8 @@ def _notes(found: Identity, by_vectors: str, *, wanted: bool) -> list[str]:
     traits = found.traits
     if found.reasons[0].startswith(NOT_RECOVERED):
         why = "the first reason says why."
+    elif traits.probable:
+        why = "audit reads numbers as they are. Audit us.oracles.log_ratios(oracle) to recover it."
     elif found.of_vectors:
         why = "audit recovers one number of each answer. AttentionLayerLearner with rotary=True "
         why += "recovers all numbers of such a layer together."
@@ -351,7 +355,7 @@ def _notes(found: Identity, by_vectors: str, *, wanted: bool) -> list[str]:
         "about the rest.": traits.residual,
         by_vectors: by_vectors,
         _limit(traits): traits.most_tokens,
-        f"Nothing was recovered: {why}": wanted and nothing,
+        f"It was not recovered: {why}": wanted and nothing,
         f"Recovery would exceed the budget and was not begun: it typically takes {takes}.": takes,
     }
     return [note for note, so in notes.items() if so]

@@ -126,7 +126,7 @@ class Identifier(Configured):
     seed: int = 0
     within: Budget | None = field(default=None, kw_only=True)
 
-    revision: ClassVar[int] = 1
+    revision: ClassVar[int] = 2
     outputs: ClassVar[Outputs] = "vector"
 
     def __post_init__(self) -> None:
@@ -397,6 +397,10 @@ SIGHTS: Mapping[tuple[str, target_classes.ClassName], str] = {
     "twice.",
     ("drifts", "none of these"): "Answers to the same question grow, or shrink, each time it is "
     "asked: the target keeps state.",
+    ("probable", "probabilities"): "Answers to short and to long tokens are numbers from 0 to 1, "
+    "which single tokens move by no straight line: a {outcome} of logits.",
+    ("classified", "classes"): "Answers are a few whole numbers from 0 on: the number of the class "
+    "with the largest logit.",
     ("normalised", "normalised vectors"): "Tokens of full and of half length get the same answers, "
     "and answers lie on an ellipsoid: the output is normalised (LayerNorm or RMSNorm).",
     ("ordered", "position-dependent"): "The answer changes when tokens before the last one change "
@@ -415,7 +419,8 @@ def at_first_sight(traits: Traits) -> Identity | None:
             sure: Certainty = "undecided" if name == "undecided" else "likely"
             if trait in ("ordered", "counted"):  # no noise of such answers looks like that
                 sure = _certainty(traits)
-            return Identity(name, sure, traits, (why.format(beyond=traits.beyond),))
+            said = why.format(beyond=traits.beyond, outcome=traits.outcome)
+            return Identity(name, sure, traits, (said,))
     return None
 
 

@@ -34,6 +34,8 @@ ClassName: TypeAlias = Literal[
     "ReLU network",
     "network behind one head",
     "network behind several heads",
+    "probabilities",
+    "classes",
     "normalised vectors",
     "normalised tokens",
     "position-dependent",
@@ -227,7 +229,13 @@ RECOVERABLE: Mapping[ClassName, str] = {
     "recovers it: LowRankHead or ExactHead for a single head, MultiHeadLearner for several "
     "(biases=True if keys or queries have biases), AttentionLayerLearner for a layer from vectors "
     "without a LayerNorm or RMSNorm.",
-    "none of these": "Nothing: no learner fits.",
+    "probabilities": "What learners of numbers recover: log-ratios of probabilities are "
+    "differences of logits. Audit us.oracles.log_ratios(oracle), which says what they are of.",
+    "classes": "By labels, where two classes alone are answered: W, and v up to its norm, by "
+    "LabelHead of us.oracles.one_against(oracle, k). There is no learner for tokens of which a "
+    "third class is the answer, too. That does not show that they are safe.",
+    "none of these": "There is no learner for this. That does not show that it is safe: it is not "
+    "of a class that these learners know.",
     "undecided": "Not known.",
 }
 

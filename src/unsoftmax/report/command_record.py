@@ -42,17 +42,17 @@ class CommandRecord:
     @classmethod
     def now(cls, words: Sequence[str], **about: object) -> CommandRecord:
         """Record a command that ends now; ``words`` are its arguments."""
-        line = shlex.join(["unsoftmax", *map(_without_secret, words)])
-        named = {name: _without_secret(str(what)) for name, what in about.items()}
+        line = shlex.join(["unsoftmax", *map(without_secret, words)])
+        named = {name: without_secret(str(what)) for name, what in about.items()}
         return cls(line, f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC", versions(), named)
 
 
-def _without_secret(word: str) -> str:
+def without_secret(word: str) -> str:
     """Leave out user and password of a URL, and its query, where tokens are.
 
     Examples
     --------
-    >>> _without_secret("http://me:secret@host/v2/models/m?key=secret")
+    >>> without_secret("http://me:secret@host/v2/models/m?key=secret")
     'http://host/v2/models/m'
     """
     return re.sub(r"(://)(?:[^/@?#]*@)?([^?#]*).*", r"\1\2", word)

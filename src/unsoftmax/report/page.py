@@ -132,7 +132,8 @@ def _section(file: Path, make: Callable[[Path], Section]) -> Section:
     try:
         return make(file.parent)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        if file.name in str(error):
+        # of the folder's other files, too: a recovery reads its model
+        if any(one.name in str(error) for one in file.parent.iterdir()):
             raise
         raise ValueError(f"{file} cannot be shown: {error!r}.") from error
 

@@ -456,7 +456,10 @@ def concluded(
         raise found.refusal(
             judgement, judgement.blunt or bool(np.all(fresh.missed <= fresh.explained))
         )
-    c_error = float(reduced.precision.error(abs(reduced.c))) * biases
+    # terms that cancel in c, as an output bias and value biases do, are no larger than other
+    # answers': those to tokens of norm 1
+    terms = abs(reduced.c) + reduced.scale
+    c_error = float(reduced.precision.error(terms, reduced.c)) * biases
     model, bounds, notes = found.bounded(c_error)
     evidence, precision = judgement.evidence, reduced.precision
     absolute = f", and {precision.absolute:.1e} beside it" if precision.absolute else ""
