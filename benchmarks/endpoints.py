@@ -381,15 +381,15 @@ our side per query, learner and encoding included. Ratios are medians of those o
 
 {contests(dims, rounds)}
 
-At d = 64 one head is a few thousand questions, which a server answers in a thirtieth of a second.
-Two fifths of what they cost it go to rounds of a few questions, which follow each other, and to
-sequences of 512 tokens (*own calls / limit*), so that no client comes to the limit with them. Runs
-that are longer, larger heads and binary tensors reach 0.73 to 0.78 of it, and as much as the same
-requests made beforehand. Threads of our own linear algebra take the server's core: with two of
-them, as is NumPy's default, the same rows are 0.35, 0.56, 0.37 and 0.62 (`OMP_NUM_THREADS=1` is
-what helps where both run on one machine). Batches of 128 to 2,048 questions, with one to four
-workers, gave 30,000 to 45,000 queries per second in the first row, in a run of their own: those of
-1,024 most.
+- At d = 64 one head takes a few thousand questions, which a server answers in a thirtieth of a
+  second. Two fifths of that time go to small rounds, which follow each other, and to sequences of
+  512 tokens (*own calls / limit*). So no client reaches the limit with them.
+- Longer runs, larger heads and binary tensors reach 0.73 to 0.78 of the limit, as much as the same
+  requests made beforehand.
+- Threads of our own linear algebra take the server's core. With two of them, NumPy's default, the
+  same rows are 0.35, 0.56, 0.37 and 0.62. Set `OMP_NUM_THREADS=1` if both run on one machine.
+- Batches of 128 to 2,048 questions, with one to four workers, gave 30,000 to 45,000 queries per
+  second in the first row, in a run of their own; 1,024 gave the most.
 
 ## One head, many ways
 

@@ -313,9 +313,9 @@ error of an answer, in units of 2⁻²⁴ of itself.
 
 {reached(runs["float32 inside"], seeds)}
 
-Extreme questions saturate on purpose: tokens that are long enough to switch every head but one, or
-every neuron, are what several heads and networks are searched by; W itself is read from questions
-near the median. `MultiHeadLearner(radius=)` bounds them, where a service refuses long tokens.
+Extreme questions saturate on purpose: several heads and networks are found by tokens that are long
+enough to switch every head but one, or every neuron. W itself is read from questions near the
+median. `MultiHeadLearner(radius=)` bounds them, where a service refuses long tokens.
 Refused are networks some of whose hyperplanes answers of 24 bits do not separate
 (`NotIdentifiable`, with the figure): nothing wrong is returned instead.
 
@@ -323,22 +323,19 @@ Refused are networks some of whose hyperplanes answers of 24 bits do not separat
 
 {sources(runs)}
 
-An answer is known to 2⁻²⁴ of the terms that it is made of, and W solves equations between answers:
-its error is that precision times what the equations make of it. For one head, of full or of low
-rank, this factor is some tens in float32 as in float64, so that nothing but the answers bounds what
-is reached. Rounding the answers alone is not all: a score x·(W b + w) that is computed in float32
-is rounded as its terms are large, and the logit between two tokens is off by that before any answer
-is. No scale of the tokens avoids it, since it is relative to the terms of the logit itself; it
-costs two to ten times the error. Several heads and networks are found by long tokens, which costs
-them hundreds to thousands of units in float64. In float32 as many would leave up to 1e-3, and so
-they ask more: heads are corrected by Newton's steps at short tokens
-([note 35](../lab/0035-real-endpoints.md)), neurons are measured anew until fresh tokens
-are predicted.
+- *Answers.* An answer is known to 2⁻²⁴ of the terms that it is made of, and W solves equations
+  between answers, which amplify that error. For one head, of full or of low rank, they do so by
+  some tens, in float32 as in float64: nothing but the answers limits what is reached.
+- *Scores.* The target also rounds each score x·(W b + w), relative to its terms, before any answer
+  is computed. No scale of the tokens avoids that. It costs two to ten times the error.
+- *Long tokens.* Several heads and networks are found by long tokens, which cost hundreds to
+  thousands of units in float64. In float32 as many units would leave errors of up to 1e-3. So more
+  is asked: heads are corrected by Newton's steps at short tokens
+  ([note 35](../lab/0035-real-endpoints.md)), and neurons are measured again until fresh tokens are
+  predicted.
 
-The certificate allows for more than happens, with the rounding of scores that a target of this
-format may do: for a single head the worst case of every answer added up, for several heads twelve
-times what independent errors do. True errors cancel; they are 25 to 4,000 times smaller, most for
-the Transformer, whose logits are read through a learned network.
+The certificate allows for the worst case: for a single head the errors of all answers added up, for
+several heads twelve times what independent errors do. True errors cancel, and are much smaller.
 """
 
 

@@ -16,6 +16,7 @@ from tests.oracles.servers import MLSERVER
 from tests.page_snippets import PAGES, ROOT, masked, run_page, shell, snippets
 
 README = ROOT / "README.md"
+ROOMS = (".", "src/unsoftmax")
 SCRIPTS = {
     f"{page.relative_to(ROOT).with_suffix('')}-{number}": snippet
     for page in PAGES
@@ -149,6 +150,19 @@ def test_the_architecture_names_modules_and_tests_that_exist():
     assert {path.name for path in (ROOT / "tests" / "theorems").glob("test_*.py")} == {
         *re.findall(r"`(test_\w+\.py)`", "".join(rows))
     }
+
+
+def test_the_architecture_and_the_decisions_name_files_that_exist():
+    pages = [ROOT / "docs" / "architecture.md", *(ROOT / "docs" / "decisions").glob("*.md")]
+    found = {
+        (page.name, name)
+        for page in pages
+        for name in re.findall(r"`((?:\w+/)+\w+\.py)`", page.read_text(encoding="utf-8"))
+        if "NAME" not in name
+    }
+    assert len(found) >= 60
+    lost = {one for one in found if not any((ROOT / at / one[1]).exists() for at in ROOMS)}
+    assert not lost
 
 
 def test_the_page_of_the_paper_names_what_exists():

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import unsoftmax as us
-from tests.laws import every_case, kinds
+from tests.laws import KINDS, every_case, kinds
 from tests.truth import Counted
 
 
@@ -191,3 +191,53 @@ def test_a_run_that_stopped_goes_on_and_nothing_is_asked_twice(case, tmp_path):
     again = us.learn(counted, case.learner(5), ledger=ledger)
     assert same_but_for_rounding(again.model, whole.model)
     assert counted.queries == again.queries <= whole.queries + 2 * 32
+
+
+HOSTILE = {
+    "huge": lambda y: np.full_like(y, 1e300),
+    "largest": lambda y: np.full_like(y, np.finfo(float).max),
+    "huge multiples": lambda y: 1e290 * y,
+    "tiny": lambda y: 1e-300 * y,
+    "zero": lambda y: 0.0 * y,
+    "equal": lambda y: np.full_like(y, 1.5),
+    "alternating": lambda y: (-1.0) ** np.arange(y.size).reshape(y.shape),
+}
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@every_case
+def test_hostile_answers_end_in_a_refusal_of_ours(case, trials, evidence):
+    """From any round on, or in that round alone: no error of a solver leaves a learner.
+
+    What is found beside hostile answers in one round is not judged here.
+    """
+    oracle, ends = case.oracle(case.target(0)), dict.fromkeys(("refused", "found"), 0)
+
+    def learned(first, last, changed):
+        """Let answers of rounds from ``first`` to ``last`` be hostile; return the rounds asked."""
+        steps, answers, number = case.learner(0).steps(32), None, 0
+        while True:
+            try:
+                asked = steps.send(answers)
+            except StopIteration:
+                ends["found"] += 1
+                return number
+            except us.UnsoftmaxError:
+                ends["refused"] += 1
+                return number
+            answers = [np.asarray(oracle(part[:]), dtype=float) for part in asked]
+            if first <= number <= last:
+                answers = [changed(y) for y in answers]
+            number += 1
+
+    rounds, rng = learned(1, 0, None), np.random.default_rng(len(case.name))
+    every = [
+        (first, last, name)
+        for first in range(rounds)
+        for last in (first, rounds)
+        for name in HOSTILE
+    ]
+    for k in rng.permutation(len(every))[: trials(4 if case.name in KINDS else 1, len(every))]:
+        first, last, name = every[k]
+        learned(first, last, HOSTILE[name])
+    evidence(f"hostile answers at every round, {case.name}", errors_of_solvers=0, **ends)

@@ -154,8 +154,6 @@ class ModelMismatch(UnsoftmaxError):
     ----------
     determined : dict
         What the learner found all the same, by name; most find nothing.
-    names_positions : bool
-        Whether the message says already how scores depend on positions.
     reason : str
         Which of `unsoftmax.refusals.Reason` it is; "" for those without a name.
     """
@@ -165,12 +163,10 @@ class ModelMismatch(UnsoftmaxError):
         message: str,
         *,
         determined: Mapping[str, Any] | None = None,
-        names_positions: bool = False,
         reason: str = "",
     ) -> None:
         super().__init__(message)
         self.determined = dict(determined or {})
-        self.names_positions = names_positions
         self.reason = reason
 
 

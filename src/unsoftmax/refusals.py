@@ -12,11 +12,19 @@ from collections.abc import Mapping
 from enum import Enum, unique
 from typing import Any
 
-from unsoftmax.errors import ModelMismatch, NotIdentifiable
+from unsoftmax.errors import DimensionRefused, ModelMismatch, NotIdentifiable
 
 # What targets of labels are compared with.
 _SIGN = "the sign of a single attention head"
 _COARSER = "or the target computes more coarsely than float64 (float32 supports 16 bits)"
+
+# What feed-forward layers are compared with, and what else may explain what is missed.
+_ONE_LAYER = "feed-forward layer of one hidden layer of ReLUs"
+_CLOSE = "or neurons are too close to each other for these answers:"
+_SEED = "another seed may separate them."
+
+RefusalError = NotIdentifiable | ModelMismatch
+"""What is raised by the name of a reason."""
 
 
 @unique
@@ -31,17 +39,775 @@ class Reason(Enum):
     """
 
     # Any learner
-    MORE_THAN_PLANNED = (
+    MORE_THAN_PLANNED = ModelMismatch, "More than {limit} would be needed: {why}."
+    NO_NUMBERS = (
         ModelMismatch,
-        "More than {queries:,} queries or {rounds:,} rounds would be needed: {why}.",
+        "What is computed of the answers is no number ({error}): they are too large or too small "
+        "for float64, too coarse, or contradict each other. The target is not of the class that "
+        "is learned, or its answers are not what it computes.",
     )
     SINGULAR_EQUATIONS = (
         ModelMismatch,
         "The answers lead to equations that are singular: the target is {contrary}, or its "
         "answers are too coarse.",
     )
+    FRESH_ANSWERS_MISSED = (
+        ModelMismatch,
+        "The recovered {model} misses fresh answers by {missed:.1e} of their size where "
+        "{allowed:.1e} is expected. The target is {contrary}.",
+    )
+    NO_TEST_TELLS = (
+        NotIdentifiable,
+        "The answers do not determine W, {lacking}: what they leave undetermined changes every "
+        "fresh answer too much for a test. {known} is determined.",
+    )
+    POSITIONS_MATTER = (
+        ModelMismatch,
+        "Scores depend on positions: answers change when tokens before the last one change "
+        "places{how}",
+    )
+    ANSWERS_VARY = (
+        ModelMismatch,
+        "The same question got different answers: they vary by {noise:.1e} from call to call and "
+        "are only {size:.1e} large. Nothing can be learned from them as values of a function;",
+        "average the answers or fix the target.",
+    )
+    ANSWERS_DRIFT = (
+        ModelMismatch,
+        "The target drifts from query to query: the same questions got other answers a little "
+        "later, and all have moved alike, by up to {share:.1e} of them.",
+    )
+    OPENING_CHANGED = (
+        ModelMismatch,
+        "Tokens that were asked first are answered otherwise now, by {changed:.1e} of their "
+        "answers: the target drifts or is noisy. A search sees kinks then that are none, or none "
+        "that are, and ended so: {refusal}",
+    )
+    BEYOND_TOLERANCE = (
+        ModelMismatch,
+        "The same question got answers that differ by {moved:.1e}, more than twice the tolerance "
+        "of {tolerance:.1e}:",
+        "give a larger tolerance.",
+    )
+    NO_ROOM_IN_FLOAT64 = (
+        NotIdentifiable,
+        "Answers of about {size:.0e} leave float64 no room to compute with:",
+        "scale the target's output to between {least:.0e} and {most:.0e}.",
+    )
+    ANSWERS_ARE_LABELS = (
+        ModelMismatch,
+        "Answers take few values, such as {values}: these are labels, not values of {what}.",
+        "LabelHead learns a single attention head from its labels.",
+    )
+    ONE_NUMBER = (
+        ModelMismatch,
+        "The target answers with one number. This learner reads vectors: {instead}.",
+    )
+    OTHER_DIMENSION = (
+        DimensionRefused,
+        "The target takes tokens of dimension {dim}, the learner asks {asked}:",
+        "use dim={dim}.",
+    )
+
+    # Single attention heads: values
+    VALUE_IS_0 = (
+        NotIdentifiable,
+        "v = 0{known}. The softmax weights nothing, so W is free: no query can determine it.",
+    )
+    LONGER_SEQUENCES_CONTRADICT = (
+        ModelMismatch,
+        "Single tokens are answered {how}, longer sequences are not: the target is {contrary}.",
+    )
+    TOKENS_NOT_LINEAR = (
+        ModelMismatch,
+        "Single tokens are not answered by {form}: the answers miss it by {missed:.1e} of their "
+        "size. The target is not an attention head or a sum of heads{otherwise}.",
+    )
+    TOKENS_NOT_LINEAR_NEAR_0 = (
+        ModelMismatch,
+        "Single tokens of norm {norm:g} are not answered by x·v + c: it is missed by up to "
+        "{missed:.1e}, each time the same, beside values of {size:.1e}. The target is no sum of "
+        "attention heads, or adds something to one.",
+    )
+    ZERO_IS_NOT_ANSWERED_BY_0 = (
+        ModelMismatch,
+        "The zero token is answered by {c:.3g}: the target has biases;",
+        "learn with biases=True.",
+    )
+
+    # Single attention heads: logits
+    WEIGHTS_BEYOND_1 = (
+        ModelMismatch,
+        "{outside} of {asked} answers to two tokens lie outside of what any attention weights "
+        "between them can give: the target is {contrary}.",
+    )
+    WEIGHTS_BEYOND_1_OR_ROUNDED = (
+        NotIdentifiable,
+        "The answers are too coarse to determine W, or the target is no single attention head: "
+        "{outside} of {asked} answers to two tokens lie outside of what exact answers allow, and "
+        "no answer told whether they are rounded or the head's values are round. v is determined.",
+    )
+    BEYOND_HEAD_AND_TOLERANCE = (
+        ModelMismatch,
+        "{impossible} of {asked} answers to two tokens are further than the tolerance from all "
+        "that a single attention head{bounded} can answer: the target is none{least} or the "
+        "tolerance is too small.",
+    )
+    LOGITS_OUT_OF_REACH = (
+        NotIdentifiable,
+        "{lost} of {asked} logits are out of the answers' reach: {cause}. {known} is determined, "
+        "W is not.",
+    )
+    LOGITS_TWO_APART_OUT_OF_REACH = (
+        NotIdentifiable,
+        "Logits of tokens two apart are out of the answers' reach. v is determined, W is not.",
+    )
+    W_DROWNS = (
+        NotIdentifiable,
+        "The answers are too coarse to determine W: its norm is {size:.1e}, and its error may be "
+        "{error:.1e}. v is determined.",
+    )
+    NORM_BOUND_EXCEEDED = (
+        ModelMismatch,
+        "‖W‖_F is at least {norm:.3g}, more than the norm bound of {bound:g}:",
+        "give a larger one.",
+    )
+    FOUND_RANK_CONTRADICTED = (
+        NotIdentifiable,
+        "The rank was found to be {rank}, and a further answer contradicts it: by chance the "
+        "{asked} tokens asked hide part of W. v is determined.",
+        "Say rank=, or ask other tokens by another seed=.",
+    )
+    TOO_FEW_MEASUREMENTS = (
+        NotIdentifiable,
+        "{seen}: v is determined, W is not.",
+        "Ask more, {usual} usually suffice for rank {rank}.",
+    )
+    RANK_ABOVE_OR_COARSE = (
+        NotIdentifiable,
+        "{seen}: W has a higher rank than {rank} (raise rank), or the answers are too coarse. v "
+        "is determined.",
+    )
+    RANK_ABOVE = (
+        ModelMismatch,
+        "{seen}, and they would have shown a W of rank {rank} or less. W has a higher rank (raise "
+        "rank), or the target is not a single attention head{otherwise}.",
+    )
+
+    # Rotary positions, in one head, several and whole layers
+    TURNING_UNKNOWN = (
+        NotIdentifiable,
+        "The answers do not determine how scores turn with distance: what they leave undetermined "
+        "{does}.",
+    )
+    SCORES_DO_NOT_TURN = (
+        ModelMismatch,
+        "Scores change with distance, and not as planes that turn: {seen}. These are no rotary "
+        "positions alone, or the rank is above the one given (leave rank out and it is found), "
+        "or keys or queries of a plane depend on those of others and have a lower rank than their "
+        "planes, which no learner here recovers.",
+    )
+    GIVEN_FREQUENCIES_UNSEEN = (
+        ModelMismatch,
+        "Scores do not turn with distance, as they would at the given frequencies, {given} "
+        "radians per token: the head has no rotary positions.",
+        "Leave out rotary and rotary_base.",
+    )
+    OTHER_FREQUENCIES = (
+        ModelMismatch,
+        "Scores turn with distance at other frequencies than those of the given rotary: {found} "
+        "radians per token were found, {given} were given.",
+        "rotary=True without rotary_base finds them.",
+    )
+    RANK_IS_ODD = (
+        ModelMismatch,
+        "Keys and queries have the odd rank {rank}, but rotary planes have two coordinates each: "
+        "no base fits.",
+        "rotary=True without rotary_base finds frequencies of any rank.",
+    )
+    RANK_BELOW_PLANES = (
+        ModelMismatch,
+        "Keys and queries have rank {rank} together, below the {assumed} assumed:",
+        "LowRankHead with rank={rank}, biases=True and rotary=True is for these. Keys or queries "
+        "that have a lower rank than their planes are recovered by none.",
+    )
+    GROUPS_OF_OTHER_RANKS = (
+        ModelMismatch,
+        "Scores of the {groups} groups of heads have ranks {ranks}. {otherwise}",
+    )
+    GROUPS_TURN_DIFFERENTLY = ModelMismatch, "Heads turn at different frequencies. {otherwise}"
+    DISTANCE_CHANGES_NORMS = (
+        ModelMismatch,
+        "A distance of {distance} tokens changes the norm of scores by {changed:.1e}, which a "
+        "rotation never does. {otherwise}",
+    )
+    FARTHER_KEYS_LEAVE_SPAN = (
+        ModelMismatch,
+        "Scores of keys farther away leave the span of those nearer by, as happens if they have "
+        "rank {rank} and planes have more rows. {otherwise}",
+    )
+    BIASES_DECIDE_WEIGHTS = (
+        ModelMismatch,
+        "Tokens of no norm get weights that all show in answers: keys and queries have biases so "
+        "large that they decide the weights. {otherwise}",
+    )
+    WEIGHTS_BELOW_0_WITH_BIASES = (
+        ModelMismatch,
+        "Some answers give a token a negative weight: with these biases of keys and queries its "
+        "weight is below the errors of answers. {otherwise}",
+    )
+    VALUES_TOO_FEW_FOR_BIASES = (
+        NotIdentifiable,
+        "Values have so few dimensions that one answer shows a head's weight of only one key; if "
+        "keys and queries have biases it must show that of another token too.",
+    )
+    QUERIES_HAVE_BIASES = (
+        ModelMismatch,
+        "Beside long tokens attention weights are the same for a query token and its opposite, as "
+        "where queries have biases.",
+        "Learn with biases=True.",
+    )
+    TWO_BEFORE_IS_NO_HEADS = (
+        NotIdentifiable,
+        "Scores of a token two before the query token were not read: answers to [a; z; b], with a "
+        "token z that takes all other heads' weight, are no head's. The target is no sum of "
+        "attention heads with rotary positions, or has biases.",
+    )
+    TWO_BEFORE_SATURATES = (
+        NotIdentifiable,
+        "How a head weighs a token two before the query token was not read: no token is short "
+        "enough to leave its weight between 0 and 1, or to leave the other heads to one token "
+        "alone. Biases alone saturate a head there, as large ones do, or scores are very large, "
+        "or the target is no sum of attention heads with rotary positions.",
+        "Another seed asks other tokens, which may do.",
+    )
+    VALUES_DO_NOT_ADD_UP = (
+        NotIdentifiable,
+        "The values of the heads whose scores change do not add up to what single tokens are "
+        "answered by: some head scores all tokens alike, or two score oppositely. Beside biases "
+        "and rotary positions these are not told apart.",
+    )
+    NO_TOKEN_SHUTS_OTHERS = (
+        NotIdentifiable,
+        "No token shuts all heads but one: for every query token what some heads score by, "
+        "W(1) b, depends on what others do. How they turn with distance is not read.",
+    )
+    MORE_HEADS_THAN_DIMENSIONS = (
+        NotIdentifiable,
+        "The target has {heads} heads with scores, more than its {dim} dimensions: with rotary "
+        "positions heads are opened one by one by a token that shuts the others, and there is "
+        "none for so many.",
+    )
+
+    # Several heads
+    MORE_HEADS = (
+        ModelMismatch,
+        "The target has {heads} heads, more than max_heads = {most}:",
+        "raise max_heads.",
+    )
+    MORE_CHANGES_THAN_HEADS = (
+        ModelMismatch,
+        "Along half a circle the answers change more than {most} times: the target has more heads "
+        "(raise max_heads), or W so small that the longest offsets asked do not switch a head, or "
+        "is {contrary}.",
+    )
+    NO_SEARCH_FOUND_HEADS = (
+        ModelMismatch,
+        "None of {searches} gave {what}. Possible reasons: {reasons}.",
+    )
+    TOKENS_TOO_SHORT = (
+        ModelMismatch,
+        "Tokens no longer than radius = {radius:g} do not switch the heads one by one: along every "
+        "half circle that was tried gates stay open, or two of them open together; and the poles "
+        "of answers along lines do not tell them apart.",
+        "Give a larger radius, if the target allows one. If that does not help, heads are too "
+        "close or too many for the precision of these answers.",
+    )
+    GATES_STAY_OPEN = (
+        ModelMismatch,
+        "Tokens that were tried do not switch the heads one by one: along every half circle gates "
+        "stay open, or two of them open together; and the poles of answers along lines do not tell "
+        "them apart. Then heads are too close or too many for the precision of these answers.",
+    )
+    TOO_COARSE_FOR_HEADS = (
+        ModelMismatch,
+        "Answers are too coarse: those to single tokens miss x·v + c by {missed:.1e} of their "
+        "size, {times:.0f} times more than the {most:.0e} up to which several heads are looked "
+        "for. Or the target is no sum of attention heads, or clips tokens or answers.",
+    )
+    PILOTS_MISSED = (
+        ModelMismatch,
+        "The heads that predict best miss a fresh answer by {share:.1e} of its size: the target "
+        "is no sum of attention heads, or has heads whose hyperplanes are the same for every "
+        "query token.",
+    )
+    MORE_MISSED_THAN_PILOTS = (
+        ModelMismatch,
+        "The heads that predicted {pilots} answers to {share:.1e} of their size miss fresh ones "
+        "by {missed:.1e}.",
+    )
+
+    # Heads in orthogonal subspaces
+    SOME_HEADS_UNSEEN = (
+        NotIdentifiable,
+        "The answers are too coarse for {unseen} of {heads} heads: with bounds like theirs fresh "
+        "sequences tell nothing of them, where their logits are moderate.",
+        "LowRankHead and ApproximateHead learn a single head from coarse answers.",
+    )
+    WEAKER_HEADS_LEFT = (
+        ModelMismatch,
+        "After {times} times that heads were found, weaker ones are left: the target is not a sum "
+        "of heads in mutually orthogonal subspaces, or they are too different.",
+    )
+    PART_WITHOUT_LOGIT = (
+        NotIdentifiable,
+        "A part of Σ v_h, {size:.1e} large, is weighed by no logit that shows beside other heads: "
+        "whether its W is 0 cannot be told.",
+    )
+    TOO_COARSE_FOR_SUBSPACES = (
+        NotIdentifiable,
+        "The answers are too coarse to find subspaces: noise is {noise:.0e} of what logits show "
+        "at the scale at which they are small.",
+    )
+    NOT_LINEAR_IN_LOGITS = (
+        ModelMismatch,
+        "At no scale are answers linear in the logits: {missing:.0e} is missing at one that "
+        "should be small. The target is not a sum of heads in mutually orthogonal subspaces "
+        "without biases, or its answers are too coarse, or some heads' scores are hidden beside "
+        "others'.",
+    )
+
+    # Networks of ReLUs
+    BENDS_EVERYWHERE = (
+        ModelMismatch,
+        "Along a line the answers bend everywhere: the target is smooth (GELU, SiLU, tanh, "
+        "attention, a normalisation), has more than {most} neurons, or its answers are too noisy "
+        "to tell kinks from noise.",
+    )
+    MORE_KINKS = (
+        ModelMismatch,
+        "Along a line the answers have more than {most} kinks, or kinks too close to each other "
+        "for their precision: the target has more neurons (raise max_neurons, where the learner "
+        "takes it), is no network of one hidden layer of ReLUs, or its answers are too coarse or "
+        "noisy.",
+    )
+    ANSWERS_JUMP = (
+        ModelMismatch,
+        "Along a line the answers jump: pieces on both sides of {place:.6g} do not meet. The "
+        "target is not continuous, or its answers are coarser than they look.",
+    )
+    MORE_NEURONS = (
+        ModelMismatch,
+        "The target has {neurons} distinct neurons, more than max_neurons = {most}:",
+        "raise max_neurons.",
+    )
+    NOT_HOMOGENEOUS = (
+        ModelMismatch,
+        "A token {factor:g} times as long is not answered {factor:g} times as large: the target "
+        "is no ReLU network without biases;",
+        "learn it with biases=True.",
+    )
+    NOISE_HIDES_KINKS = (
+        NotIdentifiable,
+        "Answers to tokens close together differ by {noise:.0e} of their size: that is noise, or "
+        "the target jumps (labels), and no kinks are told from it.",
+    )
+    FRESH_ANSWERS_ALL_ALIKE = (
+        ModelMismatch,
+        "Neurons were found, but {asked} fresh tokens of all lengths are all answered by {y:g}: "
+        "the target jumps (labels), or is no ReLU network.",
+    )
+    NEURON_FAR_OUT_MISSED = (
+        ModelMismatch,
+        "Along a line through 0 the answers depart from the network of {neurons} neurons that was "
+        "found, at a distance of {distance:.0e} by {missed:.1e} of their size: there is a neuron "
+        "that no search found, or the target is no ReLU network of one hidden layer.",
+    )
+    NEURONS_NOT_SEPARATED = (
+        NotIdentifiable,
+        "Answers look precise to {noise:.0e} of their size alone, be they rounded, noisy or small "
+        "beside the terms that they are made of; that does not separate the {neurons} neurons "
+        "found: fresh answers are missed by {missed:.0e}.",
+        "Where they are float32, float64 answers may separate them.",
+    )
+    SWEEPS_MISS_FRESH_ANSWERS = (
+        ModelMismatch,
+        "After {sweeps} sweeps a network of {neurons} neurons misses fresh answers by "
+        "{missed:.1e} of their size. The target is no ReLU network of one hidden layer, or has "
+        "neurons so close to each other that float64 answers do not separate them.",
+    )
+
+    # A head, or several, before a network
+    NETWORK_IS_CONSTANT = (
+        NotIdentifiable,
+        "The network is constant, {c:g}: no answer depends on the attention, and W is free.",
+    )
+    NETWORK_IS_FLAT = (
+        NotIdentifiable,
+        "The network is flat, or turns, along every segment tried from some query tokens: its "
+        "answers do not tell where on them the pooled token is. The network is determined, W is "
+        "not.",
+    )
+    NETWORK_HAS_BIASES = (
+        ModelMismatch,
+        "The network has biases: T(X) − T(−X) is not a single head.",
+        'Use attention="local", which allows them.',
+    )
+    DIFFERENCE_IS_0 = (
+        NotIdentifiable,
+        "A w_o = 0: T(X) − T(−X) is 0 whatever W is, and the antisymmetric part determines "
+        "nothing.",
+        'attention="local" learns W all the same.',
+    )
+    LAST_TOKEN_ALONE = (
+        ModelMismatch,
+        "Answers depend on the last token alone: no head shows.",
+        "ReluNetworkLearner learns the network of single tokens, which is all there is.",
+    )
+    NO_KINK = (
+        ModelMismatch,
+        "Single tokens are answered by x·l + c without a kink: there is no ReLU network to be "
+        "seen.",
+        "MultiHeadLearner learns several heads alone.",
+    )
+    NEURONS_SWITCH_APART = (
+        ModelMismatch,
+        "Neurons that switch together at single tokens switch apart in sequences: beside "
+        "hyperplanes answers are missed by a layer that predicts them far away. There two "
+        "neurons, whose first layers have one sum over heads, are read as one, or as none where "
+        "their weights cancel: a target with neurons that share a hyperplane at single tokens is "
+        "not recovered.",
+    )
+    NEURONS_CANCEL = (
+        ModelMismatch,
+        "Within a cell of the network that single tokens show, what heads pass on jumps where the "
+        "query token crosses a hyperplane that no single token shows: neurons share it whose "
+        "weights cancel there. A target with such neurons is not recovered.",
+    )
+    NEURON_UNSEEN_BY_TOKENS = (
+        ModelMismatch,
+        "Sequences show a neuron that no single token shows: its first layers cancel in their sum "
+        "over heads, so that it depends on differences of tokens alone. Neurons are found at "
+        "single tokens here: a target with such a neuron is not recovered.",
+    )
+    TOO_COARSE_FOR_GATES = (
+        NotIdentifiable,
+        "The answers are too coarse for several heads before a network, whose gates are read from "
+        "tokens 10⁴ times as long as the offsets that tell them apart: float64 answers are "
+        "needed. Heads are not determined; the network {network}",
+    )
+    HYPERPLANE_TOO_FAR = (
+        NotIdentifiable,
+        "A neuron's hyperplane is {away:.0e} from 0. Heads are read beyond all of them, where "
+        "offsets that open their gates are lost in float64 beside such long tokens. The network "
+        "of single tokens is determined.",
+    )
+    NO_CELL_BETWEEN_NEURONS = (
+        NotIdentifiable,
+        "Some neurons cannot be told apart far from 0: no cell lies between their hyperplanes "
+        "there, or there are fewer than two dimensions. The network of single tokens is "
+        "determined.",
+    )
+
+    # Attention layers: single tokens and the search for heads
+    TOKENS_NOT_AFFINE = (
+        ModelMismatch,
+        "Answers to single tokens are not affine{where}: one differs by {missed:.1e}, where the "
+        "rounding of answers explains {explained:.1e}. Something else is added or stands "
+        "behind{such}.",
+    )
+    TOO_COARSE_FOR_A_LAYER = (
+        ModelMismatch,
+        "Answers to single tokens are off by {noise:.1e} of their size: they are too coarse or "
+        "too noisy to recover a layer, or the target is no affine map of single tokens.",
+    )
+    ERRORS_LEAVE_NO_WEIGHTS = (
+        ModelMismatch,
+        "Answers are off by {noise:.1e} of their norm, and errors of that size make weights of "
+        "the {heads} heads negative: answers are too coarse for this layer.",
+        "polish=True asks more.",
+    )
+    FIRST_TOKEN_DOES_NOT_COUNT = (
+        NotIdentifiable,
+        "With two tokens the answer does not depend on the first: no head is seen, so no W is "
+        "determined. The target is an affine map of the last token, or constant, or its heads "
+        "have W = 0.",
+    )
+    TOKENS_WEIGHED_ALIKE = (
+        NotIdentifiable,
+        "A head weighs all tokens alike (W = 0), or one head's W is the negative of another's. "
+        "Sequences of two tokens do not distinguish (W, M) and an even mean from (−W, −M) and "
+        "another even mean, nor such heads from each other.",
+    )
+    HEADS_WEIGH_ALIKE = (
+        NotIdentifiable,
+        "With weights of 0 or 1 the answers show {hard} heads, with other weights {soft}: some "
+        "heads weigh tokens so similarly (W beside 2W, for example) that two tokens do not tell "
+        "them apart.",
+    )
+    GATES_NEVER_OPEN_ALONE = (
+        NotIdentifiable,
+        "No query token opens the gate of a single head: two heads switch together for every "
+        "query token (W and 2W, or more heads than dimensions), or a head has no W.",
+    )
+    GATES_NOT_0_OR_1 = (
+        ModelMismatch,
+        "Beside offsets of norm {norm:.1g} the answers are no sums of {rank} vectors with weights "
+        "of 0 and 1. Attention is no softmax of scores x·(W x_N + w) there (clipped scores, a "
+        "window, a nonlinearity){many}, or answers are too coarse.",
+    )
+    JUMPS_DO_NOT_COUNT_HEADS = (
+        ModelMismatch,
+        "Beside one long offset answers have rank {rank}, but they jump {jumps} times along half "
+        "a circle of query tokens: they are no sums of heads with weights of 0 or 1.",
+    )
+    NO_NORM_OPENS_ALL_GATES = (
+        ModelMismatch,
+        "At no norm of tokens are the gates of all heads between 0 and 1: scores are no x·(W x_N "
+        "+ w), those of some heads are a million times those of others, or answers are too coarse.",
+    )
+    SOFT_GATES_UNFOUND = (
+        ModelMismatch,
+        "The answers to copies of two tokens are no sums of {rank} vectors with weights "
+        "σ(l + log m/k), l affine in the query token: attention is no softmax of scores "
+        "x·(W x_N + w), or answers are too coarse.",
+    )
+    SOFT_GATES_UNFOUND_ELSEWHERE = (
+        ModelMismatch,
+        "Beside {lost} of {offsets} offsets the gates of {heads} heads are not found that one "
+        "offset showed: attention is no softmax of scores x·(W x_N + w), or answers are too "
+        "coarse.",
+    )
+
+    # Attention layers: maps and scores
+    NO_SUMS_OF_MAPS = (
+        ModelMismatch,
+        "With gates of 0 or 1 the answers are no sums of the maps M_h: they are not linear in the "
+        "tokens (a tanh, a clipped or quantised answer), or two heads are too close to be told "
+        "apart.",
+    )
+    MAPS_DO_NOT_ADD_UP = (
+        ModelMismatch,
+        "With gates of 0 or 1 the answers of single heads do not add up to those of all: there "
+        "are more heads than long tokens showed, or something else is added.",
+    )
+    OPENING_TOKENS_TOO_CLOSE = (
+        ModelMismatch,
+        "The query tokens that open a single head are so close together that steps between "
+        "offsets are rounded away: two heads are too close to be told apart, or answers are too "
+        "coarse.",
+    )
+    VALUES_SPAN_TOO_LITTLE = (
+        NotIdentifiable,
+        "The values of {heads} heads span {span} dimensions or fewer, which do not show their "
+        "weights at once:",
+        "MultiHeadLearner learns them from one output.",
+    )
+    NO_MODERATE_WEIGHTS = (
+        ModelMismatch,
+        "No length of keys gives all heads moderate weights: scores are no x·(W x_N + w), or "
+        "answers are too coarse to read weights from.",
+    )
+    WEIGHTS_BELOW_0 = (
+        ModelMismatch,
+        "Some answers give a head's keys negative weights, however short the keys are: the target "
+        "is no layer of softmax attention, or its answers are too coarse.",
+    )
+
+    # A norm before a layer, attention or feed-forward
+    NOT_AFTER_A_NORM = (
+        ModelMismatch,
+        "Long single tokens are not answered as after a LayerNorm or RMSNorm: the difference from "
+        "the zero token's answer is not linear in the normalised token.",
+        "Leave out norm to find out whether one stands behind the layer or none.",
+    )
+    EPS_IS_0 = (
+        NotIdentifiable,
+        "Tokens of all lengths get the same answers: the eps of the LayerNorm or RMSNorm before "
+        "the layer is (nearly) 0, and no token is short when it is normalised.",
+    )
+    NO_TOKEN_HALF_BENT = (
+        ModelMismatch,
+        "Short tokens are not answered as after a LayerNorm or RMSNorm with an eps: no token has "
+        "half the effect of a long one.",
+    )
+    EPS_DIFFERS = (
+        ModelMismatch,
+        "Short tokens of different directions show values of eps that differ by {apart:.1e}: no "
+        "LayerNorm or RMSNorm is before the layer.",
+    )
+    GROWS_AFTER_NO_NORM = (
+        ModelMismatch,
+        "Answers grow with tokens, and not as tokens do: no LayerNorm or RMSNorm is before the "
+        "layer.",
+    )
+    NO_NEURON_SEEN = (
+        ModelMismatch,
+        "Long tokens of all directions are answered alike, but for the token itself: no neuron is "
+        "seen.",
+    )
+    BENDS_OR_NOISE = (
+        ModelMismatch,
+        "Answers bend wherever tokens are long, or are noisy: the target is smooth (GELU, SiLU, "
+        "tanh, attention), has too many neurons for eps to be told, or answers the same question "
+        "otherwise each time. Only ReLUs have hyperplanes to be found.",
+    )
+
+    # A norm behind a layer, attention or feed-forward
+    NO_RESIDUAL_WIDTH = (
+        ModelMismatch,
+        "Answers have {numbers} numbers and tokens {dim}. They must be equal: a layer behind a "
+        "norm is recovered only with its residual connection.",
+    )
+    GROWS_BEHIND_NO_NORM = (
+        ModelMismatch,
+        "Answers grow with tokens, as behind no LayerNorm or RMSNorm:",
+        "leave out norm to find out whether one stands before the layer or none.",
+    )
+    NORM_SCALE_IS_0 = (
+        NotIdentifiable,
+        "The scale of the LayerNorm or RMSNorm is 0, or nearly 0, at {still} of {outputs} outputs "
+        "({named}): the layer has no effect on the answers there.",
+    )
+    OUTPUTS_ARE_CONSTANT = (
+        ModelMismatch,
+        "{still} of {outputs} outputs are the same for all long tokens: their scale is 0, and "
+        "what is before the norm cannot be seen there; or the target is no layer with a residual "
+        "and a norm behind.",
+    )
+    NEITHER_NORM_BEHIND = (
+        ModelMismatch,
+        "Answers to long tokens are on no ellipsoid in a hyperplane, as behind a LayerNorm, nor "
+        "on one along the axes, as behind an RMSNorm: neither is the last operation.",
+    )
+    HYPERPLANE_WITHOUT_ELLIPSOID = (
+        ModelMismatch,
+        "Answers to long tokens lie in a hyperplane, as behind a LayerNorm, but not all as far "
+        "from one point: the target has another function behind.",
+    )
+    TOO_FEW_DIRECTIONS = (
+        ModelMismatch,
+        "Answers to long tokens span too few directions: x is not added before the norm, or the "
+        "target is another one.",
+    )
+    RESIDUAL_UNSEEN = (
+        NotIdentifiable,
+        "No residual connection is seen: without one, the sign and the size of all M_h and c "
+        "behind a LayerNorm or RMSNorm are not determined.",
+    )
+    RESIDUAL_UNDETERMINED = (
+        ModelMismatch,
+        "The answers do not determine how much of x is in what is normalised: no residual "
+        "connection, or too many neurons for so few outputs.",
+    )
+    SCALE_OF_BOTH_SIGNS = (
+        NotIdentifiable,
+        "The scale of the RMSNorm behind the layer seems to have entries of both signs: answers "
+        "show only their sizes, and signs are not searched for.",
+    )
+    DIRECTIONS_DO_NOT_ADD_UP = (
+        ModelMismatch,
+        "Long single tokens are not answered by a linear map behind a LayerNorm: the directions "
+        "of their answers do not add up as the tokens do.",
+    )
+    TOKEN_NOT_NORMALISED_AFFINE = (
+        ModelMismatch,
+        "The answer to a fresh single token differs by {missed:.1e} from a normalised affine map: "
+        "the target is none, or its answers are too coarse for a layer behind a LayerNorm.",
+    )
+    LAYER_ADDS_SOMETHING = (
+        ModelMismatch,
+        "Answers differ from a normalised affine map by {missed:.1e} for single tokens of "
+        "moderate norm, by {noise:.1e} for long ones: the layer adds something to its heads.",
+    )
+    NO_HEADS_BEHIND = ModelMismatch, "No second token changes an answer: there are no heads."
+    TOO_FEW_DIMENSIONS_BEHIND = (
+        NotIdentifiable,
+        "{dim} dimensions are too few behind a LayerNorm for this number of heads: an answer "
+        "gives only {numbers} numbers, too few to tell heads apart.",
+    )
+    TOO_MANY_HEADS_BEHIND = (
+        ModelMismatch,
+        "{heads} or more heads: more than {most} are not told apart.",
+    )
+    GATES_OPEN_ONCE = (
+        ModelMismatch,
+        "A query token opens gates that no other one asked opens alike.",
+    )
+    NO_SUMS_BEHIND = ModelMismatch, "Two-token answers are no sums of gates that are 0 or 1."
+    GATES_LEFT_BEHIND = (
+        ModelMismatch,
+        "Two-token answers are sums of {heads} gates, of which {found} are found: some are not 0 "
+        "or 1 for the longest tokens, or something else is added to the heads.",
+    )
+    NOTHING_BENDS = (
+        ModelMismatch,
+        "Along a line nothing bends: behind the norm is x and an affine function, no neuron. Of "
+        "such a target nothing but the norm is recovered here.",
+    )
+
+    # Feed-forward layers
+    LAYER_IS_SMOOTH = (
+        ModelMismatch,
+        "{where} answers bend everywhere: the target is smooth (GELU, SiLU, tanh, attention, a "
+        "normalisation), no feed-forward layer of ReLUs. Only ReLUs have hyperplanes to be found; "
+        "no learner here recovers a smooth layer.",
+    )
+    TOO_COARSE_FOR_NEURONS = (
+        ModelMismatch,
+        "{what} off by {noise:.0e} of their size, by rounding or noise: too coarse {purpose} "
+        "({most:.0e} is the limit).",
+        "Ask a target that computes and answers in float64.",
+    )
+    TOO_NOISY_FOR_NEURONS = (
+        ModelMismatch,
+        "The answers are off by {noise:.0e} of their size, and no rounding explains it: too noisy "
+        "to see single neurons ({most:.0e} is the limit).",
+        "Ask a target that answers the same question the same way.",
+    )
+    NEITHER_NORM_FITS = (
+        ModelMismatch,
+        "Answers do not grow with tokens, as where a norm is before a layer or behind it. With "
+        'norm="{first}": {error} With norm="{second}": {other}',
+    )
+    HYPERPLANES_ELSEWHERE = (
+        ModelMismatch,
+        "{off} of {crossed} hyperplanes that one line crosses are not there, or other, elsewhere: "
+        "the target has more than one hidden layer, or is no feed-forward layer of ReLUs; or "
+        "neurons whose columns of B are parallel were taken for one.",
+    )
+    LINE_CONTRADICTED = (
+        ModelMismatch,
+        "In {directions} of {dim} directions the answers beside a line contradict the {neurons} "
+        "neurons that it showed: the target is no feed-forward layer of one hidden layer of "
+        "ReLUs, or has neurons too close to each other for these answers.",
+    )
+    HYPERPLANES_MISSED = (
+        ModelMismatch,
+        "The layer of {neurons} neurons that was found misses answers beside their hyperplanes by "
+        f"{{missed:.1e}} of their size. The target is no {_ONE_LAYER} behind a norm, {_CLOSE}",
+        _SEED,
+    )
+    TOKENS_SHOW_OTHER_NEURONS = (
+        ModelMismatch,
+        "Tokens show neurons that chords through them do not: the target is no "
+        f"{_ONE_LAYER}, or neurons have parallel columns of B, {_CLOSE}",
+        _SEED,
+    )
+    NEURONS_SHOW_AT_NO_TOKEN = (
+        ModelMismatch,
+        "{neurons} neurons bend answers along chords, and show at no token: the target is no "
+        f"{_ONE_LAYER}, {_CLOSE}",
+        _SEED,
+    )
 
     # Labels: constant, or of something else
+    NO_LABELS = (
+        ModelMismatch,
+        "A label is 1 (or True) where f(X) > 0 and 0 or −1 elsewhere; the target answered "
+        "{answers}.",
+        "If it answers values wrap it: us.oracles.labels(oracle).",
+    )
     LABELS_ALL_0 = (
         NotIdentifiable,
         "Every label is 0, as with v = 0: then the softmax weights nothing, so W is free and no "
@@ -136,7 +902,16 @@ class Reason(Enum):
         "network.",
     )
 
-    # Questions about targets: audit
+    # Questions about targets: verify and audit
+    SERVES_OTHER_DIMENSION = (
+        DimensionRefused,
+        "These weights take tokens of dimension {claimed}, the target takes {dim}: it does not "
+        "serve them.",
+    )
+    SERVES_OTHER_NUMBERS = (
+        DimensionRefused,
+        "The target answers with {numbers}, these weights with {claimed}: it does not serve them.",
+    )
     TOO_MANY_TO_FIND = NotIdentifiable, "it was not found within {most:,} queries."
     ORDINARY_MISSED = (
         ModelMismatch,
@@ -168,14 +943,28 @@ class Reason(Enum):
     VALUES_ROUND_TO_0 = NotIdentifiable, "Answers to single tokens round to 0."
     TOKENS_ALL_ALIKE = NotIdentifiable, "Answers to single tokens are all alike."
 
-    def __init__(
-        self, kind: type[NotIdentifiable | ModelMismatch], sentence: str, remedy: str = ""
-    ) -> None:
+    def __init__(self, kind: type[RefusalError], sentence: str, remedy: str = "") -> None:
         self.kind, self.sentence, self.remedy = kind, sentence, remedy
 
     def error(
-        self, determined: Mapping[str, Any] | None = None, **said: object
-    ) -> NotIdentifiable | ModelMismatch:
-        """Return the error to raise; ``said`` are the numbers of the sentence, by name."""
-        text = f"{self.sentence} {self.remedy}".rstrip().format_map(said)
-        return self.kind(text, determined=determined or {}, reason=self.name)
+        self,
+        determined: Mapping[str, Any] | None = None,
+        *,
+        also: str = "",
+        kind: type[RefusalError] | None = None,
+        **said: object,
+    ) -> RefusalError:
+        """Return the error to raise; ``said`` are the numbers of the sentence, by name.
+
+        ``also`` is what was noticed of these answers, behind the sentence; ``kind`` a class derived
+        from the reason's own, where the search goes on differently after it.
+        """
+        parts = (self.sentence.format_map(said), also.strip(), self.remedy.format_map(said))
+        text = " ".join(part for part in parts if part)
+        return (kind or self.kind)(text, determined=determined or {}, reason=self.name)
+
+
+def reworded(error: RefusalError, text: str) -> RefusalError:
+    """Return a refusal for the same reason, in other words."""
+    kind = NotIdentifiable if isinstance(error, NotIdentifiable) else ModelMismatch
+    return kind(text, determined=error.determined, reason=error.reason)

@@ -112,7 +112,8 @@ def test_hyperplanes_at_any_distance_are_found(name, trials, evidence):
 @pytest.mark.parametrize(
     ("name", "seed"),
     [
-        ("dead", 331), ("dead", 343), ("dead", 430), ("kept_awake", 237), ("kept_awake", 450),
+        ("dead", 119), ("dead", 331), ("dead", 343), ("dead", 430), ("dead", 475),
+        ("kept_awake", 237), ("kept_awake", 450),
         ("two_sizes", 132), ("two_sizes", 350), ("two_sizes", 792), ("through_0", 353),
     ],
 )  # fmt: skip

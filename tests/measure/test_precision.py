@@ -17,6 +17,7 @@ from unsoftmax.measure.precision import (
     UNIT,
     Precision,
     significant_bits,
+    small_by_chance,
 )
 from unsoftmax.measure.precision import why as why_of
 
@@ -399,3 +400,10 @@ def test_numbers_say_what_counts_as_rounded(monkeypatch):
     wide = Precision().with_noise(1e-3, 8).absolute
     monkeypatch.setattr(precision_module, "NOISE_DEVIATIONS", 2.0)
     assert wide == 2 * Precision().with_noise(1e-3, 8).absolute
+
+
+@pytest.mark.parametrize(("dim", "times"), [(1, 80_000), (2, 316), (8, 5.6), (128, 1.4)])
+def test_how_small_a_root_mean_square_may_be_by_chance(dim, times):
+    assert small_by_chance(dim, 1e-5) == pytest.approx(times, rel=0.05)
+    rms = np.sqrt(np.mean(np.random.default_rng(0).standard_normal((100_000, dim)) ** 2, axis=1))
+    assert np.mean(rms < 1 / small_by_chance(dim, 1e-2)) == pytest.approx(1e-2, rel=0.2)

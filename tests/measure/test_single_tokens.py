@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unsoftmax.measure.precision import KAPPA, UNIT, Precision
-from unsoftmax.measure.single_tokens import SingleTokens, size_of_terms, small_by_chance
+from unsoftmax.measure.single_tokens import SingleTokens, size_of_terms
 
 
 def read(v, c, scale, precision, biases, sign=0.0):
@@ -77,13 +77,6 @@ def test_terms_that_cancel_may_be_larger_still():
     few, many = tokens.values(Precision()), tokens.values(Precision(), 100.0, 10.0)
     np.testing.assert_allclose(many.v_error / few.v_error, [20, 17], rtol=0.1)
     assert many.c_error == pytest.approx(21 * few.c_error)
-
-
-@pytest.mark.parametrize(("dim", "times"), [(1, 80_000), (2, 316), (8, 5.6), (128, 1.4)])
-def test_how_small_a_root_mean_square_may_be_by_chance(dim, times):
-    assert small_by_chance(dim, 1e-5) == pytest.approx(times, rel=0.05)
-    rms = np.sqrt(np.mean(np.random.default_rng(0).standard_normal((100_000, dim)) ** 2, axis=1))
-    assert np.mean(rms < 1 / small_by_chance(dim, 1e-2)) == pytest.approx(1e-2, rel=0.2)
 
 
 def test_long_tokens_save_digits_beside_a_bias():

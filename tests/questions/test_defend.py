@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import textwrap
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -276,6 +277,50 @@ def test_a_cap_makes_noise_count_and_rounding_not():
     assert 10 < much.error / little.error < 90
     assert little.beside == much.beside == f"tokens up to {result.longest:.3g}"
     assert all(trial.refused == 0 for trial in result.trials)
+
+
+def test_no_attack_is_stronger_where_the_defence_is():
+    """Fits to noisy answers are luck: of four noises every second was attacked better than less."""
+    strengths = (0.1, 0.25, 0.5, 1.0)
+    tuning = tuned(capped_noise=strengths, noise=(0.1, 1.0), capped_decimals=(2, 0))
+    result = us.defend(head(4), 4, tuning=tuning, attack_queries=150)
+    for kind in ("noise", "noise with a norm cap", "rounding with a norm cap"):
+        for beside in {trial.beside for trial in of(result, kind)}:
+            some = [trial for trial in of(result, kind) if trial.beside == beside]
+            for weak, strong in pairwise(some):
+                assert weak.error <= strong.error, (kind, beside)
+                assert weak.function_error <= strong.function_error, (kind, beside)
+
+
+def test_the_recommended_defence_is_attacked_with_three_seeds():
+    tuning = tuned(capped_noise=(0.5, 1.0), both_caps=(1.0,))
+    result = us.defend(head(4), 4, tuning=tuning, attack_queries=60, most_loss=0.99)
+    best = result.recommended
+    assert best is not None
+    name = best.attacks[0].name
+    assert any(attack.name.endswith(", seed 2") for attack in best.attacks), name
+    [said] = [note for note in result.notes if "with seeds 0 to 2 the best attack" in note]
+    repeated = [attack.error for attack in best.attacks if ", seed " in attack.name]
+    assert len(repeated) == 2
+    assert f"{max(repeated):.1%}" in said or f"{min(repeated):.1%}" in said
+
+
+@pytest.mark.parametrize(
+    ("weak", "strong", "so"),
+    [
+        ({}, {"noise": 1.0}, True),
+        ({"noise": 1.0}, {"noise": 0.5}, False),
+        ({"decimals": 2}, {"decimals": 1, "radius": 3.0}, True),
+        ({"radius": 2.0}, {"radius": 3.0}, False),
+        ({"clip": (-1.0, 2.0)}, {"clip": (-1.0, 1.0)}, True),
+        ({"clip": (-1.0, 2.0)}, {}, False),
+        ({"queries": 9}, {"queries": 8}, True),
+        ({"queries": 9}, {}, False),
+        ({}, {"labels": True}, False),
+    ],
+)
+def test_which_defence_is_no_stronger(weak, strong, so):
+    assert Measures(**weak).no_stronger_than(Measures(**strong)) is so
 
 
 def test_attacks_on_every_other_defence():

@@ -667,9 +667,9 @@ def refusals():
     unknown = us.NotIdentifiable
     yield layer(4, 2, 16), of, "raise max_heads", {"max_heads": 3}
     # a residual connection is seen as a head is, and is none
-    beyond = "4 heads or more, beyond the 1 that were allowed"
+    beyond = "4 or more heads, more than max_heads = 1"
     yield layer(4, 2, 16, residual=True), of, beyond, {"max_heads": 1}
-    raised = "There are 3 heads: raise max_heads"
+    raised = "3 heads, more than max_heads = 2: raise"
     yield normalised(3, 4, 24), of, raised, post | {"max_heads": 2}
     yield prenorm(3, 4, 24), of, "raise max_heads", pre | {"max_heads": 2}
     yield layer(3, 2, 8, outputs=2), of, "more heads than an answer's 2 numbers", {}

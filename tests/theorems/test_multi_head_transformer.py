@@ -441,7 +441,7 @@ def test_a_constant_is_a_layer_without_heads():
 
 
 def test_max_heads():
-    with pytest.raises(us.ModelMismatch, match="Raise max_heads"):
+    with pytest.raises(us.ModelMismatch, match="raise max_heads"):
         learned(transformer(4, 5, 8, 0), heads=2)
 
 
@@ -637,3 +637,16 @@ def test_random_impostors_are_refused(trials, evidence):
 def test_arguments(arguments, settings):
     with pytest.raises(ValueError, match=r"must be"):
         Learner(*arguments, **settings)
+
+
+def test_constant_and_slope_bound_the_network_alone():
+    """Put max‖x_i‖ in the place of ‖p‖, and whole answers are missed by many times as much."""
+    rng = np.random.default_rng(2)
+    W, B = rng.standard_normal((3, 4, 4)), rng.standard_normal((3, 6, 4))
+    target = us.MultiHeadTransformer(W, B, *rng.standard_normal((2, 6)))
+    recovery = us.learn(target, us.learners.MultiHeadTransformerLearner(4))
+    errors, X = recovery.certificate.errors, 2 * rng.standard_normal((4000, 5, 4))
+    read = errors["constant"] + errors["slope"] * np.linalg.norm(X, axis=2).max(axis=1)
+    assert np.max(np.abs(recovery.model(X) - target(X)) / read) > 1
+    [said] = [line for line in recovery.certificate.assumes if "constant + slope" in line]
+    assert "no bound on the answer to a sequence" in said

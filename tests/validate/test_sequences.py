@@ -9,13 +9,15 @@ import pytest
 
 import unsoftmax as us
 from tests.rotary_heads import rotary_head
+from unsoftmax.models import RotaryHeads
 from unsoftmax.protocol import Certificate
 from unsoftmax.validate import sequences
 from unsoftmax.validate.long_sequences import LongSequenceTuning
 from unsoftmax.validate.sequences import DriftTuning, HoldoutTuning, Shares
 
 TUNING = HoldoutTuning()
-SHORT = HoldoutTuning(long=LongSequenceTuning(shapes=()))
+ORDINARY = HoldoutTuning(long=LongSequenceTuning(long_tokens=99))
+SHORT = HoldoutTuning(long=LongSequenceTuning(shapes=(), long_tokens=99))
 
 
 def closing(*arguments, tuning):
@@ -96,7 +98,7 @@ def test_a_gain_lengthens_offsets_and_leaves_logits():
     model = head(6, np.random.default_rng(3))
     plain, loud = (
         closing(model, certificate(), 12, np.random.default_rng(4), tuning=tuning)
-        for tuning in (TUNING, replace(TUNING, gain=2.0**20))
+        for tuning in (ORDINARY, replace(ORDINARY, gain=2.0**20))
     )
     for one, other in zip(plain, loud, strict=True):
         assert np.allclose(logits(model, one.X), logits(model, other.X), rtol=1e-5, atol=1e-5)
@@ -197,7 +199,9 @@ def test_sizes_of_logits_at_every_scale(biases):
 def test_sequences_at_distances_are_moderate_for_each_head():
     heads = [rotary_head(6, 4, seed, biases=0.3, scale=4.0**seed) for seed in range(2)]
     tuning = sequences.DistanceTuning()
-    near, far = sequences.at_distances(heads, 6, 20, np.random.default_rng(0), tuning)
+    near, far = sequences.at_distances(
+        RotaryHeads.of(heads, 6), 20, np.random.default_rng(0), tuning, lambda X: False
+    )
     families = [*near, *(part for [part] in far)]
     assert sum(len(part) for part in families) == 20
     lengths = [part.tokens for part in families]

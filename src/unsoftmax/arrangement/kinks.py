@@ -31,6 +31,7 @@ import numpy as np
 from unsoftmax.errors import ModelMismatch
 from unsoftmax.probes import Array, Round
 from unsoftmax.protocol import Answers
+from unsoftmax.refusals import Reason
 
 AskPlaces = Callable[[Array], Generator[Round, Answers, Array]]
 """Asks the function at places t (n,), one round: values (n, m)."""
@@ -87,11 +88,8 @@ class TooManyBreakpoints(ModelMismatch):
 
     def __init__(self, most: int, everywhere: bool = False) -> None:
         self.most, self.everywhere = most, everywhere
-        super().__init__(
-            "Along a circle the function bends everywhere and has no breakpoints."
-            if everywhere
-            else f"Along half a circle the function has more than {most} breakpoints."
-        )
+        reason = Reason.BENDS_EVERYWHERE if everywhere else Reason.MORE_KINKS
+        super().__init__(str(reason.error(most=most)), reason=reason.name)
 
 
 @dataclass(slots=True)
@@ -499,10 +497,7 @@ class KinkSearch:
         ]
         for p, q in between:
             if self._narrow(p, q):
-                raise ModelMismatch(
-                    f"Along a line the answers jump: pieces on both sides of {q.low:.6g} do not "
-                    "meet. The target is not continuous, or its answers are coarser than they look."
-                )
+                raise Reason.ANSWERS_JUMP.error(place=q.low)
         return between
 
     def _narrow(self, p: Piece, q: Piece) -> bool:

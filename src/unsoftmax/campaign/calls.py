@@ -440,10 +440,13 @@ def kept(ledger: Ledger) -> str:
     return "The answers are lost with this process: give a ledger to keep them."
 
 
-def failure(end: CallEnd, ledger: Ledger, retries: Retries, batch: int) -> BaseException:
+def failure(
+    end: CallEnd, ledger: Ledger, retries: Retries, batch: int, *, fits: bool = False
+) -> BaseException:
     """Return the error that ends a run whose call was lost or interrupted.
 
-    ``batch`` is how many sequences a call carries.
+    ``batch`` is how many sequences a call carries, ``fits`` whether the target is known to take
+    tokens of this dimension.
     """
     result = end.result
     if end.outcome is CallOutcome.INTERRUPTED:
@@ -456,7 +459,7 @@ def failure(end: CallEnd, ledger: Ledger, retries: Retries, batch: int) -> BaseE
         error = kind(f"{_said(result)}{_before(earlier)} {kept(ledger)}")
         error, last = error.with_traceback(result.__traceback__), result.__cause__
     else:
-        kind, sentence = _described(end, ledger, retries, batch)
+        kind, sentence = _described(end, retries, batch, fits=fits or bool(ledger.answered))
         error = kind(f"{sentence}{_before(earlier)} {kept(ledger)}")
         last = result if isinstance(result, Exception) else None
     error.__cause__ = last
@@ -498,7 +501,7 @@ def _overflow(span: Span, row: int) -> str:
 
 
 def _described(
-    end: CallEnd, ledger: Ledger, retries: Retries, batch: int
+    end: CallEnd, retries: Retries, batch: int, *, fits: bool
 ) -> tuple[type[OracleError], str]:
     """Return the kind of error for a lost call, and the sentence that says what happened."""
     span, result = end.call.span, end.result
@@ -525,10 +528,25 @@ def _described(
     # what failed otherwise before, or in saying how long to wait, is not refused for its shape
     alike = all(type(error) is type(result) for error in end.call.errors)
     shape = isinstance(result, (ValueError, IndexError, AssertionError)) and alike
-    if shape and not ledger.answered and not isinstance(result, BadWait):
-        return DimensionRefused, (
-            f"The target refused its first batch, {span} ({said}). It must take batches "
-            f"(B, N, d); if its tokens have another dimension than {span.probes.dim}, use that as "
-            "dim."
-        )
-    return OracleError, f"The target did not answer {span} {tries} ({said})."
+    if not shape or isinstance(result, BadWait):
+        return OracleError, f"The target did not answer {span} {tries} ({said})."
+    if fits:
+        return OracleError, f"{said}. The target did not answer {span} {tries}. {_advice(span)}"
+    return DimensionRefused, (
+        f"{said}. The target refused its first batch, {span}. It must take batches (B, N, d); if "
+        f"its tokens have another dimension than {span.probes.dim}, use that as dim."
+    )
+
+
+def _advice(span: Span) -> str:
+    """Say what a refusal may be for, where it is not the dimension, and what helps then."""
+    longest = float(np.max(np.linalg.norm(span.probes[span.start : span.stop], axis=2)))
+    tokens = span.probes.tokens
+    count = "one token" if tokens == 1 else f"{tokens} tokens"
+    many = f" If it is for the number of tokens, this learner needs {tokens}." if tokens > 1 else ""
+    return (
+        f"Each has {count}, the longest of norm {longest:.2g}. If the refusal is for the length of "
+        "tokens, MultiHeadLearner (for one head, too) and ApproximateHead keep within radius=…; "
+        f"learners of networks and layers have no such limit.{many} us.audit finds what is "
+        "answered."
+    )

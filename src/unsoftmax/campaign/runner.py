@@ -12,7 +12,7 @@ import platform
 import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -52,12 +52,17 @@ from unsoftmax.errors import (
     OracleError,
     RetryLater,
 )
+from unsoftmax.learners.compose import short
 from unsoftmax.learners.positions_named import naming_positions
-from unsoftmax.probes import Array, Round
+from unsoftmax.probes import Array, Round, Sequences
 from unsoftmax.protocol import Answers, Asks, Found, Learner, M, Oracle, Outputs, outputs_of
+from unsoftmax.refusals import Reason
 from unsoftmax.validate.function_bound import Sampler, Sampling
 
 R = TypeVar("R")
+
+# Norm of a token that a target answers if it takes its dimension; 0 may be refused for itself.
+_SHORT = 2.0**-10
 
 
 def learn(
@@ -75,6 +80,7 @@ def learn(
     sampler: Sampler | None = None,
     eps: float = 0.05,
     delta: float = 0.01,
+    most_tokens: int | None = None,
 ) -> Recovery[M]:
     """Recover a model by asking an oracle.
 
@@ -117,6 +123,10 @@ def learn(
         distribution keep, with confidence 1 − δ. These queries come on top of the hold-out.
     eps, delta : float
         ε and δ, between 0 and 1.
+    most_tokens : int, optional
+        The most tokens of a sequence that the target takes: no longer one is asked. Fresh
+        sequences are cut to that; without it, to what the target is found to answer when it
+        refuses some. A learner that needs longer ones to read something ends.
 
     Returns
     -------
@@ -148,7 +158,7 @@ def learn(
     if sampling is not None:
         sampling.try_out(learner.dim)
     watch = CourseWatch(progress)
-    settings = budget, ledger, batch, workers, watch, retries, timeout
+    settings = budget, ledger, batch, workers, watch, retries, timeout, most_tokens
     with opened_campaign(oracle, learner, holdout, sampling, *settings) as campaign:
         found = campaign.recover(learner, holdout)
         return replace(found, course=watch.course(), versions=versions())
@@ -167,6 +177,7 @@ def opened_campaign(
     progress: Watcher | None = None,
     retries: int | Retries = 3,
     timeout: float | None = None,
+    most_tokens: int | None = None,
 ) -> Iterator[Campaign]:
     """Open a ledger and yield what answers rounds from it and from the oracle.
 
@@ -180,6 +191,8 @@ def opened_campaign(
     timeout_s = float("inf") if timeout is None else duration("timeout", timeout, least_s=1e-3)
     outputs = _checked(oracle, asks)
     run = {"learner": asks.settings(), "revision": asks.revision, "holdout": holdout}
+    if most_tokens is not None:
+        run["most_tokens"] = most_tokens = whole("most_tokens", most_tokens, 1)
     with (
         open_ledger(ledger, environment()) as opened,
         interrupts() as interrupted,
@@ -210,6 +223,7 @@ def opened_campaign(
             interrupts=interrupted,
             progress=progress,
             sampling=sampling,
+            most_tokens=most_tokens,
         )
 
 
@@ -226,10 +240,7 @@ def _checked(oracle: Oracle, learner: Asks[Any]) -> Outputs:
         )
     dim = getattr(oracle, "dim", learner.dim)
     if isinstance(dim, (int, np.integer)) and dim != learner.dim:
-        raise DimensionRefused(
-            f"The target takes tokens of dimension {dim}, the learner asks {learner.dim}: use "
-            f"dim={dim}."
-        )
+        raise Reason.OTHER_DIMENSION.error(dim=dim, asked=learner.dim)
     return outputs_of(learner)
 
 
@@ -262,6 +273,12 @@ class Campaign:
     progress: Watcher | None
     sampling: Sampling | None = None
     """What is asked of the user's distribution when a model is found."""
+    most_tokens: int | None = None
+    """No longer sequence is asked, where the caller says so."""
+    fits: bool = False
+    """Whether the target answered a token of this dimension, after it refused the first batch."""
+    _lost: CallEnd | None = None
+    """The last call that was lost."""
     noise: float = 0.0
     """Deviation of the fingerprint's answers, where a resumed run's change from call to call."""
     witnesses: Witnesses | None = None
@@ -307,6 +324,7 @@ class Campaign:
 
     def run(self, steps: Generator[Round, Answers, R]) -> R:
         """Drive a generator of rounds to its end."""
+        steps = steps if self.most_tokens is None else short(steps, self.most_tokens)
         if self.ledger.answered:
             self._tell(GOING_ON)
             self.witnesses = Witnesses.of(self.ledger.recorded())
@@ -318,13 +336,14 @@ class Campaign:
                 except BudgetExceeded as error:
                     # a refusal that is known is said without the questions that come after it
                     index, parts = index + 1, steps.throw(error)
-                except OracleError as error:
+                except OracleError as refusal:
+                    told = self._explained(refusal, parts)
                     # unreachable whatever is asked, or not known to be the ledger's target
-                    elsewhere = isinstance(error.__cause__, (OSError, RetryLater))
+                    elsewhere = isinstance(told.__cause__, (OSError, RetryLater))
                     if elsewhere or (self.witnesses is not None and self.witnesses.found):
-                        raise
+                        raise told from told.__cause__
                     # most learners end here; some do without answers to their longest sequences
-                    index, parts = index + 1, steps.throw(error)
+                    index, parts = index + 1, steps.throw(told)
                 else:
                     index, parts = index + 1, steps.send(answers)
         except StopIteration as end:
@@ -356,6 +375,24 @@ class Campaign:
                 if pending := self.scheduler.run(waiting, answers.put, index):
                     raise self.spending.exceeded(pending)
         return answers.for_learner(self.ledger.width)
+
+    def _explained(self, refusal: OracleError, parts: Round) -> OracleError:
+        """Return why a round was refused: for its dimension only if a short token is, too."""
+        said_so = self._lost is None or isinstance(self._lost.result, OracleError)
+        if said_so or not isinstance(refusal, DimensionRefused):
+            return refusal
+        token = np.full((1, 1, parts[0].dim), _SHORT / np.sqrt(parts[0].dim))
+        span = Span(0, 0, 1, Sequences(token, phase="a short token", purpose="pilot"))
+        lost, answers = self._lost, dict[int, Array]()
+        assert lost is not None
+        with suppress(OracleError), self.interrupts.held():
+            self.scheduler.run([span], lambda part, start, y: answers.update({start: y}), None)
+        if not answers:
+            return refusal
+        self.fits = True
+        explained = self._explain(lost)
+        assert isinstance(explained, OracleError)
+        return explained
 
     def _recognise(self, waiting: list[Span]) -> None:
         """Ask recorded questions again and compare, before anything new is paid."""
@@ -400,8 +437,8 @@ class Campaign:
             self.progress(Progress(phase, answered, most, self.ledger.spent.queries))
 
     def _explain(self, end: CallEnd) -> BaseException:
-        batch = self.sizes.of(end.call.span.probes, self.ledger.width)
-        return failure(end, self.ledger, self.retries, batch)
+        batch, self._lost = self.sizes.of(end.call.span.probes, self.ledger.width), end
+        return failure(end, self.ledger, self.retries, batch, fits=self.fits)
 
     def notes(self) -> list[str]:
         """Say what happened on the way."""

@@ -25,7 +25,7 @@ from unsoftmax.cli.console import (
     with_exit_status,
 )
 from unsoftmax.cli.out_folder import WithReport, and_more, finish, prepare, refuse_file, written
-from unsoftmax.cli.run_options import Asked, KeptIn, asking, sentences
+from unsoftmax.cli.run_options import Asked, KeptIn, MostTokens, asking, sentences
 from unsoftmax.learners import MODELS
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ def audit(
     token_price: Annotated[float, typer.Option(min=0, help="What 1,000 tokens cost.")] = 0.0,
     ledger: KeptIn = None,
     holdout: Annotated[int, typer.Option(min=0, help="Queries to check a recovery with.")] = 32,
+    most_tokens: MostTokens = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the questions.")] = 0,
     report: WithReport = True,
     as_json: AsJson = False,
@@ -82,6 +83,7 @@ def audit(
             seed=seed,
             ledger=book,
             progress=watcher,
+            most_tokens=most_tokens,
             **asked.arguments(),
         )
     with written(out, book):

@@ -30,7 +30,15 @@ from unsoftmax.cli.console import (
 from unsoftmax.cli.options import Settings, build, with_settings
 from unsoftmax.cli.out_folder import WithReport, and_more, finish, prepare, refuse_file, written
 from unsoftmax.cli.plan import ModelName
-from unsoftmax.cli.run_options import Asked, KeptIn, asking, samples_of, sampling_options, sentences
+from unsoftmax.cli.run_options import (
+    Asked,
+    KeptIn,
+    MostTokens,
+    asking,
+    samples_of,
+    sampling_options,
+    sentences,
+)
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
 
 if TYPE_CHECKING:
@@ -53,6 +61,7 @@ def learn(
     asked: Asked,
     ledger: KeptIn = None,
     holdout: Annotated[int, typer.Option(min=0, help="Queries to check the result with.")] = 32,
+    most_tokens: MostTokens = None,
     sampler: Annotated[
         str | None,
         typer.Option(
@@ -97,6 +106,7 @@ def learn(
                 ledger=book,
                 holdout=holdout,
                 progress=watcher,
+                most_tokens=most_tokens,
                 **asked.arguments(),
                 **sampling,
             )

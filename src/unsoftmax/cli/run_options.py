@@ -31,6 +31,10 @@ if TYPE_CHECKING:
 KeptIn = Annotated[
     Path | None, typer.Option(help="SQLite file that keeps every answer [OUT/ledger.sqlite].")
 ]
+MostTokens = Annotated[
+    int | None,
+    typer.Option(min=1, help="Most tokens of a sequence that the target takes. [default: any]"),
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +122,9 @@ _FLAGS = {
     "batch": "--batch",
     "holdout": "--holdout",
     "timeout": "--timeout",
+    "radius": "--radius",
+    "most_tokens": "--most-tokens",
+    "us.audit": "unsoftmax audit",
 }
 
 

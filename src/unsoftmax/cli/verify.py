@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -64,6 +64,13 @@ def verify(
         bool, typer.Option(help="Find what was changed: up to 100 queries instead of 20.")
     ] = True,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the questions.")] = 0,
+    like: Annotated[
+        Path | None,
+        typer.Option(
+            help="Ordinary inputs, an .npy file of tokens (n, d) or sequences (n, N, d): half of "
+            "the questions are drawn among them and like them."
+        ),
+    ] = None,
     asked: Asked,
     ledger: Annotated[
         Path | None,
@@ -95,6 +102,7 @@ def verify(
             f"verify does not know {models}: recover the target with `unsoftmax learn`, then "
             "compare what was recovered with these weights by `unsoftmax compare`."
         )
+    inputs = None if like is None else _inputs(like)
     oracle = asked.oracle(target)
     if out is not None:
         prepare(out, (VERIFICATION_FILE,))
@@ -108,6 +116,7 @@ def verify(
             seed=seed,
             ledger=ledger,
             progress=watcher,
+            like=inputs,
             **asked.arguments(),
         )
     files = ""
@@ -125,6 +134,16 @@ def verify(
         if files:
             say(f"Written: {files}", soft_wrap=True)
     raise typer.Exit(_STATUS[result.verdict])
+
+
+def _inputs(path: Path) -> Any:
+    """Read ordinary inputs."""
+    import numpy as np
+
+    try:
+        return np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise Refusal(f"--like {path} is no .npy file of numbers: {error}") from error
 
 
 @contextmanager

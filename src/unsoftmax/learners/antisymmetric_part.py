@@ -31,6 +31,7 @@ from unsoftmax.learners.single_head.low_rank import LowRankHead
 from unsoftmax.measure.precision import KAPPA
 from unsoftmax.probes import Round
 from unsoftmax.protocol import Answers, Found, Learner, M, Outputs, Plan, Steps, outputs_of
+from unsoftmax.refusals import reworded
 
 
 @dataclass(frozen=True)  # dim is a property here, which a slotted class does not protect
@@ -173,6 +174,6 @@ def _about_differences(
     except DimensionRefused:
         raise
     except NotIdentifiable as error:
-        raise NotIdentifiable(about + str(error), determined=error.determined) from error
+        raise reworded(error, f"{about}{error}") from error
     except ModelMismatch as error:
-        raise ModelMismatch(f"{about}{error} {loss.sentence}") from error
+        raise reworded(error, f"{about}{error} {loss.sentence}") from error

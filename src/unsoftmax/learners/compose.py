@@ -7,6 +7,7 @@ target or asks the same under a condition:
     restricted     tokens of a subspace: the target as a function on R^k
     antisymmetric  f(X) − f(−X) instead of f(X): two queries each (Section 4.1)
     limited        no more queries and rounds than a limit
+    short          no more tokens than a target takes
     as_planned     no more than the plan; singular equations are a refusal
     named          the same rounds under another phase
     read_as        the same rounds, and answers that are read beside what was asked
@@ -29,6 +30,7 @@ from typing import TypeAlias, TypeVar
 
 import numpy as np
 
+from unsoftmax.errors import OracleError
 from unsoftmax.probes import Array, Design, Embedded, Probes, Round
 from unsoftmax.protocol import Answers, Plan
 from unsoftmax.refusals import Reason
@@ -115,16 +117,63 @@ def limited(
     return mapped(steps, ask=counted)
 
 
+def short(steps: Asking[T], most_tokens: int) -> Asking[T]:
+    """Ask no sequence of more tokens; steps that want to get the refusal a target would give.
+
+    They may do without, as a hold-out does (`validate.judge.fresh_answers`).
+    """
+    try:
+        asked = next(steps)
+        while True:
+            longest = max((probes.tokens for probes in asked), default=0)
+            if longest > most_tokens:
+                asked = steps.throw(
+                    OracleError(
+                        f"Sequences of {longest} tokens were not asked: the limit is "
+                        f"most_tokens = {most_tokens}."
+                    )
+                )
+                continue
+            try:
+                answers = yield asked
+            except Exception as error:
+                asked = steps.throw(error)
+            else:
+                asked = steps.send(answers)
+    except StopIteration as end:
+        found: T = end.value
+        return found
+    finally:
+        steps.close()
+
+
 def as_planned(steps: Asking[T], plan: Plan, excess: str, contrary: str) -> Asking[T]:
     """Refuse a target that takes more than is planned, or whose equations are singular.
 
     ``excess`` says what the first means, ``contrary`` what the target is not in the second case.
     """
-    error = Reason.MORE_THAN_PLANNED.error(queries=plan.at_most, rounds=plan.rounds, why=excess)
+    error = Reason.MORE_THAN_PLANNED.error(
+        limit=f"{plan.at_most:,} queries or {plan.rounds:,} rounds", why=excess
+    )
     try:
         return (yield from limited(steps, error, queries=plan.at_most, rounds=plan.rounds))
     except np.linalg.LinAlgError as singular:
         raise Reason.SINGULAR_EQUATIONS.error(contrary=contrary) from singular
+
+
+def refusing_no_numbers(steps: Asking[T]) -> Asking[T]:
+    """Refuse a target whose answers end in arithmetic that has no result.
+
+    Solvers raise errors of their own where numbers are infinite or NaN, as hostile answers and
+    ill-conditioned equations make them; other errors are left as they are.
+    """
+    try:
+        return (yield from steps)
+    except (ArithmeticError, ValueError) as error:
+        solver = isinstance(error, ArithmeticError | np.linalg.LinAlgError)
+        if not solver and "nan" not in str(error).lower():
+            raise
+        raise Reason.NO_NUMBERS.error(error=str(error).rstrip(".")) from error
 
 
 def named(steps: Asking[T], name: str) -> Asking[T]:

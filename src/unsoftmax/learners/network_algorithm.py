@@ -23,6 +23,7 @@ from typing import ClassVar, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike
 
+from unsoftmax.arrangement.strips import Hyperplanes, Strips
 from unsoftmax.errors import AlgorithmError, UnsoftmaxError
 from unsoftmax.learners.called_algorithm import as_generator
 from unsoftmax.learners.compose import limited
@@ -31,9 +32,10 @@ from unsoftmax.measure.precision import KAPPA, UNIT
 from unsoftmax.models import ReluNetwork
 from unsoftmax.models.arrays import points
 from unsoftmax.models.relu_network import typical_length
-from unsoftmax.probes import FARTHEST, Array, Round, Singles
+from unsoftmax.probes import Array, Indices, Round, Singles
 from unsoftmax.protocol import Answers, Certificate, Found, Plan, Steps
 from unsoftmax.refusals import Reason
+from unsoftmax.theory.costs import Cost
 from unsoftmax.validate.judge import Residuals, hold_out
 
 
@@ -143,7 +145,7 @@ class NetworkAlgorithm(Configured):
     seed: int = 0
     tuning: AlgorithmTuning = field(default=AlgorithmTuning(), kw_only=True)
 
-    revision: ClassVar[int] = 1
+    revision: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
         whole_number("dim", self.dim, 1)
@@ -167,7 +169,7 @@ class NetworkAlgorithm(Configured):
         """Say what learning costs at most: nobody knows what the function will ask."""
         most = int(self.most_queries)
         formula = f"those of {self.name}, {most:,} at most"
-        return Plan(None, most, most, most + 1, formula, FARTHEST, 1)
+        return Cost.of(most, rounds=most + 1).plan(formula, 1, known=False)
 
     def steps(self, checks: int) -> Steps[ReluNetwork]:
         """Ask, and return what was found; see `unsoftmax.protocol.Learner`."""
@@ -178,7 +180,10 @@ class NetworkAlgorithm(Configured):
         network = yield from limited(self._called(), too_many, queries=int(self.most_queries))
         errors, stated = self._errors()
         residuals = AlgorithmResiduals(network, *errors, stated, self.tuning)
-        fresh = residuals.points(checks, np.random.default_rng(self.seed))
+        rng = np.random.default_rng(self.seed)
+        fresh = residuals.points(checks, rng)
+        beside = residuals.beside_hyperplanes(rng)[: checks // 2]
+        fresh[: len(beside)] = beside
         asked = [Singles(fresh, phase="hold-out", purpose="check")] if checks else []
         judgement = yield from hold_out(asked, residuals.at, checks)
         if judgement.refuses:
@@ -299,18 +304,35 @@ class AlgorithmResiduals:
         lengths = 10.0 ** np.where(np.arange(count)[:, None] % 2, far, near)
         return np.asarray(self.length * lengths * x)
 
+    def beside_hyperplanes(self, rng: np.random.Generator) -> Array:
+        """Draw points on both sides of hyperplanes, where a loss would be told from errors."""
+        g = self.network
+        steep = np.linalg.norm(g.A, axis=0) * np.abs(g.w_o)
+        bends = np.flatnonzero(steep)
+
+        def noticed(x: Array, which: Indices) -> Array:
+            slope = steep[bends[which]]
+            allowed = self.tuning.roughly * slope
+            if self.stated:
+                allowed = self.constant + self.slope * np.linalg.norm(x, axis=1)
+            return np.asarray(2 * (self._own(x, g(x)) + allowed) / slope)
+
+        planes = Hyperplanes.of(g.A.T[bends], g.b[bends])
+        strips = Strips.beside(planes, np.sign(g.w_o[bends]), noticed, self.length, np.inf, rng)
+        return rng.permutation(strips.tokens)
+
+    def _own(self, x: Array, y: Array) -> Array:
+        """Return what answers y to points x are off by themselves."""
+        g = self.network
+        terms = (np.abs(x) @ np.abs(g.A) + np.abs(g.b)) @ np.abs(g.w_o)
+        return np.asarray(KAPPA * UNIT * g.dim * (terms + abs(g.c) + np.abs(y)))
+
     def at(self, X: Array, y: Array) -> Residuals:
         """Compare answers to points (B, 1, d)."""
         x = X[:, 0]
         norm = np.linalg.norm(x, axis=1)
         height = np.hypot(norm / self.length, 1.0)
         size = height * (float(np.sqrt(np.mean((y / height) ** 2))) or 1.0)
-        terms = np.abs(x) @ np.abs(self.network.A) + np.abs(self.network.b)
-        own = (
-            KAPPA
-            * UNIT
-            * self.network.dim
-            * (terms @ np.abs(self.network.w_o) + abs(self.network.c) + np.abs(y))
-        )
+        own = self._own(x, y)
         allowed = self.constant + self.slope * norm if self.stated else self.tuning.roughly * size
         return Residuals.of(y - self.network(x), own=own, allowed=allowed, size=size)

@@ -27,6 +27,17 @@ class NormedKind:
     centred: bool
 
 
+# Tokens are at most so many times as long as after the norm, and their squares short of the rim's
+# by a few roundoffs at least.
+LONGEST, ROUNDOFF = 2.0**10, 2.0**-54
+
+
+def _longer(t: Array, dim: int, eps: float) -> Array:
+    """Return how many times longer than t (…, k) a token is that the norm maps to it, (…, 1)."""
+    left = 1 - np.sum(t * t, axis=-1, keepdims=True) / dim
+    return np.asarray(np.sqrt(eps / np.maximum(left, ROUNDOFF)))
+
+
 @dataclass(frozen=True, slots=True)
 class TokensBefore(Probes):
     """Probes of tokens t, as the tokens x that a norm maps to them.
@@ -57,8 +68,7 @@ class TokensBefore(Probes):
 
     def __getitem__(self, span: slice) -> Array:
         t = self.inner[span]
-        left = 1 - np.sum(t * t, axis=-1, keepdims=True) / self.dim
-        return np.asarray(t @ self.basis.T * np.sqrt(self.eps / left))
+        return np.asarray(t @ self.basis.T * _longer(t, self.dim, self.eps))
 
     def design(self) -> Design:  # noqa: D102
         within = {f"inner.{name}": array for name, array in self.inner.design().items()}
@@ -96,6 +106,16 @@ class NormedTokens:
     def radius(self) -> float:
         """√d."""
         return float(np.sqrt(len(self.frame)))
+
+    @property
+    def least_left(self) -> float:
+        """What the squares of the longest tokens t are short of the rim's by, as a share."""
+        return float(max(self.eps / LONGEST**2, 4 * ROUNDOFF))
+
+    def lengths(self, t: Array) -> Array:
+        """Return the norms of the tokens that tokens t (…, k) are made of, (…)."""
+        longer = _longer(t, len(self.frame), self.eps)[..., 0]
+        return np.asarray(np.linalg.norm(t, axis=-1) * longer)
 
     def eps_error(self, noise: float) -> float:
         """Return what eps may be off by, relatively, of answers this much off.

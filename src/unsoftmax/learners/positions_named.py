@@ -27,6 +27,7 @@ from unsoftmax.errors import (
 from unsoftmax.learners.compose import Asking, T
 from unsoftmax.probes import FARTHEST, Array, Round, Sequences
 from unsoftmax.protocol import Answers, Learner
+from unsoftmax.refusals import Reason
 
 # -- Whether answers depend on the order of tokens, and how their weights change with distance
 #
@@ -245,15 +246,15 @@ def naming_positions(steps: Asking[T], learner: Learner[Any]) -> Asking[T]:
     except (NotIdentifiable, ModelMismatch) as refusal:
         if not np.any(refusal.determined.get("v", 1.0)):
             raise  # no answer depends on scores
-        if getattr(refusal, "names_positions", False):
-            raise
+        if refusal.reason == Reason.QUERIES_HAVE_BIASES.name:
+            raise  # it says already how scores depend on positions
         try:
-            said = yield from _named(learner)
+            how = yield from _named(learner)
         except (OracleError, BudgetExceeded):
-            said = None
-        if said is None:
+            how = None
+        if how is None:
             raise
-        raise ModelMismatch(said, determined=refusal.determined) from refusal
+        raise Reason.POSITIONS_MATTER.error(refusal.determined, how=how) from refusal
 
 
 def _named(learner: Learner[Any]) -> Asking[str | None]:
@@ -270,7 +271,7 @@ def _named(learner: Learner[Any]) -> Asking[str | None]:
     found = yield from ask.position_kind()
     if known and found.kind in ("products", "labels", "unclear"):
         return None
-    return in_words(found, learner)
+    return in_words(found, learner).removeprefix(ORDER)
 
 
 def _of_vectors(learner: Any) -> bool:

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal, Self, Union, get_args, get_origin, ge
 
 import numpy as np
 
+from unsoftmax.learners.compose import refusing_no_numbers
 from unsoftmax.models.rotary import Rotary
 from unsoftmax.protocol import Outputs
 
@@ -222,6 +223,18 @@ class Configured:
             learner: Any = cls
             knobs("tuning", given["tuning"], _declared(learner)["tuning"])
         return super().__new__(cls)
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Refuse targets whose answers end in errors of solvers, whatever the learner."""
+        super().__init_subclass__(**options)
+        steps = cls.__dict__.get("steps")
+        if steps is not None and not hasattr(steps, "__wrapped__"):
+
+            @functools.wraps(steps)
+            def refusing(self: Any, checks: int) -> Any:
+                return refusing_no_numbers(steps(self, checks))
+
+            cls.steps = refusing  # type: ignore[attr-defined]
 
     outputs: ClassVar[Outputs] = "scalar"
 

@@ -24,13 +24,14 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from unsoftmax.errors import ModelMismatch, NotIdentifiable
+from unsoftmax.errors import NotIdentifiable
 from unsoftmax.measure.precision import ADVICE, advice, why
 from unsoftmax.measure.reading import Reading
 from unsoftmax.measure.single_tokens import Values
 from unsoftmax.measure.two_tokens import Gates, TwoTokenAnswers, Vectors
 from unsoftmax.probes import Array, Grid, Indices, Pairs, Purpose, Round, Rows, pick
 from unsoftmax.protocol import Answers
+from unsoftmax.refusals import Reason, reworded
 
 # -- How a logit's scale s = 2^k is divided between offset and query token: [αa + βb; βb], αβ = s
 #
@@ -524,18 +525,17 @@ class LogitGrid:
         asked = np.isfinite(self.y)
         outside = np.maximum(-gates.p, gates.p - 1) > self.tuning.trusted * gates.p_error
         if np.any(outside) and values.reread is not None:
-            raise NotIdentifiable(
-                "The answers are too coarse to determine W, or the target is no single attention "
-                f"head: {np.count_nonzero(outside)} of {outside.size} answers to two tokens lie "
-                "outside of what exact answers allow, and no answer told whether they are rounded "
-                "or the head's values are round. v is determined." + ADVICE,
-                determined={"v": values.v, "c": values.c},
+            raise Reason.WEIGHTS_BEYOND_1_OR_ROUNDED.error(
+                {"v": values.v, "c": values.c},
+                also=ADVICE,
+                outside=np.count_nonzero(outside),
+                asked=outside.size,
             )
         if np.any(outside):
-            raise ModelMismatch(
-                f"{np.count_nonzero(outside)} of {outside.size} answers to two tokens lie outside "
-                "of what any attention weights between them can give: no single attention head "
-                "answers so."
+            raise Reason.WEIGHTS_BEYOND_1.error(
+                outside=np.count_nonzero(outside),
+                asked=outside.size,
+                contrary="no single attention head",
             )
         if lost := np.count_nonzero(asked & ~np.isfinite(gates.logit)):
             # with errors of half their range and more no answer has a logit, whatever it is
@@ -546,12 +546,13 @@ class LogitGrid:
                 else "answers equal b·v or (a+b)·v as far as they tell, as with hard attention or "
                 "where logits are too far apart to be in range together"
             )
-            raise NotIdentifiable(
-                f"{lost} of {outside.size} logits are out of the answers' reach: at every scale "
-                f"tried {cause}. v is determined, W is not."
-                + why(values.precision)
-                + advice(values.precision),
-                determined={"v": values.v, "c": values.c},
+            raise Reason.LOGITS_OUT_OF_REACH.error(
+                {"v": values.v, "c": values.c},
+                also=why(values.precision) + advice(values.precision),
+                lost=lost,
+                asked=outside.size,
+                cause=f"at every scale tried {cause}",
+                known="v",
             )
 
 
@@ -591,8 +592,7 @@ def measure_unscaled(grid: LogitGrid) -> Generator[Round, Answers, LogitGrid]:
     try:
         yield from grid.retry(k, 0)
     except NotIdentifiable as error:
-        raise NotIdentifiable(
-            f"{error} Only unit scales were allowed: others may bring them into range.",
-            determined=error.determined,
+        raise reworded(
+            error, f"{error} Only unit scales were allowed: others may bring them into range."
         ) from error
     return grid

@@ -116,11 +116,20 @@ NOISE_DEVIATIONS = 4.0
 NOISE_UNDERESTIMATED = 1e-3
 
 
+def small_by_chance(numbers: float, probability: float = NOISE_UNDERESTIMATED) -> float:
+    """Return how many times too small a root mean square of so many normal numbers may be.
+
+    Examples
+    --------
+    >>> [round(small_by_chance(n), 1) for n in (1, 8, 64, 1000)]
+    [797.9, 3.1, 1.3, 1.1]
+    """
+    return float(np.sqrt(numbers / 2 / scipy.special.gammaincinv(numbers / 2, probability)))
+
+
 def noise_factor(repeats: int) -> float:
     """Return how many times a deviation, estimated from so many repeats, noise may be."""
-    # χ² of the estimate: it may be too small by chance, the less so the more repeats
-    chance = 2 * scipy.special.gammaincinv(repeats / 2, NOISE_UNDERESTIMATED)
-    return NOISE_DEVIATIONS * float(np.sqrt(repeats / chance))
+    return NOISE_DEVIATIONS * small_by_chance(repeats)
 
 
 # How to learn from coarse answers all the same.

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
-import scipy
 
 from unsoftmax.measure.precision import KAPPA, UNIT, Precision
 from unsoftmax.probes import Array, Singles, UnitVectors
@@ -77,6 +76,15 @@ class Values:
         off = self.among_others
         v = self.v + off.v / KAPPA * rng.standard_normal(len(self.v))
         return replace(self, v=v, c=self.c + off.c / KAPPA * float(rng.standard_normal()))
+
+    def coarser(self, factor: float, reason: str) -> Values:
+        """Assume that answers are off by ``factor`` times as much, those to single tokens too."""
+        return replace(
+            self,
+            v_error=factor * self.v_error,
+            c_error=factor * self.c_error,
+            precision=self.precision.coarser(factor, reason),
+        )
 
     @property
     def norm(self) -> float:
@@ -167,8 +175,3 @@ def size_of_terms(y: Array) -> Array:
     rounding is not: no answer is taken to be less coarse than the root mean square of all.
     """
     return np.asarray(np.maximum(np.abs(y), np.sqrt(np.mean(y**2))))
-
-
-def small_by_chance(dim: int, probability: float) -> float:
-    """Return how many times too small a root mean square of so many normal numbers may be."""
-    return float(np.sqrt(dim / 2 / scipy.special.gammaincinv(dim / 2, probability)))

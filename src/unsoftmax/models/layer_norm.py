@@ -222,14 +222,16 @@ class LayerNorm(FrozenArrays):
     def moved_at_most(self, u: Array, moved: Array, errors: Mapping[str, float]) -> Array:
         """Bound how far normalised answers are off (2-norms, (B,)) where u (B, m) is by ``moved``.
 
-        ``errors`` are 2-norms: of ``scale``, ``shift`` and ``eps``.
+        ``errors`` are 2-norms: of ``scale``, ``shift`` and ``eps``. Without a finite bound on eps
+        u is known up to a factor, by whose square eps goes: ``moved`` counts both.
         """
         root = np.sqrt(self.width)
         u = u - u.mean(axis=1, keepdims=True) if self.centred else u
         deviation = np.sqrt(np.mean(u * u, axis=1) + self.eps)
+        eps_error = errors["eps"] if np.isfinite(errors["eps"]) else 0.0
         with np.errstate(divide="ignore"):
             # directions are at most opposite to each other
-            turned = np.minimum(moved / deviation + errors["eps"] * root / deviation**2, 2 * root)
+            turned = np.minimum(moved / deviation + eps_error * root / deviation**2, 2 * root)
         largest = float(np.max(np.abs(self.scale)))
         return np.asarray(largest * turned + root * errors["scale"] + errors["shift"])
 

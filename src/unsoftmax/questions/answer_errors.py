@@ -27,7 +27,6 @@ from functools import reduce
 import numpy as np
 import scipy
 
-from unsoftmax.errors import DimensionRefused
 from unsoftmax.measure.precision import (
     FLOAT32_BITS,
     FLOAT32_UNIT,
@@ -39,12 +38,12 @@ from unsoftmax.measure.precision import (
 from unsoftmax.probes import Array, Indices, Round, Sequences
 from unsoftmax.protocol import Answers
 from unsoftmax.questions.claim import Claim, ClaimedAnswers
+from unsoftmax.refusals import Reason
 
 MISSED = (
     "The endpoint is not consistent with this model class: either it computes with only a few "
     "digits, or it is a different kind of model (a larger block?)"
 )
-NOT_SERVED = "it does not serve them."
 STRANGE = (
     "The endpoint is not consistent with this model class: it misses identities that hold for "
     "every such model by more than the rounding of its answers explains, so it computes something "
@@ -98,10 +97,17 @@ def seen_at(
     width = answers[0].shape[1:]
     if claim.outputs is not None and width != (claim.outputs,):
         numbers = "1 number" if width[0] == 1 else f"{width[0]} numbers"
-        raise DimensionRefused(
-            f"The target answers with {numbers}, these weights with {claim.outputs}: {NOT_SERVED}"
-        )
-    by_length = [Seen(y, claim.at(X)) for X, y in zip(stacks, answers, strict=True)]
+        raise Reason.SERVES_OTHER_NUMBERS.error(numbers=numbers, claimed=claim.outputs)
+    y = np.concatenate(answers)[np.argsort(np.concatenate(places))]
+    return seen_of(claim, sequences, y)
+
+
+def seen_of(claim: Claim, sequences: Sequence[Array], y: Array) -> Seen:
+    """Return answers to sequences (N, d) of any lengths, with what the claim says there."""
+    lengths = np.array([len(X) for X in sequences])
+    places = [np.flatnonzero(lengths == N).tolist() for N in np.unique(lengths)]
+    stacks = [np.stack([sequences[k] for k in some]) for some in places]
+    by_length = [Seen(y[some], claim.at(X)) for X, some in zip(stacks, places, strict=True)]
     return reduce(Seen.beside, by_length)[np.argsort(np.concatenate(places))]
 
 

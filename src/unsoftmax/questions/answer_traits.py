@@ -8,6 +8,9 @@ exchanged: attention does not notice the first two. *Vectors* are normalised whe
 twice as long are answered alike and answers lie on an ellipsoid Σ g_i (y_i − β_i)² = 1. *Tokens*
 are, before anything else, where answers to long u, v and u + v, less a constant and perhaps the
 token, add up with the tokens' lengths as weights.
+
+A refused question says nothing of the class. Where sequences of several tokens are refused, the
+most tokens that are answered are looked for, from two on, and the same is asked within that.
 """
 
 from __future__ import annotations
@@ -65,6 +68,8 @@ class Traits:
         Whether the same questions are answered by more every time, or by less.
     beyond : float or None
         How large the largest answer is, where float64 has no room to compute with such numbers.
+    most_tokens : int or None
+        The most tokens that are answered, where some sequence of up to 64 is refused.
     """
 
     width: int
@@ -82,6 +87,7 @@ class Traits:
     residual: bool = False
     drifts: bool = False
     beyond: float | None = None
+    most_tokens: int | None = None
 
     @property
     def constant(self) -> bool:
@@ -107,26 +113,29 @@ def traits_of(dim: int, rng: np.random.Generator) -> Asking[Traits]:
 
     singles = yield from _answers("single tokens", points, points[-6:])
     along = yield from _answers("single tokens along lines", *lines)
-    # attention answers a sequence, the same permuted, and twice over alike; with other tokens but
-    # the last it does not; and again, for noise
-    others = np.concatenate([rng.permutation(short)[:, :-1] * 1.5, short[:, -1:]], axis=1)
-    families = short, _permuted(short, rng), np.concatenate([short, short], axis=1), others, short
-    asked = _answers("several tokens, and in other words", *families)
-    several = yield from unless_refused(asked, [], first=True)
-    found = replace(_seen(singles, along, several), radius=radius)
+    most, several = None, (yield from unless_refused(_in_other_words(short, rng), [], first=True))
+    if not several:
+        most = yield from _most_tokens(long[:1], 2 * short.shape[1])
+    if most is not None and most > 1:
+        several = yield from _in_other_words(short[:, -most:], rng, most)
+    found = replace(_seen(singles, along, several), radius=radius, most_tokens=most)
     if found.beyond is not None or found.constant or found.drowned:
         return found
     ordered, normalised, norm = found.ordered, False, None
-    if several:
-        asked = _answers("many tokens", long, _permuted(long, rng))
-        both = [y[:, found.coordinate] for y in (yield from unless_refused(asked, []))]
-        ordered = ordered or bool(both and _differ(both[0], both[1], found.precision))
+    if several and most is None:
+        both = yield from unless_refused(_in_two_orders(long, rng), [])
+        if not both:
+            most = yield from _most_tokens(long[:1], long.shape[1], 2 * short.shape[1])
+            both = yield from _in_two_orders(long[:, -most:], rng)
+        here, there = (y[:, found.coordinate] for y in both)
+        ordered = ordered or _differ(here, there, found.precision)
     if found.width > 2 and radius is None:  # two numbers lie on an ellipse too easily
         normalised = yield from unless_refused(_normalised(far, found.width, rng), False)
     if found.singles in ("smooth", "unclear") and radius is None and not normalised:
         look = norm_before(dim, int(rng.integers(2**31)))
         norm, _ = yield from unless_refused(look, (None, False))
-    return replace(found, ordered=ordered, normalised=normalised, after_norm=norm is not None)
+    seen = replace(found, ordered=ordered, normalised=normalised, most_tokens=most)
+    return replace(seen, after_norm=norm is not None)
 
 
 def unless_refused(steps: Asking[T], otherwise: T, *, first: bool = False) -> Asking[T]:
@@ -182,6 +191,40 @@ def _answers(phase: str, *families: Array) -> Asking[list[Array]]:
     return (yield [Sequences(X, phase=phase, purpose="data") for X in families])
 
 
+def _in_other_words(
+    short: Array, rng: np.random.Generator, most: int | None = None
+) -> Asking[list[Array]]:
+    """Ask sequences, and in other words; within ``most`` tokens where that is known.
+
+    Attention answers a sequence, the same permuted, and twice over alike; with other tokens but
+    the last it does not; and again, for noise. Where twice over is too long, fewer tokens are.
+    """
+    others = np.concatenate([rng.permutation(short)[:, :-1] * 1.5, short[:, -1:]], axis=1)
+    once = short if most is None else short[:, -(most // 2) :]
+    families = [short, _permuted(short, rng), np.concatenate([once, once], axis=1), others, short]
+    families += [] if most is None else [once]
+    return (yield from _answers("several tokens, and in other words", *families))
+
+
+def _in_two_orders(long: Array, rng: np.random.Generator) -> Asking[list[Array]]:
+    return (yield from _answers("many tokens", long, _permuted(long, rng)))
+
+
+def _most_tokens(X: Array, refused: int, answered: int = 1) -> Asking[int]:
+    """Ask how many tokens are answered: X (1, N, d) cut, N at least ``refused``.
+
+    Two are asked first where one is all that was answered.
+    """
+    while refused - answered > 1:
+        tried = 2 if answered == 1 else (answered + refused) // 2
+        asked = _answers("how many tokens are answered", X[:, -tried:])
+        if (yield from unless_refused(asked, [])):
+            answered = tried
+        else:
+            refused = tried
+    return answered
+
+
 def _permuted(X: Array, rng: np.random.Generator) -> Array:
     """Reverse, and turn by one: no token but the last one stays in its place, as a rule."""
     order = np.roll(np.arange(X.shape[1] - 1)[::-1], 1 + int(rng.integers(2)))
@@ -208,10 +251,11 @@ def _seen(singles: list[Array], along: list[Array], several: list[Array]) -> Tra
     found = replace(found, drowned=bool(np.std(y) < 2 * precision.noise))
     if not several:
         return replace(found, tokens="one alone")
-    once, permuted, doubled, others, _ = several
+    once, permuted, doubled, others, _, *fewer = several
     # a label hides most
     count = kind == "labels" or _differ(once, others, precision, share=0.0)
-    ordered, counted = (_differ(once, y, precision) for y in (permuted, doubled))
+    ordered = _differ(once, permuted, precision)
+    counted = _differ(fewer[0] if fewer else once, doubled, precision)
     return replace(found, tokens="all" if count else "the last", ordered=ordered, counted=counted)
 
 

@@ -11,6 +11,10 @@ affine, or affine between two bends. What a target misses them by is its own ari
 h the logit a·u_h. Where a·u_k = −S for all other heads these answer with their values of b, and
 along a line of offsets with a·u_h = l head h takes a share σ(l) of the offset's value: at l ≫ 1
 only v_h is seen, at l ≈ 1.5 the scores as well. With the query token 0 only w_h scores.
+
+*Ordinary* sequences have all 53 bits, as float64 inputs have: a target that is right for float32
+numbers alone is found out. They are half of what is asked first, or sequences like the user's own.
+The rest are float32 numbers, of which every target makes the same.
 """
 
 from __future__ import annotations
@@ -20,7 +24,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from unsoftmax.probes import Array
-from unsoftmax.questions.answer_errors import AnswerErrors, Defect, Seen, measured, with_steps
+from unsoftmax.questions.answer_errors import (
+    AnswerErrors,
+    Defect,
+    Seen,
+    measured,
+    seen_of,
+    with_steps,
+)
 from unsoftmax.questions.claim import Claim
 
 # Points that are drawn for each random sequence of a claim that bends.
@@ -56,6 +67,9 @@ _SATURATED, _FURTHER = 36.0, 1.5
 # Random sequences (more find smaller changes: the largest of more misses is seen), and their
 # lengths in turn: many tokens show windows and what depends on the length.
 _RANDOM, _TOKENS = 7, (5, 8, 2, 128, 3)
+# One random sequence in so many keeps to float32 numbers. With those asked again and in other words
+# half of all questions are ordinary; identities, whose sums must be exact, are not.
+_SINGLE = 3
 
 
 def random_sequences(
@@ -280,6 +294,35 @@ def lines(claim: Claim, query: Array, both: bool, rng: np.random.Generator) -> l
     return [*asked, *(on_line(h, level, queries[0]) for level in far for h in range(H))]
 
 
+# -- ordinary inputs
+
+
+def ordinary(sequences: list[Array], rng: np.random.Generator) -> list[Array]:
+    """Give all but every third sequence the bits that float32 numbers do not have.
+
+    Entries change by less than float32 rounds them by.
+    """
+    return [
+        X if n % _SINGLE == 2 else X * (1 + rng.uniform(-(2.0**-25), 2.0**-25, X.shape))
+        for n, X in enumerate(sequences)
+    ]
+
+
+def alike(sequences: list[Array], like: Array, rng: np.random.Generator) -> list[Array]:
+    """Put inputs like the user's own, (n, N, d), in the place of ordinary sequences.
+
+    One has the last tokens of a sequence of theirs, the next tokens drawn from all of them, at most
+    as many as the sequence whose place it takes.
+    """
+    found, tokens = [*sequences], like.reshape(-1, like.shape[2])
+    for n in (n for n in range(len(found)) if n % _SINGLE != 2):
+        count = len(found[n])
+        found[n] = like[rng.integers(len(like))][-count:]
+        if n % 2 or like.shape[1] == 1:
+            found[n] = tokens[rng.integers(len(tokens), size=count)]
+    return found
+
+
 # -- what is asked, in two rounds
 
 
@@ -297,10 +340,11 @@ class Design:
     """Single tokens at neurons that nothing else meets."""
 
     @classmethod
-    def of(cls, claim: Claim, seed: int) -> Design:
-        """Draw them."""
-        rng = np.random.default_rng(seed)
-        random = random_sequences(claim, rng)
+    def of(cls, claim: Claim, seed: int, like: Array | None = None) -> Design:
+        """Draw them; ordinary sequences like those given, (n, N, d), if there are any."""
+        rng, bits = np.random.default_rng(seed), np.random.default_rng([seed, 2])
+        random = ordinary(random_sequences(claim, rng), bits)
+        random = random if like is None else alike(random, like, bits)
         if not claim.attends:  # the last are asked again: an answer of 0 shows no noise
             at, shape = claim.at(np.array(random)), (len(random), -1)
             sizes, answers = at.roundings.reshape(shape), np.abs(at.predicted).reshape(shape)
@@ -315,7 +359,17 @@ class Design:
             within.append(straight(claim, asked, rng, share))
         design = cls(random, words, within, [])
         room = _MOST - len(design.first) - len(design.second)
-        return replace(design, beside=beside(claim, design.first, room, rng))
+        return replace(design, beside=ordinary(beside(claim, design.first, room, rng), bits))
+
+    def read(self, claim: Claim, one: Seen, two: Seen) -> tuple[Seen, Seen]:
+        """Return what is seen where a target rounds inputs to float32, if it seems to.
+
+        Of the two readings the one whose largest miss is smaller is taken, for all questions.
+        """
+        rounded = [[as_float32(X) for X in asked] for asked in (self.first, self.second)]
+        single = seen_of(claim, rounded[0], one.y), seen_of(claim, rounded[1], two.y)
+        largest = [max(map(_largest_miss, seen)) for seen in ((one, two), single)]
+        return single if largest[1] < largest[0] else (one, two)
 
     @property
     def first(self) -> list[Array]:
@@ -358,6 +412,12 @@ class Design:
         generic, last = one[: len(self.random)], len(self.random) - _AGAIN
         found = measured(one.y, generic, (generic[last:], two[:_AGAIN]), defects, nearly)
         return found.with_operands(one[steps], self.random[0].shape[1]) if steps else found
+
+
+def _largest_miss(seen: Seen) -> float:
+    """Return the largest miss in units of what rounding an answer's terms may move it by."""
+    sizes = np.where(seen.at.roundings > 0, seen.at.roundings, np.inf)
+    return float(np.max(np.abs(seen.missed) / sizes))
 
 
 def lengths(claim: Claim) -> tuple[list[int], list[int]]:

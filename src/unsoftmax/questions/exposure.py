@@ -21,6 +21,7 @@ from unsoftmax.learners.settings import at_least_0
 from unsoftmax.models.files import SavedResult, as_json, of_json, read_json, write_json
 from unsoftmax.protocol import Course, Oracle
 from unsoftmax.questions import target_classes
+from unsoftmax.questions.answer_traits import Traits
 from unsoftmax.questions.identification import NOT_RECOVERED, Certainty, Identifier, Identity
 from unsoftmax.theory import counts
 
@@ -95,8 +96,9 @@ class Audit(SavedResult):
         ``residual`` (whether the last token is added), and what was noticed of their precision.
     facts : dict of str to int
         What else is known: ``heads``, ``rank`` or ``rank_at_least``, ``neurons``, ``biases``,
-        ``rotary``, and ``residual`` where the last token reaches a network behind several heads by
-        itself.
+        ``rotary``, ``residual`` where the last token reaches a network behind several heads by
+        itself, and ``most_tokens``, the most tokens that are answered, where a sequence of up to
+        64 tokens was refused.
     reasons : tuple of str
         What the class rests on, and what was excluded.
     recoverable : str
@@ -204,6 +206,7 @@ def audit(
     progress: Watcher | None = None,
     retries: int | Retries = 3,
     timeout: float | None = None,
+    most_tokens: int | None = None,
 ) -> Audit:
     """Say what a target is, what can be recovered of it, and at which cost.
 
@@ -221,7 +224,7 @@ def audit(
         Queries to check a recovery with.
     seed : int
         Seed of the questions; another one asks others.
-    budget, ledger, batch, workers, progress, retries, timeout
+    budget, ledger, batch, workers, progress, retries, timeout, most_tokens
         As `unsoftmax.learn` takes them. The same ledger serves with and without ``recover``.
 
     Returns
@@ -256,7 +259,7 @@ def audit(
     most = budget if isinstance(budget, Budget) else Budget(queries=budget)
     identifier = Identifier(dim, seed, within=most if recover else None)
     watch = CourseWatch(progress)
-    settings = most, ledger, batch, workers, watch, retries, timeout
+    settings = most, ledger, batch, workers, watch, retries, timeout, most_tokens
     with opened_campaign(oracle, identifier, 0, None, *settings) as campaign:
         found = campaign.run(identifier.steps(holdout))
         recovery, spent = None, campaign.ledger.spent
@@ -279,7 +282,8 @@ def audit(
     answers = {renamed.get(name, name): getattr(traits, name) for name in shown}
     answers["precision"] = list(traits.precision.why)
     all_numbers, by_vectors = _whole(found, int(dim), holdout)
-    said = found.target_class, found.certainty, answers, found.facts, found.reasons
+    limit = {} if traits.most_tokens is None else {"most_tokens": traits.most_tokens}
+    said = found.target_class, found.certainty, answers, {**found.facts, **limit}, found.reasons
     recoverable = target_classes.RECOVERABLE[found.target_class]
     paid = spent.queries, spent.tokens, money(spent.queries, spent.tokens)
     notes = (*_notes(found, by_vectors, wanted=recover), *noticed)
@@ -310,6 +314,19 @@ def _whole(found: Identity, dim: int, holdout: int) -> tuple[WholeCost | None, s
     return WholeCost(model, False, queries + holdout), both
 
 
+def _limit(traits: Traits) -> str:
+    """Say what a limit of tokens leaves open."""
+    if traits.tokens == "one alone":
+        return (
+            "The target refuses sequences of two tokens. Attention would answer single tokens "
+            "like this, too: the class is that of single tokens."
+        )
+    return (
+        f"The target answers up to {traits.most_tokens} tokens and refuses more. That is no "
+        "evidence of a class: this audit holds for sequences of so many."
+    )
+
+
 def _notes(found: Identity, by_vectors: str, *, wanted: bool) -> list[str]:
     """Say what a user should know of one number of the answers, and of a recovery's end."""
     traits = found.traits
@@ -333,6 +350,7 @@ def _notes(found: Identity, by_vectors: str, *, wanted: bool) -> list[str]:
         "The last token is added to the answers: a layer with a residual connection. The audit is "
         "about the rest.": traits.residual,
         by_vectors: by_vectors,
+        _limit(traits): traits.most_tokens,
         f"Nothing was recovered: {why}": wanted and nothing,
         f"Recovery would exceed the budget and was not begun: it typically takes {takes}.": takes,
     }

@@ -24,7 +24,16 @@ import numpy as np
 from unsoftmax.campaign import Budget
 from unsoftmax.errors import DimensionRefused, ModelMismatch, NotIdentifiable, OracleError
 from unsoftmax.learners import MultiHeadLearner
-from unsoftmax.learners.compose import Asking, T, limited, mapped, named, read_as, restricted
+from unsoftmax.learners.compose import (
+    Asking,
+    T,
+    limited,
+    mapped,
+    named,
+    read_as,
+    restricted,
+    short,
+)
 from unsoftmax.learners.positions_named import OrderQuestions, in_words
 from unsoftmax.learners.settings import Configured, whole_number
 from unsoftmax.models import ReluNetwork
@@ -222,7 +231,7 @@ def of_positions(identity: Identity, dim: int) -> Asking[Identity]:
     traits = identity.traits
     if traits.singles in ("bent", "smooth") or traits.coarse or traits.radius is not None:
         return identity
-    look = OrderQuestions(dim).position_kind()
+    look = OrderQuestions(dim, most=traits.most_tokens or np.inf).position_kind()
     found = yield from unless_refused(read_as(look, partial(_looked_at, traits)), None)
     if found is None:
         return identity
@@ -249,7 +258,7 @@ class Sketching:
         refused = self.refused
         for sketch in target_classes.sketches(self.traits):
             if sketch.unfit:
-                refused.append(Refused(f"Not {sketch.name}: {sketch.unfit}.", contradicts=True))
+                refused.append(not_tried(sketch))
                 continue
             if sketch.whole is not None and not refused[-2].contradicts:
                 continue  # that of one head knows the network as well, and came to no end
@@ -279,7 +288,9 @@ class Sketching:
         found = yield from _learned(steps, traits, name)
         if isinstance(found, Exception):
             contradicts = isinstance(found, ModelMismatch) and not traits.coarse
-            return Refused(f"Not {name}: {found}", contradicts, contradicts or found is stopped)
+            said = "Not decided," if isinstance(found, OracleError) else "Not"
+            why, final = f"{said} {name}: {found}", contradicts or found is stopped
+            return Refused(why, contradicts, final)
         if not target_classes.is_sharp(found):
             reason = "its learner finds one, but answers are too coarse to exclude anything else."
             return Refused(f"Not {name}: {reason}", contradicts=False, final=False)
@@ -317,8 +328,17 @@ class Sketching:
         return Identity("undecided", "undecided", self.traits, reasons)
 
 
+def not_tried(sketch: target_classes.Sketch) -> Refused:
+    """Say why a learner is not tried; that the target refuses its questions shows nothing."""
+    if sketch.unfit.startswith(target_classes.REFUSES):
+        return Refused(f"Not tried, {sketch.name}: {sketch.unfit}.", contradicts=False)
+    return Refused(f"Not {sketch.name}: {sketch.unfit}.", contradicts=True)
+
+
 def _learned(steps: Asking[T], traits: Traits, name: str) -> Asking[T | Exception]:
     """Return what a learner finds of the number that is looked at, or why it finds nothing."""
+    if traits.most_tokens is not None:
+        steps = short(steps, traits.most_tokens)
     try:
         return (yield from named(read_as(steps, partial(_looked_at, traits)), name))
     except DimensionRefused:
@@ -342,7 +362,8 @@ def _tried_out(
     lengths = np.resize([0.5, 1.0, 2.0, 4.0], 8)[:, None, None]
     lengths = np.minimum(lengths, np.inf if traits.radius is None else traits.radius / 4.0)
     dim = int(found.model.dim)
-    X = lengths * rng.standard_normal((8, 1 if alone else 5, dim)) / np.sqrt(dim)
+    tokens = 1 if alone else min(5, traits.most_tokens or 5)
+    X = lengths * rng.standard_normal((8, tokens, dim)) / np.sqrt(dim)
     [y] = yield [Sequences(X, phase="ordinary sequences", purpose="check")]
     missed, size = np.abs(found.model(X) - y), float(np.max(np.abs(y)))
     # right ones miss 1e-5 to 1e-3 behind coarse answers; a head that stood for two missed 0.06
@@ -360,7 +381,10 @@ def _certainty(traits: Traits, *more: str) -> Certainty:
 
     Of a model that was recovered float32 answers may as well: a second head of a thousandth of the
     first moves no answer that a learner of one looks at by more than its certificate has to allow.
+    Single tokens alone, where the target refuses several, do not show attention.
     """
+    if traits.tokens == "one alone":
+        return "likely"
     return "likely" if traits.kind in ("rounded", "noisy", "labels", *more) else "certain"
 
 

@@ -49,6 +49,9 @@ Facts: TypeAlias = Mapping[str, int]
 Builder: TypeAlias = Callable[[int, int, Traits, Facts], Learner[Any] | None]
 """Makes a learner for a dimension and a seed, of what is known; nothing is before it is tried."""
 
+REFUSES = "the target refuses"
+"""How the reason begins why a learner is not tried that is no evidence against its class."""
+
 MOST_HEADS = 16
 """Heads that are looked for where nothing is known of their number."""
 
@@ -72,8 +75,7 @@ def sketches(traits: Traits) -> tuple[Sketch, ...]:
     """Return what is tried, in this order: the first that succeeds names the class."""
     kind, singles = traits.kind, traits.singles
     reasons = {
-        "far": traits.radius is not None
-        and f"tokens much longer than {traits.radius:g} are refused",
+        "far": traits.radius is not None and f"{REFUSES} tokens much longer than {traits.radius:g}",
         "affine": singles in ("bent", "smooth")
         and f"answers to single tokens are not affine but {singles}",
         "bent": singles == "affine" and "answers to single tokens are affine: there is no network",
@@ -83,8 +85,7 @@ def sketches(traits: Traits) -> tuple[Sketch, ...]:
         "exact": kind != "float64" and "its learner needs float64 answers",
         "hinges": singles == "smooth" and "answers to single tokens are smooth but not affine",
         "alone": traits.tokens == "all" and "other tokens count",
-        "several": traits.tokens == "one alone"
-        and "the target refuses sequences of several tokens",
+        "several": traits.tokens == "one alone" and f"{REFUSES} sequences of two tokens",
         "others": traits.tokens == "the last" and "only the last token counts",
     }
 

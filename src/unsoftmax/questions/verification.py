@@ -30,10 +30,11 @@ from unsoftmax.learners.settings import as_json, whole_number
 from unsoftmax.models.files import SavedResult
 from unsoftmax.probes import Array, Round
 from unsoftmax.protocol import Answers, Oracle, Outputs, Plan
-from unsoftmax.questions.answer_errors import MISSED, NOT_SERVED, AnswerErrors, Seen, power, seen_at
+from unsoftmax.questions.answer_errors import MISSED, AnswerErrors, Seen, power, seen_at
 from unsoftmax.questions.claim import SINGLE_TOKENS, Claim
 from unsoftmax.questions.claim_probes import Design, lengths
 from unsoftmax.questions.tensor_search import Located, Search, changed_tensor
+from unsoftmax.refusals import Reason
 
 Verdict: TypeAlias = Literal["same", "different", "undecided"]
 
@@ -131,11 +132,16 @@ class Verifier:
     """The search for the tensor ends before a round that would pass it."""
     errors: Mapping[str, float] | None = None
     """Bounds on the model's parameters, as in a certificate."""
-    revision: ClassVar[int] = 5
+    like: Any = None
+    """Ordinary inputs, tokens (n, d) or sequences (n, N, d): questions are drawn among and like
+    them."""
+    revision: ClassVar[int] = 6
 
     def __post_init__(self) -> None:
         Claim(self.model, self.errors)
         whole_number("seed", self.seed, 0)
+        if self.like is not None:
+            ordinary_inputs(self.like, self.dim)
 
     @property
     def dim(self) -> int:
@@ -156,7 +162,12 @@ class Verifier:
         # ledgers are known by these settings
         asked = {"locate": self.locate, "seed": self.seed, "tuning": {}}
         asked |= bounds if self.errors else {}
+        asked |= {} if self.like is None else {"like": as_json(self._like)}
         return {"learner": type(self).__name__, "model": model, **asked}
+
+    @property
+    def _like(self) -> Array | None:
+        return None if self.like is None else ordinary_inputs(self.like, self.dim)
 
     def plan(self) -> Plan:
         """Say what it will cost."""
@@ -172,9 +183,10 @@ class Verifier:
     def steps(self, checks: int) -> Generator[Round, Answers, Verification]:
         """Ask, and say what the answers mean. ``checks`` counts for nothing: all are checks."""
         claim = Claim(self.model, self.errors)
-        design = Design.of(claim, self.seed)
+        design = Design.of(claim, self.seed, self._like)
         one = yield from seen_at(claim, design.first, "random sequences")
         two = yield from seen_at(claim, design.second, "again, and in other words")
+        one, two = design.read(claim, one, two)
         errors = design.errors(one, two)
         found = judged(claim, one, errors)
         asked = [*design.first, *design.second]
@@ -194,6 +206,24 @@ class Verifier:
         unmet = design.unmet(claim, claim.bend_bounds(one.at, _DIFFERENT * errors.of(one)))
         notes = (*found.notes, *filter(None, (why, unmet)))
         return replace(found, tensor=located.tensor, notes=notes)
+
+
+def ordinary_inputs(like: Any, dim: int) -> Array:
+    """Return ordinary inputs as sequences (n, N, d), tokens (n, d) as sequences of one.
+
+    Raises
+    ------
+    ValueError
+        They are no finite tokens of this dimension.
+    """
+    X = np.asarray(like, dtype=np.float64)
+    X = X[:, None] if X.ndim == 2 else X
+    if X.ndim != 3 or X.shape[2] != dim or not X.size or not np.all(np.isfinite(X)):
+        raise ValueError(
+            f"like must be finite tokens (n, {dim}) or sequences (n, N, {dim}); it has the shape "
+            f"{np.shape(like)}."
+        )
+    return X
 
 
 class _Spent(Exception):
@@ -317,6 +347,7 @@ def verify(
     progress: Watcher | None = None,
     retries: int | Retries = 3,
     timeout: float | None = None,
+    like: Any = None,
 ) -> Verification:
     """Say whether a target serves these weights: the same, different, or undecided.
 
@@ -337,6 +368,9 @@ def verify(
         Seed of the questions; another one asks others.
     budget, ledger, batch, workers, progress, retries, timeout
         As `unsoftmax.learn` takes them.
+    like : array_like, optional
+        Ordinary inputs of the target, tokens (n, d) or sequences (n, N, d): half of the questions
+        are drawn among them and like them, so that the target cannot tell them from its traffic.
 
     Returns
     -------
@@ -366,17 +400,14 @@ def verify(
     budget = budget if isinstance(budget, Budget) else Budget(budget)
     mine, its = getattr(model, "dim", None), getattr(oracle, "dim", None)
     if isinstance(mine, Integral) and isinstance(its, Integral) and mine != its:
-        raise DimensionRefused(
-            f"These weights take tokens of dimension {mine}, the target takes {its}: it does not "
-            "serve them."
-        )
-    verifier = Verifier(model, locate, seed, budget, errors)
+        raise Reason.SERVES_OTHER_DIMENSION.error(dim=its, claimed=mine)
+    verifier = Verifier(model, locate, seed, budget, errors, like)
     settings = budget, ledger, batch, workers, progress, retries, timeout
     with opened_campaign(oracle, verifier, 0, None, *settings) as campaign:
         try:
             found = campaign.run(verifier.steps(0))
         except DimensionRefused as error:
-            if not str(error).endswith(NOT_SERVED):
+            if error.reason != Reason.SERVES_OTHER_NUMBERS.name:
                 said = str(error).replace("use that as dim.", "it does not serve these weights.")
                 error.args = (said,)
                 error.add_note(f"These weights take tokens of dimension {model.dim}.")

@@ -14,18 +14,18 @@ there or nowhere. Tokens are float32 numbers, which every target reads alike.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Generic, NamedTuple
 
 import numpy as np
 
-from unsoftmax.errors import ModelMismatch
 from unsoftmax.models.arrays import TINY
 from unsoftmax.models.attention_layer import AttentionLayer
 from unsoftmax.probes import Array, Round, Sequences
 from unsoftmax.protocol import Answers, Certificate, Found, Steps
+from unsoftmax.refusals import Reason
 from unsoftmax.validate.drawn_models import DRAWN, SAFETY, DrawnModels, L, Layer, score_norm
 from unsoftmax.validate.judge import (
     Answered,
@@ -36,10 +36,12 @@ from unsoftmax.validate.judge import (
     more_than_usual,
 )
 from unsoftmax.validate.long_sequences import (
+    Ball,
     LongSequenceTuning,
-    Scored,
+    LongTokens,
     SequenceShape,
     draw_long,
+    length_for,
     looked_at,
 )
 from unsoftmax.validate.sequences import by_length
@@ -66,7 +68,6 @@ FAR = (
 LONG = LongSequenceTuning()
 WITH_EPS = 8
 """A hold-out of so many sequences has a token at which the eps of a norm behind counts."""
-_POWERS = np.exp2(np.arange(-440, 441) / 4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,15 +80,20 @@ class LayerSequences:
     """No token is longer."""
     by_distance: bool = False
     """Whether scores depend on distance."""
+    ball: Ball | None = None
+    """Where a norm stands before the layer: tokens of the model as it makes them."""
 
     def confirming(self, count: int) -> list[Sequences]:
         """Draw short sequences that are asked before the hold-out."""
         return by_length(map(self._drawn, self._short(count)), "confirmation", "pilot")
 
-    def holdout(self, count: int) -> tuple[list[Sequences], list[Round]]:
+    def holdout(
+        self, count: int, tells: Callable[[Array], bool]
+    ) -> tuple[list[Sequences], list[Round]]:
         """Draw a hold-out: a round of short sequences, and rounds of those that are longer.
 
-        A target may have a longest sequence, and is believed as far as it answers.
+        A target may have a longest sequence, and is believed as far as it answers. ``tells``:
+        whether a layer with this one's errors answers a sequence (N, d) nearly alike.
         """
         own = [self._beside_eps()] if count >= WITH_EPS and self._has_eps() else []
         left = count - len(own)
@@ -98,7 +104,9 @@ class LayerSequences:
         else:
             drawn = draw_long(self.model, left, self.rng, self._at, LONG)
             long = [self._sent(X) for X in drawn]
-        short = map(self._drawn, self._short(left - len(long)))
+        shapes = self._short(left - len(long))
+        lengths = LongTokens(self.model, tells, min(self.radius, LONG.longest), self.ball)
+        short = lengths.among(len(shapes), self.rng, lambda n: self._drawn(shapes[n]))
         families = by_length([*long, *own], "hold-out, long")
         return by_length(short, "hold-out"), LONG.rounds(families)
 
@@ -139,29 +147,6 @@ class LayerSequences:
         return self._sent((still + length * direction)[None])
 
 
-def length_for(model: Scored, X: Array, logits: float) -> float:
-    """Return how much longer the tokens of X (N, d) have logits of the root mean square wanted.
-
-    It is 1 where no length gives any. Logits are scores less that of the last token; of all heads
-    the one counts where they are largest. Within a tenth.
-    """
-    if len(X) == 1:
-        return 1.0
-    scores = model.scored(np.stack([X, -X, np.zeros_like(X)]))
-    scores = scores.reshape(3, -1, len(X))
-    one, minus, none = scores - scores[..., -1:]
-    A, B = (one + minus) / 2 - none, (one - minus) / 2
-    size = max(float(np.abs(part).max(initial=0.0)) for part in (A, B))
-    if not size > 0:
-        return 1.0
-    A, B, C = A / size, B / size, none / size
-    terms = [A * A, 2 * A * B, B * B + 2 * A * C, 2 * B * C, C * C]
-    squares = np.array([np.mean(term, axis=1) for term in terms])
-    means = np.max(np.array([np.polyval(of_head, _POWERS) for of_head in squares.T]), axis=0)
-    found = np.log2(np.sqrt(np.maximum(means, TINY))) + np.log2(size / logits)
-    return float(_POWERS[np.argmin(np.abs(found))])
-
-
 CONFIRMING = 4
 """Fresh sequences that a layer must predict before the hold-out, after which nothing is mended."""
 MORE = 100.0
@@ -171,9 +156,9 @@ USUAL = 3.0
 """Bounds grow where fresh answers are missed by more than so many times what one drawn error and
 the noise make. Of 210 layers with exact, rounded and noisy answers one was missed by 3.6 times
 that, others by less than 3 times; those whose answers drift by 3 to 14 times."""
-# Heads below this share of the largest are not seen, however small the noise; nor are those below
-# so many times the noise: the largest singular value of noise is 2 to 3 times √rows of its numbers.
-INVISIBLE, RANK_NOISE = 1e-12, 30.0
+# A head that was overlooked may add less to answers than those that were found, by chance or as the
+# others make up for it: so many times.
+SEEN = 8.0
 
 
 class Said(NamedTuple):
@@ -219,7 +204,7 @@ class Conclusion(Generic[L]):
             Fresh answers are not what the layer predicts.
         """
         drawn, model = self.drawn, self.drawn.model
-        short, rounds = self.fresh.holdout(checks - sum(len(y) for _, y in earlier))
+        short, rounds = self.fresh.holdout(checks - sum(len(y) for _, y in earlier), drawn.tells)
         answered = yield from fresh_answers(short, earlier, rounds)
         judgement = self._judged(answered, checks, MORE)
         self._believed(judgement, bool(checks))
@@ -227,9 +212,9 @@ class Conclusion(Generic[L]):
         widened = max(1.0, strain / USUAL)
         errors = {name: widened * bound for name, bound in drawn.errors().items()}
         bounds, close = drawn.bounds(errors)
-        looked = (looked_at(model, answered, chain(*rounds)), _seen(judgement))
+        looked = (looked_at(model, answered, chain(*rounds), self.fresh.ball), _seen(judgement))
         assumed = (
-            *self._assumed(),
+            *self._assumed(answered),
             *(looked if checks else ("Nothing was checked.",)),
             *close,
             *_predicted_within(model, answered, bounds),
@@ -248,20 +233,33 @@ class Conclusion(Generic[L]):
         if judgement.evidence.passed or not asked:
             return
         missed, allowed = judgement.worst
-        raise ModelMismatch(
-            f"The recovered layer of {self.drawn.model.H} heads misses a fresh answer by "
-            f"{missed:.1e} of its size where {allowed:.1e} is expected: the target is no "
-            f"{self.said.kind} ({self.said.otherwise}), or its answers are too coarse."
+        raise Reason.FRESH_ANSWERS_MISSED.error(
+            model=f"layer of {self.drawn.model.H} heads",
+            missed=missed,
+            allowed=allowed,
+            contrary=f"no {self.said.kind} ({self.said.otherwise}), or its answers are too coarse",
         )
 
-    def _assumed(self) -> tuple[str, ...]:
-        noise = self.drawn.noise
+    def _unseen(self, answered: Sequence[Answered]) -> float:
+        """Return the size of M, beside the largest, that fresh answers would have shown.
+
+        A head that adds more to one of them than it may be missed by is not overlooked, whatever
+        the search made of it. Heads that were found say how much one adds.
+        """
+        told = [(X, y) for X, y in answered if len(X) and X.shape[1] > 1]
+        if not told:
+            told = [(one.X, self.drawn.model(one.X)) for one in self.fresh.confirming(CONFIRMING)]
+        each = np.array([self.drawn.unseen(X, y, MORE) for X, y in told])
+        return SEEN * float(np.max(np.min(each, axis=0), initial=0.0))
+
+    def _assumed(self, answered: Sequence[Answered]) -> tuple[str, ...]:
+        noise, unseen = self.drawn.noise, self._unseen(answered)
         absolute = f", and by {noise.absolute:.1e}" if noise.absolute else ""
-        unseen = max(RANK_NOISE * noise.relative, INVISIBLE)
         return (
             f"The target is a {self.said.kind}, and all heads were found: the hold-out tests "
             "this but cannot prove it. A head is missed if its M is 0, and may be missed if its M "
-            f"is below {unseen:.0e} of the others'. Heads whose W and w differ by less than their "
+            f"is below {unseen:.0e} of the others' (fresh answers show larger ones, whose scores "
+            "are of about the size of the others'). Heads whose W and w differ by less than their "
             "bounds count as one, with the sum of their M.",
             f"Answers are off by {noise.relative:.1e} of their size{absolute}, as measured with "
             "single tokens. A bound is for all numbers of a head together, the largest over heads.",

@@ -17,6 +17,7 @@ import numpy as np
 from unsoftmax.measure.token_map import AnswerNoise
 from unsoftmax.models.arrays import UNIT
 from unsoftmax.models.attention_layer import AttentionLayer
+from unsoftmax.models.attention_map import Attention
 from unsoftmax.models.layer_norm import LayerNorm
 from unsoftmax.models.products import Product
 from unsoftmax.models.rotary_layer import RotaryLayer
@@ -157,6 +158,31 @@ class DrawnModels(Generic[L]):
             telling=(allowed < most * size) | (X.shape[1] > 1),
             most=most,
         )
+
+    def tells(self, X: Array) -> bool:
+        """Tell whether errors of the parameters leave the answer to a sequence (N, d) as it is."""
+        at = self.residuals(X[None], self.model(X[None]))
+        return bool(np.all(at.own + at.allowed <= at.most * at.size))
+
+    def unseen(self, X: Array, y: Array, more: float = 1.0) -> Array:
+        """Return how small every head would have to be for no answer (B, m) to show it: (H,).
+
+        As a share of the largest M: what is missed may be so many times what the head adds.
+        """
+        compared, at = self.residuals(X, y, more), self.model.maps.linearise(X)
+        leaves = self.model.maps.leaves.items()
+        [(prefix, heads)] = ((name, one) for name, one in leaves if isinstance(one, Attention))
+        name = "M" if heads.O is None else "O"
+        whole = getattr(heads, name)
+        norms = np.array([self.model.values_of(h).norm for h in range(self.model.H)])
+        shares = np.full(self.model.H, np.inf)
+        for h in range(self.model.H):
+            own = np.zeros_like(whole)
+            own[h] = whole[h]
+            adds = self._measured(at.jvp({f"{prefix}{name}": own}, None)[:, 0]) / compared.size
+            with np.errstate(divide="ignore"):
+                shares[h] = np.min(compared.tolerance / adds, initial=np.inf)
+        return np.asarray(shares * norms / norms.max(initial=0.0))
 
     def strain(self, X: Array, y: Array) -> float:
         """Return the largest miss, in multiples of one error of the parameters and the noise."""

@@ -245,19 +245,58 @@ def fresh_answers(
     further : iterable of rounds
         What is asked after them, round by round. A round that the target does not answer (the
         runner throws its `OracleError` in) is left out: there may be a longest sequence or token.
+        Where the target does not even answer ``fresh``, all are cut to the most tokens it answers.
     """
-    answered = [*earlier]
-    for step, asked in enumerate([fresh, *further]):
+    answered, most = [*earlier], None
+    for step, families in enumerate([fresh, *further]):
+        asked = [*families] if most is None else [cut(part, most) for part in families]
         if not asked:
             continue
         try:
-            answers = yield list(asked)
-        except OracleError:
-            if not step:
-                raise
-            continue
+            answers = yield asked
+        except OracleError as refusal:
+            if step:
+                continue
+            most = yield from _most_tokens(asked, refusal)
+            asked = [cut(part, most) for part in asked]
+            answers = yield asked
         answered += [(_written_out(part), y) for part, y in zip(asked, answers, strict=True)]
     return answered
+
+
+def cut(probes: Probes, most: int) -> Probes:
+    """Leave out all but the last tokens, ``most`` of them."""
+    if probes.tokens <= most:
+        return probes
+    X = _written_out(probes)[:, -most:]
+    return Sequences(X, phase=probes.phase, purpose=probes.purpose)
+
+
+def _most_tokens(
+    families: Sequence[Probes], refusal: OracleError
+) -> Generator[Round, Answers, int]:
+    """Ask how many tokens are answered, of the lengths of families of which some are refused.
+
+    Raises
+    ------
+    OracleError
+        The refusal: it is not for the number of tokens.
+    """
+    longest = max(families, key=lambda probes: probes.tokens)
+    lengths = sorted({2, *(probes.tokens for probes in families if probes.tokens > 2)})
+    answered, refused = -1, len(lengths) - 1
+    while refused - answered > 1:
+        tried = (answered + refused) // 2
+        asked = Sequences(longest[:1], phase=longest.phase, purpose=longest.purpose)
+        try:
+            yield [cut(asked, lengths[tried])]
+        except OracleError:
+            refused = tried
+        else:
+            answered = tried
+    if answered < 0:
+        raise refusal
+    return lengths[answered]
 
 
 def _written_out(probes: Probes) -> Array:

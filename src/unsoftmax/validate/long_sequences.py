@@ -1,4 +1,4 @@
-"""The long fresh sequences that every learner of attention asks: 1 to 512 tokens, logits to 30.
+"""The far fresh sequences that every learner of attention asks: long ones, and of long tokens.
 
 Attention that is softmax on a few tokens may be something else on many, or where scores are
 large: a sliding window, the k largest scores, a temperature that depends on N, a bias by
@@ -10,6 +10,10 @@ position, clipped scores, a sink that takes what no token gets. So a part of eac
 - *permuted*: all tokens but the last of the sequence before in another order: the same answer;
 - one token by itself whose own score is about −30: single tokens do not depend on W unless
   something else takes part in the softmax.
+
+Scores may also saturate with the *lengths* of tokens, which logits do not show: keys as long as
+query tokens are short have the same. Another part (`LongTokens`) has long keys or long query
+tokens at moderate logits, as long as the errors of the model allow.
 
 What a sequence looks like is here; how tokens are scaled so that the recovered model has the
 logits wanted is the learner's, and so is the judgement (`validate.judge`).
@@ -24,8 +28,13 @@ from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 
+from unsoftmax.models.arrays import TINY
+from unsoftmax.models.attention import softmax
 from unsoftmax.probes import Array, Probes, Round
 from unsoftmax.validate.judge import Answered
+
+LONGEST = 2.0**110
+"""No token is longer: squares of tokens and their answers must stay in float32's range."""
 
 
 class SequenceShape(NamedTuple):
@@ -71,8 +80,10 @@ class LongSequenceTuning:
     stretched: tuple[float, ...] = (1.0, -1.0, 2.0, -2.0, 4.0, -4.0)
     """Factors of the logits tried for it in turn, offsets turned round where they are negative.
     The first that suffices is asked, or else the one that comes nearest."""
-    longest: float = 2.0**110
-    """No token is longer: squares of tokens and their answers must stay in float32's range."""
+    longest: float = LONGEST
+    """No token is longer."""
+    long_tokens: int = 3
+    """One in so many of the other sequences has long tokens (`LongTokens`)."""
     together: int = 64
     """Families of up to so many tokens are asked in one round, and each longer one in a round of
     its own: a target may have a longest sequence, and is believed as far as it answers."""
@@ -215,22 +226,205 @@ def _alone(
     return np.asarray(q[0])
 
 
+# -- sequences of long tokens
+
+# Keys and query tokens, in turn, are so many times as long as tokens of 1, or as tokens with
+# logits of about 1, whichever are longer; else half as long, until the errors of the model leave
+# answers nearly as they are.
+# Errors of W move logits with the square of a query token's length, for keys follow it: shorter.
+REACH, QUERY_REACH = 2.0**10, 2.0**6
+# Tokens of such a sequence, and root mean squares of its logits, in turn.
+LONG_TOKENS, LONG_LOGITS = 12, (1.0, 3.0)
+# Directions that keys are made of, unless heads are more: all of them where there are fewer.
+DIRECTIONS = 32
+# A key counts as looked at where it has a weight between this and the rest of 1, a query token
+# where some key does: what is done to their scores shows there.
+SEEN_WEIGHT = 1e-3
+# Heads whose scores of keys differ by less than this share count as one; so does what is left of a
+# direction where heads score all.
+SAME_SCORES = 1e-6
+# Tokens near a ball's rim are those whose squares are short of its square by less than this share.
+RIM = 1e-3
+_POWERS = np.exp2(np.arange(-440, 441) / 4)
+
+
+class Ball(NamedTuple):
+    """Tokens of a model that a norm makes of the target's: the longest are near the rim."""
+
+    radius: float
+    least: float
+    """The squares of tokens are short of the radius' by this share at least."""
+    queries: bool
+    """Whether query tokens may be long: with a residual connection answers contain them."""
+    lengths: Callable[[Array], Array]
+    """Maps tokens (…, d) to the lengths that they have before the norm, (…)."""
+
+
+@dataclass(frozen=True, slots=True)
+class LongTokens:
+    """Sequences of long keys, and of long query tokens, at moderate logits.
+
+    Attributes
+    ----------
+    model : Scored
+        The recovered model.
+    tells : callable
+        Whether a model with the errors of this one answers a sequence (N, d) nearly alike.
+    longest : float
+        No token is longer.
+    ball : Ball, optional
+        Where a norm stands before the model: tokens are long there, at the model's own logits.
+    """
+
+    model: Scored
+    tells: Callable[[Array], bool]
+    longest: float = LONGEST
+    ball: Ball | None = None
+
+    def among(
+        self,
+        count: int,
+        rng: np.random.Generator,
+        ordinary: Callable[[int], Array],
+        share: int = LongSequenceTuning().long_tokens,
+    ) -> list[Array]:
+        """Draw ``count`` sequences (N, d): one in ``share`` has long tokens."""
+        drawn, long = list[Array](), 0
+        for n in range(count):
+            X = self.drawn(n // share, rng) if n % share == share // 2 else None
+            long += X is not None
+            drawn.append(ordinary(n - long) if X is None else X)
+        return drawn
+
+    def drawn(self, n: int, rng: np.random.Generator) -> Array | None:
+        """Draw the n-th: long keys, a long query token in turn; None where none would tell."""
+        X = rng.standard_normal((LONG_TOKENS, self.model.dim)) / np.sqrt(self.model.dim)
+        if self.ball is not None:
+            return self._at_the_rim(self.ball, X, rng)
+        natural = length_for(self.model, X, 1.0)
+        unit = X / np.linalg.norm(X, axis=1, keepdims=True)
+        logits = LONG_LOGITS[n // 2 % len(LONG_LOGITS)] * rng.standard_normal(LONG_TOKENS - 1)
+        # from the longest to the natural ones, some of each: one alone may meet drawn errors or not
+        shares = np.arange(LONG_TOKENS - 1) // 3 / 4 + rng.uniform(0, 0.1, LONG_TOKENS - 1)
+        shares[0] = 0.0
+        basis = np.linalg.qr(rng.standard_normal((self.model.dim, self._directions(X))))[0].T
+        long = (QUERY_REACH if n % 2 else REACH) * max(natural, 1.0)
+        long = min(long, self.longest / 2)
+        while long > natural:
+            # keys along what scores them are as long as a query token is short
+            query = (long if n % 2 else natural**2 / long) * unit[-1]
+            lengths = long * (natural / long) ** shares
+            made = self._with_logits(query, logits, lengths, unit[:-1] @ basis.T, basis)
+            made = made.astype(np.float32).astype(np.float64)
+            if np.linalg.norm(made, axis=1).max() <= self.longest and self.tells(made):
+                return made
+            long /= 2
+        return None
+
+    def _at_the_rim(self, ball: Ball, X: Array, rng: np.random.Generator) -> Array | None:
+        """Make tokens whose squares are short of the radius' by shares down to the least."""
+        left = RIM * (ball.least / RIM) ** rng.uniform(size=(len(X), 1))
+        left[-1] = left[-1] if ball.queries else RIM
+        X *= ball.radius * np.sqrt(1 - left) / np.linalg.norm(X, axis=1, keepdims=True)
+        return X if self.tells(X) else None
+
+    def _directions(self, X: Array) -> int:
+        heads = self.model.scored(X[None]).size // len(X)
+        return min(self.model.dim, max(DIRECTIONS, 2 * heads))
+
+    def _with_logits(
+        self, query: Array, logits: Array, lengths: Array, fill: Array, basis: Array
+    ) -> Array:
+        """Make keys with logits, alike in all heads, and of lengths, or longer if they must be.
+
+        A key scores affinely: of the keys with the logits wanted the shortest is found, and what is
+        missing of its length is added along a direction that changes no score.
+        """
+        asked = np.zeros((len(basis) + 1, len(lengths) + 1, len(query)))
+        asked[1:, :-1] = basis[:, None]
+        asked[:, -1] = query
+        scores = self.model.scored(asked).reshape(len(asked), -1, len(lengths) + 1)
+        none, each = scores[0], scores[1:, :, :-1] - scores[0, :, :-1]
+        missing = logits + none[:, -1:] - none[:, :-1]
+        sizes = np.linalg.norm(each, axis=0)
+        sizes[sizes == 0] = 1.0
+        made = np.vstack([np.zeros((len(lengths), len(query))), query])
+        for i, length in enumerate(lengths):
+            scored_by = (each[:, :, i] / sizes[:, i]).T
+            inverse = np.linalg.pinv(scored_by, rcond=SAME_SCORES)
+            key = inverse @ (missing[:, i] / sizes[:, i])
+            own = float(np.linalg.norm(key))
+            if own < length:
+                beside = fill[i] - inverse @ (scored_by @ fill[i])
+                beside -= inverse @ (scored_by @ beside)
+                if (left := float(np.linalg.norm(beside))) > SAME_SCORES * np.linalg.norm(fill[i]):
+                    key += np.sqrt(length**2 - own**2) / left * beside
+            made[i] = key @ basis
+        return made
+
+
+def length_for(model: Scored, X: Array, logits: float) -> float:
+    """Return how much longer the tokens of X (N, d) have logits of the root mean square wanted.
+
+    It is 1 where no length gives any. Logits are scores less that of the last token; of all heads
+    the one counts where they are largest. Within a tenth.
+    """
+    if len(X) == 1:
+        return 1.0
+    scores = model.scored(np.stack([X, -X, np.zeros_like(X)]))
+    scores = scores.reshape(3, -1, len(X))
+    one, minus, none = scores - scores[..., -1:]
+    A, B = (one + minus) / 2 - none, (one - minus) / 2
+    size = max(float(np.abs(part).max(initial=0.0)) for part in (A, B))
+    if not size > 0:
+        return 1.0
+    A, B, C = A / size, B / size, none / size
+    terms = [A * A, 2 * A * B, B * B + 2 * A * C, 2 * B * C, C * C]
+    squares = np.array([np.mean(term, axis=1) for term in terms])
+    means = np.max(np.array([np.polyval(of_head, _POWERS) for of_head in squares.T]), axis=0)
+    found = np.log2(np.sqrt(np.maximum(means, TINY))) + np.log2(size / logits)
+    return float(_POWERS[np.argmin(np.abs(found))])
+
+
 # -- asking, and saying what was looked at
 
 
-def looked_at(model: Scored, answered: Sequence[Answered], long: Iterable[Probes]) -> str:
-    """Say up to which length and size of logits fresh sequences were answered.
+def looked_at(
+    model: Scored,
+    answered: Sequence[Answered],
+    long: Iterable[Probes],
+    ball: Ball | None = None,
+) -> str:
+    """Say up to which lengths and size of logits fresh sequences were answered.
 
-    ``long`` are the families of long sequences, those that were not answered included.
+    ``long`` are the families of long sequences, those that were not answered included; ``ball``
+    says how long tokens of the model are before a norm.
     """
     longest = max((X.shape[1] for X, y in answered if len(y)), default=0)
     most = max((_largest_logit(model, X) for X, _ in answered if X.shape[1] == longest), default=0)
     lost = sorted({part.tokens for part in long} - {X.shape[1] for X, _ in answered})
     refused = f" It did not answer those of {', '.join(map(str, lost))} tokens." if lost else ""
+    keys, queries = _longest_seen(model, [X for X, y in answered if len(y)], ball)
     return (
         f"Fresh sequences had up to {longest} tokens, and logits up to {most:.2g}: beyond that the "
-        f"target may be something else.{refused}"
+        f"target may be something else.{refused} Their keys had norms up to {keys:.2g} and their "
+        f"query tokens up to {queries:.2g}: longer ones may score otherwise."
     )
+
+
+def _longest_seen(model: Scored, asked: Iterable[Array], ball: Ball | None) -> tuple[float, float]:
+    """Return the norms of the longest keys, and query tokens, on whose scores answers depend."""
+    keys = queries = 0.0
+    for X in asked:
+        scores = model.scored(X).reshape(len(X), -1, X.shape[1])
+        if X.shape[1] > 1 and scores.size:
+            weights = softmax(scores)[..., :-1]
+            counts = np.any((weights > SEEN_WEIGHT) & (weights < 1 - SEEN_WEIGHT), axis=1)
+            lengths = np.linalg.norm(X, axis=2) if ball is None else ball.lengths(X)
+            keys = max(keys, float(np.max(lengths[:, :-1], where=counts, initial=0.0)))
+            counted = np.any(counts, axis=1)
+            queries = max(queries, float(np.max(lengths[:, -1], where=counted, initial=0.0)))
+    return keys, queries
 
 
 def _largest_logit(model: Scored, X: Array) -> float:

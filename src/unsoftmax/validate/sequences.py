@@ -19,18 +19,18 @@ kind: what makes a wrong model show depends on the class. The long ones are the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from unsoftmax.errors import ModelMismatch
-from unsoftmax.models import RotaryHead, SingleHead
+from unsoftmax.models import RotaryHead, RotaryHeads, SingleHead
 from unsoftmax.models.arrays import TINY
 from unsoftmax.probes import Array, Purpose, Round, Sequences
 from unsoftmax.protocol import Certificate
-from unsoftmax.validate.head_comparison import UNBOUNDED
-from unsoftmax.validate.long_sequences import LongSequenceTuning, draw_long
+from unsoftmax.refusals import Reason
+from unsoftmax.validate.head_comparison import UNBOUNDED, score_shift
+from unsoftmax.validate.long_sequences import LongSequenceTuning, LongTokens, draw_long
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +115,12 @@ def straight(
     count: int,
     rng: np.random.Generator,
     radius: float = np.inf,
-    short: float = 1.0,
+    norms: tuple[float, float] = (1.0, 1.0),
 ) -> Sequences:
-    """Single tokens of norm about 1, then as many of norm about ``short``."""
+    """Single tokens of about the first norm, then as many of about the second."""
     tokens = rng.standard_normal((count, 1, dim)) / np.sqrt(dim)
-    tokens[(count + 1) // 2 :] *= short
+    tokens[: (count + 1) // 2] *= norms[0]
+    tokens[(count + 1) // 2 :] *= norms[1]
     return _checked("straight", tokens, radius)
 
 
@@ -152,11 +153,7 @@ def refuse_drift(first: Array, second: Array, tuning: DriftTuning) -> None:
     for alike in (moved / first, moved):
         mean, deviation = float(np.mean(alike)), float(np.std(alike, ddof=1))
         if abs(mean) > tuning.alike * deviation:
-            raise ModelMismatch(
-                "The target drifts from query to query: the same questions got other answers a "
-                "little later, and all have moved alike, by up to "
-                f"{np.max(np.abs(moved / first)):.1e} of them."
-            )
+            raise Reason.ANSWERS_DRIFT.error(share=np.max(np.abs(moved / first)))
 
 
 def closing(
@@ -178,14 +175,17 @@ def closing(
         return scale.sequence(offsets, query, logits, 0)
 
     long = draw_long(model, count, rng, scaled, tuning.long)
-    sequences = []
-    for n in range(count - len(long)):
+
+    def short(n: int) -> Array:
         length = tuning.lengths[n % len(tuning.lengths)]
         wanted = tuning.logits[n % len(tuning.logits)]
-        sequences.append(scale.sequence(*_directions(model.dim, length, n, rng), wanted, n))
+        return scale.sequence(*_directions(model.dim, length, n, rng), wanted, n)
+
+    tokens = LongTokens(model, scale.known, min(radius, tuning.long.longest))
+    sequences = tokens.among(count - len(long), rng, short, tuning.long.long_tokens)
     families = [by_length(some, "") for some in (sequences, long)]
-    short, further = ([_checked("closing", one.X, radius) for one in some] for some in families)
-    return short, further
+    near, further = ([_checked("closing", one.X, radius) for one in some] for some in families)
+    return near, further
 
 
 def by_length(
@@ -225,6 +225,11 @@ class ClosingScale:
         gain = max(1.0, min(self.tuning.gain, room))
         b = beta / gain * query
         return np.vstack([gain * alpha * offsets + b, b])
+
+    def known(self, X: Array) -> bool:
+        """Tell whether the certificate leaves logits of a sequence (N, d) nearly as they are."""
+        W_error, w_error = (min(self.errors[name], UNBOUNDED) for name in "Ww")
+        return bool(score_shift(X[None], W_error, w_error).max() <= self.tuning.open_by)
 
     def _scales(self, offsets: Array, query: Array, wanted: float, n: int) -> tuple[float, float]:
         """Find α and β for which the logits α·(a·w + β·a·W b) have the RMS that is wanted.
@@ -285,20 +290,23 @@ def _nearest(logits: Array, wanted: float) -> int:
 
 
 def at_distances(
-    heads: Sequence[RotaryHead],
-    dim: int,
+    model: RotaryHead | RotaryHeads,
     count: int,
     rng: np.random.Generator,
     tuning: DistanceTuning,
+    tells: Callable[[Array], bool],
 ) -> tuple[list[Sequences], list[Round]]:
     """Draw ``count`` sequences for heads with positions: short ones, and rounds of longer ones.
 
     One family for each length, the shortest first. Logits are those of each head in turn. Long
     sequences look at all distances up to their length: windows and frequencies that change beyond
-    one show there or nowhere.
+    one show there or nowhere. ``tells``: whether a model with this one's errors answers a sequence
+    (N, d) nearly alike.
     """
-    most, drawn = max(tuning.together, tuning.most_numbers // dim), []
-    for n in range(count):
+    dim, heads = model.dim, model.heads if isinstance(model, RotaryHeads) else [model]
+    most = max(tuning.together, tuning.most_numbers // dim)
+
+    def ordinary(n: int) -> Array:
         shapes = tuning.long if n % 2 == 0 else tuning.short
         tokens, wanted = shapes[n // 2 % len(shapes)]
         X = rng.standard_normal((min(tokens, most), dim)) / np.sqrt(dim)
@@ -310,7 +318,9 @@ def at_distances(
                 logits = logit_sizes(head, X[:-1] - X[-1], X[-1], s, s)
                 # of all tokens: the last one's logit is 0
                 X *= s[_nearest(logits * np.sqrt(1 - 1 / len(X)), wanted)]
-        drawn.append(X.astype(np.float32).astype(np.float64))
+        return np.asarray(X.astype(np.float32), dtype=np.float64)
+
+    drawn = LongTokens(model, tells).among(count, rng, ordinary)
     families = sorted(by_length(drawn, "hold-out, closing"), key=lambda part: part.tokens)
     near = [part for part in families if part.tokens <= tuning.together]
     return near, [[part] for part in families if part.tokens > tuning.together]

@@ -101,7 +101,7 @@ def test_the_end_is_a_certificate_or_a_refusal():
     unchecked, asked = end(recovered(scene), checks=0)
     assert (asked, unchecked.evidence.passed) == (0, False)
     assert "Nothing was checked." in unchecked.certificate.assumes
-    with pytest.raises(ModelMismatch, match="miss a fresh answer by"):
+    with pytest.raises(ModelMismatch, match="misses fresh answers by"):
         end(recovered(scene, 1e-2))
 
 

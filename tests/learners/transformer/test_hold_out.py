@@ -104,7 +104,7 @@ def test_no_answers_no_evidence():
     ("W_off", "W_error", "refusal", "said"),
     [
         (0.0, 1e9, us.NotIdentifiable, "too coarse"),
-        (1.0, 1e-6, us.ModelMismatch, "misses fresh sequences"),
+        (1.0, 1e-6, us.ModelMismatch, "misses fresh answers"),
     ],
 )
 def test_the_end_says_why_it_refuses(W_off, W_error, refusal, said):

@@ -25,11 +25,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 
-from unsoftmax.errors import ModelMismatch, NotIdentifiable
+from unsoftmax.errors import ModelMismatch
 from unsoftmax.learners.attention_layer import search_limits as limits
 from unsoftmax.learners.attention_layer.attention_search import (
     REFUSALS,
@@ -63,22 +63,16 @@ from unsoftmax.learners.settings import Configured, one_of, rank_up_to, whole_nu
 from unsoftmax.measure.token_map import AnswerNoise, TokenMapAnswers
 from unsoftmax.models import Rotary
 from unsoftmax.old_spellings import takes_old_spellings
-from unsoftmax.probes import FARTHEST
 from unsoftmax.protocol import Found, Outputs, Plan, Steps
+from unsoftmax.refusals import Reason, reworded
 from unsoftmax.theory import counts
+from unsoftmax.theory.costs import Cost
 from unsoftmax.validate.conclude import CONFIRMING, LONG, SHORT
 from unsoftmax.validate.drawn_models import Layer
+from unsoftmax.validate.long_sequences import Ball
 
 # Rounds in which keys and query tokens are asked, each again as often as weights are small.
 _KEY_ROUNDS = 14 * (1 + limits.AGAIN)
-
-
-class LayerCost(NamedTuple):
-    """What recovery takes at most, the hold-out apart; named as in a `Plan`."""
-
-    at_most: int
-    tokens: int
-    rounds: int
 
 
 def layer_plan(
@@ -127,7 +121,7 @@ def layer_plan(
         )
     else:
         plain, behind = _plain(d, H, attempts, shares), _behind(d, H)
-        cost = LayerCost(*map(max, plain, behind))
+        cost = plain | behind
         queries = counts.attention_layer_queries(d, H, r)
         formula = (
             "about d + 76 + (H − 1)(r + 3) + (r + 4)·d/r + (d − r − 3) for H heads of rank r with "
@@ -137,52 +131,46 @@ def layer_plan(
             behind_norm = counts.normalised_layer_queries(d, H, r)
             after_norm = counts.prenorm_layer_queries(d, H, r)
             formula += f"; {behind_norm:,} behind a norm, {after_norm:,} after one"
-    return Plan(
-        queries=None,
-        formula=formula,
-        longest_token=FARTHEST,
-        most_tokens=most_tokens,
-        **cost._asdict(),
-    )
+    return cost.plan(formula, most_tokens, known=False)
 
 
 def _search(d: int, H: int, pilots: Pilots) -> int:
     """Bound one search for heads, query tokens that open one gate, and maps."""
     asked = limits.PILOT_ROUNDS * (pilots.tokens + 2) + 3 * limits.SCORE_PILOTS
     maps = limits.TRIES * (H * d + limits.CHECKED)
-    return search_cost(H)[0] + asked + maps + CONFIRMING
+    return search_cost(H).queries + asked + maps + CONFIRMING
 
 
 def _rounds(attempts: int) -> int:
     """Bound the rounds of so many searches."""
     maps = limits.TRIES * (limits.OFFSET_ROUNDS + 1)
     scores = limits.SCORE_PILOTS + _KEY_ROUNDS
-    every = search_cost(0)[1] + 2 * limits.PILOT_ROUNDS + maps + scores + 4
+    every = search_cost(0).rounds + 2 * limits.PILOT_ROUNDS + maps + scores + 4
     return 1 + attempts * every + 1 + LONG.most_rounds
 
 
-def _plain(d: int, H: int, attempts: int, shares: int) -> LayerCost:
+def _plain(d: int, H: int, attempts: int, shares: int) -> Cost:
     """Bound a layer without a norm, or after one that is found, or searched by copies."""
     scores = (2 + limits.AGAIN) * d * (d + 1)
     search = _search(d, H, PLAIN) + H * d + scores + unseen_cost(H)
     # by copies with a residual and without, of lengths that are more
-    soft = 2 * -(-shares // len(limits.SOFT_SHARES)) * np.array(_after(d, H))
-    queries = d + 8 + attempts * search + int(soft[0])
-    tokens = 2 * max(queries, _behind(d, H).at_most) + attempts * scores + int(soft[1])
-    return LayerCost(queries, tokens, _rounds(attempts) + int(soft[2]))
+    soft = 2 * -(-shares // len(limits.SOFT_SHARES)) * _after(d, H)
+    queries = d + 8 + attempts * search
+    most = max(queries + soft.queries, _behind(d, H).queries)
+    return Cost(queries, 2 * most + attempts * scores, _rounds(attempts)) + soft
 
 
-def _with_positions(d: int, H: int, attempts: int) -> tuple[LayerCost, int]:
+def _with_positions(d: int, H: int, attempts: int) -> tuple[Cost, int]:
     """Bound a layer with positions; return the tokens of its longest sequence as well."""
     keys = (1 + limits.AGAIN) * 4 * d * (d + 1)
     # as many searches again, for biases
-    queries = d + 8 + 2 * attempts * (_search(d, H, POSITIONED) + keys)
+    search = Cost.of(_search(d, H, POSITIONED), tokens=2)
     longest = max(limits.LONGEST, limits.LONGEST_COARSE) + d + 1
-    tokens = 2 * queries + 2 * attempts * keys * longest
-    return LayerCost(queries, tokens, _rounds(2 * attempts) + LONG.most_rounds), longest
+    singles = Cost.of(d + 8, tokens=2, rounds=_rounds(2 * attempts) + LONG.most_rounds)
+    return singles + 2 * attempts * (search + Cost.of(keys, tokens=2 + longest)), longest
 
 
-def _behind(d: int, H: int) -> LayerCost:
+def _behind(d: int, H: int) -> Cost:
     """Bound a layer behind a norm.
 
     Every search may ask offsets in all directions, keys one by one for all query tokens, and as
@@ -199,25 +187,28 @@ def _behind(d: int, H: int) -> LayerCost:
     asked = 2 * limits.PILOT_ROUNDS + maps + limits.SCORE_PILOTS + _KEY_ROUNDS + 2
     asked += lengths * (limits.PLANE_ROUNDS + 1) + limits.EPS_TOKENS
     rounds = 11 + tries * asked + LONG.most_rounds + 1
-    tokens = 2 * queries + tries * (4 + limits.AGAIN) * (d + 1) ** 2
-    return LayerCost(queries, tokens, rounds)
+    longer = Cost(tokens=(4 + limits.AGAIN) * (d + 1) ** 2)
+    return Cost.of(queries, tokens=2, rounds=rounds) + tries * longer
 
 
-def _after(d: int, H: int) -> LayerCost:
+def _after(d: int, H: int) -> Cost:
     """Bound a layer after a norm."""
     shares, tries = len(limits.SOFT_SHARES), limits.BALL_TRIES
     beside = limits.SOFT_COORDINATES + limits.SOFT_SPARE_TOKENS
     heads = shares * (limits.SOFT_FIRST + 2 * (H + beside + limits.SOFT_TESTED_BY))
     maps = heads + (1 + limits.SOFT_AGAIN) * d * (H + beside)
     scores = (2 + limits.AGAIN) * d * (d + 1) + 3 * limits.SCORE_PILOTS
-    queries = d + 14 + limits.BALL_RUNGS + 2 * limits.BALL_REFINED
-    queries += tries * (maps + scores + CONFIRMING)
-    tokens = 2 * queries + tries * (max(map(sum, limits.SOFT_COPIES)) * maps + scores)
-    tokens += tries * CONFIRMING * max(shape.tokens for shape in SHORT)
+    singles = d + 14 + limits.BALL_RUNGS + 2 * limits.BALL_REFINED
+    search = (
+        Cost.of(maps, tokens=2 + max(map(sum, limits.SOFT_COPIES)))
+        + Cost.of(scores, tokens=3)
+        + Cost.of(CONFIRMING, tokens=2 + max(shape.tokens for shape in SHORT))
+    )
     offsets = (2 + limits.SOFT_AGAIN) * (1 + int(np.log2(d + 1)))
     searched = shares * (1 + int(np.log2(H + 2))) + offsets
     asked = limits.SCORE_PILOTS + _KEY_ROUNDS + 4
-    return LayerCost(queries, tokens, 6 + tries * (searched + asked) + 1 + LONG.most_rounds)
+    opened = Cost.of(singles, tokens=2, rounds=6 + 1 + LONG.most_rounds)
+    return opened + tries * (search + Cost(rounds=searched + asked))
 
 
 # Length of the single tokens that read M: long beside a constant c.
@@ -356,7 +347,7 @@ class AttentionLayerLearner(Configured):
     rotary_base: float | None = field(default=None, kw_only=True)
     tuning: AttentionLayerTuning = field(default=AttentionLayerTuning(), kw_only=True)
 
-    revision: ClassVar[int] = 7
+    revision: ClassVar[int] = 8
     outputs: ClassVar[Outputs] = "vector"
 
     def __post_init__(self) -> None:
@@ -436,7 +427,7 @@ class AttentionLayerLearner(Configured):
                 return (yield from soft_search(soft, base, self._profile, _SOFT_WIDEST))
             except REFUSALS:
                 continue
-        raise NotIdentifiable(str(refusal), determined=refusal.determined) from refusal
+        raise reworded(refusal, str(refusal)) from refusal
 
     def _on_ball(
         self, normed: NormedTokens, rng: np.random.Generator, checks: int
@@ -447,17 +438,18 @@ class AttentionLayerLearner(Configured):
         tokens = TokenMapAnswers.of(asked, (yield asked), reach)
         noise, explained = tokens.noise(), tokens.explained(normed.precision)
         if noise.relative > _AFFINE or np.any(tokens.missed > _UNEXPLAINED * explained):
-            raise ModelMismatch(
-                "Answers to single tokens are not affine in the normalised token: one differs by "
-                f"{np.max(tokens.missed):.1e}, where the rounding of answers explains "
-                f"{np.max(explained):.1e}. Something else is added or stands behind, or "
-                "answers are too noisy."
+            raise Reason.TOKENS_NOT_AFFINE.error(
+                where=" in the normalised token",
+                missed=np.max(tokens.missed),
+                explained=np.max(explained),
+                such=", or answers are too noisy",
             )
         soft = SoftGateReading(tokens, LayerMap.of(tokens), noise, reach, int(self.max_heads), rng)
 
         def searched(last: bool) -> Asking[Concluded]:
             fresh, least = _FRESH * normed.radius, _LEAST_MOST
-            found = soft_search(soft, base, self._profile, reach, fresh, least_most=least)
+            ball = Ball(normed.radius, normed.least_left, not normed.kind.residual, normed.lengths)
+            found = soft_search(soft, base, self._profile, reach, fresh, ball, least_most=least)
             return (yield from found)
 
         base = yield from soft.base()
@@ -478,11 +470,8 @@ class AttentionLayerLearner(Configured):
             heads = yield from heads_at_moderate_logits(model, layer, noise, rng)
             if not model.H < heads <= int(self.max_heads):
                 raise
-            raise HeadsAlike(
-                f"With weights of 0 or 1 the answers show {model.H} heads, with other weights "
-                f"{heads}: some heads weigh tokens so similarly (W beside 2W, for example) that "
-                "two tokens do not tell them apart.",
-                determined={"c": layer.c, "M": layer.M},
+            raise Reason.HEADS_WEIGH_ALIKE.error(
+                {"c": layer.c, "M": layer.M}, kind=HeadsAlike, hard=model.H, soft=heads
             ) from refusal
         return conclusion
 
@@ -492,20 +481,15 @@ class AttentionLayerLearner(Configured):
         tokens = TokenMapAnswers.of(asked, (yield asked), _TOKEN_SCALE)
         noise = tokens.noise()
         if np.any(tokens.missed > _UNEXPLAINED * tokens.explained()):
-            raise ModelMismatch(
-                "Answers to single tokens are not affine: one differs by "
-                f"{np.max(tokens.missed):.1e}, where the rounding of answers explains "
-                f"{np.max(tokens.explained()):.1e}. Something else is added or stands behind: a "
-                "normalisation (LayerNorm, RMSNorm), a nonlinearity, another layer."
-                + self._with_a_norm
-                + self._of_few_bits(tokens)
+            raise Reason.TOKENS_NOT_AFFINE.error(
+                also=self._with_a_norm + self._of_few_bits(tokens),
+                where="",
+                missed=np.max(tokens.missed),
+                explained=np.max(tokens.explained()),
+                such=": a normalisation (LayerNorm, RMSNorm), a nonlinearity, another layer",
             )
         if noise.relative > _AFFINE:
-            raise ModelMismatch(
-                f"Answers to single tokens are off by {noise.relative:.1e} of their size: they are "
-                "too coarse or too noisy to recover a layer, or the target is no affine map of "
-                "single tokens."
-            )
+            raise Reason.TOO_COARSE_FOR_A_LAYER.error(noise=noise.relative)
         return tokens
 
     def _of_few_bits(self, tokens: TokenMapAnswers) -> str:

@@ -102,9 +102,11 @@ from unsoftmax.measure.token_map import AnswerNoise, TokenMapAnswers, with_error
 from unsoftmax.models import AttentionLayer, LayerHead, LayerNorm
 from unsoftmax.models.rotary_layer import FARTHEST_BOUNDED, RotaryLayer
 from unsoftmax.protocol import Found
+from unsoftmax.refusals import Reason, reworded
 from unsoftmax.validate.conclude import Conclusion, LayerSequences, Said
 from unsoftmax.validate.drawn_models import DRAWN, DrawnModels, Layer
 from unsoftmax.validate.judge import fresh_answers
+from unsoftmax.validate.long_sequences import Ball
 from unsoftmax.validate.sequences import opening
 
 
@@ -208,10 +210,8 @@ class LayerAnswers:
         found = self.solved()
         others = [with_errors(self, noise, rng).solved() for _ in range(DRAWN)]
         if not all(np.isfinite(x).all() for one in others for x in one.scores.arrays):
-            raise ModelMismatch(
-                f"Answers are off by {noise.relative:.1e} of their norm, and errors of that size "
-                f"make weights of the {len(found.values.U)} heads negative: answers are too coarse "
-                "for this layer. polish=True asks more."
+            raise Reason.ERRORS_LEAVE_NO_WEIGHTS.error(
+                noise=noise.relative, heads=len(found.values.U)
             )
         # eps up and down by twice what it is off by as a rule: a draw may be small, none is below
         # 0, and behind six decimals 3 of 66 eps were off by more than is certified of that
@@ -302,12 +302,16 @@ def conclusion_of(
     noise: AnswerNoise,
     rng: np.random.Generator,
     fresh: float = np.inf,
+    ball: Ball | None = None,
     **least: float,
 ) -> Concluded:
-    """Put a layer beside others of the same answers; fresh tokens are no longer than ``fresh``."""
+    """Put a layer beside others of the same answers; fresh tokens are no longer than ``fresh``.
+
+    But for those near the rim of a ``ball``.
+    """
     drawn = answers.drawn(noise, rng, **least)
     by_distance = isinstance(drawn.model, RotaryLayer)
-    sequences = LayerSequences(drawn.model, rng, fresh, by_distance=by_distance)
+    sequences = LayerSequences(drawn.model, rng, fresh, by_distance, ball)
     return Conclusion(drawn, sequences, said_of(drawn.model))
 
 
@@ -385,6 +389,7 @@ def soft_search(
     profile: str,
     widest: float,
     fresh: float = np.inf,
+    ball: Ball | None = None,
     **least: float,
 ) -> Asking[Concluded]:
     """Search on from the heads that copies of tokens showed beside one offset.
@@ -399,7 +404,7 @@ def soft_search(
         maps, noise, effort, base.typical(), rng, radius=widest, drawn=_SOFT_DRAWN
     )
     answers = LayerAnswers(values=maps, scores=(yield from scores.run()))
-    conclusion = conclusion_of(answers, noise, rng, fresh, **least)
+    conclusion = conclusion_of(answers, noise, rng, fresh, ball, **least)
     yield from conclusion.confirmed()
     return conclusion
 
@@ -425,7 +430,7 @@ def steps_behind(
     patterns = yield from find_heads(singles, rng, exact)
     heads = patterns.gates.gates.shape[1]
     if wanted.most < heads:
-        raise ModelMismatch(f"There are {heads} heads: raise max_heads from {wanted.most}.")
+        raise Reason.MORE_HEADS.error(heads=heads, most=wanted.most)
     found = iter([patterns])
 
     def searched(last: bool) -> Asking[Concluded]:
@@ -505,6 +510,5 @@ _TOO_LARGE = (
 def _naming_biases(refused: Exception, reason: str) -> Exception:
     """Return a refusal of a layer whose gates do not change beside long offsets."""
     if isinstance(refused, NotIdentifiable | ModelMismatch):
-        kind = NotIdentifiable if isinstance(refused, NotIdentifiable) else ModelMismatch
-        return kind(f"{refused} {reason}", determined=refused.determined)
-    return ModelMismatch(f"The answers lead to equations that are singular. {reason}")
+        return reworded(refused, f"{refused} {reason}")
+    return Reason.SINGULAR_EQUATIONS.error(contrary="no layer of softmax attention", also=reason)

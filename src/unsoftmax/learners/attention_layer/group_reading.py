@@ -30,7 +30,6 @@ from typing import ClassVar, Self
 
 import numpy as np
 
-from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.learners.attention_layer import search_limits as limits
 from unsoftmax.learners.attention_layer.group_scores import (
     GroupAnswers,
@@ -50,6 +49,7 @@ from unsoftmax.measure.token_map import with_errors
 from unsoftmax.models.arrays import TINY
 from unsoftmax.models.rotary import Rotary
 from unsoftmax.probes import Array
+from unsoftmax.refusals import Reason
 from unsoftmax.solve.key_blocks import KeyAims, chosen_keys
 from unsoftmax.solve.turning_planes import TurningPlanes
 from unsoftmax.validate.drawn_models import SAFETY
@@ -67,11 +67,7 @@ class GivenPositions:
         if self.base is None:
             return self.rotary
         if rank % 2:
-            raise ModelMismatch(
-                f"Keys and queries have the odd rank {rank}, but rotary planes have two "
-                "coordinates each: no base fits. rotary=True without rotary_base finds frequencies "
-                "of any rank."
-            )
+            raise Reason.RANK_IS_ODD.error(rank=rank)
         return Rotary.of(self.base, rank)
 
 
@@ -207,9 +203,10 @@ class GroupReading(KeyAsking):
                 break
             count *= 2
         if len(set(ranks)) > 1 or not ranks[0]:
-            raise ModelMismatch(
-                f"Scores of the {len(self.groups)} groups of heads have ranks "
-                f"{', '.join(map(str, ranks))}. " + self._otherwise
+            raise Reason.GROUPS_OF_OTHER_RANKS.error(
+                groups=len(self.groups),
+                ranks=", ".join(map(str, ranks)),
+                otherwise=self._otherwise,
             )
         some = keys[: -(-(ranks[0] + self.lift) // self.keys)]
         near = yield from self.asked(self.grid(some, tokens, 1), "turned by one token")
@@ -263,12 +260,11 @@ class GroupReading(KeyAsking):
         alike = len({len(one.angles) for one in planes}) == 1
         apart = np.ptp([one.angles for one in planes], axis=0) if alike else np.inf
         if not np.all(apart <= TOLD_APART * unsure):
-            raise ModelMismatch("Heads turn at different frequencies. " + self._otherwise)
+            raise Reason.GROUPS_TURN_DIFFERENTLY.error(otherwise=self._otherwise)
         off_circle = max(one.off_circle for one in planes)
         if off_circle > max(CROOKED, unsure * between):
-            raise ModelMismatch(
-                f"A distance of {between} tokens changes the norm of scores by {off_circle:.1e}, "
-                "which a rotation never does. " + self._otherwise
+            raise Reason.DISTANCE_CHANGES_NORMS.error(
+                distance=between, changed=off_circle, otherwise=self._otherwise
             )
         every = TurningPlanes(planes[0].P, common_angles(planes), off_circle / between)
         told = self.given.of(answers.rank)
@@ -283,9 +279,8 @@ class GroupReading(KeyAsking):
             within = np.linalg.qr(one.Z)[0]
             left = float(np.linalg.norm(table - within @ (within.T @ table)))
             if left > _LEFT_SPAN * float(np.linalg.norm(table)):
-                raise ModelMismatch(
-                    "Scores of keys farther away leave the span of those nearer by, as happens if "
-                    f"they have rank {answers.rank} and planes have more rows. " + self._otherwise
+                raise Reason.FARTHER_KEYS_LEAVE_SPAN.error(
+                    rank=answers.rank, otherwise=self._otherwise
                 )
 
     def _moved(self, answers: GroupAnswers, seen: list[GroupScores]) -> list[Array]:
@@ -311,10 +306,10 @@ class GroupReading(KeyAsking):
         largest = max(float(np.max(one, initial=0.0)) for one in moved)
         unsure = SAFETY * largest + _UNREAD * self.noise.relative
         if not unsure / between <= UNKNOWN:
-            raise NotIdentifiable(
-                "The answers do not determine how scores turn with distance: errors of "
-                f"{self.noise.relative:.1e} of an answer change angles by {unsure:.1e}.",
-                determined={"c": self.layer.c, "M": self.layer.M},
+            raise Reason.TURNING_UNKNOWN.error(
+                {"c": self.layer.c, "M": self.layer.M},
+                does=f"changes angles by {unsure:.1e} (errors of {self.noise.relative:.1e} of an "
+                "answer)",
             )
         return unsure / between
 
@@ -378,11 +373,7 @@ class LiftedReading(GroupReading):
     def _most_keys(layer: LayerMap, values: HeadMaps, noise: float, share: int) -> int:
         most = KeyAsking._most_keys(layer, values, noise, share)
         if most < 2:
-            raise NotIdentifiable(
-                "Values have so few dimensions that one answer shows a head's weight of only one "
-                "key; if keys and queries have biases it must show that of another token too.",
-                determined={"c": layer.c, "M": layer.M},
-            )
+            raise Reason.VALUES_TOO_FEW_FOR_BIASES.error({"c": layer.c, "M": layer.M})
         return max(1, int(_KEY_SHARE * most))
 
     def _directions(self, d: int) -> Array:
@@ -473,10 +464,7 @@ class LiftedReading(GroupReading):
                 wanted *= longer
                 if longer < _CHANGED:
                     return self._lengths(wanted), False
-        raise ModelMismatch(
-            "Tokens of no norm get weights that all show in answers: keys and queries have biases "
-            "so large that they decide the weights. " + self._otherwise
-        )
+        raise Reason.BIASES_DECIDE_WEIGHTS.error(otherwise=self._otherwise)
 
     def _spread(self, units: Array, corners: Array, lengths: Lengths) -> Asking[float]:
         """Return how much one query's scores differ, in the head where they do most."""
@@ -505,10 +493,7 @@ class LiftedReading(GroupReading):
         """Refuse weights that are not positive: with shorter keys all scores would be others."""
         yield from ()
         if len(self._small(answers, 0.0)):
-            raise ModelMismatch(
-                "Some answers give a token a negative weight: with these biases of keys and "
-                "queries its weight is below the errors of answers. " + self._otherwise
-            )
+            raise Reason.WEIGHTS_BELOW_0_WITH_BIASES.error(otherwise=self._otherwise)
         return answers
 
 

@@ -53,8 +53,10 @@ from unsoftmax.measure.token_map import AnswerNoise
 from unsoftmax.models.arrays import TINY
 from unsoftmax.probes import Array, Indices, Purpose, Round, Sequences
 from unsoftmax.protocol import Answers
+from unsoftmax.refusals import Reason
 from unsoftmax.solve.gate_columns import GateColumnTuning, gate_columns
 from unsoftmax.solve.least_distance import shortest_within
+from unsoftmax.theory.costs import Cost
 from unsoftmax.validate.drawn_models import Layer
 
 _GAIN = 2.0**40
@@ -177,7 +179,7 @@ class HeadSearch:
                 count = K
                 continue
             if rank > self.most + 1:
-                raise too_many(rank - 1, self.most)
+                raise Reason.MORE_HEADS.error(heads=f"{rank - 1} or more", most=self.most)
             if rank > _COLUMNS.most:
                 return (yield from self._on_half_circle(a, y, b, length))
             self._refuse_uniform(span, self.layer.beyond(y, b), y)
@@ -185,11 +187,7 @@ class HeadSearch:
             if columns.shape[1] == rank:
                 return self._named(a, b, y, columns[1:])
         many = f", there are more heads than an answer's {rank} numbers" * (rank == y.shape[1])
-        raise ModelMismatch(
-            f"Beside offsets of norm {length:.1g} the answers are no sums of {rank} vectors with "
-            "weights of 0 and 1. Attention is no softmax of scores x·(W x_N + w) there (clipped "
-            f"scores, a window, a nonlinearity){many}, or answers are too coarse."
-        )
+        raise Reason.GATES_NOT_0_OR_1.error(norm=length, rank=rank, many=many)
 
     def _span(self, a: Array, b: Array, y: Array) -> tuple[Array, int]:
         """Return an orthonormal basis of the gates' columns, the row of M a first."""
@@ -198,12 +196,7 @@ class HeadSearch:
         left = np.linalg.svd(rows, full_matrices=False)[0]
         rank = self._rank(rows, y)
         if not rank or not self._rank(z, y):
-            raise NotIdentifiable(
-                "With two tokens the answer does not depend on the first: no head is seen, so no W "
-                "is determined. The target is an affine map of the last token, or constant, or its "
-                "heads have W = 0.",
-                determined={"c": self.layer.c, "M": self.layer.M},
-            )
+            raise Reason.FIRST_TOKEN_DOES_NOT_COUNT.error({"c": self.layer.c, "M": self.layer.M})
         return left[:, :rank], rank
 
     def _rank(self, rows: Array, y: Array) -> int:
@@ -220,11 +213,8 @@ class HeadSearch:
         half /= np.linalg.norm(half)
         if np.linalg.norm(half - span @ (span.T @ half)) <= _COLUMNS.off_by:
             alike = HeadsAlike if self._rank(z - z[0], y) else HeadsStill
-            raise alike(
-                "A head weighs all tokens alike (W = 0), or one head's W is the negative of "
-                "another's. Sequences of two tokens do not distinguish (W, M) and an even mean "
-                "from (−W, −M) and another even mean, nor such heads from each other.",
-                determined={"c": self.layer.c, "M": self.layer.M},
+            raise Reason.TOKENS_WEIGHED_ALIKE.error(
+                {"c": self.layer.c, "M": self.layer.M}, kind=alike
             )
 
     def _on_half_circle(self, a: Array, y: Array, b: Array, length: float) -> Asking[FoundHeads]:
@@ -251,11 +241,7 @@ class HeadSearch:
             angles = np.concatenate([angles, middle])[order]
             b, y = np.vstack([b, fresh])[order], np.vstack([y, y_fresh])[order]
         if len(jumps) != heads:
-            raise ModelMismatch(
-                f"Beside one long offset answers have rank {heads}, but they jump {len(jumps)} "
-                "times along half a circle of query tokens: they are no sums of heads with weights "
-                "of 0 or 1."
-            )
+            raise Reason.JUMPS_DO_NOT_COUNT_HEADS.error(rank=heads, jumps=len(jumps))
         return self._named(a, b, y, self._signed(a, b, y, jumps))
 
     def _jumps(self, b: Array, y: Array) -> Indices:
@@ -301,28 +287,17 @@ class HeadSearch:
 
     def _within(self, found: FoundHeads) -> FoundHeads:
         if (count := found.gates.gates.shape[1]) > self.most:
-            raise ModelMismatch(
-                f"The target has {count} heads, more than the {self.most} that were allowed: "
-                "raise max_heads."
-            )
+            raise Reason.MORE_HEADS.error(heads=count, most=self.most)
         return found
 
 
-def too_many(heads: int, most: int) -> ModelMismatch:
-    """Say that there are more heads than were allowed."""
-    return ModelMismatch(
-        f"The target has {heads} heads or more, beyond the {most} that were allowed: "
-        "raise max_heads."
-    )
-
-
-def search_cost(heads: int) -> tuple[int, int]:
-    """Bound the queries of the search for so many heads, and its rounds."""
+def search_cost(heads: int) -> Cost:
+    """Bound the search for so many heads."""
     lengths = len(limits.OFFSET_LENGTHS)
     doubled = 4 * (heads + limits.TESTED_BY + PLAIN.heads)
     circle = heads * (_HALF_CIRCLE + _HALVINGS) + 1
     queries = doubled + _HEAD_ROUNDS * _MORE_QUERIES + circle
-    return lengths * queries, lengths * (2 + _HEAD_ROUNDS + _HALVINGS)
+    return lengths * Cost.of(queries, tokens=2, rounds=2 + _HEAD_ROUNDS + _HALVINGS)
 
 
 def unseen_cost(heads: int) -> int:
@@ -405,7 +380,7 @@ class OpeningSearch:
                 more = yield from self._logits(a, further, "opening tokens")
                 logits = np.vstack([logits, more])
             down += 1
-        raise _unreadable()
+        raise Reason.NO_NORM_OPENS_ALL_GATES.error()
 
     def _beside(self, a: Array, b: Array) -> tuple[float, Array]:
         """Return one query token more, (d,), and how many times the sum of all others it is."""
@@ -433,7 +408,7 @@ class OpeningSearch:
                 # logits grow as the square of the scale
                 return down + round(float(np.log2(largest / _PILOT_LOGIT)) / 2)
             down += 3 if largest == np.inf else -3
-        raise _unreadable()
+        raise Reason.NO_NORM_OPENS_ALL_GATES.error()
 
     def _logits(self, a: Array, b: Array, phase: str) -> Asking[Array]:
         """Ask one offset beside query tokens (K, d); return logits (K, H), NaN where saturated."""
@@ -463,13 +438,13 @@ class OpeningSearch:
         H = len(at_zero)
         rms = np.sqrt(np.mean(slopes**2, axis=0))
         if not rms.all():
-            raise _still()
+            raise Reason.GATES_NEVER_OPEN_ALONE.error()
         b, margins = np.zeros((H, directions.shape[1])), np.zeros(H)
         for h in range(H):
             signs = np.where(np.arange(H) == h, 1.0, -1.0)
             y = shortest_within((signs * slopes / rms).T)
             if y is None:
-                raise _still()
+                raise Reason.GATES_NEVER_OPEN_ALONE.error()
             margins[h] = 1 / np.linalg.norm(y)
             b[h] = margins[h] * y @ directions
         least = float(margins.min())
@@ -484,18 +459,3 @@ class OpeningSearch:
         typical = float(np.max(rms / (lengths[0] * lengths[1])))
         bias = float(np.max(np.abs(at_zero) / lengths[0]))
         return OpeningTokens(a, b, margins, (typical, bias))
-
-
-def _unreadable() -> ModelMismatch:
-    return ModelMismatch(
-        "At no norm of tokens are the gates of all heads between 0 and 1: scores are no x·(W x_N "
-        "+ w), those of some heads are a million times those of others, or answers are too coarse."
-    )
-
-
-def _still() -> NotIdentifiable:
-    return NotIdentifiable(
-        "No query token opens the gate of a single head: two heads switch together for every query "
-        "token (W and 2W, or more heads than dimensions), or a head has no W.",
-        determined={},
-    )

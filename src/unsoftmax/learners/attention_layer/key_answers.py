@@ -227,9 +227,8 @@ def columns_of(answers: KeyAnswers, scores: Array) -> Array:
     """Return W_h b + w_h of query tokens that were asked with all keys: (H, d, T)."""
     keys = answers.keys.reshape(-1, answers.keys.shape[2])
     flat = scores.transpose(2, 1, 0).reshape(len(keys), -1)
-    # NaN where errors make a weight negative
-    told = np.isfinite(flat).all()
-    columns = solved(keys, flat) if told else np.full((keys.shape[1], flat.shape[1]), np.nan)
+    # columns are NaN where errors make a weight negative
+    columns = solved(keys, flat)
     return np.asarray(columns.reshape(-1, *scores.shape[1::-1]).transpose(1, 0, 2))
 
 

@@ -22,7 +22,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from unsoftmax.errors import ModelMismatch
 from unsoftmax.learners.attention_layer import search_limits as limits
 from unsoftmax.learners.attention_layer.head_search import (
     OpeningTokens,
@@ -42,6 +41,7 @@ from unsoftmax.learners.compose import Asking
 from unsoftmax.measure.binary_grid import on_one_grid
 from unsoftmax.measure.token_map import AnswerNoise, with_errors
 from unsoftmax.probes import Array, Flags
+from unsoftmax.refusals import Reason
 
 # Singular values of a range above so many times what drawn errors make are none of errors: these
 # are about a tenth of those drawn.
@@ -103,11 +103,7 @@ class MapReading:
             if (yield from self._explained(found)):
                 return found
             step /= 2
-        raise ModelMismatch(
-            "With gates of 0 or 1 the answers are no sums of the maps M_h: they are not linear in "
-            "the tokens (a tanh, a clipped or quantised answer), or two heads are too close to be "
-            "told apart."
-        )
+        raise Reason.NO_SUMS_OF_MAPS.error()
 
     def _read(self, step: float) -> Asking[ValueAnswers]:
         """Ask offsets a step from the base until every range is known."""
@@ -167,11 +163,7 @@ class MapReading:
         coarser = round(-np.log2(_NEARER) * limits.FLIP_ROUNDS)
         _, steps = on_one_grid(base, steps, spare=4 + coarser)
         if not np.all(np.any(steps, axis=1)):
-            raise ModelMismatch(
-                "The query tokens that open a single head are so close together that steps between "
-                "offsets are rounded away: two heads are too close to be told apart, or answers "
-                "are too coarse."
-            )
+            raise Reason.OPENING_TOKENS_TOO_CLOSE.error()
         y = np.zeros((0, len(steps), offsets.y.shape[2]))
         if len(b):
             y = yield from asked_beside(base + steps, b, "maps")
@@ -316,10 +308,7 @@ class DirectionMaps(MapReading):
         whole = a @ self.layer.heads.T
         missed = np.linalg.norm(added - whole, axis=1) / np.linalg.norm(whole, axis=1)
         if np.median(missed) > _MISSED:
-            raise ModelMismatch(
-                "With gates of 0 or 1 the answers of single heads do not add up to those of all: "
-                "there are more heads than long tokens showed, or something else is added."
-            )
+            raise Reason.MAPS_DO_NOT_ADD_UP.error()
         apart = missed > _APART * (np.median(missed) + self.noise.relative)
         return np.asarray(super(DirectionMaps, self)._flipped(answers) | apart)
 

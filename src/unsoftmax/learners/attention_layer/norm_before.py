@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.learners.attention_layer import search_limits as limits
 from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.normed_tokens import NormedKind, NormedTokens
@@ -23,6 +22,7 @@ from unsoftmax.measure.token_map import AnswerNoise
 from unsoftmax.models import AttentionLayer
 from unsoftmax.probes import Array, Singles
 from unsoftmax.protocol import Certificate, Found
+from unsoftmax.refusals import Reason
 from unsoftmax.validate.drawn_models import SAFETY
 
 # Lengths of a long token and of a longer one, far beyond any constant, and squares are within
@@ -83,11 +83,7 @@ def find_norm(dim: int, seed: int, norm: str | None) -> Asking[FoundNorm]:
     if kind is not None:
         return FoundNorm("pre", kind)
     if norm == "pre":
-        raise ModelMismatch(
-            "Long single tokens are not answered as after a LayerNorm or RMSNorm: the difference "
-            "from the zero token's answer is not linear in the normalised token. Leave out norm to "
-            "find out whether one stands behind the layer or none."
-        )
+        raise Reason.NOT_AFTER_A_NORM.error()
     return FoundNorm("post" if bounded else "none")
 
 
@@ -177,16 +173,9 @@ def find_normed_tokens(
     bent = (z @ z[0]) / (z[0] @ z[0])
     rung = 1 + int(np.argmin(np.abs(bent[1:] - np.sqrt(1 / 2))))
     if bent[-1] > 1 - _UNBENT:
-        raise NotIdentifiable(
-            "Tokens of all norms get the same answers: the eps of the LayerNorm or RMSNorm before "
-            "the layer is (nearly) 0, so no normalised token is short.",
-            determined={"c": zero[0]},
-        )
+        raise Reason.EPS_IS_0.error({"c": zero[0]})
     if not 0 < bent[rung] < 1:
-        raise ModelMismatch(
-            "Short tokens are not answered as after a LayerNorm or RMSNorm with an eps: no token "
-            "has half the effect of a long one."
-        )
+        raise Reason.NO_TOKEN_HALF_BENT.error()
     eps = float(_eps(lengths[rung], lengths[0], bent[rung], dim))
     short = np.sqrt(eps * dim) * directions[1:] @ frame.T
     both = np.concatenate([short, _LONGER * short])
@@ -204,10 +193,7 @@ def find_normed_tokens(
     whole = 4 * float(np.max(np.linalg.norm(y, axis=1) / np.linalg.norm(z, axis=1)))
     normed = NormedTokens(kind, eps, spread, whole, frame, means, precision)
     if normed.eps_error(0.0) > _UNLIKE:
-        raise ModelMismatch(
-            f"Short tokens of different directions show values of eps that differ by "
-            f"{normed.eps_error(0.0):.1e}: no LayerNorm or RMSNorm is before the layer."
-        )
+        raise Reason.EPS_DIFFERS.error(apart=normed.eps_error(0.0))
     return normed
 
 

@@ -29,7 +29,7 @@ from functools import cached_property
 import numpy as np
 import scipy
 
-from unsoftmax.errors import ModelMismatch, NotIdentifiable
+from unsoftmax.errors import ModelMismatch
 from unsoftmax.learners.attention_layer import search_limits as limits
 from unsoftmax.learners.attention_layer.value_answers import DirectionMap, GateAnswers
 from unsoftmax.learners.compose import Asking
@@ -43,6 +43,7 @@ from unsoftmax.measure.normalised import (
 )
 from unsoftmax.measure.precision import UNIT
 from unsoftmax.probes import Array, Indices, Pairs, Sequences, Singles, UnitVectors
+from unsoftmax.refusals import Reason, RefusalError
 from unsoftmax.solve.gate_columns import GateColumnTuning, gate_columns
 
 # Length of tokens at which c and eps no longer change an answer: c is 2⁻⁵² of them. Longer:
@@ -119,20 +120,13 @@ class SingleRound:
         units, sums = norm.directions(self.y_units).T, norm.directions(self.y_signs).T
         found = column_scales(units, self.signs, sums)
         if np.min(found.gain) <= 0 or found.missed > _GAP * found.next:
-            raise ModelMismatch(
-                "Long single tokens are not answered by a linear map behind a LayerNorm: the "
-                "directions of their answers do not add up as the tokens do."
-            )
+            raise Reason.DIRECTIONS_DO_NOT_ADD_UP.error()
         B = units * found.gain
         B *= np.linalg.norm(norm.projection) / np.linalg.norm(B)
         missed = _apart(norm.directions(self.y_check), (B @ self.check)[None])
         noise = max(float(missed[0]) / np.sqrt(len(B)), 4 * UNIT / np.sqrt(len(B)))
         if noise > _MOST_NOISE:
-            raise ModelMismatch(
-                f"The answer to a fresh single token differs by {noise:.1e} from a normalised "
-                "affine map: the target is none, or its answers are too coarse for a layer behind "
-                "a LayerNorm."
-            )
+            raise Reason.TOKEN_NOT_NORMALISED_AFFINE.error(missed=noise)
         return DirectionMap(np.zeros(len(B)), B, True, norm, noise)
 
 
@@ -150,10 +144,7 @@ def ask_singles(dim: int, rng: np.random.Generator) -> Asking[SingleRound]:
         Singles(np.zeros((1, dim)), phase=phase, purpose="data"),
     ]
     if units.shape[1] != dim:
-        raise ModelMismatch(
-            f"Answers have {units.shape[1]} numbers and tokens have {dim}. They must be equal: a "
-            "layer behind a norm is recovered only with its residual connection."
-        )
+        raise Reason.NO_RESIDUAL_WIDTH.error(numbers=units.shape[1], dim=dim)
     none = np.zeros((0, dim))
     beside = {"y_mixed": none, "steps": np.zeros(0), "y_steps": none}
     asked = SingleRound(signs, check[0], units, plus, minus, checked, zero, **beside)
@@ -202,10 +193,7 @@ def _read_norm(asked: SingleRound) -> NormedAnswers:
     """Read β and g from the answers to tokens at which c and eps do not count."""
     far = np.vstack([asked.y_units, asked.y_signs, asked.y_minus, asked.y_mixed, asked.y_check])
     if np.max(np.abs(far)) > np.sqrt(_FAR):
-        raise ModelMismatch(
-            "Answers to single tokens grow with the tokens, so no LayerNorm is behind: leave out "
-            "norm to find out whether one stands before the layer or none."
-        )
+        raise Reason.GROWS_BEHIND_NO_NORM.error()
     pairs = asked.y_signs[: len(asked.y_minus)] + asked.y_minus
     shift = np.mean(pairs, axis=0) / 2
     spread = spreads(far - shift)
@@ -213,20 +201,15 @@ def _read_norm(asked: SingleRound) -> NormedAnswers:
     still = spread <= np.maximum(_LEAST_SPREAD * spread.max(), UNIT * size / _GAP)
     if np.any(still):
         named = ", ".join(map(str, np.flatnonzero(still)[:8]))
-        raise NotIdentifiable(
-            f"The scale of the LayerNorm or RMSNorm is 0, or nearly 0, at {np.sum(still)} of "
-            f"{len(still)} outputs ({named}): the layer has no effect on the answers there.",
-            determined={"shift": shift},
+        raise Reason.NORM_SCALE_IS_0.error(
+            {"shift": shift}, still=np.sum(still), outputs=len(still), named=named
         )
     found = gain_of(far - shift)
     if found.missed <= _GAP * found.next:
         return NormedAnswers.of(shift, found.gain)
     found = uncentred_gain_of(far - shift)
     if found.missed > _ELLIPSOID or found.next <= 0:
-        raise ModelMismatch(
-            "Answers to long tokens lie neither in a hyperplane, as behind a LayerNorm, nor on an "
-            "ellipsoid along the axes, as behind RMSNorm: neither is the last operation."
-        )
+        raise Reason.NEITHER_NORM_BEHIND.error()
     return NormedAnswers.of(shift, found.gain, centred=False)
 
 
@@ -248,11 +231,7 @@ def _read_constant(asked: SingleRound, frame: DirectionMap) -> Array:
     expected = np.outer(steps, known) + constant
     missed = float(np.max(_apart(w, expected))) / np.sqrt(len(zero))
     if missed > _AFFINE * frame.noise:
-        raise ModelMismatch(
-            f"Answers differ from a normalised affine map by {missed:.1e} for single tokens of "
-            f"moderate norm, by {frame.noise:.1e} for long ones: the layer adds something to its "
-            "heads."
-        )
+        raise Reason.LAYER_ADDS_SOMETHING.error(missed=missed, noise=frame.noise)
     return constant
 
 
@@ -380,31 +359,29 @@ class PatternAnswers:
         noise = frame.noise * np.sqrt(len(known) * frame.dim)
         H = int(np.sum(s > _RANK * noise)) if gates is None else gates.shape[1]
         if H == 0:
-            raise ModelMismatch("No second token changes an answer: there are no heads.")
+            raise Reason.NO_HEADS_BEHIND.error()
         room = len(frame.M) - inside.shape[1]
         if room <= H:
             raise too_few(frame)
         if min(_COLUMNS.most, len(known) - 2) < H:
-            raise ModelMismatch(f"{H} or more heads: more than {_COLUMNS.most} are not told apart.")
+            raise Reason.TOO_MANY_HEADS_BEHIND.error(
+                heads=H, most=min(_COLUMNS.most, len(known) - 2)
+            )
         null = right[H:].T
         # an answer that no combination of others explains has a row of 0 there: its scale is free
         told = np.linalg.norm(null, axis=1) * np.linalg.norm(w, axis=1)
         if not np.all(told > _RANK * noise):
-            raise ModelMismatch("A query token opens gates that no other one asked opens alike.")
+            raise Reason.GATES_OPEN_ONCE.error()
         scales = scales_by_null_space(inside.T @ w.T, inside.T @ known.T, null)
         if not np.all(scales > 0):
-            raise ModelMismatch("Two-token answers are no sums of gates that are 0 or 1.")
+            raise Reason.NO_SUMS_BEHIND.error()
         sums = w / scales[:, None] - known
         sigma, rows = _with_total(frame, asked.a, sums, H)
         if gates is None:
             # those of the first row are all 1
             gates = gate_columns(np.linalg.svd(rows, full_matrices=False)[0][:, :H], _COLUMNS)[1:]
             if gates.shape[1] != H:
-                raise ModelMismatch(
-                    f"Two-token answers are sums of {H} gates, of which {gates.shape[1]} are "
-                    "found: some are not 0 or 1 for the longest tokens, or something else is added "
-                    "to the heads."
-                )
+                raise Reason.GATES_LEFT_BEHIND.error(heads=H, found=gates.shape[1])
         return frame.scaled(sigma), gates
 
     def answered(self, fresh: Array) -> Asking[PatternAnswers]:
@@ -458,12 +435,12 @@ def find_heads(
     raise failure
 
 
-def too_few(frame: DirectionMap) -> NotIdentifiable:
+def too_few(frame: DirectionMap) -> RefusalError:
     """Say that answers have too few numbers for the heads there are."""
-    return NotIdentifiable(
-        f"{frame.dim} dimensions are too few behind a LayerNorm for this number of heads: an "
-        f"answer gives only {frame.dim - 1} numbers, too few to tell heads apart.",
-        determined={"shift": frame.norm.shift, "scale": np.abs(1 / frame.norm.gain)},
+    return Reason.TOO_FEW_DIMENSIONS_BEHIND.error(
+        {"shift": frame.norm.shift, "scale": np.abs(1 / frame.norm.gain)},
+        dim=frame.dim,
+        numbers=frame.dim - 1,
     )
 
 
@@ -474,17 +451,11 @@ def _with_total(frame: DirectionMap, offset: Array, sums: Array, H: int) -> tupl
     own_out, residual_out = own - span @ (span.T @ own), residual - span @ (span.T @ residual)
     sigma = float(own_out @ residual_out / (residual_out @ residual_out))
     if abs(sigma) < _RESIDUAL:
-        raise NotIdentifiable(
-            "No residual connection is seen: without one, the sign and the size of all M_h and c "
-            "behind a LayerNorm or RMSNorm are not determined.",
-            determined={"shift": frame.norm.shift},
-        )
+        raise Reason.RESIDUAL_UNSEEN.error({"shift": frame.norm.shift})
     apart = float(np.linalg.norm(own_out - sigma * residual_out) / np.linalg.norm(own_out))
     if not frame.norm.takes_mean and apart > _SAME_SIGNS:
-        raise NotIdentifiable(
-            "The scale of the RMSNorm behind the layer seems to have entries of both signs: "
-            "answers show only their sizes, and signs are not searched for.",
-            determined={"shift": frame.norm.shift, "size": 1 / frame.norm.gain},
+        raise Reason.SCALE_OF_BOTH_SIGNS.error(
+            {"shift": frame.norm.shift, "size": 1 / frame.norm.gain}
         )
     return sigma, np.vstack([own - sigma * residual, sums])
 

@@ -32,7 +32,6 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 import scipy
 
-from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.learners.attention_layer import search_limits as limits
 from unsoftmax.learners.attention_layer.key_answers import HeadScores, KeyAnswers, columns_of
 from unsoftmax.learners.attention_layer.norm_behind import too_few
@@ -49,6 +48,7 @@ from unsoftmax.measure.binary_grid import on_one_grid
 from unsoftmax.measure.token_map import AnswerNoise, with_errors
 from unsoftmax.models.arrays import TINY
 from unsoftmax.probes import Array, Indices
+from unsoftmax.refusals import Reason
 from unsoftmax.solve.key_blocks import KeyAims, chosen_keys
 
 # Logits that w alone gives keys are at most this share of those that W b gives them.
@@ -115,11 +115,7 @@ class KeyAsking:
         least = max(_DEPENDENT, _DEPENDENT_NOISE * noise)
         most = min(min(values.ranks), int(np.count_nonzero(singular > least)) // H)
         if not most:
-            raise NotIdentifiable(
-                f"The values of {H} heads span {len(singular)} dimensions or fewer, which do not "
-                "show their weights at once: MultiHeadLearner learns them from one output.",
-                determined={},
-            )
+            raise Reason.VALUES_SPAN_TOO_LITTLE.error(heads=H, span=len(singular))
         return max(1, most // share)
 
     def redrawn(self) -> tuple[LayerMap, HeadMaps]:
@@ -149,10 +145,7 @@ class KeyAsking:
             if 1 / 2 <= wanted.keys / lengths.keys * (wanted.tokens / lengths.tokens) <= 2:
                 return wanted
             lengths = wanted
-        raise ModelMismatch(
-            "No length of keys gives all heads moderate weights: scores are no x·(W x_N + w), or "
-            "answers are too coarse to read weights from."
-        )
+        raise Reason.NO_MODERATE_WEIGHTS.error()
 
     def _pilots(self, directions: Array) -> Array:
         """Return the query tokens of pilots, of norm 1: 0 and two more."""
@@ -225,10 +218,7 @@ class KeyAsking:
             [y] = yield [shorter.asked(again, phase, "again")]
             answers = shorter.replaced(again, shorter.scale[again], y)
         if len(self._small(answers, 0.0)):
-            raise ModelMismatch(
-                "Some answers give a head's keys negative weights, however short the keys are: the "
-                "target is no layer of softmax attention, or its answers are too coarse."
-            )
+            raise Reason.WEIGHTS_BELOW_0.error()
         return answers
 
     def _small(self, answers: KeyAnswers, least: float) -> Indices:

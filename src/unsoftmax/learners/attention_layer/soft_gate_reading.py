@@ -24,7 +24,6 @@ import scipy
 
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.learners.attention_layer import search_limits as limits
-from unsoftmax.learners.attention_layer.head_search import too_many
 from unsoftmax.learners.attention_layer.value_answers import (
     AffineAnswers,
     HeadMaps,
@@ -35,6 +34,7 @@ from unsoftmax.learners.compose import Asking
 from unsoftmax.measure.token_map import AnswerNoise, TokenMapAnswers, with_errors
 from unsoftmax.models.arrays import TINY
 from unsoftmax.probes import Array, Copies, Flags, Purpose, Round, Sequences
+from unsoftmax.refusals import Reason
 from unsoftmax.solve.soft_gates import Ends, SoftGateTuning, columns_at, distinct, nearest_gates
 
 GATES = SoftGateTuning()
@@ -250,18 +250,14 @@ class SoftGateReading:
             if rank <= K - limits.SOFT_TESTED_BY - len(plane):
                 break
             if rank > self.most + limits.SOFT_TESTED_BY:
-                raise too_many(rank, self.most)
+                raise Reason.MORE_HEADS.error(heads=f"{rank} or more", most=self.most)
             [more] = yield from self._asked([a], plane, K, "heads")
             found = found.joined(more)
         if rank > self.most:
-            raise too_many(rank, self.most)
+            raise Reason.MORE_HEADS.error(heads=f"{rank} or more", most=self.most)
         theta = self._searched(found, rank, np.zeros((0, 1 + len(plane))))
         if theta is None:
-            raise ModelMismatch(
-                f"The answers to copies of two tokens are no sums of {rank} vectors with weights "
-                "σ(l + log m/k), l affine in the query token: attention is no softmax of scores "
-                "x·(W x_N + w), or answers are too coarse."
-            )
+            raise Reason.SOFT_GATES_UNFOUND.error(rank=rank)
         return BaseOffset(found, theta, found.vectors(self.layer, theta)[0], plane)
 
     def _rank(self, answers: CopiedAnswers) -> int:
@@ -269,11 +265,7 @@ class SoftGateReading:
         rows = answers.rows(self.layer)
         floor = _RANK_NOISE * float(np.max(self.noise.of(answers.y)))
         if np.linalg.norm(rows[1:]) <= floor:
-            raise NotIdentifiable(
-                "Of two tokens the first adds nothing to an answer, whatever the query token is: "
-                "no head is seen, so no W is determined.",
-                determined={"c": self.layer.c, "M": self.layer.M},
-            )
+            raise Reason.FIRST_TOKEN_DOES_NOT_COUNT.error({"c": self.layer.c, "M": self.layer.M})
         return int(np.count_nonzero(np.linalg.svd(rows, compute_uv=False) > floor))
 
     def _searched(self, answers: CopiedAnswers, heads: int, near: Array) -> Array | None:
@@ -359,10 +351,8 @@ class SoftGateReading:
                 theta[k] = self._matched(base, answers[k], near)
         sure = [k for k, one in enumerate(theta) if one is not None]
         if len(sure) < len(theta):
-            raise ModelMismatch(
-                f"Beside {len(theta) - len(sure)} of {len(theta)} offsets the gates of {H} heads "
-                "are not found that one offset showed: attention is no softmax of scores "
-                "x·(W x_N + w), or answers are too coarse."
+            raise Reason.SOFT_GATES_UNFOUND_ELSEWHERE.error(
+                lost=len(theta) - len(sure), offsets=len(theta), heads=H
             )
         return replace(
             found,

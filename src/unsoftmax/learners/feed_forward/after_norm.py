@@ -23,7 +23,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from unsoftmax.arrangement.kinks import TooManyBreakpoints
 from unsoftmax.errors import ModelMismatch
 from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.feed_forward.ball_search import AROUND, BallNeurons, BallSearch
@@ -34,12 +33,13 @@ from unsoftmax.learners.feed_forward.opening_look import (
     TargetOpening,
     drawn_directions,
 )
-from unsoftmax.learners.feed_forward.search_steps import asks, too_many
+from unsoftmax.learners.feed_forward.search_steps import asks
 from unsoftmax.learners.normed_tokens import NormedTokens
 from unsoftmax.models.feed_forward import FeedForward
 from unsoftmax.models.layer_norm import LayerNorm
 from unsoftmax.probes import Array, Round
 from unsoftmax.protocol import Answers, Certificate, Found
+from unsoftmax.refusals import Reason
 
 # Tokens that tell how large answers are.
 LOOKS = 8
@@ -57,6 +57,11 @@ class BallClaim(LayerClaim):
     radius: float = np.inf
     quiet: int = 0
     """So many tokens near the boundary in a row showed no other neuron."""
+
+    @property
+    def longest(self) -> float:  # type: ignore[override]
+        """No normalised token is longer."""
+        return INSIDE * self.radius
 
     def _tokens(self, count: int, rng: np.random.Generator) -> Array:
         """Return tokens all over the ball, half of them near its boundary."""
@@ -123,9 +128,6 @@ class AfterNorm:
             except (ModelMismatch, np.linalg.LinAlgError):
                 if again == attempts:
                     raise
-            except TooManyBreakpoints as error:
-                if again == attempts or error.everywhere:
-                    raise too_many(error) from error
             else:
                 found = yield from claim.tested(checks, self.rng)
                 return found, self.normed.eps_error(look.noise)
@@ -145,10 +147,11 @@ class AfterNorm:
         opening = TargetOpening(k, asks("opening"), self.rng)
         look = yield from opening.measured(look, precision)
         if look.noise > COARSE:
-            raise ModelMismatch(
-                f"The answers are off by {look.noise:.0e} of their size: too coarse for a layer "
-                f"after a norm ({COARSE:.0e} is the limit), as those of float32 are. "
-                "Ask a target that computes and answers in float64."
+            raise Reason.TOO_COARSE_FOR_NEURONS.error(
+                what="The answers are",
+                noise=look.noise,
+                purpose="for a layer after a norm",
+                most=COARSE,
             )
         return look
 

@@ -18,7 +18,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.learners.feed_forward.line_cells import AskTokens
 from unsoftmax.learners.feed_forward.opening_look import drawn_directions
 from unsoftmax.learners.normed_tokens import NormedKind, NormedTokens
@@ -26,6 +25,7 @@ from unsoftmax.measure.precision import UNIT, Precision
 from unsoftmax.models.arrays import TINY
 from unsoftmax.probes import Array, Round
 from unsoftmax.protocol import Answers
+from unsoftmax.refusals import Reason
 
 # Length of tokens that any eps up to 1 is nothing beside.
 LONG = 2.0**12
@@ -97,9 +97,8 @@ class BallOpening:
         x = LONG * np.array([u, 2 * u, -u, u + np.ones(d) / np.sqrt(d), *both])
         y = yield from self.ask(x)
         if y.shape[1] < 2:
-            raise ModelMismatch(
-                "The target answers with one number. This learner reads vectors: no learner here "
-                "recovers a network after a norm from numbers."
+            raise Reason.ONE_NUMBER.error(
+                instead="no learner here recovers a network after a norm from numbers"
             )
         self._refuse_coarse(y)
         size, step = float(np.max(np.linalg.norm(y, axis=1))), y[1] - y[0]
@@ -108,15 +107,9 @@ class BallOpening:
         reach = float(np.max(np.linalg.norm(z - z[0], axis=1)))
         noise = ROUNDED * UNIT * size
         if np.linalg.norm(z[1] - z[0]) > BOUNDED * reach + noise:
-            raise ModelMismatch(
-                "Answers grow with tokens, and not as tokens do: no LayerNorm or RMSNorm is "
-                "before the layer."
-            )
+            raise Reason.GROWS_AFTER_NO_NORM.error()
         if reach <= noise:
-            raise ModelMismatch(
-                "Long tokens of all directions are answered alike, but for the token itself: no "
-                "neuron is seen."
-            )
+            raise Reason.NO_NEURON_SEEN.error()
         centred = bool(np.linalg.norm(z[3] - z[0]) <= BOUNDED * reach + noise)
         unlike = np.linalg.norm(z - np.median(z, axis=0), axis=1)
         way = x[int(np.argmax(unlike))] / LONG
@@ -125,10 +118,11 @@ class BallOpening:
     def _refuse_coarse(self, y: Array) -> None:
         coarse = Precision.of_format([y]).share_of(1.0)
         if coarse > COARSE:
-            raise ModelMismatch(
-                f"The answers are off by {coarse:.0e} of their size by their format: too coarse "
-                f"for a layer after a norm ({COARSE:.0e} is the limit), as those of "
-                "float32 are. Ask a target that computes and answers in float64."
+            raise Reason.TOO_COARSE_FOR_NEURONS.error(
+                what="The answers are",
+                noise=coarse,
+                purpose="for a layer after a norm",
+                most=COARSE,
             )
 
     def _layer(self, kind: NormedKind, x: Array) -> Generator[Round, Answers, Array]:
@@ -142,11 +136,7 @@ class BallOpening:
         z = yield from self._layer(kind, np.append(lengths, 0.0)[:, None] * u)
         share = np.linalg.norm(z[:-1] - z[-1], axis=1) / np.linalg.norm(z[0] - z[-1])
         if share[-1] > UNBENT:
-            raise NotIdentifiable(
-                "Tokens of all lengths are answered alike: the eps of the norm before the layer "
-                "is 0, or nearly so, and no token is short when it is normalised.",
-                determined={"c": z[-1]},
-            )
+            raise Reason.EPS_IS_0.error({"c": z[-1]})
         at = int(np.argmin(np.abs(np.log(np.maximum(share, TINY)) - np.log(0.5))))
         fine = lengths[at] * 4.0 ** np.arange(-2.0, 3.0)
         near = yield from self._layer(kind, fine[:, None] * u)
@@ -180,18 +170,11 @@ class BallOpening:
         fits = np.array([t.eps(crude) for t in told])
         read, weight = fits[:, 0], 1 / fits[:, 1]
         if not np.any(weight > 0):
-            raise ModelMismatch(
-                "Answers bend wherever tokens are long, or are noisy: the target is smooth (GELU, "
-                "SiLU, tanh, attention), has too many neurons for eps to be told, or answers the "
-                "same question otherwise each time. Only ReLUs have hyperplanes to be found."
-            )
+            raise Reason.BENDS_OR_NOISE.error()
         eps = float(np.average(read, weights=weight**2))
         off = np.abs(read / eps - 1)
         if not np.all(off <= UNLIKE + EXPLAINED * fits[:, 1]):
-            raise ModelMismatch(
-                f"Tokens of different directions are answered as with an eps that differs by "
-                f"{np.max(off):.1e}: no LayerNorm or RMSNorm is before a layer of ReLUs."
-            )
+            raise Reason.EPS_DIFFERS.error(apart=np.max(off))
         spread = float(np.sqrt(np.average(off**2, weights=weight**2)))
         alone = float(1 / np.sqrt(np.sum(weight**2)))
         return eps, spread, alone / (ROUNDINGS * UNIT)

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from unsoftmax.errors import ModelMismatch
 from unsoftmax.learners.feed_forward.ball_chords import END, BallChords, crossed_again, read_chord
 from unsoftmax.learners.feed_forward.found_neurons import BallPart
 from unsoftmax.learners.feed_forward.known_neurons import (
@@ -32,6 +31,7 @@ from unsoftmax.learners.feed_forward.opening_look import OpeningLook, drawn_dire
 from unsoftmax.learners.feed_forward.search_steps import asks
 from unsoftmax.probes import Array, Indices, Round
 from unsoftmax.protocol import Answers
+from unsoftmax.refusals import Reason
 
 # How far the point of all chords is from the middle, in radii: hyperplanes of a layer without
 # biases meet there.
@@ -171,12 +171,7 @@ class BallSearch:
             new = yield from self._along(known, u / np.linalg.norm(u))
             idle = idle + 1 if new == 0 else 0
             if idle > IDLE:
-                raise ModelMismatch(
-                    "Tokens show neurons that chords through them do not: the target is no "
-                    "feed-forward layer of one hidden layer of ReLUs, or neurons have parallel "
-                    "columns of B, or are too close to each other for these answers: another seed "
-                    "may separate them."
-                )
+                raise Reason.TOKENS_SHOW_OTHER_NEURONS.error()
         return quiet
 
     def _hidden_rows(self, known: KnownNeurons) -> Generator[Round, Answers, None]:
@@ -189,11 +184,7 @@ class BallSearch:
                 yield from self._crossed(known)
                 return
             yield from self._around(known, left)
-        raise ModelMismatch(
-            f"{len(left)} neurons bend answers along chords, and show at no token: the target is "
-            "no feed-forward layer of one hidden layer of ReLUs, or neurons are too close to each "
-            "other for these answers: another seed may separate them."
-        )
+        raise Reason.NEURONS_SHOW_AT_NO_TOKEN.error(neurons=len(left))
 
     def _around(self, known: KnownNeurons, left: Indices) -> Generator[Round, Answers, None]:
         """Ask around the token at which most of those that are left show."""

@@ -20,7 +20,6 @@ import numpy as np
 
 from unsoftmax.arrangement.direction_kinks import ERRORS, DirectionKinkSearch
 from unsoftmax.arrangement.kinks import LineKinks
-from unsoftmax.errors import ModelMismatch
 from unsoftmax.learners.feed_forward.found_neurons import FoundNeurons, Sides
 from unsoftmax.learners.feed_forward.hyperplane_spots import DirectionSpots, Spots
 from unsoftmax.learners.feed_forward.layer_claim import LayerClaim
@@ -38,6 +37,7 @@ from unsoftmax.models.feed_forward import FeedForward
 from unsoftmax.models.layer_norm import LayerNorm
 from unsoftmax.probes import Array, Indices, Round
 from unsoftmax.protocol import Answers
+from unsoftmax.refusals import Reason
 
 # Newton's method: starts, steps from each, of which ten are usual, and how often a step is halved.
 STARTS, STEPS, HALVINGS = 4, 40, 8
@@ -157,10 +157,7 @@ def before_the_norm(found: FoundNeurons, values: Array, norm: SeenNorm) -> Layer
     gain, unit = norm.signed(sides.added)
     jumps = float(np.linalg.norm(found.rows))
     if not sides.known or not unit * np.linalg.norm(norm.residual.matrix) > UNSEEN * jumps:
-        raise ModelMismatch(
-            "The answers do not determine how much of x is in what is normalised: no residual "
-            "connection, or too many neurons for so few outputs."
-        )
+        raise Reason.RESIDUAL_UNDETERMINED.error()
     columns = norm.sums(found.columns, gain)
     size = np.linalg.norm(columns, axis=1)
     grown = float(np.linalg.norm(gain)) / np.sqrt(len(gain))
@@ -313,10 +310,7 @@ class SearchBehindNorm:
         )
         kinks = yield from search.run()
         if not len(kinks.t):
-            raise ModelMismatch(
-                "Along a line nothing bends: behind the norm is x and an affine function, no "
-                "neuron. Of such a target nothing but the norm is recovered here."
-            )
+            raise Reason.NOTHING_BENDS.error()
         return kinks
 
     def _own_error(self, kinks: LineKinks, t: float) -> float:
@@ -370,12 +364,7 @@ class SearchBehindNorm:
         seen = self.normed.norm.directions(model(tokens))
         missed = float(np.max(np.linalg.norm(seen - w, axis=1)))
         if missed > ASTRAY:
-            raise ModelMismatch(
-                f"The layer of {len(model.b)} neurons that was found misses answers beside "
-                f"their hyperplanes by {missed:.1e} of their size. The target is no feed-forward "
-                "layer of one hidden layer of ReLUs behind a norm, or neurons are too close to "
-                "each other for these answers: another seed may separate them."
-            )
+            raise Reason.HYPERPLANES_MISSED.error(neurons=len(model.b), missed=missed)
 
 
 def with_constant(

@@ -51,13 +51,14 @@ from unsoftmax.learners.feed_forward.search_steps import (
     drawn_line,
     neurons_of,
     notes_of,
-    too_many,
 )
 from unsoftmax.learners.settings import Configured, whole_number
 from unsoftmax.models.arrays import TINY
 from unsoftmax.models.feed_forward import FeedForward
-from unsoftmax.probes import FARTHEST, Array, Round
+from unsoftmax.probes import Array, Round
 from unsoftmax.protocol import Answers, Outputs, Plan, Steps
+from unsoftmax.refusals import Reason
+from unsoftmax.theory.costs import Cost
 
 FORMULAS: Mapping[str | None, str] = {
     None: "4.22m + (d+1)·(1.18m/d_out + 2) + 61 for m neurons and d_out numbers per answer, 5.7m "
@@ -140,7 +141,7 @@ class FeedForwardLearner(Configured):
     norm: str | None = None
     seed: int = 0
 
-    revision: ClassVar[int] = 7
+    revision: ClassVar[int] = 8
     outputs: ClassVar[Outputs] = "vector"
 
     def __post_init__(self) -> None:
@@ -161,17 +162,9 @@ class FeedForwardLearner(Configured):
     def plan(self) -> Plan:
         """Say what learning costs at most; what it takes is known only with the neurons."""
         m, d = self._most, int(self.dim)
-        per_neuron = PER_NEURON + 2 * d
-        at_most = ATTEMPTS * (m * per_neuron + 16 * d + 1024)
-        return Plan(
-            queries=None,
-            at_most=at_most,
-            tokens=at_most,
-            rounds=ATTEMPTS * ROUNDS,
-            formula=f"about {FORMULAS[self.norm]}; refused beyond {at_most:,}",
-            longest_token=FARTHEST,
-            most_tokens=1,
-        )
+        cost = ATTEMPTS * Cost.of(m * (PER_NEURON + 2 * d) + 16 * d + 1024, rounds=ROUNDS)
+        formula = f"about {FORMULAS[self.norm]}; refused beyond {cost.at_most:,}"
+        return cost.plan(formula, 1, known=False)
 
     def steps(self, checks: int) -> Steps[FeedForward]:
         """Ask, and return what was found; see `unsoftmax.protocol.Learner`."""
@@ -200,9 +193,8 @@ class FeedForwardLearner(Configured):
             try:
                 return (yield from self._with_norm(str(others[0]), checks, rng))
             except ModelMismatch as other:
-                raise ModelMismatch(
-                    f"Answers do not grow with tokens, as where a norm is before a layer or behind "
-                    f'it. With norm="{first}": {error} With norm="{others[0]}": {other}'
+                raise Reason.NEITHER_NORM_FITS.error(
+                    first=first, error=error, second=others[0], other=other
                 ) from error
 
     def _with_norm(self, norm: str, checks: int, rng: np.random.Generator) -> Steps[FeedForward]:
@@ -225,11 +217,7 @@ class FeedForwardLearner(Configured):
             changed = yield from self._changed(look)
             if not changed:
                 raise
-            raise ModelMismatch(
-                f"Tokens that were asked first are answered otherwise now, by {changed:.1e} of "
-                "their answers: the target drifts or is noisy. A search sees kinks then that are "
-                f"none, or none that are, and ended so: {error}"
-            ) from error
+            raise Reason.OPENING_CHANGED.error(changed=changed, refusal=error) from error
 
     def _changed(self, look: OpeningLook | NormLook) -> Generator[Round, Answers, float]:
         """Ask tokens of the opening again; return by how much answers changed, 0 if not."""
@@ -251,7 +239,7 @@ class FeedForwardLearner(Configured):
                 return (yield from self._searched(look, again > 1, rng))
             except TooManyBreakpoints as error:
                 if last or error.everywhere:
-                    raise too_many(error) from error
+                    raise
             except ModelMismatch:
                 if last:
                     raise

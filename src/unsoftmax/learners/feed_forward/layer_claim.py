@@ -8,17 +8,19 @@ number of standard deviations that is certified.
 
 from __future__ import annotations
 
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import ClassVar, Self
 
 import numpy as np
 
-from unsoftmax.errors import ModelMismatch
+from unsoftmax.arrangement.strips import FARTHER, Hyperplanes, Strips
 from unsoftmax.learners.feed_forward.opening_look import OpeningLook, drawn_directions
 from unsoftmax.models.arrays import TINY
 from unsoftmax.models.feed_forward import FeedForward
-from unsoftmax.probes import Array, Flags, Singles
-from unsoftmax.protocol import Certificate, Found, Steps
+from unsoftmax.probes import Array, Flags, Indices, Round, Singles
+from unsoftmax.protocol import Answers, Certificate, Found, Steps
+from unsoftmax.refusals import Reason
 from unsoftmax.validate.judge import Judgement, Residuals, fresh_answers, judge
 
 # Number of standard deviations that are certified; 2 to 3 were the most that was seen.
@@ -41,6 +43,11 @@ FAR = (0.5, 6.0)
 BESIDE = 3
 ACTIVE = 0.85
 CLOSE = (2.0, 7.0)
+# Beside hyperplanes a strip shows by this share of what is certified, or more. Larger: strips hide
+# more, and count for more; smaller: errors of right layers pass for strips, and are asked about.
+NOTICED = 0.1
+# A neuron's part in what a norm normalises is changed by this share of that, to see what it does.
+CHANGED = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +63,10 @@ class LayerClaim:
     length_error: float = 0.0
     """Of what a norm behind normalises, relative length: what scale and shift, as they were read,
     make it off by (one standard deviation)."""
+    strips: Strips | None = None
+    """Where tokens were asked beside hyperplanes."""
+    longest: ClassVar[float] = np.inf
+    """No token is longer."""
 
     def judged(self, x: Array, y: Array, queries: int) -> tuple[Self, Judgement]:
         """Compare answers; return the claim as wide as they need it, too."""
@@ -117,15 +128,72 @@ class LayerClaim:
         if not judgement.refuses:
             return
         missed, allowed = judgement.worst
-        raise ModelMismatch(
-            f"The layer of {len(self.model.b)} neurons that was found misses fresh answers by "
-            f"{missed:.1e} of their size, where {allowed:.1e} is expected. The target is no "
-            "feed-forward layer of one hidden layer of ReLUs, or neurons are too close to each "
-            "other for these answers: another seed may separate them."
+        raise Reason.FRESH_ANSWERS_MISSED.error(
+            model=f"layer of {len(self.model.b)} neurons",
+            missed=missed,
+            allowed=allowed,
+            contrary="no feed-forward layer of one hidden layer of ReLUs, or neurons are too close "
+            "to each other for these answers: another seed may separate them",
         )
 
     def tested(self, checks: int, rng: np.random.Generator) -> Steps[FeedForward]:
         """Ask the hold-out; return the layer and how sure it is, or refuse it."""
+        claim = yield from self._beside_hyperplanes(rng)
+        return (yield from claim._held_out(checks, rng))
+
+    def _beside_hyperplanes(self, rng: np.random.Generator) -> Generator[Round, Answers, Self]:
+        """Ask tokens on both sides of all hyperplanes; return the claim as wide as they need it."""
+        bends = np.flatnonzero(np.linalg.norm(self.model.A, axis=1) > 0)
+        planes = Hyperplanes.of(self.model.A[bends], self.model.b[bends])
+
+        def noticed(x: Array, which: Indices) -> Array:
+            return np.asarray(2 * self._unseen(x) / self._steepness(x, bends[which]))
+
+        signs, length = np.zeros(len(bends)), self.look.length
+        strips = Strips.beside(planes, signs, noticed, length, self.longest, rng)
+        x = strips.tokens
+        if not len(x):
+            return self
+        [y] = yield [Singles(x, phase="beside hyperplanes", purpose="data")]
+        suspect = np.linalg.norm(y - self.model(x), axis=1) > self._unseen(x)
+        if np.any(suspect):
+            far = strips.farther(suspect)
+            [z] = yield [Singles(far, phase="beside hyperplanes, farther", purpose="data")]
+            x, y = np.vstack([x, far]), np.vstack([y, z])
+        claim, judgement = self.judged(x, y, len(x))
+        self.refuse(judgement)
+        if np.any(suspect):
+            missed = np.linalg.norm(y - self.model(x), axis=1)
+            beyond = missed / DEVIATIONS - self.look.error_at(x)
+            # a strip may be so many times as wide as it showed
+            strain = float(np.max(FARTHER * beyond / self._bound(x)))
+            wider = {name: max(1.0, strain) * error for name, error in self.errors.items()}
+            claim = replace(claim, errors={n: max(e, wider[n]) for n, e in claim.errors.items()})
+        return replace(claim, strips=strips)
+
+    @property
+    def _slopes(self) -> Array:
+        """What neurons change their sum by for each unit of the distance, but of some none."""
+        slopes = np.linalg.norm(self.model.A, axis=1) * np.linalg.norm(self.model.B, axis=0)
+        return np.asarray(slopes[np.linalg.norm(self.model.A, axis=1) > 0])
+
+    def _unseen(self, x: Array) -> Array:
+        """Return what answers to tokens (n, d) are missed by if nothing is noticed (2-norms)."""
+        return np.asarray(DEVIATIONS * (self.look.error_at(x) + NOTICED * self._bound(x)))
+
+    def _steepness(self, x: Array, which: Indices) -> Array:
+        """Return what a neuron each changes answers by beside its hyperplane, per length, (n,)."""
+        model = self.model
+        way = model.B[:, which].T * np.linalg.norm(model.A[which], axis=1)[:, None]
+        steep, norm = np.linalg.norm(way, axis=1), model.norm
+        if norm is None or norm.before:
+            return np.asarray(steep)
+        u = model.sums(x)
+        step = CHANGED * np.linalg.norm(u, axis=1) / steep + TINY
+        moved = norm(u + step[:, None] * way) - norm(u)
+        return np.asarray(np.linalg.norm(moved, axis=1) / step)
+
+    def _held_out(self, checks: int, rng: np.random.Generator) -> Steps[FeedForward]:
         fresh = self._tokens(checks, rng)
         asked = [Singles(fresh, phase="hold-out", purpose="check")] if checks else []
         answered = yield from fresh_answers(asked)
@@ -134,10 +202,29 @@ class LayerClaim:
         self.refuse(judgement)
         claim, drifting = claim.measured(fresh[:, :], y)
         errors = {name: DEVIATIONS * e for name, e in claim.errors.items()}
+        hidden = (0.0, 0.0) if claim.strips is None else claim.strips.hide(claim._slopes)
+        for name, more in zip(("constant", "slope"), hidden, strict=True):
+            errors[name] += more
         if not self.determined:
-            errors |= dict.fromkeys(("A", "b", "B"), float("inf"))
+            errors |= claim._undetermined(errors)
         certificate = Certificate(errors, (*claim._assumed(checks), *drifting))
         return Found(self.model, certificate, judgement.evidence, self.notes)
+
+    def _undetermined(self, errors: Mapping[str, float]) -> dict[str, float]:
+        """Return bounds where a linear part is left, or sides are open.
+
+        Behind a norm x may be any share of that part: the sum is known up to a factor, by whose
+        square eps goes. What eps is off by beside the model's sum is part of its constant then:
+        ‖n(u)‖ moves by √(width·δ) over the deviation at most, and by √width·δ/√eps.
+        """
+        free = dict.fromkeys(("A", "b", "B"), float("inf"))
+        norm = self.model.norm
+        if norm is None:
+            return free
+        off = np.sqrt(errors["eps"])
+        moved = np.sqrt(norm.width) * off * min(1.0, off / max(np.sqrt(norm.eps), TINY))
+        of_sum = {"c": float("inf"), "eps": float("inf")}
+        return free | of_sum | {"constant": errors["constant"] + float(moved)}
 
     def _tokens(self, count: int, rng: np.random.Generator) -> Array:
         """Return tokens of many lengths."""
@@ -176,12 +263,24 @@ class LayerClaim:
             "The target is one hidden layer of ReLUs (continuous), and all its neurons were found: "
             "the hold-out tests this but cannot prove it.",
             *missing,
+            *self._of_free_sum(),
+            *(() if self.strips is None else self.strips.said()),
             f"A neuron that adds less than {DEVIATIONS * look.noise:.1e} of the answers' size may "
             "be missing. The bounds of A, b and B are for those found.",
             f"Answers are off by {look.noise:.1e} of their size (one standard deviation), from "
             f"second differences; {DEVIATIONS:g} deviations are taken.",
             *look.why,
             *(() if checks else ("Nothing was checked.",)),
+        )
+
+    def _of_free_sum(self) -> tuple[str, ...]:
+        """Say what has no bound behind a norm where a linear part is left."""
+        if self.determined or self.model.norm is None:
+            return ()
+        return (
+            "How much of x is in the sum before the norm is not determined: the sum is known up to "
+            "a factor, by whose square eps goes, so c and eps have no bound. constant and slope "
+            "are for the factor of this model, and count what eps is off by then.",
         )
 
     def _within(self) -> tuple[str, ...]:

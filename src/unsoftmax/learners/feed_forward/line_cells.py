@@ -20,11 +20,11 @@ from itertools import pairwise
 import numpy as np
 
 from unsoftmax.arrangement.kinks import LineKinks
-from unsoftmax.errors import ModelMismatch
 from unsoftmax.measure.precision import UNIT
 from unsoftmax.models.arrays import TINY
 from unsoftmax.probes import Array, Flags, Indices, Round
 from unsoftmax.protocol import Answers
+from unsoftmax.refusals import Reason
 
 # Residuals of a window up to so many times their expected size are errors of the answers.
 RESIDUALS = 6.0
@@ -505,11 +505,8 @@ class LineCells:
             if not len(left):
                 break
             if again == AGAIN:
-                raise ModelMismatch(
-                    f"In {len(left)} of {len(self.basis)} directions the answers beside a line "
-                    f"contradict the {len(self.kinks.t)} neurons that it showed: the target is no "
-                    "feed-forward layer of one hidden layer of ReLUs, or has neurons too close to "
-                    "each other for these answers."
+                raise Reason.LINE_CONTRADICTED.error(
+                    directions=len(left), dim=len(self.basis), neurons=len(self.kinks.t)
                 )
             readings = yield from self._asked(readings.shorter(left), left)
         return readings

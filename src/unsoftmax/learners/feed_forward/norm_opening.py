@@ -15,7 +15,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from unsoftmax.errors import ModelMismatch
 from unsoftmax.learners.feed_forward.found_neurons import ResidualPart
 from unsoftmax.learners.feed_forward.line_cells import AskTokens
 from unsoftmax.learners.feed_forward.opening_look import (
@@ -29,6 +28,7 @@ from unsoftmax.measure.normalised import FoundGain, NormedAnswers, gain_of, shif
 from unsoftmax.measure.precision import UNIT, Precision
 from unsoftmax.probes import Array, Round
 from unsoftmax.protocol import Answers
+from unsoftmax.refusals import Reason
 
 # Length of tokens at which eps and biases do not count.
 LONG = 2.0**40
@@ -164,15 +164,9 @@ class NormOpening:
 
     def _refuse_plain(self, far: Array, near: Array) -> None:
         if far.shape[1] != self.dim:
-            raise ModelMismatch(
-                f"Answers have {far.shape[1]} numbers and tokens {self.dim}: a residual "
-                "connection, which a norm behind a layer is recovered with, needs as many."
-            )
+            raise Reason.NO_RESIDUAL_WIDTH.error(numbers=far.shape[1], dim=self.dim)
         if np.max(np.abs(far)) > np.sqrt(LONG) * (1 + np.max(np.abs(near))):
-            raise ModelMismatch(
-                "Answers grow with tokens, as behind no norm: leave out norm, and the layer is "
-                "taken for a plain one."
-            )
+            raise Reason.GROWS_BEHIND_NO_NORM.error()
 
     def _norm(self, far: Array) -> SeenNorm:
         """Read the norm off answers to long tokens."""
@@ -180,18 +174,11 @@ class NormOpening:
         spread = spreads(far - mean)
         still = spread <= LEAST_SPREAD * spread.max()
         if np.any(still):
-            raise ModelMismatch(
-                f"{np.sum(still)} of {self.dim} outputs are the same for all long tokens: their "
-                "scale is 0, and what is before the norm cannot be seen there; or the target is no "
-                "layer with a residual and a norm behind."
-            )
+            raise Reason.OUTPUTS_ARE_CONSTANT.error(still=np.sum(still), outputs=self.dim)
         found = gain_of(far - mean)
         if found.missed <= ORTHOGONAL:
             if found.next <= ORTHOGONAL:
-                raise ModelMismatch(
-                    "Answers to long tokens span too few directions: x is not added before the "
-                    "norm, or the target is another one."
-                )
+                raise Reason.TOO_FEW_DIRECTIONS.error()
             return self._layer_norm(far, found)
         squares = far**2 / spread**2
         weights = np.linalg.lstsq(squares, np.ones(len(far)), rcond=None)[0]
@@ -199,10 +186,7 @@ class NormOpening:
         weights += np.linalg.lstsq(squares, 1 - squares @ weights, rcond=None)[0]
         missed = float(np.max(np.abs(squares @ weights - 1)))
         if missed > OFF or np.any(weights <= 0):
-            raise ModelMismatch(
-                "Answers to long tokens are on no ellipsoid, as behind a LayerNorm, nor on one "
-                "around 0, as behind an RMSNorm: the target has another function behind, or none."
-            )
+            raise Reason.NEITHER_NORM_BEHIND.error()
         gain = np.sqrt(weights * self.dim) / spread
         return SeenNorm(np.zeros(self.dim), gain, np.eye(self.dim), centred=False)
 
@@ -212,10 +196,7 @@ class NormOpening:
         gain = factor * found.gain
         lengths = np.sum((gain * (far - mean - shift)) ** 2, axis=1) / self.dim
         if np.max(np.abs(lengths - 1)) > OFF:
-            raise ModelMismatch(
-                "Answers to long tokens lie in a hyperplane, as behind a LayerNorm, but not all "
-                "as far from one point: the target has another function behind."
-            )
+            raise Reason.HYPERPLANE_WITHOUT_ELLIPSOID.error()
         answers = NormedAnswers.of(mean + shift, gain)
         return SeenNorm(answers.shift, answers.gain, answers.basis, centred=True)
 
@@ -242,19 +223,17 @@ class NormOpening:
         w = np.split(norm.directions(answers), 5)
         narrow, wide = (_off_plane(w[2], w[i], w[4 - i]) for i in (1, 0))
         if np.median(wide) > SMOOTH * max(float(np.median(narrow)), UNIT):
-            raise ModelMismatch(
-                "Behind the norm the answers bend everywhere: the target is smooth (GELU, SiLU, "
-                "tanh, attention), no feed-forward layer of ReLUs."
-            )
+            raise Reason.LAYER_IS_SMOOTH.error(where="Behind the norm the")
         rounding = precision.relative + precision.unit + precision.absolute
         rounding *= float(np.max(np.linalg.norm(answers, axis=1)))
         rounding /= float(np.min(np.linalg.norm(answers - norm.shift, axis=1)))
         noise = max(float(np.sort(narrow)[-2]), ROUNDINGS * rounding)
         if noise > COARSEST:
-            raise ModelMismatch(
-                f"The answers' directions are off by {noise:.0e}, by rounding or noise: behind a "
-                f"norm too coarse to see single neurons ({COARSEST:.0e} is the limit). Ask "
-                "a target that computes and answers in float64."
+            raise Reason.TOO_COARSE_FOR_NEURONS.error(
+                what="The answers' directions are",
+                noise=noise,
+                purpose="behind a norm to see single neurons",
+                most=COARSEST,
             )
         return noise
 

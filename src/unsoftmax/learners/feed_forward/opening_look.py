@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from unsoftmax.errors import ModelMismatch
 from unsoftmax.learners.feed_forward.line_cells import AskTokens
 from unsoftmax.measure.precision import UNIT, Precision
 from unsoftmax.probes import Array, Round
 from unsoftmax.protocol import Answers
+from unsoftmax.refusals import Reason
 
 # Places on a line through 0, from 3·10⁻⁵ to 1.3·10⁸ on both sides: hyperplanes at other
 # distances than these are not looked for.
@@ -103,9 +103,8 @@ class TargetOpening:
         tokens = LINE[:, None] * drawn_directions(1, self.dim, self.rng)[0]
         answers = yield from self.ask(tokens)
         if answers.shape[1] < 2:
-            raise ModelMismatch(
-                "The target answers with one number. This learner reads vectors: "
-                "ReluNetworkLearner recovers such a network from numbers."
+            raise Reason.ONE_NUMBER.error(
+                instead="ReluNetworkLearner recovers such a network from numbers"
             )
         precision = _precision(answers)
         length = self._length(answers, precision)
@@ -138,11 +137,9 @@ class TargetOpening:
         narrow = np.linalg.norm(behind + ahead - 2 * at, axis=1)
         wide = np.linalg.norm(before + beyond - 2 * at, axis=1)
         if np.median(wide) > SMOOTH * np.median(narrow) and np.median(narrow):
-            raise ModelMismatch(
-                "The answers bend everywhere: the target is smooth (GELU, SiLU, tanh, attention, "
-                "a normalisation), no feed-forward layer of ReLUs. Only ReLUs have hyperplanes to "
-                "be found; no learner here recovers a smooth layer. Behind a LayerNorm or "
-                'RMSNorm with a residual connection, norm="post" does.'
+            raise Reason.LAYER_IS_SMOOTH.error(
+                also='Behind a LayerNorm or RMSNorm with a residual connection, norm="post" does.',
+                where="The",
             )
         # the deviation of a second difference is √6 times that of an answer; one of them may have
         # a kink between, and where few neurons are active answers are nearly exact
@@ -152,16 +149,11 @@ class TargetOpening:
         rounding += precision.absolute * width / look.size_at(points).min()
         noise = max(measured, ROUNDINGS * rounding)
         if noise > COARSEST:
-            raise ModelMismatch(
-                f"The answers are off by {noise:.0e} of their size, by rounding or noise: too "
-                f"coarse to see single neurons ({COARSEST:.0e} is the limit)."
+            raise Reason.TOO_COARSE_FOR_NEURONS.error(
+                what="The answers are", noise=noise, purpose="to see single neurons", most=COARSEST
             )
         if measured > max(NOISIEST, ROUNDED * rounding):
-            raise ModelMismatch(
-                f"The answers are off by {measured:.0e} of their size, and no rounding explains "
-                f"it: too noisy to see single neurons ({NOISIEST:.0e} is the limit). Ask a "
-                "target that answers the same question the same way."
-            )
+            raise Reason.TOO_NOISY_FOR_NEURONS.error(noise=measured, most=NOISIEST)
         return replace(look, noise=noise)
 
 

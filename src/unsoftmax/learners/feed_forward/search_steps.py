@@ -6,8 +6,6 @@ from collections.abc import Generator
 
 import numpy as np
 
-from unsoftmax.arrangement.kinks import TooManyBreakpoints
-from unsoftmax.errors import ModelMismatch
 from unsoftmax.learners.feed_forward.fitted_layer import COARSE
 from unsoftmax.learners.feed_forward.found_neurons import FoundNeurons, Sides
 from unsoftmax.learners.feed_forward.hyperplane_spots import Spots
@@ -15,6 +13,7 @@ from unsoftmax.learners.feed_forward.line_cells import AskTokens, CellReadings
 from unsoftmax.learners.feed_forward.opening_look import OpeningLook
 from unsoftmax.probes import Array, Flags, Round, Singles
 from unsoftmax.protocol import Answers
+from unsoftmax.refusals import Reason
 
 # How far the line is from 0, in length scales: on a line through 0 the hyperplanes of a layer
 # without biases all meet.
@@ -59,12 +58,7 @@ def checked_spots(spots: Spots, columns: Array, column_error: Array, look: Openi
     off = unlike(spots, columns, column_error)
     coarse = look.noise > COARSE
     if np.sum(off) > (DOUBTFUL * len(off) if coarse else 0):
-        raise ModelMismatch(
-            f"{np.sum(off)} of {len(off)} hyperplanes that one line crosses are not there, or "
-            "other, elsewhere: the target has more than one hidden layer, or is no "
-            "feed-forward layer of ReLUs; or neurons whose columns of B are parallel were "
-            "taken for one."
-        )
+        raise Reason.HYPERPLANES_ELSEWHERE.error(off=np.sum(off), crossed=len(off))
     size = np.linalg.norm(spots.bends, axis=1)
     return spots.replaced(off, columns * size[:, None], column_error * size)
 
@@ -108,19 +102,4 @@ def notes_of(found: FoundNeurons, sides: Sides) -> tuple[str, ...]:
         count,
         f"A linear part of rank {rank} is left, {why}: it takes {2 * rank} neurons more. Jumps "
         "across hyperplanes and one affine part are determined, and no more.",
-    )
-
-
-def too_many(error: TooManyBreakpoints) -> ModelMismatch:
-    """Say in this learner's words that there are too many kinks."""
-    if error.everywhere:
-        return ModelMismatch(
-            "Along a line the answers bend everywhere: the target is smooth (GELU, SiLU, tanh, "
-            "attention, a normalisation), has more neurons than "
-            f"{error.most}, or its answers are too noisy to tell kinks from noise."
-        )
-    return ModelMismatch(
-        f"Along a line the answers have more than {error.most} kinks, or kinks too close to each "
-        "other for their precision: the target has more neurons, is no feed-forward layer of one "
-        "hidden layer of ReLUs, or its answers are too coarse."
     )

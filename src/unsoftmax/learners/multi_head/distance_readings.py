@@ -25,7 +25,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from unsoftmax.errors import NotIdentifiable
 from unsoftmax.learners.compose import Asking, together
 from unsoftmax.learners.multi_head.columns import read_columns, telling_rows
 from unsoftmax.learners.multi_head.reduced_answers import ReducedAnswers
@@ -38,6 +37,7 @@ from unsoftmax.measure import offsets
 from unsoftmax.models.arrays import TINY
 from unsoftmax.models.rotary_head import RotaryHead
 from unsoftmax.probes import Array, Indices, Sequences
+from unsoftmax.refusals import Reason
 from unsoftmax.solve.skeleton import rank_by_gap
 from unsoftmax.solve.turning_planes import turning_planes
 
@@ -81,10 +81,6 @@ DRAWS = 64
 SIZES = (1.0, 0.5, 0.25)
 # Singular values of W_h(1) above so many times its error count to its rank.
 COUNTED = 3.0
-DEPENDENT = (
-    "No token shuts all heads but one: for every query token what some heads score by, W(1) b, "
-    "depends on what others do. How they turn with distance is not read."
-)
 
 
 class OutOfReach(CoincidentJumps):
@@ -338,7 +334,7 @@ class OpenedHead:
                 if cost < best:
                     best, chosen = cost, (centre, x)
         if chosen is None:
-            raise NotIdentifiable(DEPENDENT, determined={"v": near.v})
+            raise Reason.NO_TOKEN_SHUTS_OTHERS.error({"v": near.v})
         return chosen
 
     def _unshifted(self) -> Array:
@@ -373,7 +369,7 @@ class OpenedHead:
         a = (signs * alpha)[:, None, None] * self.rows
         z = self._fillers(b, np.linalg.norm(a, axis=2).max(axis=1))
         if z is None:
-            raise NotIdentifiable(DEPENDENT, determined={"v": self.near.v})
+            raise Reason.NO_TOKEN_SHUTS_OTHERS.error({"v": self.near.v})
         parts = np.broadcast_arrays(a, z[:, None], b[:, None])
         return np.stack(parts, axis=2)
 

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from unsoftmax.errors import ModelMismatch, NotIdentifiable, UnsoftmaxError
+from unsoftmax.errors import UnsoftmaxError
 from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.multi_head.reduced_answers import ReducedAnswers
 from unsoftmax.learners.single_head.distances import undetermined
@@ -31,6 +31,7 @@ from unsoftmax.measure.precision import KAPPA
 from unsoftmax.models import MultiHead, RotaryHeads, canonical
 from unsoftmax.probes import Array, Flags, Purpose, Round
 from unsoftmax.protocol import Certificate, Evidence, Found, Steps
+from unsoftmax.refusals import Reason
 from unsoftmax.validate.close_heads import CloseHeads, nearest
 from unsoftmax.validate.drawn_models import SAFETY
 from unsoftmax.validate.head_comparison import (
@@ -38,10 +39,16 @@ from unsoftmax.validate.head_comparison import (
     JudgeTuning,
     PositionErrors,
     mean_shift,
+    score_shift,
     sum_rounding,
 )
 from unsoftmax.validate.judge import Judgement, Residuals, fresh_answers, judge
-from unsoftmax.validate.long_sequences import LongSequenceTuning, draw_long, looked_at
+from unsoftmax.validate.long_sequences import (
+    LongSequenceTuning,
+    LongTokens,
+    draw_long,
+    looked_at,
+)
 from unsoftmax.validate.sequences import DistanceTuning, at_distances, by_length
 
 # Tokens of the short sequences, in turn.
@@ -175,24 +182,36 @@ class RecoveredHeads:
         if purpose == "check":
             long = [shortened(X) for X in draw_long(model, count, rng, scaled, LONG)]
             rounds, count = LONG.rounds(by_length(long, "hold-out, long")), count - len(long)
-        short = []
-        for n in range(count):
+
+        def ordinary(n: int) -> Array:
             query = rng.standard_normal(d) / np.sqrt(d)
             offsets = rng.standard_normal((LENGTHS[n % len(LENGTHS)] - 1, d)) / np.sqrt(d)
             if alike:
                 offsets[:] = offsets[0]
             elif n % 2:
                 offsets[1] = offsets[0]
-            short.append(scaled(offsets, query, LOGIT, n))
+            return scaled(offsets, query, LOGIT, n)
+
+        def tells(X: Array) -> bool:
+            off = score_shift(X[None], self.errors["W"][None], self.errors["w"][None])
+            return bool(off.max(initial=0.0) <= most)
+
+        most = max(MOST, MOST_COARSE * reduced.eta)
+        tokens = LongTokens(model, tells, reduced.lengths.single(LONG.longest))
+        if purpose == "check":
+            short = tokens.among(count, rng, ordinary)
+        else:
+            short = [ordinary(n) for n in range(count)]
         return by_length(short, "hold-out" if purpose == "check" else "check", purpose), rounds
 
     def refusal(self, judgement: Judgement, explained: bool) -> UnsoftmaxError:
         """Say why fresh answers contradict the heads."""
         missed, allowed = judgement.worst
-        return ModelMismatch(
-            f"The recovered heads miss a fresh answer by {missed:.1e} of its size where "
-            f"{allowed:.1e} is expected: the target is no sum of attention heads, or has heads too "
-            "close for these answers."
+        return Reason.FRESH_ANSWERS_MISSED.error(
+            model=f"sum of {self.model.H} heads",
+            missed=missed,
+            allowed=allowed,
+            contrary="no sum of attention heads, or has heads too close for these answers",
         )
 
     def bounded(self, c_error: float) -> tuple[MultiHead, Certificate, tuple[str, ...]]:
@@ -267,7 +286,7 @@ class PositionedHeads:
         alike: bool,
     ) -> tuple[Sequence[Any], list[Round]]:
         """Draw fresh sequences of 1 to 512 tokens."""
-        return at_distances(self.model.heads, self.model.dim, count, rng, FAR)
+        return at_distances(self.model, count, rng, FAR, lambda X: bool(self.telling(X[None])[0]))
 
     def refusal(self, judgement: Judgement, explained: bool) -> UnsoftmaxError:
         """Say why fresh answers contradict the heads, or confirm nothing."""
@@ -275,21 +294,21 @@ class PositionedHeads:
         if self.biases:
             why = f" Biases that nearly saturate a head leave few digits of it.{why}"
         if explained or not np.isfinite(self.W_error):
-            return NotIdentifiable(
-                "The answers do not determine how several heads' scores turn with distance: what "
-                "they leave undetermined changes every fresh answer too much for a test."
-                f"{why} Positions need float64 answers: ask for these if the target has them.",
-                determined={"v": self.model.v},
+            return Reason.TURNING_UNKNOWN.error(
+                {"v": self.model.v},
+                also=f"{why} Positions need float64 answers: ask for these if the target has them.",
+                does="changes every fresh answer too much for a test",
             )
         missed, allowed = judgement.worst
-        return ModelMismatch(
-            f"The recovered heads miss a fresh answer by {missed:.1e} of its size where "
-            f"{allowed:.1e} is expected. The target is no sum of attention heads with rotary "
-            "positions; or these change beyond some distance, as with windows or scaled "
-            "frequencies, or are counted from the other end; or something else is added to scores, "
-            "as ALiBi does"
-            + ("." if self.biases else "; or keys or queries have biases: then biases=True.")
-            + why
+        return Reason.FRESH_ANSWERS_MISSED.error(
+            model=f"sum of {self.model.H} heads",
+            missed=missed,
+            allowed=allowed,
+            contrary="no sum of attention heads with rotary positions; or these change beyond "
+            "some distance, as with windows or scaled frequencies, or are counted from the other "
+            "end; or something else is added to scores, as ALiBi does"
+            + ("" if self.biases else "; or keys or queries have biases: then biases=True"),
+            also=why,
         )
 
     def bounded(self, c_error: float) -> tuple[RotaryHeads, Certificate, tuple[str, ...]]:
@@ -475,18 +494,13 @@ def predicting(
     pilots = yield from fresh_residuals(found, reduced, PILOTS, rng, "pilot")
     share = max(share, float(pilots.missed.max()))
     if share > WORST:
-        raise ModelMismatch(
-            f"The heads that predict best miss a fresh answer by {share:.1e} of its size: the "
-            "target is no sum of attention heads, or has heads whose hyperplanes are the same for "
-            "every query token."
-        )
+        raise Reason.PILOTS_MISSED.error(share=share)
     fresh = yield from fresh_residuals(found, reduced, checks, rng, "check")
     missed, natural = fresh.residuals.missed, fresh.residuals.size
     judgement = judge(Residuals.of(missed, allowed=WORST * natural, size=natural), checks)
     if judgement.refuses:
-        raise ModelMismatch(
-            f"The heads that predicted {PILOTS} answers to {share:.1e} of their size miss "
-            f"fresh ones by {judgement.evidence.max_residual:.1e}."
+        raise Reason.MORE_MISSED_THAN_PILOTS.error(
+            pilots=PILOTS, share=share, missed=judgement.evidence.max_residual
         )
     model = canonical(found.model)
     size = max(float(np.linalg.norm(model.v)), reduced.scale) / np.sqrt(model.dim)

@@ -26,7 +26,6 @@ from typing import NamedTuple
 import numpy as np
 
 from unsoftmax.arrangement.jumps import JumpTuning
-from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.learners.compose import Asking, T, mapped
 from unsoftmax.learners.multi_head.distance_readings import (
     LiftedReadings,
@@ -46,7 +45,6 @@ from unsoftmax.learners.multi_head.search_outcomes import (
     Restarts,
     SearchState,
     searched,
-    too_many_heads,
 )
 from unsoftmax.learners.multi_head.token_search import MultiHeadTuning, SoughtHeads
 from unsoftmax.learners.single_head.distances import (
@@ -57,12 +55,14 @@ from unsoftmax.learners.single_head.distances import (
     errors_of,
     solved,
 )
+from unsoftmax.measure.precision import why
 from unsoftmax.measure.single_tokens import Values
 from unsoftmax.models.rotary import Rotary
 from unsoftmax.models.rotary_head import RotaryHead
 from unsoftmax.models.rotary_heads import RotaryHeads
 from unsoftmax.probes import Array, Parted, Probes, Round, Sequences, Singles, UnitVectors
 from unsoftmax.protocol import Answers
+from unsoftmax.refusals import Reason
 from unsoftmax.validate.close_heads import CloseHeads, nearest
 from unsoftmax.validate.drawn_models import SAFETY
 from unsoftmax.validate.head_comparison import PositionErrors
@@ -94,44 +94,16 @@ LENGTHS = (1.0, 0.25, 1.0, 0.25, 0.0625, 1.0)
 AT_ONCE = 2**18
 
 STILL = "Scores do not turn with distance: all frequencies are 0, heads without positions."
-NONE = (
-    "No search along half a circle gave heads with rotary positions and biases. Biases may be so "
-    "large that no query token opens gates one by one, two heads may score as multiples of each "
-    "other, or one by its key bias alone; or the target is no sum of attention heads with rotary "
-    "positions."
-)
-UNREAD = (
-    "Scores of a token two before the query token were not read: answers to [a; z; b], with a "
-    "token z that takes all other heads' weight, are no head's. The target is no sum of "
-    "attention heads with rotary positions, or has biases."
-)
-UNSEEN = (
-    "The values of the heads whose scores change do not add up to what single tokens are answered "
-    "by: some head scores all tokens alike, or two score oppositely. Beside biases and rotary "
-    "positions these are not told apart."
-)
-LARGE = (
-    "How a head weighs a token two before the query token was not read: no token is short enough "
-    "to leave its weight between 0 and 1, or to leave the other heads to one token alone. Biases "
-    "alone saturate a head there, as large ones do, or scores are very large, or the target is no "
-    "sum of attention heads with rotary positions. Another seed asks other tokens, which may do."
-)
-CROOKED = (
-    "Scores change with distance, and not as planes that turn: what biases add to them contradicts "
-    "the planes. These are no rotary positions alone, or the rank is above the one given (leave "
-    "rank out and it is found), or keys or queries of a plane depend on those of others and have a "
-    "lower rank than their planes, which no learner here recovers."
-)
 
 
 class Crooked(CoincidentJumps):
     """Shifts that no key bias gives beside the planes that were found."""
 
 
-NAMED: Mapping[type[Exception], tuple[type[NotIdentifiable | ModelMismatch], str]] = {
-    UnseenValues: (NotIdentifiable, UNSEEN),
-    OutOfReach: (NotIdentifiable, LARGE),
-    Crooked: (ModelMismatch, CROOKED),
+NAMED: Mapping[type[Exception], Reason] = {
+    UnseenValues: Reason.VALUES_DO_NOT_ADD_UP,
+    OutOfReach: Reason.TWO_BEFORE_SATURATES,
+    Crooked: Reason.SCORES_DO_NOT_TURN,
 }
 """Endings that another query token hardly changes, and how they are refused."""
 
@@ -184,7 +156,7 @@ class HeadDistances:
         try:
             second = yield from read_second(near, ranks[scored], self.rng)
         except OutOfReach:
-            raise NotIdentifiable(UNREAD, determined={"v": near.v}) from None
+            raise Reason.TWO_BEFORE_IS_NO_HEADS.error({"v": near.v}) from None
         read: dict[int, Readings] = {}
         for h, (basis, opened) in zip(scored, second, strict=True):
             there, off = opened.solved(basis)
@@ -218,17 +190,27 @@ class HeadDistances:
             except tuple(ENDINGS) as ending:
                 endings.append(type(ending))
                 if endings.count(type(ending)) == SURE and type(ending) in NAMED:
-                    refusal, said = NAMED[type(ending)]
-                    why = " ".join([said, *reduced.precision.why])
-                    raise refusal(why, determined={"c": reduced.c}) from None
+                    reason, found = NAMED[type(ending)], {"c": reduced.c}
+                    biased = "what biases add to them contradicts the planes"
+                    noticed = why(reduced.precision)
+                    raise reason.error(found, also=noticed, seen=biased) from None
                 raise
 
         restarts, found = yield from searched(search, Restarts(self.tuning.restarts))
         if found is not None:
             return found
         if restarts.state is SearchState.TOO_MANY_HEADS:
-            raise too_many_heads(sought.max_heads)
-        raise ModelMismatch(" ".join([NONE, *reduced.precision.why]))
+            raise Reason.MORE_CHANGES_THAN_HEADS.error(
+                most=sought.max_heads, contrary="no sum of attention heads"
+            )
+        raise Reason.NO_SEARCH_FOUND_HEADS.error(
+            also=why(reduced.precision),
+            searches="the searches along half a circle",
+            what="heads with rotary positions and biases",
+            reasons="biases are so large that no query token opens gates one by one; two heads "
+            "score as multiples of each other, or one by its key bias alone; the target is no sum "
+            "of attention heads with rotary positions",
+        )
 
     def _lifted(
         self, sought: SoughtHeads, reduced: ReducedAnswers, restarts: Restarts
@@ -316,13 +298,12 @@ class HeadDistances:
 def _refuse_more_heads(heads: int, v: Array, **beside: Array) -> None:
     dim = v.shape[1]
     if heads > dim:
-        raise NotIdentifiable(
-            f"The target has {heads} heads with scores, more than its {dim} dimensions: with "
-            "rotary positions heads are opened one by one by a token that shuts the others, and "
-            "there is none for so many."
-            + " What they are at a distance of one token is known, not how they turn."
+        raise Reason.MORE_HEADS_THAN_DIMENSIONS.error(
+            {"v": v, **beside},
+            also="What they are at a distance of one token is known, not how they turn."
             * bool(beside),
-            determined={"v": v, **beside},
+            heads=heads,
+            dim=dim,
         )
 
 
@@ -348,11 +329,7 @@ def refuse_query_biases(dim: int, seed: int) -> Asking[None]:
         return
     [half] = yield [Singles(gain / 2 * a[None], phase="query biases", purpose="pilot")]
     if abs(float(half[0] - single[1]) - alone / 2) <= EVENLY * size:  # not clipped
-        raise ModelMismatch(
-            "Beside long tokens attention weights are the same for a query token and its opposite, "
-            "as where queries have biases. Learn with biases=True.",
-            names_positions=True,
-        )
+        raise Reason.QUERIES_HAVE_BIASES.error()
 
 
 # -- heads with positions asked as if they had none: W_h(1) stands in for W_h

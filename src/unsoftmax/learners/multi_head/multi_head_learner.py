@@ -34,8 +34,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from unsoftmax.errors import ModelMismatch
-from unsoftmax.learners.compose import Asking, limited
+from unsoftmax.learners.compose import Asking, as_planned
 from unsoftmax.learners.multi_head.distance_readings import TRIES
 from unsoftmax.learners.multi_head.heads_conclusion import (
     FAR,
@@ -57,7 +56,7 @@ from unsoftmax.learners.multi_head.pole_search import (
     LINES,
     NOISES,
     POLE_LENGTHS,
-    pole_queries,
+    pole_cost,
     separated,
 )
 from unsoftmax.learners.multi_head.reduced_answers import (
@@ -77,7 +76,6 @@ from unsoftmax.learners.multi_head.search_outcomes import (
     RestartTuning,
     SearchState,
     searched,
-    too_many_heads,
 )
 from unsoftmax.learners.multi_head.silent_search import SILENT_STARTS, silent_queries, silently
 from unsoftmax.learners.multi_head.token_search import MultiHeadTuning, SoughtHeads, search
@@ -89,9 +87,12 @@ from unsoftmax.learners.settings import (
     rank_up_to,
     whole_number,
 )
+from unsoftmax.measure.precision import why
 from unsoftmax.models import MultiHead, Rotary, canonical
 from unsoftmax.probes import FARTHEST
 from unsoftmax.protocol import Plan, Steps
+from unsoftmax.refusals import Reason, RefusalError
+from unsoftmax.theory.costs import Cost
 
 # -- Searches for several heads, one way after another, until a model predicts fresh answers.
 #
@@ -166,7 +167,9 @@ class HeadSearches:
             # rounding of long tokens makes jumps that are none
             unsure = states and SearchState.TOO_MANY_HEADS not in states
             if self.restarts.state is SearchState.TOO_MANY_HEADS and not unsure:
-                raise too_many_heads(self.sought.max_heads)
+                raise Reason.MORE_CHANGES_THAN_HEADS.error(
+                    most=self.sought.max_heads, contrary="no sum of attention heads"
+                )
         return found
 
     def by_poles(self) -> Asking[RecoveredHeads | None]:
@@ -234,10 +237,7 @@ class HeadSearches:
             raise Contradicted
         distinct = canonical(found.model).H
         if distinct > self.sought.max_heads:
-            raise ModelMismatch(
-                f"The target has {distinct} distinct heads, more than max_heads = "
-                f"{self.sought.max_heads}: raise max_heads."
-            )
+            raise Reason.MORE_HEADS.error(heads=f"{distinct} distinct", most=self.sought.max_heads)
         return found
 
     def _corrected(self, found: RecoveredHeads) -> Asking[tuple[RecoveredHeads, bool]]:
@@ -346,7 +346,7 @@ class MultiHeadLearner(Configured):
     rotary: bool | Rotary = field(default=False, kw_only=True)
     rotary_base: float | None = field(default=None, kw_only=True)
 
-    revision: ClassVar[int] = 8
+    revision: ClassVar[int] = 9
 
     def __post_init__(self) -> None:
         whole_number("dim", self.dim, 1)
@@ -395,23 +395,24 @@ class MultiHeadLearner(Configured):
         half_circles = tries + unlucky + shorter
         searches = tries * 4 * H * d + half_circles * PER_HEAD * (H + 1)
         whole = H * d * (d + self.biases) if r < d else 0  # where W has that rank but nearly
+        turned = H * r * (r + shifted) * TRIES * (tries if shifted else 1) * turns
+        copies = tries * (H + 1) * (d + 2)
         at_most = tries * (TIMES * bulk + whole) + searches + bulk * self.polish
         at_most += silent_queries(H, d, bulk + whole)
-        turned = H * r * (r + shifted) * TRIES * (tries if shifted else 1) * turns
-        more = (FAR.most_tokens(d),) * turns
-        at_most += turned
-        by_poles, pole_tokens = pole_queries(H, d, self.biases)
-        copies = tries * (H + 1) * (d + 2)
+        all_tries = tries + shorter + len(SILENT_STARTS.starts) + unlucky // SEARCH_COUNTS
+        cost = (
+            Cost.of(at_most - copies, tokens=2, rounds=ROUNDS * all_tries)
+            + Cost.of(copies, tokens=6)
+            + Cost.of(turned, tokens=3)
+            + pole_cost(H, d, self.biases)
+        )
         usual, formula = self._usual(r)
-        return Plan(
-            queries=None,
-            at_most=at_most + by_poles,
-            tokens=2 * at_most + turned + 4 * copies + pole_tokens,
-            rounds=ROUNDS
-            * (tries + shorter + len(SILENT_STARTS.starts) + unlucky // SEARCH_COUNTS),
-            formula=f"{formula}: {usual:,} for {H} of rank {r}",
-            longest_token=FARTHEST if self.radius is None else float(self.radius),
-            most_tokens=LONG.most_tokens(d, *LENGTHS, *POLE_LENGTHS, *more),
+        more = (FAR.most_tokens(d),) * turns
+        return cost.plan(
+            f"{formula}: {usual:,} for {H} of rank {r}",
+            LONG.most_tokens(d, *LENGTHS, *POLE_LENGTHS, *more),
+            FARTHEST if self.radius is None else float(self.radius),
+            known=False,
         )
 
     def _usual(self, r: int) -> tuple[int, str]:
@@ -430,13 +431,9 @@ class MultiHeadLearner(Configured):
 
     def steps(self, checks: int) -> Steps[MultiHead]:
         """Ask, and return what was found; see `unsoftmax.protocol.Learner`."""
-        plan = self.plan()
-        error = ModelMismatch(
-            f"More than {plan.at_most:,} queries or {plan.rounds:,} rounds would be needed: "
-            "the target is no sum of attention heads, or its answers are too noisy."
-        )
-        steps = self._steps(checks)
-        return (yield from limited(steps, error, queries=plan.at_most, rounds=plan.rounds))
+        excess = "the target is no sum of attention heads, or its answers are too noisy"
+        contrary = "no sum of attention heads"
+        return (yield from as_planned(self._steps(checks), self.plan(), excess, contrary))
 
     def _steps(self, checks: int) -> Steps[Any]:
         rng = np.random.default_rng(self.seed)
@@ -495,57 +492,56 @@ class MultiHeadLearner(Configured):
             found = yield from polished(found, reduced, self.biases, rng)
         return searches, found
 
-    def _refusal(self, searches: HeadSearches) -> ModelMismatch:
-        eta, beyond = searches.reduced.eta, ""
-        reasons = list(self._reasons(searches.restarts))
-        if eta > ENOUGH:
-            beyond = (
-                f", {eta / ENOUGH:.2g} times the coarsest answers that told heads apart: "
-                "they are too coarse"
-            )
+    def _refusal(self, searches: HeadSearches) -> RefusalError:
+        """Say why no search found heads."""
+        eta, restarts, noticed = searches.reduced.eta, searches.restarts, ""
         if eta > COARSE:
-            reasons.append(
+            noticed = (
                 f"Tokens of {1 + len(LENGTH_NOISES)} lengths were tried, and offsets at which "
                 f"other heads are silent, since answers are off by {eta:.1e} of the size of their "
-                f"terms"
-                f"{beyond}."
+                "terms"
             )
-        return ModelMismatch(" ".join([*reasons, *searches.reduced.precision.why]))
-
-    def _reasons(self, restarts: Restarts) -> Iterator[str]:
-        """Say why nothing was found, in sentences."""
+            if eta > ENOUGH:
+                noticed += (
+                    f", {eta / ENOUGH:.2g} times the coarsest answers that told heads apart: "
+                    "they are too coarse"
+                )
+            noticed += "."
+        noticed += why(searches.reduced.precision)
         if restarts.coarse > 0:
-            yield (
-                f"Tokens no longer than radius = {self.radius:g} do not switch the heads one by "
-                "one: along every half circle that was tried gates stay open, or two of them open "
-                "together; and the poles of answers along lines do not tell them apart. Give a "
-                "larger radius, if the target allows one. If that does not help, heads are too "
-                "close or too many for the precision of these answers."
-            )
-            return
+            if self.radius is None:
+                return Reason.GATES_STAY_OPEN.error(also=noticed)
+            return Reason.TOKENS_TOO_SHORT.error(also=noticed, radius=self.radius)
         positions = self._positions()[0]
         circles = f"{len(self.tuning.restarts.starts)} searches along half circles"
         poles = f"{LINES} for poles along lines"
-        searches = [circles] * (self.dim > 1) + [poles] * (not positions)
+        if not positions and not self.functional:
+            best = "With functional=True the heads that predict answers best are returned."
+            noticed = f"{best} {noticed}"
+        return Reason.NO_SEARCH_FOUND_HEADS.error(
+            also=noticed,
+            searches=" and ".join([circles] * (self.dim > 1) + [poles] * (not positions)),
+            what="heads that predict fresh answers",
+            reasons="; ".join(self._reasons(restarts, positions)),
+        )
+
+    def _reasons(self, restarts: Restarts, positions: bool) -> Iterator[str]:
+        """Say what may be why no search found heads."""
         yield (
-            f"None of {' and '.join(searches)} gave heads that predict fresh answers. Possible "
-            "reasons: the target is no sum of attention heads; there are more than max_heads; or "
-            "heads are too many or too close for the precision of these answers, such as those "
-            "with the same hyperplanes for every query token (W and 2W, or columns of all W_h "
-            "along one vector)."
+            "the target is no sum of attention heads; there are more than max_heads; heads are too "
+            "many or too close for the precision of these answers, such as those with the same "
+            "hyperplanes for every query token (W and 2W, or columns of all W_h along one vector)"
         )
         if positions:
             yield (
-                "Or scores change with distance otherwise than rotary ones do, as with ALiBi, "
-                "learned biases or positions counted from the other end; or keys or queries have "
-                "biases: then biases=True."
+                "scores change with distance otherwise than rotary ones do, as with ALiBi, learned "
+                "biases or positions counted from the other end; keys or queries have biases: then "
+                "biases=True"
             )
-        elif not self.functional:
-            yield "With functional=True the heads that predict answers best are returned."
         if self.rank is not None:
-            yield f"Or some W_h has a rank above {self.rank}: leave rank out to find it."
+            yield f"some W_h has a rank above {self.rank}: leave rank out to find it"
         if restarts.bad_luck:
             yield (
-                f"Or tokens no longer than radius = {self.radius:g} are too short to tell the "
-                "heads apart: a larger radius, if the target allows one, would."
+                f"tokens no longer than radius = {self.radius:g} are too short to tell the heads "
+                "apart: a larger radius, if the target allows one, would"
             )

@@ -34,6 +34,7 @@ from unsoftmax.learners.multi_head.token_search import COPIES
 from unsoftmax.models import MultiHead
 from unsoftmax.probes import Array, Indices, Sequences
 from unsoftmax.solve.head_equations import FittedHeads, HeadEquations, fit_heads
+from unsoftmax.theory.costs import Cost
 
 # -- Logits of several heads along one line of offsets, from the poles of the answers.
 #
@@ -205,13 +206,12 @@ MOST_UNKNOWNS = 1200
 FAINT = 1e-8
 
 
-def pole_queries(heads: int, dim: int, biases: bool, lines: int = LINES) -> tuple[int, int]:
-    """Return how many queries, and tokens, are asked at most."""
-    line = 4 * OCTAVES + 4 + POINTS
+def pole_cost(heads: int, dim: int, biases: bool, lines: int = LINES) -> Cost:
+    """Return what is asked at most."""
     unknowns = min(heads * dim * (dim + 1 + biases), MOST_UNKNOWNS)
     around = (len(MOVED + FURTHER) + 1) * (int(AMPLE * unknowns) + SPARE)
-    tokens = line * (max(LINE_COPIES) + 1) + around * (COPIES + 1)
-    return lines * (line + around), lines * tokens
+    on_line = Cost.of(4 * OCTAVES + 4 + POINTS, tokens=max(LINE_COPIES) + 1)
+    return lines * (on_line + Cost.of(around, tokens=COPIES + 1))
 
 
 def separated(

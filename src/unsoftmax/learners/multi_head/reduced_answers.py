@@ -20,12 +20,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from unsoftmax.errors import ModelMismatch
 from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.multi_head.search_outcomes import CoincidentJumps
-from unsoftmax.measure.precision import KAPPA, Precision
+from unsoftmax.measure.precision import KAPPA, Precision, why
 from unsoftmax.measure.windows import ReducedError
 from unsoftmax.probes import Array, Pairs, Purpose, Singles, UnitVectors
+from unsoftmax.refusals import Reason
 
 # -- How long query tokens and offsets may be, and with them how far logits go.
 #
@@ -338,10 +338,7 @@ def read_head_sums(
     absolute = absolute if absolute > ABSOLUTE * terms + of_c else of_c
     if not biases:
         if abs(c) > BY_CHANCE * (absolute + (of_c + form.absolute)):
-            raise ModelMismatch(
-                f"The zero token is answered by {c:.3g}: the target has biases; learn with "
-                "biases=True."
-            )
+            raise Reason.ZERO_IS_NOT_ANSWERED_BY_0.error(c=c)
         c = 0.0
     why = form.why
     if bent > WORTH_A_WORD and not why:
@@ -371,29 +368,19 @@ def _refuse_bent(bent: float, form: Precision, lengths: TokenLengths) -> None:
     if bent < COARSEST:
         return
     if bent < ROUNDED:
-        raise ModelMismatch(
-            f"Answers are too coarse: those to single tokens miss x·v + c by {bent:.1e} of their "
-            f"size, {bent / COARSEST:.0f} times more than the {COARSEST:.0e} up to "
-            "which several heads are looked for"
-            + " ".join([".", *form.why])
-            + " Or the target is no sum of attention heads, or clips tokens or answers."
+        raise Reason.TOO_COARSE_FOR_HEADS.error(
+            also=why(form), missed=bent, times=bent / COARSEST, most=COARSEST
         )
-    raise ModelMismatch(
-        "Single tokens are not answered by x·v + c: answers to long ones miss it by "
-        f"{bent:.1e} of their size. The target is no sum of attention heads, or it clips "
-        "tokens or answers"
-        + (", or these are too coarse for tokens so short." if lengths.capped else ".")
+    short = ", or these are too coarse for tokens so short" if lengths.capped else ""
+    raise Reason.TOKENS_NOT_LINEAR.error(
+        form="x·v + c", missed=bent, otherwise=f", or it clips tokens or answers{short}"
     )
 
 
 def _refuse_repeating(more: float, size: float, norm: float, change: Array) -> None:
     """Refuse what moderate single tokens miss x·v + c by, if it is large and the same each time."""
     if np.max(change) < more / 2:
-        raise ModelMismatch(
-            f"Single tokens of norm {norm:g} are not answered by x·v + c: it is missed by up to "
-            f"{more:.1e}, each time the same, beside values of {size:.1e}. The target is no sum of "
-            "attention heads, or adds something to one."
-        )
+        raise Reason.TOKENS_NOT_LINEAR_NEAR_0.error(norm=norm, missed=more, size=size)
 
 
 def _directions(dim: int, rng: np.random.Generator, count: int) -> Array:

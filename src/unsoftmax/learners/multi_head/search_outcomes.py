@@ -28,7 +28,6 @@ import numpy as np
 
 from unsoftmax.arrangement.jumps import SoftStart, SoftTransition
 from unsoftmax.arrangement.kinks import TooManyBreakpoints
-from unsoftmax.errors import ModelMismatch
 from unsoftmax.learners.compose import Asking, T
 from unsoftmax.measure.windows import NoWindow
 
@@ -181,12 +180,3 @@ def searched(
         else:
             return replace(restarts, state=SearchState.FOUND), found
     return restarts, None
-
-
-def too_many_heads(most: int) -> ModelMismatch:
-    """Say that answers change more often than so many heads do."""
-    return ModelMismatch(
-        f"Along half a circle the answers change more than {most} times: the target has more heads "
-        "(raise max_heads), or W so small that the longest offsets asked do not switch a head, or "
-        "is no sum of attention heads."
-    )

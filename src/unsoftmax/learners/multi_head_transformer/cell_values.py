@@ -398,7 +398,7 @@ class ValueCoordinates:
     def every(cls, heads: int, dim: int) -> ValueCoordinates:
         """Nothing is known but that the v_h add up to ∇g: all but the last are unknown."""
         unit, unknown = np.eye(dim), heads - 1
-        Z = np.eye(unknown * dim).reshape(unknown, dim, -1)
+        Z = np.eye(unknown * dim).reshape(unknown, dim, unknown * dim)
         P = np.zeros((heads, dim, dim))
         P[-1] = unit
         return cls(P, np.concatenate([Z, -np.tile(unit, unknown)[None]]))

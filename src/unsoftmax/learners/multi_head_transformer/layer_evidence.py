@@ -26,7 +26,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from unsoftmax.arrangement.base_points import NetworkHinges
-from unsoftmax.errors import ModelMismatch
 from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.multi_head_transformer.layer_search import RecoveredTransformer
 from unsoftmax.learners.transformer.hold_out import HeadsBeforeNetwork, TransformerHoldOut
@@ -35,6 +34,7 @@ from unsoftmax.measure.precision import Precision
 from unsoftmax.models import MultiHeadTransformer, canonical
 from unsoftmax.probes import Array, Indices
 from unsoftmax.protocol import Certificate, Found, Steps
+from unsoftmax.refusals import Reason, RefusalError
 from unsoftmax.validate.judge import Answered, Judgement, fresh_answers, judge
 from unsoftmax.validate.sequences import by_length
 
@@ -171,14 +171,15 @@ def conclude_layer(
     return Found(canonical(found.model), certificate, judgement.evidence, found.notes)
 
 
-def _contradicted(judgement: Judgement) -> ModelMismatch:
+def _contradicted(judgement: Judgement) -> RefusalError:
     """Say that fresh answers do not support the layer."""
     residual, tolerance = judgement.worst
-    return ModelMismatch(
-        f"The recovered layer misses fresh sequences by {residual:.1e} of their answers' size "
-        f"where {tolerance:.1e} is expected: the target is not several softmax heads followed by a "
-        "ReLU network of one hidden layer, or has neurons that no single token shows, "
-        "or that share a hyperplane there."
+    return Reason.FRESH_ANSWERS_MISSED.error(
+        model="layer",
+        missed=residual,
+        allowed=tolerance,
+        contrary="not several softmax heads followed by a ReLU network of one hidden layer, or has "
+        "neurons that no single token shows, or that share a hyperplane there",
     )
 
 
@@ -186,7 +187,8 @@ def _assumes(learned: LearnedNetwork, looked: str) -> tuple[str, ...]:
     return (
         "The target is several softmax heads followed by a ReLU network of one hidden layer, and "
         "single tokens show all of its neurons: the hold-out tests this but cannot prove it.",
-        "The network's error is bounded by constant + slope·‖p‖, where p is what all heads pool. "
+        "The network's error is bounded by constant + slope·‖p‖, where p is what all heads pool: "
+        "that is no bound on the answer to a sequence, whose p errors of W and w change. "
         "Two neurons that switch together at single tokens, and whose first layers differ by less "
         "than 5e-3 of their size, may count as one; no bound allows for that.",
         *learned.precision.why,

@@ -33,7 +33,7 @@ from unsoftmax.arrangement.base_points import NetworkHinges
 from unsoftmax.arrangement.kinks import TooManyBreakpoints
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.learners.compose import Asking, as_planned, named
-from unsoftmax.learners.multi_head.pole_search import POLE_LENGTHS, pole_queries
+from unsoftmax.learners.multi_head.pole_search import POLE_LENGTHS, pole_cost
 from unsoftmax.learners.multi_head.search_outcomes import ENDINGS
 from unsoftmax.learners.multi_head.token_search import SoughtHeads
 from unsoftmax.learners.multi_head_transformer.cell_values import CHECKS
@@ -66,9 +66,10 @@ from unsoftmax.learners.transformer.hold_out import LONG, OPENING_PART, TOKENS, 
 from unsoftmax.learners.transformer.learned_network import LearnedNetwork
 from unsoftmax.measure.precision import UNIT, Precision, why
 from unsoftmax.models import MultiHeadTransformer
-from unsoftmax.probes import FARTHEST
 from unsoftmax.protocol import Plan, Steps
+from unsoftmax.refusals import Reason, RefusalError
 from unsoftmax.theory import counts
+from unsoftmax.theory.costs import Cost
 from unsoftmax.validate.judge import Answered
 
 # A network known no better than to this share of its size comes of answers that are too coarse:
@@ -136,6 +137,9 @@ class MultiHeadTransformerLearner(Configured):
     biases, Σ B_h much smaller than the B_h).
     With a residual, which is found, (m + 2)d more. Heads that switch together, as W and 2W do, take
     350 + 2.6·H·d(d + 2) more after five searches in vain.
+    *Certificate*: of W and w, the largest over heads; and of the network alone ``|ĝ(p) − g(p)|`` ≤
+    constant + slope·‖p‖, where p are the H·d numbers that all heads pool. It does not bound the
+    answer to a sequence: errors of W and w change p.
     Answers have to be float64. *Determined up to* order of heads and neurons, and a positive
     factor and flips of neurons; heads of equal W and w are one. *Source*: beyond Section 4.1 of
     arXiv 2601.16873, which has one head.
@@ -159,7 +163,7 @@ class MultiHeadTransformerLearner(Configured):
     seed: int = 0
     tuning: MultiHeadTransformerTuning = field(default=MultiHeadTransformerTuning(), kw_only=True)
 
-    revision: ClassVar[int] = 6
+    revision: ClassVar[int] = 7
 
     def __post_init__(self) -> None:
         whole_number("dim", self.dim, 1)
@@ -177,31 +181,28 @@ class MultiHeadTransformerLearner(Configured):
     def plan(self) -> Plan:
         """Say what learning costs at most; what it takes is known only with heads and neurons."""
         d, H = int(self.dim), int(self.max_heads)
-        first = self._network.plan()
         network = self.tuning.network
         m = network.neurons_per_dim * d + network.neurons
         cells = (m + 1) * ((H + 1) * d + CHECKS + 1)
         tries = sum(1 for _ in self._searches())
         one = TIMES * (H * d * (d + 3) + cells) + PER_HEAD * (H + 1) + 16 * d
-        poles = pole_queries(H, d, True, LINES)
-        on_lines, on_poles = (BY_POLES * n for n in poles)
-        beside = RAYS * (POINTS + 7) * (BY_POLES + 1) + on_lines
-        beside += CANCELLING_AT_MOST
-        one += int(SPARE * LARGEST)
-        one += 2 * len(SIDES) * m
-        at_most = first.at_most + tries * one + beside
-        return Plan(
-            queries=None,
-            at_most=at_most,
-            tokens=first.tokens + 4 * tries * one + 2 * beside + on_poles,
-            rounds=first.rounds + tries * ROUNDS,
-            formula="about m·d + 6m + 260 + m²d/4000 for the network of m neurons, and "
+        one += int(SPARE * LARGEST) + 2 * len(SIDES) * m
+        beside = RAYS * (POINTS + 7) * (BY_POLES + 1) + CANCELLING_AT_MOST
+        poles = pole_cost(H, d, True, LINES)
+        cost = (
+            Cost.of_plan(self._network.plan())
+            + tries * Cost.of(one, tokens=4, rounds=ROUNDS)
+            + Cost.of(beside, tokens=2)
+            + BY_POLES * (poles + Cost(tokens=2 * poles.queries))
+        )
+        formula = (
+            "about m·d + 6m + 260 + m²d/4000 for the network of m neurons, and "
             "H(d² + 3d) + 5H + 2d + 20 + m((H − 1)d + 2) for H heads, (m + 2)d with a residual: "
             f"{counts.multi_head_transformer_queries(d, H, 4 * d):,} for {H} heads and {4 * d} "
-            "neurons",
-            longest_token=FARTHEST,
-            most_tokens=LONG.most_tokens(d, *TOKENS, *POLE_LENGTHS),
+            "neurons"
         )
+        most_tokens = LONG.most_tokens(d, *TOKENS, *POLE_LENGTHS)
+        return cost.plan(formula, most_tokens, known=False)
 
     def steps(self, checks: int) -> Steps[MultiHeadTransformer]:
         """Ask, and return what was found; see `unsoftmax.protocol.Learner`."""
@@ -242,7 +243,7 @@ class MultiHeadTransformerLearner(Configured):
         if not len(hinges):
             return self._without_neurons(learned, hinges)
         if self.dim == 1:  # half a circle needs a plane
-            raise self._dependent(learned)
+            raise Reason.NO_CELL_BETWEEN_NEURONS.error({"network": learned.network})
         if learned.slope > COARSEST * hinges.steepness:
             raise self._too_coarse(learned.precision, learned)
         sought = SoughtHeads(self.max_heads, True, self.rank, HEADS)
@@ -253,39 +254,51 @@ class MultiHeadTransformerLearner(Configured):
                 layer = yield from search.run(number, together)
             except DependentCells:
                 self._refuse_far(learned, hinges)
-                raise self._dependent(learned) from None
+                raise Reason.NO_CELL_BETWEEN_NEURONS.error({"network": learned.network}) from None
             except tuple(ENDINGS) as ending:
                 too_many += isinstance(ending, TooManyBreakpoints)
                 unpooled += isinstance(ending, NothingPooled)
                 continue
             if together and (yield from search.meets_unseen_neuron()):
-                raise self._unseen()  # the ball in which heads were read may lie beside its kinks
+                # the ball in which heads were read may lie beside its kinks
+                raise Reason.NEURON_UNSEEN_BY_TOKENS.error()
             layer, seen = yield from self._looked_at(layer, learned, answered, rng)
             answered = seen.answered
             suspect = seen.judgement.refuses or seen.outlying
             switched = suspect and (yield from seen.switches_apart(hinges))
             if not seen.judgement.refuses and not switched:
                 if self.max_heads < layer.model.H:
-                    raise self._too_many(f"The target has {layer.model.H} distinct heads.")
+                    raise Reason.MORE_HEADS.error(
+                        heads=f"{layer.model.H} distinct", most=self.max_heads
+                    )
                 return layer
             apart += switched
             if apart > 1:  # the first one may have left its cell
-                raise self._sharing(learned)
+                raise Reason.NEURONS_SWITCH_APART.error({"network": learned.network})
         if unpooled == sum(1 for _ in self._searches()):
-            raise self._last_token_alone()
+            raise Reason.LAST_TOKEN_ALONE.error()
         if (yield from search.meets_unseen_neuron()):
-            raise self._unseen()
+            raise Reason.NEURON_UNSEEN_BY_TOKENS.error()
         if apart:
-            raise self._sharing(learned)
+            raise Reason.NEURONS_SWITCH_APART.error({"network": learned.network})
         if (yield from search.meets_cancelling_neurons()):
-            raise self._cancelling(learned)
+            raise Reason.NEURONS_CANCEL.error({"network": learned.network})
         self._refuse_far(learned, hinges)
         if too_many == len(STARTS):
-            raise self._too_many(
-                "Within cells of the network the answers change along half a circle more than "
-                f"{self.max_heads} times."
+            raise Reason.MORE_CHANGES_THAN_HEADS.error(
+                most=self.max_heads, contrary="not several heads before a ReLU network"
             )
-        raise self._nothing_found(learned)
+        neurons = learned.network.A.shape[1]
+        rank = "" if self.rank is None else f"; some W_h has a rank above {self.rank}"
+        raise Reason.NO_SEARCH_FOUND_HEADS.error(
+            searches=f"{len(STARTS)} searches in cells of the network that single tokens show, of "
+            f"{neurons} neurons,",
+            what="heads that predict fresh answers",
+            reasons=f"there are more than max_heads = {self.max_heads}; heads are too close to "
+            "each other; first layers nearly cancel in their sum; a neuron shows at no single "
+            "token, or shares its hyperplane with another one there; the target is not several "
+            f"softmax heads followed by a ReLU network{rank}",
+        )
 
     def _searches(self) -> Iterator[tuple[int, bool]]:
         """Give the searches in turn, by number, the last ones for heads that switch together."""
@@ -314,51 +327,12 @@ class MultiHeadTransformerLearner(Configured):
         note = "Polishing the layer gained nothing, or it has too many parameters for it."
         return replace(layer, notes=(*layer.notes, note)), seen
 
-    def _too_many(self, what: str) -> ModelMismatch:
-        return ModelMismatch(
-            f"{what} Raise max_heads, if the target is several heads before a ReLU network."
-        )
-
-    def _last_token_alone(self) -> ModelMismatch:
-        return ModelMismatch(
-            "Answers depend on the last token alone: no head shows. ReluNetworkLearner learns the "
-            "network of single tokens, which is all there is."
-        )
-
-    def _sharing(self, learned: LearnedNetwork) -> ModelMismatch:
-        return ModelMismatch(
-            "Neurons that switch together at single tokens switch apart in sequences: beside "
-            "hyperplanes answers are missed by a layer that predicts them far away. There two "
-            "neurons, whose first layers have one sum over heads, are read as one, or as none "
-            "where their weights cancel: a target with neurons that share a hyperplane at single "
-            "tokens is not recovered.",
-            determined={"network": learned.network},
-        )
-
-    def _cancelling(self, learned: LearnedNetwork) -> ModelMismatch:
-        return ModelMismatch(
-            "Within a cell of the network that single tokens show, what heads pass on jumps where "
-            "the query token crosses a hyperplane that no single token shows: neurons share it "
-            "whose weights cancel there. A target with such neurons is not recovered.",
-            determined={"network": learned.network},
-        )
-
-    def _unseen(self) -> ModelMismatch:
-        return ModelMismatch(
-            "Sequences show a neuron that no single token shows: its first layers cancel in their "
-            "sum over heads, so that it depends on differences of tokens alone. Neurons are found "
-            "at single tokens here: a target with such a neuron is not recovered."
-        )
-
     def _without_neurons(
         self, learned: LearnedNetwork, hinges: NetworkHinges
     ) -> RecoveredTransformer:
         """Return a constant as a layer without heads; refuse what is linear in single tokens."""
         if np.linalg.norm(hinges.linear) > learned.slope:
-            raise ModelMismatch(
-                "Single tokens are answered by x·l + c without a kink: there is no ReLU network "
-                "to be seen. MultiHeadLearner learns several heads alone."
-            )
+            raise Reason.NO_KINK.error()
         errors = {"W": 0.0, "w": 0.0, "slope": 0.0, "constant": learned.constant}
         note = f"The network is constant, {learned.network.c:g}: no head shows."
         return RecoveredTransformer(without_heads(learned), errors, notes=(note,))
@@ -370,45 +344,19 @@ class MultiHeadTransformerLearner(Configured):
 
     def _too_coarse(
         self, precision: Precision, learned: LearnedNetwork | None = None
-    ) -> NotIdentifiable:
+    ) -> RefusalError:
         """Refuse coarse answers, with the network that they tell all the same."""
         network = "of single tokens is not determined either."
         if learned is not None:
             network = f"of single tokens is, to {learned.slope:.0e} for each unit of a token."
-        return NotIdentifiable(
-            "The answers are too coarse for several heads before a network, whose gates are read "
-            "from tokens 10⁴ times as long as the offsets that tell them apart: float64 answers "
-            f"are needed. Heads are not determined; the network {network}" + why(precision),
-            determined={} if learned is None else {"network": learned.network},
+        return Reason.TOO_COARSE_FOR_GATES.error(
+            {} if learned is None else {"network": learned.network},
+            also=why(precision),
+            network=network,
         )
 
     def _refuse_far(self, learned: LearnedNetwork, hinges: NetworkHinges) -> None:
         """Refuse hyperplanes so far out that heads do not show there."""
         away = float(np.max(np.abs(hinges.b) / np.linalg.norm(hinges.A, axis=1)))
         if away > FARTHEST_HYPERPLANE:
-            raise NotIdentifiable(
-                f"A neuron's hyperplane is {away:.0e} from 0. Heads are read beyond all of them, "
-                "where offsets that open their gates are lost in float64 beside such long tokens. "
-                "The network of single tokens is determined.",
-                determined={"network": learned.network},
-            )
-
-    def _dependent(self, learned: LearnedNetwork) -> NotIdentifiable:
-        return NotIdentifiable(
-            "Some neurons cannot be told apart far from 0: no cell lies between their hyperplanes "
-            "there, or there are fewer than two dimensions. The network of single tokens is "
-            "determined.",
-            determined={"network": learned.network},
-        )
-
-    def _nothing_found(self, learned: LearnedNetwork) -> ModelMismatch:
-        """Say why no heads were found."""
-        rank = "" if self.rank is None else f" Or some W_h has a rank above {self.rank}."
-        return ModelMismatch(
-            f"None of {len(STARTS)} searches in cells of the network that single "
-            f"tokens show, of {learned.network.A.shape[1]} neurons, gave heads that predict fresh "
-            f"answers. There may be more than max_heads = {self.max_heads}; heads may be too close "
-            "to each other; first layers may nearly cancel in their sum; a neuron may show at no "
-            "single token, or share its hyperplane with another one there. "
-            "Or the target is not several softmax heads followed by a ReLU network." + rank
-        )
+            raise Reason.HYPERPLANE_TOO_FAR.error({"network": learned.network}, away=away)

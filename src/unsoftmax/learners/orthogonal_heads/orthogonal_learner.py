@@ -25,7 +25,6 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.learners.compose import Asking, named, restricted, together
 from unsoftmax.learners.orthogonal_heads.restricted_head import (
     AGAIN_PER_TOKEN,
@@ -39,8 +38,7 @@ from unsoftmax.learners.orthogonal_heads.subspace_search import (
     UNCHANGED,
     FoundSubspaces,
     SubspaceSearch,
-    most_queries,
-    most_rounds,
+    subspace_cost,
 )
 from unsoftmax.learners.settings import Configured, as_json, one_of, whole_number
 from unsoftmax.learners.single_head.first_round import (
@@ -53,12 +51,19 @@ from unsoftmax.measure.precision import KAPPA, Precision, why
 from unsoftmax.measure.single_tokens import Values
 from unsoftmax.models import MultiHead
 from unsoftmax.models.attention import largest_mean_shift
-from unsoftmax.probes import FARTHEST, Array, Embedded, Sequences
+from unsoftmax.probes import Array, Embedded, Sequences
 from unsoftmax.protocol import Certificate, Evidence, Found, Plan, Steps, as_array
+from unsoftmax.refusals import Reason
+from unsoftmax.theory.costs import Cost
 from unsoftmax.theory.information import score_gradient
 from unsoftmax.validate.head_comparison import UNBOUNDED, score_shift, sum_rounding
-from unsoftmax.validate.judge import Judgement, Residuals, fresh_answers, judge
-from unsoftmax.validate.long_sequences import LongSequenceTuning, draw_long, looked_at
+from unsoftmax.validate.judge import Residuals, fresh_answers, judge
+from unsoftmax.validate.long_sequences import (
+    LongSequenceTuning,
+    LongTokens,
+    draw_long,
+    looked_at,
+)
 from unsoftmax.validate.sequences import by_length
 
 # -- The hold-out of heads in orthogonal subspaces: fresh sequences over all of R^d.
@@ -89,6 +94,8 @@ AGREES = 2e-8
 # Answers too coarse to find heads rightly are missed by more than expected, but not by this much:
 # up to it the refusal says coarse, beyond it wrong class.
 CLEARLY = 10.0
+# Long tokens are so short that bounds on W_h leave scores open by no more: see `AGREES`.
+MOST_OPEN = 1e-8
 # A head within its error of W = 0 counts as W = 0 where that error is this small beside the
 # largest ‖W_h‖.
 NOTHING = 1e-12
@@ -169,32 +176,31 @@ def judged(
     Sequences of a length are either short ones, drawn for one head after the other, or long ones.
     """
     precision, scored = opened.values.precision, _scored(found)
-    short, long = _drawn(found, opened.closing, scored, rng)
+    short, long = _drawn(found, opened.closing, scored, precision, rng)
     answered = yield from fresh_answers(short, [opened.answered], LONG.rounds(long))
     compared = [found.compared(X, y, precision) for X, y in answered]
     judgement = judge([residuals for residuals, _ in compared], opened.checks)
     tells = np.concatenate([telling for _, telling in compared[1:] or compared])
     unseen = int(np.count_nonzero(~tells[:, scored].any(axis=0))) if opened.closing else 0
     if unseen and precision != Precision() and judgement.excess <= CLEARLY:
-        raise NotIdentifiable(
-            f"The answers are too coarse for {unseen} of {found.model.H} heads: with bounds like "
-            "theirs fresh sequences tell nothing of them, where their logits are moderate. "
-            "LowRankHead and ApproximateHead learn a single head from coarse answers."
-            + why(precision),
-            determined={"v": opened.values.v},
+        raise Reason.SOME_HEADS_UNSEEN.error(
+            {"v": opened.values.v},
+            also=why(precision),
+            unseen=unseen,
+            heads=found.model.H,
         )
     if judgement.refuses:
-        raise _contradicted(found.model.H, judgement, precision)
+        H = found.model.H
+        raise Reason.FRESH_ANSWERS_MISSED.error(
+            also=why(precision),
+            model=f"sum of {H} head{'s' * (H > 1)}",
+            missed=judgement.worst[0],
+            allowed=judgement.worst[1],
+            contrary="not a sum of heads in mutually orthogonal subspaces"
+            f"{' like these' * (H > 1)}: ExactHead learns a single head, MultiHeadLearner heads in "
+            "any position",
+        )
     return judgement.evidence, looked_at(found.model, answered, long)
-
-
-def _contradicted(H: int, judgement: Judgement, precision: Precision) -> ModelMismatch:
-    return ModelMismatch(
-        f"The {H} heads that were found miss fresh answers by {judgement.worst[0]:.1e} of their "
-        f"size, {judgement.excess:.3g} times what is expected at most. The target is not a sum of "
-        f"heads in mutually orthogonal subspaces{' like these' if H > 1 else ''}: ExactHead learns "
-        f"a single head, MultiHeadLearner heads in any position.{why(precision)}"
-    )
 
 
 def _scored(found: BoundedHeads) -> list[int]:
@@ -205,7 +211,11 @@ def _scored(found: BoundedHeads) -> list[int]:
 
 
 def _drawn(
-    found: BoundedHeads, count: int, scored: list[int], rng: np.random.Generator
+    found: BoundedHeads,
+    count: int,
+    scored: list[int],
+    precision: Precision,
+    rng: np.random.Generator,
 ) -> tuple[list[Sequences], list[Sequences]]:
     """Draw short sequences at moderate logits of one head after the other, and long ones.
 
@@ -220,13 +230,20 @@ def _drawn(
         return np.asarray(np.sqrt(wanted / logit) * X if logit else X)
 
     long = draw_long(model, count, rng, scaled, LONG)
-    short = []
-    for n in range(count - len(long)):
+
+    def ordinary(n: int) -> Array:
         x = rng.standard_normal((LENGTHS[n % len(LENGTHS)], d)) / np.sqrt(d)
         turn, k = divmod(n, max(1, len(scored)))
         if turn % 2 and scored:
             x[:-1], x[-1] = STRETCH * x[:-1], x[-1] / STRETCH
-        short.append(scaled(x[:-1], x[-1], LOGITS[n % len(LOGITS)], k, 1))
+        return scaled(x[:-1], x[-1], LOGITS[n % len(LOGITS)], k, 1)
+
+    def tells(X: Array) -> bool:
+        off = score_shift(X[None], found.W_error[None]).max(initial=0.0)
+        known = found.compared(X[None], model(X[None]), precision)[1][:, scored]
+        return bool(off <= MOST_OPEN and np.all(known))
+
+    short = LongTokens(model, tells).among(count - len(long), rng, ordinary)
     return by_length(short, "hold-out, closing"), by_length(long, "hold-out, long")
 
 
@@ -297,7 +314,7 @@ class OrthogonalHeads(Configured):
     seed: int = 0
     tuning: OrthogonalTuning = field(default=OrthogonalTuning(), kw_only=True)
 
-    revision: ClassVar[int] = 3
+    revision: ClassVar[int] = 4
 
     def __post_init__(self) -> None:
         whole_number("dim", self.dim, 1)
@@ -333,33 +350,20 @@ class OrthogonalHeads(Configured):
 
     def plan(self) -> Plan:
         """Say beforehand what learning costs; only a bound where the subspaces are unknown."""
-        sizes = [E.shape[1] for E in self._bases()]
+        d, sizes = int(self.dim), [E.shape[1] for E in self._bases()]
         # the first round, what it asks again, and the closing of the hold-out
-        rounds = 3 + ROUNDS + LONG.most_rounds
-        most_tokens = LONG.most_tokens(int(self.dim), *LENGTHS)
+        cost = Cost(rounds=3 + ROUNDS + LONG.most_rounds)
+        most_tokens = LONG.most_tokens(d, *LENGTHS)
         if sizes:
-            queries = sum(k + k * k for k in sizes)
-            return Plan(
-                queries=queries,
-                at_most=queries + AGAIN_PER_TOKEN * sum(sizes),
-                tokens=2 * queries - sum(sizes),
-                rounds=rounds,
-                formula="Σ(d_h + d_h²)",
-                longest_token=FARTHEST,
-                most_tokens=most_tokens,
-            )
-        d = int(self.dim)
+            tokens = sum(sizes)
+            squares = Cost.of(sum(k * k for k in sizes), tokens=2, again=AGAIN_PER_TOKEN * tokens)
+            return (cost + Cost.of(tokens) + squares).plan("Σ(d_h + d_h²)", most_tokens)
+        cost += Cost.of(d, rounds=ROUNDS_OF_COMPLEMENT)
+        cost += subspace_cost(d, self.tokens == "all")
         # H ≤ d heads with d query tokens at most
-        at_most = d + most_queries(d) + (1 + AGAIN_PER_TOKEN) * d * d
-        return Plan(
-            queries=None,
-            at_most=at_most,
-            tokens=2 * at_most - d,
-            rounds=rounds + ROUNDS_OF_COMPLEMENT + most_rounds(d, self.tokens == "all"),
-            formula=f"d + {PILOT_QUERIES} + d(d+1) per query token + Σ d_h²",
-            longest_token=FARTHEST,
-            most_tokens=most_tokens,
-        )
+        cost += Cost.of((1 + AGAIN_PER_TOKEN) * d * d, tokens=2)
+        formula = f"d + {PILOT_QUERIES} + d(d+1) per query token + Σ d_h²"
+        return cost.plan(formula, most_tokens, known=False)
 
     def steps(self, checks: int) -> Steps[MultiHead]:
         """Ask, and return what was found; see `unsoftmax.protocol.Learner`."""
@@ -449,10 +453,8 @@ def heads_in(bases: list[Array], total: Values) -> FoundSubspaces:
         own = replace(total, v=v, v_error=v_error)
         place = HeadSubspace.among(E, own, total, skewness * total.norm, skewness)
         if own.norm <= STANDS_OUT * (np.linalg.norm(v_error) + place.leak):
-            raise NotIdentifiable(
-                f"v = 0 in subspace {h}. The softmax there weights nothing, so its W is free: no "
-                "query can determine it. Leave that subspace out.",
-                determined={"v": total.v},
+            raise Reason.VALUE_IS_0.error(
+                {"v": total.v}, also="Leave that subspace out.", known=f" in subspace {h}"
             )
         places.append(place)
     complement = Complement(np.zeros((len(bases[0]), 0)), np.zeros(0), False)

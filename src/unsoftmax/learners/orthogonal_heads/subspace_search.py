@@ -23,7 +23,6 @@ from itertools import combinations
 import numpy as np
 import scipy
 
-from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.learners.compose import Asking, restricted
 from unsoftmax.learners.orthogonal_heads.restricted_head import Complement, HeadSubspace
 from unsoftmax.measure.hessians import (
@@ -40,6 +39,8 @@ from unsoftmax.measure.hessians import (
 from unsoftmax.measure.precision import why
 from unsoftmax.measure.single_tokens import Values
 from unsoftmax.probes import Array
+from unsoftmax.refusals import Reason
+from unsoftmax.theory.costs import Cost
 
 # -- The finest simultaneous block diagonalisation of symmetric matrices, by what commutes with
 # them.
@@ -392,15 +393,14 @@ ALIKE = 0.03
 TIMES_LIMIT = 30.0
 
 
-def most_queries(dim: int) -> int:
-    """Bound the queries of a whole search."""
-    each = (hessian_queries(k) * k for k in dimensions(dim))
-    return sum(PILOT_QUERIES + SCALES * queries for queries in each)
-
-
-def most_rounds(dim: int, every: bool) -> int:
-    """Bound its rounds; ``every`` query token may be asked in one."""
-    return SCALES * sum(2 if every else 1 + k for k in dimensions(dim))
+def subspace_cost(dim: int, every: bool) -> Cost:
+    """Bound a whole search; ``every`` query token may be asked in one round."""
+    levels = [
+        Cost.of(PILOT_QUERIES, tokens=2)
+        + SCALES * Cost.of(hessian_queries(k) * k, tokens=2, rounds=2 if every else 1 + k)
+        for k in dimensions(dim)
+    ]
+    return sum(levels, Cost())
 
 
 def dimensions(dim: int) -> range:
@@ -473,20 +473,14 @@ class SubspaceSearch:
     def _weaker(self, rest: HeadSubspace, outside: Array, level: int) -> Asking[FoundSubspaces]:
         """Find heads in the complement of those found, which these drowned."""
         if level > LEVELS:
-            raise ModelMismatch(
-                f"After {LEVELS} times that heads were found, weaker ones are left: "
-                "the target is not a sum of heads in mutually orthogonal subspaces, or they are "
-                "too different."
-            )
+            raise Reason.WEAKER_HEADS_LEFT.error(times=LEVELS)
         return (yield from restricted(self.find(rest.values, level, rest.leak), outside))
 
     def _without_scores(self, values: Values) -> FoundSubspaces:
         """Return the one head W = 0 that is left where no logits show."""
         if saturated_unseen(values):
-            raise NotIdentifiable(
-                f"A part of Σ v_h, {values.norm:.1e} large, is weighed by no logit that shows "
-                "beside other heads: whether its W is 0 cannot be told." + why(values.precision),
-                determined={"v": values.v},
+            raise Reason.PART_WITHOUT_LOGIT.error(
+                {"v": values.v}, also=why(values.precision), size=values.norm
             )
         note = "A part of Σ v_h is weighed by no logit: a head with W = 0."
         W_error = unseen_scores(values)
@@ -503,11 +497,8 @@ class SubspaceSearch:
             return None
         for attempt in range(1, SCALES + 1):
             if scale.limit > MOST_LIMIT:
-                raise NotIdentifiable(
-                    f"The answers are too coarse to find subspaces: noise is {scale.noise:.0e} of "
-                    "what logits show at the scale at which they are small."
-                    + why(values.precision),
-                    determined={"v": values.v},
+                raise Reason.TOO_COARSE_FOR_SUBSPACES.error(
+                    {"v": values.v}, also=why(values.precision), noise=scale.noise
                 )
             last = attempt == SCALES
             most = MOST_BENT if last else max(BENT, scale.limit)
@@ -515,12 +506,7 @@ class SubspaceSearch:
             if seen is not None:
                 return seen
             scale = scale.lower(remainder)
-        raise ModelMismatch(
-            f"At no scale are answers linear in the logits: {remainder:.0e} is missing at one that "
-            "should be small. The target is not a sum of heads in mutually orthogonal subspaces "
-            "without biases, or its answers are too coarse, or some heads' scores are hidden "
-            "beside others'." + why(values.precision)
-        )
+        raise Reason.NOT_LINEAR_IN_LOGITS.error(also=why(values.precision), missing=remainder)
 
     def _look_at(
         self, scale: HessianScale, values: Values, tokens: Array, most: float

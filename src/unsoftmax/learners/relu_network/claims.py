@@ -13,7 +13,7 @@ from typing import Self
 
 import numpy as np
 
-from unsoftmax.errors import ModelMismatch
+from unsoftmax.arrangement.strips import Hyperplanes, Strips
 from unsoftmax.learners.relu_network.far_neurons import SplitForm
 from unsoftmax.learners.relu_network.lift import Lift, PiecewiseLinear
 from unsoftmax.learners.relu_network.lifted_target import (
@@ -27,8 +27,9 @@ from unsoftmax.learners.relu_network.lifted_target import (
 from unsoftmax.learners.relu_network.network_search import network_of
 from unsoftmax.measure.precision import KAPPA, UNIT, Precision
 from unsoftmax.models import ReluNetwork
-from unsoftmax.probes import Array, Round, Singles
+from unsoftmax.probes import Array, Flags, Indices, Round, Singles
 from unsoftmax.protocol import Answers, Certificate, Found, Steps
+from unsoftmax.refusals import Reason, RefusalError
 from unsoftmax.validate.judge import (
     Answered,
     Judgement,
@@ -52,6 +53,13 @@ TIMES = 5.0
 # times, one in six of the networks that lack a neuron broke it). Misses of right networks are 1 %
 # of it; larger ones are those of a neuron that is missing, and are allowed up to that limit.
 WIDENED, SMALL_DIM = 8.0, 5.0
+# Beside hyperplanes a strip shows by this share of what widens the certificate, or more. Larger:
+# strips hide more, and count for more; smaller: errors of right networks pass for strips, and are
+# asked about in vain.
+NOTICED = 0.5
+# Without biases tokens so many times as short are asked where answers are exact: their answers are
+# as small, if every hyperplane contains 0.
+SHORTER = (1e-3, 1e-6, 1e-9)
 # How far beside each hyperplane tokens are tried: an angle. Smaller: the two neurons are where
 # the one was found; larger: more of them are on one side of the token.
 BESIDE = 1e-3
@@ -78,6 +86,8 @@ class NetworkClaim:
     """What answers there may be off by."""
     widened: float = 1.0
     """How many times as much is claimed, since answers were missed by more than usual."""
+    strips: Strips | None = None
+    """Where tokens were asked beside hyperplanes."""
 
     @classmethod
     def of(cls, target: LiftedTarget, split: SplitForm) -> Self:
@@ -107,11 +117,10 @@ class NetworkClaim:
         if judgement.refuses:
             lengths = np.linalg.norm(x, axis=1)
             off = np.abs(scan.answers - self.model(x)) / self.target.lift.heights(x)
-            raise ModelMismatch(
-                f"Along a line through 0 the answers depart from the network of {len(self.form)} "
-                f"neurons that was found, at a distance of {lengths[np.argmax(off)]:.0e} by "
-                f"{judgement.worst[0]:.1e} of their size: there is a neuron that no search found, "
-                "or the target is no ReLU network of one hidden layer."
+            raise Reason.NEURON_FAR_OUT_MISSED.error(
+                neurons=len(self.form),
+                distance=lengths[np.argmax(off)],
+                missed=judgement.worst[0],
             )
         return claim
 
@@ -128,15 +137,21 @@ class NetworkClaim:
         ModelMismatch
             They are missed by more than the hold-out's may be.
         """
-        x = np.vstack([self._tokens(count, rng), self._beside_hyperplanes(rng)])
+        strips = self._strips(rng)
+        fresh = self._tokens(count, rng), self._short(rng), self._beside_hyperplanes(rng)
+        x = np.vstack([strips.tokens, *fresh])
         [y] = yield [Singles(x, phase="rehearsal", purpose="data")]
+        suspect = self._strained(x, y)[: 2 * len(strips)]
+        if len(farther := strips.farther(suspect)):
+            [beside] = yield [Singles(farther, phase="rehearsal, farther", purpose="data")]
+            x, y = np.vstack([x, farther]), np.concatenate([y, beside])
         # what began earlier searches is answered by the same network, unless answers drift
         x = np.vstack([x, *(tokens for tokens, _ in earlier)])
         y = np.concatenate([y, *(answers for _, answers in earlier)])
         claim, judgement = self._judged(x, y)
         if judgement.refuses:
             raise self._refusal(judgement, y)
-        return claim
+        return replace(claim, strips=strips)
 
     def tested(self, checks: int, rng: np.random.Generator) -> Steps[ReluNetwork]:
         """Ask the hold-out; return the network and how sure it is, or refuse it."""
@@ -147,19 +162,35 @@ class NetworkClaim:
         claim, judgement = self._judged(x, y)
         if judgement.refuses:
             raise self._refusal(judgement, y)
-        error = float(claim.widened * self.bound)
-        errors = {"constant": error, "slope": error / lift.length + claim.widened * self.far}
-        if not lift.biases:
-            errors = {"constant": 0.0, "slope": error}
+        hidden, far = (0.0, 0.0) if claim.strips is None else claim.strips.hide(self._slopes)
+        error = float(claim.widened * self.bound + hidden / lift.token_scale)
+        slope = error / lift.length + claim.widened * self.far + far
+        errors = {"constant": error if lift.biases else 0.0, "slope": slope}
         certificate = Certificate(errors, claim._assumed(checks))
         return Found(self.model, certificate, judgement.evidence, self._notes())
 
     def _tokens(self, count: int, rng: np.random.Generator) -> Array:
         return fresh_tokens(self.target.lift, count, rng, self.target.scan.farthest)
 
+    @property
+    def _exact(self) -> bool:
+        """Whether answers are no coarser than rounding, and long tokens do not make them so."""
+        target = self.target
+        return target.lift.token_scale == 1 and not target.coarser_than(COARSE)
+
+    def _short(self, rng: np.random.Generator) -> Array:
+        """Return short tokens of a target without biases, and their opposites."""
+        lift = self.target.lift
+        lengths = () if lift.biases or not self._exact else SHORTER
+        x = rng.standard_normal((len(lengths), lift.dim))
+        x *= np.reshape(lengths, (-1, 1)) / np.linalg.norm(x, axis=1)[:, None]
+        return np.vstack([x, -x])
+
     def _beside_hyperplanes(self, rng: np.random.Generator) -> Array:
         """Return a random token on either side of each hyperplane, as far as it was looked."""
         lift, a = self.target.lift, self.form.a
+        if lift.D == 1:
+            return np.zeros((0, 1))
         size = np.linalg.norm(a, axis=1)
         # at the distance r from 0, a share of r aside
         slope = np.linalg.norm(a[:, : lift.dim], axis=1)
@@ -174,18 +205,46 @@ class NetworkClaim:
             x = lift.tokens(Y.reshape(-1, a.shape[1]))
             return np.asarray(x[np.linalg.norm(x, axis=1) <= self.target.scan.farthest])
 
-    def _refusal(self, judgement: Judgement, y: Array) -> ModelMismatch:
+    def _strips(self, rng: np.random.Generator) -> Strips:
+        """Choose tokens beside each hyperplane, where half of what widens the claim shows."""
+        lift, form = self.target.lift, self.form
+        slopes = self._slopes
+
+        def noticed(x: Array, which: Indices) -> Array:
+            own, allowed = self._errors(x)
+            strained = own + NOTICED * self.widened * allowed / (WIDENED * self._hidden)
+            return np.asarray(2 * strained * lift.heights(x) / slopes[which])
+
+        bends = self._bends
+        biases = form.a[bends, -1] if lift.biases else np.zeros(len(slopes))
+        planes = Hyperplanes.of(form.a[bends, : lift.dim] / lift.length, biases)
+        length = lift.length if lift.biases else lift.token_scale
+        farthest = self.target.scan.farthest
+        return Strips.beside(planes, form.eps[bends], noticed, length, farthest, rng)
+
+    @property
+    def _bends(self) -> Flags:
+        """Which neurons have hyperplanes: not the token 0, and some that are there."""
+        lift = self.target.lift
+        return np.asarray(np.any(self.form.a[:, : lift.dim] != 0, axis=1) & (lift.D > 1))
+
+    @property
+    def _slopes(self) -> Array:
+        """What these change answers by for each unit of a token's length."""
+        lift = self.target.lift
+        slopes = np.linalg.norm(self.form.a[:, : lift.dim], axis=1)
+        return np.asarray(slopes[self._bends] / lift.length)
+
+    def _refusal(self, judgement: Judgement, y: Array) -> RefusalError:
         if len(self.form) and not np.ptp(y):
-            return ModelMismatch(
-                f"Neurons were found, but {len(y)} fresh tokens of all lengths are all answered by "
-                f"{y[0]:g}: the target jumps (labels), or is no ReLU network."
-            )
+            return Reason.FRESH_ANSWERS_ALL_ALIKE.error(asked=len(y), y=y[0])
         missed, allowed = judgement.worst
-        return ModelMismatch(
-            f"The recovered network misses fresh answers by {missed:.1e} of their size where "
-            f"{allowed:.1e} is expected. The target is no ReLU network of one hidden layer, has "
-            "neurons too close to each other for these answers, or one that the search missed: "
-            "another seed may find it."
+        return Reason.FRESH_ANSWERS_MISSED.error(
+            model="network",
+            missed=missed,
+            allowed=allowed,
+            contrary="no ReLU network of one hidden layer, has neurons too close to each other for "
+            "these answers, or one that the search missed: another seed may find it",
         )
 
     def _judged(self, x: Array, y: Array) -> tuple[Self, Judgement]:
@@ -197,8 +256,7 @@ class NetworkClaim:
         height = lift.heights(x)
         missed, size = (y - self.model(x)) / height, float(np.sqrt(np.mean((y / height) ** 2)))
         size = size or 1.0
-        own = self.precision.error(np.full(len(y), _size(self.form, lift)), y / height)
-        allowed = self.bound + self.far * np.linalg.norm(x, axis=1) / height
+        own, allowed = self._errors(x)
         weights = weights_of(lift, x, len(self.form))
         most = TIMES * accepted_error(noise, size) / weights
 
@@ -208,13 +266,29 @@ class NetworkClaim:
             )
             return judge(compared, len(y))
 
-        # a token x shows |J·x|/‖x‖ of a jump J that is missing, about 1/√d of it
-        hidden = max(1.0, float(np.sqrt(lift.dim / SMALL_DIM)))
         # what an answer is off by itself excuses a miss, and hides none of what it is beyond that
-        strain = judged(allowed / (WIDENED * hidden), np.inf).strain
+        strain = judged(allowed / (WIDENED * self._hidden), np.inf).strain
         if strain > 1 and np.all(np.abs(missed) <= most * size):
             widened *= strain
         return replace(self, widened=widened), judged(allowed, most)
+
+    @property
+    def _hidden(self) -> float:
+        """A token x shows ``|J·x|/‖x‖`` of a jump J that is missing, about 1/√d of it."""
+        return max(1.0, float(np.sqrt(self.target.lift.dim / SMALL_DIM)))
+
+    def _errors(self, x: Array) -> tuple[Array, Array]:
+        """Return what answers to tokens (n, d) are off by, and F̂, relative to the height."""
+        lift = self.target.lift
+        size = np.full(len(x), _size(self.form, lift))
+        own = self.precision.error(size, np.zeros(len(x)))
+        return own, self.bound + self.far * np.linalg.norm(x, axis=1) / lift.heights(x)
+
+    def _strained(self, x: Array, y: Array) -> Flags:
+        """Tell at which tokens answers are missed by half of what widens the claim, or more."""
+        own, allowed = self._errors(x)
+        beyond = np.abs(y - self.model(x)) / self.target.lift.heights(x) - own
+        return np.asarray(beyond > NOTICED * self.widened * allowed / (WIDENED * self._hidden))
 
     def _assumed(self, checks: int) -> tuple[str, ...]:
         noise = self.target.noise
@@ -225,6 +299,7 @@ class NetworkClaim:
             f"No neuron below {ACCEPTED:.0e} of the answers has a hyperplane nearly parallel to "
             "that of another: it would show only between the two.",
             self._looked_at(),
+            *(() if self.strips is None else self.strips.said()),
             f"Errors of answers have a standard deviation of {noise.deviation:.1e} (for answers of "
             f"{noise.size:.1e}), estimated from second differences; {DEVIATIONS:g} deviations are "
             "allowed.",
@@ -247,6 +322,7 @@ class NetworkClaim:
                 f"0 than {scan.farthest / aslant:.0e} may be missing."
             )
         first, last = (lift.token_scale * 10.0**decade for decade in SIZES)
+        first = SHORTER[-1] if self._exact else first
         return (
             f"It has no biases: tokens of lengths from {first:.0e} to {last:.0e} were asked, and "
             "none whose answers show hyperplanes beside 0."

@@ -23,7 +23,7 @@ import numpy as np
 from unsoftmax.learners.relu_network.circle_sweep import FEW
 from unsoftmax.learners.relu_network.lift import Circle, Lift, PiecewiseLinear
 from unsoftmax.learners.relu_network.lifted_target import LiftedTarget, NoiseLevel
-from unsoftmax.learners.relu_network.network_search import NetworkSearch
+from unsoftmax.learners.relu_network.network_search import PARALLEL, NetworkSearch, nearest
 from unsoftmax.learners.relu_network.wide_cells import WalkedForm
 from unsoftmax.probes import Array, Flags, Round
 from unsoftmax.protocol import Answers
@@ -58,6 +58,16 @@ class SplitForm:
         """Leave out the neurons that are inactive at 0 and farther from it than ``least``."""
         parts = (part.take(~self._beyond(part, least)) for part in (self.near, self.far))
         return type(self)(self.lift, *parts)
+
+    def without_met(self, seen: PiecewiseLinear, lift: Lift) -> Self:
+        """Leave out those inactive at 0 that a form at another length scale has, too."""
+
+        def kept(form: PiecewiseLinear) -> PiecewiseLinear:
+            here = at_length(form, self.lift, lift)
+            far = -here.a[:, -1] > SHOWN * _slopes(here)
+            return form.take(~(far & (1 - np.abs(nearest(seen, here)[1]) < PARALLEL)))
+
+        return type(self)(self.lift, kept(self.near), kept(self.far))
 
     def _beyond(self, form: PiecewiseLinear, least: float) -> Flags:
         return np.asarray((form.a[:, -1] < 0) & (_distances(form) * self.lift.length > least))
@@ -174,6 +184,12 @@ class FarSearch:
         for _ in range(NEARER_AGAIN):
             lift = replace(split.lift, length=length)
             seen = yield from self._swept(kept, lift)
+            # two neurons that cancel but in a strip: between the hyperplane of one that is known
+            # imprecisely and the true one
+            apart = kept.without_met(seen, lift)
+            if len(apart.whole) < len(kept.whole):
+                kept, dropped = apart, len(split.whole) - len(apart.whole)
+                seen = yield from self._swept(kept, lift)
             far = self._outside(seen)
             if len(far) >= max(dropped, 1):
                 found, dropped = kept.with_far(far, lift), len(far)

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.learners.relu_network.lift import (
     Circle,
     Lift,
@@ -22,6 +21,7 @@ from unsoftmax.learners.relu_network.lift import (
 from unsoftmax.measure.precision import FLOAT32_UNIT, UNIT, significant_bits
 from unsoftmax.probes import Array, Round, Singles
 from unsoftmax.protocol import Answers
+from unsoftmax.refusals import Reason
 from unsoftmax.validate.judge import Answered
 
 # Places on a circle at which noise is estimated, three values each, and the angle between these.
@@ -373,11 +373,7 @@ class TargetLift:
         noise = target.noise.at_least(size)
         target = replace(target, noise=noise, scan=scan, opening=opening)
         if target.noise.deviation > NOISIEST * target.noise.size:
-            raise NotIdentifiable(
-                f"Answers to tokens close together differ by {target.coarseness:.0e} of their "
-                "size: that is noise, or the target jumps (labels), and no kinks are told from it.",
-                determined={},
-            )
+            raise Reason.NOISE_HIDES_KINKS.error(noise=target.coarseness)
         return target
 
     def _with_noise(
@@ -413,10 +409,7 @@ class TargetLift:
         if not lift.biases and np.any(
             np.abs(y[:3] - STRETCHED * y[3:]) > HOMOGENEOUS * np.abs(y[:3]).max()
         ):
-            raise ModelMismatch(
-                f"A token {STRETCHED:g} times as long is not answered {STRETCHED:g} times as "
-                "large: the target is no ReLU network without biases; learn it with biases=True."
-            )
+            raise Reason.NOT_HOMOGENEOUS.error(factor=STRETCHED)
         return None, float(np.max(np.abs(y) / lift.heights(tokens))), (tokens, y)
 
     def _six(self, lift: Lift, rng: np.random.Generator) -> Array:

@@ -19,7 +19,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.learners.relu_network.circle_sweep import FEW, START, CircleSweep
 from unsoftmax.learners.relu_network.lift import Circle, Lift, PiecewiseLinear
 from unsoftmax.learners.relu_network.lifted_target import (
@@ -33,6 +32,7 @@ from unsoftmax.learners.relu_network.wide_cells import CLEAR, LESS_CLEAR, Walked
 from unsoftmax.models import ReluNetwork
 from unsoftmax.probes import Array, Flags, Indices, Round
 from unsoftmax.protocol import Answers
+from unsoftmax.refusals import Reason
 
 # Two hyperplanes are the same if 1 − |cos| is below this. Smaller: one neuron is found twice.
 # Larger: two close neurons become one.
@@ -61,11 +61,11 @@ def merged(form: PiecewiseLinear, rest: PiecewiseLinear) -> tuple[PiecewiseLinea
     touched = np.zeros(len(form), dtype=bool)
     if not len(rest):
         return replace(form, g0=g0, g_error=g_error), touched
-    nearest, along = _nearest(form, rest)
+    near, along = nearest(form, rest)
     same = 1 - np.abs(along) < PARALLEL
     a, eps, error = form.a.copy(), form.eps.copy(), form.error.copy()
     for k in np.flatnonzero(same):
-        j = nearest[k]
+        j = near[k]
         if along[k] < 0:
             g0 = g0 + rest.eps[k] * rest.a[k]
             g_error = float(np.hypot(g_error, rest.error[k]))
@@ -87,13 +87,13 @@ def merged(form: PiecewiseLinear, rest: PiecewiseLinear) -> tuple[PiecewiseLinea
     return pruned(whole, np.concatenate([touched, np.ones(int(np.sum(new)), dtype=bool)]))
 
 
-def _nearest(form: PiecewiseLinear, rest: PiecewiseLinear) -> tuple[Indices, Array]:
+def nearest(form: PiecewiseLinear, rest: PiecewiseLinear) -> tuple[Indices, Array]:
     """Return for each neuron of ``rest`` the most parallel one of ``form``, and their cosine."""
     unit = form.a / np.linalg.norm(form.a, axis=1, keepdims=True)
     other = rest.a / np.linalg.norm(rest.a, axis=1, keepdims=True)
     cosine = other @ unit.T if len(unit) else np.zeros((len(other), 1))
-    nearest = np.argmax(np.abs(cosine), axis=1)
-    return nearest, cosine[np.arange(len(other)), nearest]
+    near = np.argmax(np.abs(cosine), axis=1)
+    return near, cosine[np.arange(len(other)), near]
 
 
 def pruned(form: PiecewiseLinear, touched: Flags) -> tuple[PiecewiseLinear, Flags]:
@@ -363,18 +363,11 @@ class NetworkSearch:
     def _refusal(self, seen: FreshLook, neurons: int) -> Exception:
         target = self.target
         if target.noise.deviation > ROUNDING * target.noise.size:
-            return NotIdentifiable(
-                f"Answers look precise to {target.coarseness:.0e} of their size alone, be they "
-                "rounded, noisy or small beside the terms that they are made of; that does not "
-                f"separate the {neurons} neurons found: fresh answers are missed by "
-                f"{seen.share:.0e}. Where they are float32, float64 answers may separate them.",
-                determined={},
+            return Reason.NEURONS_NOT_SEPARATED.error(
+                noise=target.coarseness, neurons=neurons, missed=seen.share
             )
-        return ModelMismatch(
-            f"After {self.sweeps} sweeps a network of {neurons} neurons misses fresh "
-            f"answers by {seen.share:.1e} of their size. The target is no ReLU network of one "
-            "hidden layer, or has neurons so close to each other that float64 answers do not "
-            "separate them."
+        return Reason.SWEEPS_MISS_FRESH_ANSWERS.error(
+            sweeps=self.sweeps, neurons=neurons, missed=seen.share
         )
 
 

@@ -48,9 +48,11 @@ from unsoftmax.learners.relu_network.lifted_target import (
 from unsoftmax.learners.relu_network.network_search import NetworkSearch
 from unsoftmax.learners.settings import Configured, flag, whole_number
 from unsoftmax.models import ReluNetwork
-from unsoftmax.probes import FARTHEST, Round
+from unsoftmax.probes import Round
 from unsoftmax.protocol import Answers, Plan, Steps
+from unsoftmax.refusals import Reason
 from unsoftmax.theory import counts
+from unsoftmax.theory.costs import Cost
 from unsoftmax.validate.judge import Answered
 
 # Limit on the queries: so many per free parameter, as residuals are swept again; per neuron, as the
@@ -143,7 +145,7 @@ class ReluNetworkLearner(Configured):
     seed: int = 0
     tuning: ReluNetworkTuning = field(default=ReluNetworkTuning(), kw_only=True)
 
-    revision: ClassVar[int] = 6
+    revision: ClassVar[int] = 7
 
     def __post_init__(self) -> None:
         whole_number("dim", self.dim, 1)
@@ -164,16 +166,8 @@ class ReluNetworkLearner(Configured):
         m, tuning = self._most, self.tuning
         free = counts.relu_network(int(self.dim), m, bool(self.biases))
         at_most = TIMES * free + PER_NEURON * m + OPENING
-        return Plan(
-            queries=None,
-            at_most=at_most,
-            tokens=at_most,
-            rounds=tuning.rounds,
-            formula=f"{self._typical()}; refused beyond "
-            f"{TIMES}·{free} + {PER_NEURON}·{m} + {OPENING}",
-            longest_token=FARTHEST,
-            most_tokens=1,
-        )
+        formula = f"{self._typical()}; refused beyond {TIMES}·{free} + {PER_NEURON}·{m} + {OPENING}"
+        return Cost.of(at_most, rounds=tuning.rounds).plan(formula, 1, known=False)
 
     def _typical(self) -> str:
         own = "6m + 300" if self.biases else "5m + 230"
@@ -193,9 +187,10 @@ class ReluNetworkLearner(Configured):
     def steps(self, checks: int) -> Steps[ReluNetwork]:
         """Ask, and return what was found; see `unsoftmax.protocol.Learner`."""
         most = self.plan().at_most
-        error = ModelMismatch(
-            f"More than {most} queries would be needed: the target has more neurons (raise "
-            "max_neurons), or is no ReLU network of one hidden layer."
+        error = Reason.MORE_THAN_PLANNED.error(
+            limit=f"{most:,} queries",
+            why="the target has more neurons (raise max_neurons), or is no ReLU network of one "
+            "hidden layer",
         )
         seen: set[float] = set()
 
@@ -208,9 +203,8 @@ class ReluNetworkLearner(Configured):
         found = yield from limited(steps, error, queries=most)
         # between two plateaus of a network there is a slope, and places on it were asked
         if len(seen) == 2 and max(seen) - min(seen) > _APART * max(map(abs, seen)):
-            raise ModelMismatch(
-                "All answers are one of two numbers: they are labels, not the values of a ReLU "
-                "network."
+            raise Reason.ANSWERS_ARE_LABELS.error(
+                values=" and ".join(f"{y:g}" for y in sorted(seen)), what="a ReLU network"
             )
         return found
 
@@ -225,14 +219,12 @@ class ReluNetworkLearner(Configured):
             claim = NetworkClaim.of(target, SplitForm.of(target.lift, form)).scanned()
         elif target.lift.D == 1:
             target, form = yield from _on_a_line(target)
-            claim = NetworkClaim.of(target, SplitForm.of(target.lift, form)).scanned()
+            scanned = NetworkClaim.of(target, SplitForm.of(target.lift, form)).scanned()
+            claim = yield from scanned.rehearsed(rng, 0)
         else:
             claim = yield from self._searched(target, rng)
         if (count := len(claim.form)) > self._most:
-            raise ModelMismatch(
-                f"The target has {count} distinct neurons, more than the {self._most} of "
-                "max_neurons."
-            )
+            raise Reason.MORE_NEURONS.error(neurons=count, most=self._most)
         return (yield from claim.tested(checks, rng))
 
     def _lifted(self, rng: np.random.Generator) -> Generator[Round, Answers, LiftedTarget]:
@@ -260,8 +252,8 @@ class ReluNetworkLearner(Configured):
                 split = yield from FarSearch(search).run(form)
                 scanned = NetworkClaim.of(target, split).scanned()
                 claim = yield from scanned.rehearsed(rng, tuning.rehearsed, earlier)
-            except TooManyBreakpoints as error:
-                raise _too_many(error) from error
+            except TooManyBreakpoints:
+                raise
             except (ModelMismatch, NotIdentifiable):
                 if not again:
                     raise
@@ -272,21 +264,6 @@ class ReluNetworkLearner(Configured):
             else:
                 break
         return claim
-
-
-def _too_many(error: TooManyBreakpoints) -> ModelMismatch:
-    """Say in this learner's words that there are too many kinks."""
-    if error.everywhere:
-        return ModelMismatch(
-            "Along a line the answers bend everywhere and have no kinks: the target is "
-            "smooth (GELU, tanh, attention), no ReLU network of one hidden layer, or its "
-            "answers are too noisy to tell."
-        )
-    return ModelMismatch(
-        f"Along one line the answers have more than {error.most} kinks: the target has "
-        "more neurons (raise max_neurons), is no ReLU network of one hidden layer, or its "
-        "answers are too noisy to tell kinks from noise."
-    )
 
 
 def _wavering(target: LiftedTarget, right: float, left: float) -> float:

@@ -24,7 +24,8 @@ import numpy as np
 from unsoftmax.learners.compose import Asking
 from unsoftmax.measure.logit_grid import LogitGrid, Split, at_query_scale, even
 from unsoftmax.measure.offsets import Offsets
-from unsoftmax.measure.single_tokens import Values, small_by_chance
+from unsoftmax.measure.precision import small_by_chance
+from unsoftmax.measure.single_tokens import Values
 from unsoftmax.probes import Array, Indices, Rows, pick
 from unsoftmax.solve.skeleton import pivots, rank_by_gap
 

@@ -8,21 +8,21 @@ answers.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 from itertools import chain
 from typing import Any, NoReturn, Protocol, TypeVar
 
 import numpy as np
 
-from unsoftmax.errors import ModelMismatch, NotIdentifiable
+from unsoftmax.errors import ModelMismatch
 from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.single_head.first_round import FirstRound
 from unsoftmax.measure.precision import ADVICE, KAPPA, advice, why
 from unsoftmax.measure.single_tokens import Values
 from unsoftmax.models import RotaryHead, SingleHead
-from unsoftmax.probes import Array, Probes, Round
+from unsoftmax.probes import Array, Round
 from unsoftmax.protocol import Certificate, Evidence, Found
+from unsoftmax.refusals import Reason
 from unsoftmax.validate import sequences
 from unsoftmax.validate.head_comparison import HeadAt, HeadBounds, JudgeTuning, to_first_order
 from unsoftmax.validate.judge import Answered, Judgement, Residuals, fresh_answers, judge
@@ -116,7 +116,7 @@ def conclude(
         bounds = rounded.bounds()
         found = _supported(rounded, bounds, answered, first.checks, otherwise, most_unexplained)
     head, bounds, evidence = found
-    looked = _looked(head.model, answered, chain(*rounds))
+    looked = looked_at(head.model, answered, chain(*rounds))
     certificate = certificate_of(head, first.checks, looked, bounds=bounds)
     _refuse_unknown(head, certificate)
     notes = (*head.notes(), *bounds.notes)
@@ -137,23 +137,20 @@ def _drawn(
     """Draw fresh sequences: what is asked in one round, and what in rounds of its own after it."""
     model = head.model
     if isinstance(model, RotaryHead):
-        near, far = sequences.at_distances([model], model.dim, count, rng, DistanceTuning())
+
+        def tells(X: Array) -> bool:
+            positions = bounds.positions
+            assert positions is not None
+            met = np.array([min(1.0, JUDGE.alignment / model.dim)])
+            moved = HeadAt.of(model, X[None]).score_moves_at(unit, positions, met)
+            return bool(moved.max() <= JUDGE.most_moved)
+
+        unit = head.values.precision.unit
+        near, far = sequences.at_distances(model, count, rng, DistanceTuning(), tells)
         return [*near], far
     certificate = Certificate(bounds.errors, ())
     closing, long = sequences.closing(model, certificate, count, rng, tuning=holdout)
     return [*closing], holdout.long.rounds(long)
-
-
-def _looked(
-    model: SingleHead | RotaryHead, answered: list[Answered], further: Iterable[Probes]
-) -> str:
-    """Say how far was looked; ``further`` are the families of the further rounds."""
-    if isinstance(model, SingleHead):
-        return looked_at(model, answered, further)
-    longest = max((X.shape[1] for X, y in answered if len(y)), default=0)
-    return (
-        f"Fresh sequences had up to {longest} tokens: beyond that the target may be something else."
-    )
 
 
 def certificate_of(
@@ -245,21 +242,17 @@ def _refuse(head: RecoveredHead, judgement: Judgement, bounded: bool, otherwise:
     """Refuse a head that the hold-out does not support, or that it can tell nothing of."""
     if not bounded or judgement.blunt:
         values, precision = head.values, head.values.precision
-        seen = (
-            "Answers in float64 do not determine W: what their rounding leaves undetermined"
-            if precision.exact
-            else "The answers are too coarse to determine W: what they leave undetermined"
+        raise Reason.NO_TEST_TELLS.error(
+            {"v": values.v, "c": values.c},
+            also=why(precision) + advice(precision),
+            lacking="even in float64" if precision.exact else "they are too coarse",
+            known="v",
         )
-        raise NotIdentifiable(
-            f"{seen} changes every fresh answer too much for a test. v is determined."
-            + why(precision)
-            + advice(precision),
-            determined={"v": values.v, "c": values.c},
-        )
-    raise ModelMismatch(
-        f"The recovered head misses fresh answers by {judgement.worst[0]:.1e} of their size "
-        f"where {judgement.worst[1]:.1e} is expected. The target is not a single attention "
-        f"head over {head.model.dim} dimensions{otherwise}."
+    raise Reason.FRESH_ANSWERS_MISSED.error(
+        model="head",
+        missed=judgement.worst[0],
+        allowed=judgement.worst[1],
+        contrary=f"not a single attention head over {head.model.dim} dimensions{otherwise}",
     )
 
 
@@ -295,14 +288,15 @@ def _refuse_unknown(head: RecoveredHead, certificate: Certificate) -> None:
     """
     size, bound = head.model.parameter_norm("W"), certificate.errors["W"]
     if not head.values.precision.exact and bound > UNKNOWN * max(size, 1.0):
-        raise NotIdentifiable(
-            f"The answers are too coarse to determine W: its norm is {size:.1e}, and its error may "
-            f"be {bound:.1e}. v is determined." + why(head.values.precision) + ADVICE,
-            determined={"v": head.values.v, "c": head.values.c},
+        raise Reason.W_DROWNS.error(
+            {"v": head.values.v, "c": head.values.c},
+            also=why(head.values.precision) + ADVICE,
+            size=size,
+            error=bound,
         )
 
 
 def _coarser(head: F, factor: float) -> F:
     """Assume answers to be ``factor`` times as coarse as they look."""
-    precision = head.values.precision.coarser(factor, "The hold-out is not predicted exactly")
-    return replace(head, values=replace(head.values, precision=precision))  # type: ignore[type-var]
+    values = head.values.coarser(factor, "The hold-out is not predicted exactly")
+    return replace(head, values=values)  # type: ignore[type-var]

@@ -19,7 +19,6 @@ from typing import Protocol
 
 import numpy as np
 
-from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.learners.single_head.factored_reading import FactoredReading
 from unsoftmax.measure.precision import why
 from unsoftmax.measure.single_tokens import Values
@@ -29,6 +28,7 @@ from unsoftmax.models.rotary import Rotary
 from unsoftmax.models.rotary_head import RotaryHead
 from unsoftmax.probes import Array, Grid, Round, Spaced
 from unsoftmax.protocol import Answers
+from unsoftmax.refusals import Reason
 from unsoftmax.solve.turning_planes import TurningPlanes, turning_planes
 from unsoftmax.validate.drawn_models import SAFETY
 from unsoftmax.validate.head_comparison import HeadBounds, PositionErrors
@@ -378,12 +378,12 @@ def unsure_of(errors: PositionErrors, size: float, values: Values) -> float:
     """
     unsure = errors.turning / size if size else 0.0
     if not unsure <= UNKNOWN:
-        raise NotIdentifiable(
-            "The answers do not determine how scores turn with distance: what they leave open is "
-            f"{unsure:.1e} of the scores per token. v is determined."
+        raise Reason.TURNING_UNKNOWN.error(
+            {"v": values.v, "c": values.c},
+            also="v is determined."
             + why(values.precision)
             + ("" if values.precision.exact else " Ask for float64 answers."),
-            determined={"v": values.v, "c": values.c},
+            does=f"is {unsure:.1e} of the scores per token",
         )
     return unsure
 
@@ -397,12 +397,8 @@ def angles_of(planes: TurningPlanes, told: Rotary | None, unsure: float) -> Arra
         These are no rotations, or not those that were told.
     """
     if planes.off_circle > max(CROOKED, unsure):
-        raise ModelMismatch(
-            "Scores change with distance, and not as planes that turn: a step of one token "
-            f"lengthens or shortens some by {planes.off_circle:.1e}. These are no rotary "
-            "positions, or the rank is above the one given (leave rank out and it is found), or "
-            "keys or queries of a plane depend on those of others and have a lower rank than "
-            "their planes, which no learner here recovers."
+        raise Reason.SCORES_DO_NOT_TURN.error(
+            seen=f"a step of one token lengthens or shortens some by {planes.off_circle:.1e}"
         )
     if told is None:
         return planes.angles
@@ -416,16 +412,9 @@ def _as_told(found: Array, told: Rotary, unsure: float) -> Array:
     mine, given = (np.pad(x, (0, size - len(x))) for x in (found, folded))
     if not np.all(np.abs(mine - given) <= unsure):
         if not len(found):
-            raise ModelMismatch(
-                "Scores do not turn with distance, as they would at the given frequencies, "
-                f"{_listed(folded)} radians per token: the head has no rotary positions. Leave out "
-                "rotary and rotary_base."
-            )
-        raise ModelMismatch(
-            "Scores turn with distance at other frequencies than those of the given rotary: "
-            f"{_listed(found)} radians per token were found, {_listed(folded)} were given. "
-            "rotary=True without rotary_base finds them.",
-            determined={"frequencies": found},
+            raise Reason.GIVEN_FREQUENCIES_UNSEEN.error(given=_listed(folded))
+        raise Reason.OTHER_FREQUENCIES.error(
+            {"frequencies": found}, found=_listed(found), given=_listed(folded)
         )
     return np.asarray(given[: len(found)])
 

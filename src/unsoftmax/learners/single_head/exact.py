@@ -47,10 +47,11 @@ from unsoftmax.measure.offsets import Offsets
 from unsoftmax.measure.single_tokens import Values
 from unsoftmax.models import SingleHead
 from unsoftmax.models.rotary import Rotary
-from unsoftmax.probes import FARTHEST, Rows, UnitVectors
+from unsoftmax.probes import Rows, UnitVectors
 from unsoftmax.protocol import Plan, Steps
 from unsoftmax.solve.dense import DenseSolution, solve
 from unsoftmax.theory import counts
+from unsoftmax.theory.costs import Cost
 from unsoftmax.validate.head_comparison import HeadBounds
 from unsoftmax.validate.sequences import HoldoutTuning
 
@@ -132,7 +133,7 @@ class ExactHead(Configured):
     rotary: bool | Rotary = field(default=False, kw_only=True)
     rotary_base: float | None = field(default=None, kw_only=True)
 
-    revision: ClassVar[int] = 4
+    revision: ClassVar[int] = 5
 
     def __post_init__(self) -> None:
         whole_number("dim", self.dim, 1)
@@ -150,18 +151,16 @@ class ExactHead(Configured):
             return learner.plan()
         d = int(self.dim)
         queries = counts.single_head(d, biases=self.biases)
-        columns = singles = d + self.biases
+        columns = d + self.biases
         again = 0 if self.probes == "paper-unit" else self.tuning.again_per_token
-        long = self.tuning.holdout.long
-        return Plan(
-            queries=queries,
-            at_most=queries + again * columns,
-            tokens=2 * queries - singles,
-            rounds=3 + self.tuning.grid.rounds * (1 + self.biases) + long.most_rounds,
-            formula="d² + 2d + 1" if self.biases else "d + d²",
-            longest_token=FARTHEST,
-            most_tokens=long.most_tokens(d, *self.tuning.holdout.lengths),
+        long, rounds = self.tuning.holdout.long, self.tuning.grid.rounds * (1 + self.biases)
+        cost = (
+            Cost.of(columns, rounds=3)
+            + Cost.of(queries - columns, tokens=2, rounds=rounds, again=again * columns)
+            + Cost(rounds=long.most_rounds)
         )
+        formula = "d² + 2d + 1" if self.biases else "d + d²"
+        return cost.plan(formula, long.most_tokens(d, *self.tuning.holdout.lengths))
 
     def steps(self, checks: int) -> Steps[SingleHead]:
         """Ask, and return what was found; see `unsoftmax.protocol.Learner`."""

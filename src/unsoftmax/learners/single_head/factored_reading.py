@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 import scipy
 
-from unsoftmax.errors import NotIdentifiable
 from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.single_head.column_space import LeftOut, LowRankProbes, SpanningColumns
 from unsoftmax.measure import offsets
@@ -30,6 +29,7 @@ from unsoftmax.measure.single_tokens import Values
 from unsoftmax.models import SingleHead
 from unsoftmax.models.arrays import TINY
 from unsoftmax.probes import Array
+from unsoftmax.refusals import Reason
 from unsoftmax.solve.dense import DenseSolution, solve
 from unsoftmax.solve.skeleton import Amplification, Skeleton, dependence
 from unsoftmax.validate.head_comparison import HeadBounds
@@ -375,11 +375,8 @@ def check_rank(
     if not abs(float(gates.p[0, 0]) - float(scipy.special.expit(s * look.expected))) > allowed:
         return
     rank, values = head.span().shape[1], head.values
-    raise NotIdentifiable(
-        f"The rank was found to be {rank}, and a further answer contradicts it: by chance the "
-        f"{columns.asked} tokens asked hide part of W. Say rank=, or ask other tokens by "
-        "another seed=. v is determined.",
-        determined={"v": values.v, "c": values.c},
+    raise Reason.FOUND_RANK_CONTRADICTED.error(
+        {"v": values.v, "c": values.c}, rank=rank, asked=columns.asked
     )
 
 

@@ -24,7 +24,6 @@ from functools import partial
 
 import numpy as np
 
-from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.learners.compose import Asking
 from unsoftmax.measure.precision import (
     FLOAT32_UNIT,
@@ -34,11 +33,13 @@ from unsoftmax.measure.precision import (
     Precision,
     noise_factor,
     significant_bits,
+    small_by_chance,
     why,
 )
-from unsoftmax.measure.single_tokens import SingleTokens, Values, small_by_chance
+from unsoftmax.measure.single_tokens import SingleTokens, Values
 from unsoftmax.models.arrays import TINY
 from unsoftmax.probes import Array, Sequences
+from unsoftmax.refusals import Reason
 from unsoftmax.validate import sequences as holdout
 from unsoftmax.validate.head_comparison import of_straight
 from unsoftmax.validate.judge import Answered
@@ -214,6 +215,8 @@ SHORT = 2.0**-16
 OF_C = 16.0
 # The same for entries of v, and longer tokens.
 OF_V = 3.0
+# A token misses x·v̂ + ĉ by its answer's error, ĉ's, and those of v̂.
+ERRORS_OF_A_MISS = 3.0
 # What short tokens miss c by is put down to rounding up to this share of tokens of norm 1: in
 # float32 biases are 4,000 times as large as the values then. Beyond, it is no head.
 MOST_HIDDEN = 2.0**-12
@@ -289,11 +292,12 @@ def ask_first_round(
         What is known before.
     """
     share = holdout.Shares.of(checks)
-    # with biases more single tokens, and fewer repeats: some are short
+    # with biases more single tokens, and fewer repeats: some are short, others as long as those
+    # that v is read from, where nothing hides what it is off by
     moved = share.repeats // 4 if given.biases else 0
     three = holdout.opening(dim, share.opening, rng, given.radius)
-    short = SHORT if given.biases else 1.0
-    straight = holdout.straight(dim, share.straight + moved, rng, given.radius, short)
+    norms = (given.token_norm, SHORT) if given.biases else (1.0, 1.0)
+    straight = holdout.straight(dim, share.straight + moved, rng, given.radius, norms)
     singles = SingleTokens.probes(dim, given.token_norm, given.biases)
     opened, line, *answers = yield [three, straight, *singles]
     tokens = SingleTokens.of(answers, given.token_norm)
@@ -392,11 +396,7 @@ class _Asked:
         seen = np.concatenate(self._answers[:2])
         size = np.sqrt(np.mean(seen**2)) if precision.noise else 0.0
         if precision.noise > MOST_NOISE * size:
-            raise ModelMismatch(
-                f"The same question got different answers: they vary by {precision.noise:.1e} "
-                f"from call to call and are only {size:.1e} large. Nothing can be learned "
-                "from them as values of a function; average the answers or fix the target."
-            )
+            raise Reason.ANSWERS_VARY.error(noise=precision.noise, size=size)
         return precision
 
     def _straightened(self, precision: Precision) -> Values:
@@ -414,10 +414,7 @@ def _refuse_beyond(declared: Precision, before: Array, again: Array) -> None:
     largest = float(np.max(np.abs(before), initial=0.0))
     rounding = (2 * KAPPA * UNIT + declared.relative) * largest
     if moved > 2 * declared.absolute * (1 + 1e-9) + rounding:
-        raise ModelMismatch(
-            f"The same question got answers that differ by {moved:.1e}, more than twice the "
-            f"tolerance of {declared.absolute:.1e}: give a larger tolerance."
-        )
+        raise Reason.BEYOND_TOLERANCE.error(moved=moved, tolerance=declared.absolute)
 
 
 def _straightened(
@@ -431,7 +428,7 @@ def _straightened(
     declared, compared = given.declared is not None, of_straight(x, line, values)
     if np.all(np.abs(compared.relative) <= compared.tolerance):
         if declared or not given.listens:
-            return values
+            return values if declared else _all_entries(values, precision, x, line)
         # v's own bound may be wide enough to explain what is missed; the errors that W is read
         # with are not, and answers to two tokens are off by as much
         unit = _coarseness(x, line, replace(values, v_error=values.among_others.v))
@@ -440,15 +437,36 @@ def _straightened(
         if declared or unit > max(COARSEST_UNIT, values.precision.unit):
             least = ", or the tolerance is too small" if declared else ""
             missed = np.max(np.abs(compared.relative))
-            raise ModelMismatch(
-                f"Single tokens are not answered by x·v{' + c' if given.biases else ''}: the "
-                f"answers miss it by {missed:.1e} of their size. The target "
-                f"is not an attention head or a sum of heads{or_biased(given.biases)}{least}."
+            raise Reason.TOKENS_NOT_LINEAR.error(
+                form="x·v + c" if given.biases else "x·v",
+                missed=missed,
+                otherwise=or_biased(given.biases) + least,
             )
-    coarser = values.precision.with_unit(unit, "Single tokens are not answered exactly")
-    if coarser is values.precision:
+    # terms that seemed to cancel in c are counted anew, in roundoffs of this size
+    coarser = precision.with_unit(unit, "Single tokens are not answered exactly")
+    if coarser is not precision:
+        values = _read(tokens, coarser, x, line)
+    return _all_entries(values, precision, x, line)
+
+
+def _all_entries(values: Values, precision: Precision, x: Array, line: Array) -> Values:
+    """Widen the bound on v to what fresh tokens x (n, d) show all d entries to be off by.
+
+    They miss x·v̂ + ĉ by x·(v̂ − v) as well, in random directions ‖x‖/√d of ‖v̂ − v‖, whatever
+    the entries' errors have in common; ``precision`` is what answers of any target are off by.
+    """
+    long = np.linalg.norm(x, axis=1) > np.sqrt(SHORT)
+    bound = float(np.linalg.norm(values.v_error))
+    if not (np.any(long) and bound):
         return values
-    return _read(tokens, coarser, x, line)
+    x, line = x[long], line[long]
+    lengths = np.linalg.norm(x, axis=1)
+    usual = precision.deviation(lengths * values.norm + abs(values.c), line)
+    missed = line - values.c - x @ values.v
+    beyond = np.sum(missed**2) - ERRORS_OF_A_MISS * np.sum(usual**2)
+    off = np.sqrt(x.shape[1] * max(0.0, float(beyond)) / np.sum(lengths**2))
+    wider = max(1.0, small_by_chance(len(x)) * float(off) / bound)
+    return replace(values, v_error=wider * values.v_error)
 
 
 def _coarseness(x: Array, line: Array, values: Values) -> float:
@@ -475,14 +493,15 @@ def _read(tokens: SingleTokens, precision: Precision, x: Array, line: Array) -> 
     both = 2 if precision.unit == UNIT else 1
     rounded = both * precision.relative * np.abs(line) + 2 * precision.absolute
     clear = np.maximum(missed - rounded, 0.0)
-    short = np.linalg.norm(x, axis=1) < np.sqrt(SHORT)
+    lengths = np.linalg.norm(x, axis=1)
+    short = lengths < np.sqrt(SHORT)
     terms = 0.0
     if not np.all(short):
         d = len(tokens.v)
         chance = 2 * small_by_chance(d, BY_CHANCE) / KAPPA
         by_chance = max(1.0, chance) * np.linalg.norm(tokens.v) / np.sqrt(d)
         # the last rounding may hide what sums are off by (a large c): it is not taken off
-        terms = min(float(by_chance), OF_V * float(np.max(missed[~short])) / inside)
+        terms = min(float(by_chance), OF_V * float(np.max((missed / lengths)[~short])) / inside)
     if tokens.at_zero is None:
         return tokens.values(precision, terms)
     if not np.any(short):
@@ -501,20 +520,15 @@ def _refuse_size(y: Array) -> None:
     """Refuse answers whose squares float64 cannot hold."""
     largest, most = float(np.max(np.abs(y))), LARGEST_ANSWER
     if largest > most or 0 < largest < 1 / most:
-        raise NotIdentifiable(
-            f"Answers of about {largest:.0e} leave float64 no room to compute with: scale the "
-            f"target's output to between {1 / most:.0e} and {most:.0e}.",
-            determined={},
-        )
+        raise Reason.NO_ROOM_IN_FLOAT64.error(size=largest, least=1 / most, most=most)
 
 
 def _refuse_labels(y: Array) -> None:
     """Refuse answers that are a handful of round numbers."""
     values = np.unique(y)
     if len(values) > 1 and significant_bits(y) <= LABEL_BITS:
-        raise ModelMismatch(
-            f"Sequences at random are answered by {', '.join(f'{v:g}' for v in values[:6])} alone: "
-            "these are labels, not values of an attention head: LabelHead learns from them."
+        raise Reason.ANSWERS_ARE_LABELS.error(
+            values=", ".join(f"{value:g}" for value in values[:6]), what="an attention head"
         )
 
 
@@ -529,13 +543,13 @@ def _refuse_without_value(values: Values, X: Array, y: Array) -> None:
     bound = precision.error(size * values.norm + abs(values.c), y) + values.c_error
     bound = bound + size * (values.norm + v_error)
     if np.any(np.abs(y - values.c) > bound):
-        raise ModelMismatch(
-            "Single tokens are answered as if v = 0, longer sequences are not: the target is not "
-            "an attention head. Heads whose values cancel are MultiHeadLearner's."
+        raise Reason.LONGER_SEQUENCES_CONTRADICT.error(
+            also="Heads whose values cancel are MultiHeadLearner's.",
+            how="as if v = 0",
+            contrary="not an attention head",
         )
-    lost = " as far as the answers tell." + why(precision)
-    raise NotIdentifiable(
-        "v = 0" + (lost if v_error else ".") + " The softmax weights nothing, so "
-        "W is free: no query can determine it.",
-        determined={"v": values.v, "c": values.c},
+    raise Reason.VALUE_IS_0.error(
+        {"v": values.v, "c": values.c},
+        also=why(precision) if v_error else "",
+        known=" as far as the answers tell" if v_error else "",
     )

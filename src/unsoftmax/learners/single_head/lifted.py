@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import scipy
 
-from unsoftmax.errors import ModelMismatch, NotIdentifiable
+from unsoftmax.errors import NotIdentifiable
 from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.single_head.column_space import LowRankProbes
 from unsoftmax.learners.single_head.distances import PositionedReading, StepScores, TurnedKeys
@@ -32,6 +32,7 @@ from unsoftmax.measure.single_tokens import Values
 from unsoftmax.models.rotary import Rotary
 from unsoftmax.models.rotary_head import RotaryHead
 from unsoftmax.probes import Array, Grid, Spaced
+from unsoftmax.refusals import Reason, reworded
 from unsoftmax.solve.skeleton import rank_by_gap
 from unsoftmax.solve.turning_planes import turning_planes
 
@@ -259,11 +260,7 @@ def read_lifted(
     spaced = Table(within_range, answers.near.b, alpha, pairs.table(y))
     answers = replace(answers, spaced=spaced)
     if not np.all(np.isfinite(answers.turn)):
-        raise NotIdentifiable(
-            "Logits of tokens two apart are out of the answers' reach. v is determined, W is not. "
-            + _LARGE,
-            determined={"v": v, "c": grid.values.c},
-        )
+        raise Reason.LOGITS_TWO_APART_OUT_OF_REACH.error({"v": v, "c": grid.values.c}, also=_LARGE)
     rest = np.vstack([probes.T.made()[rank:], np.zeros((1, probes.dim))])
     split = at_query_scale(beta[0])
     other = replace(probes, values=grid.values).grid(rows, rest, split, "W, rows")
@@ -274,7 +271,7 @@ def read_lifted(
     try:
         return PositionedReading.of(other.values, answers.assuming, given, True)
     except NotIdentifiable as refused:
-        raise NotIdentifiable(f"{refused} {_LARGE}", determined=refused.determined) from None
+        raise reworded(refused, f"{refused} {_LARGE}") from None
 
 
 def _pilots(grid: LogitGrid) -> Asking[int]:
@@ -315,11 +312,7 @@ def _basis(columns: Array) -> Array:
     singular = np.asarray(np.linalg.svd(R, compute_uv=False))
     rank = rank_by_gap(singular, share=_DEPENDENT)
     if 0 < rank < len(singular) and singular[rank - 1] > _GAP * singular[rank]:
-        raise ModelMismatch(
-            f"Keys and queries have rank {rank} together, below the {len(singular)} assumed: "
-            f"LowRankHead with rank={rank}, biases=True and rotary=True is for these. "
-            "Keys or queries that have a lower rank than their planes are recovered by none."
-        )
+        raise Reason.RANK_BELOW_PLANES.error(rank=rank, assumed=len(singular))
     return np.asarray(basis)
 
 

@@ -77,9 +77,10 @@ from unsoftmax.measure.precision import Precision
 from unsoftmax.measure.single_tokens import Values
 from unsoftmax.models import SingleHead
 from unsoftmax.models.rotary import Rotary
-from unsoftmax.probes import FARTHEST
 from unsoftmax.protocol import Plan, Steps
+from unsoftmax.refusals import reworded
 from unsoftmax.theory import counts
+from unsoftmax.theory.costs import Cost
 from unsoftmax.validate.sequences import DistanceTuning, HoldoutTuning
 
 # With a tolerance offsets are so many times as long as logits ask for, query tokens as much
@@ -164,7 +165,7 @@ class LowRankHead(Configured):
     rotary: bool | Rotary = field(default=False, kw_only=True)
     rotary_base: float | None = field(default=None, kw_only=True)
 
-    revision: ClassVar[int] = 5
+    revision: ClassVar[int] = 6
 
     def __post_init__(self) -> None:
         whole_number("dim", self.dim, 1)
@@ -202,15 +203,14 @@ class LowRankHead(Configured):
             formula = "1 + d + r(2d + 1 − r)" if biases else "d + r(2d − r)"
             formula += " + dr" * noisy
             most_tokens = holdout.long.most_tokens(d, *holdout.lengths)
-        return Plan(
-            queries=queries if known else None,
-            at_most=queries + searched + spare,
-            tokens=2 * (queries + searched) - d - biases + farther,
-            rounds=rounds + growing,
-            formula=formula + ("" if known else ", and at most 2d to find r"),
-            longest_token=FARTHEST,
-            most_tokens=most_tokens,
+        pairs = queries + searched - d - biases - farther
+        cost = (
+            Cost.of(d + biases, rounds=rounds)
+            + Cost.of(pairs, tokens=2, rounds=growing, again=spare)
+            + Cost.of(farther, tokens=3)
         )
+        formula += "" if known else ", and at most 2d to find r"
+        return cost.plan(formula, most_tokens, known=known)
 
     def steps(self, checks: int) -> Steps[SingleHead]:
         """Ask, and return what was found; see `unsoftmax.protocol.Learner`."""
@@ -284,10 +284,10 @@ class LowRankHead(Configured):
         try:
             head = PositionedReading.of(near.values, read, given, False)
         except NotIdentifiable as refused:
-            raise NotIdentifiable(
+            raise reworded(
+                refused,
                 f"{refused} Keys or queries with biases answer so as well: biases=True, with a "
                 "rank, reads them.",
-                determined=refused.determined,
             ) from None
         return replace(head, further=near.columns.notes)
 

@@ -33,7 +33,13 @@ from unsoftmax.protocol import Answers
 from unsoftmax.validate import sequences as holdout
 from unsoftmax.validate.head_comparison import UNBOUNDED, mean_shift, score_shift, sum_rounding
 from unsoftmax.validate.judge import Answered, Judgement, Residuals, fresh_answers, judge
-from unsoftmax.validate.long_sequences import LongSequenceTuning, draw_long, looked_at, second_score
+from unsoftmax.validate.long_sequences import (
+    LongSequenceTuning,
+    LongTokens,
+    draw_long,
+    looked_at,
+    second_score,
+)
 from unsoftmax.validate.sequences import DriftTuning, by_length
 
 # One in so many queries of the hold-out goes to the network's learner, and as many to the first
@@ -180,11 +186,20 @@ class HeadsBeforeNetwork:
     def short(self, count: int, rng: np.random.Generator) -> list[Sequences]:
         """Draw sequences whose answers depend on the attention, one family per length."""
         drawn = list[Array]()
+
+        def tells(X: Array) -> bool:
+            errors = (min(self.errors[name], UNBOUNDED) for name in "Ww")
+            return bool(score_shift(X[None], *errors).max() <= MOST_MOVED)
+
         for h, view in enumerate(self.views):
-            # the n-th of a head is of another kind than the one before
-            for n in range(len(range(h, count, len(self.views)))):
+
+            def ordinary(n: int, view: Transformer = view) -> Array:
+                # the n-th of a head is of another kind than the one before
                 tried = [_drawn(view, self.learned, n, rng) for _ in range(TRIED)]
-                drawn.append(_most_telling(view, self.learned, tried))
+                return _most_telling(view, self.learned, tried)
+
+            asked = len(range(h, count, len(self.views)))
+            drawn += LongTokens(view, tells).among(asked, rng, ordinary)
         return by_length(drawn, "hold-out, closing")
 
     def long(self, count: int, rng: np.random.Generator) -> list[Sequences]:

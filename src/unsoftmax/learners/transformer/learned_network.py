@@ -17,12 +17,12 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
-from unsoftmax.errors import ModelMismatch
 from unsoftmax.measure.precision import KAPPA, UNIT, Precision
 from unsoftmax.measure.reading import Reading
 from unsoftmax.models import ReluNetwork
 from unsoftmax.models.relu_network import typical_length
 from unsoftmax.probes import Array
+from unsoftmax.refusals import Reason
 
 # Numbers in an array while segments are cut (16 MB): bounds memory, changes nothing else.
 NUMBERS_AT_ONCE = 2**21
@@ -389,11 +389,12 @@ def logits_of(sigma: Array, bound: Array) -> Reading:
         σ is outside of [0, 1] by more than its error: no attention weights give that.
     """
     other = 1 - sigma
-    if np.any(np.maximum(-sigma, -other) > OUTSIDE * bound + OUTSIDE_ROUNDING):
-        raise ModelMismatch(
-            "Answers to two tokens lie outside of what any attention weights between them "
-            "can give with this network: the target is not one softmax head followed by a "
-            "ReLU network."
+    beyond = np.maximum(-sigma, -other) > OUTSIDE * bound + OUTSIDE_ROUNDING
+    if np.any(beyond):
+        raise Reason.WEIGHTS_BEYOND_1.error(
+            outside=np.count_nonzero(beyond),
+            asked=np.size(sigma),
+            contrary="not one softmax head followed by this ReLU network",
         )
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         t = np.log(np.maximum(sigma, 0.0)) - np.log(np.maximum(other, 0.0))

@@ -17,7 +17,6 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from unsoftmax.errors import NotIdentifiable
 from unsoftmax.learners.transformer.aimed_segments import (
     AimedSegments,
     TiltedOffsets,
@@ -33,6 +32,7 @@ from unsoftmax.learners.transformer.learned_network import (
 from unsoftmax.measure.reading import Reading
 from unsoftmax.probes import Array, Design, Indices, LazyRows, Pairs, Purpose, Round, Singles
 from unsoftmax.protocol import Answers
+from unsoftmax.refusals import Reason
 
 # -- Answers along aimed segments: asking for them, and the logits read from them.
 #
@@ -184,11 +184,13 @@ class SegmentAnswers:
         """
         t = self.logits(self.every).value
         if lost := int(np.count_nonzero(~np.isfinite(t))):
-            raise NotIdentifiable(
-                f"{lost} of {len(self.y)} logits are out of the answers' reach: as far as they "
-                "tell attention is on one token alone at every scale tried, as with hard attention "
-                "or logits that are very far apart. The network is determined, W is not.",
-                determined={"network": self.learned.network},
+            raise Reason.LOGITS_OUT_OF_REACH.error(
+                {"network": self.learned.network},
+                lost=lost,
+                asked=len(self.y),
+                cause="as far as they tell attention is on one token alone at every scale tried, "
+                "as with hard attention or logits that are very far apart",
+                known="The network",
             )
         return self.aimed.offsets.solve(t / self.aimed.alpha)
 
@@ -285,12 +287,7 @@ class NetworkReader:
             The network is flat, or turns, along some of them.
         """
         if not aimed.usable:
-            raise NotIdentifiable(
-                "The network is flat, or turns, along every segment tried from some query tokens: "
-                "its answers do not tell where on them the pooled token is. The network is "
-                "determined, W is not.",
-                determined={"network": self.learned.network},
-            )
+            raise Reason.NETWORK_IS_FLAT.error({"network": self.learned.network})
         return aimed
 
     def answers(self, aimed: AimedSegments, phase: str) -> SegmentAnswers:

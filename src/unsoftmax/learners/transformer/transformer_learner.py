@@ -23,7 +23,6 @@ from typing import Any, ClassVar, Literal, TypeAlias, cast
 
 import numpy as np
 
-from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.learners.antisymmetric_part import Cancellation
 from unsoftmax.learners.compose import antisymmetric, mapped
 from unsoftmax.learners.network_algorithm import Algorithm, NetworkAlgorithm
@@ -51,8 +50,10 @@ from unsoftmax.learners.transformer.network_reader import SPARE
 from unsoftmax.measure.precision import KAPPA, Precision, why
 from unsoftmax.models import ReluNetwork, SingleHead, Transformer, canonical
 from unsoftmax.models.model import FrozenModel
-from unsoftmax.probes import FARTHEST, Array, Round
+from unsoftmax.probes import Array, Round
 from unsoftmax.protocol import Answers, Certificate, Found, Learner, Plan, Steps
+from unsoftmax.refusals import Reason
+from unsoftmax.theory.costs import Cost
 from unsoftmax.validate.drawn_models import SAFETY
 from unsoftmax.validate.judge import Judgement
 
@@ -108,8 +109,10 @@ class TransformerLearner(Configured):
     -----
     *Queries*: the network's, about m·d + 6m + 300 + m²d/4000 for m neurons, and 1.0 to 1.2 per
     entry of W; 2.0 to 2.2 anchored. *Determined up to* the function of the network; W and w are
-    free when it is constant. *Source*: Section 4.1 of arXiv 2601.16873 for "antisymmetric"; "local"
-    is beyond it.
+    free when it is constant. *Certificate*: of W and w; and of the network alone ``|ĝ(p) − g(p)|``
+    ≤ constant + slope·‖p‖, where p is what the head pools. It does not bound the answer to a
+    sequence: errors of W and w change p. *Source*: Section 4.1 of arXiv 2601.16873 for
+    "antisymmetric"; "local" is beyond it.
 
     Examples
     --------
@@ -130,7 +133,7 @@ class TransformerLearner(Configured):
     seed: int = 0
     tuning: TransformerTuning = field(default=TransformerTuning(), kw_only=True)
 
-    revision: ClassVar[int] = 3
+    revision: ClassVar[int] = 4
     parts: ClassVar[Mapping[str, tuple[type[Any], ...]]] = {
         "head": (ExactHead, LowRankHead),
         "network": (ReluNetworkLearner, NetworkAlgorithm),
@@ -208,15 +211,13 @@ class TransformerLearner(Configured):
         else:
             asked = most_queries(self._assumed, bool(self.anchored), self.tuning.spare)
             rounds, formula = MOST_ATTENTION_ROUNDS, self._formula
-        return Plan(
-            queries=None,
-            at_most=first.at_most + asked,
-            tokens=first.tokens + 2 * asked,
-            rounds=first.rounds + rounds + 2 + LONG.most_rounds,
-            formula=f"network: {first.formula}; attention: {formula}",
-            longest_token=FARTHEST,
-            most_tokens=LONG.most_tokens(int(self.dim), *TOKENS),
+        cost = (
+            Cost.of_plan(first)
+            + Cost.of(asked, tokens=2, rounds=rounds)
+            + Cost(rounds=2 + LONG.most_rounds)
         )
+        formula = f"network: {first.formula}; attention: {formula}"
+        return cost.plan(formula, LONG.most_tokens(int(self.dim), *TOKENS), known=False)
 
     @property
     def _formula(self) -> str:
@@ -331,16 +332,19 @@ def _refusal(found: HeadsBeforeNetwork, judgement: Judgement) -> Exception:
     """Say why fresh answers do not support the model."""
     precision = found.learned.precision
     if judgement.blunt or (precision != Precision() and not found.bounded):
-        return NotIdentifiable(
-            "The answers are too coarse to determine W: what they leave open moves every fresh "
-            "answer more than can be told apart. The network is determined." + why(precision),
-            determined={"network": found.learned.network},
+        return Reason.NO_TEST_TELLS.error(
+            {"network": found.learned.network},
+            also=why(precision),
+            lacking="they are too coarse",
+            known="The network",
         )
     residual, tolerance = judgement.worst
-    return ModelMismatch(
-        f"The recovered model misses fresh sequences by {residual:.1e} of their answers' size "
-        f"where {tolerance:.1e} is expected. The target is not one softmax head followed by a "
-        "ReLU network, or it has query biases, or [W w] a higher rank than was said."
+    return Reason.FRESH_ANSWERS_MISSED.error(
+        model="model",
+        missed=residual,
+        allowed=tolerance,
+        contrary="not one softmax head followed by a ReLU network, or it has query biases, or "
+        "[W w] a higher rank than was said",
     )
 
 
@@ -373,14 +377,11 @@ def _constant_network(learned: LearnedNetwork, answers: Array) -> Exception:
     c = learned.network.c
     off = learned.constant + learned.answer_error(np.zeros((1, learned.dim)), np.array([c]))[0]
     if np.any(np.abs(answers - c) > 2 * off):
-        return ModelMismatch(
-            f"Single tokens are all answered by {c:g}, longer sequences are not: the target is "
-            "not one softmax head followed by a ReLU network."
+        return Reason.LONGER_SEQUENCES_CONTRADICT.error(
+            how=f"by {c:g} alone",
+            contrary="not one softmax head followed by a ReLU network",
         )
-    return NotIdentifiable(
-        f"The network is constant, {c:g}: no answer depends on the attention, and W is free.",
-        determined={"network": learned.network},
-    )
+    return Reason.NETWORK_IS_CONSTANT.error({"network": learned.network}, c=c)
 
 
 # -- the paper's way: T(X) − T(−X) = (A w_o)·Σ_i α_i x_i, of T without biases, is a head with
@@ -431,17 +432,10 @@ def _refuse_biased(learned: LearnedNetwork) -> None:
     network = learned.network
     biases = float(np.abs(network.w_o) @ np.abs(network.b))
     if biases > learned.constant + CANCELLED * _terms(learned):
-        raise ModelMismatch(
-            "The network has biases: T(X) − T(−X) is not a single head. Use "
-            'attention="local", which allows them.'
-        )
+        raise Reason.NETWORK_HAS_BIASES.error()
 
 
 def _refuse_cancelled(learned: LearnedNetwork) -> None:
     network = learned.network
     if np.linalg.norm(_value(network)) <= CANCELLED * _terms(learned):
-        raise NotIdentifiable(
-            "A w_o = 0: T(X) − T(−X) is 0 whatever W is, and the antisymmetric part "
-            'determines nothing. attention="local" learns W all the same.',
-            determined={"network": network},
-        )
+        raise Reason.DIFFERENCE_IS_0.error({"network": network})

@@ -7,8 +7,9 @@ error of the parameters *and* of the function of at least the threshold, the one
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
+from operator import attrgetter
 from typing import Any, ClassVar
 
 from unsoftmax.models.files import SavedResult
@@ -33,6 +34,9 @@ class AttackOutcome:
         The error that it ended with, by name and message; None where it found a model.
     determined : tuple of str
         The parameters that it found all the same; ``function_error`` is of those.
+    against : str
+        The stronger defence that it was tried on, whose answers a client can make by itself; "" if
+        on this one.
     """
 
     name: str
@@ -41,6 +45,7 @@ class AttackOutcome:
     function_error: float
     refusal: str | None = None
     determined: tuple[str, ...] = ()
+    against: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +90,13 @@ class DefenceTrial:
         return min(found, key=lambda attack: attack.error, default=None)
 
     @property
+    def telling(self) -> tuple[AttackOutcome, ...]:
+        """The attack of the smallest error of the parameters, and that of the function's."""
+        errors = ("error", "function_error")
+        best = [min(self.attacks, key=attrgetter(name), default=None) for name in errors]
+        return tuple(dict.fromkeys(attack for attack in best if attack is not None))
+
+    @property
     def error(self) -> float:
         """Smallest relative error of the parameters (W); 1 is that of knowing nothing."""
         return min([1.0, *(attack.error for attack in self.attacks)])
@@ -102,7 +114,7 @@ class DefenceTrial:
     @property
     def measured(self) -> bool:
         """Whether some attack came to an estimate; that all refuse is no evidence of safety."""
-        return self.best is not None
+        return any(attack.refusal is None and not attack.against for attack in self.attacks)
 
     def holds(self, threshold: float) -> bool:
         """Whether the best attack was left errors of at least this, in parameters and function."""
@@ -111,6 +123,32 @@ class DefenceTrial:
     def affordable(self, most_loss: float) -> bool:
         """Whether it is known to cost no more than this."""
         return self.loss is not None and self.loss <= most_loss
+
+
+def at_least_as_strong(trial: DefenceTrial, stronger: Sequence[DefenceTrial]) -> DefenceTrial:
+    """Add attacks on stronger defences, of those that come closer than any that was tried.
+
+    An attacker who is better off where more noise is added, say, adds it.
+    """
+    more = tuple(
+        replace(attack, name=f"{attack.name}, as against {other.brief}", against=other.brief)
+        for other in stronger
+        for attack in other.telling
+        if attack.error < trial.error or attack.function_error < trial.function_error
+    )
+    return replace(trial, attacks=(*trial.attacks, *more))
+
+
+def spread_of(words: str, outcomes: Sequence[AttackOutcome], seed: int) -> str:
+    """Say what the best attack on a defence came to with several seeds, from ``seed`` on."""
+    errors = ([a.error for a in outcomes], [a.function_error for a in outcomes])
+    ranges = [f"{min(some):.1%} to {max(some):.1%}" for some in errors]
+    last = seed + len(outcomes) - 1
+    return (
+        f'"{words[0].upper()}{words[1:]}": with seeds {seed} to {last} the best attack '
+        f"({outcomes[0].name}) leaves {ranges[0]} of the parameters and {ranges[1]} of the "
+        f"function; the least counts. Other attacks ran once, with seed {seed}."
+    )
 
 
 def recommended(

@@ -9,14 +9,16 @@ For the owner of a model, in three steps:
    answers alone, and its queries are counted there;
 3. what it found is compared with the model, and defended answers with undefended ones.
 
-A defence is worth what the best attack leaves of it. These are the best attacks that we have: an
-error they leave is no promise that nobody does better.
+A defence is worth what the best attack leaves of it. What is got against a stronger defence counts
+against a weaker one, too: a client can add the noise itself. Every attack runs once, with one seed;
+the best one on what is recommended runs with three, of which the best counts. These are the best
+attacks that we have: an error they leave is no promise that nobody does better.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -33,7 +35,11 @@ from unsoftmax.probes import Array
 from unsoftmax.protocol import Learner, Oracle
 from unsoftmax.questions.defence import attacks, defence_comparison
 from unsoftmax.questions.defence.attacks import Attack, Attacker
-from unsoftmax.questions.defence.defence_comparison import DefenceComparison, DefenceTrial
+from unsoftmax.questions.defence.defence_comparison import (
+    AttackOutcome,
+    DefenceComparison,
+    DefenceTrial,
+)
 from unsoftmax.questions.defence.legitimate_use import LegitimateUse, Measures, standard_normal
 from unsoftmax.refusals import Reason
 from unsoftmax.validate.function_bound import Sampler, Sampling
@@ -132,9 +138,7 @@ def undefended(recovery: Recovery[Any], certified: float) -> Any:
     return model
 
 
-def outcome(
-    attack: Attack, by: Attacker, model: Any, fresh: LegitimateUse
-) -> defence_comparison.AttackOutcome:
+def outcome(attack: Attack, by: Attacker, model: Any, fresh: LegitimateUse) -> AttackOutcome:
     """Run one attack against a defended model of its own, and see on fresh use how far it came."""
     asked, defended = 0, by.measures.around(model, by.seed + 1)
 
@@ -159,9 +163,7 @@ def outcome(
             found = SingleHead(truncated(found.W, rank), found.v, found.w, found.c)
         error = by.structure.error(model, found)
     missed = np.inf if found is None else fresh.error_of(found, by.measures.labels)
-    return defence_comparison.AttackOutcome(
-        attack.name, asked, error, missed, refusal, tuple(determined)
-    )
+    return AttackOutcome(attack.name, asked, error, missed, refusal, tuple(determined))
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,22 +218,66 @@ class DefenceQuestion:
         # bits off noise; not every attack uses that a rank is low
         enough = -(-structure.parameters // structure.per_answer)
         most = self.attack_queries or max(64 * enough, 16 * model.dim * (model.dim + 1), 4096)
+
+        def run(measures: Measures, seed: int, only: str = "") -> tuple[AttackOutcome, ...]:
+            queries = most if measures.queries is None else min(most, measures.queries)
+            by = Attacker(structure, measures, use.spread, use.longest, queries, seed)
+            tried = (attack for attack in attacks.attacks_on(by) if only in ("", attack.name))
+            return tuple(outcome(attack, by, model, fresh) for attack in tried)
+
         defences, done = list(ladder(use, enough, tuning)), list[DefenceTrial]()
         for number, (measures, trial) in enumerate(defences, 1):
             loss, refused = use.loss(measures, measures.around(model, seed))
-            queries = most if measures.queries is None else min(most, measures.queries)
-            by = Attacker(structure, measures, use.spread, use.longest, queries, seed)
-            came = tuple(outcome(attack, by, model, fresh) for attack in attacks.attacks_on(by))
+            came = run(measures, seed)
             done.append(replace(trial, loss=loss, refused=refused, attacks=came))
             if watch is not None:
                 watch(number, len(defences), done[-1])
+        done, spread = self._repeated([measures for measures, _ in defences], done, run)
         limits, size = (self.threshold, self.most_loss), (model.dim, structure.parameters)
         legitimate = use.spread, use.longest
         advice = defence_comparison.recommendation(done, *limits)
-        notes = (*notes, *defence_comparison.left_out(done, self.threshold), *structure.caveats)
+        left_out = defence_comparison.left_out(done, self.threshold)
+        notes = (*notes, *left_out, *spread, *structure.caveats)
         return DefenceComparison(
             repr(model), *size, paid, *legitimate, most, *limits, tuple(done), advice, notes
         )
+
+    def _repeated(
+        self,
+        defences: Sequence[Measures],
+        own: Sequence[DefenceTrial],
+        run: Callable[[Measures, int, str], tuple[AttackOutcome, ...]],
+    ) -> tuple[list[DefenceTrial], tuple[str, ...]]:
+        """Repeat the best attack on what is recommended with other seeds, until that stays so.
+
+        Returns the trials, in which no attack is stronger where the defence is, and what is said of
+        the spread.
+        """
+        own, repeated, seeds = [*own], dict[int, str](), range(self.seed + 1, self.seed + 3)
+        while True:
+            done = [
+                defence_comparison.at_least_as_strong(
+                    trial,
+                    [
+                        other
+                        for stronger, other in zip(defences, own, strict=True)
+                        if other is not trial and measures.no_stronger_than(stronger)
+                    ],
+                )
+                for measures, trial in zip(defences, own, strict=True)
+            ]
+            best = defence_comparison.recommended(done, self.threshold, self.most_loss)
+            if best is None or (place := done.index(best)) in repeated or not own[place].best:
+                return done, tuple(repeated.values())
+            trial, attack = own[place], own[place].best
+            assert attack is not None
+            more = [
+                replace(again, name=f"{again.name}, seed {seed}")
+                for seed in seeds
+                for again in run(defences[place], seed, attack.name)
+            ]
+            own[place] = replace(trial, attacks=(*trial.attacks, *more))
+            repeated[place] = defence_comparison.spread_of(trial.words, [attack, *more], self.seed)
 
 
 def defend(

@@ -74,6 +74,27 @@ class Measures:
             count = f"{self.queries:,} queries"
             yield count, f"answer {count} per client", lambda oracle: oracle
 
+    def no_stronger_than(self, other: Measures) -> bool:
+        """Whether a client can make of these answers what ``other`` answers: it cannot be worse.
+
+        By more noise, coarser rounding or narrower clipping of its own, shorter tokens, and fewer
+        questions. Labels are told nowhere else.
+        """
+
+        def at_most(mine: float | None, its: float | None) -> bool:
+            return mine is None or (its is not None and mine >= its)
+
+        low, high = self.clip or (-np.inf, np.inf)
+        its_low, its_high = other.clip or (-np.inf, np.inf)
+        return (
+            self.labels == other.labels
+            and self.noise <= other.noise
+            and (low <= its_low and its_high <= high)
+            and at_most(self.decimals, other.decimals)
+            and at_most(self.radius, other.radius)
+            and at_most(self.queries, other.queries)
+        )
+
     def around(self, oracle: Oracle, seed: int) -> Oracle:
         """Wrap an oracle."""
         for _, _, wrapped in self._parts(seed):

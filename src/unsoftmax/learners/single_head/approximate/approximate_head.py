@@ -23,7 +23,6 @@ from typing import ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.settings import Configured, one_of, positive, whole_number
 from unsoftmax.learners.single_head.approximate.passes import (
@@ -45,13 +44,14 @@ from unsoftmax.learners.single_head.first_round import (
     FirstRoundSettings,
     ask_first_round,
 )
-from unsoftmax.measure.precision import Precision
+from unsoftmax.measure.precision import Precision, why
 from unsoftmax.measure.reading import Reading
 from unsoftmax.measure.single_tokens import Values
 from unsoftmax.models import SingleHead
 from unsoftmax.probes import FARTHEST, Array, Grid, Probes, Singles, UnitVectors
 from unsoftmax.protocol import Found, Plan, Steps
-from unsoftmax.theory import counts
+from unsoftmax.refusals import Reason
+from unsoftmax.theory.costs import Cost
 from unsoftmax.validate import sequences
 from unsoftmax.validate.head_comparison import HeadAt, HeadBounds, for_any_error
 from unsoftmax.validate.judge import Residuals, fresh_answers, judge
@@ -149,10 +149,8 @@ def _refuse_impossible(intervals: tuple[LogitIntervals, ...], norm_bound: float 
         asked = sum(read.impossible.size for read in intervals)
         bounded = "" if norm_bound is None else f" with ‖W‖_F ≤ {norm_bound:g}"
         least = "" if norm_bound is None else ", the norm bound"
-        raise ModelMismatch(
-            f"{impossible} of {asked} answers to two tokens are further than the tolerance from "
-            f"all that a single attention head{bounded} can answer: the target is none{least} or "
-            "the tolerance is too small."
+        raise Reason.BEYOND_HEAD_AND_TOLERANCE.error(
+            impossible=impossible, asked=asked, bounded=bounded, least=least
         )
 
 
@@ -164,10 +162,7 @@ def refuse_unbounded(found: Estimate, declared: Declared) -> None:
     """
     size, norm_bound = float(np.linalg.norm(found.W)), declared.norm_bound
     if norm_bound is not None and size - found.W_error > norm_bound * SLACK:
-        raise ModelMismatch(
-            f"‖W‖_F is at least {size - found.W_error:.3g}, more than the norm bound of "
-            f"{norm_bound:g}: give a larger one."
-        )
+        raise Reason.NORM_BOUND_EXCEEDED.error(norm=size - found.W_error, bound=norm_bound)
     if np.isfinite(found.W_error):
         return
     ends = np.stack([read.open for read in found.intervals])
@@ -181,11 +176,13 @@ def refuse_unbounded(found: Estimate, declared: Declared) -> None:
             else "attention is on one token alone, as far as answers tell, as with hard attention "
             "or where logits are very far apart"
         )
-        raise NotIdentifiable(
-            f"{np.count_nonzero(ends)} of {ends.size} logits are out of the answers' reach: at "
-            f"every scale tried {cause}. v is determined, W is not. "
-            + " ".join(values.precision.why),
-            determined={"v": values.v, "c": 0.0},
+        raise Reason.LOGITS_OUT_OF_REACH.error(
+            {"v": values.v, "c": 0.0},
+            also=why(values.precision),
+            lost=np.count_nonzero(ends),
+            asked=ends.size,
+            cause=f"at every scale tried {cause}",
+            known="v",
         )
 
 
@@ -235,11 +232,12 @@ def conclude_bounded(
     judgement = judge([compare(X, y) for X, y in answered], first.checks)
     evidence = judgement.evidence
     if judgement.refuses:
-        raise ModelMismatch(
-            f"The recovered head misses fresh answers by {evidence.max_residual:.1e} of their size "
-            "where its bounds and the tolerance do not allow it. The target is not a single "
-            f"attention head over {model.dim} dimensions, or it has biases, or the tolerance "
-            "is too small."
+        raise Reason.FRESH_ANSWERS_MISSED.error(
+            model="head",
+            missed=judgement.worst[0],
+            allowed=judgement.worst[1],
+            contrary=f"not a single attention head over {model.dim} dimensions, or it has biases, "
+            "or the tolerance is too small",
         )
     certificate = certificate_of(head, first.checks, looked_at(model, answered, long))
     return Found(model, certificate, evidence, head.notes())
@@ -317,7 +315,7 @@ class ApproximateHead(Configured):
     seed: int = 0
     single_tolerance: float | None = field(default=None, kw_only=True)
 
-    revision: ClassVar[int] = 1
+    revision: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
         whole_number("dim", self.dim, 1)
@@ -354,17 +352,18 @@ class ApproximateHead(Configured):
     def plan(self) -> Plan:
         """Say beforehand what learning costs: as many queries as free parameters, per pass."""
         d, repeats = int(self.dim), int(self.repeats)
-        queries = repeats * counts.single_head(d)
         pilots = 0 if self.norm_bound is not None else PILOT_ROUNDS
-        return Plan(
-            queries=queries,
-            at_most=queries + max(0, pilots - 1) * d,
-            tokens=2 * queries - repeats * d,
-            # opening and repeats; v again; pilots and the rest; hold-out
-            rounds=2 + (repeats > 1) + 1 + pilots + 1 + HOLDOUT.long.most_rounds,
-            formula="d + d²" if repeats == 1 else "repeats·(d + d²)",
-            longest_token=FARTHEST if self.radius is None else float(self.radius),
-            most_tokens=HOLDOUT.long.most_tokens(d, *HOLDOUT.lengths),
+        cost = (
+            Cost.of(repeats * d, rounds=2 + (repeats > 1))
+            + Cost(rounds=1)  # v again
+            + Cost(rounds=pilots, again=max(0, pilots - 1) * d)
+            + Cost.of(repeats * d * d, tokens=2, rounds=1)
+            + Cost(rounds=HOLDOUT.long.most_rounds)
+        )
+        return cost.plan(
+            "d + d²" if repeats == 1 else "repeats·(d + d²)",
+            HOLDOUT.long.most_tokens(d, *HOLDOUT.lengths),
+            FARTHEST if self.radius is None else float(self.radius),
         )
 
     def steps(self, checks: int) -> Steps[SingleHead]:

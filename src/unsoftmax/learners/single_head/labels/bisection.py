@@ -18,7 +18,6 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from unsoftmax.errors import ModelMismatch
 from unsoftmax.learners.compose import Asking
 from unsoftmax.measure import offsets
 from unsoftmax.measure.offsets import Offsets
@@ -54,11 +53,7 @@ def read_labels(answers: Sequence[Array]) -> list[Labels]:
     """
     for y in answers:
         if other := np.unique(y[(y != 0) & (np.abs(y) != 1)])[:3].tolist():
-            raise ModelMismatch(
-                "A label is 1 (or True) where f(X) > 0 and 0 or −1 elsewhere; the target answered "
-                f"{', '.join(f'{value:g}' for value in other)}. If it answers values wrap it: "
-                "us.oracles.labels(oracle)."
-            )
+            raise Reason.NO_LABELS.error(answers=", ".join(f"{value:g}" for value in other))
     return [y == 1 for y in answers]
 
 

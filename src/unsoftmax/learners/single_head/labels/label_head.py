@@ -63,10 +63,11 @@ from unsoftmax.learners.single_head.labels.sphere_average import (
     learn_by_averaging,
 )
 from unsoftmax.models import SingleHead
-from unsoftmax.probes import FARTHEST, Singles, UnitVectors
+from unsoftmax.probes import Singles, UnitVectors
 from unsoftmax.protocol import Found, Plan, Steps
 from unsoftmax.refusals import Reason
 from unsoftmax.theory import counts
+from unsoftmax.theory.costs import Cost
 from unsoftmax.theory.counts import FIRST_BITS, GROUP, label_head_again
 from unsoftmax.validate import sequences
 from unsoftmax.validate.judge import fresh_answers
@@ -233,30 +234,29 @@ class LabelHead(Configured):
         bits = int(self.bits)
         queries = counts.label_head(d, bits)
         two_tokens = d * d * (bits + 2) + counts.label_head_pilots(d)
-        return Plan(
-            queries=queries,
-            at_most=queries + counts.label_head_again(d),
-            tokens=queries + two_tokens,
-            rounds=counts.label_head_rounds(d, bits) + LONG.most_rounds,
-            formula=f"(bits + 2)(d² + d − 1) + {queries - (bits + 2) * (d * d + d - 1)}",
-            longest_token=FARTHEST,
-            most_tokens=LONG.most_tokens(d, *LENGTHS),
+        again, rounds = counts.label_head_again(d), counts.label_head_rounds(d, bits)
+        cost = (
+            Cost.of(queries - two_tokens, rounds=rounds, again=again)
+            + Cost.of(two_tokens, tokens=2)
+            + Cost(rounds=LONG.most_rounds)
         )
+        formula = f"(bits + 2)(d² + d − 1) + {queries - (bits + 2) * (d * d + d - 1)}"
+        return cost.plan(formula, LONG.most_tokens(d, *LENGTHS))
 
     def _paper_plan(self) -> Plan:
         d, promise = int(self.dim), self._promise()
         k, steps = promise.counts(d)
         share = f" = {promise.share:g} of the theorem's" if promise.share < 1 else ""
-        return Plan(
-            queries=k + d * d * steps,
-            at_most=k + d * d * steps,
-            tokens=k + 2 * d * d * steps,
-            rounds=-(-k // SAMPLES) + steps + 1 + LONG.most_rounds,
-            formula="k + d²·steps, k = 2/(ε_v²R²)·ln(2d/δ), ε_v = ε_W μ³/(40Wd), "
-            f"δ = {promise.failure:g}: k = {k:.3g}{share}, steps = {steps}",
-            longest_token=FARTHEST,
-            most_tokens=LONG.most_tokens(d, *LENGTHS),
+        cost = (
+            Cost.of(k, rounds=-(-k // SAMPLES))
+            + Cost.of(d * d * steps, tokens=2, rounds=steps)
+            + Cost(rounds=1 + LONG.most_rounds)
         )
+        formula = (
+            "k + d²·steps, k = 2/(ε_v²R²)·ln(2d/δ), ε_v = ε_W μ³/(40Wd), "
+            f"δ = {promise.failure:g}: k = {k:.3g}{share}, steps = {steps}"
+        )
+        return cost.plan(formula, LONG.most_tokens(d, *LENGTHS))
 
     def steps(self, checks: int) -> Steps[SingleHead]:
         """Ask, and return what was found; see `unsoftmax.protocol.Learner`."""
@@ -318,10 +318,11 @@ def learn_by_bisection(dim: int, bits: int, checks: int, seed: int) -> Steps[Sin
     short = left - sum(map(len, long))
     closing = at_flips(found.model, certificate, short, rng)
     ends = found.end_checks()
-    labels = read_labels((yield [*ends, *closing]))
+    fresh = yield from fresh_answers([*ends, *closing])
+    labels = read_labels([y for _, y in fresh])
     refuse_contradictions(ends, labels[: len(ends)])
-    asked = zip([opening, *closing], [opened, *labels[len(ends) :]], strict=True)
-    before = [(part.X, y.astype(np.float64)) for part, y in asked]
+    read = [(X, y.astype(np.float64)) for (X, _), y in zip(fresh, labels, strict=True)]
+    before = [(opening.X, opened.astype(np.float64)), *read[len(ends) :]]
     answered = yield from fresh_answers([], before, LONG.rounds(long))
     judgement = judge_labels(found.model, certificate, answered, checks)
     certificate = with_lengths(certificate, found.model, answered, long)

@@ -48,9 +48,11 @@ from unsoftmax.measure.precision import why
 from unsoftmax.measure.single_tokens import Values
 from unsoftmax.measure.two_tokens import Gates, TwoTokenAnswers, Vectors
 from unsoftmax.models import SingleHead
-from unsoftmax.probes import FARTHEST, Array, Indices, Pairs, Purpose
+from unsoftmax.probes import Array, Indices, Pairs, Purpose
 from unsoftmax.protocol import Plan, Steps
+from unsoftmax.refusals import Reason
 from unsoftmax.theory import counts
+from unsoftmax.theory.costs import Cost
 from unsoftmax.validate.drawn_models import SAFETY
 from unsoftmax.validate.head_comparison import HeadBounds
 from unsoftmax.validate.sequences import HoldoutTuning
@@ -266,18 +268,20 @@ class GaussianReadings:
         gates, values = self.gates(), self.values
         outside = np.maximum(-gates.p, gates.p - 1) > TRUSTED * gates.p_error
         if np.any(outside):
-            raise ModelMismatch(
-                f"{np.count_nonzero(outside)} of {outside.size} answers to two tokens lie outside "
-                "of what any attention weights between them can give: the target is not a single "
-                "attention head."
+            raise Reason.WEIGHTS_BEYOND_1.error(
+                outside=np.count_nonzero(outside),
+                asked=outside.size,
+                contrary="no single attention head",
             )
         readable = np.count_nonzero(np.isfinite(gates.logit_error))
         if readable < len(self.a) / 2:
-            raise NotIdentifiable(
-                f"{len(self.a) - readable} of {len(self.a)} logits are out of the answers' reach: "
-                "the answers are too coarse, or attention is hard. v is determined, W is not."
-                + why(values.precision),
-                determined={"v": values.v, "c": values.c},
+            raise Reason.LOGITS_OUT_OF_REACH.error(
+                {"v": values.v, "c": values.c},
+                also=why(values.precision),
+                lost=len(self.a) - readable,
+                asked=len(self.a),
+                cause="the answers are too coarse, or attention is hard",
+                known="v",
             )
 
 
@@ -346,7 +350,7 @@ class SensingHead(Configured):
     measurements: int | None = None
     seed: int = 0
 
-    revision: ClassVar[int] = 1
+    revision: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
         whole_number("dim", self.dim, 1)
@@ -374,15 +378,14 @@ class SensingHead(Configured):
         d, m = int(self.dim), self._count
         holdout = HoldoutTuning()
         formula = "3·r(2d − r) + 5d" if m < d * d else "d + d²"
-        return Plan(
-            queries=d + m,
-            at_most=d + m + spare_of(m),
-            tokens=d + 2 * m,
-            rounds=3 + ROUNDS + holdout.long.most_rounds,
-            formula=formula if self.measurements is None else f"d + {m:,} measurements",
-            longest_token=FARTHEST,
-            most_tokens=holdout.long.most_tokens(d, *holdout.lengths),
+        cost = (
+            Cost.of(d, rounds=3)
+            + Cost.of(m, tokens=2, rounds=ROUNDS, again=spare_of(m))
+            + Cost(rounds=holdout.long.most_rounds)
         )
+        if self.measurements is not None:
+            formula = f"d + {m:,} measurements"
+        return cost.plan(formula, holdout.long.most_tokens(d, *holdout.lengths))
 
     def steps(self, checks: int) -> Steps[SingleHead]:
         """Ask, and return what was found; see `unsoftmax.protocol.Learner`."""
@@ -415,11 +418,12 @@ class SensingHead(Configured):
             parameters = counts.of_rank(int(self.dim), found.rank)
             if self._count > parameters or self._count >= self._usual:
                 raise
-            raise NotIdentifiable(
-                f"The matrix of least nuclear norm with the {self._count} measurements has rank "
-                f"{found.rank}, but it is not W: ask more, {self._usual} usually suffice. v is "
-                "determined.",
-                determined={"v": first.values.v, "c": first.values.c},
+            raise Reason.TOO_FEW_MEASUREMENTS.error(
+                {"v": first.values.v, "c": first.values.c},
+                seen=f"The matrix of least nuclear norm with the {self._count} measurements has "
+                f"rank {found.rank}, but it is not W",
+                usual=self._usual,
+                rank=self.rank,
             ) from error
 
     def _refuse_too_many(self) -> None:
@@ -444,21 +448,22 @@ class SensingHead(Configured):
                 f"{found.rank}"
             )
         if self._count < self._usual:
-            raise NotIdentifiable(
-                f"{seen}, so it need not be W: ask more, {self._usual} usually suffice for "
-                f"rank {self.rank}. v is determined.{why(values.precision)}",
-                determined={"v": values.v, "c": values.c},
+            raise Reason.TOO_FEW_MEASUREMENTS.error(
+                {"v": values.v, "c": values.c},
+                also=why(values.precision),
+                seen=f"{seen}, so it need not be W",
+                usual=self._usual,
+                rank=self.rank,
             )
         if not found.determined and not values.precision.exact:
-            raise NotIdentifiable(
-                f"{seen}: W has a higher rank than {self.rank} (raise rank), or the "
-                f"answers are too coarse. v is determined.{why(values.precision)}",
-                determined={"v": values.v, "c": values.c},
+            raise Reason.RANK_ABOVE_OR_COARSE.error(
+                {"v": values.v, "c": values.c},
+                also=why(values.precision),
+                seen=seen,
+                rank=self.rank,
             )
-        raise ModelMismatch(
-            f"{seen}, and they would have shown a W of rank {self.rank} or less. W has a higher "
-            "rank (raise rank), or the target is not a single attention "
-            f"head{or_biased(False)}.{why(values.precision)}"
+        raise Reason.RANK_ABOVE.error(
+            also=why(values.precision), seen=seen, rank=self.rank, otherwise=or_biased(False)
         )
 
 

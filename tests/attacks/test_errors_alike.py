@@ -1,0 +1,108 @@
+"""Errors that answers have in common, or one coordinate alone, are covered or refused.
+
+Noise is drawn as a normal number for every answer and every coordinate; these are not. Targets are
+written in plain NumPy.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import unsoftmax as us
+from tests.attacks.test_certificates import LEARNERS, held
+from tests.plain_layers import PlainLayer
+from tests.shares import share
+
+
+class PlainHead:
+    """One head with answers of a share ``errors(X)`` more than they should be."""
+
+    def __init__(self, seed: int, biases: bool, errors: Any) -> None:
+        rng = np.random.default_rng([51, seed])
+        self.dim = d = int(rng.choice([2, 3, 4, 5, 8, 16]))
+        self.W, self.v = rng.standard_normal((d, d)) / np.sqrt(d), rng.standard_normal(d)
+        self.w, self.c = biases * rng.standard_normal(d) / 3, biases * rng.standard_normal()
+        self.errors, self.size = errors(rng), 10.0 ** rng.uniform(-15, -7)
+
+    def __call__(self, X: Any) -> Any:
+        scores = np.einsum("bnd,bd->bn", X, X[:, -1] @ self.W.T + self.w)
+        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+        values = X @ self.v
+        y = np.sum(weights * values, axis=1) / np.sum(weights, axis=1) + self.c
+        return y * (1 + self.size * self.errors(X))
+
+
+def _of_sums(rng: Any) -> Any:
+    phase = rng.uniform(0, 2 * np.pi)
+    return lambda X: np.sin(1e7 * X.sum(axis=(1, 2)) + phase)
+
+
+def _of_single_tokens(rng: Any) -> Any:
+    return lambda X: 1.0 if X.shape[1] == 1 else rng.standard_normal(len(X))
+
+
+ALIKE: dict[str, Any] = {
+    # the same for all unit vectors, and the same when asked again
+    "a wave of the sum": _of_sums,
+    "one for all single tokens": _of_single_tokens,
+    "one per call": lambda rng: lambda X: rng.standard_normal(),
+}
+
+
+@pytest.mark.few
+@pytest.mark.parametrize("alike", ALIKE)
+@pytest.mark.parametrize("name", LEARNERS)
+def test_relative_errors_that_single_tokens_share(name, alike, trials, evidence):
+    count, refused, loose = trials(8, 600), 0, []
+    for seed in range(count):
+        target = PlainHead(seed, "biases" in name, ALIKE[alike])
+        try:
+            recovery = us.learn(target, LEARNERS[name](target.dim, seed))
+        except us.UnsoftmaxError:
+            refused += 1
+            continue
+        shares = held(recovery, {name: getattr(target, name) for name in "Wvwc"})
+        assert all(share >= 1 for share in shares.values()), (seed, shares)
+        loose.append(shares["v"])
+    evidence(
+        f"relative errors, {alike}, {name}",
+        runs=count,
+        broken=0,
+        median_looseness_of_v=f"{np.median(loose):.0f}×",
+        refused=refused,
+    )
+
+
+def _of_one_coordinate(rng: Any) -> Any:
+    size, place = 10.0 ** rng.uniform(-12, -6), rng.uniform()
+
+    def disturbed(y: Any) -> Any:
+        errors = np.zeros_like(y)
+        errors[:, int(place * y.shape[1])] = rng.standard_normal(len(y))
+        return y + size * np.linalg.norm(y, axis=1, keepdims=True) * errors
+
+    return disturbed
+
+
+def test_errors_of_one_coordinate(trials, evidence):
+    count, refused, shares = trials(2, 500), 0, []
+    for seed in range(count):
+        disturbed = _of_one_coordinate(np.random.default_rng([72, seed]))
+        target = PlainLayer(np.random.default_rng([71, seed]), disturbed=disturbed)
+        try:
+            recovery = us.learn(target, target.learner(seed))
+        except us.UnsoftmaxError:
+            refused += 1
+            continue
+        shares.append(share(recovery.model, target.model(), recovery.certificate.errors))
+        assert shares[-1] <= 1, seed
+    evidence(
+        "a layer with errors of one coordinate",
+        runs=count,
+        broken=0,
+        largest_share_of_the_certificate=max(shares),
+        refused=refused,
+    )

@@ -1,0 +1,68 @@
+"""Terms in raw tokens beside a layer after a norm: what a norm makes of tokens does not show them.
+
+A learner of such a layer asks tokens of about √eps, whose images fill the ball that the norm maps
+to. Terms that grow with the tokens themselves show only where these are long: refused, or within
+what the certificate promises of predictions.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+
+import unsoftmax as us
+
+TERMS = {
+    "the sum of all tokens": lambda X: X.sum(axis=1),
+    "the first token": lambda X: X[:, 0],
+    "squares of keys": lambda X: np.sum(X[:, :-1] ** 2, axis=1),
+    "none": lambda X: 0 * X[:, 0],
+}
+
+
+def layer(dim: int, seed: int, share: float, term: str, residual: bool, eps: float) -> Any:
+    """A layer of two heads after a LayerNorm or RMSNorm, and a term, in plain NumPy."""
+    rng = np.random.default_rng([seed, 6])
+    heads, rank, centred = 2, 3, bool(seed % 2)
+    O, V = rng.standard_normal((heads, dim, rank)), rng.standard_normal((heads, rank, dim))  # noqa: E741
+    K, Q = rng.standard_normal((2, heads, rank, dim)) / dim**0.25
+    bias, c = rng.standard_normal((heads, rank)) / 3, rng.standard_normal(dim)
+    scale, shift = 1 + 0.3 * rng.standard_normal(dim), 0.1 * rng.standard_normal(dim)
+
+    def answer(X: Any) -> Any:
+        x = X - X.mean(axis=2, keepdims=True) if centred else X
+        x = scale * x / np.sqrt(np.mean(x**2, axis=2, keepdims=True) + eps) + shift * centred
+        keys, query = np.einsum("bnd,hrd->bhnr", x, K), np.einsum("bd,hrd->bhr", x[:, -1], Q)
+        scores = np.einsum("bhnr,bhr->bhn", keys, query + bias)
+        weights = np.exp(scores - scores.max(axis=2, keepdims=True))
+        pooled = (weights / weights.sum(axis=2, keepdims=True)) @ x[:, None]
+        y = c + np.einsum("hor,hrd,bhd->bo", O, V, pooled) / np.sqrt(dim * rank * heads)
+        return y + share * TERMS[term](X) + residual * X[:, -1]
+
+    return answer
+
+
+@pytest.mark.parametrize("term", TERMS)
+def test_terms_in_raw_tokens_are_refused_or_within_the_certificate(term, trials, evidence):
+    ends: Counter[str] = Counter()
+    for seed in range(trials(4, 500)):
+        rng = np.random.default_rng([seed, 60])
+        share, eps = 10 ** rng.uniform(-11, -3), 10 ** rng.uniform(-12, -4)
+        target = layer(6, seed, share, term, bool(rng.integers(2)), eps)
+        try:
+            recovery = us.learn(target, us.learners.AttentionLayerLearner(6, norm="pre", seed=seed))
+        except (us.ModelMismatch, us.NotIdentifiable):
+            ends["refused"] += 1
+            continue
+        X = rng.standard_normal((40, 6, 6)) * 10 ** rng.uniform(-1, 1, (40, 1, 1))
+        missed = np.linalg.norm(recovery.model(X) - target(X), axis=1)
+        # beside what a fresh answer may be missed by, as the certificate says
+        allowed = recovery.model.moved_at_most(X, recovery.certificate.errors)
+        allowed += recovery.evidence.tolerance * np.linalg.norm(target(X), axis=1)
+        assert np.all(missed <= allowed), seed
+        ends["within"] += 1
+    refused = ends.pop("refused", 0)
+    evidence(f"a layer after a norm and a term, {term}", broken=0, refused=refused, **ends)
