@@ -35,10 +35,10 @@ def is_it_a_3():
     return digits.data / 16, (digits.target == 3).astype(float)
 
 
-def trained(X, y, solver, seed, *before):
+def trained(X, y, solver, seed, *before, neurons=NEURONS):
     """Train a regressor, for a while; pixels that are always 0 keep their first weights."""
     network = MLPRegressor(
-        hidden_layer_sizes=(NEURONS,), solver=solver, max_iter=100, random_state=seed
+        hidden_layer_sizes=(neurons,), solver=solver, max_iter=100, random_state=seed
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that training has not converged
@@ -80,6 +80,21 @@ def test_a_trained_regressor_from_its_predictions_alone(data, solver, trials, ev
         largest_error=max(errors),
         queries_per_parameter=f"{np.median(ratios):.2f} in the median, {max(ratios):.2f} at most",
     )
+
+
+def test_neurons_that_are_nearly_dead_cost_no_second_search(trials):
+    """Weight decay leaves some that bend lines by less than a search tells from noise."""
+    neurons, (X, y) = 128, which_digit()
+    regressor = trained(X, y, "adam", 0, neurons=neurons)
+    true = weights_of(regressor)
+    sizes = np.linalg.norm(true.A, axis=0) * np.abs(true.w_o)
+    assert 2 <= np.sum(sizes < 1e-7 * np.median(sizes)) <= 10
+    for seed in range(trials(3, 10)):
+        oracle = Counted(lambda X: regressor.predict(X[:, 0]))
+        recovery = us.learn(oracle, us.learners.ReluNetworkLearner(64, seed=seed))
+        assert us.equivalent(recovery.model, true, rtol=3e-9), seed
+        # a second search would ask at least 2.2 times the parameters
+        assert oracle.queries <= 1.3 * (neurons * 66 + 1), seed
 
 
 def test_a_scaler_in_front_merges_into_the_network(trials):

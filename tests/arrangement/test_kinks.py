@@ -74,6 +74,18 @@ def test_kinks_near_the_ends(away):
     assert_all(kinks, theta, 1e-10)
 
 
+@pytest.mark.parametrize("first", [7e-3, 2.5e-2])
+def test_a_small_kink_inside_the_first_pair_makes_no_other_one(first):
+    """A line through a pair that straddles it is off by little, and by more at the next kink."""
+    theta = np.array([6e-5, first, *np.linspace(0.2, 3.1, 40)])
+    function = bending(theta, [6e-9, 0.03, *np.full(40, 0.1)], (1.0, 0.5))
+    (kinks, _), asked = driven(circle_kinks(angles, 4e-16, far=1e5), function)
+    assert len(kinks) == len(theta)
+    assert np.all(np.abs(kinks[1:] - theta[1:]) <= 1e-9)
+    assert abs(kinks[0] - theta[0]) <= 1e-6
+    assert len(asked) <= 96 + 4 * (len(theta) + 1)
+
+
 @pytest.mark.parametrize("apart", [1e-3, 1e-5, 1e-7])
 @pytest.mark.parametrize("second", [1.0, -0.9, -1.0])
 def test_close_pairs_are_told_from_one(apart, second):

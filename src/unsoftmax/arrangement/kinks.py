@@ -66,9 +66,9 @@ APART, ROOM = 5.0, 0.3
 NEAR = 1e-3
 # It looks inside a pair that meets another piece this close to its end, in widths of the pair.
 WITHIN = 0.02
-# It searches an interval in the middle where values that were to be on either side of a kink leave
-# more than this share of it: a piece of two close values crosses another one anywhere.
-HALVED = 0.5
+# It looks in the middle of an interval where values that were to be on either side of a kink left
+# more than this share of it so many times: a piece of two close values meets another one anywhere.
+HALVED, CREPT = 0.5, 2
 # It reads a piece that was overlooked over this share of the way to its kinks, if one kink is on
 # either side; where a kink was between, over this share of it.
 OVERLOOKED, CLOSER = 0.5, 1 / 8
@@ -116,8 +116,8 @@ class Piece:
     """Shrinks where a pair after it straddled a kink."""
     looked: float = np.inf
     """How far from the kink after it values should have been asked, as it was known then."""
-    doubted: bool = False
-    """Whether values beside the kink after it were on one piece, and hardly narrowed it down."""
+    crept: int = 0
+    """How often values beside the kink after it were on one piece and hardly narrowed it down."""
 
     @classmethod
     def of_pair(cls, t: float, value: Array, other: float, second: Array, *errors: float) -> Self:
@@ -164,7 +164,7 @@ class Piece:
             self.slope, self.slope_error = other.slope, other.slope_error
         for t, (value, error) in zip((other.low, other.high), other.ends, strict=True):
             self.extend(t, value, error)
-        self.after, self.closer, self.doubted = other.after, other.closer, other.doubted
+        self.after, self.closer, self.crept = other.after, other.closer, other.crept
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,7 +292,11 @@ class KinkSearch:
                 p.after = q
                 continue
             step = min(self._apart(p, q, t), ROOM * min(t - p.high, q.low - t))
-            looked.append((p, q, self._inside(p, t, -step), self._inside(q, t, step)))
+            a, b = self._inside(p, t, -step), self._inside(q, t, step)
+            if p.crept >= CREPT:
+                middle = self._between(p.high, q.low, 0.5)
+                a, b = (middle, b) if middle < t else (a, middle)
+            looked.append((p, q, a, b))
         if self._too_many(0, pieces) and not looked:
             raise TooManyBreakpoints(self.most, everywhere=True)
         if not looked:
@@ -324,7 +328,7 @@ class KinkSearch:
                     off.append((t, value, self._overlooked(p, q, t, value)))
                     break
             else:
-                p.doubted = q.low - p.high > HALVED * room and not self._narrow(p, q)
+                p.crept = p.crept + 1 if q.low - p.high > HALVED * room else 0
         if self._too_many(len(missed), pieces):
             few = len(missed) > EVERYWHERE * len(looked)
             raise TooManyBreakpoints(self.most, everywhere=few)
@@ -451,7 +455,6 @@ class KinkSearch:
             pairs: list[tuple[Piece, Piece, float, Array]] = []
             again: list[tuple[Piece, Piece]] = []
             for (p, q), t, value in zip(open_, middles.tolist(), values, strict=True):
-                p.doubted = False
                 new = self._placed(p, q, t, value)
                 if new is None:
                     pairs.append((p, q, t, value))
@@ -490,8 +493,7 @@ class KinkSearch:
         between = [
             (p, q)
             for p, q in pairwise(pieces)
-            if p.after is not q
-            and (p.doubted or (not self._same(p, q) and self._meeting(p, q) is None))
+            if p.after is not q and not self._same(p, q) and self._meeting(p, q) is None
         ]
         for p, q in between:
             if self._narrow(p, q):
@@ -601,6 +603,7 @@ class KinkSearch:
         places = np.array([np.nan if place is None else place for place in t])
         if len(places) > self.most or np.any(np.isnan(places)):
             raise TooManyBreakpoints(self.most)
+        places = np.maximum.accumulate(places)  # pieces that are made of noise may overlap
         slopes = np.array([piece.slope for piece in merged])
         return LineKinks(places, np.diff(slopes, axis=0), tuple(merged))
 

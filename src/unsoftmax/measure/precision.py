@@ -122,7 +122,7 @@ def small_by_chance(numbers: float, probability: float = NOISE_UNDERESTIMATED) -
     Examples
     --------
     >>> [round(small_by_chance(n), 1) for n in (1, 8, 64, 1000)]
-    [797.9, 3.1, 1.3, 1.1]
+    [797.9, 3.1, 1.4, 1.1]
     """
     return float(np.sqrt(numbers / 2 / scipy.special.gammaincinv(numbers / 2, probability)))
 
