@@ -27,7 +27,7 @@ from unsoftmax.cli.console import (
     watching,
     with_exit_status,
 )
-from unsoftmax.cli.options import Settings, build, with_settings
+from unsoftmax.cli.options import Settings, blamed_on, build, with_settings
 from unsoftmax.cli.out_folder import WithReport, and_more, finish, prepare, refuse_file, written
 from unsoftmax.cli.plan import ModelName
 from unsoftmax.cli.run_options import (
@@ -99,7 +99,11 @@ def learn(
     prepare(out, ("model.safetensors", "recovery.json", PICTURE, REFUSAL_FILE))
     began = time.monotonic()
     with sentences(book):
-        with watching() as shown, _refusal_kept(learner, out, report, shown, target) as watcher:
+        with (
+            blamed_on(model),
+            watching() as shown,
+            _refusal_kept(learner, out, report, shown, target) as watcher,
+        ):
             recovery = us.learn(
                 oracle,
                 learner,
