@@ -46,7 +46,6 @@ from unsoftmax.cli.targets import found_at, imported
 from unsoftmax.errors import AlgorithmError, UnsoftmaxError
 from unsoftmax.learners import MODELS, MODULES
 from unsoftmax.old_spellings import OLD
-from unsoftmax.protocol import Plan
 
 if TYPE_CHECKING:
     from unsoftmax.protocol import Learner, Model
@@ -102,6 +101,8 @@ _LEARNER = ("steps", "plan", "settings", "revision")
 
 def _own(named: str, settings: Settings) -> Learner[Model]:
     """Make a user's own learner of a class, or take one that is made already."""
+    from unsoftmax.protocol import Plan
+
     found, of_class = found_at(named, "Learner"), f"--model {named}"
     if missing := [name for name in _LEARNER if not hasattr(found, name)]:
         what = found.__name__ if isinstance(found, type) else type(found).__name__
