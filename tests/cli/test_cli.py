@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import signal
@@ -728,6 +729,61 @@ def test_an_own_learner_is_named_on_the_command_line(folder):
     assert (missing.returncode, "--dim is missing" in missing.stderr) == (2, True)
     refused = run(folder, "defend", "truth.safetensors", "--model", "mine:MADE", "--out", "d")
     assert refused.returncode == 2
+
+
+# -- options that all commands have
+
+
+def test_a_file_holds_options(folder):
+    (folder / "run.toml").write_text(
+        'target = "mine:head"\nmodel = "exact"\ndim = 6\nout = "kept"\nholdout = 8\njson = true\n'
+    )
+    done = run(folder, "learn", "--run", "run.toml", "--holdout", 4, "--quiet")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert json.loads(done.stdout)["evidence"]["queries"] == 4
+    assert json.loads(done.stdout)["out"] == "kept"
+    again = run(folder, "learn", "--run", "run.toml", "--holdout", 4)
+    assert again.returncode == 0
+    assert run(folder, "learn", "nowhere:f", "--run", "run.toml").returncode == 2
+    for text, says in (
+        ("dim = 2.5", "'2.5' is not a valid"),
+        ("dim = true", "dim is a number or a text; it was True"),
+        ("json = 1", "json is true or false; it was 1"),
+        ("tokens = 3", "tokens is no option of learn"),
+        ("run = 'x'", "run is no option of learn"),
+        ("dim = ", "cannot be read"),
+    ):
+        (folder / "wrong.toml").write_text(f'target = "mine:head"\nout = "kept"\n{text}\n')
+        wrong = run(folder, "learn", "--run", "wrong.toml")
+        assert wrong.returncode == 2
+        assert says in " ".join(wrong.stderr.replace("│", " ").split())
+    absent = run(folder, "plan", "--run", "absent.toml")
+    assert (absent.returncode, "absent.toml cannot be read" in absent.stderr) == (2, True)
+
+
+def test_defend_recommends_first(folder):
+    rng = np.random.default_rng(0)
+    us.SingleHead(rng.standard_normal((2, 2)), rng.standard_normal(2)).save(
+        folder / "m.safetensors"
+    )
+    words = ["defend", "m.safetensors", "--attack-queries", 40, "--needs", 10, "--out", "d"]
+    done = run(folder, *words, "--no-report")
+    assert done.returncode == 0, done.stderr
+    recommendation = json.loads((folder / "d" / "defence.json").read_text())["recommendation"]
+    assert done.stdout.startswith(recommendation[:60])
+    assert done.stdout.count("│") <= 7 * 11
+    assert "more rows: --all shows them" in done.stdout
+
+
+def test_a_shell_completes_commands_and_options(folder):
+    for words, expected in (("unsoftmax le", "learn"), ("unsoftmax learn --bu", "--budget")):
+        told = {"COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+        told |= {"_UNSOFTMAX_COMPLETE": "complete_bash"}
+        done = subprocess.run(
+            [COMMAND], env={**os.environ, **told}, capture_output=True, text=True, check=False
+        )
+        assert expected in done.stdout.split()
 
 
 # -- a plain algorithm in the role of A_FFN

@@ -70,7 +70,8 @@ def imported(target: str) -> Callable[..., Any]:
     found = found_at(target, "function")
     if not callable(found):
         raise Refusal(f"{target} is {type(found).__name__}, not a function.")
-    return found
+    function: Callable[..., Any] = found
+    return function
 
 
 def found_at(target: str, what: str) -> Any:

@@ -13,6 +13,7 @@ import typer
 import unsoftmax as us
 from unsoftmax.cli import targets
 from unsoftmax.cli.console import (
+    ALL_ROWS,
     AsJson,
     Debug,
     NotServed,
@@ -158,7 +159,7 @@ def _answering_no() -> Iterator[None]:
 
 
 def _rows(
-    result: Verification, seconds: float, *, kept: bool, most: int = 6
+    result: Verification, seconds: float, *, kept: bool, most: int = 3
 ) -> list[tuple[str, str]]:
     """Return the rows of the table; of many tensors those whose changes show least, ``most``."""
     from unsoftmax.questions.verification import UNTESTABLE, VERIFICATION_FILE
@@ -168,6 +169,7 @@ def _rows(
         rows.append(("changed", result.tensor))
     rows.append(("answers' precision", f"{result.precision:.1e} of the size of their terms"))
     rows.append(("largest miss", f"{result.largest_miss:.2g} times the allowed error"))
+    most = len(result.power) if ALL_ROWS.get() else most
     worst = [item for item in result.power.items() if item[1] <= UNTESTABLE]
     if len(worst) > most:
         worst.sort(key=lambda item: -item[1])

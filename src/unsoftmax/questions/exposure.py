@@ -156,15 +156,16 @@ class Audit(SavedResult):
         return tuple((name.replace("_", " "), word) for name, word in said)
 
     def _repr_html_(self) -> str:
-        costs = [] if self.cost is None else [("recovering it", self.cost)]
-        if self.whole is not None:
-            costs = [("recovering all numbers of the answers", self.whole), *costs]
+        costs = (
+            ("recovering all numbers of the answers", self.whole),
+            ("recovering it", self.cost),
+        )
         answers = f"{self.answers['kind']}, {self.answers['width']} per sequence"
         rows = [
             *self.known,
             ("answers", answers),
             ("recoverable", self.recoverable),
-            *((what, f"about {cost.queries:,} queries") for what, cost in costs),
+            *((what, f"about {cost.queries:,} queries") for what, cost in costs if cost),
             ("paid", f"{self.queries:,} queries, {self.tokens:,} tokens"),
         ]
         kept = "" if self.recovery is None else self.recovery._repr_html_()
