@@ -747,10 +747,10 @@ def test_a_file_holds_options(folder):
     assert again.returncode == 0
     assert run(folder, "learn", "nowhere:f", "--run", "run.toml").returncode == 2
     for text, says in (
-        ("dim = 2.5", "'2.5' is not a valid"),
+        ("dim = 2.5", "'2.5' was given; a whole number is wanted"),
         ("dim = true", "dim is a number or a text; it was True"),
         ("json = 1", "json is true or false; it was 1"),
-        ("tokens = 3", "tokens is no option of learn"),
+        ("colour = 3", "colour is no option of learn"),
         ("run = 'x'", "run is no option of learn"),
         ("dim = ", "cannot be read"),
     ):

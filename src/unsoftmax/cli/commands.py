@@ -159,6 +159,8 @@ def _with_values_shown(parse: Callable[..., Any]) -> Callable[..., Any]:
             return parse(ctx, args)
         except typer.BadParameter as error:
             value = _value_of(getattr(error.param, "opts", ()), words)
+            if value is None:  # it may be from a file
+                value = (ctx.default_map or {}).get(getattr(error.param, "name", None))
             if value is not None:
                 error.message = _in_our_words(value, error.message)
             raise
