@@ -67,7 +67,7 @@ def masked(text):
 
 
 def shell(code, folder, *more_path, reports=False):
-    """Run a block; ``# Ctrl-C`` is pressed a second after its ledger is there. Reports take seconds."""
+    """Run a block; ``# Ctrl-C`` is pressed a second after the ledger came. Reports take seconds."""
     path = os.pathsep.join([str(Path(sys.executable).parent), *more_path, os.environ["PATH"]])
     environment = {**os.environ, "PATH": path, "COLUMNS": "80"}
     if reports:
