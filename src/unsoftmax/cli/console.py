@@ -180,9 +180,9 @@ def show_json(content: dict[str, Any]) -> None:
     print(json.dumps(content, ensure_ascii=False, allow_nan=False))
 
 
-def show_table(title: str, rows: list[tuple[str, str]]) -> None:
+def show_table(title: str, rows: list[tuple[str, str]], most: int = MOST_ROWS) -> None:
     """Print names and values, what matters most first."""
-    _print_rows(Table(title=title, title_justify="left", show_header=False), rows)
+    _print_rows(Table(title=title, title_justify="left", show_header=False), rows, most)
 
 
 def show_rows(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
@@ -193,9 +193,9 @@ def show_rows(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -
     _print_rows(table, list(rows))
 
 
-def _print_rows(table: Table, rows: Sequence[Sequence[str]]) -> None:
-    """Print a table of at most `MOST_ROWS` rows, and say how many more there are."""
-    shown = len(rows) if ALL_ROWS.get() else MOST_ROWS
+def _print_rows(table: Table, rows: Sequence[Sequence[str]], most: int = MOST_ROWS) -> None:
+    """Print a table of at most so many rows, and say how many more there are."""
+    shown = len(rows) if ALL_ROWS.get() else most
     for row in rows[:shown]:
         table.add_row(*row)
     stdout.print(table)

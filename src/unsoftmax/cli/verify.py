@@ -14,7 +14,6 @@ import unsoftmax as us
 from unsoftmax.cli import targets
 from unsoftmax.cli.console import (
     ALL_ROWS,
-    MOST_ROWS,
     AsJson,
     Debug,
     NotServed,
@@ -131,7 +130,8 @@ def verify(
         show_json(result.to_json())
     else:
         say(f"{target} and {weights}", soft_wrap=True)
-        show_table("", _rows(result, time.monotonic() - began, kept=out is not None))
+        rows = _rows(result, time.monotonic() - began, kept=out is not None)
+        show_table("", rows, most=len(rows))  # of many tensors it shows a few already
         say_notes(result.notes)
         if files:
             say(f"Written: {files}", soft_wrap=True)
@@ -160,9 +160,9 @@ def _answering_no() -> Iterator[None]:
 
 
 def _rows(
-    result: Verification, seconds: float, *, kept: bool, named: int = 6
+    result: Verification, seconds: float, *, kept: bool, most: int = 6
 ) -> list[tuple[str, str]]:
-    """Return the rows of the table; of many tensors those whose changes show least."""
+    """Return the rows of the table; of many tensors those whose changes show least, ``most``."""
     from unsoftmax.questions.verification import UNTESTABLE, VERIFICATION_FILE
 
     rows = [("verdict", result.verdict), ("queries", str(result.queries))]
@@ -170,20 +170,16 @@ def _rows(
         rows.append(("changed", result.tensor))
     rows.append(("answers' precision", f"{result.precision:.1e} of the size of their terms"))
     rows.append(("largest miss", f"{result.largest_miss:.2g} times the allowed error"))
-    untested = [name for name, change in result.power.items() if not change <= UNTESTABLE]
+    most = len(result.power) if ALL_ROWS.get() else most
     worst = [item for item in result.power.items() if item[1] <= UNTESTABLE]
-    most = len(worst)
-    room = MOST_ROWS - len(rows) - bool(untested) - 1
-    if len(worst) > room and not ALL_ROWS.get():
-        most = room - 1
+    if len(worst) > most:
         worst.sort(key=lambda item: -item[1])
     for name, change in worst[:most]:
         rows.append((f"smallest change of {name} that would show", f"{change:.1e}"))
     if rest := worst[most:]:
         where = f"all are in {VERIFICATION_FILE}" if kept else "--out keeps them all"
         rows.append((f"of {len(rest)} others ({where}), at most", f"{rest[0][1]:.1e}"))
-    if untested:
-        named = len(untested) if ALL_ROWS.get() else named
-        more = f" and {len(untested) - named} more" if len(untested) > named else ""
-        rows.append(("not testable by these answers", ", ".join(untested[:named]) + more))
+    if untested := [name for name, change in result.power.items() if not change <= UNTESTABLE]:
+        more = f" and {len(untested) - most} more" if len(untested) > most else ""
+        rows.append(("not testable by these answers", ", ".join(untested[:most]) + more))
     return [*rows, ("seconds", f"{seconds:.1f}")]
