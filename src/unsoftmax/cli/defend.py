@@ -192,10 +192,11 @@ def _draw(result: us.DefenceComparison, out: Path) -> tuple[str]:
 
 
 def _show(result: us.DefenceComparison, target: str) -> None:
+    say(f"{target}: {result.target}", soft_wrap=True)
     say(result.recommendation)
     say_notes(result.notes)
     heads = ("defence", "lost", "refused", "error", "function", "queries")
-    show_rows(f"{target}: {result.target}", heads, map(_row, _telling_first(result)))
+    show_rows("", heads, map(_row, _telling_first(result)))
     say(
         "lost: change of the answers, in their spread; error: of W (of the parameters), relative, "
         "and of the function, by the best attack, with its queries; ?: not known."
