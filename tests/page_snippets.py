@@ -67,7 +67,7 @@ def masked(text):
 
 
 def shell(code, folder, *more_path, reports=False):
-    """Run a block; ``# Ctrl-C`` is pressed as soon as it asks for W. Reports take seconds."""
+    """Run a block; ``# Ctrl-C`` is pressed a second after the ledger came. Reports take seconds."""
     path = os.pathsep.join([str(Path(sys.executable).parent), *more_path, os.environ["PATH"]])
     environment = {**os.environ, "PATH": path, "COLUMNS": "80"}
     if reports:
@@ -80,9 +80,10 @@ def shell(code, folder, *more_path, reports=False):
         )  # fmt: skip
         if "# Ctrl-C" in code:
             for _ in range(1200):
-                if "W: " in stderr.read_text() or process.poll() is not None:
+                if any(folder.glob("*/ledger.sqlite")) or process.poll() is not None:
                     break
                 time.sleep(0.05)
+            time.sleep(1)
             os.killpg(process.pid, signal.SIGINT)
         stdout, _ = process.communicate(timeout=60)
     return process.returncode, stdout, stderr.read_text()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -662,6 +664,126 @@ def test_learn_orthogonal_heads(folder):
     other = run(folder, "learn", "other.safetensors", *words[:2], "--out", "other")
     assert other.returncode == 3
     assert "MultiHeadLearner" in other.stderr
+
+
+# -- a learner of the user's own
+
+OWN = """
+class Broken(ValueVector):
+    def steps(self, checks):
+        [v] = yield [Singles(UnitVectors(self.dim), phase="v", purpose="data")]
+        raise ValueError("no idea")
+
+class Endless(Broken):
+    def steps(self, checks):
+        yield from super().steps(checks)[:1]
+
+class NoPlan(ValueVector):
+    def plan(self):
+        return {}
+
+class Half:
+    revision = 1
+    def plan(self): ...
+
+MADE = ValueVector(5, seed=3)
+number = 7
+"""
+
+
+def test_an_own_learner_is_named_on_the_command_line(folder):
+    page = (Path(__file__).parents[2] / "docs" / "howto" / "own_learner.md").read_text()
+    [code] = re.findall(r"```python\n(.*?)\n```", page, re.DOTALL)
+    (folder / "mine.py").write_text(code.partition("\nsecret =")[0] + OWN)
+    truth = us.SingleHead(np.zeros((5, 5)), np.arange(1.0, 6.0))
+    truth.save(folder / "truth.safetensors")
+    words = ["learn", "truth.safetensors", "--model"]
+    for name in ("ValueVector", "MADE"):  # the target knows its dimension
+        done = run(folder, *words, f"mine:{name}", "--out", name)
+        assert done.returncode == 0, done.stderr
+        assert np.array_equal(us.load(folder / name / "model.safetensors").v, truth.v)
+    again = run(folder, *words, "mine:ValueVector", "--out", "ValueVector", "--seed", 0)
+    assert again.returncode == 0
+    assert "5 queries" not in again.stderr
+    assert run(folder, "plan", "--model", "mine:ValueVector", "--dim", 4).returncode == 0
+    assert run(folder, "report", "MADE").returncode == 0
+    for named, more, says in (
+        ("mine:Half", (), "mine:Half is no learner: Half has no steps, settings"),
+        ("mine:number", (), "mine:number is no learner: int has no"),
+        ("mine:absent", (), "cannot be imported"),
+        (":x", (), "':x' names no Learner: give module:Learner"),
+        ("mine:ValueVector", ("--rank", 2), "--rank is no setting of --model mine:ValueVector"),
+        ("mine:MADE", ("--seed", 2), "--seed is no setting of --model mine:MADE"),
+        ("mine:MADE", ("--dim", 4), "mine:MADE takes tokens of dimension 5, not 4"),
+        ("mine:NoPlan", (), "mine:NoPlan.plan() must return a Plan; it returned dict"),
+        ("mine:Broken", (), "mine:Broken failed: ValueError: no idea"),
+        ("mine:Endless", (), "mine:Endless failed: TypeError"),
+        ("mine:ValueVector", ("--workers", 9_999), "workers"),
+    ):
+        done = run(folder, *words, named, *more, "--out", "other", "--json")
+        assert done.returncode == 2, (named, done.stderr)
+        assert says in done.stderr
+        assert "a bug in unsoftmax" not in done.stderr
+        shutil.rmtree(folder / "other", ignore_errors=True)
+    missing = run(folder, "plan", "--model", "mine:ValueVector")
+    assert (missing.returncode, "--dim is missing" in missing.stderr) == (2, True)
+    refused = run(folder, "defend", "truth.safetensors", "--model", "mine:MADE", "--out", "d")
+    assert refused.returncode == 2
+
+
+# -- options that all commands have
+
+
+def test_a_file_holds_options(folder):
+    (folder / "run.toml").write_text(
+        'target = "mine:head"\nmodel = "exact"\ndim = 6\nout = "kept"\nholdout = 8\njson = true\n'
+    )
+    done = run(folder, "learn", "--run", "run.toml", "--holdout", 4, "--quiet")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert json.loads(done.stdout)["evidence"]["queries"] == 4
+    assert json.loads(done.stdout)["out"] == "kept"
+    again = run(folder, "learn", "--run", "run.toml", "--holdout", 4)
+    assert again.returncode == 0
+    assert run(folder, "learn", "nowhere:f", "--run", "run.toml").returncode == 2
+    for text, says in (
+        ("dim = 2.5", "'2.5' was given; a whole number is wanted"),
+        ("dim = true", "dim is a number or a text; it was True"),
+        ("json = 1", "json is true or false; it was 1"),
+        ("colour = 3", "colour is no option of learn"),
+        ("run = 'x'", "run is no option of learn"),
+        ("dim = ", "cannot be read"),
+    ):
+        (folder / "wrong.toml").write_text(f'target = "mine:head"\nout = "kept"\n{text}\n')
+        wrong = run(folder, "learn", "--run", "wrong.toml")
+        assert wrong.returncode == 2
+        assert says in " ".join(wrong.stderr.replace("│", " ").split())
+    absent = run(folder, "plan", "--run", "absent.toml")
+    assert (absent.returncode, "absent.toml cannot be read" in absent.stderr) == (2, True)
+
+
+def test_defend_recommends_first(folder):
+    rng = np.random.default_rng(0)
+    us.SingleHead(rng.standard_normal((2, 2)), rng.standard_normal(2)).save(
+        folder / "m.safetensors"
+    )
+    words = ["defend", "m.safetensors", "--attack-queries", 40, "--needs", 10, "--out", "d"]
+    done = run(folder, *words, "--no-report")
+    assert done.returncode == 0, done.stderr
+    recommendation = json.loads((folder / "d" / "defence.json").read_text())["recommendation"]
+    assert done.stdout.splitlines()[1].startswith(recommendation[:60])
+    assert done.stdout.count("│") <= 7 * 11
+    assert "more rows: --all shows them" in done.stdout
+
+
+def test_a_shell_completes_commands_and_options(folder):
+    for words, expected in (("unsoftmax le", "learn"), ("unsoftmax learn --bu", "--budget")):
+        told = {"COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+        told |= {"_UNSOFTMAX_COMPLETE": "complete_bash"}
+        done = subprocess.run(
+            [COMMAND], env={**os.environ, **told}, capture_output=True, text=True, check=False
+        )
+        assert expected in done.stdout.split()
 
 
 # -- a plain algorithm in the role of A_FFN

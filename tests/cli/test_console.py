@@ -29,6 +29,61 @@ def test_progress_shows_phase_queries_and_rate(monkeypatch, terminal):
     assert "80" in text
 
 
+def test_a_log_has_a_line_in_ten_seconds_at_most(monkeypatch):
+    screen, now = io.StringIO(), 0.0
+    monkeypatch.setattr(console, "stderr", Console(file=screen, width=120))
+    monkeypatch.setattr("unsoftmax.cli.console.time.monotonic", lambda: now)
+    with console.watching() as watch:
+        for answered in range(600):  # a minute, another phase at every event
+            now = answered / 10
+            watch(us.Progress(f"phase {answered}", answered, 600, answered))
+    said = screen.getvalue().splitlines()
+    assert [line.partition(":")[0] for line in said] == [f"phase {k}00" for k in range(1, 6)]
+    assert "10/s" in said[-1]
+
+
+def test_quiet_says_results_and_errors_alone(monkeypatch):
+    screens = io.StringIO(), io.StringIO()
+    monkeypatch.setattr(console, "stderr", console.Aside(file=screens[1], width=120))
+    monkeypatch.setattr(console, "stdout", Console(file=screens[0], width=120))
+    token = console.QUIET.set(True)
+    try:
+        with console.watching() as watch:
+            watch(us.Progress("W", 1, 2, 1))
+        console.say("aside", console.stderr)
+        console.say_notes(["a note"])
+        console.say("result", console.stdout)
+
+        @console.with_exit_status
+        def command():
+            raise us.OracleError("It is gone.")
+
+        with pytest.raises(typer.Exit):
+            command()
+    finally:
+        console.QUIET.reset(token)
+    assert screens[0].getvalue() == "result\n"
+    assert screens[1].getvalue() == "OracleError: It is gone.\n"
+
+
+def test_a_table_has_ten_rows_unless_all_are_wanted(monkeypatch):
+    screen = io.StringIO()
+    monkeypatch.setattr(console, "stdout", Console(file=screen, width=120))
+    rows = [(f"row {k}", "x") for k in range(12)]
+    console.show_table("", rows[:10])
+    assert "more" not in screen.getvalue()
+    console.show_table("", rows)
+    assert "row 9 " in screen.getvalue()
+    assert "row 10 " not in screen.getvalue()
+    assert "2 more rows: --all shows them." in screen.getvalue()
+    token = console.ALL_ROWS.set(True)
+    try:
+        console.show_table("", rows)
+    finally:
+        console.ALL_ROWS.reset(token)
+    assert "row 11 " in screen.getvalue()
+
+
 def test_every_error_has_a_status():
     spent = us.BudgetExceeded("", spent=1, needed=1, in_doubt=0)
     refused = us.NotIdentifiable("", determined={})

@@ -35,6 +35,10 @@ def main() -> None:
                 signal.signal(number, _end_early)
         from unsoftmax.cli.commands import app
 
+        if "_UNSOFTMAX_COMPLETE" in os.environ:  # a shell asks what a word may be
+            from typer import completion
+
+            completion.completion_init()  # type: ignore[attr-defined]
         app()
     except Terminated as end:  # after a command
         leave(end.code)

@@ -5,12 +5,16 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.metadata
+import inspect
+import tomllib
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from itertools import pairwise
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
 
 import typer
 from typer.core import TyperGroup
@@ -64,13 +68,86 @@ def load_command(name: str, args: Sequence[str] = ()) -> Any:
     """Import one command; its help may depend on what it is called with."""
     module = importlib.import_module(f"{__package__}.{MODULES.get(name, name)}")
     alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    function = getattr(module, name)
+    function = _with_shared(getattr(module, name))
     alone.command(name)(function)
     command = typer.main.get_command(alone)
     if hasattr(function, "arrange_help"):
         function.arrange_help(command, args)
     command.parse_args = _with_values_shown(command.parse_args)  # type: ignore[method-assign]
     return command
+
+
+def _with_shared(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options that all have."""
+    from unsoftmax.cli.console import ALL_ROWS, QUIET
+
+    @functools.wraps(command)
+    def run(*, quiet: bool, all_rows: bool, run_file: Path | None, **given: Any) -> None:
+        del run_file  # read before the other options: see `_take_from_file`
+        QUIET.set(quiet)
+        ALL_ROWS.set(all_rows)
+        command(**given)
+
+    own = inspect.signature(command)
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    hints = get_type_hints(command, include_extras=True)
+    parameters = [
+        *(one.replace(annotation=hints[name]) for name, one in own.parameters.items()),
+        inspect.Parameter("quiet", keyword, default=False, annotation=_Quiet),
+        inspect.Parameter("all_rows", keyword, default=False, annotation=_AllRows),
+        inspect.Parameter("run_file", keyword, default=None, annotation=_RunFile),
+    ]
+    run.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {one.name: one.annotation for one in parameters}
+    return run
+
+
+def _take_from_file(ctx: typer.Context, path: Path | None) -> Path | None:
+    """Let a TOML file's keys be the defaults of the options, and of the arguments, of their names.
+
+    What the command line says comes first.
+    """
+    if path is None:
+        return None
+    try:
+        content = tomllib.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise typer.BadParameter(f"{path} cannot be read: {error}") from error
+    named = {
+        spelling.lstrip("-").replace("-", "_"): option
+        for option in ctx.command.params
+        for spelling in option.opts
+        if option.name not in ("run_file", "help")
+    }
+    defaults = {}
+    for key, value in content.items():
+        option = named.get(key.replace("-", "_"))
+        if option is None:
+            raise typer.BadParameter(f"{path}: {key} is no option of {ctx.info_name}.")
+        flag = getattr(option, "is_flag", False)
+        if flag != isinstance(value, bool) or isinstance(value, (dict, list)):
+            wanted = "true or false" if flag else "a number or a text"
+            raise typer.BadParameter(f"{path}: {key} is {wanted}; it was {value!r}.")
+        # as a text it is read, and refused, as on the command line
+        defaults[option.name] = value if flag else str(value)
+    ctx.default_map = defaults
+    return path
+
+
+_Quiet = Annotated[
+    bool, typer.Option("--quiet", help="Say the result and errors alone: no progress, no notes.")
+]
+_AllRows = Annotated[bool, typer.Option("--all", help="Show tables whole, not ten rows of them.")]
+_RunFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--run",
+        help="TOML file of these options (budget = 500); the command line comes first.",
+        is_eager=True,
+        callback=_take_from_file,
+        metavar="FILE.toml",
+    ),
+]
 
 
 def _with_values_shown(parse: Callable[..., Any]) -> Callable[..., Any]:
@@ -82,6 +159,8 @@ def _with_values_shown(parse: Callable[..., Any]) -> Callable[..., Any]:
             return parse(ctx, args)
         except typer.BadParameter as error:
             value = value_of(getattr(error.param, "opts", ()), words)
+            if value is None:  # it may be from a file
+                value = (ctx.default_map or {}).get(getattr(error.param, "name", None))
             if value is not None:
                 error.message = _in_our_words(value, error.message)
             raise

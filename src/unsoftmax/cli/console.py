@@ -11,6 +11,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
@@ -53,8 +54,14 @@ stdout = Console()
 stderr = Aside(stderr=True)
 
 
-# Between two lines of one phase: a log of a run of hours stays readable.
-EVERY_S = 5.0
+# Between two lines of progress where there is no terminal: a log of a run of hours stays readable.
+EVERY_S = 10.0
+# Rows of a table: more than that is not read. --all shows the others.
+MOST_ROWS = 10
+QUIET: ContextVar[bool] = ContextVar("QUIET", default=False)
+"""Whether results and errors are all that is said: --quiet."""
+ALL_ROWS: ContextVar[bool] = ContextVar("ALL_ROWS", default=False)
+"""Whether tables are shown whole: --all."""
 # Before this the rate of queries says nothing.
 STEADY_S = 1.0
 
@@ -121,9 +128,9 @@ def _tell(error: BaseException, options: dict[str, Any]) -> None:
     name, message = _named(error)
     if options.get("debug"):
         chain = printable("".join(traceback.format_exception(error)))
-        say(chain, stderr, soft_wrap=True)
+        _print(chain, stderr, soft_wrap=True)
     said = f"{'Error' if name == 'Refusal' else name}: {message}"
-    say(printable(said), stderr, soft_wrap=True)
+    _print(printable(said), stderr, soft_wrap=True)
     if options.get("as_json"):
         content = {"error": name, "message": message, "status": status_of(error)}
         if isinstance(error, NotServed):
@@ -150,13 +157,21 @@ def _named(error: BaseException) -> tuple[str, str]:
 
 
 def say(line: str, console: Console = stdout, *, soft_wrap: bool = False) -> None:
-    """Print a line as it is; with ``soft_wrap`` without breaking it, as paths and commands want."""
+    """Print a line as it is; with ``soft_wrap`` without breaking it, as paths and commands want.
+
+    With --quiet nothing is said on stderr.
+    """
+    if not (QUIET.get() and isinstance(console, Aside)):
+        _print(line, console, soft_wrap=soft_wrap)
+
+
+def _print(line: str, console: Console, *, soft_wrap: bool) -> None:
     console.print(line, markup=False, highlight=False, soft_wrap=soft_wrap)
 
 
 def say_notes(notes: Iterable[str], label: str = "Note") -> None:
-    """Print sentences, a line each."""
-    for note in notes:
+    """Print sentences, a line each; none with --quiet."""
+    for note in () if QUIET.get() else notes:
         say(f"{label}: {note}")
 
 
@@ -165,12 +180,9 @@ def show_json(content: dict[str, Any]) -> None:
     print(json.dumps(content, ensure_ascii=False, allow_nan=False))
 
 
-def show_table(title: str, rows: list[tuple[str, str]]) -> None:
-    """Print names and values."""
-    table = Table(title=title, title_justify="left", show_header=False)
-    for row in rows:
-        table.add_row(*row)
-    stdout.print(table)
+def show_table(title: str, rows: list[tuple[str, str]], most: int = MOST_ROWS) -> None:
+    """Print names and values, what matters most first."""
+    _print_rows(Table(title=title, title_justify="left", show_header=False), rows, most)
 
 
 def show_rows(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
@@ -178,9 +190,17 @@ def show_rows(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -
     table = Table(title=title, title_justify="left")
     for number, head in enumerate(heads):
         table.add_column(head, justify="right" if number else "left", overflow="fold")
-    for row in rows:
+    _print_rows(table, list(rows))
+
+
+def _print_rows(table: Table, rows: Sequence[Sequence[str]], most: int = MOST_ROWS) -> None:
+    """Print a table of at most so many rows, and say how many more there are."""
+    shown = len(rows) if ALL_ROWS.get() else most
+    for row in rows[:shown]:
         table.add_row(*row)
     stdout.print(table)
+    if left := len(rows[shown:]):
+        say(f"{left} more {'row' if left == 1 else 'rows'}: --all shows them.", stdout)
 
 
 def show_columns(title: str, columns: dict[str, list[tuple[str, str]]]) -> None:
@@ -226,11 +246,14 @@ def watching() -> Iterator[Watcher]:
 
 def _watch(log: logging.Logger, handler: logging.Handler) -> Iterator[Watcher]:
     try:
-        if stderr.is_terminal:
+        if QUIET.get():
+            yield lambda _: None
+        elif stderr.is_terminal:
             with _bar() as bar:
                 yield _unheard(bar)
         else:
-            yield _unheard(_lines())
+            with _lines() as lines:
+                yield _unheard(lines)
     finally:
         log.removeHandler(handler)
 
@@ -288,25 +311,37 @@ def _bar() -> Iterator[Watcher]:
             progress.stop()
 
 
-def _lines() -> Watcher:
-    began = said = time.monotonic()
+@contextmanager
+def _lines() -> Iterator[Watcher]:
+    """Say how far it is, `EVERY_S` apart; at its end where a run was too short for a line."""
+    began = time.monotonic()
+    said: float | None = None
     first: int | None = None
-    phase = ""
+    last: Report | None = None
 
     def report(event: Report) -> None:
-        nonlocal said, first, phase
-        now = time.monotonic()
+        nonlocal said, first, last
+        now, last = time.monotonic(), event
         first = event.answered if first is None else first
-        if event.phase == phase and now - said < EVERY_S:
-            return
-        said, phase = now, event.phase
-        line = f"{event.phase}: {event.answered:,}"
-        if event.expected is not None:
-            line += f" of {event.expected:,} queries"
-            if now - began > STEADY_S:
-                rate = (event.answered - first) / (now - began)
-                left = max(0, event.expected - event.answered) / max(rate, 1e-9)
-                line += f", {rate:,.0f}/s, {left:,.0f} s left"
-        say(line, stderr)
+        # that a target makes one wait is said at once where nothing was said before
+        waits = said is None and event.phase.startswith("waiting")
+        if waits or now - (began if said is None else said) >= EVERY_S:
+            said = now
+            say(line(event, now), stderr)
 
-    return report
+    def line(event: Report, now: float) -> str:
+        text = f"{event.phase}: {event.answered:,}"
+        if event.expected is not None:
+            text += f" of {event.expected:,} queries"
+            if now - began > STEADY_S:
+                rate = (event.answered - (first or 0)) / (now - began)
+                left = max(0, event.expected - event.answered) / max(rate, 1e-9)
+                text += f", {rate:,.0f}/s, {left:,.0f} s left"
+        return text
+
+    try:
+        yield report
+    finally:
+        if last is not None and said is None:
+            with suppress(OSError):
+                say(line(last, time.monotonic()), stderr)

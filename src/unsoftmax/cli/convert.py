@@ -74,8 +74,8 @@ def convert(
     if as_json:
         show_json({"model": repr(model), "file": str(out), "left_out": left_out})
         return
-    rows = [(name, str(getattr(array, "shape", array))) for name, array in arrays.items()]
-    rows += [("model", repr(model)), *(("left out", line) for line in left_out)]
+    rows = [("model", repr(model)), *(("left out", line) for line in left_out)]
+    rows += [(name, str(getattr(array, "shape", array))) for name, array in arrays.items()]
     show_table(f"{weights} as {out}", rows)
 
 

@@ -14,6 +14,7 @@ import typer
 import unsoftmax as us
 from unsoftmax.cli import targets
 from unsoftmax.cli.console import (
+    ALL_ROWS,
     EVERY_S,
     AsJson,
     Debug,
@@ -192,14 +193,25 @@ def _draw(result: us.DefenceComparison, out: Path) -> tuple[str]:
 
 def _show(result: us.DefenceComparison, target: str) -> None:
     say(f"{target}: {result.target}", soft_wrap=True)
+    say(result.recommendation)
+    say_notes(result.notes)
     heads = ("defence", "lost", "refused", "error", "function", "queries")
-    show_rows("", heads, map(_row, result.trials))
+    show_rows("", heads, map(_row, _telling_first(result)))
     say(
         "lost: change of the answers, in their spread; error: of W (of the parameters), relative, "
         "and of the function, by the best attack, with its queries; ?: not known."
     )
-    say(result.recommendation)
-    say_notes(result.notes)
+
+
+def _telling_first(result: us.DefenceComparison) -> list[DefenceTrial]:
+    """Put what is recommended before what leaves an attack most at an affordable loss."""
+
+    def order(trial: DefenceTrial) -> tuple[bool, bool, float]:
+        left = min(trial.error, trial.function_error)
+        affordable = trial.measured and trial.affordable(result.most_loss)
+        return trial != result.recommended, not affordable, -left
+
+    return list(result.trials if ALL_ROWS.get() else sorted(result.trials, key=order))
 
 
 def _row(trial: DefenceTrial) -> tuple[str, ...]:

@@ -27,7 +27,7 @@ from unsoftmax.cli.console import (
     watching,
     with_exit_status,
 )
-from unsoftmax.cli.options import Settings, build, with_settings
+from unsoftmax.cli.options import Settings, blamed_on, build, with_settings
 from unsoftmax.cli.out_folder import WithReport, and_more, finish, prepare, refuse_file, written
 from unsoftmax.cli.plan import ModelName
 from unsoftmax.cli.run_options import (
@@ -99,7 +99,11 @@ def learn(
     prepare(out, ("model.safetensors", "recovery.json", PICTURE, REFUSAL_FILE))
     began = time.monotonic()
     with sentences(book):
-        with watching() as shown, _refusal_kept(learner, out, report, shown, target) as watcher:
+        with (
+            blamed_on(model),
+            watching() as shown,
+            _refusal_kept(learner, out, report, shown, target) as watcher,
+        ):
             recovery = us.learn(
                 oracle,
                 learner,
@@ -191,14 +195,14 @@ def show_recovery(recovery: us.Recovery[AnyModel], formula: str, seconds: float)
     """Print what was recovered, at what cost, and how sure it is."""
     from unsoftmax.report.certified_bounds import WITHIN, certified_bounds
 
-    rows = query_rows(recovery, formula)
+    rows = [holdout_row(recovery)]
     for one in certified_bounds(recovery.model, recovery.certificate.errors):
         if not one.norm and not one.bound:
             continue  # assumed to be 0, not learned
         relative = f", {one.bound / one.norm:.1e} of {one.beside}" if one.norm else ""
         told = f", {WITHIN}" if one.words == WITHIN else relative
         rows.append((f"error of {one.label} at most", f"{one.bound:.1e}{told}"))
-    rows += [holdout_row(recovery), ("seconds", f"{seconds:.1f}")]
+    rows += [*query_rows(recovery, formula), ("seconds", f"{seconds:.1f}")]
     checked = "" if recovery.evidence.passed else ", unchecked"
     show_table(f"Recovered{checked}: {recovery.model!r}", rows)
     say_notes(recovery.notes)

@@ -4,7 +4,8 @@ A command that takes ``settings: Settings`` gets one option per field of the lea
 `MODELS`; it receives those that were given. Adding a learner needs no change here. A field
 that is itself a learner (`TransformerLearner.parts` says which) gets the settings that its
 owner does not know. Settings that are arrays have no option: they are given in Python. One that
-is a function, `NetworkAlgorithm.algorithm`, is named as module:function and imported.
+is a function, `NetworkAlgorithm.algorithm`, is named as module:function and imported; so is a
+learner of the user's own, which takes those of these options that it has settings for.
 
 Which settings there are is read off the learners' source: to import all of them takes a second,
 which nobody should wait for who asks for --help, or runs one.
@@ -20,8 +21,10 @@ import re
 import types
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import MISSING, fields
 from itertools import pairwise
+from traceback import walk_tb
 from typing import (
     TYPE_CHECKING,
     Annotated,
@@ -38,8 +41,9 @@ from typing import (
 import typer
 
 from unsoftmax import learners
-from unsoftmax.cli.console import Refusal, say, stderr
-from unsoftmax.cli.targets import imported
+from unsoftmax.cli.console import Refusal, say, signal_behind, stderr
+from unsoftmax.cli.targets import found_at, imported
+from unsoftmax.errors import AlgorithmError, UnsoftmaxError
 from unsoftmax.learners import MODELS, MODULES
 from unsoftmax.old_spellings import OLD
 
@@ -57,8 +61,13 @@ _FUNCTIONS = {"algorithm": "network"}
 
 def build(model: str, settings: Settings) -> Learner[Model]:
     """Make the learner that ``--model`` and the settings name."""
+    if ":" in model:
+        return _own(model, settings)
     if model not in MODELS:
-        raise Refusal(f"--model is one of {', '.join(MODELS)}; it was {model!r}.")
+        raise Refusal(
+            f"--model is one of {', '.join(MODELS)}, or module:Learner for one of your own; it was "
+            f"{model!r}."
+        )
     learner = getattr(learners, MODELS[model])
     settings = _with_functions(_respelled(MODELS[model], settings))
     known = {field.name for field in fields(learner)}
@@ -84,6 +93,60 @@ def build(model: str, settings: Settings) -> Learner[Model]:
     except (TypeError, ValueError) as error:
         raise Refusal(str(error)) from error
     return made
+
+
+# What the runner asks of a learner beside its dim: see `protocol.Asks`.
+_LEARNER = ("steps", "plan", "settings", "revision")
+
+
+def _own(named: str, settings: Settings) -> Learner[Model]:
+    """Make a user's own learner of a class, or take one that is made already."""
+    from unsoftmax.protocol import Plan
+
+    found, of_class = found_at(named, "Learner"), f"--model {named}"
+    if missing := [name for name in _LEARNER if not hasattr(found, name)]:
+        what = found.__name__ if isinstance(found, type) else type(found).__name__
+        raise Refusal(
+            f"{named} is no learner: {what} has no {', '.join(missing)}. Name a class with those, "
+            "or an object of one; docs/howto/own_learner.md shows a complete one."
+        )
+    with blamed_on(named):
+        made, given = found, {name: value for name, value in settings.items() if name != "dim"}
+        if isinstance(found, type):
+            known = inspect.signature(found).parameters
+            given = {name: value for name, value in settings.items() if name in known}
+            needed = (n for n, p in known.items() if p.default is p.empty and n not in given)
+            if absent := next(needed, None):
+                raise Refusal(
+                    f"{_flag(absent)} is missing: {of_class} needs it. Where there is no such "
+                    "option make an object in the module, and name that."
+                )
+            made = found(**_with_functions(given))
+            given = {name: settings[name] for name in settings if name not in {*known, "dim"}}
+        if given:
+            raise Refusal(f"{_flag(next(iter(given)))} is no setting of {of_class}.")
+        dim, plan, _ = made.dim, made.plan(), made.settings()
+    if not isinstance(plan, Plan):
+        raise Refusal(f"{named}.plan() must return a Plan; it returned {type(plan).__name__}.")
+    if settings.get("dim", dim) != dim:
+        raise Refusal(f"{named} takes tokens of dimension {dim}, not {settings['dim']}.")
+    learner: Learner[Model] = made
+    return learner
+
+
+@contextmanager
+def blamed_on(model: str) -> Iterator[None]:
+    """Say of what an own learner raises that it is that learner's, and no bug of unsoftmax."""
+    try:
+        yield
+    except Exception as error:
+        frames = (frame.f_globals.get("__name__") for frame, _ in walk_tb(error.__traceback__))
+        # a ValueError that did not pass through its module is about the command's other options
+        ours = isinstance(error, ValueError) and model.partition(":")[0] not in frames
+        ours = ours or isinstance(error, (Refusal, UnsoftmaxError))
+        if ours or ":" not in model or signal_behind(error) is not None:
+            raise
+        raise AlgorithmError(f"{model} failed: {type(error).__name__}: {error}") from error
 
 
 def _respelled(learner: str, settings: Settings) -> Settings:

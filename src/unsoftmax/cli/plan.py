@@ -16,7 +16,8 @@ _HOLDOUT = 32
 ModelName = Annotated[
     str,
     typer.Option(
-        help=f"What to learn: {', '.join(MODELS)}. Its settings: --model NAME --help.",
+        help=f"What to learn: {', '.join(MODELS)}; or module:Learner, your own. Its settings: "
+        "--model NAME --help.",
         show_default=True,
     ),
 ]

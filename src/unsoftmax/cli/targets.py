@@ -76,9 +76,18 @@ def _named(target: str, auth: str | None) -> Oracle:
 
 def imported(target: str) -> Callable[..., Any]:
     """Import what module:function names, from the current folder or the environment."""
+    found = found_at(target, "function")
+    if not callable(found):
+        raise Refusal(f"{target} is {type(found).__name__}, not a function.")
+    function: Callable[..., Any] = found
+    return function
+
+
+def found_at(target: str, what: str) -> Any:
+    """Import what module:name names; ``what`` it should be is said where it names nothing."""
     module, _, name = target.partition(":")
     if not module or not name:
-        raise Refusal(f"{target!r} names no function: give module:function.")
+        raise Refusal(f"{target!r} names no {what}: give module:{what}.")
     say(f"Importing {module} and calling {name}.", stderr)
     sys.path.insert(0, os.getcwd())
     try:
@@ -92,6 +101,4 @@ def imported(target: str) -> Callable[..., Any]:
         raise Refusal(f"{target} cannot be imported: {type(error).__name__}: {error}") from error
     finally:
         sys.path.pop(0)
-    if not callable(found):
-        raise Refusal(f"{target} is {type(found).__name__}, not a function.")
     return found

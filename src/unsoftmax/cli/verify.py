@@ -13,6 +13,7 @@ import typer
 import unsoftmax as us
 from unsoftmax.cli import targets
 from unsoftmax.cli.console import (
+    ALL_ROWS,
     AsJson,
     Debug,
     NotServed,
@@ -146,7 +147,8 @@ def verify(
         show_json(result.to_json())
     else:
         say(f"{target} and {weights}", soft_wrap=True)
-        show_table("", _rows(result, time.monotonic() - began, kept=out is not None))
+        rows = _rows(result, time.monotonic() - began, kept=out is not None)
+        show_table("", rows, most=len(rows))  # of many tensors it shows a few already
         say_notes(result.notes)
         if files:
             say(f"Written: {files}", soft_wrap=True)
@@ -200,6 +202,7 @@ def _rows(
         rows.append(("held as", result.held))
     rows.append(("answers' precision", f"{result.precision:.1e} of the size of their terms"))
     rows.append(("largest miss", f"{result.largest_miss:.2g} times the allowed error"))
+    most = len(result.power) if ALL_ROWS.get() else most
     worst = [item for item in result.power.items() if item[1] <= UNTESTABLE]
     if len(worst) > most:
         worst.sort(key=lambda item: -item[1])

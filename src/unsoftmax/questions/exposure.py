@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 from unsoftmax.campaign import Budget, Recovery, Retries, Watcher
 from unsoftmax.campaign.limits import whole
+from unsoftmax.campaign.notebook import shown
 from unsoftmax.campaign.recovery import versions
 from unsoftmax.campaign.runner import opened_campaign
 from unsoftmax.campaign.watching import CourseWatch
@@ -153,6 +154,23 @@ class Audit(SavedResult):
         flags, flagged = {0: "no", 1: "yes"}, ("biases", "rotary")
         said = ((name, flags[n] if name in flagged else f"{n:,}") for name, n in self.facts.items())
         return tuple((name.replace("_", " "), word) for name, word in said)
+
+    def _repr_html_(self) -> str:
+        costs = (
+            ("recovering all numbers of the answers", self.whole),
+            ("recovering it", self.cost),
+        )
+        answers = f"{self.answers['kind']}, {self.answers['width']} per sequence"
+        rows = [
+            *self.known,
+            ("answers", answers),
+            ("recoverable", self.recoverable),
+            *((what, f"about {cost.queries:,} queries") for what, cost in costs if cost),
+            ("paid", f"{self.queries:,} queries, {self.tokens:,} tokens"),
+        ]
+        kept = "" if self.recovery is None else self.recovery._repr_html_()
+        answer = f"Class of the target: {self.target_class} ({self.certainty})."
+        return shown(answer, rows, (*self.reasons, *self.notes)) + kept
 
     def to_json(self) -> dict[str, Any]:
         """Return everything but the recovery as JSON; ``recovered`` says whether there is one."""

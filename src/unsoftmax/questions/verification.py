@@ -24,6 +24,7 @@ from typing import Any, ClassVar, Literal, TypeAlias
 import numpy as np
 
 from unsoftmax.campaign import Budget, Retries, Watcher
+from unsoftmax.campaign.notebook import shown
 from unsoftmax.campaign.runner import opened_campaign
 from unsoftmax.errors import DimensionRefused
 from unsoftmax.learners.compose import mapped
@@ -60,6 +61,15 @@ BY_THE_CHANGE = (
 FEW_ANSWERS = "The answers take only a few values: labels, or rounded too coarsely to decide."
 
 
+ANSWERED = {
+    "same": "The target serves these weights",
+    "different": "The target does not serve these weights",
+    "undecided": "Whether the target serves these weights is undecided",
+}
+"""Each verdict as a sentence."""
+
+# Tensors that a notebook shows, those first whose changes show least.
+_SHOWN = 6
 # A tensor counts as not testable where not even a change of so many times its size would show.
 UNTESTABLE = 100.0
 # Misses of so many times their bound make a target different; from the bound on it is undecided.
@@ -114,6 +124,21 @@ class Verification(SavedResult):
 
     def __bool__(self) -> bool:
         return self.verdict == "same"
+
+    def _repr_html_(self) -> str:
+        rows = [("queries", f"{self.queries:,}")]
+        rows += [("changed", self.tensor)] if self.tensor is not None else []
+        rows += [
+            ("precision of the answers", f"{self.precision:.1e}"),
+            ("largest miss", f"{self.largest_miss:.2g} times the allowed error"),
+        ]
+        changes = sorted(self.power.items(), key=lambda item: -item[1])
+        for name, change in changes[:_SHOWN]:
+            shows = f"{change:.1e}" if change <= UNTESTABLE else "none: not testable"
+            rows.append((f"smallest change of {name} that would show", shows))
+        if left := changes[_SHOWN:]:
+            rows.append((f"of {len(left)} others, at most", f"{left[0][1]:.1e}"))
+        return shown(f"{ANSWERED[self.verdict]}.", rows, self.notes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from html import escape
 from operator import attrgetter
 from typing import Any, ClassVar
 
+from unsoftmax.campaign.notebook import shown
 from unsoftmax.models.files import SavedResult
 
 DEFENCE_FILE = "defence.json"
@@ -265,10 +265,15 @@ class DefenceComparison(SavedResult):
         return content
 
     def _repr_html_(self) -> str:
-        rows = ["<th>defence</th><th>loss</th><th>error of W</th><th>of the function</th>"]
-        for trial in self.trials:
-            loss = "not known" if trial.loss is None else f"{trial.loss:.2%}"
-            errors = f"<td>{trial.error:.1e}</td><td>{trial.function_error:.1e}</td>"
-            rows.append(f"<td>{escape(trial.brief)}</td><td>{loss}</td>{errors}")
-        table = "".join(f"<tr>{row}</tr>" for row in rows)
-        return f"<p>{escape(self.recommendation)}</p><table>{table}</table>"
+        rows = [
+            (
+                trial.brief,
+                "not known" if trial.loss is None else f"{trial.loss:.2%}",
+                f"{trial.error:.1e}",
+                f"{trial.function_error:.1e}",
+                f"{trial.queries:,}",
+            )
+            for trial in self.trials
+        ]
+        heads = ("defence", "loss", "error of the parameters", "of the function", "queries")
+        return shown(self.recommendation, rows, self.notes, heads=heads)
