@@ -556,6 +556,12 @@ class Reason(Enum):
         "of 0 and 1. Attention is no softmax of scores x·(W x_N + w) there (clipped scores, a "
         "window, a nonlinearity){many}, or answers are too coarse.",
     )
+    VALUES_CANCEL = (
+        ModelMismatch,
+        "Single tokens show a sum of the maps M_h that is {share:.1e} of what two tokens show: "
+        "values of heads cancel in their sum, beside which heads are told apart, or single tokens "
+        "are answered otherwise than sequences. Such a layer is not recovered.",
+    )
     JUMPS_DO_NOT_COUNT_HEADS = (
         ModelMismatch,
         "Beside one long offset answers have rank {rank}, but they jump {jumps} times along half "
@@ -739,6 +745,12 @@ class Reason(Enum):
         ModelMismatch,
         "Two-token answers are sums of {heads} gates, of which {found} are found: some are not 0 "
         "or 1 for the longest tokens, or something else is added to the heads.",
+    )
+    GATES_ALIKE_BEHIND = (
+        ModelMismatch,
+        "Two-token answers are sums of {heads} gates of 0 or 1, and {found} fit: query tokens of "
+        "{plane} dimensions, for which there is room, do not tell the gates of heads from sums of "
+        "them.",
     )
     NOTHING_BENDS = (
         ModelMismatch,

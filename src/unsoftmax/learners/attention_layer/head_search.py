@@ -46,7 +46,11 @@ import numpy as np
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.learners.attention_layer import search_limits as limits
 from unsoftmax.learners.attention_layer.search_limits import PLAIN, Pilots
-from unsoftmax.learners.attention_layer.value_answers import GateAnswers, LayerMap
+from unsoftmax.learners.attention_layer.value_answers import (
+    GateAnswers,
+    LayerMap,
+    refuse_cancelling,
+)
 from unsoftmax.learners.compose import Asking, T, mapped
 from unsoftmax.measure.binary_grid import on_one_grid
 from unsoftmax.measure.token_map import AnswerNoise
@@ -186,6 +190,10 @@ class HeadSearch:
             columns = gate_columns(span, _COLUMNS)
             if columns.shape[1] == rank:
                 return self._named(a, b, y, columns[1:])
+        whole, z = self.layer.M @ a, self.layer.beyond(y, b)
+        sums = [whole, whole - a] if len(whole) == len(a) else [whole]  # a: a residual connection
+        largest = float(np.max(np.linalg.norm(z, axis=1)))
+        refuse_cancelling(float(np.min(np.linalg.norm(sums, axis=1))) / largest)
         many = f", there are more heads than an answer's {rank} numbers" * (rank == y.shape[1])
         raise Reason.GATES_NOT_0_OR_1.error(norm=length, rank=rank, many=many)
 

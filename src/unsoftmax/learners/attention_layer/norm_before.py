@@ -75,20 +75,24 @@ def find_norm(dim: int, seed: int, norm: str | None) -> Asking[FoundNorm]:
     """
     if norm in ("none", "post"):
         return FoundNorm(norm)
+    grows = False
     if norm is None:
-        alone = yield from _grows_by_heads(dim, seed)
+        grows, alone = yield from _growth(dim, seed)
         if alone:
             return FoundNorm("none")
-    kind, bounded = yield from norm_before(dim, seed)
+    kind, _ = yield from norm_before(dim, seed)
     if kind is not None:
         return FoundNorm("pre", kind)
     if norm == "pre":
         raise Reason.NOT_AFTER_A_NORM.error()
-    return FoundNorm("post" if bounded else "none")
+    return FoundNorm("none" if grows else "post")
 
 
-def _grows_by_heads(dim: int, seed: int) -> Asking[bool]:
-    """Whether answers grow with single tokens, and not as these do, or do not change at all."""
+def _growth(dim: int, seed: int) -> Asking[tuple[bool, bool]]:
+    """Whether answers grow with single tokens; and whether no norm can be there.
+
+    None is where they grow not as the tokens do, or do not change at all.
+    """
     token = np.round(16 * np.random.default_rng(seed).standard_normal(dim)) / 16
     token[0] = 1.0
     lengths = np.array([_NEAR, _FAR, -_FAR])[:, None]
@@ -99,7 +103,7 @@ def _grows_by_heads(dim: int, seed: int) -> Asking[bool]:
     as_tokens = far.shape == token.shape and bool(
         np.max(np.abs(far - _FAR * token)) <= _RESIDUAL * np.max(np.abs(far))
     )
-    return bool((grows or still) and not as_tokens)
+    return bool(grows), bool((grows or still) and not as_tokens)
 
 
 def norm_before(dim: int, seed: int) -> Asking[tuple[NormedKind | None, bool]]:
