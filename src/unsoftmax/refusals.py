@@ -539,6 +539,13 @@ class Reason(Enum):
         "Sequences of two tokens do not distinguish (W, M) and an even mean from (−W, −M) and "
         "another even mean, nor such heads from each other.",
     )
+    QUERY_TOKEN_DOES_NOT_COUNT = (
+        NotIdentifiable,
+        "Beside {tokens} query tokens a long first token adds the same to the answer, and that "
+        "differs from half of what it adds by itself by {missed:.1e} of it. Either no head's "
+        "weights depend on the query token, or the target is no layer of softmax attention (the "
+        "largest numbers of all tokens, for example).",
+    )
     HEADS_WEIGH_ALIKE = (
         NotIdentifiable,
         "With weights of 0 or 1 the answers show {hard} heads, with other weights {soft}: some "

@@ -29,7 +29,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from unsoftmax.errors import ModelMismatch
+from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.learners.attention_layer import search_limits as limits
 from unsoftmax.learners.attention_layer.attention_search import (
     REFUSALS,
@@ -403,18 +403,21 @@ class AttentionLayerLearner(Configured):
             conclusion = yield from search_with_positions(tokens, wanted, rng, attempts)
             return (yield from conclusion.run(checks))
         found = yield from find_norm(d, self.seed, self.norm)
-        if found.place == "post":
-            return (yield from steps_behind(d, wanted, rng, checks))
         if found.kind is not None:
             normed = yield from find_normed_tokens(d, found.kind, rng)
             inner = yield from normed.asked_of(self._on_ball(normed, rng, checks))
             return found_before(normed, *inner)
-        tokens = yield from self._tokens(rng)
         try:
-            conclusion = yield from tried(attempts, lambda last: self._searched(tokens, rng))
-        except HeadsAlike as refusal:
-            conclusion = yield from self._softly(tokens, rng, refusal)
-        return (yield from conclusion.run(checks))
+            if found.place == "post":
+                return (yield from steps_behind(d, wanted, rng, checks))
+            tokens = yield from self._tokens(rng)
+            try:
+                conclusion = yield from tried(attempts, lambda last: self._searched(tokens, rng))
+            except HeadsAlike as refusal:
+                conclusion = yield from self._softly(tokens, rng, refusal)
+            return (yield from conclusion.run(checks))
+        except (ModelMismatch, NotIdentifiable) as refusal:
+            raise found.beside(refusal) from refusal.__cause__
 
     def _softly(
         self, tokens: TokenMapAnswers, rng: np.random.Generator, refusal: HeadsAlike

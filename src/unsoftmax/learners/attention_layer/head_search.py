@@ -186,7 +186,7 @@ class HeadSearch:
                 raise Reason.MORE_HEADS.error(heads=f"{rank - 1} or more", most=self.most)
             if rank > _COLUMNS.most:
                 return (yield from self._on_half_circle(a, y, b, length))
-            self._refuse_uniform(span, self.layer.beyond(y, b), y)
+            self._refuse_uniform(span, self.layer.M @ a, self.layer.beyond(y, b), y)
             columns = gate_columns(span, _COLUMNS)
             if columns.shape[1] == rank:
                 return self._named(a, b, y, columns[1:])
@@ -214,15 +214,20 @@ class HeadSearch:
         share = limits.RANK_SHARE * float(np.linalg.norm(y))
         return int(np.count_nonzero(singular > max(noise, share)))
 
-    def _refuse_uniform(self, span: Array, z: Array, y: Array) -> None:
+    def _refuse_uniform(self, span: Array, whole: Array, z: Array, y: Array) -> None:
         """Refuse a head whose weights are 1/2 everywhere, or two whose weights add up to 1."""
         half = np.full(len(span), 1 / 2)
         half[0] = 1.0
         half /= np.linalg.norm(half)
         if np.linalg.norm(half - span @ (span.T @ half)) <= _COLUMNS.off_by:
-            alike = HeadsAlike if self._rank(z - z[0], y) else HeadsStill
-            raise Reason.TOKENS_WEIGHED_ALIKE.error(
-                {"c": self.layer.c, "M": self.layer.M}, kind=alike
+            known = {"c": self.layer.c, "M": self.layer.M}
+            if self._rank(z - z[0], y):
+                raise Reason.TOKENS_WEIGHED_ALIKE.error(known, kind=HeadsAlike)
+            missed = np.linalg.norm(z[0] - whole / 2)
+            if missed <= _COLUMNS.off_by * np.linalg.norm(whole):
+                raise Reason.TOKENS_WEIGHED_ALIKE.error(known, kind=HeadsStill)
+            raise Reason.QUERY_TOKEN_DOES_NOT_COUNT.error(
+                known, kind=HeadsStill, tokens=len(z), missed=missed / np.linalg.norm(whole)
             )
 
     def _on_half_circle(self, a: Array, y: Array, b: Array, length: float) -> Asking[FoundHeads]:

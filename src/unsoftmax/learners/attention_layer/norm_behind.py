@@ -386,9 +386,9 @@ class PatternAnswers:
             # those of the first row are all 1
             gates = gate_columns(np.linalg.svd(rows, full_matrices=False)[0][:, :H], _COLUMNS)[1:]
             if gates.shape[1] > H:
-                plane, known = self.plane.shape[1], {"heads": H}
-                found = gates.shape[1]
-                raise Reason.GATES_ALIKE_BEHIND.error(known, heads=H, found=found, plane=plane)
+                found, plane = gates.shape[1], self.plane.shape[1]
+                counted = {"heads": H}
+                raise Reason.GATES_ALIKE_BEHIND.error(counted, heads=H, found=found, plane=plane)
             if gates.shape[1] < H:
                 whole, others = float(np.linalg.norm(rows[0])), np.linalg.norm(rows[1:], axis=1)
                 refuse_cancelling(whole / float(np.max(others, initial=TINY)))
