@@ -38,6 +38,7 @@ def test_a_norm_whose_scale_is_of_six_decades_is_found(trials, evidence):
 def test_three_heads_in_nine_dimensions_behind_a_norm(answers, trials, evidence):
     """Query tokens of a plane in which a sum of gates looks like a gate: a wider one is asked."""
     count, reasons = trials(5, 100), list[str]()
+    undetermined = 0
     for seed in range(count):
         rng = np.random.default_rng([3111, seed])
         noise = np.random.default_rng([3112, seed])
@@ -48,13 +49,21 @@ def test_three_heads_in_nine_dimensions_behind_a_norm(answers, trials, evidence)
         disturbed = in_float32 if answers == "float32" else noisy
         target = PlainLayer(rng, "post", disturbed=disturbed, shape=(9, 3, 3))
         try:
-            assert right(us.learn(target, target.learner(seed)), target), seed
+            recovery = us.learn(target, target.learner(seed))
+            open_ended = not np.isfinite(list(recovery.certificate.errors.values())).all()
+            undetermined += open_ended
+            assert open_ended or right(recovery, target), seed
         except us.UnsoftmaxError as error:
             reasons.append(getattr(error, "reason", ""))
     refused = len(reasons)
-    assert refused <= count / 5
+    assert refused + undetermined <= count / 5
     assert not {"GATES_LEFT_BEHIND", "GATES_ALIKE_BEHIND"} & set(reasons)
-    evidence(f"3 heads in 9 dimensions behind a norm, {answers}", layers=count, refused=refused)
+    evidence(
+        f"3 heads in 9 dimensions behind a norm, {answers}",
+        layers=count,
+        without_bounds=undetermined,
+        refused=refused,
+    )
 
 
 @pytest.mark.parametrize("place", ["none", "post"])
