@@ -18,7 +18,10 @@ def normalised(u: Any, scale: Any, shift: Any, eps: float) -> Any:
 
 
 class PlainLayer:
-    """Heads of random maps and scores; the last one's M is ``smallest`` of the largest one's."""
+    """Heads of random maps and scores; the last one's M is ``smallest`` of the largest one's.
+
+    A shape is d, heads and their rank.
+    """
 
     def __init__(
         self,
@@ -28,9 +31,11 @@ class PlainLayer:
         smallest: float = 1.0,
         eps: float = 1e-5,
         disturbed: Disturbed = lambda y: y,
+        shape: tuple[int, int, int] | None = None,
     ) -> None:
-        self.dim = d = int(rng.choice([10, 12, 16]))
-        heads, rank = int(rng.choice([2, 3])), int(rng.choice([2, 3]))
+        drawn = int(rng.choice([10, 12, 16])), int(rng.choice([2, 3])), int(rng.choice([2, 3]))
+        d, heads, rank = shape or drawn
+        self.dim = d
 
         def maps() -> Any:
             left, right = (

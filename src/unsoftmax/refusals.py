@@ -539,6 +539,13 @@ class Reason(Enum):
         "Sequences of two tokens do not distinguish (W, M) and an even mean from (−W, −M) and "
         "another even mean, nor such heads from each other.",
     )
+    QUERY_TOKEN_DOES_NOT_COUNT = (
+        NotIdentifiable,
+        "Beside {tokens} query tokens a long first token adds the same to the answer, and that "
+        "differs from half of what it adds by itself by {missed:.1e} of it. Either no head's "
+        "weights depend on the query token, or the target is no layer of softmax attention (the "
+        "largest numbers of all tokens, for example).",
+    )
     HEADS_WEIGH_ALIKE = (
         NotIdentifiable,
         "With weights of 0 or 1 the answers show {hard} heads, with other weights {soft}: some "
@@ -555,6 +562,12 @@ class Reason(Enum):
         "Beside offsets of norm {norm:.1g} the answers are no sums of {rank} vectors with weights "
         "of 0 and 1. Attention is no softmax of scores x·(W x_N + w) there (clipped scores, a "
         "window, a nonlinearity){many}, or answers are too coarse.",
+    )
+    VALUES_CANCEL = (
+        ModelMismatch,
+        "Single tokens show a sum of the maps M_h that is {share:.1e} of what two tokens show: "
+        "values of heads cancel in their sum, beside which heads are told apart, or single tokens "
+        "are answered otherwise than sequences. Such a layer is not recovered.",
     )
     JUMPS_DO_NOT_COUNT_HEADS = (
         ModelMismatch,
@@ -739,6 +752,12 @@ class Reason(Enum):
         ModelMismatch,
         "Two-token answers are sums of {heads} gates, of which {found} are found: some are not 0 "
         "or 1 for the longest tokens, or something else is added to the heads.",
+    )
+    GATES_ALIKE_BEHIND = (
+        ModelMismatch,
+        "Two-token answers are sums of {heads} gates of 0 or 1, and {found} fit: query tokens of "
+        "{plane} dimensions, for which there is room, do not tell the gates of heads from sums of "
+        "them.",
     )
     NOTHING_BENDS = (
         ModelMismatch,

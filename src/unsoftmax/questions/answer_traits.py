@@ -157,7 +157,7 @@ def traits_of(dim: int, rng: np.random.Generator) -> Asking[Traits]:
         normalised = yield from unless_refused(_normalised(far, found.width, rng), False)
     if found.singles in ("smooth", "unclear") and radius is None and not normalised:
         look = norm_before(dim, int(rng.integers(2**31)))
-        norm, _ = yield from unless_refused(look, (None, False))
+        norm, _ = yield from unless_refused(look, (None, np.inf))
     seen = replace(found, ordered=ordered, normalised=normalised, most_tokens=most)
     return replace(seen, after_norm=norm is not None)
 

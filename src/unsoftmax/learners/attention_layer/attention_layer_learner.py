@@ -29,7 +29,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from unsoftmax.errors import ModelMismatch
+from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.learners.attention_layer import search_limits as limits
 from unsoftmax.learners.attention_layer.attention_search import (
     REFUSALS,
@@ -56,7 +56,11 @@ from unsoftmax.learners.attention_layer.norm_before import (
 )
 from unsoftmax.learners.attention_layer.search_limits import PLAIN, POSITIONED, Pilots, effort_of
 from unsoftmax.learners.attention_layer.soft_gate_reading import SoftGateReading
-from unsoftmax.learners.attention_layer.value_answers import LayerMap
+from unsoftmax.learners.attention_layer.value_answers import (
+    LayerMap,
+    ValueAnswers,
+    refuse_cancelling,
+)
 from unsoftmax.learners.compose import Asking, as_planned
 from unsoftmax.learners.normed_tokens import NormedTokens
 from unsoftmax.learners.settings import Configured, one_of, rank_up_to, whole_number
@@ -177,7 +181,7 @@ def _behind(d: int, H: int) -> Cost:
     many additional tokens as there are corners.
     """
     lengths, tries = len(limits.PLANE_LONGER), limits.TRIES_BEHIND
-    patterns = lengths * (limits.PLANE_QUERIES + limits.PLANE_ROUNDS * limits.PLANE_MORE)
+    patterns = lengths * (2 * limits.PLANE_QUERIES + limits.PLANE_ROUNDS * limits.PLANE_MORE)
     gates = limits.PILOT_ROUNDS * (PLAIN.tokens + 2)
     offsets = (1 + limits.FLIP_ROUNDS) * limits.TRIES * min(H, d) * d
     keys = (2 + limits.AGAIN) * (d + 1) * d + 2 * limits.SCORE_PILOTS + 2 * d
@@ -347,7 +351,7 @@ class AttentionLayerLearner(Configured):
     rotary_base: float | None = field(default=None, kw_only=True)
     tuning: AttentionLayerTuning = field(default=AttentionLayerTuning(), kw_only=True)
 
-    revision: ClassVar[int] = 8
+    revision: ClassVar[int] = 9
     outputs: ClassVar[Outputs] = "vector"
 
     def __post_init__(self) -> None:
@@ -399,18 +403,21 @@ class AttentionLayerLearner(Configured):
             conclusion = yield from search_with_positions(tokens, wanted, rng, attempts)
             return (yield from conclusion.run(checks))
         found = yield from find_norm(d, self.seed, self.norm)
-        if found.place == "post":
-            return (yield from steps_behind(d, wanted, rng, checks))
         if found.kind is not None:
             normed = yield from find_normed_tokens(d, found.kind, rng)
             inner = yield from normed.asked_of(self._on_ball(normed, rng, checks))
             return found_before(normed, *inner)
-        tokens = yield from self._tokens(rng)
         try:
-            conclusion = yield from tried(attempts, lambda last: self._searched(tokens, rng))
-        except HeadsAlike as refusal:
-            conclusion = yield from self._softly(tokens, rng, refusal)
-        return (yield from conclusion.run(checks))
+            if found.place == "post":
+                return (yield from steps_behind(d, wanted, rng, checks))
+            tokens = yield from self._tokens(rng)
+            try:
+                conclusion = yield from tried(attempts, lambda last: self._searched(tokens, rng))
+            except HeadsAlike as refusal:
+                conclusion = yield from self._softly(tokens, rng, refusal)
+            return (yield from conclusion.run(checks))
+        except (ModelMismatch, NotIdentifiable) as refusal:
+            raise found.beside(refusal) from refusal.__cause__
 
     def _softly(
         self, tokens: TokenMapAnswers, rng: np.random.Generator, refusal: HeadsAlike
@@ -469,6 +476,8 @@ class AttentionLayerLearner(Configured):
             model, layer = conclusion.drawn.model, answers.values.layer()
             heads = yield from heads_at_moderate_logits(model, layer, noise, rng)
             if not model.H < heads <= int(self.max_heads):
+                assert isinstance(answers.values, ValueAnswers)
+                refuse_cancelling(answers.values.gates.sum_share(layer), refusal)
                 raise
             raise Reason.HEADS_WEIGH_ALIKE.error(
                 {"c": layer.c, "M": layer.M}, kind=HeadsAlike, hard=model.H, soft=heads

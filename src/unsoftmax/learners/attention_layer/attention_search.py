@@ -94,6 +94,7 @@ from unsoftmax.learners.attention_layer.value_answers import (
     NormedNoise,
     ValueAnswers,
     groups_of,
+    refuse_cancelling,
     shared_rows,
 )
 from unsoftmax.learners.compose import Asking, T
@@ -380,7 +381,11 @@ def read_layer(
     noise = tokens.noise()
     found = yield from HeadSearch(LayerMap.of(tokens), noise, wanted.most, rng, pilots).run()
     single = AffineAnswers(tokens, found.residual)
-    return (yield from search(single, found.gates, noise, effort, wanted, rng, pilots))
+    try:
+        return (yield from search(single, found.gates, noise, effort, wanted, rng, pilots))
+    except (ModelMismatch, np.linalg.LinAlgError) as refusal:
+        refuse_cancelling(found.gates.sum_share(single.layer()), refusal)
+        raise
 
 
 def soft_search(

@@ -46,7 +46,11 @@ import numpy as np
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.learners.attention_layer import search_limits as limits
 from unsoftmax.learners.attention_layer.search_limits import PLAIN, Pilots
-from unsoftmax.learners.attention_layer.value_answers import GateAnswers, LayerMap
+from unsoftmax.learners.attention_layer.value_answers import (
+    GateAnswers,
+    LayerMap,
+    refuse_cancelling,
+)
 from unsoftmax.learners.compose import Asking, T, mapped
 from unsoftmax.measure.binary_grid import on_one_grid
 from unsoftmax.measure.token_map import AnswerNoise
@@ -182,10 +186,14 @@ class HeadSearch:
                 raise Reason.MORE_HEADS.error(heads=f"{rank - 1} or more", most=self.most)
             if rank > _COLUMNS.most:
                 return (yield from self._on_half_circle(a, y, b, length))
-            self._refuse_uniform(span, self.layer.beyond(y, b), y)
+            self._refuse_uniform(span, self.layer.M @ a, self.layer.beyond(y, b), y)
             columns = gate_columns(span, _COLUMNS)
             if columns.shape[1] == rank:
                 return self._named(a, b, y, columns[1:])
+        whole, z = self.layer.M @ a, self.layer.beyond(y, b)
+        sums = [whole, whole - a] if len(whole) == len(a) else [whole]  # a: a residual connection
+        largest = float(np.max(np.linalg.norm(z, axis=1)))
+        refuse_cancelling(float(np.min(np.linalg.norm(sums, axis=1))) / largest)
         many = f", there are more heads than an answer's {rank} numbers" * (rank == y.shape[1])
         raise Reason.GATES_NOT_0_OR_1.error(norm=length, rank=rank, many=many)
 
@@ -206,15 +214,20 @@ class HeadSearch:
         share = limits.RANK_SHARE * float(np.linalg.norm(y))
         return int(np.count_nonzero(singular > max(noise, share)))
 
-    def _refuse_uniform(self, span: Array, z: Array, y: Array) -> None:
+    def _refuse_uniform(self, span: Array, whole: Array, z: Array, y: Array) -> None:
         """Refuse a head whose weights are 1/2 everywhere, or two whose weights add up to 1."""
         half = np.full(len(span), 1 / 2)
         half[0] = 1.0
         half /= np.linalg.norm(half)
         if np.linalg.norm(half - span @ (span.T @ half)) <= _COLUMNS.off_by:
-            alike = HeadsAlike if self._rank(z - z[0], y) else HeadsStill
-            raise Reason.TOKENS_WEIGHED_ALIKE.error(
-                {"c": self.layer.c, "M": self.layer.M}, kind=alike
+            known = {"c": self.layer.c, "M": self.layer.M}
+            if self._rank(z - z[0], y):
+                raise Reason.TOKENS_WEIGHED_ALIKE.error(known, kind=HeadsAlike)
+            missed = np.linalg.norm(z[0] - whole / 2)
+            if missed <= _COLUMNS.off_by * np.linalg.norm(whole):
+                raise Reason.TOKENS_WEIGHED_ALIKE.error(known, kind=HeadsStill)
+            raise Reason.QUERY_TOKEN_DOES_NOT_COUNT.error(
+                known, kind=HeadsStill, tokens=len(z), missed=missed / np.linalg.norm(whole)
             )
 
     def _on_half_circle(self, a: Array, y: Array, b: Array, length: float) -> Asking[FoundHeads]:

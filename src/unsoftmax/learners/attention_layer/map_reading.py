@@ -230,9 +230,13 @@ class MapReading:
 
     def _map_noise(self, step: float) -> float:
         """Return what errors may make of a singular value of maps, read with such a step."""
-        size = float(np.linalg.norm(self.layer.heads, 2))
         share = max(self.noise.relative * limits.RANK_NOISE, limits.RANK_SHARE)
-        return share * size / step
+        return share * self._size() / step
+
+    def _size(self) -> float:
+        """Return how large maps are: where those of heads cancel their sum does not say it."""
+        each = np.linalg.norm(self.gates.vectors(self.layer), axis=1) / np.linalg.norm(self.gates.a)
+        return float(max(np.linalg.norm(self.layer.heads, 2), np.max(each, initial=0.0)))
 
     def _divided(self, answers: ValueAnswers, step: float) -> ValueAnswers | None:
         """Return the answers where their ranges divide the sum of all maps; None otherwise.
@@ -244,7 +248,7 @@ class MapReading:
         spans = answers.spans()
         U = [leading(s, r) for s, r in zip(spans, answers.ranks, strict=True)]
         least = float(np.linalg.svd(np.concatenate(U, axis=1), compute_uv=False)[-1])
-        size = float(np.linalg.norm(self.layer.heads, 2))
+        size = self._size()
         # an error of a vector turns the range by its share of the smallest vector
         thinnest = min(
             np.linalg.svd(s, compute_uv=False)[r - 1]
@@ -263,7 +267,7 @@ class MapReading:
         # what the maps may be off by, per length of a token
         U = np.concatenate(list(values.U), axis=1)
         condition = 1.0 if answers.whole else 1 / float(np.linalg.svd(U, compute_uv=False)[-1])
-        size = float(np.linalg.norm(self.layer.heads, 2))
+        size = self._size()
         errors = _CHECKED_TO * self.noise.relative * condition * size
         for k in range(limits.CHECKED):
             gates = np.linalg.lstsq(through[:, :, k], z[k], rcond=None)[0]

@@ -22,7 +22,7 @@ from unsoftmax.measure.token_map import AnswerNoise
 from unsoftmax.models import AttentionLayer
 from unsoftmax.probes import Array, Singles
 from unsoftmax.protocol import Certificate, Found
-from unsoftmax.refusals import Reason
+from unsoftmax.refusals import Reason, RefusalError, reworded
 from unsoftmax.validate.drawn_models import SAFETY
 
 # Lengths of a long token and of a longer one, far beyond any constant, and squares are within
@@ -38,6 +38,10 @@ _LONG = 2.0**8
 # What normalised tokens may miss a linear map by: an eps of 1 is 1e-5. And in roundoffs of the
 # answers, by their format: with a residual connection these are of numbers as large as the tokens.
 _OFF, _ROUNDOFFS = 1e-4, 4.0
+# Answers that miss a linear map by less may be noisy ones after a norm: others miss by about all.
+# How layers are refused then that were searched as if no norm were before.
+_NEARLY = 0.1
+_AS_IF_NONE = {"FIRST_TOKEN_DOES_NOT_COUNT", "NEITHER_NORM_BEHIND", "TOKENS_NOT_AFFINE"}
 # What heads add to long tokens' answers is seen where it is so many times as large.
 _SEEN = 30.0
 # Of the single tokens that find eps the longest, and each in proportion to the one before: eps from
@@ -61,6 +65,18 @@ class FoundNorm(NamedTuple):
     place: str
     """One of "none", "post" and "pre"."""
     kind: NormedKind | None = None
+    missed: float = np.inf
+    """Of one that was not found before the layer, by how much long tokens miss it, relatively."""
+
+    def beside(self, refusal: RefusalError) -> RefusalError:
+        """Say of a layer that was searched as without a norm before if one is nearly there."""
+        if self.missed > _NEARLY or refusal.reason not in _AS_IF_NONE:
+            return refusal
+        return reworded(
+            refusal,
+            f"{refusal} Or a LayerNorm or RMSNorm is before the layer and answers are too noisy "
+            f"for it: long single tokens are answered as after one but for {self.missed:.1e}.",
+        )
 
 
 def find_norm(dim: int, seed: int, norm: str | None) -> Asking[FoundNorm]:
@@ -75,20 +91,25 @@ def find_norm(dim: int, seed: int, norm: str | None) -> Asking[FoundNorm]:
     """
     if norm in ("none", "post"):
         return FoundNorm(norm)
+    grows = False
     if norm is None:
-        alone = yield from _grows_by_heads(dim, seed)
+        grows, alone = yield from _growth(dim, seed)
         if alone:
             return FoundNorm("none")
-    kind, bounded = yield from norm_before(dim, seed)
+    kind, missed = yield from norm_before(dim, seed)
     if kind is not None:
         return FoundNorm("pre", kind)
     if norm == "pre":
-        raise Reason.NOT_AFTER_A_NORM.error()
-    return FoundNorm("post" if bounded else "none")
+        by = f"They miss it by {missed:.1e} of its size." if np.isfinite(missed) else ""
+        raise Reason.NOT_AFTER_A_NORM.error(also=by)
+    return FoundNorm("none" if grows else "post", missed=missed)
 
 
-def _grows_by_heads(dim: int, seed: int) -> Asking[bool]:
-    """Whether answers grow with single tokens, and not as these do, or do not change at all."""
+def _growth(dim: int, seed: int) -> Asking[tuple[bool, bool]]:
+    """Whether answers grow with single tokens; and whether no norm can be there.
+
+    None is where they grow not as the tokens do, or do not change at all.
+    """
     token = np.round(16 * np.random.default_rng(seed).standard_normal(dim)) / 16
     token[0] = 1.0
     lengths = np.array([_NEAR, _FAR, -_FAR])[:, None]
@@ -99,21 +120,20 @@ def _grows_by_heads(dim: int, seed: int) -> Asking[bool]:
     as_tokens = far.shape == token.shape and bool(
         np.max(np.abs(far - _FAR * token)) <= _RESIDUAL * np.max(np.abs(far))
     )
-    return bool((grows or still) and not as_tokens)
+    return bool(grows), bool((grows or still) and not as_tokens)
 
 
-def norm_before(dim: int, seed: int) -> Asking[tuple[NormedKind | None, bool]]:
-    """Ask 0, u, v and u + v; return the norm before, and whether answers stay small."""
+def norm_before(dim: int, seed: int) -> Asking[tuple[NormedKind | None, float]]:
+    """Ask 0, u, v and u + v; return the norm before, and what they miss the nearest one by."""
     rng = np.random.default_rng([seed, dim])
     # means of 1 and 1/2 tell a norm that takes them off from one that does not
     u, v = np.round(16 * rng.standard_normal((2, dim))) / 16 + np.array([[1.0], [0.5]])
     tokens: Array = _LONG * np.array([np.zeros(dim), u, v, u + v])
     [y] = yield [Singles(tokens, phase="norm", purpose="pilot")]
-    bounded = bool(np.max(np.abs(y[1:])) <= np.max(np.abs(tokens)) / 2)
-    return kind_of(tokens[1:], y[1:], y[0]), bounded
+    return kind_of(tokens[1:], y[1:], y[0])
 
 
-def kind_of(tokens: Array, y: Array, zero: Array) -> NormedKind | None:
+def kind_of(tokens: Array, y: Array, zero: Array) -> tuple[NormedKind | None, float]:
     """Tell what kind of norm long tokens u, v, u + v (3, d) went through, if any before a layer.
 
     Parameters
@@ -127,9 +147,13 @@ def kind_of(tokens: Array, y: Array, zero: Array) -> NormedKind | None:
     -------
     NormedKind or None
         None where no layer after a norm answers so.
+    float
+        What answers miss that, or the nearest kind, by, relative to what heads add to them; inf
+        where they add nothing.
     """
     precision = Precision.of_format([y, zero[None]])
     rounding = _ROUNDOFFS * float(np.max(precision.error(0.0, y)))
+    nearest = np.inf
     for residual in (False, True):
         if residual and y.shape != tokens.shape:
             continue
@@ -140,10 +164,12 @@ def kind_of(tokens: Array, y: Array, zero: Array) -> NormedKind | None:
             means = np.mean(tokens, axis=1, keepdims=True)
             lengths = np.linalg.norm(tokens - centred * means, axis=1)
             sums = lengths[:, None] * z
-            missed = np.max(np.abs(sums[0] + sums[1] - sums[2]))
-            if missed < _OFF * np.max(np.abs(sums)) + rounding * np.sum(lengths):
-                return NormedKind(residual, centred)
-    return None
+            size = float(np.max(np.abs(sums)))
+            missed = float(np.max(np.abs(sums[0] + sums[1] - sums[2])))
+            if missed < _OFF * size + rounding * np.sum(lengths):
+                return NormedKind(residual, centred), missed / size
+            nearest = min(nearest, missed / size)
+    return None, nearest
 
 
 def find_normed_tokens(

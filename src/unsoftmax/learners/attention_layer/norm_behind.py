@@ -31,7 +31,11 @@ import scipy
 
 from unsoftmax.errors import ModelMismatch
 from unsoftmax.learners.attention_layer import search_limits as limits
-from unsoftmax.learners.attention_layer.value_answers import DirectionMap, GateAnswers
+from unsoftmax.learners.attention_layer.value_answers import (
+    DirectionMap,
+    GateAnswers,
+    refuse_cancelling,
+)
 from unsoftmax.learners.compose import Asking
 from unsoftmax.measure.normalised import (
     NormedAnswers,
@@ -42,6 +46,7 @@ from unsoftmax.measure.normalised import (
     uncentred_gain_of,
 )
 from unsoftmax.measure.precision import UNIT
+from unsoftmax.models.arrays import TINY
 from unsoftmax.probes import Array, Indices, Pairs, Sequences, Singles, UnitVectors
 from unsoftmax.refusals import Reason, RefusalError
 from unsoftmax.solve.gate_columns import GateColumnTuning, gate_columns
@@ -380,7 +385,13 @@ class PatternAnswers:
         if gates is None:
             # those of the first row are all 1
             gates = gate_columns(np.linalg.svd(rows, full_matrices=False)[0][:, :H], _COLUMNS)[1:]
-            if gates.shape[1] != H:
+            if gates.shape[1] > H:
+                found, plane = gates.shape[1], self.plane.shape[1]
+                counted = {"heads": H}
+                raise Reason.GATES_ALIKE_BEHIND.error(counted, heads=H, found=found, plane=plane)
+            if gates.shape[1] < H:
+                whole, others = float(np.linalg.norm(rows[0])), np.linalg.norm(rows[1:], axis=1)
+                refuse_cancelling(whole / float(np.max(others, initial=TINY)))
                 raise Reason.GATES_LEFT_BEHIND.error(heads=H, found=gates.shape[1])
         return frame.scaled(sigma), gates
 
@@ -416,6 +427,7 @@ def find_heads(
     failure, frame = None, singles.solved()
     first = limits.PLANE_FEWEST if exact else limits.PLANE_QUERIES
     for longer in limits.PLANE_LONGER:
+        wider = 0
         asked = _drawn(singles, frame.dim, longer, rng)
         fresh = asked.combined(first, rng)
         for _ in range(limits.PLANE_ROUNDS):
@@ -424,6 +436,11 @@ def find_heads(
                 gates = replace(asked.gates, gates=asked.read(frame)[1])
             except ModelMismatch as error:
                 failure, fresh = error, asked.combined(limits.PLANE_MORE, rng)
+                H = error.determined.get("heads", 0)
+                if not wider and asked.plane.shape[1] < (wider := min(H, frame.dim - 3 - H)):
+                    # a sum of gates is 0 or 1 all over the plane: it has to be wider
+                    asked = _drawn(singles, frame.dim, longer, rng, wider)
+                    fresh = asked.combined(first, rng)
                 continue
             # heads whose gates are alike by chance pass for one: more heads, more of them
             enough = limits.PLANE_FEWEST + limits.PLANE_BESIDE * (gates.gates.shape[1] - 1)
@@ -461,11 +478,14 @@ def _with_total(frame: DirectionMap, offset: Array, sums: Array, H: int) -> tupl
 
 
 def _drawn(
-    singles: SingleRound, dim: int, longer: float, rng: np.random.Generator
+    singles: SingleRound, dim: int, longer: float, rng: np.random.Generator, wider: int = 0
 ) -> PatternAnswers:
-    """Draw an offset and a plane of query tokens, on one coarse grid."""
+    """Draw an offset and a plane of query tokens, on one coarse grid.
+
+    ``wider`` is how many dimensions it has at least.
+    """
     # along a line the scales of answers with open gates are known by c alone
-    r = max(2 if dim > limits.PLANE_FEW else 1, min(_PLANE, (dim - 4) // 3))
+    r = max(2 if dim > limits.PLANE_FEW else 1, min(_PLANE, (dim - 4) // 3), wider)
     most = _COEFFICIENT
     plane = rng.integers(-most, most + 1, (dim, r)).astype(np.float64)
     size = most * (most + 1) / 3 * np.sqrt(r)  # rms of an entry of a query token

@@ -38,7 +38,9 @@ import numpy as np
 from unsoftmax.measure.normalised import NormedAnswers, UnknownScales
 from unsoftmax.measure.precision import UNIT
 from unsoftmax.measure.token_map import AnswerNoise, TokenMapAnswers
+from unsoftmax.models.arrays import TINY
 from unsoftmax.probes import Array, Indices
+from unsoftmax.refusals import Reason
 from unsoftmax.solve.full_rank import solved
 from unsoftmax.solve.leading_rows import leading_rows
 
@@ -125,6 +127,28 @@ class GateAnswers:
         gates = np.vstack([np.ones(self.gates.shape[1]), self.gates])
         rows = np.vstack([layer.heads @ self.a, layer.beyond(y, self.b)])
         return np.asarray(np.linalg.lstsq(gates, rows, rcond=None)[0])
+
+    def sum_share(self, layer: LayerMap) -> float:
+        """Return the size of Σ M_h a beside that of the largest M_h a."""
+        each = np.linalg.norm(self.vectors(layer), axis=1)
+        return float(np.linalg.norm(layer.heads @ self.a) / np.max(each, initial=TINY))
+
+
+# Where Σ M_h a is a smaller share of M_h a, errors of the sum are many times those of answers: of
+# layers whose values cancel to a millionth about half are found in float64.
+_CANCEL = 1e-3
+
+
+def refuse_cancelling(share: float, cause: Exception | None = None) -> None:
+    """Refuse heads whose values cancel, ``share`` being the size of their sum beside one.
+
+    Raises
+    ------
+    ModelMismatch
+        They do.
+    """
+    if share < _CANCEL:
+        raise Reason.VALUES_CANCEL.error(share=share) from cause
 
 
 @dataclass(frozen=True, slots=True)
