@@ -141,7 +141,7 @@ class _LogRatios(WrappedOracle):
         if p.dtype.kind not in "fiub" or np.any((p < 0) | (p > 1)):
             raise OracleError(
                 "The target's answers are no probabilities: they must be numbers from 0 to 1. "
-                "Leave out log_ratios (--answers probabilities) for other answers."
+                "Other answers have no log-ratios: ask for the numbers themselves."
             )
         there = ~np.isnan(p).any(axis=1)
         of = _of_sigmoid if p.shape[1] == 1 else _of_softmax

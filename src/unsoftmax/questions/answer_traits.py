@@ -31,6 +31,8 @@ SUM_OFF = 1e-2
 
 # A probability above 0 is below this where another one has come out as 0.
 TAIL = 1e-3
+# A token of a limit's own length may be beyond it by a roundoff: its direction is scaled by this.
+WITHIN = 1 - 2.0**-40
 
 AnswerKind: TypeAlias = Literal["constant", "labels", "noisy", "rounded", "float32", "float64"]
 SingleTokenShape: TypeAlias = Literal["bent", "smooth", "unclear", "affine"]
@@ -222,7 +224,7 @@ def _in_all_directions(
         return reach, radius
     longest = [X[[int(np.argmax(np.linalg.norm(X[:, 0], axis=1)))]] for X in tokens]
     X = np.concatenate(longest)
-    X = X / np.linalg.norm(X, axis=2, keepdims=True)
+    X = WITHIN * X / np.linalg.norm(X, axis=2, keepdims=True)
     for factor in (1.0, 0.25, 0.0625):
         asked = _answers("how long tokens may be", factor * reach * X)
         if (yield from unless_refused(asked, [])):
