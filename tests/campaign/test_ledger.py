@@ -663,14 +663,17 @@ def test_another_dim_is_a_mismatch_where_the_target_does_not_say_its_own(closed,
 
 
 def test_a_ledger_without_answers_belongs_to_nobody(tmp_path, expected):
-    """A first try with the wrong dim, say, does not spoil the file; it was paid all the same."""
+    """A first try with the wrong dim, say, does not spoil the file; it was paid all the same.
+
+    A short token is asked as well: it tells a wrong dimension from tokens that are too long.
+    """
     ledger = tmp_path / "ledger"
     for dim in (5, 3):
         with pytest.raises(us.DimensionRefused):
             learn(ledger, ORACLE.target.W.__matmul__, us.learners.ExactHead(dim))
     failed = account(ledger).failed
     recovery, counted = learn(ledger, budget=failed + expected.queries)
-    assert recovery.counts["failed"] == failed == 2 * 3 * 2
+    assert recovery.counts["failed"] == failed == 2 * 3 * (2 + 1)
     assert counted.queries == expected.queries
     with pytest.raises(us.LedgerMismatch, match=r"learner\.dim was 4 and is now 5"):
         learn(ledger, OneByOne(head(5)), us.learners.ExactHead(5))

@@ -172,9 +172,9 @@ def test_verify_keeps_its_ledger_beside_the_result_and_asks_anew_the_next_time(s
         done = run(served, "verify", "my weights.safetensors", *words, "--json")
         assert done.returncode == 0, done.stderr
         paid.append(json.loads(done.stdout)["queries"])
-        assert (served / "kept/ledger.sqlite").is_file()
+        assert (served / "kept/verification.sqlite").is_file()
     assert paid[0] == paid[1] == 20
-    assert (served / "kept/ledger.before.sqlite").is_file()
+    assert (served / "kept/verification.before.sqlite").is_file()
     changed = run(served, "verify", "other.safetensors", *words)
     assert changed.returncode == 1, changed.stderr
 

@@ -28,11 +28,8 @@ def report(
     try:
         page = write_page(folder, price)
     except OSError as error:
-        said = (
-            str(error)
-            if error.strerror is None
-            else f"{error.filename or folder}: {error.strerror}."
-        )
+        wrong = error.filename if Path(error.filename or folder).is_file() else folder
+        said = str(error) if error.strerror is None else f"{wrong}: {error.strerror}."
         raise Refusal(f"No page was written. {said}") from error
     except ValueError as error:
         raise Refusal(f"No page was written. {error}") from error

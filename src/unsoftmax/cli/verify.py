@@ -79,7 +79,7 @@ def verify(
         Path | None,
         typer.Option(
             help="SQLite file that keeps every answer, to go on after an interrupt "
-            "[OUT/ledger.sqlite, of one verification; without --out none]."
+            "[OUT/verification.sqlite, of one verification; without --out none]."
         ),
     ] = None,
     out: Annotated[
@@ -115,7 +115,7 @@ def verify(
     oracle = asked.oracle(target)
     if out is not None:
         prepare(out, (VERIFICATION_FILE,))
-        ledger = ledger or _of_this_time(out / "ledger.sqlite", out / VERIFICATION_FILE)
+        ledger = ledger or _of_this_time(out / "verification.sqlite", out / VERIFICATION_FILE)
 
     def alert(verdict: str, tensor: str | None = None) -> None:
         if sarif is not None:
@@ -173,7 +173,7 @@ def _of_this_time(book: Path, result: Path) -> Path:
     """
     with suppress(FileNotFoundError):
         if result.stat().st_mtime_ns >= book.stat().st_mtime_ns:
-            book.replace(book.with_name("ledger.before.sqlite"))
+            book.replace(book.with_name("verification.before.sqlite"))
     return book
 
 
