@@ -98,7 +98,7 @@ def test_an_even_part_costs_digits_and_the_certificate_says_so():
         assert v_error <= recovery.certificate.v_error
         assert any("times as large" in sentence for sentence in recovery.certificate.assumes)
     with pytest.raises(us.ModelMismatch, match="times as large"):
-        us.learn(lambda X: 1e7 * (even(X) - target(X)) + target(X), Antisymmetric(Exact(6)))
+        us.learn(lambda X: 1e12 * (even(X) - target(X)) + target(X), Antisymmetric(Exact(6)))
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from unsoftmax.measure.precision import Precision
 from unsoftmax.probes import Sequences
 from unsoftmax.protocol import Certificate, Evidence, Found
 from unsoftmax.validate.judge import judge
+from unsoftmax.validate.long_sequences import LONG_TOKENS
 
 COARSE = Precision(relative=1e-7)
 
@@ -42,7 +43,7 @@ def near(model, W_off, rng):
 
 def sequences(model, count=24, seed=0):
     learned = LearnedNetwork(model.network, 1e-15, 1e-15, Precision())
-    found = HeadsBeforeNetwork.of(model, learned, {})
+    found = HeadsBeforeNetwork.of(model, learned, {"W": 0.0, "w": 0.0})
     return found.short(count, np.random.default_rng(seed))
 
 
@@ -155,10 +156,12 @@ def test_closing_sequences_are_those_that_depend_on_the_attention(monkeypatch):
 
 def test_all_lengths_and_both_kinds_of_query_tokens_are_asked():
     families = sequences(model_of(0), 24)
-    assert sorted(part.tokens for part in families) == sorted(TOKENS)
+    assert sorted(part.tokens for part in families) == sorted({*TOKENS, LONG_TOKENS})
     assert sum(len(part) for part in families) == 24
     queries = np.concatenate([part.X[:, -1] for part in families])
-    assert np.count_nonzero(np.count_nonzero(queries, axis=1) == 1) == 12
+    ordinary = [len(part) for part in families if part.tokens != LONG_TOKENS]
+    assert sum(ordinary) == 16
+    assert np.count_nonzero(np.count_nonzero(queries, axis=1) == 1) == 8
     again = sequences(model_of(0), 24)
     assert all(np.array_equal(a.X, b.X) for a, b in zip(families, again, strict=True))
 

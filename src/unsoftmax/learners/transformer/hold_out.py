@@ -186,12 +186,12 @@ class HeadsBeforeNetwork:
     def short(self, count: int, rng: np.random.Generator) -> list[Sequences]:
         """Draw sequences whose answers depend on the attention, one family per length."""
         drawn = list[Array]()
-
-        def tells(X: Array) -> bool:
-            errors = (min(self.errors[name], UNBOUNDED) for name in "Ww")
-            return bool(score_shift(X[None], *errors).max() <= MOST_MOVED)
-
+        errors = [min(self.errors[name], UNBOUNDED) for name in "Ww"]
         for h, view in enumerate(self.views):
+
+            def tells(X: Array, view: Transformer = view) -> bool:
+                known = bool(score_shift(X[None], *errors).max() <= MOST_MOVED)
+                return known and bool(_moved(view, self.learned, X[None])[0] > 0)
 
             def ordinary(n: int, view: Transformer = view) -> Array:
                 # the n-th of a head is of another kind than the one before
@@ -320,9 +320,13 @@ class LayerAt:
 def _most_telling(model: Transformer, learned: LearnedNetwork, tried: list[Array]) -> Array:
     """Return the sequence whose answer differs most from that of the tokens' mean."""
     X = np.array(tried)
-    difference = np.abs(model(X) - learned.network(X.mean(axis=1)))
     longest = np.linalg.norm(X, axis=2).max(axis=1)
-    return np.asarray(X[int(np.argmax(difference / longest))])
+    return np.asarray(X[int(np.argmax(_moved(model, learned, X) / longest))])
+
+
+def _moved(model: Transformer, learned: LearnedNetwork, X: Array) -> Array:
+    """Return by how much attention moves the answers to sequences (B, N, d): (B,)."""
+    return np.asarray(np.abs(model(X) - learned.network(X.mean(axis=1))))
 
 
 def _drawn(model: Transformer, learned: LearnedNetwork, n: int, rng: np.random.Generator) -> Array:
