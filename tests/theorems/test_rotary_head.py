@@ -216,7 +216,7 @@ def test_large_biases_are_recovered_within_bounds_or_refused(spread, trials, evi
             continue
         assert within_bounds(recovery, target)
         near.append(scores_apart(recovery.model, target, NEAR))
-    reasons = "Large biases", "out of the answers' reach", "rounding leaves undetermined"
+    reasons = "Large biases", "out of the answers' reach", "they leave undetermined"
     assert all(any(reason in text for reason in reasons) for text in said)
     evidence(
         f"rotary head, biases of spread {spread:g}, d = r = 8",

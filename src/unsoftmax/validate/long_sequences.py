@@ -315,9 +315,10 @@ class LongTokens:
             query = (long if n % 2 else natural**2 / long) * unit[-1]
             lengths = long * (natural / long) ** shares
             made = self._with_logits(query, logits, lengths, unit[:-1] @ basis.T, basis)
-            made = made.astype(np.float32).astype(np.float64)
-            if np.linalg.norm(made, axis=1).max() <= self.longest and self.tells(made):
-                return made
+            if np.linalg.norm(made, axis=1).max() <= self.longest:
+                made = made.astype(np.float32).astype(np.float64)
+                if self.tells(made):
+                    return made
             long /= 2
         return None
 

@@ -59,6 +59,8 @@ LOGIT = 2.0
 SIZES = (1.0, 1e-1, 1e-2, 1e-3, 1e-4)
 # The long sequences of the hold-out, and those of heads with positions.
 LONG, FAR = LongSequenceTuning(), DistanceTuning()
+# The logits of other sequences than short ones are so many times larger, at most.
+STEEPER = max([LOGIT, *(shape.logits for shape in LONG.shapes)]) / LOGIT
 # Times that the model is moved at random by its errors, to see what those do to answers.
 MOVED = 3
 # Right models miss answers by up to 40 times what the answers' precision and random errors of the
@@ -196,7 +198,7 @@ class RecoveredHeads:
             off = score_shift(X[None], self.errors["W"][None], self.errors["w"][None])
             return bool(off.max(initial=0.0) <= most)
 
-        most = max(MOST, MOST_COARSE * reduced.eta)
+        most = _most_missed(reduced)
         tokens = LongTokens(model, tells, reduced.lengths.single(LONG.longest))
         if purpose == "check":
             short = tokens.among(count, rng, ordinary)
@@ -286,7 +288,15 @@ class PositionedHeads:
         alike: bool,
     ) -> tuple[Sequence[Any], list[Round]]:
         """Draw fresh sequences of 1 to 512 tokens."""
-        return at_distances(self.model, count, rng, FAR, lambda X: bool(self.telling(X[None])[0]))
+
+        def tells(X: Array) -> bool:
+            X = X[None]
+            answer = self.model(X)
+            away = TIMES * np.abs([other(X) - answer for other in self.others])
+            most = STEEPER * _most_missed(reduced) * _size(self.model, reduced, X)
+            return bool(self.telling(X)[0] and np.all(away <= most))
+
+        return at_distances(self.model, count, rng, FAR, tells)
 
     def refusal(self, judgement: Judgement, explained: bool) -> UnsoftmaxError:
         """Say why fresh answers contradict the heads, or confirm nothing."""
@@ -389,20 +399,15 @@ def fresh_residuals(
     asked = [X for X, _ in answered]
     predicted = [model(X) for X in asked]
     missed = np.concatenate([y - of for (_, y), of in zip(answered, predicted, strict=True)])
-    longest = np.concatenate([np.linalg.norm(X, axis=2).max(axis=1) for X in asked])
-    values = max(float(np.linalg.norm(model.v)), reduced.scale)
-    size = longest * values / np.sqrt(model.dim) + abs(reduced.c)
-    size = np.where(size > 0, size, 1.0)
+    size = np.concatenate([_size(model, reduced, X) for X in asked])
     own = (TIMES if model.H else NOTHING) * reduced.precision.error(size)
     own = own + np.concatenate([_rounding(model, X, reduced.precision.unit) for X in asked])
     moved = np.zeros(len(size))
     for other in found.drawn(rng):
         away = [other(X) - of for X, of in zip(asked, predicted, strict=True)]
         moved = np.maximum(moved, TIMES * np.abs(np.concatenate(away)))
-    most, turned = max(MOST, MOST_COARSE * reduced.eta), isinstance(found, PositionedHeads)
-    # the logits of other sequences are so many times larger, at most
-    larger = max([LOGIT, *(shape.logits for shape in LONG.shapes)]) / LOGIT
-    steep = [larger if turned or X.shape[1] not in LENGTHS else 1.0 for X in asked]
+    most, turned = _most_missed(reduced), isinstance(found, PositionedHeads)
+    steep = [STEEPER if turned or X.shape[1] not in LENGTHS else 1.0 for X in asked]
     steeper, several = (
         np.concatenate([np.full(len(X), of) for X, of in zip(asked, each, strict=True)])
         for each in (steep, [X.shape[1] > 1 for X in asked])
@@ -419,6 +424,18 @@ def fresh_residuals(
     )
     looked = looked_at(model, answered, chain(*rounds))
     return FreshResiduals(residuals, (own + moved) / size, looked)
+
+
+def _size(model: MultiHead | RotaryHeads, reduced: ReducedAnswers, X: Array) -> Array:
+    """Return the size of the terms of answers to sequences (B, N, d): (B,)."""
+    values = max(float(np.linalg.norm(model.v)), reduced.scale)
+    size = np.linalg.norm(X, axis=2).max(axis=1) * values / np.sqrt(model.dim) + abs(reduced.c)
+    return np.where(size > 0, size, 1.0)
+
+
+def _most_missed(reduced: ReducedAnswers) -> float:
+    """Return the largest share of answers that errors of the model may explain."""
+    return max(MOST, MOST_COARSE * reduced.eta)
 
 
 def _rounding(model: MultiHead | RotaryHeads, X: Array, unit: float) -> Array:
