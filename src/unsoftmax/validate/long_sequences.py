@@ -30,7 +30,7 @@ import numpy as np
 
 from unsoftmax.models.arrays import TINY
 from unsoftmax.models.attention import softmax
-from unsoftmax.probes import Array, Probes, Round
+from unsoftmax.probes import Array, Flags, Probes, Round
 from unsoftmax.validate.judge import Answered
 
 LONGEST = 2.0**110
@@ -395,17 +395,22 @@ def looked_at(
     answered: Sequence[Answered],
     long: Iterable[Probes],
     ball: Ball | None = None,
+    telling: Sequence[Flags] | None = None,
 ) -> str:
     """Say up to which lengths and size of logits fresh sequences were answered.
 
     ``long`` are the families of long sequences, those that were not answered included; ``ball``
-    says how long tokens of the model are before a norm.
+    says how long tokens of the model are before a norm. Lengths are those of sequences that are
+    ``telling``: any scores may be behind an answer that errors of the model leave open.
     """
     longest = max((X.shape[1] for X, y in answered if len(y)), default=0)
     most = max((_largest_logit(model, X) for X, _ in answered if X.shape[1] == longest), default=0)
     lost = sorted({part.tokens for part in long} - {X.shape[1] for X, _ in answered})
     refused = f" It did not answer those of {', '.join(map(str, lost))} tokens." if lost else ""
-    keys, queries = _longest_seen(model, [X for X, y in answered if len(y)], ball)
+    shown = [X for X, y in answered if len(y)]
+    if telling is not None:
+        shown = [X[tells] for (X, _), tells in zip(answered, telling, strict=True)]
+    keys, queries = _longest_seen(model, [X for X in shown if len(X)], ball)
     return (
         f"Fresh sequences had up to {longest} tokens, and logits up to {most:.2g}: beyond that the "
         f"target may be something else.{refused} Their keys had norms up to {keys:.2g} and their "

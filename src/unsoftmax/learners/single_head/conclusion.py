@@ -116,7 +116,9 @@ def conclude(
         bounds = rounded.bounds()
         found = _supported(rounded, bounds, answered, first.checks, otherwise, most_unexplained)
     head, bounds, evidence = found
-    looked = looked_at(head.model, answered, chain(*rounds))
+    seen = [(HeadAt.of(head.model, X), y) for X, y in answered]
+    telling = [of.telling for of in _compared(head, bounds, seen)]
+    looked = looked_at(head.model, answered, chain(*rounds), telling=telling)
     certificate = certificate_of(head, first.checks, looked, bounds=bounds)
     _refuse_unknown(head, certificate)
     notes = (*head.notes(), *bounds.notes)
@@ -217,10 +219,8 @@ def _supported(
     factor, wider = 1.0, head
     seen = [(HeadAt.of(head.model, X), y) for X, y in answered]
     while True:
-        errors, values = bounds.errors, wider.values
-        compared = [
-            to_first_order(at, y, values, errors, JUDGE, bounds.positions) for at, y in seen
-        ]
+        errors = bounds.errors
+        compared = _compared(wider, bounds, seen)
         lengths = (at.X.shape[1] for at, _ in seen)
         judgement = judge(Residuals.of_lengths(zip(lengths, compared, strict=True)), checks)
         evidence = judgement.evidence
@@ -236,6 +236,14 @@ def _supported(
             _refuse(head, judgement, bool(np.isfinite(errors["W"])), otherwise)
         wider = _coarser(head, factor)
         bounds = wider.bounds()
+
+
+def _compared(
+    head: RecoveredHead, bounds: HeadBounds, seen: list[tuple[HeadAt, Array]]
+) -> list[Residuals]:
+    """Compare answers with the head, one family after the other."""
+    errors, positions = bounds.errors, bounds.positions
+    return [to_first_order(at, y, head.values, errors, JUDGE, positions) for at, y in seen]
 
 
 def _refuse(head: RecoveredHead, judgement: Judgement, bounded: bool, otherwise: str) -> NoReturn:
