@@ -39,10 +39,11 @@ def free_port():
 class Server:
     """A process of one command in a folder, which serves models by name."""
 
-    def __init__(self, folder, command, port, names=("head",)):
-        self.folder, self.command, self.names = folder, command, names
+    def __init__(self, folder, command, port, names=("head",), ready=None):
+        self.folder, self.command = folder, command
         self.root = f"http://127.0.0.1:{port}/v2"
         self.url = self.url_of(names[0])
+        self.ready = ready or [f"{self.url_of(name)}/ready" for name in names]
 
     def url_of(self, name):
         return f"{self.root}/models/{name}"
@@ -52,13 +53,13 @@ class Server:
             self.process = subprocess.Popen(
                 self.command, cwd=self.folder, stdout=log, stderr=log, stdin=subprocess.DEVNULL
             )
-        for name in self.names:
-            self._wait_for(name)
+        for url in self.ready:
+            self._wait_for(url)
 
-    def _wait_for(self, name):
+    def _wait_for(self, url):
         for _ in range(600):
             try:
-                urllib.request.urlopen(f"{self.url_of(name)}/ready", timeout=5).close()
+                urllib.request.urlopen(url, timeout=5).close()
                 return
             except (urllib.error.URLError, OSError):
                 assert self.process.poll() is None, (self.folder / "log").read_text()

@@ -60,6 +60,20 @@ class Asked:
         str | None,
         typer.Option(help="Environment variable with an endpoint's Authorization header."),
     ] = None
+    request: Annotated[
+        str | None,
+        typer.Option(
+            help="JSON for an endpoint of no protocol: {X} stands for a batch of sequences, {x} "
+            "for one."
+        ),
+    ] = None
+    answer: Annotated[
+        str | None,
+        typer.Option(help="Where the numbers are in its answer, such as outputs.0.hidden."),
+    ] = None
+    per_minute: Annotated[
+        float | None, typer.Option(min=0.001, help="Most requests a minute. [default: any]")
+    ] = None
     retries: Annotated[
         int, typer.Option(min=1, help="Tries for a sequence that is not answered.")
     ] = Retries().tries
@@ -78,7 +92,16 @@ class Asked:
 
     def oracle(self, target: str) -> Oracle:
         """Return the oracle that TARGET names."""
-        return targets.resolve(target, self.coordinate, self.auth, self.answers)
+        endpoint = {"auth": self.auth, "request": self.request, "answer": self.answer}
+        told: dict[str, Any] = {name: value for name, value in endpoint.items() if value}
+        if self.per_minute is not None:
+            told["limits"] = us.oracles.HttpLimits(per_minute=self.per_minute)
+        if told.keys() - {"auth"} and "://" not in target:
+            raise Refusal(
+                "--request, --answer and --per-minute are for endpoints, and the target is none: "
+                "give its http(s):// URL, or leave them out."
+            )
+        return targets.resolve(target, self.coordinate, self.answers, told)
 
     def arguments(self) -> dict[str, Any]:
         """Return these options as `learn`, `audit`, `defend` and `verify` take them."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 HELP = (
     "What to ask: a model.safetensors, a model.onnx, an endpoint of the Open Inference Protocol "
-    "(http(s)://host/v2/models/NAME), or module:function (imports the module from the current "
-    "folder or the environment, and runs it)."
+    "(http(s)://host/v2/models/NAME), any URL with --request, or module:function (imports the "
+    "module from the current folder or the environment, and runs it)."
 )
 
 NUMBERS, PROBABILITIES = "numbers", "probabilities"
@@ -27,24 +27,27 @@ NUMBERS, PROBABILITIES = "numbers", "probabilities"
 
 
 def resolve(
-    target: str, coordinate: int | None = None, auth: str | None = None, answers: str = NUMBERS
+    target: str,
+    coordinate: int | None = None,
+    answers: str = NUMBERS,
+    endpoint: Mapping[str, Any] | None = None,
 ) -> Oracle:
     """Return the oracle that TARGET names, or log-ratios of its probabilities, or one coordinate.
 
-    ``auth`` names the environment variable with an endpoint's Authorization header.
+    ``endpoint`` says how a URL is asked, as `us.oracles.from_url` takes it.
     """
     if answers not in (NUMBERS, PROBABILITIES):
         raise Refusal(f"--answers is {NUMBERS} or {PROBABILITIES}; it is {answers}.")
-    oracle = _named(target, auth)
+    oracle = _named(target, endpoint or {})
     if answers == PROBABILITIES:
         oracle = us.oracles.log_ratios(oracle)
     return oracle if coordinate is None else us.oracles.coordinate(oracle, coordinate)
 
 
-def _named(target: str, auth: str | None) -> Oracle:
+def _named(target: str, endpoint: Mapping[str, Any]) -> Oracle:
     if target.startswith(("http://", "https://")):
         try:
-            return us.oracles.from_url(target, auth)
+            return us.oracles.from_url(target, **endpoint)
         except (ValueError, ImportError) as error:
             raise Refusal(str(error)) from error
     if "/v2/models/" in target and "://" not in target:

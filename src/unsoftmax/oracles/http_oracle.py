@@ -1,4 +1,4 @@
-"""An endpoint of the Open Inference Protocol v2 as an oracle, over HTTP."""
+"""An endpoint as an oracle, over HTTP: of the Open Inference Protocol v2, or any of JSON."""
 
 from __future__ import annotations
 
@@ -8,12 +8,16 @@ import ssl
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any
 from urllib.parse import urlsplit
 
+import numpy as np
+
 from unsoftmax.errors import OracleError, RetryLater, missing_extra
+from unsoftmax.oracles.json_template import JsonTemplate
 from unsoftmax.oracles.model_runtimes import of_last_token
 from unsoftmax.oracles.open_inference import (
     ProtocolError,
@@ -53,6 +57,8 @@ class HttpLimits:
     too_short: int = 7
     """Words of the Authorization header up to this length, such as Bearer, are no secret; longer
     ones are cut out of an endpoint's messages."""
+    per_minute: float | None = None
+    """Questions are sent this many times a minute at most, evenly."""
 
 
 def from_url(
@@ -61,16 +67,19 @@ def from_url(
     input: str | None = None,
     output: str | None = None,
     limits: HttpLimits = HttpLimits(),
+    request: str | None = None,
+    answer: str | None = None,
 ) -> HttpOracle:
-    """Ask a model behind HTTP that speaks the Open Inference Protocol v2.
+    """Ask a model behind HTTP that speaks the Open Inference Protocol v2, or any JSON.
 
-    MLServer, Triton and KServe do. Its metadata is read at once, so that what does not fit is
-    said before anything is asked.
+    MLServer, Triton and KServe speak the protocol. Its metadata is read at once, so that what does
+    not fit is said before anything is asked. Any other endpoint is told by ``request`` and
+    ``answer``.
 
     Parameters
     ----------
     url : str
-        ``http(s)://host/v2/models/NAME`` or ``…/versions/V``.
+        ``http(s)://host/v2/models/NAME`` or ``…/versions/V``; with ``request`` any.
     auth : str, optional
         Name of an environment variable that holds the Authorization header, such as
         ``Bearer …``. It is read at every call, and neither logged nor stored.
@@ -78,7 +87,12 @@ def from_url(
         Which of the model's tensors takes sequences and which one answers; the only input and the
         first output by default.
     limits : HttpLimits, optional
-        How long it may take and how much it may send.
+        How long it may take, how much it may send, and how often it is asked.
+    request, answer : str, optional
+        For an endpoint of no protocol: the JSON that is posted, with {X} where a batch of
+        sequences goes as nested lists, or {x} where one sequence does, ``{"inputs": {X}}``; and
+        where its answer has the numbers, ``outputs.0.hidden``: names and indices, * for all
+        elements of a list. With {x} every sequence is a request.
 
     Returns
     -------
@@ -91,7 +105,8 @@ def from_url(
     ImportError
         httpx or orjson is not installed.
     ValueError
-        ``url`` is not of this form, holds a password, or the variable ``auth`` is not set.
+        ``url`` is not of this form, holds a password, or the variable ``auth`` is not set;
+        ``request`` is no JSON around {X} or {x}, or there is one of ``request``, ``answer``.
     OracleError
         The endpoint does not answer, has no such model, or the model takes no sequences of
         vectors.
@@ -111,7 +126,13 @@ def from_url(
     >>> oracle.dim  # doctest: +SKIP
     64
     """
-    return HttpOracle(url, auth, input, output, limits)
+    if (request is None) != (answer is None):
+        raise ValueError(
+            "An endpoint of no protocol needs both: request, the JSON to post with {X} where "
+            "numbers go, and answer, where its numbers are."
+        )
+    template = JsonTemplate(request, answer) if request is not None and answer is not None else None
+    return HttpOracle(url, auth, input, output, limits, template)
 
 
 @dataclass(eq=False)
@@ -123,13 +144,17 @@ class HttpOracle:
     input: str | None
     output: str | None
     limits: HttpLimits
+    template: JsonTemplate | None = None
     signature: Signature = field(init=False)
     _client: Any = field(init=False, default=None, repr=False)
     _lock: Any = field(init=False, default_factory=threading.Lock, repr=False)
+    _next: float = field(init=False, default=0.0, repr=False)
 
     def __post_init__(self) -> None:
-        self.url = _checked(self.url)
+        self.url = _checked(self.url, any_path=self.template is not None)
         self._headers()
+        if self.template is not None:
+            return
         model = self._metadata(self.url)
         try:
             server = self._metadata(self.url.partition("/models/")[0])
@@ -144,20 +169,58 @@ class HttpOracle:
 
     def __call__(self, X: Array, /) -> Any:
         """Answer a batch of sequences (B, N, d)."""
-        body, headers = request(X, self.signature)
-        limits, (count, tokens, _) = self.limits, X.shape
-        numbers = count * tokens * limits.numbers_per_vector
-        most = min(limits.body_bytes, limits.metadata_bytes + limits.bytes_per_number * numbers)
-        received, said = self._call("POST", f"{self.url}/infer", most, body, headers)
+        if self.template is None:
+            body, headers = request(X, self.signature)
+            received, said = self._post(f"{self.url}/infer", body, headers, X)
+            y = self._read(lambda: answer(received, said, self.signature))
+            if not self.signature.binary and in_binary(received, said):
+                self.signature = replace(self.signature, binary=True)
+        elif self.template.one_by_one:
+            y = self._one_by_one(X, self.template)
+        else:
+            y = self._told_by(X, self.template)
+        return of_last_token(y, *X.shape[:2])
+
+    def _told_by(self, X: Array, template: JsonTemplate) -> Array:
+        headers = {"Content-Type": "application/json"}
+        received, _ = self._post(self.url, template.body(X), headers, X)
+        return self._read(lambda: template.numbers(received))
+
+    def _one_by_one(self, X: Array, template: JsonTemplate) -> Array:
+        """Ask a sequence at a time; if one fails, those before it are kept, the rest NaN."""
+        answers: list[Array] = []
         try:
-            y = answer(received, said, self.signature)
+            for x in X:
+                answers.append(of_last_token(self._told_by(x, template)[None], 1, len(x))[0])
+        except (ConnectionError, TimeoutError, RetryLater):
+            if not answers:
+                raise
+        missing = [np.full_like(answers[0], np.nan)] * (len(X) - len(answers))
+        try:
+            return np.stack([*answers, *missing])
+        except ValueError:
+            shapes = sorted({one.shape for one in answers})
+            raise OracleError(f"{self.url} answers in several shapes: {shapes}.") from None
+
+    def _post(self, url: str, body: bytes, headers: dict[str, str], X: Array) -> tuple[bytes, Any]:
+        """Ask a question when its turn has come."""
+        limits, tokens = self.limits, X.size // X.shape[-1]
+        if limits.per_minute is not None:
+            with self._lock:
+                turn = max(self._next, time.monotonic())
+                self._next = turn + 60.0 / limits.per_minute
+            time.sleep(max(0.0, turn - time.monotonic()))
+        numbers = tokens * limits.numbers_per_vector
+        most = min(limits.body_bytes, limits.metadata_bytes + limits.bytes_per_number * numbers)
+        return self._call("POST", url, most, body, headers)
+
+    def _read(self, reading: Callable[[], Array]) -> Array:
+        try:
+            return reading()
         except ProtocolError as error:
             raise ConnectionError(
                 f"{self.url} sent what is no answer. {self._shown(error)}"
             ) from None
-        if not self.signature.binary and in_binary(received, said):
-            self.signature = replace(self.signature, binary=True)
-        return of_last_token(y, count, tokens)
 
     def _metadata(self, url: str) -> Any:
         try:
@@ -317,8 +380,8 @@ class HttpOracle:
         self.__dict__.update(state, _client=None, _lock=threading.Lock())
 
 
-def _checked(url: str) -> str:
-    """Return the URL of a model without a slash at its end, or raise ValueError."""
+def _checked(url: str, *, any_path: bool) -> str:
+    """Return any URL, or a model's without a slash at its end; or raise ValueError."""
     parts = urlsplit(url)
     if "@" in url or parts.query or parts.fragment:
         raise ValueError(
@@ -331,12 +394,15 @@ def _checked(url: str) -> str:
     fits = words[-3:-1] == ["v2", "models"] or (
         words[-5:-3] == ["v2", "models"] and words[-2] == "versions"
     )
-    if parts.scheme not in ("http", "https") or not parts.netloc or not (fits and words[-1]):
+    fits = any_path or bool(fits and words[-1])
+    if parts.scheme not in ("http", "https") or not parts.netloc or not fits:
         raise ValueError(
             f"{url} is no model's URL: it must be http(s)://host/v2/models/NAME, or "
-            "…/NAME/versions/V."
+            "…/NAME/versions/V. Any other endpoint that takes JSON is told by its request and "
+            "where its answer is."
         )
-    return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}"
+    path = parts.path if any_path else parts.path.rstrip("/")
+    return f"{parts.scheme}://{parts.netloc}{path}"
 
 
 def _without_tls(error: BaseException) -> bool:

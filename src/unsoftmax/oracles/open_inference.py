@@ -17,7 +17,8 @@ from unsoftmax.probes import Array
 HEADER_LENGTH = "Inference-Header-Content-Length"
 """The HTTP header that says where the JSON ends and tensors in binary begin."""
 
-DATATYPES: Mapping[str, str] = {"FP64": "<f8", "FP32": "<f4", "FP16": "<f2"}
+DATATYPES: Mapping[str, str] = {"FP64": "<f8", "FP32": "<f4", "FP16": "<f2", "BF16": "<u2"}
+"""Types of numbers in binary. NumPy has no bfloat16, the upper half of a float32; nor has JSON."""
 
 
 class ProtocolError(Exception):
@@ -55,7 +56,7 @@ def signature(
     datatype = takes.get("datatype", "FP64")
     if not isinstance(datatype, str) or datatype not in DATATYPES:
         raise ProtocolError(
-            f"Its input {takes['name']} is {datatype}; vectors are FP64, FP32 or FP16."
+            f"Its input {takes['name']} is {datatype}; vectors are FP64, FP32, FP16 or BF16."
         )
     if not isinstance(shape, list) or len(shape) != 3:
         raise ProtocolError(
@@ -64,6 +65,7 @@ def signature(
     dim = shape[2] if type(shape[2]) is int and shape[2] > 0 else None
     extensions = server.get("extensions", []) if isinstance(server, dict) else []
     binary = isinstance(extensions, list) and "binary_tensor_data" in extensions
+    binary = binary or datatype == "BF16"
     return Signature(takes["name"], datatype, gives.get("name"), dim, binary)
 
 
@@ -94,9 +96,7 @@ def request(X: Array, to: Signature) -> tuple[bytes, dict[str, str]]:
     An answer in binary is asked for in JSON as well. A server without the extension passes over
     the parameter; one that heeds it speaks the extension, whether its metadata says so or not.
     """
-    orjson = _orjson()
-    with np.errstate(over="ignore"):
-        numbers = np.ascontiguousarray(X, dtype=DATATYPES[to.datatype])
+    numbers = _as_datatype(X, to.datatype)
     tensor: dict[str, Any] = {"name": to.input, "shape": list(X.shape), "datatype": to.datatype}
     content: dict[str, Any] = {"inputs": [tensor], "parameters": {"binary_data_output": True}}
     if to.output is not None:
@@ -105,12 +105,27 @@ def request(X: Array, to: Signature) -> tuple[bytes, dict[str, str]]:
         # orjson knows float32 and float64; either is written so that it is read back as it was
         data = numbers.astype(np.float32) if to.datatype == "FP16" else numbers
         tensor["data"] = data.ravel()
-        body = orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)
-        return body, {"Content-Type": "application/json"}
+        return as_json(content), {"Content-Type": "application/json"}
     tensor["parameters"] = {"binary_data_size": numbers.nbytes}
-    header = orjson.dumps(content)
+    header = as_json(content)
     headers = {"Content-Type": "application/octet-stream", HEADER_LENGTH: str(len(header))}
     return header + numbers.tobytes(), headers
+
+
+def as_json(content: Any) -> bytes:
+    """Write JSON; arrays of NumPy are nested lists, numbers have all their digits."""
+    orjson = _orjson()
+    body: bytes = orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)
+    return body
+
+
+def _as_datatype(X: Array, datatype: str) -> Array:
+    """Round to a model's type, bfloat16 to the nearest even."""
+    with np.errstate(over="ignore"):
+        if datatype != "BF16":
+            return np.ascontiguousarray(X, dtype=DATATYPES[datatype])
+        bits = np.ascontiguousarray(X, dtype="<f4").view("<u4").astype(np.uint64)
+        return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2")
 
 
 def in_binary(body: bytes, headers: Mapping[str, str]) -> bool:
@@ -157,11 +172,14 @@ def _numbers(tensor: Mapping[str, Any], binary: bytes) -> Array:
     """Return a tensor's numbers in its shape, which may be told by nested lists as well."""
     datatype = DATATYPES.get(tensor["datatype"])
     if tensor.get("data") is not None:
-        flat = np.array(tensor["data"], dtype=np.float64 if datatype is None else datatype)
+        of_json = np.float64 if datatype in (None, "<u2") else datatype
+        flat = np.array(tensor["data"], dtype=of_json)
     else:
         if datatype is None:
             raise ValueError(f"binary numbers of type {tensor['datatype']}")
         flat = np.frombuffer(binary, dtype=datatype)
+        if tensor["datatype"] == "BF16":
+            flat = (flat.astype("<u4") << 16).view("<f4")
     numbers: Array = flat.reshape(tensor["shape"])
     return numbers
 
