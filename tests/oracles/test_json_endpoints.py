@@ -77,7 +77,8 @@ def test_a_place_that_names_nothing_and_half_a_template_are_refused():
 
 
 def test_a_head_behind_json_is_recovered_from_the_command_line(tmp_path, monkeypatch):
-    seen, target = [], head(1)
+    seen: list[int] = []
+    target = head(1)
     monkeypatch.setenv("TOKEN", "Bearer open sesame")
     with serving(of(target, seen)) as (url, requests):
         where = url.replace("/v2/models/head", "/generate")
@@ -105,7 +106,8 @@ def test_a_head_behind_json_is_recovered_from_the_command_line(tmp_path, monkeyp
 
 def test_one_sequence_at_a_time_keeps_what_was_answered():
     """A server that fails at its 5th and 9th request: nothing else is asked twice."""
-    seen, target = [], head(2)
+    seen: list[int] = []
+    target = head(2)
     with serving(of(target, seen, lambda n: 503 if n in (5, 9) else None)) as (url, _):
         oracle = us.oracles.from_url(
             url + "/ask", request='{"inputs": [{x}]}', answer="outputs.0.hidden"
@@ -121,8 +123,7 @@ def test_one_sequence_at_a_time_keeps_what_was_answered():
 
 
 def test_requests_keep_to_a_pace():
-    seen = []
-    with serving(of(head(0), seen)) as (url, _):
+    with serving(of(head(0), [])) as (url, _):
         paced = us.oracles.HttpLimits(per_minute=1200)
         oracle = us.oracles.from_url(
             url + "/ask", None, None, None, paced, '{"inputs": [{x}]}', "outputs.0.hidden"
@@ -146,8 +147,8 @@ def test_bfloat16_goes_and_comes_as_the_nearest(numbers):
     X = np.array(numbers)[None, :, None]
     body, headers = request(X, signature(model, {}))
     sent = np.frombuffer(body[int(headers["Inference-Header-Content-Length"]) :], "<u2")
-    tensor = {"name": "y", "datatype": "BF16", "shape": [len(numbers)]}
-    tensor["parameters"] = {"binary_data_size": 2 * len(numbers)}
+    size = {"binary_data_size": 2 * len(numbers)}
+    tensor = {"name": "y", "datatype": "BF16", "shape": [len(numbers)], "parameters": size}
     header = json.dumps({"outputs": [tensor]}).encode()
     lengths = {"Inference-Header-Content-Length": str(len(header))}
     came = answer(header + sent.tobytes(), lengths, signature(model, {}))
@@ -172,11 +173,15 @@ def test_a_service_of_fastapi(tmp_path, monkeypatch):
     try:
         monkeypatch.setenv("TOKEN", "Bearer open sesame")
         where = f"http://127.0.0.1:{port}/generate"
-        told = {"request": '{"inputs": {X}}', "answer": "outputs.*.hidden"}
-        oracle = us.oracles.from_url(where, "TOKEN", **told)
+
+        def asked(auth):
+            told = '{"inputs": {X}}', "outputs.*.hidden"
+            return us.oracles.from_url(where, auth, request=told[0], answer=told[1])
+
+        oracle = asked("TOKEN")
         recovery = us.learn(oracle, us.learners.ExactHead(DIM, biases=True))
         assert us.equivalent(recovery.model, target, rtol=1e-10)
         with pytest.raises(us.OracleError, match=r"401.*who are you.*no Authorization header"):
-            us.oracles.from_url(where, **told)(np.ones((1, 1, DIM)))
+            asked(None)(np.ones((1, 1, DIM)))
     finally:
         server.kill()

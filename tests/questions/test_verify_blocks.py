@@ -7,6 +7,7 @@ is named, of the others none.
 from __future__ import annotations
 
 import json
+import shlex
 from importlib import util
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 
 import unsoftmax as us
+from tests import block_services
 from tests.commands import run
 
 D, HEADS, GROUPS, WIDTH, NEURONS = 24, 4, 2, 6, 40
@@ -159,7 +161,8 @@ def test_blocks_of_a_checkpoint_from_the_command_line(tmp_path):
         assert done.returncode == status, done.stderr
         assert json.loads(done.stdout)["queries"] <= most
     part = run(tmp_path, "verify", "served:right", *claimed, "--part", "attention")
-    assert part.returncode == 1, part.stderr
+    assert part.returncode == 3, part.stderr
+    assert "returns a whole block" in part.stdout
     for words, says in (
         (("--layers", "9"), "has 0 to 5"),
         (("--layers", "0:2", "--part", "attention"), "of one block"),
@@ -172,3 +175,58 @@ def test_blocks_of_a_checkpoint_from_the_command_line(tmp_path):
     refused = run(tmp_path, "verify", "served:right", "--weights", tmp_path, "--layers", "1")
     assert refused.returncode == 2
     assert "leave them out" in refused.stderr
+
+
+SERVICES = """
+from pathlib import Path
+import numpy as np
+from tests.block_services import served
+kind = Path("kind.txt").read_text()
+state, before = (dict(np.load(f"{name}.npz")) for name in ("now", "before"))
+def block(X):
+    return served(kind, state)(X)
+def revision(X):
+    return served(kind, before)(X)
+def attention(X):
+    flat = {name: np.zeros_like(x) if name in LAST else x for name, x in state.items()}
+    return served(kind, flat)(X)
+LAST = {"decoder.layers.0.fc2.weight", "decoder.layers.0.fc2.bias", "layers.0.mlp.down_proj.weight"}
+"""
+
+
+@pytest.mark.parametrize("kind", ["bert", "opt", "llama"])
+def test_what_is_served_instead_is_named(tmp_path, kind):
+    """A whole block where a sub-layer is claimed, the reverse, and an earlier revision."""
+    now, earlier = (block_services.draw(kind, 1, seed) for seed in (0, 1))
+    before = {name: now[name] + 0.01 * earlier[name] for name in now}
+    (tmp_path / "kind.txt").write_text(kind)
+    (tmp_path / "services.py").write_text(SERVICES)
+    for name, state in {"now": now, "before": before}.items():
+        block_services.claimed(kind, state, tmp_path / name)
+        np.savez(tmp_path / f"{name}.npz", **state)
+
+    def verified(service, *words):
+        weights = "--weights", tmp_path / "now" / "model.npz"
+        done = run(tmp_path, "verify", f"services:{service}", *weights, *words, "--json")
+        return done.returncode, json.loads(done.stdout)
+
+    for part in ("attention", "feed-forward"):
+        status, found = verified("block", "--layers", "0", "--part", part)
+        assert (status, found["verdict"], found["alternative"]) == (3, "undecided", "block")
+        assert found["queries"] <= 25
+        command = found["notes"][0].partition("Verify that: ")[2]
+        done = run(tmp_path, *shlex.split(command)[1:])
+        assert done.returncode == 0, done.stderr
+    if kind != "bert":  # whose second norm cannot be taken away
+        status, found = verified("attention", "--layers", "0")
+        assert (status, found["alternative"]) == (3, "attention")
+    other = "--alternative", tmp_path / "before" / "model.npz"
+    status, found = verified("revision", *other)
+    assert (status, found["verdict"]) == (1, "different")
+    assert found["alternative"] == str(tmp_path / "before" / "model.npz")
+    assert found["queries"] <= 20
+    status, found = verified("block", *other)
+    assert (status, found["alternative"]) == (0, None)
+    np.savez(tmp_path / "before.npz", **{name: x + 0.01 * now[name] for name, x in before.items()})
+    status, found = verified("revision", *other)
+    assert (status, found["alternative"]) == (1, None)

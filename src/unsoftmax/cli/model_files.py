@@ -8,8 +8,8 @@ from typing import Any, cast
 from unsoftmax.campaign import Recovery
 from unsoftmax.campaign.recovery import MODEL_FILE, RECOVERY_FILE
 from unsoftmax.cli.console import Refusal
-from unsoftmax.models import from_checkpoint, has_parameters, load, load_weights
-from unsoftmax.models.checkpoint import Part
+from unsoftmax.models import FeedForward, from_checkpoint, has_parameters, load, load_weights
+from unsoftmax.models.checkpoint import PARTS, Part
 from unsoftmax.models.files import is_model
 
 
@@ -57,6 +57,18 @@ def claimed_model(path: Path, layers: str | None, part: str | None) -> Any:
             "leave them out, or name the checkpoint's folder."
         )
     return model_of(path)
+
+
+def other_parts(model: Any, path: Path, layers: str | None, part: str | None) -> dict[str, Any]:
+    """Return what else an endpoint of one block of a checkpoint may compute, by name."""
+    folder = path if path.is_dir() else path.parent
+    if not (folder / "config.json").is_file() or is_model(path):
+        return {}
+    block = model if part in (None, "block") else claimed_model(path, layers, "block")
+    if [type(one) for one in block.parts].count(FeedForward) != 1:
+        return {}  # several blocks
+    parts = dict(zip(PARTS, (block, *block.parts), strict=True))
+    return {name: one for name, one in parts.items() if name != (part or "block")}
 
 
 def certified_errors(path: Path) -> dict[str, float]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -41,6 +43,8 @@ from unsoftmax.errors import DimensionRefused
 if TYPE_CHECKING:
     from unsoftmax.questions import Verification
 
+OTHER_PART = "This endpoint returns a {whole}, with these weights; the claim is the {claimed}."
+
 _STATUS = {"same": 0, "different": 1, "undecided": 3}
 
 
@@ -62,6 +66,13 @@ def verify(
     ] = None,
     part: Annotated[
         str | None, typer.Option(help="Of one block: block, attention or feed-forward.")
+    ] = None,
+    alternative: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="What it may serve instead, such as an earlier revision: named if it does. "
+            "May be repeated."
+        ),
     ] = None,
     locate: Annotated[
         bool, typer.Option(help="Find what was changed: up to 100 queries instead of 20.")
@@ -95,7 +106,12 @@ def verify(
     For weights that `learn` wrote, the certificate beside them is read: differences within it
     count as the same.
     """
-    from unsoftmax.cli.model_files import certified_errors, claimed_model, model_path
+    from unsoftmax.cli.model_files import (
+        certified_errors,
+        claimed_model,
+        model_path,
+        other_parts,
+    )
     from unsoftmax.questions.claim import can_be_claimed
     from unsoftmax.questions.verification import VERIFICATION_FILE
     from unsoftmax.report.sarif import of_verification, write_sarif
@@ -112,6 +128,8 @@ def verify(
             "compare what was recovered with these weights by `unsoftmax compare`."
         )
     inputs = None if like is None else _inputs(like)
+    parts = other_parts(model, weights, layers, part)
+    others = {str(one): claimed_model(model_path(one), layers, part) for one in alternative or ()}
     oracle = asked.oracle(target)
     if out is not None:
         prepare(out, (VERIFICATION_FILE,))
@@ -134,8 +152,13 @@ def verify(
             ledger=ledger,
             progress=watcher,
             like=inputs,
+            alternatives=parts | others,
             **asked.arguments(),
         )
+    if result.alternative in parts:
+        said = OTHER_PART.format(whole=_called(result.alternative), claimed=_called(part))
+        how = _command_of(target, weights, layers, result.alternative)
+        result = replace(result, verdict="undecided", notes=(f"{said} {how}", *result.notes))
     alert(result.verdict, result.tensor)
     files = ""
     if out is not None:
@@ -153,6 +176,17 @@ def verify(
         if files:
             say(f"Written: {files}", soft_wrap=True)
     raise typer.Exit(_STATUS[result.verdict])
+
+
+def _called(part: str | None) -> str:
+    return "whole block" if part in (None, "block") else f"block's {part} sub-layer"
+
+
+def _command_of(target: str, weights: Path, layers: str | None, part: str | None) -> str:
+    """Return the command that verifies another part."""
+    words = ["unsoftmax", "verify", target, "--weights", str(weights)]
+    words += [] if layers is None else ["--layers", layers]
+    return f"Verify that: {shlex.join([*words, '--part', str(part)])}"
 
 
 def _inputs(path: Path) -> Any:
@@ -198,6 +232,8 @@ def _rows(
     rows = [("verdict", result.verdict), ("queries", str(result.queries))]
     if result.tensor is not None:
         rows.append(("changed", result.tensor))
+    if result.alternative is not None:
+        rows.append(("serves instead", result.alternative))
     if result.held is not None:
         rows.append(("held as", result.held))
     rows.append(("answers' precision", f"{result.precision:.1e} of the size of their terms"))

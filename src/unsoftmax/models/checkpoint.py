@@ -11,7 +11,7 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
@@ -31,6 +31,7 @@ from unsoftmax.models.stack import Origin, Stack
 from unsoftmax.probes import Array
 
 Part: TypeAlias = Literal["block", "attention", "feed-forward"]
+PARTS: tuple[Part, ...] = get_args(Part)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +189,7 @@ def _built(
             )
     names = _Weights(BLOCKS[kind], weights)
     chosen = _chosen(sorted(names.prefixes), layers)
-    if part not in ("block", "attention", "feed-forward"):
+    if part not in PARTS:
         raise ValueError(f'part is "block", "attention" or "feed-forward"; it is {part!r}.')
     if part != "block" and len(chosen) > 1:
         raise ValueError(

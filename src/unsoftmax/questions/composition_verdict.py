@@ -164,7 +164,16 @@ class CopiesAsked:
             return Located(None, MANY.format(names=", ".join(near[: 2 * _MOST_NAMES])))
         return Located(" or ".join(near))
 
+    def serving(self, others: Mapping[str, Any]) -> str | None:
+        """Name the model that these answers are of, if one of them is."""
+        return self._fitting(
+            (name, model.maps) for name, model in others.items() if self._answers_alike(model)
+        )
+
     # -- what answers are compared with
+
+    def _answers_alike(self, model: Any) -> bool:
+        return bool(model.dim == self.model.dim and model.outputs == self.model.outputs)
 
     @property
     def _every(self) -> bool:

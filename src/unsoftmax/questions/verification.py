@@ -34,7 +34,7 @@ from unsoftmax.probes import Array, Round
 from unsoftmax.protocol import Answers, Oracle, Outputs, Plan
 from unsoftmax.questions.answer_errors import MISSED, AnswerErrors, Seen, power, seen_at
 from unsoftmax.questions.claim import SINGLE_TOKENS, Claim
-from unsoftmax.questions.claim_probes import Design, lengths
+from unsoftmax.questions.claim_probes import Design, as_float32, lengths
 from unsoftmax.questions.composition_verdict import CopiesAsked, is_composition, most_questions
 from unsoftmax.questions.tensor_search import Located, Search, changed_tensor
 from unsoftmax.refusals import Reason
@@ -79,6 +79,8 @@ _DIFFERENT = 2.0
 _CAUGHT = 0.5
 # With fewer different answers a target is not called different.
 _LEAST_ANSWERS = 4
+# What a target serves instead predicts its answers so much better than the claim.
+_FAR_LESS = 1e-2
 # So often all sequences are asked again where noise alone leaves it open.
 _NOISE_ROUNDS = 3
 
@@ -109,6 +111,8 @@ class Verification(SavedResult):
     held : str or None
         Of whole blocks that are the same: how the target holds the weights, where that is not as
         they are given, such as "bfloat16".
+    alternative : str or None
+        Where it is different: which of the alternatives it serves instead, if any.
     """
 
     file_name: ClassVar[str] = VERIFICATION_FILE
@@ -121,6 +125,7 @@ class Verification(SavedResult):
     largest_miss: float
     notes: tuple[str, ...] = ()
     held: str | None = None
+    alternative: str | None = None
 
     def __bool__(self) -> bool:
         return self.verdict == "same"
@@ -128,6 +133,7 @@ class Verification(SavedResult):
     def _repr_html_(self) -> str:
         rows = [("queries", f"{self.queries:,}")]
         rows += [("changed", self.tensor)] if self.tensor is not None else []
+        rows += [("serves instead", self.alternative)] if self.alternative is not None else []
         rows += [
             ("precision of the answers", f"{self.precision:.1e}"),
             ("largest miss", f"{self.largest_miss:.2g} times the allowed error"),
@@ -166,10 +172,14 @@ class Verifier:
     like: Any = None
     """Ordinary inputs, tokens (n, d) or sequences (n, N, d): questions are drawn among and like
     them."""
+    alternatives: Mapping[str, Any] = field(default_factory=dict)
+    """Other models that the target may serve, by name; they are asked nothing more."""
     revision: ClassVar[int] = 7
 
     def __post_init__(self) -> None:
         Claim(self.model, self.errors)
+        for one in self.alternatives.values():
+            Claim(one)
         whole_number("seed", self.seed, 0)
         if self.like is None:
             return
@@ -239,6 +249,8 @@ class Verifier:
             found = judged(claim, one, errors)
             asked += _NOISE_ROUNDS * design.first
         located = Located(None)
+        if found.verdict == "different" and (served := self._served(design.first, one, errors)):
+            return replace(found, alternative=served)
         if found.verdict == "different" and self.locate and not errors.strange:
             rng = np.random.default_rng([self.seed, 1])
             # the budget decides how far, not what: with a larger one a ledger goes on
@@ -249,6 +261,19 @@ class Verifier:
         unmet = design.unmet(claim, claim.bend_bounds(one.at, _DIFFERENT * errors.of(one)))
         notes = (*found.notes, *filter(None, (why, unmet)))
         return replace(found, tensor=located.tensor, notes=notes)
+
+    def _served(self, asked: Sequence[Array], seen: Seen, errors: AnswerErrors) -> str | None:
+        """Name the alternative that predicts these answers, if one does."""
+        most, missed = _DIFFERENT * errors.of(seen), np.median(np.abs(seen.missed))
+        for name, model in self.alternatives.items():
+            # a target may round its inputs; a wrong claim may widen what answers hide: what is
+            # served misses far less than that
+            for given in (asked, [*map(as_float32, asked)]):
+                y = np.stack([model(X[None])[0] for X in given])
+                near = np.abs(seen.y - y) if y.shape == seen.y.shape else np.full(1, np.inf)
+                if np.all(near <= most) and np.median(near) < _FAR_LESS * missed:
+                    return name
+        return None
 
     # -- whole blocks and stacks of blocks
 
@@ -266,7 +291,8 @@ class Verifier:
     def _copies(self) -> Generator[Round, Answers, Verification]:
         asked = CopiesAsked(self.model, self.seed)
         found, located = (yield from asked.verdict()), Located(None)
-        if found.verdict == "different" and self.locate:
+        served = asked.serving(self.alternatives) if found.verdict == "different" else None
+        if found.verdict == "different" and self.locate and not served:
             located = yield from _affordable(asked.name(), self.budget, [*asked.copies.X])
         notes = (*found.notes, f"{NOT_FOUND} {located.why}") if located.why else found.notes
         return Verification(
@@ -278,6 +304,7 @@ class Verifier:
             found.largest_miss,
             notes,
             found.held,
+            served,
         )
 
 
@@ -421,6 +448,7 @@ def verify(
     retries: int | Retries = 3,
     timeout: float | None = None,
     like: Any = None,
+    alternatives: Mapping[str, Any] | None = None,
 ) -> Verification:
     """Say whether a target serves these weights: the same, different, or undecided.
 
@@ -445,6 +473,9 @@ def verify(
     like : array_like, optional
         Ordinary inputs of the target, tokens (n, d) or sequences (n, N, d): half of the questions
         are drawn among them and like them, so that the target cannot tell them from its traffic.
+    alternatives : mapping of str to model, optional
+        What it may serve instead, by name, such as an earlier revision: where it is different,
+        that one is named, without a question more.
 
     Returns
     -------
@@ -475,7 +506,7 @@ def verify(
     mine, its = getattr(model, "dim", None), getattr(oracle, "dim", None)
     if isinstance(mine, Integral) and isinstance(its, Integral) and mine != its:
         raise Reason.SERVES_OTHER_DIMENSION.error(dim=its, claimed=mine)
-    verifier = Verifier(model, locate, seed, budget, errors, like)
+    verifier = Verifier(model, locate, seed, budget, errors, like, alternatives or {})
     settings = budget, ledger, batch, workers, progress, retries, timeout
     with opened_campaign(oracle, verifier, 0, None, *settings) as campaign:
         try:
