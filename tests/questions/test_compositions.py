@@ -144,3 +144,18 @@ def test_other_widths_and_few_values_are_no_verdict(tmp_path):
     result = us.verify(lambda X: np.sign(X[:, -1]), claim)
     assert result.verdict == "undecided"
     assert "few values" in result.notes[0]
+
+
+def test_weights_of_few_bits_are_held_as_float32_rounds_them():
+    """Many of 16 levels lie half a step from two multiples: there float64 rounds otherwise."""
+    rng = np.random.default_rng(0)
+    levels = rng.standard_normal((64, 16)).astype(np.float32)
+    x = np.take_along_axis(levels, rng.integers(0, 16, (64, 256)), axis=1)
+    x[:, 0] = np.abs(levels).max(1) * np.float32(254 / 3)
+    x[:, 1] = x[:, 0] * np.float32(1.5 / 127)
+    steps = np.abs(x).max(1, keepdims=True) / np.float32(127)
+    np.testing.assert_array_equal(
+        HELD["int8 per channel"].of(x.astype(float)), np.round(x / steps) * steps
+    )
+    apart = np.round(x.astype(float) / (np.abs(x).max(1, keepdims=True) / 127.0)) * steps
+    assert np.any(apart != np.round(x / steps) * steps)

@@ -87,7 +87,14 @@ _NF4 = np.array([
 
 
 def _steps(x: Array, step: Array) -> Array:
-    return np.asarray(step * np.round(x / np.where(step > 0, step, 1.0)))
+    """Round to multiples of a step in float32, as libraries do.
+
+    Weights that were of 4 bits before are half a step from two multiples often: float64 would
+    round some of these to the other one.
+    """
+    steps, numbers = np.float32(step), np.float32(x)
+    whole = np.round(numbers / np.where(steps > 0, steps, np.float32(1)))
+    return np.asarray(steps * whole, dtype=np.float64)
 
 
 def _in_blocks(x: Array, size: int, rounded: Rounding) -> Array:
