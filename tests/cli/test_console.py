@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import signal
 from dataclasses import MISSING, fields
 from typing import get_type_hints
@@ -11,9 +12,11 @@ import numpy as np
 import pytest
 import typer
 from rich.console import Console
+from tests.commands import run
 
 import unsoftmax as us
 from unsoftmax.cli import console, options, targets
+from unsoftmax.cli.commands import COMMANDS, PANELS
 
 
 @pytest.mark.parametrize("terminal", [True, False])
@@ -206,3 +209,18 @@ def test_what_a_signal_became_has_the_signals_status(end, status, monkeypatch, c
     assert "Stopped by" in capsys.readouterr().err
     with pytest.raises(RuntimeError, match="own"):
         console.with_exit_status(lambda: (_ for _ in ()).throw(RuntimeError("own")))()
+
+
+def test_options_are_in_groups_of_a_dozen(tmp_path):
+    """Every command's help: its own options first, what is rarely used last."""
+    for command in COMMANDS:
+        told = run(tmp_path, command, "--help").stdout
+        panels = re.split(r"^╭─ (\w[\w -]*?) ─+╮$", told, flags=re.MULTILINE)[1:]
+        options = {
+            name: re.findall(r"^│ [* ]*(--[\w-]+)", panel, flags=re.MULTILINE)
+            for name, panel in zip(panels[::2], panels[1::2], strict=True)
+        }
+        assert any("--help" in names for names in options.values()), command
+        assert max(map(len, options.values())) <= 12, (command, options)
+        order = [name for name in options if name in PANELS]
+        assert order == [name for name in PANELS if name in options]

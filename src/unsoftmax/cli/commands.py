@@ -9,6 +9,7 @@ import functools
 import importlib
 import importlib.metadata
 import inspect
+import re
 import tomllib
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
@@ -47,6 +48,14 @@ WORKS_WITH = {
     "ledger": ("campaign.ledger_salvage",),
     "verify": ("cli.model_files", "oracles", "questions.verification", "report.command_record"),
 }
+PANELS = {
+    "Target": ("auth", "coordinate", "answers", "request", "answer", "most_tokens"),
+    "Budget": ("budget", "token_budget", "price", "token_price", "ledger"),
+    "Network": ("batch", "workers", "per_minute", "retries", "longest_wait", "timeout"),
+    "Output": ("sarif", "report", "as_json", "quiet", "all_rows"),
+    "More": ("sampler", "eps", "delta", "like", "debug", "run_file", "help"),
+}
+"""How a command's help groups its options; what is here nowhere is the command's own."""
 WORDS: ContextVar[tuple[str, ...]] = ContextVar("WORDS", default=())
 """The command that runs, as it was typed: its name and its arguments."""
 
@@ -73,8 +82,20 @@ def load_command(name: str, args: Sequence[str] = ()) -> Any:
     command = typer.main.get_command(alone)
     if hasattr(function, "arrange_help"):
         function.arrange_help(command, args)
+    _arrange(command)
     command.parse_args = _with_values_shown(command.parse_args)  # type: ignore[method-assign]
     return command
+
+
+def _arrange(command: Any) -> None:
+    """Group options in the help, and let its paragraphs be as wide as the terminal."""
+    command.help = re.sub(r"(?<!\n)\n(?!\n)", " ", command.help or "")
+    panels = {name: panel for panel, names in PANELS.items() for name in names}
+    for option in command.params:
+        if option.name in panels and option.rich_help_panel is None:
+            option.rich_help_panel = panels[option.name]
+    order = ["", *PANELS]
+    command.params.sort(key=lambda one: order.index(panels.get(one.name, "")))
 
 
 def _with_shared(command: Callable[..., None]) -> Callable[..., None]:
