@@ -54,12 +54,22 @@ def verify(
     target: Annotated[str, typer.Argument(help=targets.HELP)],
     *,
     weights: Annotated[
-        Path,
+        Path | None,
         typer.Option(
             help="What it should serve: a model.safetensors, the folder that `learn` wrote, or "
             "a checkpoint with its config.json."
         ),
-    ],
+    ] = None,
+    claim: Annotated[
+        str | None,
+        typer.Option(
+            help="Instead of weights a function that it should compute: module:function or a "
+            "model.onnx. Nothing is named then."
+        ),
+    ] = None,
+    dim: Annotated[
+        int | None, typer.Option(min=1, help="Dimension d of a token, where no target says it.")
+    ] = None,
     layers: Annotated[
         str | None,
         typer.Option(help="Blocks of a checkpoint, counted from 0: 3, or 3:5 for 3 and 4."),
@@ -119,16 +129,25 @@ def verify(
     if out is not None:
         refuse_file(out)
     refuse_no_file(sarif)
-    weights = model_path(weights)
-    model, errors = claimed_model(weights, layers, part), certified_errors(weights)
-    if not can_be_claimed(model):
+    if (weights is None) == (claim is None):
+        raise Refusal("Give either --weights, what it should serve, or --claim, a function.")
+    parts: dict[str, Any] = {}
+    if weights is None:
+        if layers is not None or part is not None:
+            raise Refusal("--layers and --part choose blocks of --weights: leave them out.")
+        model, errors = targets.resolve(str(claim)), dict[str, float]()
+    else:
+        weights = model_path(weights)
+        model, errors = claimed_model(weights, layers, part), certified_errors(weights)
+        parts = other_parts(model, weights, layers, part)
+    claimed = str(weights or claim)
+    if weights is not None and not can_be_claimed(model):
         models = type(model).__name__.rstrip("s") + "s"
         raise Refusal(
             f"verify does not know {models}: recover the target with `unsoftmax learn`, then "
             "compare what was recovered with these weights by `unsoftmax compare`."
         )
     inputs = None if like is None else _inputs(like)
-    parts = other_parts(model, weights, layers, part)
     others = {str(one): claimed_model(model_path(one), layers, part) for one in alternative or ()}
     oracle = asked.oracle(target)
     if out is not None:
@@ -138,8 +157,8 @@ def verify(
     def alert(verdict: str, tensor: str | None = None) -> None:
         if sarif is not None:
             with written(sarif, ledger):
-                found = of_verification(verdict, target, str(weights), tensor)
-                write_sarif(sarif, found, target, str(weights))
+                found = of_verification(verdict, target, claimed, tensor)
+                write_sarif(sarif, found, target, claimed)
 
     began = time.monotonic()
     with _answering_no(alert), sentences(ledger), watching() as watcher:
@@ -153,23 +172,24 @@ def verify(
             progress=watcher,
             like=inputs,
             alternatives=parts | others,
+            dim=dim,
             **asked.arguments(),
         )
     if result.alternative in parts:
         said = OTHER_PART.format(whole=_called(result.alternative), claimed=_called(part))
-        how = _command_of(target, weights, layers, result.alternative)
+        how = _command_of(target, claimed, layers, result.alternative)
         result = replace(result, verdict="undecided", notes=(f"{said} {how}", *result.notes))
     alert(result.verdict, result.tensor)
     files = ""
     if out is not None:
         with written(out, ledger):
             result.save(out)
-        drawn = finish(out, VERIFICATION_FILE, report=report, target=target, weights=weights)
+        drawn = finish(out, VERIFICATION_FILE, report=report, target=target, weights=claimed)
         files = f"{out}/{VERIFICATION_FILE}" + and_more(f"{out}/{name}" for name in drawn)
     if as_json:
         show_json(result.to_json())
     else:
-        say(f"{target} and {weights}", soft_wrap=True)
+        say(f"{target} and {claimed}", soft_wrap=True)
         rows = _rows(result, time.monotonic() - began, kept=out is not None)
         show_table("", rows, most=len(rows))  # of many tensors it shows a few already
         say_notes(result.notes)
@@ -182,9 +202,9 @@ def _called(part: str | None) -> str:
     return "whole block" if part in (None, "block") else f"block's {part} sub-layer"
 
 
-def _command_of(target: str, weights: Path, layers: str | None, part: str | None) -> str:
+def _command_of(target: str, weights: str, layers: str | None, part: str | None) -> str:
     """Return the command that verifies another part."""
-    words = ["unsoftmax", "verify", target, "--weights", str(weights)]
+    words = ["unsoftmax", "verify", target, "--weights", weights]
     words += [] if layers is None else ["--layers", layers]
     return f"Verify that: {shlex.join([*words, '--part', str(part)])}"
 

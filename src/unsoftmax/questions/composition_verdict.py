@@ -19,6 +19,7 @@ from unsoftmax.models.composition import Composition
 from unsoftmax.probes import Array, Round, Sequences
 from unsoftmax.protocol import Answers
 from unsoftmax.questions.answer_errors import not_as_wide
+from unsoftmax.questions.claimed_function import ClaimedFunction
 from unsoftmax.questions.held_weights import HELD
 from unsoftmax.questions.nudged_copies import (
     CLUSTERS,
@@ -58,6 +59,10 @@ BY_THE_CHANGE = (
     "What is changed makes the misses of nudged copies differ, too: answers are more precise than "
     "stated here, and smaller changes than these would show."
 )
+NO_TENSORS = (
+    "The claim is a function: what is changed in it has no name, and how small a change would show "
+    "is not known."
+)
 TOO_LARGE = (
     "the change is too large for a name by evidence (it would be {size:.1g} of {name}), and no "
     "exchange of blocks, activation, eps or positions that is tried explains it."
@@ -80,14 +85,14 @@ class Judged:
 
 
 def is_composition(model: object) -> bool:
-    """Tell whether copies decide: of whole blocks and stacks, which have no verdict otherwise."""
-    return isinstance(model, Stack)
+    """Tell whether copies decide: of whole blocks, stacks and functions, with no verdict else."""
+    return isinstance(model, (Stack, ClaimedFunction))
 
 
 def most_questions(model: Any) -> tuple[int, int, int]:
     """Return how many are asked for the verdict, for a name, and the tokens of each."""
-    claim = StoredClaim.of(model)
-    return CLUSTERS * COPIES, sequences(claim), TOKENS if model.maps.attends else 1
+    more = 0 if isinstance(model, ClaimedFunction) else sequences(StoredClaim.of(model))
+    return CLUSTERS * COPIES, more, TOKENS if model.maps.attends else 1
 
 
 class CopiesAsked:
@@ -95,9 +100,10 @@ class CopiesAsked:
 
     def __init__(self, model: Any, seed: int) -> None:
         self.model, self.seed = model, seed
-        self.claim = StoredClaim.of(model)
+        self.maps: Composition | ClaimedFunction = model.maps
+        self.claim = None if isinstance(model, ClaimedFunction) else StoredClaim.of(model)
         rng = np.random.default_rng([seed, 0])
-        self.copies = NudgedCopies.of(self.claim, model.dim, model.maps.attends, rng)
+        self.copies = NudgedCopies.of(self.maps, model.dim, model.maps.attends, rng)
         self.answers = np.zeros((0, 0))
         self.step = 0.0
         self.seen = Misses(self.answers)
@@ -107,20 +113,22 @@ class CopiesAsked:
         X = self.copies.X
         self.answers = yield from self._asked(X, "nudged copies")
         self.step = step_of(self.answers)
-        self.seen = self._missed(self.claim.maps)
+        self.seen = self._missed(self.maps)
         ratio, held = self.seen.ratio, None
         for name, way in HELD.items() if ratio > SAME else ():
+            if self.claim is None:
+                break
             other = self._missed(self.claim.changed(way.of))
             if other.ratio < ratio:
                 ratio, held, self.seen = other.ratio, name, other
-        power = self._power()
-        notes = []
+        power = self._power(self.claim) if self.claim else {}
+        notes = [] if self.claim else [NO_TENSORS]
         unseen = [name for name, size in power.items() if size > _CAUGHT and self._weighty(name)]
         few = len(np.unique(self.answers)) < _LEAST_ANSWERS
         verdict: Literal["same", "different", "undecided"] = "undecided"
         if ratio > DIFFERENT and not few:
             verdict, held = "different", None
-            self.seen = self._missed(self.claim.maps)
+            self.seen = self._missed(self.maps)
             ratio = self.seen.ratio
             notes.append(BY_THE_CHANGE)
         elif ratio <= SAME and not unseen and not few:
@@ -144,18 +152,20 @@ class CopiesAsked:
 
     def name(self) -> Generator[Round, Answers, Located]:
         """Ask for the name of what was changed."""
-        ways = templates(self.claim)
-        if found := self._fitting(ways):
+        if self.claim is None:
+            return Located(None)
+        claim = self.claim
+        if found := self._fitting(templates(claim)):
             return Located(found)
         m = self.model.outputs
-        naming = Naming.of(self.claim, self.copies, self.answers.shape[1] // m, m, self.seed)
+        naming = Naming.of(claim, self.copies, self.answers.shape[1] // m, m, self.seed)
         answers = yield from self._asked(naming.X, "for the name of what was changed")
-        predicted = self.claim.maps.answers(naming.X, self._every)
+        predicted = claim.maps.answers(naming.X, self._every)
         missed = answers.reshape(predicted.shape) - predicted
         every = naming.explanations(missed, float(np.median(self.seen.scatter)))
         best = every[0]
         tried = [one.name for one in every[:_TRIED]]
-        if exact := self._fitting(held_alone(self.claim, tried)):
+        if exact := self._fitting(held_alone(claim, tried)):
             return Located(exact)
         if best.size > LARGEST:
             return Located(None, TOO_LARGE.format(size=best.size, name=best.name))
@@ -185,12 +195,12 @@ class CopiesAsked:
             raise not_as_wide(answers.shape[1], self.model.outputs)
         return answers
 
-    def _missed(self, maps: Composition) -> Misses:
+    def _missed(self, maps: Composition | ClaimedFunction) -> Misses:
         predicted = maps.answers(self.copies.X, self._every)
         missed = self.answers - predicted.reshape(len(predicted), -1)
         return Misses(missed, self.step, float(np.sqrt(np.mean(self.answers**2))))
 
-    def _fitting(self, ways: Iterable[tuple[str, Composition]]) -> str | None:
+    def _fitting(self, ways: Iterable[tuple[str, Composition | ClaimedFunction]]) -> str | None:
         """Return the name of the maps that fit the answers to copies best, if any do."""
         best, found = SAME, None
         for name, maps in ways:
@@ -200,28 +210,28 @@ class CopiesAsked:
 
     def _weighty(self, name: str) -> bool:
         """Whether a tensor must be seen for "same": matrices and scales; biases may be small."""
-        return any(
-            self.claim.array(place).ndim == 2 or place.role == "scale"
-            for place in self.claim.places[name]
+        claim = self.claim
+        return claim is not None and any(
+            claim.array(place).ndim == 2 or place.role == "scale" for place in claim.places[name]
         )
 
-    def _power(self) -> dict[str, float]:
+    def _power(self, claim: StoredClaim) -> dict[str, float]:
         """Return the relative change of each tensor, in a random direction, that would show.
 
         A change by ε moves answers by ε²‖T‖²/n_T · tr(K_T)/n in the mean of squares, of which F
         has four times its share of s².
         """
         X = self.copies.X[::COPIES]
-        at = self.claim.maps.linearise(X, every=self._every)
+        at = claim.maps.linearise(X, every=self._every)
         rng = np.random.default_rng([self.seed, 1])
         back = at.vjp(rng.standard_normal((_COVECTORS, *at.value.shape)))
         numbers = at.value.shape[1] * at.value.shape[2]
         found = {}
-        for name in self.claim.places:
+        for name in claim.places:
             squares = np.zeros(len(X))
-            for place, gradient in self.claim.gradients(back, name):
+            for place, gradient in claim.gradients(back, name):
                 share = np.mean(gradient.norms**2, axis=0) / numbers
-                squares += np.mean(self.claim.array(place) ** 2) * share
+                squares += np.mean(claim.array(place) ** 2) * share
             with np.errstate(divide="ignore"):
                 shown = _SURELY * np.sqrt(DIFFERENT * self.seen.scatter / (COPIES * squares))
             found[name] = float(np.median(shown))

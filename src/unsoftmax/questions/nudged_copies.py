@@ -25,7 +25,7 @@ import numpy as np
 from unsoftmax.measure.precision import UNIT, Precision
 from unsoftmax.models.composition import Composition
 from unsoftmax.probes import Array
-from unsoftmax.questions.stored_tensors import StoredClaim
+from unsoftmax.questions.claimed_function import ClaimedFunction
 
 CLUSTERS, COPIES = 5, 4
 TOKENS = 6
@@ -42,7 +42,7 @@ SAME, DIFFERENT = 4.0, 16.0
 _WITNESSES = 512
 
 
-def model_size(maps: Composition, dim: int, tokens: Array) -> float:
+def model_size(maps: Composition | ClaimedFunction, dim: int, tokens: Array) -> float:
     """Return the size of the numbers that tokens have in such a model, from standard ones.
 
     What the maps add to tokens: behind norms about the size of all answers; where norms are
@@ -66,12 +66,16 @@ class NudgedCopies:
 
     @classmethod
     def of(
-        cls, claim: StoredClaim, dim: int, attends: bool, rng: np.random.Generator
+        cls,
+        maps: Composition | ClaimedFunction,
+        dim: int,
+        attends: bool,
+        rng: np.random.Generator,
     ) -> NudgedCopies:
-        """Draw them."""
+        """Draw them, of the size of the claim's own numbers."""
         tokens = TOKENS if attends else 1
         drawn = rng.standard_normal((CLUSTERS, 1, tokens, dim))
-        size = model_size(claim.maps, dim, drawn[:, 0])
+        size = model_size(maps, dim, drawn[:, 0])
         drawn *= size * np.append(np.ones(CLUSTERS - 1), _LONGER)[:, None, None, None]
         spread = np.sqrt(np.mean(drawn**2, axis=(1, 2, 3), keepdims=True))
         nudges = rng.standard_normal((CLUSTERS, COPIES, tokens, dim))

@@ -33,8 +33,9 @@ from unsoftmax.models.files import SavedResult
 from unsoftmax.probes import Array, Round
 from unsoftmax.protocol import Answers, Oracle, Outputs, Plan
 from unsoftmax.questions.answer_errors import MISSED, AnswerErrors, Seen, power, seen_at
-from unsoftmax.questions.claim import SINGLE_TOKENS, Claim
+from unsoftmax.questions.claim import SINGLE_TOKENS, Claim, can_be_claimed
 from unsoftmax.questions.claim_probes import Design, as_float32, lengths
+from unsoftmax.questions.claimed_function import ClaimedFunction
 from unsoftmax.questions.composition_verdict import CopiesAsked, is_composition, most_questions
 from unsoftmax.questions.tensor_search import Located, Search, changed_tensor
 from unsoftmax.refusals import Reason
@@ -177,7 +178,8 @@ class Verifier:
     revision: ClassVar[int] = 7
 
     def __post_init__(self) -> None:
-        Claim(self.model, self.errors)
+        if not isinstance(self.model, ClaimedFunction):
+            Claim(self.model, self.errors)
         for one in self.alternatives.values():
             Claim(one)
         whole_number("seed", self.seed, 0)
@@ -285,7 +287,8 @@ class Verifier:
     def _plan_of_copies(self) -> Plan:
         asked, more, tokens = most_questions(self.model)
         most = asked + more if self.locate else asked
-        formula = f"{asked} queries; {asked + more} to name a changed tensor"
+        formula = f"{asked} queries"
+        formula += f"; {asked + more} to name a changed tensor" if more else ""
         return Plan(None, most, tokens * most, 2, formula, most_tokens=tokens)
 
     def _copies(self) -> Generator[Round, Answers, Verification]:
@@ -324,6 +327,18 @@ def ordinary_inputs(like: Any, dim: int) -> Array:
             f"{np.shape(like)}."
         )
     return X
+
+
+def _dim_of(*said: Any) -> int:
+    """Return the dimension that the user, the function or the target says."""
+    found = next((x for x in said if x is not None), None)
+    if found is None:
+        raise ValueError(
+            "The claim is a function, and neither it nor the target says the dimension of a token: "
+            "give dim."
+        )
+    whole_number("dim", found, 1)
+    return int(found)
 
 
 class _Spent(Exception):
@@ -449,6 +464,7 @@ def verify(
     timeout: float | None = None,
     like: Any = None,
     alternatives: Mapping[str, Any] | None = None,
+    dim: int | None = None,
 ) -> Verification:
     """Say whether a target serves these weights: the same, different, or undecided.
 
@@ -458,7 +474,8 @@ def verify(
         The target, as `unsoftmax.learn` takes it.
     model : SingleHead, RotaryHead, MultiHead, RotaryHeads, ReluNetwork, Transformer, \
         MultiHeadTransformer, AttentionLayer, RotaryLayer, FeedForward or Stack
-        The weights that it is claimed to serve.
+        The weights that it is claimed to serve; or any function of yours, from (B, N, d) to
+        answers, such as `unsoftmax.oracles.from_torch` and `from_onnx` make: then nothing is named.
     errors : mapping of str to float, optional
         Absolute bounds on the errors of the model's parameters, as `Certificate.errors` has them,
         where it was recovered: "same" then means within these.
@@ -476,6 +493,8 @@ def verify(
     alternatives : mapping of str to model, optional
         What it may serve instead, by name, such as an earlier revision: where it is different,
         that one is named, without a question more.
+    dim : int, optional
+        Dimension of a token, where the claim is a function; by default the target's.
 
     Returns
     -------
@@ -506,6 +525,8 @@ def verify(
     mine, its = getattr(model, "dim", None), getattr(oracle, "dim", None)
     if isinstance(mine, Integral) and isinstance(its, Integral) and mine != its:
         raise Reason.SERVES_OTHER_DIMENSION.error(dim=its, claimed=mine)
+    if not can_be_claimed(model) and callable(model):
+        model = ClaimedFunction(model, _dim_of(dim, mine, its))
     verifier = Verifier(model, locate, seed, budget, errors, like, alternatives or {})
     settings = budget, ledger, batch, workers, progress, retries, timeout
     with opened_campaign(oracle, verifier, 0, None, *settings) as campaign:
