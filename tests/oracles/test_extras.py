@@ -29,6 +29,7 @@ WITHOUT = """
     [
         ("torch", "us.oracles.from_torch(None)", "torch"),
         ("httpx", "us.oracles.from_url('http://127.0.0.1:9/v2/models/x')", "http"),
+        ("tritonclient", "us.oracles.from_grpc('grpc://127.0.0.1:9/x')", "grpc"),
         ("distributed", "us.oracles.on_dask(None, len)", "dask"),
         ("onnxruntime", "us.oracles.from_onnx(__file__)", "onnx"),
     ],

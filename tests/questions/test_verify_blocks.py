@@ -259,13 +259,14 @@ def test_a_function_is_a_claim_of_its_own(tmp_path):
         found = json.loads(done.stdout)
         assert (found["verdict"], found["tensor"], found["queries"]) == (verdict, None, 20)
         assert any("is a function" in note for note in found["notes"])
-    for words, says in (
+    wrong: list[tuple[tuple[object, ...], str]] = [
         (("--claim", "claimed:reference"), "give dim"),
         (("--claim", "claimed:of_two", "--dim", 32), "must give"),
         ((), "either --weights"),
         (("--claim", "claimed:reference", "--dim", 32, "--layers", 1), "leave them out"),
-    ):
-        done = run(tmp_path, "verify", "claimed:last", *words)
+    ]
+    for given, says in wrong:
+        done = run(tmp_path, "verify", "claimed:last", *given)
         assert done.returncode == 2, done.stdout
         assert says in done.stderr
 

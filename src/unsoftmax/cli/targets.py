@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 HELP = (
     "What to ask: a model.safetensors, a model.onnx, an endpoint of the Open Inference Protocol "
-    "(http(s)://host/v2/models/NAME), any URL with --request, or module:function (imports the "
-    "module from the current folder or the environment, and runs it)."
+    "(http(s)://host/v2/models/NAME, grpc(s)://host:port/NAME), any URL with --request, or "
+    "module:function (imports the module from the current folder or the environment, and runs it)."
 )
 
 NUMBERS, PROBABILITIES = "numbers", "probabilities"
@@ -49,6 +49,11 @@ def _named(target: str, endpoint: Mapping[str, Any]) -> Oracle:
         try:
             return us.oracles.from_url(target, **endpoint)
         except (ValueError, ImportError) as error:
+            raise Refusal(str(error)) from error
+    if target.startswith(("grpc://", "grpcs://")):
+        try:
+            return us.oracles.from_grpc(target, **endpoint)
+        except (ValueError, ImportError, TypeError) as error:
             raise Refusal(str(error)) from error
     if "/v2/models/" in target and "://" not in target:
         raise Refusal(f"{target} is no URL: did you mean http://{target}?")

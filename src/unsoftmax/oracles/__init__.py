@@ -1,7 +1,9 @@
 """Where answers come from, and what may stand between a target and its caller."""
 
 from unsoftmax.oracles.defences import clipped, labels, noisy, norm_capped, rounded, within
-from unsoftmax.oracles.http_oracle import HttpLimits, from_url
+from unsoftmax.oracles.endpoint_limits import HttpLimits
+from unsoftmax.oracles.grpc_oracle import from_grpc
+from unsoftmax.oracles.http_oracle import from_url
 from unsoftmax.oracles.model_runtimes import from_onnx, from_torch
 from unsoftmax.oracles.probabilities import log_ratios, one_against
 from unsoftmax.oracles.wrapped import coordinate, on_dask
@@ -10,6 +12,7 @@ __all__ = [
     "HttpLimits",
     "clipped",
     "coordinate",
+    "from_grpc",
     "from_onnx",
     "from_torch",
     "from_url",

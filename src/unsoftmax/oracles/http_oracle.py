@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import email.utils
-import os
 import ssl
 import threading
 import time
@@ -17,6 +16,7 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from unsoftmax.errors import OracleError, RetryLater, missing_extra
+from unsoftmax.oracles.endpoint_limits import USUAL, HttpLimits, Pace, Secret
 from unsoftmax.oracles.json_template import JsonTemplate
 from unsoftmax.oracles.model_runtimes import of_last_token
 from unsoftmax.oracles.open_inference import (
@@ -31,42 +31,12 @@ from unsoftmax.oracles.open_inference import (
 from unsoftmax.probes import Array
 
 
-@dataclass(frozen=True, slots=True)
-class HttpLimits:
-    """How long an endpoint may take, and how much it may send."""
-
-    timeout_s: float = 60.0
-    """A call takes at most this long, from the first byte sent to the last received, however
-    slowly these come."""
-    connect_s: float = 1.0
-    """The first connection is taken within this time, or the URL is wrong; a busy server's later
-    ones may take longer."""
-    connections: int = 64
-    """Connections at the same time; as many workers can ask."""
-    bytes_per_number: int = 64
-    """A number of an answer takes at most so many bytes: JSON needs 25."""
-    numbers_per_vector: int = 2**16
-    """Numbers of an answer per token, at most; beyond it a body is refused unread."""
-    body_bytes: int = 2**28
-    """And never more than 256 MiB, whatever was asked."""
-    metadata_bytes: int = 2**20
-    retry_after_s: float = 1.0
-    """An endpoint that is busy and does not say for how long is asked again after this time."""
-    said: int = 300
-    """Characters of an endpoint's own message that are shown."""
-    too_short: int = 7
-    """Words of the Authorization header up to this length, such as Bearer, are no secret; longer
-    ones are cut out of an endpoint's messages."""
-    per_minute: float | None = None
-    """Questions are sent this many times a minute at most, evenly."""
-
-
 def from_url(
     url: str,
     auth: str | None = None,
     input: str | None = None,
     output: str | None = None,
-    limits: HttpLimits = HttpLimits(),
+    limits: HttpLimits = USUAL,
     request: str | None = None,
     answer: str | None = None,
 ) -> HttpOracle:
@@ -148,11 +118,11 @@ class HttpOracle:
     signature: Signature = field(init=False)
     _client: Any = field(init=False, default=None, repr=False)
     _lock: Any = field(init=False, default_factory=threading.Lock, repr=False)
-    _next: float = field(init=False, default=0.0, repr=False)
 
     def __post_init__(self) -> None:
         self.url = _checked(self.url, any_path=self.template is not None)
-        self._headers()
+        self.secret, self.pace = Secret(self.auth, self.limits), Pace(self.limits.per_minute)
+        self.secret.value()
         if self.template is not None:
             return
         model = self._metadata(self.url)
@@ -163,7 +133,7 @@ class HttpOracle:
         try:
             self.signature = signature(model, server, self.input, self.output)
         except ProtocolError as error:
-            raise OracleError(f"{self.url} cannot be asked. {self._shown(error)}") from None
+            raise OracleError(f"{self.url} cannot be asked. {self.secret.hidden(error)}") from None
         if self.signature.dim is not None:
             self.dim = self.signature.dim
 
@@ -205,11 +175,7 @@ class HttpOracle:
     def _post(self, url: str, body: bytes, headers: dict[str, str], X: Array) -> tuple[bytes, Any]:
         """Ask a question when its turn has come."""
         limits, tokens = self.limits, X.size // X.shape[-1]
-        if limits.per_minute is not None:
-            with self._lock:
-                turn = max(self._next, time.monotonic())
-                self._next = turn + 60.0 / limits.per_minute
-            time.sleep(max(0.0, turn - time.monotonic()))
+        self.pace.wait()
         numbers = tokens * limits.numbers_per_vector
         most = min(limits.body_bytes, limits.metadata_bytes + limits.bytes_per_number * numbers)
         return self._call("POST", url, most, body, headers)
@@ -219,7 +185,7 @@ class HttpOracle:
             return reading()
         except ProtocolError as error:
             raise ConnectionError(
-                f"{self.url} sent what is no answer. {self._shown(error)}"
+                f"{self.url} sent what is no answer. {self.secret.hidden(error)}"
             ) from None
 
     def _metadata(self, url: str) -> Any:
@@ -227,7 +193,7 @@ class HttpOracle:
             body, _ = self._call("GET", url, self.limits.metadata_bytes)
             return parsed(body)
         except ProtocolError as error:
-            said = self._shown(error)
+            said = self.secret.hidden(error)
             raise OracleError(f"{url} is no endpoint of the protocol. {said}") from None
         except RetryLater as busy:
             raise OracleError(f"{url} is busy: try again in {busy.seconds:g} s.") from busy
@@ -246,7 +212,10 @@ class HttpOracle:
         httpx = _httpx()
         ends = time.monotonic() + self.limits.timeout_s
         connecting_s = self.limits.connect_s if method == "GET" else self.limits.timeout_s
-        sent = self._headers() | (headers or {})
+        # compressing answers costs more than it saves
+        sent = {"Accept-Encoding": "identity"} | (headers or {})
+        if (secret := self.secret.value()) is not None:
+            sent["Authorization"] = secret
         client = self._connected()
         try:
             with (
@@ -277,52 +246,29 @@ class HttpOracle:
                     f"the server does not speak TLS there; try {plain}{clear}."
                 ) from None
             # the message alone: the request that the error carries holds the header
-            raise ConnectionError(f"{type(error).__name__}: {self._shown(error)}.") from None
+            raise ConnectionError(f"{type(error).__name__}: {self.secret.hidden(error)}.") from None
 
     def _refuse(self, response: Any, body: bytes) -> None:
         """Raise what a status other than 200 means."""
         status = response.status_code
         if status == 200:
-            encoding = self._shown(response.headers.get("Content-Encoding", "identity"))
+            encoding = self.secret.hidden(response.headers.get("Content-Encoding", "identity"))
             if encoding != "identity":
                 raise OracleError(f"{self.url} sends {encoding}, though identity was asked for.")
             return
-        said = self._shown(body.decode("utf-8", "replace"))
+        said = self.secret.hidden(body.decode("utf-8", "replace"))
         told = f"{self.url} answered {status}{': ' + said if said else ''}"
         if status in (429, 503):
             raise RetryLater(self._retry_after(response.headers.get("Retry-After", "")))
         if 300 <= status < 400:
-            where = self._shown(_host_of(response.headers.get("Location", "")))
+            where = self.secret.hidden(_host_of(response.headers.get("Location", "")))
             raise OracleError(f"{self.url} redirects to {where}; questions go nowhere else.")
         if status in (401, 403):
             how = f"the header in ${self.auth}" if self.auth else "no Authorization header"
-            raise OracleError(f"{told}. It was sent {how}.{self._without_scheme()}")
+            raise OracleError(f"{told}. It was sent {how}.{self.secret.without_scheme()}")
         if status < 500:
             raise OracleError(f"{told}.")
         raise ConnectionError(f"{told}.")
-
-    def _without_scheme(self) -> str:
-        """Say that the header is a token alone, which most servers refuse."""
-        words = os.environ.get(self.auth, "").split() if self.auth else []
-        if len(words) != 1:
-            return ""
-        return (
-            f" It is one word, without a scheme. If it is a bearer token, write Bearer before it: "
-            f'export {self.auth}="Bearer …".'
-        )
-
-    def _shown(self, said: object) -> str:
-        """Return a server's words as a message may show them.
-
-        Some of them alone, without what a terminal would obey, and without the secret, which a
-        server knows and may send back.
-        """
-        secret = os.environ.get(self.auth, "").strip() if self.auth else ""
-        text = str(said)
-        for part in sorted({secret, *secret.split()}, key=len, reverse=True):
-            text = text.replace(part, "…") if len(part) > self.limits.too_short else text
-        printable = "".join(c if c.isprintable() else " " for c in text[: 4 * self.limits.said])
-        return " ".join(printable.split())[: self.limits.said]
 
     def _retry_after(self, said: str) -> float:
         """Read seconds, or a date."""
@@ -333,24 +279,6 @@ class HttpOracle:
         except (TypeError, ValueError, OverflowError):
             return self.limits.retry_after_s
         return max(0.0, until - time.time())
-
-    def _headers(self) -> dict[str, str]:
-        # compressing answers costs more than it saves
-        headers = {"Accept-Encoding": "identity"}
-        if self.auth is not None:
-            value = os.environ.get(self.auth, "")
-            if not value.strip():
-                raise ValueError(
-                    f"The environment variable {self.auth}, which should hold the Authorization "
-                    "header, is not set."
-                )
-            if not (value.strip().isascii() and value.strip().isprintable()):
-                # not told by whoever refuses it, who would say the value
-                raise ValueError(
-                    f"The environment variable {self.auth} holds characters that no header may."
-                )
-            headers["Authorization"] = value.strip()
-        return headers
 
     def _connected(self) -> Any:
         """Return the pool of connections; a copy of another process makes its own."""

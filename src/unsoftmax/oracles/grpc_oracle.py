@@ -1,0 +1,184 @@
+"""An endpoint of the Open Inference Protocol as an oracle, over gRPC: tensors go as raw bytes."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+
+from unsoftmax.errors import OracleError, RetryLater, missing_extra
+from unsoftmax.oracles.endpoint_limits import USUAL, HttpLimits, Pace, Secret
+from unsoftmax.oracles.model_runtimes import of_last_token
+from unsoftmax.oracles.open_inference import ProtocolError, Signature, signature
+from unsoftmax.probes import Array
+
+# What a status means, as for HTTP: the target is busy, it may pass, and all else will not pass.
+_BUSY = ("RESOURCE_EXHAUSTED",)
+_MAY_PASS = ("UNAVAILABLE", "INTERNAL", "ABORTED", "UNKNOWN", "CANCELLED", "DATA_LOSS")
+_NUMBERS = {"FP64": np.float64, "FP32": np.float32, "FP16": np.float16, "BF16": np.float32}
+
+
+def from_grpc(
+    url: str,
+    auth: str | None = None,
+    input: str | None = None,
+    output: str | None = None,
+    limits: HttpLimits = USUAL,
+) -> GrpcOracle:
+    """Ask a model behind gRPC that speaks the Open Inference Protocol v2.
+
+    MLServer, Triton and KServe do, mostly at another port than HTTP. Its metadata is read at once.
+
+    Parameters
+    ----------
+    url : str
+        ``grpc://host:port/NAME`` or ``…/NAME/versions/V``; ``grpcs://`` with TLS.
+    auth, input, output, limits
+        As `from_url` takes them; of the limits the times and the pace.
+
+    Returns
+    -------
+    callable
+        From (B, N, d) to (B,) or (B, m); of a vector per token the last token's. Its attribute
+        ``dim`` is d where the metadata says it. Several threads may ask at the same time.
+
+    Raises
+    ------
+    ImportError
+        tritonclient is not installed.
+    ValueError
+        ``url`` is not of this form, or the variable ``auth`` is not set.
+    OracleError
+        The endpoint does not answer, has no such model, or the model takes no sequences of
+        vectors.
+
+    Examples
+    --------
+    >>> oracle = from_grpc("grpc://127.0.0.1:8081/head")  # doctest: +SKIP
+    >>> oracle.dim  # doctest: +SKIP
+    64
+    """
+    return GrpcOracle(url, auth, input, output, limits)
+
+
+@dataclass(eq=False)
+class GrpcOracle:
+    """An endpoint that is asked as an oracle; see `from_grpc`."""
+
+    url: str
+    auth: str | None
+    input: str | None
+    output: str | None
+    limits: HttpLimits
+    signature: Signature = field(init=False)
+    _client: Any = field(init=False, default=None, repr=False)
+    _lock: Any = field(init=False, default_factory=threading.Lock, repr=False)
+
+    def __post_init__(self) -> None:
+        parts = urlsplit(self.url)
+        words = parts.path.strip("/").split("/")
+        versioned = words[1:2] == ["versions"] and len(words) == 3
+        if (
+            parts.scheme not in ("grpc", "grpcs")
+            or "@" in self.url
+            or not parts.port
+            or not (words[0] and (versioned or len(words) == 1))
+        ):
+            raise ValueError(
+                f"{self.url} is no model's URL: it must be grpc(s)://host:port/NAME, or "
+                "…/NAME/versions/V."
+            )
+        self.name, self.version = words[0], words[2] if versioned else ""
+        self.secret, self.pace = Secret(self.auth, self.limits), Pace(self.limits.per_minute)
+        self.secret.value()
+        try:
+            told = self._call("get_model_metadata", self.name, self.version)
+            self.signature = signature(_as_json(told), {}, self.input, self.output)
+        except ProtocolError as error:
+            raise OracleError(f"{self.url} cannot be asked. {error}") from None
+        except (ConnectionError, TimeoutError, RetryLater) as error:
+            raise OracleError(f"{self.url} does not answer: {error}") from error
+        if self.signature.dim is not None:
+            self.dim = self.signature.dim
+
+    def __call__(self, X: Array, /) -> Any:
+        """Answer a batch of sequences (B, N, d)."""
+        triton, to = _triton(), self.signature
+        tensor = triton.InferInput(to.input, list(X.shape), to.datatype)
+        with np.errstate(over="ignore"):
+            tensor.set_data_from_numpy(np.ascontiguousarray(X, dtype=_NUMBERS[to.datatype]))
+        wanted = None if to.output is None else [triton.InferRequestedOutput(to.output)]
+        self.pace.wait()
+        given = self._call("infer", self.name, [tensor], self.version, outputs=wanted)
+        names = [one.name for one in given.get_response().outputs]
+        y = given.as_numpy(to.output or names[0]) if names else None
+        if y is None:
+            raise ConnectionError(f"{self.url} sent what is no answer: it has {names}.")
+        return of_last_token(y, *X.shape[:2])
+
+    def _call(self, what: str, *words: Any, **options: Any) -> Any:
+        failed = _triton_error()
+        secret = self.secret.value()
+        headers = {} if secret is None else {"authorization": secret}
+        try:
+            return getattr(self._connected(), what)(
+                *words, headers=headers, client_timeout=self.limits.timeout_s, **options
+            )
+        except failed as error:
+            status = str(error.status()).removeprefix("StatusCode.")
+            said = f"{self.url} answered {status}: {self.secret.hidden(error.message())}"
+            if status in _BUSY:
+                raise RetryLater(self.limits.retry_after_s) from None
+            if status == "DEADLINE_EXCEEDED":
+                raise TimeoutError(
+                    f"{self.url} took longer than {self.limits.timeout_s:g} s."
+                ) from None
+            if status in _MAY_PASS:
+                raise ConnectionError(said) from None
+            raise OracleError(said) from None
+
+    def _connected(self) -> Any:
+        """Return the channel; a copy of another process makes its own."""
+        with self._lock:
+            if self._client is None:
+                parts = urlsplit(self.url)
+                self._client = _triton().InferenceServerClient(
+                    parts.netloc, ssl=parts.scheme == "grpcs"
+                )
+                # nobody closes an oracle: its channel ends with it
+                weakref.finalize(self, self._client.close)
+            return self._client
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: x for name, x in self.__dict__.items() if name not in ("_client", "_lock")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _client=None, _lock=threading.Lock())
+
+
+def _as_json(told: Any) -> dict[str, Any]:
+    """Return a model's metadata as it comes over HTTP."""
+
+    def tensors(some: Any) -> list[dict[str, Any]]:
+        return [{"name": x.name, "datatype": x.datatype, "shape": [*x.shape]} for x in some]
+
+    return {"inputs": tensors(told.inputs), "outputs": tensors(told.outputs)}
+
+
+def _triton() -> Any:
+    try:
+        import tritonclient.grpc as triton
+    except ImportError as error:
+        raise missing_extra("tritonclient", "grpc") from error
+    return triton
+
+
+def _triton_error() -> Any:
+    _triton()
+    from tritonclient.utils import InferenceServerException
+
+    return InferenceServerException
