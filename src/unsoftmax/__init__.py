@@ -20,6 +20,7 @@ if _typing.TYPE_CHECKING:
         Retries,
         learn,
         learn_many,
+        progress_bar,
     )
     from unsoftmax.errors import (
         AlgorithmError,
@@ -118,6 +119,7 @@ __all__ = [
     "load",
     "load_weights",
     "oracles",
+    "progress_bar",
     "theory",
     "to_projections",
     "verify",

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 from unsoftmax.first_use import first_use
 
 if TYPE_CHECKING:
+    from unsoftmax.campaign.bar import progress_bar
     from unsoftmax.campaign.limits import Budget, Retries
     from unsoftmax.campaign.many import Recoveries, learn_many
     from unsoftmax.campaign.recovery import Recovery
@@ -20,10 +21,11 @@ __all__ = [
     "Watcher",
     "learn",
     "learn_many",
+    "progress_bar",
 ]
 
 # Who needs a budget's limits does not wait for the ledger.
-_MODULES = ("limits", "watching", "recovery", "runner", "many")
+_MODULES = ("limits", "watching", "recovery", "runner", "many", "bar")
 
 
 def __getattr__(name: str) -> Any:

@@ -249,7 +249,9 @@ def _watch(log: logging.Logger, handler: logging.Handler) -> Iterator[Watcher]:
         if QUIET.get():
             yield lambda _: None
         elif stderr.is_terminal:
-            with _bar() as bar:
+            from unsoftmax.campaign.bar import progress_bar
+
+            with progress_bar(stderr) as bar:
                 yield _unheard(bar)
         else:
             with _lines() as lines:
@@ -266,49 +268,6 @@ def _unheard(watcher: Watcher) -> Watcher:
             watcher(event)
 
     return report
-
-
-@contextmanager
-def _bar() -> Iterator[Watcher]:
-    from rich.progress import (
-        BarColumn,
-        Progress,
-        TaskProgressColumn,
-        TextColumn,
-        TimeRemainingColumn,
-    )
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TaskProgressColumn(),
-        TextColumn("{task.completed:,.0f} queries"),
-        TextColumn("{task.fields[rate]}"),
-        TimeRemainingColumn(),
-    )
-    progress = Progress(*columns, console=stderr, transient=True)
-    task = progress.add_task("", total=None, rate="")
-    began: tuple[float, int] | None = None
-
-    def report(event: Report) -> None:
-        nonlocal began
-        now = time.monotonic()
-        began = began or (now, event.answered)
-        seconds, answers = now - began[0], event.answered - began[1]
-        progress.update(
-            task,
-            description=event.phase,
-            completed=event.answered,
-            total=event.expected,
-            rate=f"{answers / seconds:,.0f}/s" if seconds else "",
-        )
-
-    progress.start()
-    try:
-        yield report
-    finally:
-        with suppress(OSError):  # a terminal that has gone
-            progress.stop()
 
 
 @contextmanager
