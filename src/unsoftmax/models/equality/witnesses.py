@@ -10,7 +10,7 @@ import numpy as np
 
 from unsoftmax.models.arrays import TINY, UNIT
 from unsoftmax.models.equality.form import Form
-from unsoftmax.models.equality.neuron_form import points_in_cells
+from unsoftmax.models.equality.neuron_form import bent_by, points_in_cells
 from unsoftmax.models.equality.score_form import Scores, scores_apart, whole_at
 from unsoftmax.models.equality.verdicts import Places
 from unsoftmax.models.layer_norm import LayerNorm
@@ -113,10 +113,10 @@ def _of_all_sizes(
 
 
 def _on_single_tokens(form: Form) -> tuple[Array, Array]:
-    """Return what single tokens are mapped by, before neurons and norms behind."""
+    """Return what single tokens are mapped by, before neurons bend it and norms behind."""
     A = np.zeros((len(form.c), form.dim)) if form.last is None else form.last
     A = A + (form.residual and form.neurons is None) * np.eye(*A.shape)
-    return sum((M.whole for M in form.values), A), form.c
+    return bent_by(form, sum((M.whole for M in form.values), A), form.c)
 
 
 def _aimed_at(a: Form, b: Form, places: Places) -> Iterator[tuple[SingleHead, SingleHead, int]]:
@@ -125,7 +125,7 @@ def _aimed_at(a: Form, b: Form, places: Places) -> Iterator[tuple[SingleHead, Si
     Heads answer with numbers; with them the distance of tokens at which they differ most.
     """
     found = [(_head(a, g), _head(b, h)) for g, h in places[:PAIRS]]
-    weights = [np.ones(1) if f.neurons is None else f.neurons[0][0] for f in (a, b)]
+    weights = [np.ones(1) if f.neurons is None else f.neurons.B[0] for f in (a, b)]
     bent = a.neurons is not None or b.neurons is not None
     if not bent:
         (flat, M), (_, N) = _head(a, -1), _head(b, -1)
