@@ -1,4 +1,4 @@
-"""Feed-forward layers of any activation, gated or not: which are equal, and their canonical form."""
+"""Feed-forward layers of any activation, gated or not: which are equal; canonical forms."""
 
 from __future__ import annotations
 
@@ -199,6 +199,7 @@ def test_a_certificate_decides_between_a_layer_and_its_recovery():
     errors = {"constant": 1e-5, "slope": 1e-5}
     within = us.equivalent(f, near, errors=errors)
     assert (within.verdict, within.by) == ("equal", "certificate")
+    assert within.share is not None
     assert 0 < within.share < 1
     tight = us.equivalent(f, near, errors={name: x / 1e4 for name, x in errors.items()})
     assert (tight.verdict, tight.by) == ("different", "certificate")
