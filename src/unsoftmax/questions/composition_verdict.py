@@ -39,7 +39,7 @@ from unsoftmax.questions.tensor_evidence import (
     sequences,
     templates,
 )
-from unsoftmax.questions.tensor_search import Located
+from unsoftmax.questions.tensor_search import NEAR, Located
 
 # "Same" is said where a change of any matrix or scale by this share would have been seen.
 _CAUGHT = 0.5
@@ -141,6 +141,13 @@ class CopiesAsked:
         size = float(np.sqrt(np.mean(self.answers**2))) or 1.0
         precision = float(np.sqrt(np.median(self.seen.scatter))) / size
         return Judged(verdict, held, power, precision, float(np.sqrt(ratio / SAME)), tuple(notes))
+
+    def verdict_and_name(self) -> Generator[Round, Answers, Located]:
+        """Ask copies of a claim that is known to be different, and the name of what was changed."""
+        judged = yield from self.verdict()
+        if judged.verdict != "different":
+            return Located(None, NEAR)
+        return (yield from self.name())
 
     def name(self) -> Generator[Round, Answers, Located]:
         """Ask for the name of what was changed."""

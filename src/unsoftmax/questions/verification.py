@@ -36,7 +36,7 @@ from unsoftmax.questions.answer_errors import MISSED, AnswerErrors, Seen, power,
 from unsoftmax.questions.claim import SINGLE_TOKENS, Claim
 from unsoftmax.questions.claim_probes import Design, lengths
 from unsoftmax.questions.composition_verdict import CopiesAsked, is_composition, most_questions
-from unsoftmax.questions.tensor_search import Located, Search, changed_tensor
+from unsoftmax.questions.tensor_search import Located, Search, changed_tensor, smooth_neurons_alone
 from unsoftmax.refusals import Reason
 
 Verdict: TypeAlias = Literal["same", "different", "undecided"]
@@ -166,7 +166,7 @@ class Verifier:
     like: Any = None
     """Ordinary inputs, tokens (n, d) or sequences (n, N, d): questions are drawn among and like
     them."""
-    revision: ClassVar[int] = 7
+    revision: ClassVar[int] = 8
 
     def __post_init__(self) -> None:
         Claim(self.model, self.errors)
@@ -244,6 +244,8 @@ class Verifier:
             # the budget decides how far, not what: with a larger one a ledger goes on
             sharp = errors if averages else design.errors(one, two, sharp=True)
             search = changed_tensor(claim, sharp, MOST - len(asked), rng)
+            if smooth_neurons_alone(claim) and not claim.errors:
+                search = CopiesAsked(self.model, self.seed).verdict_and_name()
             located = yield from _affordable(search, self.budget, asked)
         why = f"{NOT_FOUND} {located.why}" if located.why else ""
         unmet = design.unmet(claim, claim.bend_bounds(one.at, _DIFFERENT * errors.of(one)))
