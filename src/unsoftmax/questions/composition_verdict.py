@@ -100,6 +100,7 @@ class CopiesAsked:
         self.copies = NudgedCopies.of(self.claim, model.dim, model.maps.attends, rng)
         self.answers = np.zeros((0, 0))
         self.step = 0.0
+        self.judged: Judged | None = None
         self.seen = Misses(self.answers)
 
     def verdict(self) -> Generator[Round, Answers, Judged]:
@@ -140,13 +141,15 @@ class CopiesAsked:
             notes.append(f"The target holds these weights as {held}: then its answers are these.")
         size = float(np.sqrt(np.mean(self.answers**2))) or 1.0
         precision = float(np.sqrt(np.median(self.seen.scatter))) / size
-        return Judged(verdict, held, power, precision, float(np.sqrt(ratio / SAME)), tuple(notes))
+        miss = float(np.sqrt(ratio / SAME))
+        self.judged = Judged(verdict, held, power, precision, miss, tuple(notes))
+        return self.judged
 
-    def verdict_and_name(self) -> Generator[Round, Answers, Located]:
-        """Ask copies of a claim that is known to be different, and the name of what was changed."""
+    def verdict_and_name(self, locate: bool = True) -> Generator[Round, Answers, Located]:
+        """Judge what copies are answered; where that is different, name what was changed."""
         judged = yield from self.verdict()
-        if judged.verdict != "different":
-            return Located(None, NEAR)
+        if judged.verdict != "different" or not locate:
+            return Located(None, NEAR if locate else "")
         return (yield from self.name())
 
     def name(self) -> Generator[Round, Answers, Located]:
