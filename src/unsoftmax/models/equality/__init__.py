@@ -288,11 +288,11 @@ def _of_sum(form: Form) -> FeedForward:
     """Build neurons that are no plain ReLUs."""
     found, d = Network.of(form, (), 0, True).sum(1.0), form.dim
     n, gated, odd = d + 1, found.gated, found.phi.odd
+    if found.squares and found.phi.homogeneous:  # of neurons that are on wherever tokens are
+        found = found.bent_again()
     found = found.merged(opposite=odd or not gated)
     if odd or not gated:
         found = found.turned(first_is_negative(found.rows))
-    if found.squares and found.phi.homogeneous:  # of neurons that are on wherever tokens are
-        found = found.bent_again()
     if found.squares:
         raise ValueError("No canonical form is known of a quadratic function.")
     linear = np.linalg.norm(found.linear[:, :d], axis=0) > found.lost
