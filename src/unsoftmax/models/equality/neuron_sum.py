@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from unsoftmax.models.arrays import UNIT
 from unsoftmax.models.neurons import ACTIVATIONS, Activation
-from unsoftmax.models.products import Product, apart, size_of
+from unsoftmax.models.products import Product, apart, norm_of, size_of
 from unsoftmax.probes import Array, Indices
 
 # Rows closer than this share of their length are one. Smaller: the rounding of weights splits one;
@@ -103,7 +103,7 @@ class NeuronSum:
     @property
     def sizes(self) -> Array:
         """‖V_k‖‖r_k‖."""
-        sizes = np.array([*map(size_of, self.values)])
+        sizes = np.array([*map(_size, self.values)])
         return np.asarray(sizes * np.linalg.norm(self.rows, axis=1))
 
     @property
@@ -145,7 +145,7 @@ class NeuronSum:
         length = np.linalg.norm(self.rows, axis=1)
         gram = self.rows @ self.rows.T
         close = np.outer(length, length) - np.abs(gram) <= PARALLEL * length**2
-        values, size = [*self.values], [*map(size_of, self.values)]
+        values, size = [*self.values], [*map(_size, self.values)]
         keep, turned = np.full(len(values), True), list[int]()
         for i, j in np.transpose(np.nonzero(np.triu(close, 1))).tolist():
             turn = np.sign(gram[i, j])
@@ -161,7 +161,7 @@ class NeuronSum:
         # a sum this small beside its terms is their rounding
         for k in np.flatnonzero(keep).tolist():
             alone = values[k] is self.values[k]
-            keep[k] = size[k] if alone else size_of(values[k]) > _ROUNDOFFS * UNIT * size[k]
+            keep[k] = size[k] if alone else _size(values[k]) > _ROUNDOFFS * UNIT * size[k]
         left = [self.values[j] for j in turned]
         return replace(self, values=tuple(values))._left(keep)._plus(self.rows[turned], left)
 
@@ -189,6 +189,12 @@ class NeuronSum:
             return replace(self, squares=(*self.squares, *zip(rows, values, strict=True)))
         columns = np.column_stack([V.whole[:, 0] for V in values])
         return replace(self, linear=self.linear + columns @ rows)
+
+
+def _size(V: Product) -> float:
+    if V.left.shape[1] > 1:
+        return size_of(V)
+    return norm_of(V.left) * norm_of(V.right)
 
 
 def squared_distance(first: NeuronSum, second: NeuronSum) -> float:

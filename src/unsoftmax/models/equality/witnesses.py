@@ -97,7 +97,12 @@ def _of_all_sizes(
     if any(form.neurons for form in forms or ()):
         units |= {typical_length(*(ReluNetwork(A.T, np.ones(len(a)), a) for A, a in known))}
         draws = _DRAWS_OF_NETWORKS
+        smooth = not all(form.neurons is None or form.neurons.relu for form in forms or ())
         if not long:
+            # what is smooth differs nearly everywhere: few points show it
+            for unit in sorted(units) if smooth else ():
+                sizes = unit * np.repeat(_POWERS, _DRAWS)[:, None, None]
+                yield sizes * np.random.default_rng(1).standard_normal((len(sizes), 1, d))
             yield points_in_cells(known, max(units), 4 * draws)[:, None]
     elif any(form.behind for form in forms or ()):  # nothing of these tokens is normalised
         beside += [np.asarray(np.linalg.lstsq(A, -a, rcond=None)[0]) for A, a in known]
