@@ -67,6 +67,41 @@ def test_an_endpoint_serves_these_weights_and_not_others(folder):
     assert run(folder, "compare", "alone.safetensors", files[1]).returncode == 1
 
 
+def test_a_feed_forward_layer_of_a_checkpoint_and_by_its_names(tmp_path):
+    shapes = {"intermediate.dense": (6, 4), "output.dense": (4, 6), "output.LayerNorm": (4,)}
+    drawn = np.random.default_rng(0)
+    arrays = {
+        f"encoder.layer.{k}.{name}.{end}": drawn.standard_normal(
+            shape if end == "weight" else shape[0]
+        )
+        for k in range(2)
+        for name, shape in shapes.items()
+        for end in ("weight", "bias")
+    }
+    folder = tmp_path / "bert"
+    folder.mkdir()
+    config = {"model_type": "bert", "hidden_act": "gelu", "layer_norm_eps": 1e-5}
+    (folder / "config.json").write_text(json.dumps(config))
+    for place in (folder / "weights.npz", tmp_path / "alone.npz"):
+        np.savez(place, **arrays)  # type: ignore[arg-type]
+    part = "convert", "--part", "feed-forward", "--layer", "encoder.layer.1"
+    done = run(tmp_path, *part, "bert", "--out", "one.safetensors")
+    assert done.returncode == 0, done.stderr
+    assert "FeedForward(d=4, m=6, gelu, residual, norm behind)" in done.stdout
+    words = "alone.npz", "--activation", "gelu", "--norm-eps", 1e-5, "--out", "other.safetensors"
+    done = run(tmp_path, *part, *words)
+    assert done.returncode == 0, done.stderr
+    assert run(tmp_path, "compare", "one.safetensors", "other.safetensors").returncode == 0
+    for more, says in (
+        (("alone.npz",), "--activation is missing, and no array says it"),
+        (("bert", "--activation", "gelu"), "config.json says the rest: leave out --activation"),
+        (("alone.npz", "--heads", 2), "It is a feed-forward layer: leave out --heads"),
+    ):
+        refused = run(tmp_path, *part, *more)
+        assert refused.returncode == 2
+        assert says in " ".join(refused.stderr.split())
+
+
 def test_several_layers_and_json(folder):
     arrays = dict(np.load(folder / "layer.npz"))
     named = {

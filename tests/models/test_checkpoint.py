@@ -6,12 +6,14 @@ import json
 import math
 from importlib import util
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
 import unsoftmax as us
+from unsoftmax.models.checkpoint import find_feed_forward
 
 D, WIDE, TOKENS, H = 8, 12, 5, 4
 erf = np.vectorize(math.erf)
@@ -170,6 +172,38 @@ def test_blocks_of_every_kind(tmp_path, name):
         strict=True,
     ):
         assert equal(alone, sub)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_feed_forward_layers_by_their_names_alone(tmp_path, name):
+    kind, arrays = name.split()[0], state(name.split()[0])
+    config: dict[str, Any] = CONFIGS[name]
+    there = us.from_checkpoint(written(tmp_path, config, arrays), 1, "feed-forward")
+    prefix = NAMES[kind][0].format(1)
+    called = config.get("hidden_act", config.get("activation_function"))
+    options: dict[str, Any] = {"before": there.norm.before} if kind == "opt" else {}
+    found = find_feed_forward(arrays, prefix, called, there.norm.eps, **options)
+    assert equal(found, there)
+    assert us.equivalent(found, there, rtol=0)
+    own = {n.removeprefix(prefix): x for n, x in arrays.items() if n.startswith(prefix)}
+    plain = find_feed_forward(own, activation=called)
+    bare = us.FeedForward(
+        there.A, there.b, there.B, there.c, activation=there.activation, gate=there.gate
+    )
+    assert equal(plain, bare)
+    with pytest.raises(ValueError, match="2 feed-forward layers are there: name one of"):
+        find_feed_forward(arrays, activation=called)
+    with pytest.raises(ValueError, match="No array says the activation"):
+        find_feed_forward(own)
+    with pytest.raises(ValueError, match=r"looked for intermediate\.dense\.weight"):
+        find_feed_forward({"W": np.eye(2)}, activation=called)
+    with pytest.raises(ValueError, match="No feed-forward layer under elsewhere"):
+        find_feed_forward(arrays, "elsewhere", activation=called)
+    with pytest.raises(ValueError, match="give eps with it"):
+        find_feed_forward(own, activation=called, before=True)
+    if kind == "opt":
+        with pytest.raises(ValueError, match="say before"):
+            find_feed_forward(own, activation=called, eps=1e-5)
 
 
 def test_weights_in_several_files_and_others(tmp_path):

@@ -173,15 +173,20 @@ def test_neurons_without_a_form_are_compared_as_they_are(gated):
         {"G": rng.standard_normal((m, d)), "g": rng.standard_normal(m)} if gated else {}
     )
     map_ = Neurons(A, a, B, np.ones(d), "silu", **gate)
-    model = Built(sublayer("neurons", map_, True, None), d)
+    heads = Attention(O=np.eye(d)[None], Q=rng.standard_normal((1, d, d)))
+
+    def behind_heads(neurons):
+        return Built(Composition((("heads", heads), ("neurons", neurons))), d)
+
+    model = behind_heads(map_)
     order = rng.permutation(m)
     moved: dict[str, Any] = {name: x[order] for name, x in {"A": A, "a": a, **gate}.items()}
-    other = Built(sublayer("neurons", replace(map_, **moved, B=B[:, order]), True, None), d)
+    other = behind_heads(replace(map_, **moved, B=B[:, order]))
     assert us.equivalent(model, other)
     assert us.equivalent(model, Built(other.maps, d), rtol=0)
-    near = Built(sublayer("neurons", replace(map_, B=B * (1 + 1e-6)), True, None), d)
+    near = behind_heads(replace(map_, B=B * (1 + 1e-6)))
     shown(us.equivalent(model, near), model, near)
-    gelu = Built(sublayer("neurons", replace(map_, activation="gelu"), True, None), d)
+    gelu = behind_heads(replace(map_, activation="gelu"))
     shown(us.equivalent(model, gelu), model, gelu)
     # a neuron in two halves: the same function, which no form says
     halves: dict[str, Any] = {
@@ -189,7 +194,7 @@ def test_neurons_without_a_form_are_compared_as_they_are(gated):
     }
     parts = np.column_stack([B, B[:, 0] / 2])
     parts[:, 0] /= 2
-    split = Built(sublayer("neurons", replace(map_, **halves, B=parts), True, None), d)
+    split = behind_heads(replace(map_, **halves, B=parts))
     result = us.equivalent(model, split)
     assert result.verdict == "undecided"
     assert "no canonical form is known" in result.reason

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,7 +15,12 @@ from unsoftmax.cli.console import AsJson, Refusal, show_json, show_table, with_e
 @with_exit_status
 def convert(
     weights: Annotated[
-        Path, typer.Argument(help="A .npz or .safetensors.", metavar="WEIGHTS", show_default=False)
+        Path,
+        typer.Argument(
+            help="A .npz or .safetensors, or a checkpoint's folder.",
+            metavar="WEIGHTS",
+            show_default=False,
+        ),
     ],
     *,
     heads: Annotated[
@@ -26,7 +31,17 @@ def convert(
         typer.Option(min=0, help="One output coordinate; without it, the layer with all of them."),
     ] = None,
     layer: Annotated[
-        str | None, typer.Option(help="Prefix of the layer's names, if there are several layers.")
+        str | None,
+        typer.Option(
+            help="Prefix of the layer's names, or its number in a checkpoint, if there are several."
+        ),
+    ] = None,
+    part: Annotated[
+        str | None, typer.Option(help="Of a checkpoint: block, attention or feed-forward.")
+    ] = None,
+    activation: Annotated[
+        str | None,
+        typer.Option(help="Of a feed-forward layer without config.json: gelu, silu, relu, …"),
     ] = None,
     kv_heads: Annotated[
         int | None,
@@ -58,16 +73,22 @@ def convert(
     ),
     as_json: AsJson = False,
 ) -> None:
-    """Turn weights (W and v; or torch, BERT, Llama, OPT names) into a model file."""
+    """Turn weights (W and v; or torch, BERT, Llama, OPT names) into a model file.
+
+    A layer of a checkpoint, as config.json beside its weights describes it: with --part.
+    """
     from unsoftmax.models import has_parameters
 
     options: dict[str, Any] = {"heads": heads, "coordinate": coordinate, "kv_heads": kv_heads}
     options |= {"layer": layer, "norm_eps": norm_eps, "norm_before": norm_before}
-    options |= {"rotary_base": rotary_base, "layout": layout}
+    options |= {"rotary_base": rotary_base, "layout": layout, "activation": activation}
     try:
-        opened = us.load_weights(weights)
-        made = _of_parameters if has_parameters(opened) else _of_projections
-        model, arrays, left_out = made(opened, options)
+        if part is not None or weights.is_dir():
+            model, arrays, left_out = _of_part(weights, part or "block", options)
+        else:
+            opened = us.load_weights(weights)
+            made = _of_parameters if has_parameters(opened) else _of_projections
+            model, arrays, left_out = made(opened, options)
         model.save(out)
     except (ValueError, OSError) as error:
         raise Refusal(_in_options(str(error))) from error
@@ -88,6 +109,12 @@ def _in_options(said: str) -> str:
         ("leave coordinate out", "leave --coordinate out"),
         ("Without eps", "Without --norm-eps"),
         ("give eps with it", "give --norm-eps with --norm-before or --norm-behind"),
+        ("No array says the activation:", "--activation is missing, and no array says it:"),
+        (
+            "before says where the norm is: give eps",
+            "--norm-before is of the norm: give --norm-eps",
+        ),
+        ("say before, True or False", "say --norm-before or --norm-behind"),
         ("before says where", "--norm-before says where"),
         ("say before", "say --norm-before or --norm-behind"),
     ):
@@ -103,15 +130,35 @@ def _of_parameters(
 
     arrays = {name: opened[name] for name in sorted(opened)}
     model = from_parameters(arrays)
-    same = getattr(model, "H", 1) == options["heads"]
-    needless = [
-        f"--{name.replace('_', '-')}"
-        for name, value in options.items()
-        if value is not None and not (name == "heads" and same)
-    ]
-    if needless:
-        raise Refusal(f"The arrays are the parameters of {model!r}: leave out {needless[0]}.")
+    fits = ("heads",) if getattr(model, "H", 1) == options["heads"] else ()
+    _refuse_needless(options, fits, f"The arrays are the parameters of {model!r}")
     return model, arrays, []
+
+
+def _refuse_needless(options: Mapping[str, Any], used: Collection[str], why: str) -> None:
+    for name, value in options.items():
+        if value is not None and name not in used:
+            raise Refusal(f"{why}: leave out --{name.replace('_', '-')}.")
+
+
+def _of_part(
+    weights: Path, part: str, options: Mapping[str, Any]
+) -> tuple[Any, Mapping[str, Any], list[str]]:
+    """Make a checkpoint's layer as its configuration says; without one, neurons by their names."""
+    from unsoftmax.models.checkpoint import find_feed_forward
+
+    layer = options["layer"]
+    folder = weights if weights.is_dir() else weights.parent
+    if part != "feed-forward" or weights.is_dir() or (folder / "config.json").is_file():
+        _refuse_needless(options, ("layer",), "config.json says the rest")
+        number = None if layer is None else layer.rstrip(".").rpartition(".")[2]
+        model = us.from_checkpoint(weights, number, part)  # type: ignore[arg-type]
+    else:
+        used = ("layer", "activation", "norm_eps", "norm_before")
+        _refuse_needless(options, used, "It is a feed-forward layer")
+        names = (options[name] for name in used)
+        model = find_feed_forward(us.load_weights(weights), *names)
+    return model, model.arrays(), []
 
 
 def _of_projections(
@@ -120,6 +167,8 @@ def _of_projections(
     """Make a layer, or the heads that one of its outputs shows, of its projections."""
     from unsoftmax.models.projections import may_be_rotary
 
+    if options["activation"] is not None:
+        raise Refusal("--activation is of feed-forward layers: add --part feed-forward.")
     arrays = us.find_projections(
         opened, options["layer"], options["norm_eps"], options["norm_before"]
     )

@@ -19,6 +19,7 @@ from unsoftmax.models import files
 from unsoftmax.models.attention_layer import AttentionLayer
 from unsoftmax.models.feed_forward import FeedForward
 from unsoftmax.models.layer_norm import LayerNorm
+from unsoftmax.models.neurons import ACTIVATIONS as OURS
 from unsoftmax.models.projections import (
     file_names,
     find_projections,
@@ -96,11 +97,22 @@ BLOCKS: Mapping[str, BlockNames] = {
 }
 """By the configuration's ``model_type``."""
 
+_TORCH = BlockNames(
+    number="layers.",
+    attention="self_attn",
+    up="linear1.",
+    down="linear2.",
+    norm="norm2.",
+    before="norm_first",
+)
+FEED_FORWARD: tuple[BlockNames, ...] = (*dict.fromkeys(BLOCKS.values()), _TORCH)
+"""By whose names feed-forward layers are found without a configuration."""
+
 HEADS = "num_attention_heads", "n_head"
 EPS = "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon"
 ACTIVATION = "hidden_act", "activation_function"
 ACTIVATIONS = {
-    **{name: name for name in ("relu", "gelu", "silu", "quick_gelu", "sigmoid", "tanh")},
+    **{name: name for name in OURS},
     **dict.fromkeys(("gelu_new", "gelu_pytorch_tanh", "gelu_fast"), "gelu_tanh"),
     "swish": "silu",
     "linear": "identity",
@@ -165,6 +177,74 @@ def from_checkpoint(
         return _built(config, weights, layers, part)
     except (KeyError, TypeError, ZeroDivisionError, OverflowError) as error:
         raise ValueError(f"The configuration of {path} cannot be used: {error!r}.") from error
+
+
+def find_feed_forward(
+    weights: Mapping[str, Any],
+    layer: str | None = None,
+    activation: str | None = None,
+    eps: float | None = None,
+    before: bool | None = None,
+) -> FeedForward:
+    """Build a feed-forward layer of a model's own arrays, by the names that people use.
+
+    Parameters
+    ----------
+    weights : mapping of str to array
+        A state dict, or what an ``.npz`` or ``.safetensors`` holds, with the names of BERT, OPT,
+        GPT-2, Llama (Mistral, Qwen2) or torch's TransformerEncoderLayer.
+    layer : str, optional
+        What the names begin with, as in ``encoder.layer.0``; it may be left out where only one
+        layer is there.
+    activation : str
+        φ, by our name or a configuration's: no array says it.
+    eps : float, optional
+        What the model's norms add to variances: then its norm and its residual are included.
+    before : bool, optional
+        Where that norm is, for names that do not say: OPT's and torch's.
+
+    Raises
+    ------
+    ValueError
+        Arrays or the activation are missing, or there are several layers.
+
+    Examples
+    --------
+    >>> arrays = {"fc1.weight": np.eye(2), "fc2.weight": np.ones((2, 2))}
+    >>> find_feed_forward(arrays, activation="gelu_new")
+    FeedForward(d=2, m=2, gelu_tanh)
+    """
+    found: dict[str, BlockNames] = {}
+    for of in FEED_FORWARD:
+        for name in weights:
+            end = f"{of.up}weight"
+            prefix = name.removesuffix(end)
+            parts = (of.down, *([] if of.gate is None else [of.gate]))
+            whole = all(f"{prefix}{part}weight" in weights for part in parts)
+            if name.endswith(end) and whole and (not prefix or prefix.endswith(".")):
+                found.setdefault(prefix, of)
+    chosen = [p for p in found if layer is None or p.rstrip(".") == layer.rstrip(".")]
+    if not chosen:
+        known = ", ".join(f"{of.up}weight with {of.down}weight" for of in FEED_FORWARD)
+        where = "" if layer is None else f" under {layer}"
+        raise ValueError(f"No feed-forward layer{where}: looked for {known}.")
+    if len(chosen) > 1:
+        some = ", ".join(p.rstrip(".") for p in chosen[:3])
+        raise ValueError(
+            f"{len(chosen)} feed-forward layers are there: name one of {some}"
+            f"{', …' if len(chosen) > 3 else ''}."
+        )
+    if activation is None:
+        raise ValueError(f"No array says the activation: it is one of {', '.join(ACTIVATIONS)}.")
+    of = found[chosen[0]]
+    if eps is None and before is not None:
+        raise ValueError("before says where the norm is: give eps with it.")
+    if eps is not None and before is None:
+        if not isinstance(of.before, bool):
+            raise ValueError("The names do not say where the norm is: say before.")
+        before = of.before
+    around = None if eps is None else (eps, bool(before))
+    return _neurons(_Weights(of, weights), chosen[0], activation, around)
 
 
 def _built(
@@ -312,8 +392,14 @@ def _attention(
 
 
 def _feed_forward(config: Mapping[str, Any], names: _Weights, prefix: str) -> FeedForward:
-    eps, before = _around(config, names.of)
     called = str(_setting(config, ACTIVATION))
+    return _neurons(names, prefix, called, _around(config, names.of))
+
+
+def _neurons(
+    names: _Weights, prefix: str, called: str, around: tuple[float, bool] | None
+) -> FeedForward:
+    """Build neurons; with the eps of a norm, and where that is, the whole sub-layer."""
     if called not in ACTIVATIONS:
         raise ValueError(
             f"The activation {called!r} is not known here, but {', '.join(ACTIVATIONS)}."
@@ -321,8 +407,8 @@ def _feed_forward(config: Mapping[str, Any], names: _Weights, prefix: str) -> Fe
     A, b = names.linear(prefix + names.of.up)
     B, c = names.linear(prefix + names.of.down)
     gate = None if names.of.gate is None else names.linear(prefix + names.of.gate)
-    norm = names.norm(prefix + names.of.norm, eps, before)
-    return FeedForward(A, b, B, c, True, norm, ACTIVATIONS[called], gate)
+    norm = None if around is None else names.norm(prefix + names.of.norm, *around)
+    return FeedForward(A, b, B, c, norm is not None, norm, ACTIVATIONS[called], gate)
 
 
 def _positions(config: Mapping[str, Any]) -> Mapping[str, Any]:

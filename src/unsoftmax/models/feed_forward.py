@@ -57,6 +57,12 @@ class FeedForward(SubLayer):
     (A, b) and B. As a rule there is one choice of sides, and of the residual, that leaves no
     linear part: then A, b, B and c are determined up to order and positive factors.
 
+    Of other activations the scale is determined too. φ(z) = z + φ(−z) holds of GELUs, SiLU and
+    softplus as well; a tanh turns around with B_j. Quick GELU is SiLU, and sigmoid tanh, of other
+    parameters. With a gate a factor, of any sign, moves between (A_j, b_j) and B_j; gates stay on
+    their side but for those of tanh and sigmoid, σ(t) z = z − σ(−t) z. `equivalent` and `canonical`
+    know all of that.
+
     In arrays and files G and g are beside A and b, and the activation's name is its code points;
     a layer of plain ReLUs has none of these.
 

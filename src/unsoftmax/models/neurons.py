@@ -18,12 +18,21 @@ from unsoftmax.probes import Array
 
 
 class Activation(NamedTuple):
-    """φ and its derivative."""
+    """φ, its derivative, and what a sum of such neurons does not show."""
 
     of: Callable[[Array], Array]
     slope: Callable[[Array], Array]
     cancels: bool = False
     """Whether libraries compute it as z times a sum of ±1 and 1, which rounds as 1 does."""
+    odd: bool = False
+    """Whether φ(−z) = −φ(z), of a family's first; of any other φ(−z) = φ(z) − z."""
+    homogeneous: bool = False
+    """Whether φ(t z) = t φ(z) for t > 0."""
+    family: str = ""
+    """The Φ by which φ(z) = share·Φ(rate·z) + offset; "" where that is φ itself."""
+    rate: float = 1.0
+    share: float = 1.0
+    offset: float = 0.0
 
 
 def _sigmoid(z: Array) -> Array:
@@ -45,6 +54,8 @@ def _silu_slope(z: Array, rate: float = 1.0) -> Array:
 
 # GELU by tanh: z/2·(1 + tanh(√(2/π)(z + 0.044715 z³))), which is z σ(2√(2/π)(…)).
 _RATE, _CUBIC = 2 * np.sqrt(2 / np.pi), 0.044715
+# Quick GELU: z σ(1.702 z).
+_QUICK = 1.702
 
 
 def _by_tanh(z: Array) -> Array:
@@ -72,15 +83,30 @@ def _near(z: Array) -> Array:
 _MANY_ROUNDOFFS = 2.0**-47
 
 ACTIVATIONS = {
-    "relu": Activation(lambda z: np.maximum(z, 0.0), lambda z: (z > 0).astype(np.float64)),
+    "relu": Activation(
+        lambda z: np.maximum(z, 0.0), lambda z: (z > 0).astype(np.float64), homogeneous=True
+    ),
     "gelu": Activation(lambda z: z * _normal(z), _gelu_slope, True),
     "gelu_tanh": Activation(_by_tanh, _by_tanh_slope, True),
     "silu": Activation(lambda z: z * _sigmoid(z), _silu_slope),
-    "quick_gelu": Activation(lambda z: z * _sigmoid(1.702 * z), lambda z: _silu_slope(z, 1.702)),
-    "sigmoid": Activation(_sigmoid, lambda z: _sigmoid(z) * _sigmoid(-z)),
-    "tanh": Activation(np.tanh, lambda z: 1 - np.tanh(z) ** 2),
+    "quick_gelu": Activation(
+        lambda z: z * _sigmoid(_QUICK * z),
+        lambda z: _silu_slope(z, _QUICK),
+        family="silu",
+        rate=_QUICK,
+        share=1 / _QUICK,
+    ),
+    "sigmoid": Activation(
+        _sigmoid,
+        lambda z: _sigmoid(z) * _sigmoid(-z),
+        family="tanh",
+        rate=0.5,
+        share=0.5,
+        offset=0.5,
+    ),
+    "tanh": Activation(np.tanh, lambda z: 1 - np.tanh(z) ** 2, odd=True),
     "softplus": Activation(lambda z: np.logaddexp(0.0, z), _sigmoid),
-    "identity": Activation(lambda z: z, np.ones_like),
+    "identity": Activation(lambda z: z, np.ones_like, odd=True),
 }
 """Every φ by name."""
 

@@ -7,7 +7,8 @@ tokens* are put in another order, each sequence is asked twice over, and all but
 exchanged: attention does not notice the first two. *Vectors* are normalised where tokens that are
 twice as long are answered alike and answers lie on an ellipsoid Σ g_i (y_i − β_i)² = 1. *Tokens*
 are, before anything else, where answers to long u, v and u + v, less a constant and perhaps the
-token, add up with the tokens' lengths as weights.
+token, add up with the tokens' lengths as weights. Where one token alone counts, and smoothly,
+*long tokens* tell which power of their length answers grow with.
 
 A refused question says nothing of the class. Where sequences of several tokens are refused, the
 most tokens that are answered are looked for, from two on, and the same is asked within that.
@@ -31,6 +32,12 @@ SUM_OFF = 1e-2
 
 # A probability above 0 is below this where another one has come out as 0.
 TAIL = 1e-3
+# How long tokens are whose answers tell a power of length. Shorter: neurons may not have bent yet;
+# longer: of the square float64 leaves no smaller terms.
+FAR_OUT = 2.0**20
+# Differences count as 0 below this share of answers. Smaller: neurons along which tokens hardly
+# move have not bent yet; larger: a power with a small factor is lost.
+STRAIGHT = 1e-5
 # A token of a limit's own length may be beyond it by a roundoff: its direction is scaled by this.
 WITHIN = 1 - 2.0**-40
 
@@ -82,6 +89,9 @@ class Traits:
         The most tokens that are answered, where some sequence of up to 64 is refused.
     outcome : {"softmax", "sigmoid", "classes"} or None
         What of a classifier answers are; None where they are other numbers.
+    growth : int or None
+        With which power of their length answers to long tokens grow, beside the token itself: 0, 1
+        or 2, 3 for anything else. None where that was not asked.
     """
 
     width: int
@@ -101,6 +111,18 @@ class Traits:
     beyond: float | None = None
     most_tokens: int | None = None
     outcome: Outcome | None = None
+    growth: int | None = None
+
+    @property
+    def of_one_token(self) -> bool:
+        """Whether vectors are a smooth function of one token."""
+        exact = self.kind in ("float64", "float32") and not self.drowned
+        return exact and self.singles == "smooth" and self.tokens != "all" and self.width > 1
+
+    @property
+    def layered(self) -> bool:
+        """Whether that is as of one hidden layer: it grows with no power above the second."""
+        return self.of_one_token and self.growth != 3
 
     @property
     def classified(self) -> bool:
@@ -161,7 +183,11 @@ def traits_of(dim: int, rng: np.random.Generator) -> Asking[Traits]:
         look = norm_before(dim, int(rng.integers(2**31)))
         norm, _ = yield from unless_refused(look, (None, np.inf))
     seen = replace(found, ordered=ordered, normalised=normalised, most_tokens=most)
-    return replace(seen, after_norm=norm is not None)
+    seen = replace(seen, after_norm=norm is not None)
+    if seen.of_one_token and radius is None and not (normalised or seen.after_norm):
+        growth = yield from unless_refused(_growth(seen, dim, rng), None)
+        seen = replace(seen, growth=growth)
+    return seen
 
 
 def unless_refused(steps: Asking[T], otherwise: T, *, first: bool = False) -> Asking[T]:
@@ -388,6 +414,26 @@ def _normalised(far: Array, width: int, rng: np.random.Generator) -> Asking[bool
     X = _sequences(rng, 2 * width + len(far), 1, far.shape[2])
     [y] = yield from _answers("vectors on an ellipsoid", X)
     return on_an_ellipsoid(y, alike)
+
+
+def _growth(found: Traits, dim: int, rng: np.random.Generator) -> Asking[int]:
+    """Say with which power of their length answers to long tokens grow."""
+    u, steps = _directions(rng, 3, 1, dim), np.arange(1.0, 5.0)
+    X = FAR_OUT * steps[:, None, None, None] * u
+    [y] = yield from _answers("long tokens", X.reshape(-1, 1, dim))
+    along = y.reshape(len(steps), -1)
+    straight = max(STRAIGHT, 64 * float(found.precision.relative))
+    size = np.max(np.abs(along))
+    for power in range(3):
+        if power == 0 and found.width == dim:  # the token itself counts for nothing
+            beside = (y - X.reshape(-1, dim)).reshape(along.shape)
+            far = np.max(np.abs(np.diff(beside, axis=0)))
+            rounded = 64 * float(found.precision.error(size, size))
+            if far <= straight * np.max(np.abs(beside)) + rounded:
+                return 0
+        if np.max(np.abs(np.diff(along, power + 1, axis=0))) <= straight * size:
+            return power
+    return 3
 
 
 def on_an_ellipsoid(y: Array, alike: float) -> bool:

@@ -40,7 +40,7 @@ from unsoftmax.questions.tensor_evidence import (
     sequences,
     templates,
 )
-from unsoftmax.questions.tensor_search import Located
+from unsoftmax.questions.tensor_search import NEAR, Located
 
 # "Same" is said where a change of any matrix or scale by this share would have been seen.
 _CAUGHT = 0.5
@@ -106,6 +106,7 @@ class CopiesAsked:
         self.copies = NudgedCopies.of(self.maps, model.dim, model.maps.attends, rng)
         self.answers = np.zeros((0, 0))
         self.step = 0.0
+        self.judged: Judged | None = None
         self.seen = Misses(self.answers)
 
     def verdict(self) -> Generator[Round, Answers, Judged]:
@@ -148,7 +149,16 @@ class CopiesAsked:
             notes.append(f"The target holds these weights as {held}: then its answers are these.")
         size = float(np.sqrt(np.mean(self.answers**2))) or 1.0
         precision = float(np.sqrt(np.median(self.seen.scatter))) / size
-        return Judged(verdict, held, power, precision, float(np.sqrt(ratio / SAME)), tuple(notes))
+        miss = float(np.sqrt(ratio / SAME))
+        self.judged = Judged(verdict, held, power, precision, miss, tuple(notes))
+        return self.judged
+
+    def verdict_and_name(self, locate: bool = True) -> Generator[Round, Answers, Located]:
+        """Judge what copies are answered; where that is different, name what was changed."""
+        judged = yield from self.verdict()
+        if judged.verdict != "different" or not locate:
+            return Located(None, NEAR if locate else "")
+        return (yield from self.name())
 
     def name(self) -> Generator[Round, Answers, Located]:
         """Ask for the name of what was changed."""

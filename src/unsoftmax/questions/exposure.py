@@ -20,7 +20,7 @@ from unsoftmax.campaign.runner import opened_campaign
 from unsoftmax.campaign.watching import CourseWatch
 from unsoftmax.learners.settings import at_least_0
 from unsoftmax.models.files import SavedResult, as_json, of_json, read_json, write_json
-from unsoftmax.protocol import Course, Oracle
+from unsoftmax.protocol import Course, Oracle, outputs_of
 from unsoftmax.questions import target_classes
 from unsoftmax.questions.answer_traits import Traits
 from unsoftmax.questions.identification import NOT_RECOVERED, Certainty, Identifier, Identity
@@ -84,7 +84,8 @@ class Audit(SavedResult):
     target_class : str
         "constant", "linear", "single head", "several heads", "ReLU network", "network behind one
         head", "network behind several heads", "probabilities", "classes", "normalised vectors",
-        "normalised tokens", "position-dependent", "none of these" or "undecided".
+        "normalised tokens", "smooth feed-forward layer", "position-dependent", "none of these" or
+        "undecided".
     certainty : {"certain", "likely", "undecided"}
         "certain": the whole target was recovered and fresh answers are predicted within the
         certificate, or an answer contradicts every other class. "likely": the same on a few
@@ -97,9 +98,9 @@ class Audit(SavedResult):
         ``residual`` (whether the last token is added), and what was noticed of their precision.
     facts : dict of str to int
         What else is known: ``heads``, ``rank`` or ``rank_at_least``, ``neurons``, ``biases``,
-        ``rotary``, ``residual`` where the last token reaches a network behind several heads by
-        itself, and ``most_tokens``, the most tokens that are answered, where a sequence of up to
-        64 tokens was refused.
+        ``rotary``, ``gated``, ``residual`` where the last token reaches a network behind several
+        heads by itself, and ``most_tokens``, the most tokens that are answered, where a sequence
+        of up to 64 tokens was refused.
     reasons : tuple of str
         What the class rests on, and what was excluded.
     recoverable : str
@@ -151,7 +152,7 @@ class Audit(SavedResult):
     @property
     def known(self) -> tuple[tuple[str, str], ...]:
         """The facts in words."""
-        flags, flagged = {0: "no", 1: "yes"}, ("biases", "rotary")
+        flags, flagged = {0: "no", 1: "yes"}, ("biases", "rotary", "gated")
         said = ((name, flags[n] if name in flagged else f"{n:,}") for name, n in self.facts.items())
         return tuple((name.replace("_", " "), word) for name, word in said)
 
@@ -365,10 +366,11 @@ def _notes(found: Identity, by_vectors: str, *, wanted: bool) -> list[str]:
     named = found.target_class not in ("constant", *target_classes.UNNAMED)
     nothing = named and found.found is None and found.learner is None
     takes = "; ".join(found.beyond)
+    of_all = found.learner is not None and outputs_of(found.learner) == "vector"
     notes = {
         f"Answers are vectors of {traits.width} numbers; this audit is about number "
         f"{traits.coordinate}, which varies most. us.oracles.coordinate chooses "
-        "another one.": traits.width > 1,
+        "another one.": traits.width > 1 and not of_all,
         "The last token is added to the answers: a layer with a residual connection. The audit is "
         "about the rest.": traits.residual,
         by_vectors: by_vectors,

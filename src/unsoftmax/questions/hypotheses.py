@@ -225,7 +225,7 @@ class Hypotheses:
     def fit(self, block: Block, names: Sequence[str]) -> Fit:
         """Say how well changes of these tensors explain a block."""
         if RESIDUAL in names:
-            left = block.left(self.maps, _toggled(self.maps))
+            left = block.left(self.maps, toggled(self.maps))
             return Fit(float(np.max(np.abs(left))))
         if not block.share < _LARGEST_MISS:
             return Fit(np.inf)
@@ -365,9 +365,9 @@ def _within(maps: Composition, basis: Array) -> Composition | None:
     return Composition(((name, heads),))
 
 
-def _toggled(maps: Composition) -> Composition:
+def toggled(maps: Composition) -> Composition:
     """Return the maps with the residual connection about heads or neurons, or without it."""
-    inner = tuple((n, _toggled(x)) for n, x in maps.parts if isinstance(x, Composition))
+    inner = tuple((n, toggled(x)) for n, x in maps.parts if isinstance(x, Composition))
     if not inner:
         return Composition(maps.parts, not maps.residual)
     return Composition(tuple((n, dict(inner).get(n, x)) for n, x in maps.parts), maps.residual)

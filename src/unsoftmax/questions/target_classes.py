@@ -38,6 +38,7 @@ ClassName: TypeAlias = Literal[
     "classes",
     "normalised vectors",
     "normalised tokens",
+    "smooth feed-forward layer",
     "position-dependent",
     "none of these",
     "undecided",
@@ -45,7 +46,7 @@ ClassName: TypeAlias = Literal[
 UNNAMED: tuple[ClassName, ...] = ("none of these", "undecided")
 """What says that a target is of no class that is known."""
 Facts: TypeAlias = Mapping[str, int]
-"""What is known of a target: heads, rank or rank_at_least, neurons, biases, rotary."""
+"""What is known of a target: heads, rank or rank_at_least, neurons, biases, rotary, gated."""
 
 
 Builder: TypeAlias = Callable[[int, int, Traits, Facts], Learner[Any] | None]
@@ -187,6 +188,10 @@ def _single(d: int, seed: int, traits: Traits, facts: Facts) -> Learner[Any]:
     return kind(d, biases=biases, seed=seed)
 
 
+def _smooth(d: int, seed: int, *known: object) -> Learner[Any]:
+    return learners.FeedForwardLearner(d, seed=seed)
+
+
 def _turning(d: int, seed: int, traits: Traits, facts: Facts) -> Learner[Any]:
     """Return the learner of one head where nothing speaks against it: it takes fewer queries."""
     if facts.get("rotary") and not facts.get("biases"):
@@ -208,6 +213,7 @@ LEARNERS: Mapping[ClassName, Builder] = {
     "network behind one head": _behind,
     "network behind several heads": _behind_several,
     "position-dependent": _turning,
+    "smooth feed-forward layer": _smooth,
 }
 RECOVERABLE: Mapping[ClassName, str] = {
     "constant": "The constant, which every answer is.",
@@ -225,6 +231,9 @@ RECOVERABLE: Mapping[ClassName, str] = {
     "LayerNorm or RMSNorm, by FeedForwardLearner.",
     "normalised tokens": "From vectors: an attention layer after a LayerNorm or RMSNorm, with or "
     'without a residual connection, by AttentionLayerLearner (norm="pre").',
+    "smooth feed-forward layer": "Everything that answers depend on, if it has one hidden layer: "
+    "weights and biases of every neuron and its gate, up to their order, and which activation it "
+    "is, from all numbers of the answers.",
     "position-dependent": "Not established. If positions are rotary, a learner with rotary=True "
     "recovers it: LowRankHead or ExactHead for a single head, MultiHeadLearner for several "
     "(biases=True if keys or queries have biases), AttentionLayerLearner for a layer from vectors "
@@ -245,6 +254,9 @@ RECOVERABLE: Mapping[ClassName, str] = {
 def read(found: Found[Any], traits: Traits, dim: int) -> tuple[ClassName, Facts]:
     """Return the class of a model that was recovered, and what is known of a target in ``dim``."""
     model, errors = found.model, found.certificate.errors
+    if isinstance(model, models.FeedForward):
+        gated = {} if model.gate is None else {"gated": 1}
+        return "smooth feed-forward layer", {"neurons": len(model.b), **gated}
     if isinstance(model, models.ReluNetwork):
         linear = traits.singles == "affine"
         return ("linear", {}) if linear else ("ReLU network", {"neurons": len(model.b)})
@@ -323,6 +335,10 @@ def typical_cost(
     if plan.queries is not None:
         return plan.queries + holdout, plan.tokens + fresh
     d, heads, neurons = int(learner.dim), facts.get("heads", 1), facts.get("neurons", 0)
+    if isinstance(learner, learners.FeedForwardLearner):
+        gated = bool(facts.get("gated"))
+        queries = counts.smooth_feed_forward_queries(neurons or _usual_neurons(d, gated), gated)
+        return queries + holdout, queries + fresh
     rotary, biases = getattr(learner, "rotary", False), bool(facts.get("biases"))
     rank, residual = facts.get("rank", d if rotary else None), "residual" in facts
     of_one = counts.rotary_head_queries if rotary else counts.low_rank_head
@@ -345,7 +361,11 @@ def typical_cost(
 
 
 def counted_for(learner: Learner[Any], facts: Facts) -> str:
-    """Say what that is counted for where it is not known how many heads turn, and of which rank."""
+    """Say what that is counted for where neurons, heads that turn or their rank are not known."""
+    if isinstance(learner, learners.FeedForwardLearner) and "neurons" not in facts:
+        plain, gated = (counts.SMOOTH_PER_NEURON[gated] for gated in (False, True))
+        m = _usual_neurons(int(learner.dim), bool(facts.get("gated")))
+        return f"if it has {m:,} neurons; m neurons take about {plain}m, gated ones {gated}m"
     if "rank" in facts or not getattr(learner, "rotary", False):
         return ""
     one = f"if it is one head of rank {learner.dim}"
@@ -357,6 +377,11 @@ def counted_for(learner: Learner[Any], facts: Facts) -> str:
         "biases, MultiHeadLearner recovers it from float64 answers; H heads of rank r take "
         f"{formula} more"
     )
+
+
+def _usual_neurons(d: int, gated: bool) -> int:
+    """Return how many neurons such layers have as a rule: 4d, or as many weights with gates."""
+    return 8 * d // 3 if gated else 4 * d
 
 
 def _holdout_tokens(learner: Learner[Any], holdout: int) -> int:

@@ -33,9 +33,10 @@ from unsoftmax.models import LayerNorm, Rotary
 from unsoftmax.models import linearised as lin
 from unsoftmax.models.attention_map import Attention
 from unsoftmax.models.composition import Composition, Map
-from unsoftmax.models.neurons import Neurons
+from unsoftmax.models.neurons import ACTIVATIONS, Neurons
 from unsoftmax.probes import Array
 from unsoftmax.questions.held_weights import OF_MATRICES, OF_VECTORS
+from unsoftmax.questions.hypotheses import RESIDUAL, toggled
 from unsoftmax.questions.nudged_copies import NudgedCopies
 from unsoftmax.questions.stored_tensors import Place, StoredClaim
 
@@ -58,7 +59,6 @@ _RATIOS = np.geomspace(1e-2, 1e14, 240)
 _LEAST_ROUGH = 1e-6
 # What people set instead: eps of norms, bases of rotary positions, factors that divide these.
 _EPS, _BASES, _FACTORS = (1e-5, 1e-6, 1e-8, 1e-12), (1e4, 1e5, 5e5, 1e6), (2.0, 4.0, 8.0)
-_ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu", "quick_gelu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,13 +303,16 @@ def templates(claim: StoredClaim) -> Iterator[tuple[str, Composition]]:
             yield f"{name} left out", _in_order(maps, order)
     leaves = maps.leaves.values()
     here = {one.activation for one in leaves if isinstance(one, Neurons)}
-    for name in _ACTIVATIONS if here else ():
+    for name in ACTIVATIONS if here else ():
         if here != {name}:
             yield f"activation {name}", maps.mapped(partial(_activated, name))
     norms = {float(one.eps) for one in leaves if isinstance(one, LayerNorm)}
     for eps in _EPS if norms else ():
         if norms != {eps}:
             yield f"eps {eps:g}", maps.mapped(partial(_with_eps, eps))
+    inner = [one for one in leaves if not isinstance(one, LayerNorm)]
+    if len(inner) == 1 and _square(inner[0]):
+        yield RESIDUAL, toggled(maps)
     if any(isinstance(one, Attention) and one.frequencies is not None for one in leaves):
         for base in _BASES:
             yield f"rope_theta {base:g}", maps.mapped(partial(_turning, base, 1.0))
@@ -324,6 +327,11 @@ def blocks_of(claim: StoredClaim) -> list[str]:
         if block := block_of(places[0]):
             members[int(block)].add(name)
     return [_common(members[k]) or f"part {k}" for k in sorted(members)]
+
+
+def _square(one: Map) -> bool:
+    """Whether neurons answer with as many numbers as tokens have."""
+    return isinstance(one, Neurons) and one.A is not None and one.A.shape[1] == len(one.c)
 
 
 def _activated(name: str, _: str, one: Map) -> Map:

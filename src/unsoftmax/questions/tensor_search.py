@@ -13,6 +13,8 @@ leave nothing to explain. By what a model is composed of these are asked:
   one head whose scores were changed;
 - neurons: single tokens along a ray, some of them in few neighbouring cells. A change of B is
   continuous across a hyperplane, one of A or b is not; and in few cells there are few neurons;
+- neurons of other activations, or gated: nudged copies and random tokens, as of compositions
+  (`composition_verdict`);
 - heads before neurons: sequences, and the tokens that the claim pools of them by themselves:
   f(X) = f([p(X)]) whatever the neurons are, unless the scores were changed.
 """
@@ -27,6 +29,7 @@ from typing import TypeAlias
 import numpy as np
 
 from unsoftmax.models.attention_map import Attention
+from unsoftmax.models.composition import Map
 from unsoftmax.models.layer_norm import LayerNorm
 from unsoftmax.models.neurons import Neurons
 from unsoftmax.probes import Array, Round
@@ -106,13 +109,9 @@ def changed_tensor(
     claim: Claim, errors: AnswerErrors, room: int, rng: np.random.Generator
 ) -> Search:
     """Find what was changed with at most ``room`` queries, or why that cannot be told."""
-    maps = [*claim.leaves.values()]
-    plain = all(
-        one.activation == "relu" and one.G is None for one in maps if isinstance(one, Neurons)
-    )
-    inner = [one for one in maps if one not in (claim.before, claim.behind)]
+    maps, inner = [*claim.leaves.values()], _inside(claim)
     # with other activations, more norms or more sub-layers, what is found might mislead
-    normed = len(inner) < len(maps)
+    normed, plain = len(inner) < len(maps), all(map(_plain, inner))
     if not plain or (claim.ordered and normed) or any(isinstance(x, LayerNorm) for x in inner):
         return Located(None, NOT_LOOKED_FOR)
     search = TensorSearch(claim, errors.alone(), room, rng)
@@ -123,6 +122,20 @@ def changed_tensor(
     if len(inner) == 2 and claim.outputs is None and claim.bends is not None:
         return (yield from search.before_network())
     return Located(None, NOT_LOOKED_FOR)
+
+
+def smooth_neurons_alone(claim: Claim) -> bool:
+    """Tell whether a claim is one layer of neurons that do not switch, with norms or without."""
+    inner = _inside(claim)
+    return [type(one) for one in inner] == [Neurons] and not _plain(inner[0])
+
+
+def _inside(claim: Claim) -> list[Map]:
+    return [x for x in claim.leaves.values() if x not in (claim.before, claim.behind)]
+
+
+def _plain(one: Map) -> bool:
+    return not isinstance(one, Neurons) or (one.activation == "relu" and one.G is None)
 
 
 @dataclass(frozen=True)

@@ -36,8 +36,14 @@ from unsoftmax.questions.answer_errors import MISSED, AnswerErrors, Seen, power,
 from unsoftmax.questions.claim import SINGLE_TOKENS, Claim, can_be_claimed
 from unsoftmax.questions.claim_probes import Design, as_float32, lengths
 from unsoftmax.questions.claimed_function import ClaimedFunction
-from unsoftmax.questions.composition_verdict import CopiesAsked, is_composition, most_questions
-from unsoftmax.questions.tensor_search import Located, Search, changed_tensor
+from unsoftmax.questions.composition_verdict import (
+    CopiesAsked,
+    Judged,
+    is_composition,
+    most_questions,
+)
+from unsoftmax.questions.nudged_copies import CLUSTERS, COPIES
+from unsoftmax.questions.tensor_search import Located, Search, changed_tensor, smooth_neurons_alone
 from unsoftmax.refusals import Reason
 
 Verdict: TypeAlias = Literal["same", "different", "undecided"]
@@ -175,7 +181,7 @@ class Verifier:
     them."""
     alternatives: Mapping[str, Any] = field(default_factory=dict)
     """Other models that the target may serve, by name; they are asked nothing more."""
-    revision: ClassVar[int] = 7
+    revision: ClassVar[int] = 8
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, ClaimedFunction):
@@ -226,7 +232,8 @@ class Verifier:
             return self._plan_of_copies()
         first, second = lengths(Claim(self.model))
         asked, again = len(first) + len(second), _NOISE_ROUNDS * len(first)
-        most = max(MOST, asked) if self.locate else asked
+        beside = CLUSTERS * COPIES if smooth_neurons_alone(Claim(self.model)) else 0
+        most = max(MOST, asked) if self.locate else asked + beside
         noise = f"{again} more if answers are noisy"
         formula = f"{asked} queries, {noise}; up to {most} to name a changed tensor"
         tokens, longest = sum(first) + sum(second), max(*first, *second)
@@ -253,13 +260,16 @@ class Verifier:
         located = Located(None)
         if found.verdict == "different" and (served := self._served(design.first, one, errors)):
             return replace(found, alternative=served)
-        if found.verdict == "different" and self.locate and not errors.strange:
+        if smooth_neurons_alone(claim) and not claim.errors and not errors.strange:
+            found, located = yield from self._beside_copies(found, asked)
+        elif found.verdict == "different" and self.locate and not errors.strange:
             rng = np.random.default_rng([self.seed, 1])
             # the budget decides how far, not what: with a larger one a ledger goes on
             sharp = errors if averages else design.errors(one, two, sharp=True)
             search = changed_tensor(claim, sharp, MOST - len(asked), rng)
             located = yield from _affordable(search, self.budget, asked)
-        why = f"{NOT_FOUND} {located.why}" if located.why else ""
+        different = found.verdict == "different"
+        why = f"{NOT_FOUND} {located.why}" if located.why and different else ""
         unmet = design.unmet(claim, claim.bend_bounds(one.at, _DIFFERENT * errors.of(one)))
         notes = (*found.notes, *filter(None, (why, unmet)))
         return replace(found, tensor=located.tensor, notes=notes)
@@ -276,6 +286,24 @@ class Verifier:
                 if np.all(near <= most) and np.median(near) < _FAR_LESS * missed:
                     return name
         return None
+
+    def _beside_copies(
+        self, found: Verification, asked: Sequence[Array]
+    ) -> Generator[Round, Answers, tuple[Verification, Located]]:
+        """Ask nudged copies, too: they tell coarse arithmetic from other weights more sharply.
+
+        And name what was changed. Where answers may be no more precise than they are taken to be,
+        what copies show is the verdict.
+        """
+        doubted = found.verdict == "undecided" or BY_THE_CHANGE in found.notes
+        if not doubted and (found.verdict == "same" or not self.locate):
+            return found, Located(None)
+        copies = CopiesAsked(self.model, self.seed)
+        search = copies.verdict_and_name(self.locate)
+        located = yield from _affordable(search, self.budget, asked)
+        if doubted and (said := copies.judged) is not None:
+            found = replace(_by_copies(said), notes=(*said.notes, SINGLE_TOKENS))
+        return found, located
 
     # -- whole blocks and stacks of blocks
 
@@ -298,17 +326,13 @@ class Verifier:
         if found.verdict == "different" and self.locate and not served:
             located = yield from _affordable(asked.name(), self.budget, [*asked.copies.X])
         notes = (*found.notes, f"{NOT_FOUND} {located.why}") if located.why else found.notes
-        return Verification(
-            found.verdict,
-            0,
-            located.tensor,
-            found.power,
-            found.precision,
-            found.largest_miss,
-            notes,
-            found.held,
-            served,
-        )
+        return replace(_by_copies(found), tensor=located.tensor, notes=notes, alternative=served)
+
+
+def _by_copies(found: Judged) -> Verification:
+    """Say what answers to nudged copies mean."""
+    size = found.precision, found.largest_miss
+    return Verification(found.verdict, 0, None, found.power, *size, found.notes, found.held)
 
 
 def ordinary_inputs(like: Any, dim: int) -> Array:

@@ -21,8 +21,8 @@ from unsoftmax.report.blocks import (
 
 CERTAINTIES = {
     "certain": "That is certain: an answer contradicts every other class.",
-    "likely": "That is likely: it was seen only on a few random dimensions, or behind answers "
-    "that may hide something else.",
+    "likely": "That is likely: it was seen only on a few random dimensions, or in answers that "
+    "may hide something else.",
     "undecided": "The answers do not decide it.",
 }
 ANSWERS = {

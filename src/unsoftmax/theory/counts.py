@@ -382,6 +382,21 @@ def feed_forward_after_norm_queries(dim: int, neurons: int) -> int:
     return int(6.4 * neurons + 9 * dim + 250)
 
 
+# Questions for each neuron of a layer with a smooth activation, without gates and with them.
+SMOOTH_PER_NEURON = {False: 13.5, True: 36}
+
+
+def smooth_feed_forward_queries(neurons: int, gated: bool) -> int:
+    """Count what a feed-forward layer that is smooth takes, typically: measured, no theorem.
+
+    Examples
+    --------
+    >>> smooth_feed_forward_queries(64, gated=False), smooth_feed_forward_queries(42, gated=True)
+    (864, 1512)
+    """
+    return math.ceil(SMOOTH_PER_NEURON[gated] * neurons)
+
+
 def feed_forward_queries(dim: int, neurons: int, outputs: int) -> int:
     """Count what a feed-forward layer takes, typically: measured, no theorem.
 

@@ -116,12 +116,15 @@ def canonical(model: M) -> M:
         a network: both, heads that the network does not see left out. Or a layer: heads in
         factors, merged and ordered by the norm of their M; what a norm hides is put to one value;
         with rotary positions every head has keys and values of its own.
-        Or a feed-forward layer: as a network, the linear part last.
+        Or a feed-forward layer: as a network, the linear part last; with gates that is a gate of
+        the same value for every token. Quick GELUs become SiLUs and sigmoids tanhs. Gates but
+        those of tanh stay on their side.
 
     Raises
     ------
     ValueError
-        No canonical form is known of one of its maps, such as neurons that are no ReLUs.
+        No canonical form is known of one of its maps, such as heads before neurons that are no
+        ReLUs, or of neurons whose gates are "identity".
     TypeError
         It is no model, or one of sub-layers in a row: take the canonical form of each.
     """
@@ -268,6 +271,8 @@ def _transformer(model: Transformer) -> Transformer:
 
 def _feed_forward(model: FeedForward) -> FeedForward:
     form = visible(_form_of(model))
+    if not Network.of(form, (), 0, True).relu:
+        return _of_sum(form)
     d, (parts, order) = model.dim, _ordered(form)
     size = signed_size(form, parts)
     A, b, B = parts.u[order, :d], parts.u[order, d], parts.s[order]
@@ -277,6 +282,47 @@ def _feed_forward(model: FeedForward) -> FeedForward:
     A, b = np.vstack([A, E, -E]), np.append(b, np.zeros(2 * len(E)))
     B, beside = np.vstack([B.reshape(len(order), len(whole)), L, -L]), around(form, size)
     return FeedForward(A, b, B.T / unit, whole[:, d] / unit, beside.residual, beside.norm)
+
+
+def _of_sum(form: Form) -> FeedForward:
+    """Build neurons that are no plain ReLUs."""
+    found, d = Network.of(form, (), 0, True).sum(1.0), form.dim
+    n, gated, odd = d + 1, found.gated, found.phi.odd
+    if found.squares and found.phi.homogeneous:  # of neurons that are on wherever tokens are
+        found = found.bent_again()
+    found = found.merged(opposite=odd or not gated)
+    if odd or not gated:
+        found = found.turned(first_is_negative(found.rows))
+    if found.squares:
+        raise ValueError("No canonical form is known of a quadratic function.")
+    linear = np.linalg.norm(found.linear[:, :d], axis=0) > found.lost
+    # no pair of odd neurons is linear, and nothing of them but the token itself is
+    kept = odd and not gated and len(found.rows) > 0 and bool(np.any(linear))
+    size = 0.0 if kept else signed_size(form, found)
+    beside, found = around(form, size), found.scaled(1 / (size or 1.0))
+    order = np.lexsort(found.rows.T[::-1])
+    values = [found.values[k].compact() for k in order]
+    rows = np.repeat(found.rows[order], [len(V.right) for V in values], axis=0)
+    B = np.hstack([found.linear[:, :0], *(V.left for V in values)])
+    U = np.vstack([np.zeros((0, n if gated else 1)), *(V.right for V in values)])
+    length = np.linalg.norm(U, axis=1)
+    U, B = U / length[:, None], B * length
+    activation, gates, E = found.family, None, np.eye(n)[:d][linear]
+    L = found.linear[:, :d][:, linear]
+    if gated:  # what is linear has gates that are Φ(1) for every token
+        always = np.repeat(np.eye(n)[-1:], len(E), axis=0)
+        rows, U = np.vstack([rows, always]), np.vstack([U, E])
+        B = np.hstack([B, L / found.phi.of(np.ones(1))])
+        rows, gates = U, (rows[:, :d], rows[:, d])
+    else:
+        B = B * U[:, 0]
+        activation = activation if len(rows) else "relu"
+        if kept:
+            beside = replace(beside, residual=True)
+        else:
+            rows, B = np.vstack([rows, E, -E]), np.hstack([B, L, -L])
+    c, around_it = found.linear[:, d], (beside.residual, beside.norm, activation, gates)
+    return FeedForward(rows[:, :d], rows[:, d], B, c, *around_it)
 
 
 def _attention_layer(model: AttentionLayer) -> AttentionLayer:

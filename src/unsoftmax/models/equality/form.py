@@ -13,6 +13,9 @@ answer, or what neurons B relu(·) + c' are given. In this order:
 - heads with equal scores are one, whose M is the sum of theirs; heads with M = 0 are left out;
 - M = U (U ᵀM) with orthonormal columns of U; heads are ordered by ‖M‖, the largest first.
 
+Neurons without heads may be of any activation, and gated, B φ(G x + g) ⊙ (R x + c) + c': G and g
+see a norm before as R and c do.
+
 "Equal" and "0" are up to the rounding of these products. Other maps, another order of maps, or
 arrays that this form does not know have none: `read` returns None.
 """
@@ -20,6 +23,7 @@ arrays that this form does not know have none: `read` returns None.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -35,11 +39,28 @@ from unsoftmax.probes import Array
 
 _OF_HEADS = {"Q", "K", "w", "O", "V", "c", "R", "k_bias", "q_bias", "frequencies"}
 _OF_HEADS |= {"groups", "causal"}
-_OF_NEURONS = {"A", "a", "B", "c", "activation", "g"}
+_OF_NEURONS = {"A", "a", "B", "c", "activation", "G", "g"}
 """What of these maps the form knows; with anything else there is none."""
 # Rounding of a product, in roundoffs and per dimension: heads closer than this are one, and smaller
 # M are none. Too small: a sum that cancels leaves a head; too large: a head is lost.
 _ROUNDOFFS = 8.0
+
+
+class Bent(NamedTuple):
+    """What neurons make of their sums z: B φ(z) + c, or B (φ(G x + g) ⊙ z) + c."""
+
+    B: Array
+    """(m, k)."""
+    c: Array
+    """(m,)."""
+    activation: str = "relu"
+    gates: tuple[Array, Array] | None = None
+    """G (k, d) and g (k,)."""
+
+    @property
+    def relu(self) -> bool:
+        """Whether they are plain ReLUs, which may be behind heads."""
+        return self.activation == "relu" and self.gates is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +74,8 @@ class Form:
     """R, (k, d)."""
     c: Array
     """(k,)."""
-    neurons: tuple[Array, Array] | None
-    """B (m, k) and the constant (m,) behind it."""
+    neurons: Bent | None
+    """What is made of these sums, if they are not the answer."""
     residual: bool
     norm: LayerNorm | None
     dim: int
@@ -65,7 +86,7 @@ class Form:
     @property
     def outputs(self) -> int:
         """How many numbers an answer has, m."""
-        return len(self.c if self.neurons is None else self.neurons[1])
+        return len(self.c if self.neurons is None else self.neurons.c)
 
     @property
     def vector(self) -> bool:
@@ -134,7 +155,9 @@ def _inside(parts: list[Map]) -> Form | None:
             return None
         form, parts = _of_heads(heads), parts[1:]
     if parts and isinstance(neurons := parts[0], Neurons):
-        if neurons.activation != "relu" or not _holds(neurons) <= _OF_NEURONS:
+        gates = None if neurons.G is None else (neurons.G, neurons.g + np.zeros(len(neurons.a)))
+        own = Bent(neurons.B, neurons.c, neurons.activation, gates)
+        if not (own.relu or form is None) or not _holds(neurons) <= _OF_NEURONS:
             return None
         if form is None:
             dim = len(neurons.a) if neurons.A is None else neurons.A.shape[1]
@@ -143,7 +166,7 @@ def _inside(parts: list[Map]) -> Form | None:
         if A is not None:  # the first layer is part of what neurons are given
             c, last = A @ c, None if last is None else A @ last
             values = tuple(Product(A @ M.left, M.right) for M in values)
-        own, parts = (neurons.B, neurons.c), parts[1:]
+        parts = parts[1:]
         form = replace(form, values=values, last=last, c=c + neurons.a, neurons=own)
     return None if parts else form
 
@@ -182,7 +205,9 @@ def refuse_range(form: Form) -> None:
     """
     with np.errstate(over="ignore"):
         seen, norm = seen_through(form), form.norm
-    parts = {"c": [seen.c, *(seen.neurons or ())], "A": [] if seen.last is None else [seen.last]}
+    own = [] if seen.neurons is None else [seen.neurons.B, seen.neurons.c]
+    gates = [] if seen.neurons is None else [*(seen.neurons.gates or ())]
+    parts = {"c": [seen.c, *own], "A": [*gates, *([] if seen.last is None else [seen.last])]}
     parts |= {} if norm is None else {"scale": [norm.scale], "shift": [norm.shift]}
     W = [A for A in seen.scores if isinstance(A, Product)]
     for name, some in {**parts, "M": seen.values, "W": W}.items():
@@ -202,16 +227,22 @@ def seen_through(form: Form) -> Form:
     norm = form.before
     if norm is None:
         return form
-    c, last = form.c, form.last
+    c, last, neurons = form.c, form.last, form.neurons
     for M in form.values:
         c = c + M.left @ (M.right @ norm.shift)
+    if neurons is not None and neurons.gates is not None:
+        G, g = neurons.gates
+        gates = norm.without_mean(G * norm.scale, axis=1), g + G @ norm.shift
+        neurons = neurons._replace(gates=gates)
     if last is not None:
         c, last = c + last @ norm.shift, norm.without_mean(last * norm.scale, axis=1)
     values = [Product(M.left, norm.without_mean(M.right * norm.scale, axis=1)) for M in form.values]
     seen = _without_rounding(form, values, largest_of(norm.scale))
     scores = tuple(_scores_through(A, norm) for A in form.scores)
     plain_norm = LayerNorm(np.ones(form.dim), None, norm.eps, before=True, centred=norm.centred)
-    return replace(form, values=seen, scores=scores, c=c, last=last, norm=plain_norm)
+    return replace(
+        form, values=seen, scores=scores, c=c, last=last, neurons=neurons, norm=plain_norm
+    )
 
 
 def _without_rounding(form: Form, values: list[Product], size: float = 1.0) -> tuple[Product, ...]:
@@ -238,8 +269,8 @@ def let_through(form: Form) -> Form:
     if norm is None:
         return form
     if form.neurons is not None:
-        B, c = (norm.without_mean(x, axis=0) for x in form.neurons)
-        return replace(form, neurons=(B, c))
+        B, c = (norm.without_mean(x, axis=0) for x in form.neurons[:2])
+        return replace(form, neurons=form.neurons._replace(B=B, c=c))
     values = [Product(norm.without_mean(M.left, axis=0), M.right) for M in form.values]
     c = norm.without_mean(form.c, axis=0)
     return replace(form, values=_without_rounding(form, values), c=c)

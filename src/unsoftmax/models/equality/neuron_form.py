@@ -1,4 +1,6 @@
-"""Neurons on what heads pool, or on tokens: one hinge sum on all inputs, one after the other.
+"""Neurons on what heads pool, or on tokens: one sum on all inputs, one after the other.
+
+Neurons of any activation, and gated ones, are a `NeuronSum`; what follows is of plain ReLUs.
 
 Parallel neurons are one, and s·max(0, z) = s·z + s·max(0, −z) turns a neuron around at the price
 of a linear part. So networks are equal exactly if the hyperplanes, the gradient's jumps across
@@ -21,26 +23,28 @@ its sign.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import compress
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from unsoftmax.models.arrays import UNIT
 from unsoftmax.models.equality.form import Form, merged
+from unsoftmax.models.equality.neuron_sum import PARALLEL, NeuronSum
+from unsoftmax.models.equality.neuron_sum import squared_distance as distance_of_sums
+from unsoftmax.models.neurons import ACTIVATIONS
 from unsoftmax.models.products import Product, Tolerance
 from unsoftmax.models.relu_network import HingeSum, ReluNetwork, squared_distance, typical_length
 from unsoftmax.probes import Array
 
+S = TypeVar("S", HingeSum, NeuronSum)
+
 Basis = Literal["canonical form", "cells"]
 """By what sub-layers are equal."""
 
-# Unit normals closer than this are one hyperplane. Smaller: the rounding of weights splits one;
-# larger: two that are close become one.
-PARALLEL = 1e-12
 # Hyperplanes of two networks are compared if 1 − |cos| of their normals is below this; the others
 # count as missing in the other network.
 _NEAR = 1e-2
@@ -53,7 +57,7 @@ _SIZES = 12
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """B relu(A x + a) + L x + c on n inputs, before a norm behind."""
+    """B φ(A x + a) + L x + c on n inputs, or as its form has gates, before a norm behind."""
 
     A: Array
     a: Array
@@ -78,7 +82,7 @@ class Network:
         if form.neurons is None:  # what is given is the answer
             B, linear = np.zeros((len(form.c), 0)), np.column_stack([A, form.c])
             return cls(A[:0], form.c[:0], B, linear, form)
-        B, c = form.neurons
+        B, c = form.neurons[:2]
         linear = np.column_stack([np.zeros((len(c), A.shape[1])), c])
         if form.residual and form.before is None:
             own = np.eye(len(c), d)
@@ -87,9 +91,30 @@ class Network:
         return cls(A, form.c, B, linear, form)
 
     @property
+    def bent(self) -> tuple[Array, Array]:
+        """Rows and biases of what φ is given."""
+        return bent_by(self.form, self.A, self.a)
+
+    @property
     def hyperplanes(self) -> ReluNetwork:
         """Neurons that are all added up: what their hyperplanes are."""
-        return ReluNetwork(self.A.T, np.ones(len(self.a)), self.a)
+        A, a = self.bent
+        return ReluNetwork(A.T, np.ones(len(a)), a)
+
+    @property
+    def relu(self) -> bool:
+        """Whether neurons, if there are any, are plain ReLUs."""
+        return self.form.neurons is None or self.form.neurons.relu
+
+    def sum(self, length: float) -> NeuronSum:
+        """Return the sum in a unit of length."""
+        A, a = (np.column_stack(x) for x in (self.bent, (self.A, self.a)))
+        unit = np.append(np.full(self.A.shape[1], length), 1.0)
+        own = self.form.neurons
+        U = a * unit if own is not None and own.gates is not None else None
+        phi = "relu" if own is None else own.activation
+        most = np.inf if self.form.before is None else np.sqrt(self.A.shape[1])  # of length 1
+        return NeuronSum.of(phi, A * unit, self.B, U, self.linear * unit, most)
 
     def parts(self, length: float, vector: bool | None = None) -> HingeSum:
         """Return the hinge sum in a unit of length, parallel neurons merged.
@@ -108,11 +133,13 @@ class Network:
 
     def __call__(self, x: Array) -> Array:
         """Map points to answers (B, m), before a norm behind."""
-        z = np.maximum(x @ self.A.T + self.a, 0.0)
-        return np.asarray(z @ self.B.T + x @ self.linear[:, :-1].T + self.linear[:, -1])
+        own, z, (A, a) = self.form.neurons, x @ self.A.T + self.a, self.bent
+        h = ACTIVATIONS["relu" if own is None else own.activation].of(x @ A.T + a)
+        h = h if own is None or own.gates is None else h * z
+        return np.asarray(h @ self.B.T + x @ self.linear[:, :-1].T + self.linear[:, -1])
 
     def rounding(self, x: Array) -> Array:
-        """Bound the rounding of answers: sums of n terms err as √n."""
+        """Bound the rounding of answers of plain ReLUs: sums of n terms err as √n."""
         inside = np.abs(x) @ np.abs(self.A).T + np.abs(self.a)
         size = inside @ np.abs(self.B).T + np.abs(x) @ np.abs(self.linear[:, :-1]).T
         return np.asarray(16 * np.sqrt(x.shape[1] + 1) * UNIT * (size + np.abs(self.linear[:, -1])))
@@ -144,20 +171,18 @@ def agreement(a: Network, b: Network, tolerance: Tolerance) -> tuple[Basis | Non
 
     No witness is looked for where they are not.
     """
-    length = 1.0
+    length, relu = 1.0, a.relu and b.relu
     if a.form.before is None and b.form.before is None:
-        length = typical_length(a.hyperplanes, b.hyperplanes)
-    found = [g.parts(length, a.form.vector or b.form.vector) for g in (a, b)]
-    sizes = [signed_size(g.form, parts) for g, parts in zip((a, b), found, strict=True)]
-    first, second = (x.scaled(1 / (size or 1.0)) for x, size in zip(found, sizes, strict=True))
-    beside = around(a.form, sizes[0]), around(b.form, sizes[1])
-    alike, norm_gap = beside[0].compare_norms(beside[1], tolerance)
-    size = max(first.norm, second.norm)
-    difference = float(np.sqrt(squared_distance(first, second, _NEAR)))
-    gap = max(difference / size if size else 0.0, norm_gap)
+        length = typical_length(a.hyperplanes, b.hyperplanes) if relu else _bending_length(a, b)
+    if relu:
+        hinges = [g.parts(length, a.form.vector or b.form.vector) for g in (a, b)]
+        alike, difference, size, gap = _apart(a, b, hinges, tolerance, _apart_hinges)
+    else:
+        sums = [g.sum(length).merged() for g in (a, b)]
+        alike, difference, size, gap = _apart(a, b, sums, tolerance, distance_of_sums)
     if alike and tolerance.allows(difference, size):
         return "canonical form", gap
-    if tolerance.exact or not alike or a.form.norm is not None:
+    if tolerance.exact or not alike or not relu or a.form.norm is not None:
         return None, gap
     x = points(a, b, length)
     with np.errstate(over="ignore", invalid="ignore"):
@@ -166,7 +191,41 @@ def agreement(a: Network, b: Network, tolerance: Tolerance) -> tuple[Basis | Non
     return ("cells" if tolerance.allows(float(np.max(off)), size) else None), gap
 
 
-def signed_size(form: Form, parts: HingeSum) -> float:
+def _apart(
+    a: Network,
+    b: Network,
+    found: Sequence[S],
+    tolerance: Tolerance,
+    squared: Callable[[S, S], float],
+) -> tuple[bool, float, float, float]:
+    """Say whether what is around two sums is alike; their distance, size, and relative distance."""
+    sizes = [signed_size(g.form, parts) for g, parts in zip((a, b), found, strict=True)]
+    first, second = (x.scaled(1 / (size or 1.0)) for x, size in zip(found, sizes, strict=True))
+    beside = around(a.form, sizes[0]), around(b.form, sizes[1])
+    alike, norm_gap = beside[0].compare_norms(beside[1], tolerance)
+    size = max(first.norm, second.norm)
+    difference = float(np.sqrt(squared(first, second)))
+    return alike, difference, size, max(difference / size if size else 0.0, norm_gap)
+
+
+def _apart_hinges(first: HingeSum, second: HingeSum) -> float:
+    return squared_distance(first, second, _NEAR)
+
+
+def _bending_length(*networks: Network) -> float:
+    """Return the length on which most neurons bend, a power of two; 1 where nothing bends."""
+    norms = np.concatenate([np.linalg.norm(g.bent[0], axis=1) for g in networks])
+    used = norms[norms > 0]
+    return float(2.0 ** -np.round(np.log2(np.median(used)))) if len(used) else 1.0
+
+
+def bent_by(form: Form, A: Array, a: Array) -> tuple[Array, Array]:
+    """Return rows and biases of what φ is given: A and a, or those of gates."""
+    gates = None if form.neurons is None else form.neurons.gates
+    return (A, a) if gates is None else gates
+
+
+def signed_size(form: Form, parts: HingeSum | NeuronSum) -> float:
     """Return what a sum is divided by behind a norm, with its sign; else 0."""
     norm = form.behind
     return 0.0 if norm is None or not norm.scale.any() else parts.norm * norm.sign
@@ -186,7 +245,7 @@ def first_is_negative(u: Array) -> NDArray[np.bool_]:
 def points(a: Network, b: Network, length: float) -> Array:
     """Return points at all hyperplanes and, where there is a norm, of all sizes."""
     rng = np.random.default_rng(1)
-    x = [points_in_cells([(g.A, g.a) for g in (a, b)], length, _POINTS)]
+    x = [points_in_cells([g.bent for g in (a, b)], length, _POINTS)]
     powers = 4.0 ** rng.integers(-_SIZES, _SIZES + 1, (_POINTS, 1))
     for norm in (g.form.norm for g in (a, b) if g.form.norm is not None):
         size = (norm.eps**0.5 or 1.0) * powers

@@ -10,7 +10,7 @@ import numpy as np
 
 from unsoftmax.models.arrays import TINY, UNIT
 from unsoftmax.models.equality.form import Form
-from unsoftmax.models.equality.neuron_form import points_in_cells
+from unsoftmax.models.equality.neuron_form import bent_by, points_in_cells
 from unsoftmax.models.equality.score_form import Scores, scores_apart, whole_at
 from unsoftmax.models.equality.verdicts import Places
 from unsoftmax.models.layer_norm import LayerNorm
@@ -97,7 +97,12 @@ def _of_all_sizes(
     if any(form.neurons for form in forms or ()):
         units |= {typical_length(*(ReluNetwork(A.T, np.ones(len(a)), a) for A, a in known))}
         draws = _DRAWS_OF_NETWORKS
+        smooth = not all(form.neurons is None or form.neurons.relu for form in forms or ())
         if not long:
+            # what is smooth differs nearly everywhere: few points show it
+            for unit in sorted(units) if smooth else ():
+                sizes = unit * np.repeat(_POWERS, _DRAWS)[:, None, None]
+                yield sizes * np.random.default_rng(1).standard_normal((len(sizes), 1, d))
             yield points_in_cells(known, max(units), 4 * draws)[:, None]
     elif any(form.behind for form in forms or ()):  # nothing of these tokens is normalised
         beside += [np.asarray(np.linalg.lstsq(A, -a, rcond=None)[0]) for A, a in known]
@@ -113,10 +118,10 @@ def _of_all_sizes(
 
 
 def _on_single_tokens(form: Form) -> tuple[Array, Array]:
-    """Return what single tokens are mapped by, before neurons and norms behind."""
+    """Return what single tokens are mapped by, before neurons bend it and norms behind."""
     A = np.zeros((len(form.c), form.dim)) if form.last is None else form.last
     A = A + (form.residual and form.neurons is None) * np.eye(*A.shape)
-    return sum((M.whole for M in form.values), A), form.c
+    return bent_by(form, sum((M.whole for M in form.values), A), form.c)
 
 
 def _aimed_at(a: Form, b: Form, places: Places) -> Iterator[tuple[SingleHead, SingleHead, int]]:
@@ -125,7 +130,7 @@ def _aimed_at(a: Form, b: Form, places: Places) -> Iterator[tuple[SingleHead, Si
     Heads answer with numbers; with them the distance of tokens at which they differ most.
     """
     found = [(_head(a, g), _head(b, h)) for g, h in places[:PAIRS]]
-    weights = [np.ones(1) if f.neurons is None else f.neurons[0][0] for f in (a, b)]
+    weights = [np.ones(1) if f.neurons is None else f.neurons.B[0] for f in (a, b)]
     bent = a.neurons is not None or b.neurons is not None
     if not bent:
         (flat, M), (_, N) = _head(a, -1), _head(b, -1)
