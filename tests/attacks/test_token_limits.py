@@ -66,7 +66,7 @@ def limited(function: Any, form: Any, most: int) -> Any:
 
 def test_a_limit_of_tokens_is_a_fact_and_no_class(trials, evidence):
     seen: Counter[str] = Counter()
-    count = trials(10, 500)
+    count = trials(6, 500)
     for seed in range(count):
         rng = np.random.default_rng([31, 8, seed])
         d, most = int(rng.integers(4, 11)), LIMITS[seed % len(LIMITS)]

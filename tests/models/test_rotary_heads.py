@@ -116,6 +116,7 @@ def test_heads_are_matched_by_what_a_certificate_allows(small):
     assert us.equivalent(target, without, rtol=0, errors=errors).verdict != "equal"
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("name", ["K", "Q", "v", "k_bias", "q_bias", "c", "frequencies"])
 @pytest.mark.parametrize("by", [1.0, 1e-4])
 def test_any_change_has_a_witness(name, by):

@@ -43,7 +43,7 @@ def block_of(claim, target, rng, count=120):
     return Block.of(sequences, seen, AnswerErrors(Precision(unit=2.0**-50)))
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("kind", "size"),
     # where neurons switch, a large change is no small one many times over

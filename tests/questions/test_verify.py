@@ -120,7 +120,7 @@ def test_operands_are_not_taken_for_rounded_where_they_are_not(service, trials):
 
 @pytest.mark.parametrize("kind", [network, transformer, joint])
 def test_right_networks_are_never_called_different(kind, trials):
-    for seed in range(trials(3, 500)):
+    for seed in range(trials(1, 500)):
         rng = np.random.default_rng([seed, 16])
         model = kind(rng, biases=bool(seed % 2))
         for oracle in (
@@ -148,6 +148,7 @@ def claimed(kind, seed):
 KINDS = ("three heads", "a head without biases", "network", "transformer", "three heads before it")
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("rung", LADDER)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_ladder_of_changes_is_noticed_where_answers_are_exact(kind, rung, trials, evidence):
@@ -177,6 +178,7 @@ TRAINED = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("service", ["float64", "float32"])
 @pytest.mark.parametrize(
     "which", ["one head of MiniLM", pytest.param("12 heads of MiniLM", marks=pytest.mark.claimed)]
@@ -208,6 +210,7 @@ def test_a_ladder_of_changes_of_trained_weights(which, service, trials, evidence
             assert noticed[rung] == runs, rung
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("H", [1, 2, 5])
 @pytest.mark.parametrize("biases", [False, True])
 def test_the_tensor_is_named(H, biases, trials, evidence):

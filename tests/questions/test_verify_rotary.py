@@ -81,10 +81,11 @@ def test_right_weights_are_never_called_different(kind, service, trials, evidenc
     evidence(f"verify, {named(kind)}: right, {service}", same=f"{same} of {count}")
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize(("kind", "tensor"), CASES)
 def test_a_changed_tensor_is_named(kind, tensor, trials, evidence):
     right = 0
-    for seed in range(count := trials(2, 200 if kind == "one head" else 100)):
+    for seed in range(count := trials(1, 200 if kind == "one head" else 100)):
         model, size = claimed(kind, seed), (1e-2, 1e-6)[seed // 2 % 2]
         place, name = one_of(model, tensor, seed)
         found = us.verify(with_change(model, tensor, size, seed, place), model, seed=seed)
@@ -97,6 +98,7 @@ def test_a_changed_tensor_is_named(kind, tensor, trials, evidence):
     evidence(f"verify, {named(kind)}: {tensor} changed", named=f"{right} of {count}")
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("kind", "tensor"),
     [(kind, tensor) for kind, tensor in CASES if kind != "one head" or tensor in "KQfrequencies"],
@@ -119,6 +121,7 @@ def test_a_changed_tensor_of_float32_services(kind, tensor, trials, evidence):
     )
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", ["heads", "layer"])
 def test_one_changed_entry_is_named(kind, trials, evidence):
     right = count = 0
@@ -140,7 +143,7 @@ def test_one_changed_entry_is_named(kind, trials, evidence):
 
 @every_kind
 def test_a_base_one_percent_off_another_layout_and_a_missing_residual(kind, trials):
-    for seed in range(trials(2, 50)):
+    for seed in range(trials(1, 50)):
         model = claimed(kind, seed)
         a, r = model.arrays(), model.K.shape[-2]
         other = np.broadcast_to(us.Rotary.of(1.01e4, r).frequencies, np.shape(a["frequencies"]))
@@ -168,9 +171,10 @@ def with_frequencies(model, frequencies):
     return us.RotaryHeads.from_arrays({**model.arrays(), "frequencies": every})
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("base", [10_001, 10_100, 11_000, 500_000])
 def test_another_base_of_all_heads_is_named(base, trials):
-    for seed in range(trials(2, 50)):
+    for seed in range(trials(1, 50)):
         model = claimed("heads", seed)
         other = with_frequencies(model, us.Rotary.of(base, model.K.shape[1]).frequencies)
         found = us.verify(other, model, seed=seed)
