@@ -122,7 +122,7 @@ def test_what_is_something_else_on_long_sequences_is_refused(case, name, trials,
     evidence(f"not attention on long sequences: {name}, {case.name}", accepted=0, **ends)
 
 
-@pytest.mark.few
+@pytest.mark.few(4)
 @pytest.mark.parametrize("sink", [-20.0, -25.0, -30.0])
 @without_labels
 def test_an_attention_sink_is_refused(case, sink, trials, evidence):

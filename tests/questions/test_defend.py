@@ -774,7 +774,7 @@ MINE = """
     import unsoftmax as us
 
     rng = np.random.default_rng(7)
-    model = us.SingleHead(rng.standard_normal((3, 3)), rng.standard_normal(3))
+    model = us.SingleHead(rng.standard_normal((2, 2)), rng.standard_normal(2))
     asked = 0
 
     def head(X):
@@ -786,7 +786,7 @@ MINE = """
         raise KeyboardInterrupt
 
     def drawn(rng):
-        return rng.standard_normal((2, 3))
+        return rng.standard_normal((2, 2))
 """
 
 
@@ -797,8 +797,8 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_the_command_defends_an_endpoint(folder):
-    words = ["defend", "mine:head", "--dim", 3, "--sampler", "mine:drawn", "--attack-queries", 400]
+def test_the_command_defends_an_endpoint(folder, capsys):
+    words = ["defend", "mine:head", "--dim", 2, "--sampler", "mine:drawn", "--attack-queries", 40]
     done = run(folder, *words, "--out", "o", "--json", "--report")
     assert done.returncode == 0, done.stderr
     assert "The target is asked at most" in done.stderr
@@ -813,6 +813,13 @@ def test_the_command_defends_an_endpoint(folder):
     page = (folder / "o" / "report.html").read_text()
     assert 'id="defend"' in page
     assert 'id="learn"' in page
+    # what a terminal shows of as many rows
+    capsys.readouterr()
+    _show(result, "mine:head")
+    shown = capsys.readouterr().out
+    assert shown.splitlines()[1].startswith(result.recommendation[:60])
+    assert shown.count("│") <= 7 * 11
+    assert "more rows: --all shows them" in shown
 
 
 def test_a_table_for_a_terminal(capsys):
@@ -831,10 +838,10 @@ def test_a_table_for_a_terminal(capsys):
     [
         (["mine:head"], 2, "--dim is missing"),
         (["mine:head", "--dim", 4, "--sampler", "mine:drawn"], 2, "shape (N, 4)"),
-        (["mine:head", "--dim", 3, "--model", "transformer"], 2, "not attacked here"),
-        (["mine:head", "--dim", 3, "--budget", 5], 4, "budget of 5"),
+        (["mine:head", "--dim", 2, "--model", "transformer"], 2, "not attacked here"),
+        (["mine:head", "--dim", 2, "--budget", 5], 4, "budget of 5"),
         (["m.safetensors", "--model", "exact"], 2, "leave --model out"),
-        (["mine:pressed", "--dim", 3], 130, "Run the same command to go on"),
+        (["mine:pressed", "--dim", 2], 130, "Run the same command to go on"),
     ],
 )
 def test_the_command_refuses_in_sentences(folder, words, status, says):

@@ -185,6 +185,7 @@ def test_another_base_of_all_heads_is_named(base, trials):
         assert us.verify(other, us.canonical(model), seed=seed).tensor == "frequencies"
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("H", [3, 12])
 def test_other_frequencies_that_all_heads_share_are_named(H):
     model = several_rotary(H, 48, 4 if H == 12 else 16, H)
@@ -198,9 +199,9 @@ def test_other_frequencies_that_all_heads_share_are_named(H):
     assert us.verify(with_frequencies(model, own), model).tensor == "scores of every head"
 
 
-def test_planes_that_are_turned_alike_at_all_distances_are_no_frequencies():
+def test_planes_that_are_turned_alike_at_all_distances_are_no_frequencies(trials):
     """Queries of the next position, or planes turned by any angle, in all heads."""
-    for seed in range(4):
+    for seed in range(trials(2, 4)):
         model = claimed("heads", seed)
         angles = 1e-2 * np.random.default_rng(seed).standard_normal(model.frequencies.shape[1])
         for turn in (us.Rotary(1e-2 * model.frequencies[0]), us.Rotary(angles)):

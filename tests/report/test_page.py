@@ -130,6 +130,7 @@ def test_colours_are_the_pages_own(hostile):
     assert left <= {"#ffffff", "#000000"}, left  # behind a colour bar
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     "model",
     [

@@ -99,6 +99,7 @@ def test_few_generic_queries_are_asked_again(trials, evidence):
     )
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("d", [16, 48, 128])
 def test_accuracy_whatever_v_and_W_look_like(d, trials, evidence):
     """150 runs per d when claimed: median ≤ 3e-14, worst ≤ 1e-13, v ≤ 1e-15."""
@@ -281,6 +282,7 @@ def impostors(d, rng):
 IMPOSTORS = tuple(impostors(2, np.random.default_rng(0)))
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("name", IMPOSTORS)
 def test_impostors_are_refused(name, trials, evidence):
     cases = list(itertools.product((1, 2, 5, 16), range(trials(1, 25))))
@@ -337,6 +339,7 @@ ROUNDINGS = {
 CLAIMED = {"float64": 1000, "float32": 400, "six decimals": 400}
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("rounding", ROUNDINGS)
 def test_the_certificate_holds(rounding, trials, evidence):
     """Every true error is within its bound; the bound of W is ≤ 30 times it in the median."""

@@ -377,6 +377,7 @@ def wrong_targets():
     }
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("name", tuple(wrong_targets()))
 def test_what_is_no_network_is_refused(name, trials):
     target, said = wrong_targets()[name]

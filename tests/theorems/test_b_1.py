@@ -389,6 +389,7 @@ NO_LABELS = {"labels", "signs"}
 IMPOSTORS = sorted(set(impostors(2, np.random.default_rng(0))) - SAME_SIGN - NO_LABELS)
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("name", IMPOSTORS)
 def test_impostors_are_refused(name, trials, evidence):
     """Also differences of 1e-5 or 1e-4: the hold-out asks where they change a label."""

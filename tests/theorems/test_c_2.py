@@ -395,6 +395,7 @@ def test_a_violation_however_small_is_refused(given, name, size):
 VIOLATIONS = ["W leaves", "W enters", "v overlaps", "v in common", "bias", "one head more"]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("kind", VIOLATIONS)
 def test_what_is_accepted_is_predicted(trials, evidence, kind):
     """Violations from 1e-1 to 1e-11: refused, or too small to be missed by fresh sequences."""

@@ -644,6 +644,7 @@ IMPOSTORS = [
 ]
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize(
     ("place", "kinds", "name"), IMPOSTORS, ids=lambda x: x if isinstance(x, str) else ""
 )

@@ -300,7 +300,7 @@ CHANGES: dict[str, Callable[[Any, Any], None]] = {
 }
 
 
-@pytest.mark.few(8)
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", CHANGES)
 def test_special_targets(name, trials, evidence):
     """They are recovered as they are; merged heads and dead neurons are gone."""
@@ -401,6 +401,7 @@ def test_a_direction_that_all_heads_hardly_reach(trials, evidence):
     )
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(("heads", "neurons"), [(1, 1), (1, 9), (2, 3), (5, 1)])
 @pytest.mark.parametrize("dim", [2, 5])
 def test_few_heads_neurons_and_dimensions(dim, heads, neurons):
@@ -509,6 +510,7 @@ IMPOSTORS: dict[str, Any] = {
 }
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("name", IMPOSTORS)
 def test_what_is_no_such_layer_is_refused(name):
     oracle, error, words = IMPOSTORS[name]
@@ -519,6 +521,7 @@ def test_what_is_no_such_layer_is_refused(name):
 SHARED = ["one orientation", "opposite orientations", "cancelling", "cancelling but for l·x"]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", SHARED)
 def test_neurons_that_share_a_hyperplane_at_single_tokens_are_named(kind, trials, evidence):
     """One sum over heads of first layers, up to a factor: they switch apart in sequences."""

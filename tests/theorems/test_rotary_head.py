@@ -204,6 +204,7 @@ def test_the_certificate_holds(trials, evidence):
     )
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("spread", [1.0, 2.0, 3.0])
 def test_large_biases_are_recovered_within_bounds_or_refused(spread, trials, evidence):
     said, count, near = [], trials(8, 60), []
@@ -229,6 +230,7 @@ def test_large_biases_are_recovered_within_bounds_or_refused(spread, trials, evi
 # -- what is refused
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("biases", [False, True])
 @pytest.mark.parametrize("name", nearly_rotary(rotary_head(4, 2, 0)))
 def test_impostors_are_refused(name, biases, trials, evidence):

@@ -56,7 +56,7 @@ def lambda_of(function, dim):
 # -- what is promised
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("spread", "r", "given", "most"),
     [(0, 16, None, 1.2), (0, 4, 4, 1.3), (0, 4, None, 1.33),
@@ -113,6 +113,7 @@ def test_twelve_heads_of_a_small_language_model_s_shape(evidence):
     )
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("biases", [False, True], ids=["", "biases"])
 def test_the_certificate_holds(biases, trials, evidence):
     looseness, refused, count = [], 0, trials(1 + biases, 500)
@@ -164,6 +165,7 @@ def test_large_biases_are_recovered_or_refused_by_name(spread, trials, evidence)
     )
 
 
+@pytest.mark.few(1)
 @with_and_without
 def test_frequencies_that_are_known(spread):
     target, biases = biased(3, 8, 4, 0, spread), bool(spread)
@@ -219,7 +221,7 @@ PLAIN = {name: SPECIAL[name] for name in ("groups", "no positions", "frequencies
 PLAIN["a head without scores"] = lambda t: {"K": row(t.K, 0), "c": 2.5}
 
 
-@pytest.mark.few(8)
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("spread", "name"), [*((0.0, name) for name in PLAIN), *((0.3, name) for name in SPECIAL)]
 )
