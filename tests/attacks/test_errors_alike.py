@@ -52,7 +52,7 @@ ALIKE: dict[str, Any] = {
 }
 
 
-@pytest.mark.few
+@pytest.mark.few(2)
 @pytest.mark.parametrize("alike", ALIKE)
 @pytest.mark.parametrize("name", LEARNERS)
 def test_relative_errors_that_single_tokens_share(name, alike, trials, evidence):

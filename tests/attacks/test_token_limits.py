@@ -119,6 +119,7 @@ def learners_of(d: int) -> dict[str, tuple[str, Any]]:
     }
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("name", [*learners_of(4), "layer"])
 @pytest.mark.parametrize("most", [4, 8])
 def test_a_limit_that_is_met_late_shrinks_the_hold_out(name, most):

@@ -165,6 +165,7 @@ def test_a_copy_asks_the_same(place, asking):
 # -- asked by the runner
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(("batch", "workers"), [(None, 1), (7, 3)])
 def test_the_model_is_recovered_and_the_other_side_counts_the_same(place, asking, batch, workers):
     with asking() as asked:

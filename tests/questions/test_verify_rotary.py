@@ -61,6 +61,7 @@ def one_of(model, tensor, seed):
     return place, f"{tensor} of {'group' if shared else 'head'} {place}"
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("service", ["float64", "float32", "decimals", "noise"])
 @every_kind
 def test_right_weights_are_never_called_different(kind, service, trials, evidence):
@@ -324,6 +325,7 @@ def test_without_heads_only_c_is_left():
     )
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", [*KINDS, "biased"])
 def test_a_recovery_is_verified_within_its_certificate(kind):
     L = us.learners

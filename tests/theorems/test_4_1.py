@@ -296,6 +296,7 @@ def test_impostors_are_refused(name, trials, evidence):
 BIASED = {"a value bias", "a small value bias", "a query bias", "both biases"}
 
 
+@pytest.mark.few(7)
 @pytest.mark.parametrize("name", sorted(set(IMPOSTORS) - BIASED))
 def test_impostors_are_refused_with_biases_too(name, trials):
     for seed, d in itertools.product(range(trials(1, 15)), (2, 9)):

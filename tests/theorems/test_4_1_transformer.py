@@ -84,6 +84,7 @@ def test_one_query_per_entry_of_W(kind, size, trials, evidence):
     )
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("size", [1e-2, 1.0, 1e2])
 def test_anchored_to_1e_12(size, trials, evidence):
     errors, prices = [], []
@@ -289,6 +290,7 @@ def test_a_network_that_is_not_the_targets_is_refused():
 # -- the smallest, and what is refused
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("biases", [True, False], ids=["biases", "no biases"])
 @pytest.mark.parametrize(("d", "m"), [(1, 1), (1, 4), (2, 1), (3, 2), (16, 1)])
 def test_the_smallest(d, m, biases, trials):

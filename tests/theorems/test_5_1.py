@@ -76,7 +76,7 @@ def test_as_many_queries_as_parameters(d, r, biases, trials):
         assert target.tokens - 2 * again >= plan.tokens
 
 
-@pytest.mark.few
+@pytest.mark.few(4)
 @pytest.mark.parametrize("biases", [False, True])
 @pytest.mark.parametrize(
     ("d", "r"),
@@ -157,6 +157,7 @@ def test_biases(trials):
     assert np.max(errors) <= 1e-11
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("scale", [1e-9, 1e-6, 1e-3, 1e3, 1e6, 1e9])
 def test_any_scale(scale, trials):
     for seed, r in itertools.product(range(trials(1, 3)), (1, 4)):
@@ -256,6 +257,7 @@ FORMATS = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("form", FORMATS)
 def test_the_certificate_holds(form, trials, evidence):
     looseness, refused = [], 0
@@ -353,6 +355,7 @@ def test_v_zero_leaves_W_free(rank):
         learn(target, rank=rank)
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("name", impostors(2, np.random.default_rng(0)))
 def test_impostors_are_refused(name, trials):
     for seed, d in itertools.product(range(trials(1, 15)), (2, 9)):

@@ -201,6 +201,7 @@ def outcome(target, learner):
         return False, relative(refusal.determined["least_norm_W"], target.W)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("d", "rank"), [(16, 1), (16, 2), (24, 3), (32, 2)])
 def test_how_often_the_least_norm_is_another_matrix(d, rank, trials, evidence):
     """The theorem's failure rate by measurements; with the default number it was never seen.

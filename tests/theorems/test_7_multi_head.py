@@ -282,6 +282,7 @@ def test_no_head_is_lost_that_the_certificate_does_not_mention(trials):
         assert 10.0**power <= 30 * recovery.evidence.tolerance
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("power", [-2, -3, -4, -5])
 def test_close_heads_are_told_apart(power, trials, evidence):
     """W_1 and W_2 by 10⁻⁵ of their size apart: one of a hundred may be refused."""
@@ -453,7 +454,7 @@ COARSE: dict[str, Callable[[us.MultiHead, np.random.Generator], Oracle]] = {
 }
 
 
-@pytest.mark.few
+@pytest.mark.few(4)
 @pytest.mark.parametrize("how", COARSE)
 @pytest.mark.parametrize("biases", [False, True], ids=["", "biases"])
 def test_coarse_answers_give_what_the_certificate_says_or_are_refused(how, biases, trials):
@@ -486,6 +487,7 @@ def capped(target, radius, seed, **settings):
     return recovered(target, seed, oracle=oracle, radius=radius, **settings)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("heads", "dim"), CAPPED)
 def test_every_head_under_a_cap_on_token_norms(heads, dim, trials, evidence):
     radius, seeds, worst, ratios = CAPPED[heads, dim], trials(1, 20), 0.0, []
@@ -506,6 +508,7 @@ def test_every_head_under_a_cap_on_token_norms(heads, dim, trials, evidence):
     )
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("biases", [False, True], ids=["", "biases"])
 def test_a_large_radius_costs_what_none_does(biases, trials):
     for seed, radius in itertools.product(

@@ -64,6 +64,7 @@ def test_nearly_as_many_queries_as_parameters(d, r, most, trials, evidence):
     )
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("d", "r", "most"), [(8, 8, 1.2), (64, 16, 1.03), (64, 64, 1.02)])
 def test_with_biases(d, r, most, trials, evidence):
     near, far, long, shares = [], [], [], []
@@ -100,6 +101,7 @@ def test_the_frequencies_are_found(trials):
         assert np.allclose(found, target.rotary.frequencies, rtol=0, atol=1e-10)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("biases", [0.0, 0.3])
 @pytest.mark.parametrize(
     "frequencies",

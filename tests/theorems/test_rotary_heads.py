@@ -142,6 +142,7 @@ def test_the_certificate_holds(biases, trials, evidence):
     )
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("spread", [1, 2])
 def test_large_biases_are_recovered_or_refused_by_name(spread, trials, evidence):
     """Of small heads, whose biases are as large as their keys and queries."""
@@ -243,6 +244,7 @@ def faint(like, seed):
     return changed(like, K=K, k_bias=k_bias)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", ["scores so large that fillers leak", "a faint key bias"])
 def test_what_is_hard_to_read_is_within_bounds_or_refused(kind, trials):
     """Shifts are quadratic in a query token, and known far from b but roughly."""
