@@ -237,7 +237,7 @@ def test_hostile_answers_end_in_a_refusal_of_ours(case, trials, evidence):
         for last in (first, rounds)
         for name in HOSTILE
     ]
-    for k in rng.permutation(len(every))[: trials(4, len(every))]:
+    for k in rng.permutation(len(every))[: trials(2, len(every))]:
         first, last, name = every[k]
         learned(first, last, HOSTILE[name])
     evidence(f"hostile answers at every round, {case.name}", errors_of_solvers=0, **ends)

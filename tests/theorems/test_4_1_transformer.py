@@ -131,7 +131,7 @@ def test_low_rank_composes(biases, trials):
 
 def test_the_certificate_holds(trials, evidence):
     """Random targets of all kinds; a refusal breaks no certificate, but is counted."""
-    count, refused, loose = trials(10, 600), 0, []
+    count, refused, loose = trials(5, 600), 0, []
     for seed in range(count):
         rng = np.random.default_rng([8, seed])
         d, m = int(rng.integers(1, 14)), int(rng.integers(1, 20))
@@ -393,10 +393,11 @@ def pooled(model, X):
     return np.einsum("bn,bnd->bd", model.attention(X), X)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", tuple(impostors()))
 def test_what_is_no_transformer_is_refused(name, trials):
     target = impostors()[name]
-    for seed, anchored in itertools.product(range(trials(2, 10)), (False, True)):
+    for seed, anchored in itertools.product(range(trials(1, 10)), (False, True)):
         with pytest.raises((us.ModelMismatch, us.NotIdentifiable)):
             us.learn(hidden(target), Learner(6, anchored=anchored, seed=seed))
 
@@ -408,6 +409,7 @@ def far_bent(seed, d=6, m=2):
     return us.ReluNetwork(A, np.ones(m), -30 * np.linalg.norm(A, axis=0), 0.3)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("wrong", ["rank", "bias", "two heads", "only the query token"])
 def test_a_network_that_is_flat_near_0_hides_nothing(wrong, trials):
     """The hold-out must ask where answers depend on the attention."""

@@ -111,7 +111,7 @@ def learned(target, dim, place=PLAIN, **settings):
 # -- random layers
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("place", "shape", "drawn", "seeds", "claim"),
     [

@@ -280,7 +280,7 @@ def test_one_flipped_label_anywhere_is_refused_or_changes_nothing(trials):
     d, bits, target = 3, 40, head(3, 5)
     total = learner(d, bits).plan().queries
     refused = 0
-    places = np.linspace(0, total + 20, trials(12, 400)).astype(int)
+    places = np.linspace(0, total + 20, trials(6, 400)).astype(int)
     for place in places:
         asked = [0]
 

@@ -218,7 +218,7 @@ def test_nine_queries_for_each_neuron(trials, evidence):
     )
 
 
-@pytest.mark.few(1)
+@pytest.mark.claimed
 @pytest.mark.parametrize("seed", [5, 6], ids=["kinks 4e-7 apart", "a crossing that goes astray"])
 def test_crossings_that_contradict_the_line_are_repeated_on_it(seed):
     """A second line would make it 18 queries for each neuron or more."""

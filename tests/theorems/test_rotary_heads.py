@@ -312,6 +312,7 @@ def test_scores_too_small_to_switch_a_gate_are_bounded_by_what_would_show():
     assert "heads that differ by less may have been merged" in recovery.certificate.assumes[0]
 
 
+@pytest.mark.few(1)
 @with_and_without
 def test_coarse_answers_are_recovered_within_bounds_or_refused(spread):
     target, biases = biased(3, 6, 4, 0, spread), bool(spread)

@@ -91,7 +91,7 @@ def test_a_layer_of_four_heads_in_two_groups(residual, trials, evidence):
     )
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("biases", "settings", "most"),
     [(0.1, FOUND, 2.1), (0.5, FOUND, 2.1), (0.5, TOLD, 2.1), (1.0, FOUND, 2.7)],
@@ -255,6 +255,7 @@ def test_groups_of_different_sizes():
     assert us.equivalent(recovery.model, target)
 
 
+@pytest.mark.few(1)
 @with_and_without
 def test_frequencies_that_are_known(biases):
     target = rotary_layer(16, 4, 2, 4, 0, biases=biases, residual=True)
