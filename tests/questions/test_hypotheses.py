@@ -53,7 +53,7 @@ def test_a_change_is_explained_by_the_tensor_that_has_it_alone(kind, size, trial
     model, rng = MODELS[kind](), np.random.default_rng(3)
     claim = Claim(model)
     hypotheses = Hypotheses.of(claim)
-    for name, array in [*model.arrays().items()][:: trials(3, 1)]:
+    for name, array in [*model.arrays().items()][:: trials(5, 1)]:
         if not np.any(array) or name.rpartition(".")[2] in NO_TENSORS:
             continue
         block = block_of(claim, changed_array(model, name, size, rng), rng)

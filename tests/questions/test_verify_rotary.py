@@ -82,7 +82,7 @@ def test_right_weights_are_never_called_different(kind, service, trials, evidenc
     evidence(f"verify, {named(kind)}: right, {service}", same=f"{same} of {count}")
 
 
-@pytest.mark.few(8)
+@pytest.mark.few(5)
 @pytest.mark.parametrize(("kind", "tensor"), CASES)
 def test_a_changed_tensor_is_named(kind, tensor, trials, evidence):
     right = 0
@@ -99,7 +99,7 @@ def test_a_changed_tensor_is_named(kind, tensor, trials, evidence):
     evidence(f"verify, {named(kind)}: {tensor} changed", named=f"{right} of {count}")
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("kind", "tensor"),
     [(kind, tensor) for kind, tensor in CASES if kind != "one head" or tensor in "KQfrequencies"],
@@ -142,7 +142,8 @@ def test_one_changed_entry_is_named(kind, trials, evidence):
     evidence(f"verify, {named(kind)}: one entry changed by 1e-3", named=f"{right} of {count}")
 
 
-@every_kind
+@pytest.mark.few(2)
+@pytest.mark.parametrize("kind", KINDS[::-1])
 def test_a_base_one_percent_off_another_layout_and_a_missing_residual(kind, trials):
     for seed in range(trials(1, 50)):
         model = claimed(kind, seed)
@@ -222,7 +223,7 @@ def test_the_gauge_is_no_change():
 
 
 def test_what_is_no_such_model_is_not_called_the_same():
-    layer, head = rotary_layer(16, 4, 2, 4, 0), rotary_head(8, 4, 0, scale=2.0)
+    layer, head = rotary_layer(8, 2, 1, 4, 0), rotary_head(8, 4, 0, scale=2.0)
     for model, nearly in ((layer, nearly_rotary(layer)), (head, nearly_rotary(head))):
         for name, target in nearly.items():
             if name not in ("a window", "scaled frequencies beyond a length", "faint ALiBi"):
