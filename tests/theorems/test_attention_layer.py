@@ -818,13 +818,6 @@ def test_sequences_longer_than_answered_are_named():
     assert "up to 64 tokens" in " ".join(recovery.certificate.assumes)
 
 
-def test_knobs_are_one_dataclass():
-    tuning = Learner(16).tuning
-    target = normalised(2, 8, 16)
-    recovery = learned(target, 16, BEHIND, tuning=replace(tuning, attempts=1))
-    assert us.equivalent(recovery.model, target, rtol=1e-8)
-
-
 @pytest.mark.parametrize("polish", [False, "fine", True])
 def test_exact_answers_need_no_polish(polish):
     target = normalised(2, 4, 16, seed=3)

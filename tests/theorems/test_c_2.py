@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 import warnings
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -629,19 +628,6 @@ def test_a_head_without_scores_in_a_subspace_that_is_named(seed):
 def test_wrong_settings_are_refused(changes, said):
     with pytest.raises(ValueError, match=said):
         OrthogonalHeads(**{"dim": 4, **changes})
-
-
-def test_a_knob_is_a_setting():
-    """Changed, it is named; as it was, a ledger stays valid."""
-    default = OrthogonalHeads(6)
-    patient = OrthogonalHeads(6, tuning=replace(default.tuning, unchanged=4))
-    assert "tuning" not in default.settings()
-    assert patient.settings()["tuning"] == {"unchanged": 4}
-    assert patient != default
-    target, _ = drawn((2, 2, 2), 0)
-    counts = [us.learn(target, learner).counts for learner in (default, patient)]
-    once = [sum(count.values()) - count.get("again", 0) for count in counts]
-    assert once[1] - once[0] == 6 * 7  # one query token more
 
 
 def test_nothing_warns_and_a_plan_bounds_what_it_can():
