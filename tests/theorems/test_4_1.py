@@ -511,24 +511,6 @@ def test_the_hold_out_is_not_learned_from():
         us.learn(liar, us.learners.ExactHead(4))
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {"dim": 0},
-        {"dim": -1},
-        {"dim": 2.5},
-        {"dim": True},
-        {"dim": 3, "probes": "best"},
-        {"dim": 3, "seed": -1},
-        {"dim": 3, "seed": 0.5},
-        {"dim": 3, "biases": "no"},
-    ],
-)
-def test_settings_out_of_range(arguments):
-    with pytest.raises((ValueError, TypeError), match=r"dim|probes|seed|biases"):
-        us.learners.ExactHead(**arguments)
-
-
 # -- unit scales
 
 

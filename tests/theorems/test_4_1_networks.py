@@ -521,20 +521,3 @@ def test_the_plan_says_what_is_typical(biases, trials):
             for seed in range(trials(1, 5))
         ]
         assert 0.85 * said <= np.median(asked) <= 1.15 * said
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {"dim": 0},
-        {"dim": 2.5},
-        {"dim": 3, "biases": 1},
-        {"dim": 3, "polish": "yes"},
-        {"dim": 3, "seed": -1},
-        {"dim": 3, "max_neurons": -1},
-        {"dim": 3, "max_neurons": 2.0},
-    ],
-)
-def test_settings_out_of_range(arguments):
-    with pytest.raises((ValueError, TypeError), match=r"dim|biases|polish|seed|max_neurons"):
-        Learner(**arguments)

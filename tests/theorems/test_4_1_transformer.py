@@ -488,36 +488,6 @@ def test_a_higher_rank_is_refused():
             us.learn(hidden(higher), Learner(8, head=us.learners.LowRankHead(8, 2)))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ({"dim": 0}, "dim"),
-        ({"dim": 3, "seed": -1}, "seed"),
-        ({"dim": 3, "anchored": 1}, "anchored"),
-        ({"dim": 3, "attention": "global"}, "attention"),
-        ({"dim": 3, "head": us.learners.ExactHead(4)}, "head"),
-        ({"dim": 3, "head": us.learners.ReluNetworkLearner(3)}, "head"),
-        ({"dim": 3, "network": us.learners.ReluNetworkLearner(4)}, "network"),
-        ({"dim": 3, "head": us.learners.LowRankHead(3)}, "rank"),
-        ({"dim": 3, "head": us.learners.ExactHead(3, probes="paper")}, "probes"),
-        ({"dim": 3, "network": us.ReluNetwork(np.eye(3), np.ones(3))}, "network"),
-        ({"dim": 3, "head": us.learners.LowRankHead(3, 1, tolerance=0.1)}, "tolerance"),
-        ({"dim": 3, "attention": "antisymmetric", "anchored": True}, "anchored"),
-        (
-            {
-                "dim": 3,
-                "attention": "antisymmetric",
-                "head": us.learners.ExactHead(3, biases=True),
-            },
-            "query biases",
-        ),
-    ],
-)
-def test_settings_that_are_refused(arguments, said):
-    with pytest.raises((ValueError, TypeError), match=said):
-        Learner(**arguments)
-
-
 def test_the_plan_bounds_what_is_asked():
     for anchored, biases, rank in itertools.product((False, True), (False, True), (None, 1, 5)):
         head = _head(5, rank, biases)

@@ -364,23 +364,6 @@ def test_impostors_are_refused(name, trials):
             us.learn(target, us.learners.LowRankHead(d, seed=seed))
 
 
-@pytest.mark.parametrize(
-    ("settings", "error"),
-    [
-        ({"dim": 0}, ValueError),
-        ({"dim": 4, "rank": 5}, ValueError),
-        ({"dim": 4, "rank": -1}, ValueError),
-        ({"dim": 4, "rank": 1.0}, TypeError),
-        ({"dim": 4, "tolerance": 0.0}, ValueError),
-        ({"dim": 4, "tolerance": "small"}, TypeError),
-        ({"dim": 4, "biases": 1}, TypeError),
-    ],
-)
-def test_wrong_settings_are_named(settings, error):
-    with pytest.raises(error, match=list(settings)[-1]):
-        us.learners.LowRankHead(**settings)
-
-
 # -- no d × d array
 
 

@@ -459,23 +459,6 @@ def test_float32_inside():
     assert np.linalg.norm(recovery.model.W - W) <= recovery.certificate.W_error
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {"dim": 0, "rank": 0},
-        {"dim": 3, "rank": 4},
-        {"dim": 3, "rank": -1},
-        {"dim": 3, "rank": 1.0},
-        {"dim": 3, "rank": 1, "measurements": 0},
-        {"dim": 3, "rank": 1, "measurements": 9.5},
-        {"dim": 3, "rank": 1, "seed": -1},
-    ],
-)
-def test_settings_out_of_range(arguments):
-    with pytest.raises((ValueError, TypeError), match=r"dim|rank|measurements|seed"):
-        us.learners.SensingHead(**arguments)
-
-
 def test_no_measurement_is_of_a_vector_of_zeros():
     """On the grid that tokens are rounded to, one dimension draws 0 once in 2,000."""
 

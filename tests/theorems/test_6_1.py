@@ -594,32 +594,3 @@ def test_hard_attention_has_no_finite_W():
         us.learn(lambda X: (X @ v).max(axis=1), Approximate(4, 0.1))
     with pytest.raises(us.NotIdentifiable, match="hard attention"):
         us.learn(lambda X: (X @ v).max(axis=1), Approximate(4, 1e-4, radius=1.0))
-
-
-# -- settings
-
-
-@pytest.mark.parametrize(
-    ("wrong", "error", "name"),
-    [
-        ({"dim": 0}, ValueError, "dim"),
-        ({"tolerance": 0.0}, ValueError, "tolerance"),
-        ({"tolerance": "1"}, TypeError, "tolerance"),
-        ({"norm_bound": -1.0}, ValueError, "norm_bound"),
-        ({"radius": np.inf}, ValueError, "radius"),
-        ({"repeats": 0}, ValueError, "repeats"),
-        ({"repeats": 1.5}, TypeError, "repeats"),
-        ({"probes": "gaussian"}, ValueError, "probes"),
-        ({"seed": -1}, ValueError, "seed"),
-        ({"probes": "paper"}, ValueError, "norm_bound must be given"),
-        ({"probes": "paper", "norm_bound": 1.5}, ValueError, "2 or more"),
-        ({"probes": "paper", "norm_bound": 2.0, "radius": 0.5}, ValueError, "radius must be 1"),
-        ({"single_tolerance": 0.05}, ValueError, "alone"),
-        ({"single_tolerance": 0.0}, ValueError, "single_tolerance"),
-        ({"probes": "paper", "norm_bound": 2.0, "single_tolerance": 0.2}, ValueError, "at most"),
-    ],
-)
-def test_wrong_settings(wrong, error, name):
-    right: dict[str, Any] = {"dim": 4, "tolerance": 0.1}
-    with pytest.raises(error, match=name):
-        Approximate(**{**right, **wrong})

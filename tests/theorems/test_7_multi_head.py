@@ -685,27 +685,6 @@ def test_biases_that_were_not_asked_for_are_refused():
 # -- settings
 
 
-@pytest.mark.parametrize(
-    ("settings", "error"),
-    [
-        ({"dim": 0, "max_heads": 3}, ValueError),
-        ({"dim": 4, "max_heads": 0}, ValueError),
-        ({"dim": 4, "max_heads": 2.0}, TypeError),
-        ({"dim": 4, "max_heads": 2, "rank": 0}, ValueError),
-        ({"dim": 4, "max_heads": 2, "rank": 5}, ValueError),
-        ({"dim": 4, "max_heads": 2, "biases": 1}, TypeError),
-        ({"dim": 4, "max_heads": 2, "polish": None}, TypeError),
-        ({"dim": 4, "max_heads": 2, "functional": "yes"}, TypeError),
-        ({"dim": 4, "max_heads": 2, "radius": 0.0}, ValueError),
-        ({"dim": 4, "max_heads": 2, "radius": np.inf}, ValueError),
-        ({"dim": 4, "max_heads": 2, "radius": "1"}, TypeError),
-    ],
-)
-def test_wrong_settings_are_told(settings, error):
-    with pytest.raises(error):
-        Learner(**settings)
-
-
 def test_a_rank_that_is_too_small_is_refused(trials):
     for seed in range(trials(1, 10)):
         with pytest.raises(us.ModelMismatch, match="rank above 3"):

@@ -848,18 +848,6 @@ def test_products_of_few_bits_are_refused_and_named(bits, trials):
 # -- settings
 
 
-def test_settings_are_checked():
-    for settings, words in (
-        ({"polish": "best"}, "polish"),
-        ({"norm": "layer"}, "norm"),
-        ({"rank": 9}, "rank"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            Learner(8, **settings)
-    with pytest.raises(TypeError, match="max_heads"):
-        Learner(8, max_heads=2.5)  # type: ignore[arg-type]
-
-
 def test_queries_are_near_what_no_algorithm_stays_below():
     assert counts.attention_layer_queries(384, 12, 32) <= 1.11 * 1474
     target = layer(4, 16, 64)

@@ -605,25 +605,3 @@ def test_a_head_without_scores_in_a_subspace_that_is_named(seed):
     recovery = us.learn(target, OrthogonalHeads(4, np.stack(parts)))
     assert us.equivalent(recovery.model, target, atol=1e-9).verdict == "equal"
     assert share(recovery, target) <= 1
-
-
-# -- settings
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"dim": 0}, "dim must be 1 or more"),
-        ({"seed": -1}, "seed must be 0 or more"),
-        ({"tokens": "many"}, 'tokens must be "few" or "all"'),
-        ({"subspaces": []}, "leave it out"),
-        ({"subspaces": [np.eye(3)]}, "shape"),
-        ({"subspaces": [np.ones(4)]}, "shape"),
-        ({"subspaces": [np.full((4, 1), np.nan)]}, "finite"),
-        ({"subspaces": [2 * np.eye(4)[:, :2]]}, "not orthonormal"),
-        ({"subspaces": [np.eye(4)[:, :2], np.eye(4)[:, 1:3]]}, "not orthogonal to each other"),
-    ],
-)
-def test_wrong_settings_are_refused(changes, said):
-    with pytest.raises(ValueError, match=said):
-        OrthogonalHeads(**{"dim": 4, **changes})

@@ -266,24 +266,6 @@ def test_learners_without_positions_name_them(learner):
         us.learn(hidden(rotary_head(8, 8, 0)), learner)
 
 
-@pytest.mark.parametrize(
-    ("settings", "error", "named"),
-    [
-        ({"rotary": 1.0}, TypeError, "rotary"),
-        ({"rotary": True, "tolerance": 1e-3}, ValueError, "tolerance"),
-        ({"rotary": True, "biases": True}, ValueError, "rank"),
-        ({"rotary": us.Rotary([1.0]), "rank": 4}, ValueError, "too few"),
-        ({"rotary_base": 1e4}, ValueError, "rank"),
-        ({"rotary_base": -1.0, "rank": 4}, ValueError, "rotary_base"),
-        ({"rotary_base": 1e4, "rotary": us.Rotary([1.0, 0.1]), "rank": 4}, ValueError, "beside"),
-        ({"rotary_base": 1e4, "rank": 3}, ValueError, "even"),
-    ],
-)
-def test_wrong_settings_are_named(settings, error, named):
-    with pytest.raises(error, match=named):
-        us.learners.LowRankHead(8, **settings)
-
-
 def test_exact_head_asks_balanced_offsets_alone():
     with pytest.raises(ValueError, match="balanced"):
         us.learners.ExactHead(8, probes="paper", rotary=True)

@@ -437,24 +437,3 @@ def test_a_learner_without_positions_names_them():
     with pytest.raises(us.ModelMismatch) as refused:
         learn(lambda_of(lambda X: np.tanh(X.sum(axis=(1, 2))), 4), rotary=False)
     assert "positions" not in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    ("settings", "error", "named"),
-    [
-        ({"rotary": 1.0}, TypeError, "rotary"),
-        (
-            {"biases": True, "polish": True},
-            ValueError,
-            "polish is for heads without positions, or without biases",
-        ),
-        ({"functional": True}, ValueError, "functional"),
-        ({"radius": 100.0}, ValueError, "radius"),
-        ({"dim": 1}, ValueError, "dim"),
-        ({"rotary_base": 1e4}, ValueError, "rank"),
-        ({"rotary": us.Rotary([1.0]), "rank": 4}, ValueError, "too few"),
-    ],
-)
-def test_wrong_settings_are_named(settings, error, named):
-    with pytest.raises(error, match=named):
-        us.learners.MultiHeadLearner(**{"dim": 8, "max_heads": 4, "rotary": True, **settings})

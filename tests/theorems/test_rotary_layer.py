@@ -474,21 +474,6 @@ def test_a_learner_without_positions_names_them():
         us.learn(lambda X: np.tanh(X[:, -1]) ** 2, us.learners.AttentionLayerLearner(4))
 
 
-@pytest.mark.parametrize(
-    ("settings", "error", "named"),
-    [
-        ({"rotary": 1.0}, TypeError, "rotary"),
-        ({"rotary": True, "norm": "pre"}, ValueError, "without a norm"),
-        ({"rotary": False, "rotary_base": -1.0}, ValueError, "rotary_base"),
-        ({"rotary": us.Rotary([1.0]), "rotary_base": 1e4}, ValueError, "beside"),
-        ({"rotary": False, "rotary_base": 1e4, "rank": 3}, ValueError, "even"),
-    ],
-)
-def test_wrong_settings_are_named(settings, error, named):
-    with pytest.raises(error, match=named):
-        us.learners.AttentionLayerLearner(8, **settings)
-
-
 # -- the parts
 
 
