@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import textwrap
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -18,6 +19,7 @@ from tests.commands import run
 from tests.truth import Counted, relative
 from unsoftmax.cli.defend import _show
 from unsoftmax.questions import AttackOutcome, DefenceTrial
+from unsoftmax.questions.defence import defending
 from unsoftmax.questions.defence.attacks import (
     Attacker,
     AveragedAnswers,
@@ -26,7 +28,7 @@ from unsoftmax.questions.defence.attacks import (
 )
 from unsoftmax.questions.defence.coarse_heads import EdgeHead, FittedHead, StretchedHead
 from unsoftmax.questions.defence.defence_comparison import left_out, recommendation, recommended
-from unsoftmax.questions.defence.defending import DefendTuning
+from unsoftmax.questions.defence.defending import DefenceQuestion, DefendTuning
 from unsoftmax.questions.defence.legitimate_use import LegitimateUse, Measures, standard_normal
 
 NOTHING = DefendTuning((), (), (), (), (), (), (), ())
@@ -797,7 +799,11 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_the_command_defends_an_endpoint(folder, capsys):
+def test_the_command_defends_an_endpoint(folder, capsys, trials, monkeypatch):
+    few = tuned(decimals=(6, 0), noise=(0.1, 1.0), clip=(1.0,), cap=(1.0,), budget=(0.5, 1.5),
+                capped_decimals=(2,), capped_noise=(0.1, 1.0), both_caps=(4.0, 1.0))  # fmt: skip
+    if trials(True, False):  # its own strengths take ten times as long
+        monkeypatch.setattr(defending, "DefenceQuestion", partial(DefenceQuestion, tuning=few))
     words = ["defend", "mine:head", "--dim", 2, "--sampler", "mine:drawn", "--attack-queries", 40]
     done = run(folder, *words, "--out", "o", "--json", "--report")
     assert done.returncode == 0, done.stderr
@@ -806,7 +812,7 @@ def test_the_command_defends_an_endpoint(folder, capsys):
     paid = sum(map(int, (folder / "asked.txt").read_text().split()))
     assert content["paid"] == paid
     result = us.DefenceComparison.load(folder / "o")
-    assert len(result.trials) == len(content["trials"]) > 40
+    assert len(result.trials) == len(content["trials"]) > trials(12, 40)
     assert result.recommendation == content["recommendation"]
     assert us.Recovery.load(folder / "o").queries == paid
     assert (folder / "o" / "defence.png").stat().st_size > 10_000
