@@ -287,7 +287,7 @@ def _relu_case(name: str, learner: Any, target: Any, of: tuple[int, bool], **mor
     """A network of a dimension, with biases or without."""
 
     def held(recovery: us.Recovery[Any], target: Any) -> bool:
-        return within(recovery, target, *of)
+        return bool(within(recovery, target, *of))
 
     return Case(name, learner, target, within=held, single=False, **more)
 
