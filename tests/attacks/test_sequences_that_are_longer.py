@@ -217,6 +217,7 @@ def test_a_target_with_a_longest_sequence_is_learned(case, tokens, tmp_path, evi
     evidence(f"a target of {tokens} tokens at most, {case.name}", refused=0, broken=0)
 
 
+@pytest.mark.few(3)
 @attacked
 def test_the_hold_out_looks_as_far_as_it_says(case):
     """At 32 queries; at 0 it says that nothing was checked."""

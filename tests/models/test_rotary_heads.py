@@ -93,6 +93,7 @@ def test_rounding_does_not_change_the_order_of_heads(seed):
     assert np.allclose(alike[0].K, alike[1].K, atol=1e-12)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("small", [{"v": 1e-8}, {"v": 1e-14}, {"c": 1e10}])
 def test_heads_are_matched_by_what_a_certificate_allows(small):
     """A value that is small beside all others' is no reason to leave a head alone."""

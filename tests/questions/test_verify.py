@@ -246,6 +246,7 @@ def test_a_bias_that_the_claim_does_not_have_is_named(trials):
         assert us.verify(target, model, seed=seed).tensor == "w of head 1"
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("tensor", ["W", "w", "network.A", "network.w_o", "network.b", "network.c"])
 def test_attention_and_network_are_told_apart(tensor, trials):
     for seed in range(trials(1, 100)):
@@ -258,6 +259,7 @@ def test_attention_and_network_are_told_apart(tensor, trials):
         assert (result.verdict, result.tensor) == ("different", name), seed
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("tensor", ["W", "w", "B", "w_o", "b", "c", "division"])
 def test_heads_and_network_are_told_apart(tensor, trials):
     """How B is divided among the heads shows only where these pool different tokens."""
@@ -282,6 +284,7 @@ def test_heads_and_network_are_told_apart(tensor, trials):
         assert (result.verdict, result.tensor) == ("different", first), seed
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("tensor", ["residual", "its division", "division", "none"])
 def test_a_residual_before_a_network_is_told(tensor, trials):
     """Single tokens show it beside the sum of B; how these are divided two tokens show."""

@@ -140,7 +140,7 @@ def parameters(model, h):
             yield name, f"{own} of head {h}"
 
 
-@pytest.mark.few
+@pytest.mark.few(3)
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize("where", PLACES)
 def test_the_tensor_of_an_attention_layer_is_named(where, dtype, trials, evidence):
@@ -171,6 +171,7 @@ def test_the_tensor_of_an_attention_layer_is_named(where, dtype, trials, evidenc
     assert named["right"] >= (1 if where != "before" else 0.6) * asked - 0.05 * asked - trials(1, 0)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("where", PLACES)
 def test_the_tensor_of_a_feed_forward_layer_is_named(where, trials, evidence):
     runs, asked, named, most = trials(1, 100), 0, Counter[str](), 0
@@ -290,6 +291,7 @@ def hidden_by_the_gauge(model, rng):
         yield us.from_projections(q, k, v, o, heads=2)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("where", PLACES)
 def test_what_the_gauge_hides_is_the_same(where):
     rng = np.random.default_rng(0)

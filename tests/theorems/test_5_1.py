@@ -55,7 +55,7 @@ def learn(target, **settings):
 # -- what is promised: counts
 
 
-@pytest.mark.few
+@pytest.mark.few(5)
 @pytest.mark.parametrize("biases", [False, True])
 @pytest.mark.parametrize(
     ("d", "r"),
@@ -110,7 +110,7 @@ def test_plan_says_what_a_known_rank_costs():
 # -- what is promised: accuracy
 
 
-@pytest.mark.few
+@pytest.mark.few(2)
 @pytest.mark.parametrize("known", [True, False], ids=["rank given", "rank unknown"])
 @pytest.mark.parametrize(("d", "r"), [(64, 4), (128, 16), (384, 32), (512, 16)])
 def test_accuracy(d, r, known, trials, evidence):
@@ -203,6 +203,7 @@ def test_structured_W(name, trials):
 # -- a rank above the given one is refused, one below it is not
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("excess", [1.0, 1e-2, 1e-4, 1e-6, 1e-8, 1e-10])
 def test_a_higher_rank_is_refused(excess, trials):
     for seed, (d, r) in itertools.product(range(trials(1, 4)), [(6, 1), (24, 3), (64, 8), (9, 0)]):

@@ -344,6 +344,7 @@ def worst_ratio(d, seed, shape, own_scales):
 SHAPES = ("Gaussian", "all equal", "one entry 100 times smaller")
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize(("d", "most"), [(2, 0.8), (16, 0.3)])
 def test_worst_signs_hurt_balanced_probes_less(d, most, shape, trials, evidence):
@@ -365,6 +366,7 @@ def test_worst_signs_hurt_balanced_probes_less(d, most, shape, trials, evidence)
 # -- tokens as long as allowed
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("radius", [0.3, 1.0, 5.0])
 @pytest.mark.parametrize("bounded", [False, True])
 def test_no_token_is_ever_longer_than_the_radius(radius, bounded):

@@ -447,7 +447,7 @@ KINDS = [
 ]
 
 
-@pytest.mark.few(8)
+@pytest.mark.few(5)
 @pytest.mark.parametrize(
     ("place", "kind", "target"), KINDS, ids=lambda x: x if isinstance(x, str) else ""
 )
@@ -516,7 +516,7 @@ def alike():
     yield "W = 0, large scores", [[U, V, K, 0 * Q, 0 * w], [*other[:3], 1e3 * other[3], other[4]]]
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("kind", "drawn"), [*alike()], ids=lambda x: x if len(x) > 3 else "")
 def test_heads_that_saturated_gates_do_not_tell_apart_are_recovered(kind, drawn):
     target = built(drawn)
@@ -632,6 +632,7 @@ def _share_behind_rms(recovery, target):
     return max(apart[name] / bounds[name] for name in bounds)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("place", [BEHIND, AFTER], ids=str)
 def test_noise_widens_the_certificate(place):
     target = place.draw(2, 8, 16)
@@ -823,6 +824,7 @@ def test_exact_answers_need_no_polish(polish):
     assert share_behind(learned(target, 16, BEHIND, polish=polish), target) <= 1
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("centred", [True, False], ids=["LayerNorm", "RMSNorm"])
 def test_a_finished_ledger_knows_another_eps(centred, tmp_path):
     """The hold-out has a token at which eps counts, and that is asked again."""

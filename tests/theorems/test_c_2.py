@@ -127,7 +127,7 @@ def test_with_subspaces_heads_cost_as_much_as_they_have_parameters(trials, evide
 # -- subspaces unknown: the conjecture
 
 
-@pytest.mark.few
+@pytest.mark.few(2)
 @pytest.mark.parametrize("tokens", ["few", "all"])
 @pytest.mark.parametrize("sizes", SIZES)
 def test_subspaces_are_found_from_values(trials, evidence, sizes, tokens):

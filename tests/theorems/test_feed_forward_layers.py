@@ -262,7 +262,7 @@ def test_about_nine_queries_after_a_norm_for_each_neuron(d, m, trials, evidence)
     )
 
 
-@pytest.mark.few(10)
+@pytest.mark.few(5)
 @pytest.mark.parametrize(
     ("place", "kind", "norm"),
     [
@@ -464,6 +464,7 @@ def test_all_columns_of_b_on_one_line_are_recovered_or_refused(trials):
 # -- float32
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("d", "m"), [(16, 8), (16, 16), (16, 32)])
 def test_float32_targets_are_recovered_within_their_certificate_or_refused(d, m, trials, evidence):
     """To a few roundings of float32, at some 30 to 60 queries for each neuron."""

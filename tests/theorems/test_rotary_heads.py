@@ -222,7 +222,7 @@ PLAIN = {name: SPECIAL[name] for name in ("groups", "no positions", "frequencies
 PLAIN["a head without scores"] = lambda t: {"K": row(t.K, 0), "c": 2.5}
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("spread", "name"), [*((0.0, name) for name in PLAIN), *((0.3, name) for name in SPECIAL)]
 )
@@ -374,7 +374,7 @@ def test_heads_that_are_refused_by_name(name):
         learn(changed(like, **changes(like)), biases=bool(spread))
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     "name",
     # a plain head beside them is one more head
