@@ -13,7 +13,7 @@ import pytest
 import unsoftmax as us
 from tests.evidence_rows import PAGE, read_rows, renewed
 from tests.oracles.servers import MLSERVER
-from tests.page_snippets import PAGES, ROOT, masked, run_page, shell, snippets
+from tests.page_snippets import PAGES, ROOT, in_this_process, masked, run_page, snippets
 
 README = ROOT / "README.md"
 ROOMS = (".", "src/unsoftmax")
@@ -42,7 +42,7 @@ def test_the_readmes_snippets_run_and_print_what_they_say(tmp_path, run_script):
             assert line.startswith(literal)
     make, commands = [snippet.code for snippet in snippets(README) if snippet.language == "sh"]
     assert {"make demo", "make test"} <= {line.split("#")[0].strip() for line in make.splitlines()}
-    status, _, stderr = shell(commands, tmp_path)
+    status, _, stderr = in_this_process(commands, tmp_path, reports=False)
     assert status == 0, stderr
     assert us.load(tmp_path / "again" / "model.safetensors").dim == 16
 
