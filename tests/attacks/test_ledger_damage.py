@@ -153,7 +153,6 @@ FIRST_PAGES = {
 }
 
 
-@pytest.mark.few(8)
 @pytest.mark.parametrize("state", [at_rest, killed], ids=["at rest", "killed"])
 @pytest.mark.parametrize("damage", FIRST_PAGES)
 def test_a_first_page_that_cannot_be_read_loses_no_answer(damage, state, folder, evidence):
@@ -384,7 +383,6 @@ def test_answers_whose_run_is_not_known_belong_to_who_asks_the_same(folder):
     assert summary(new).learner == {"learner": "Script", "name": "script"}
 
 
-@pytest.mark.few(8)
 @pytest.mark.parametrize(
     ("change", "answers"),
     [
