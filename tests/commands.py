@@ -30,7 +30,7 @@ class Done:
     stderr: str
 
 
-def run(folder: Path, *words: Any) -> Done:
+def run(folder: Path, *words: Any, columns: int = 200) -> Done:
     """Run a command in a folder; modules that it imports from there are forgotten."""
     out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2))
     numbers = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
@@ -46,10 +46,10 @@ def run(folder: Path, *words: Any) -> Done:
         patch.setattr(cli, "leave", sys.exit)  # it would end this process
         patch.setattr(sys, "argv", ["unsoftmax", *map(str, words)])
         patch.setattr(sys, "path", [*sys.path])
-        for name, value in {"COLUMNS": "200", "NO_COLOR": "1"}.items():
+        for name, value in {"COLUMNS": str(columns), "NO_COLOR": "1"}.items():
             patch.setitem(os.environ, name, value)
         for shown in (console.stdout, console.stderr):
-            patch.setattr(shown, "width", 200)  # it was read where the module was imported
+            patch.setattr(shown, "width", columns)  # it was read where the module was imported
         try:
             cli.main()
         except SystemExit as end:

@@ -38,7 +38,7 @@ def pytest_configure(config: pytest.Config) -> None:
     claimed = config.getoption("--trials") == "claimed"
     settings.register_profile(
         "ours",
-        max_examples=1000 if claimed else 25,
+        max_examples=1000 if claimed else 12,
         derandomize=not claimed,
         deadline=None,
         suppress_health_check=list(HealthCheck),

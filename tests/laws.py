@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -272,6 +273,34 @@ def _one_by_one(model: Oracle) -> Oracle:
     return lambda X: np.concatenate([model(X[k : k + 1]) for k in range(len(X))])
 
 
+# Targets of one class are asked and judged alike.
+_heads_apart = partial(Case, within=_every_head_within_the_bounds, single=False)
+_many_heads = partial(_heads_apart, oracle=_one_by_one)
+_turning_head = partial(Case, oracle=_one_by_one, within=within_bounds)
+_labelled = partial(Case, oracle=us.oracles.labels, single=False)
+_behind_a_head = partial(Case, within=_attention_within, single=False)
+_one_layer = partial(Case, oracle=_one_by_one, within=_heads_within_the_bounds)
+_neurons = partial(Case, oracle=_one_by_one, within=_layer_within_the_bounds, single=False)
+
+
+def _relu_case(name: str, learner: Any, target: Any, of: tuple[int, bool], **more: Any) -> Case:
+    """A network of a dimension, with biases or without."""
+
+    def held(recovery: us.Recovery[Any], target: Any) -> bool:
+        return bool(within(recovery, target, *of))
+
+    return Case(name, learner, target, within=held, single=False, **more)
+
+
+def _held(name: str, learner: Any, target: Any, share_of: Any, **more: Any) -> Case:
+    """What takes no more than its bounds, by their largest share."""
+
+    def held(recovery: us.Recovery[Any], target: Any) -> bool:
+        return bool(share_of(recovery, target) <= 1)
+
+    return Case(name, learner, target, _one_by_one, within=held, **more)
+
+
 CASES = [
     Case("ExactHead balanced", _exact(6), _head(6, False)),
     Case("ExactHead paper", _exact(6, probes="paper"), _head(6, False)),
@@ -288,27 +317,13 @@ CASES = [
         _low_rank(9, 2),
         _to_six_decimals,
     ),
-    Case(
-        "LowRankHead with rotary positions",
-        _low(9, rank=4, rotary=True),
-        _rotary(9, 4),
-        _one_by_one,
-        within=within_bounds,
-    ),
-    Case(
+    _turning_head("LowRankHead with rotary positions", _low(9, rank=4, rotary=True), _rotary(9, 4)),
+    _turning_head(
         "LowRankHead with rotary positions and biases",
         _low(9, rank=4, biases=True, rotary=us.Rotary.of(1e4, 4)),
         _rotary(9, 4, biases=0.3),
-        _one_by_one,
-        within=within_bounds,
     ),
-    Case(
-        "ExactHead with rotary positions",
-        _exact(6, rotary=True),
-        _rotary(6, 6),
-        _one_by_one,
-        within=within_bounds,
-    ),
+    _turning_head("ExactHead with rotary positions", _exact(6, rotary=True), _rotary(6, 6)),
     Case("SensingHead", _sensing(9, rank=1), _low_rank(9, 1)),
     Case("SensingHead, told how many", _sensing(8, rank=2, measurements=60), _low_rank(8, 2)),
     Case("SensingHead at full rank", _sensing(4, rank=4), _head(4, False)),
@@ -331,50 +346,28 @@ CASES = [
         _head(6, False),
         accuracy=1e-5,
     ),
-    Case(
+    _heads_apart(
         "OrthogonalHeads, subspaces given",
         lambda seed: us.learners.OrthogonalHeads(5, _subspaces((2, 3)), seed=seed),
         _orthogonal((2, 3)),
-        within=_every_head_within_the_bounds,
-        single=False,
     ),
-    Case(
-        "OrthogonalHeads",
-        _orthogonal_heads(6),
-        _orthogonal((2, 4)),
-        within=_every_head_within_the_bounds,
-        single=False,
-    ),
-    Case(
+    _heads_apart("OrthogonalHeads", _orthogonal_heads(6), _orthogonal((2, 4))),
+    _heads_apart(
         "OrthogonalHeads, the paper's tokens",
         _orthogonal_heads(4, tokens="all"),
         _orthogonal((2, 2)),
-        within=_every_head_within_the_bounds,
-        single=False,
     ),
-    Case(
-        "MultiHeadLearner",
-        _heads(5, 8),
-        _several(5, 3, False),
-        _one_by_one,
-        within=_every_head_within_the_bounds,
-        single=False,
-    ),
-    Case(
+    _many_heads("MultiHeadLearner", _heads(5, 8), _several(5, 3, False)),
+    _heads_apart(
         "MultiHeadLearner, capped",
         _heads(5, 8, radius=100.0),
         _several(5, 3, False),
         lambda target: us.oracles.norm_capped(_one_by_one(target), 100.0),
-        within=_every_head_within_the_bounds,
-        single=False,
     ),
-    Case(
+    _many_heads(
         "MultiHeadLearner with biases, low rank",
         _heads(9, 4, biases=True, rank=2),
         _several(9, 2, True, 2),
-        _one_by_one,
-        within=_every_head_within_the_bounds,
-        single=False,
     ),
     Case(
         "MultiHeadLearner with rotary positions",
@@ -384,98 +377,59 @@ CASES = [
         within=_equal_by_the_certificate,
         single=False,
     ),
-    Case(
-        "MultiHeadLearner in one dimension",
-        _heads(1, 4, biases=True),
-        _several(1, 2, True),
-        _one_by_one,
-        within=_every_head_within_the_bounds,
-        single=False,
+    _many_heads(
+        "MultiHeadLearner in one dimension", _heads(1, 4, biases=True), _several(1, 2, True)
     ),
-    Case(
+    _many_heads(
         "MultiHeadLearner, polished",
         _heads(4, 8, polish=True),
         _several(4, 5, False),
-        _one_by_one,
-        within=_every_head_within_the_bounds,
         accuracy=1e-11,
-        single=False,
     ),
-    Case("LabelHead", _labels(4, 50), _unit(4), us.oracles.labels, single=False),
-    Case("LabelHead in one dimension", _labels(1, 50), _unit(1), us.oracles.labels, single=False),
-    Case(
-        "LabelHead paper",
-        _labels_of_the_paper,
-        _unit(1),
-        us.oracles.labels,
-        accuracy=1.0,
-        single=False,
-    ),
-    Case(
-        "ReluNetworkLearner",
-        _relu(6),
-        _network(6, 9, True),
-        within=lambda recovery, target: within(recovery, target, 6, True),
-        single=False,
-    ),
-    Case(
+    _labelled("LabelHead", _labels(4, 50), _unit(4)),
+    _labelled("LabelHead in one dimension", _labels(1, 50), _unit(1)),
+    _labelled("LabelHead paper", _labels_of_the_paper, _unit(1), accuracy=1.0),
+    _relu_case("ReluNetworkLearner", _relu(6), _network(6, 9, True), of=(6, True)),
+    _relu_case(
         "ReluNetworkLearner without biases",
         _relu(6, biases=False),
         _network(6, 9, False),
-        within=lambda recovery, target: within(recovery, target, 6, False),
-        single=False,
+        of=(6, False),
     ),
-    Case(
+    _relu_case(
         "ReluNetworkLearner, polished",
         _relu(5, polish=True, max_neurons=8),
         _network(5, 8, True),
-        within=lambda recovery, target: within(recovery, target, 5, True),
         accuracy=1e-11,
-        single=False,
+        of=(5, True),
     ),
-    Case(
+    _relu_case(
         "ReluNetworkLearner in one dimension",
         _relu(1, biases=False),
         _network(1, 3, False),
-        within=lambda recovery, target: within(recovery, target, 1, False),
-        single=False,
+        of=(1, False),
     ),
-    Case(
-        "TransformerLearner",
-        _layer(5),
-        _transformer(5, 8, True),
-        within=_attention_within,
-        single=False,
+    _behind_a_head("TransformerLearner", _layer(5), _transformer(5, 8, True)),
+    _behind_a_head(
+        "TransformerLearner, anchored", _layer(5, anchored=True), _transformer(5, 8, True)
     ),
-    Case(
-        "TransformerLearner, anchored",
-        _layer(5, anchored=True),
-        _transformer(5, 8, True),
-        within=_attention_within,
-        single=False,
-    ),
-    Case(
+    _behind_a_head(
         "TransformerLearner, a plain algorithm",
         lambda seed: us.learners.TransformerLearner(
             5, us.learners.NetworkAlgorithm(5, OurNetworks(seed), 1e-9, 1e-9), seed=seed
         ),
         _transformer(5, 8, True),
-        within=_attention_within,
-        single=False,
     ),
-    Case(
+    _relu_case(
         "NetworkAlgorithm",
         lambda seed: us.learners.NetworkAlgorithm(5, OurNetworks(seed), 1e-9, 1e-9, seed=seed),
         _network(5, 8, True),
-        within=lambda recovery, target: within(recovery, target, 5, True),
-        single=False,
+        of=(5, True),
     ),
-    Case(
+    _behind_a_head(
         "TransformerLearner, antisymmetric",
         _layer(5, attention="antisymmetric"),
         _transformer(5, 8, False),
-        within=_attention_within,
-        single=False,
     ),
     Case(
         "Antisymmetric",
@@ -489,40 +443,29 @@ CASES = [
         _low_rank(9, 2),
         _odd_part_of_softplus,
     ),
-    Case(
-        "AttentionLayerLearner",
-        _sublayer(6),
-        _attention_layer(residual=True),
-        _one_by_one,
-        within=_heads_within_the_bounds,
-    ),
-    Case(
+    _one_layer("AttentionLayerLearner", _sublayer(6), _attention_layer(residual=True)),
+    _held(
         "AttentionLayerLearner with rotary positions",
         _sublayer(8, rotary=True),
         lambda seed: rotary_layer(8, 2, 1, 4, seed, residual=True),
-        _one_by_one,
-        within=lambda recovery, target: share_of_turned_bounds(recovery, target) <= 1,
+        share_of_turned_bounds,
     ),
-    Case(
+    _held(
         "AttentionLayerLearner with rotary positions and biases",
         _sublayer(8, rotary=True),
         lambda seed: rotary_layer(8, 2, 1, 4, seed, residual=True, biases=0.3),
-        _one_by_one,
-        within=lambda recovery, target: share_of_turned_bounds(recovery, target) <= 1,
+        share_of_turned_bounds,
     ),
-    Case(
+    _one_layer(
         "AttentionLayerLearner, half as many keys",
         _sublayer(6, polish="fine"),
         _attention_layer(residual=False),
-        _one_by_one,
-        within=_heads_within_the_bounds,
     ),
-    Case(
+    _held(
         "AttentionLayerLearner behind a LayerNorm",
         _sublayer(16, norm="post"),
         lambda seed: normalised(2, 4, 16, seed),
-        _one_by_one,
-        within=lambda recovery, target: share_behind(recovery, target) <= 1,
+        share_behind,
         accuracy=1e-8,
     ),
     Case(
@@ -534,46 +477,29 @@ CASES = [
         accuracy=1e-7,
         single=False,
     ),
-    Case(
+    _held(
         "AttentionLayerLearner after a LayerNorm",
         _sublayer(6, norm="pre"),
         lambda seed: prenorm(1, 2, 6, seed),
-        _one_by_one,
-        within=lambda recovery, target: share_after(recovery, target) <= 1,
-        single=False,  # a norm's inverse has a root
+        share_after,
+        single=False,
         accuracy=1e-8,
     ),
-    Case(
-        "FeedForwardLearner",
-        _feed_forward_layer(6),
-        _feed_forward(6, 9, 6, residual=True),
-        _one_by_one,
-        within=_layer_within_the_bounds,
-        single=False,
-    ),
-    Case(
-        "FeedForwardLearner of other outputs",
-        _feed_forward_layer(5),
-        _feed_forward(5, 8, 7),
-        _one_by_one,
-        within=_layer_within_the_bounds,
-        single=False,
-    ),
-    Case(
+    _neurons("FeedForwardLearner", _feed_forward_layer(6), _feed_forward(6, 9, 6, residual=True)),
+    _neurons("FeedForwardLearner of other outputs", _feed_forward_layer(5), _feed_forward(5, 8, 7)),
+    _held(
         "FeedForwardLearner after a LayerNorm",
         _feed_forward_layer(6, norm="pre"),
         lambda seed: layer_after(layer(6, 9, 6, seed), seed),
-        _one_by_one,
-        within=lambda recovery, target: layer_share_after(recovery, target) <= 1,
+        layer_share_after,
         single=False,
         accuracy=1e-8,
     ),
-    Case(
+    _held(
         "FeedForwardLearner behind a LayerNorm",
         _feed_forward_layer(8, norm="post"),
         lambda seed: layer_behind(layer(8, 12, 8, seed), seed),
-        _one_by_one,
-        within=lambda recovery, target: layer_share_behind(recovery, target) <= 1,
+        layer_share_behind,
         single=False,
         accuracy=1e-6,
     ),

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -18,6 +19,10 @@ import sys
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+import pytest
+
+from tests.commands import run
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(
@@ -89,10 +94,35 @@ def shell(code, folder, *more_path, reports=False):
     return process.returncode, stdout, stderr.read_text()
 
 
+def in_this_process(code, folder, reports):
+    """Run a block line by line: commands of ours without a process of their own."""
+    said = []
+    for line in code.splitlines():
+        name, *words = shlex.split(line, comments=True)
+        if name == "unsoftmax":
+            with pytest.MonkeyPatch.context() as patch:
+                if reports:
+                    patch.delenv("UNSOFTMAX_REPORT")
+                done = run(folder, *words, columns=80)
+            status, stdout, stderr = done.returncode, done.stdout, done.stderr
+        else:
+            status, stdout, stderr = shell(line, folder)
+        said.append(stdout)
+        if status:
+            return status, "".join(said), stderr
+    return 0, "".join(said), ""
+
+
 def run_page(page, folder, *more_path):
-    """Run a page's sh blocks in order, in a folder with its files, and see what they print."""
+    """Run a page's sh blocks in order, in a folder with its files, and see what they print.
+
+    Pages whose blocks start servers or are interrupted have processes of their own.
+    """
     found = snippets(page)
     reports = "report.html" in page.read_text(encoding="utf-8")
+    apart = any(
+        word in snippet.code for snippet in found for word in ("# Ctrl-C", "||", "&", "\\\n")
+    )
     if any("cd examples/" in snippet.code for snippet in found):
         shutil.copytree(ROOT / "examples", folder / "examples")
     for snippet in found:
@@ -100,7 +130,10 @@ def run_page(page, folder, *more_path):
             (folder / snippet.file).write_text(snippet.code, encoding="utf-8")
     for snippet in found:
         if snippet.language == "sh":
-            status, printed, stderr = shell(snippet.code, folder, *more_path, reports=reports)
+            if apart:
+                status, printed, stderr = shell(snippet.code, folder, *more_path, reports=reports)
+            else:
+                status, printed, stderr = in_this_process(snippet.code, folder, reports)
             if "# Ctrl-C" in snippet.code:
                 assert status in (130, -signal.SIGINT), stderr
                 printed = stderr.splitlines()[-1]

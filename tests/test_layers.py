@@ -14,6 +14,7 @@ import pickle
 import subprocess
 import sys
 from collections import defaultdict
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -92,6 +93,12 @@ LAZY = ("unsoftmax.first_use",)
 WORLDLY = {"open", "print", "input", "exec", "eval", "compile", "breakpoint", "__import__"}
 
 
+@cache
+def parsed(source):
+    """The tree of a module, read once for all rules."""
+    return ast.parse(source)
+
+
 def room_of(module):
     return [*module.split("."), "__init__"][1]
 
@@ -116,7 +123,7 @@ def imports(module, tree):
 def forbidden(module, source):
     """What is wrong with the imports of a module, a sentence each."""
     room = room_of(module)
-    for name in imports(module, ast.parse(source)):
+    for name in imports(module, parsed(source)):
         if name.split(".")[0] != "unsoftmax":
             continue
         other = room_of(name)
@@ -128,7 +135,7 @@ def forbidden(module, source):
 
 def worldly(module, source):
     """How a module that may not touch the world does it."""
-    tree = ast.parse(source)
+    tree = parsed(source)
     for name in imports(module, tree):
         if name in ("os", "os.PathLike") and room_of(module) == "models":
             continue
@@ -178,7 +185,7 @@ def test_only_one_module_of_the_models_does_io():
 
 def module_level(module, source):
     """Modules imported when the module itself is."""
-    tree = ast.parse(source)
+    tree = parsed(source)
     # a function's body runs later
     body = [node for node in tree.body if not isinstance(node, (ast.FunctionDef, ast.ClassDef))]
     return set(imports(module, ast.Module(body=body, type_ignores=[])))
@@ -222,18 +229,19 @@ def test_the_public_names_wait_for_nothing():
     assert {name for name in loaded if name.startswith(SLOW)} == set()
 
 
-@pytest.mark.parametrize("command", [None, *COMMANDS])
-def test_help_waits_for_nothing_that_only_a_run_needs(command):
-    words = ["--help"] if command is None else [command, "--help"]
-    loaded = loaded_by("from unsoftmax.cli import main; main()", *words)
-    commands = {f"unsoftmax.cli.{MODULES.get(name, name)}" for name in COMMANDS} & loaded
-    own = set() if command is None else {f"unsoftmax.cli.{MODULES.get(command, command)}"}
-    # its options begin with those of `plan`
-    assert commands - own <= ({"unsoftmax.cli.plan"} if command == "learn" else set())
-    assert own <= commands
-    # these two compute with arrays themselves
-    few = ("numpy",) if command in ("compare", "demo") else ()
-    assert {name for name in loaded if name.startswith(SLOW) and not name.startswith(few)} == set()
+def test_help_waits_for_nothing_that_only_a_run_needs(trials):
+    for command in [None, *COMMANDS][:: trials(4, 1)]:
+        words = ["--help"] if command is None else [command, "--help"]
+        loaded = loaded_by("from unsoftmax.cli import main; main()", *words)
+        commands = {f"unsoftmax.cli.{MODULES.get(name, name)}" for name in COMMANDS} & loaded
+        own = set() if command is None else {f"unsoftmax.cli.{MODULES.get(command, command)}"}
+        # its options begin with those of `plan`
+        assert commands - own <= ({"unsoftmax.cli.plan"} if command == "learn" else set()), command
+        assert own <= commands, command
+        # these two compute with arrays themselves
+        few = ("numpy",) if command in ("compare", "demo") else ()
+        slow = {name for name in loaded if name.startswith(SLOW) and not name.startswith(few)}
+        assert slow == set(), command
 
 
 def test_verify_loads_no_learner_and_nothing_of_defend():
@@ -301,7 +309,7 @@ def test_folders_of_learners_import_each_other_one_way():
     for module, path in FILES.items():
         own = path.relative_to(SOURCE).parts[1:-1]
         if room_of(module) == "learners" and own:
-            named = {*imports(module, ast.parse(read(path)))} & {*FILES}
+            named = {*imports(module, parsed(read(path)))} & {*FILES}
             others = [FILES[name].relative_to(SOURCE).parts for name in named]
             graph[own[0]] |= {x[1] for x in others if x[0] == "learners" and len(x) > 2}
     apart = {name: (graph[name] & {*graph}) - {name} for name in list(graph)}
@@ -347,7 +355,7 @@ def refuse(offenders, why):
 
 def classes(module, source):
     """Every class of a module, private and nested ones too, with where it is."""
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parsed(source)):
         if isinstance(node, ast.ClassDef):
             yield node.name, f"{module}:{node.lineno}"
 
@@ -472,13 +480,18 @@ def test_learners_are_documented_under_their_names():
             assert part in (learner.__doc__ or "")
 
 
+# attacking every defence takes as long as all other examples
+LONG_EXAMPLES = {"unsoftmax.questions.defence.defending"}
+
+
 @pytest.mark.parametrize("room", [room for room in (*EVERYBODYS, *LEVEL) if room != "__main__"])
-def test_examples_in_docstrings_run(room):
+def test_examples_in_docstrings_run(room, trials):
     if room in ("figures", "report"):
         pytest.importorskip("matplotlib")
         pytest.importorskip("jinja2")
     missing, failing = [], []
-    for name in (name for name in FILES if room_of(name) == room):
+    late = trials(LONG_EXAMPLES, set())
+    for name in (name for name in FILES if room_of(name) == room and name not in late):
         module = importlib.import_module(name)
         for test in doctest.DocTestFinder(exclude_empty=False).find(module, name):
             promised = "\nExamples\n" in inspect.cleandoc(test.docstring or "")

@@ -55,6 +55,7 @@ def weights_of(pipeline):
     return us.ReluNetwork(A, w_o[:, 0], b, c[0])
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("solver", ["lbfgs", "adam"])
 @pytest.mark.parametrize("data", [diabetes, which_digit, is_it_a_3])
 def test_a_trained_regressor_from_its_predictions_alone(data, solver, trials, evidence):
@@ -120,6 +121,7 @@ def test_two_hidden_layers_are_refused():
         us.learn(lambda X: deep.predict(X[:, 0]), us.learners.ReluNetworkLearner(X.shape[1]))
 
 
+@pytest.mark.claimed
 def test_a_trained_head_before_a_trained_network(trials, evidence):
     """Head 0 of MiniLM's first layer pools the tokens, a regressor answers: d = 384, rank 32."""
     digits, head = load_digits(), minilm_head()

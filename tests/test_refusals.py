@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import unsoftmax
+from tests.test_layers import parsed
 from unsoftmax.errors import DimensionRefused, ModelMismatch, NotIdentifiable
 from unsoftmax.refusals import Reason, reworded
 
@@ -90,7 +91,7 @@ def test_other_words_keep_the_reason_and_what_is_known():
 
 def constructed(source: str, kinds: set[str]) -> Iterator[str]:
     """Give the classes of refusals that a module makes itself, ``super().__init__`` apart."""
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parsed(source)):
         if isinstance(node, ast.Call) and getattr(node.func, "id", None) in kinds:
             yield f"line {node.lineno}: {ast.unparse(node.func)}"
         if isinstance(node, ast.Raise) and getattr(node.exc, "id", None) in kinds:
@@ -102,7 +103,7 @@ def derived(sources: dict[Path, str]) -> set[str]:
     return {
         node.name
         for source in sources.values()
-        for node in ast.walk(ast.parse(source))
+        for node in ast.walk(parsed(source))
         if isinstance(node, ast.ClassDef)
         and {getattr(base, "id", "") for base in node.bases} & ERRORS
         and "Reason." not in ast.unparse(node)

@@ -79,7 +79,7 @@ def takes_noise(case: Any) -> bool:
     return not declared and not case.name.startswith("Label") and "(tests)" not in case.name
 
 
-@pytest.mark.few
+@pytest.mark.few(4)
 @pytest.mark.parametrize("how", WAVERING)
 @cases([case for case in CASES if takes_noise(case)], few=FEW)
 def test_answers_that_waver_are_covered_or_refused(case, how, trials, evidence):
@@ -155,7 +155,7 @@ def parameters(head: us.SingleHead) -> dict[str, Any]:
     return {name: getattr(head, name) for name in ("W", "v", "w", "c")}
 
 
-@pytest.mark.few
+@pytest.mark.few(3)
 @pytest.mark.parametrize("how", DISTURBED)
 @pytest.mark.parametrize("name", LEARNERS)
 def test_wide_heads(name, how, trials, evidence):

@@ -80,7 +80,7 @@ def held(recovery: Any, truth: us.MultiHead) -> bool:
     return all(apart[f"|{name}|"] <= recovery.certificate.errors[name] for name in "Wvw")
 
 
-@pytest.mark.few(7)
+@pytest.mark.few(4)
 @pytest.mark.parametrize("biases", [False, True], ids=["", "biases"])
 @pytest.mark.parametrize("kind", COINCIDENT)
 def test_coincident_heads_are_recovered_within_the_certificate(kind, biases, trials, evidence):
@@ -168,7 +168,7 @@ def test_equal_heads_beside_collinear_ones_stay_one(trials):
 
 def test_closer_and_closer_heads_are_told_apart_or_said_to_be_missing(trials, evidence):
     ends = Counter[str]()
-    for power in np.linspace(-7, -1, trials(4, 25)):
+    for power in np.linspace(-7, -1, trials(2, 25)):
         for seed in range(trials(1, 10)):
             drawn = target("W and 2.0W", 2, 2 + seed % 6, seed)
             c = 1 + 10.0**power

@@ -73,7 +73,7 @@ def ordinary(claim: Any, rng: Any, seed: int) -> Any:
 
 def test_right_services_are_never_different(trials, evidence):
     seen: Counter[str] = Counter()
-    count = trials(36, 600)
+    count = trials(18, 600)
     for seed in range(count):
         name, how, claim, rng = drawn(seed)
         like = ordinary(claim, rng, seed // 18)
@@ -85,7 +85,7 @@ def test_right_services_are_never_different(trials, evidence):
 
 
 def test_who_is_right_for_float32_inputs_alone_is_different(trials, evidence):
-    count = trials(24, 204)
+    count = trials(12, 204)
     for seed in range(count):
         name, how, claim, rng = drawn(seed)
         like = ordinary(claim, rng, seed // 18)

@@ -52,7 +52,7 @@ ALIKE: dict[str, Any] = {
 }
 
 
-@pytest.mark.few
+@pytest.mark.few(2)
 @pytest.mark.parametrize("alike", ALIKE)
 @pytest.mark.parametrize("name", LEARNERS)
 def test_relative_errors_that_single_tokens_share(name, alike, trials, evidence):
@@ -88,7 +88,7 @@ def _of_one_coordinate(rng: Any) -> Any:
 
 
 def test_errors_of_one_coordinate(trials, evidence):
-    count, refused, shares = trials(2, 500), 0, []
+    count, refused, shares = trials(1, 500), 0, []
     for seed in range(count):
         disturbed = _of_one_coordinate(np.random.default_rng([72, seed]))
         target = PlainLayer(np.random.default_rng([71, seed]), disturbed=disturbed)

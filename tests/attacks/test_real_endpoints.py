@@ -55,7 +55,7 @@ def low_rank(kind, seed):
     return us.MultiHead(W, drawn.v, drawn.w, drawn.c), rank, biases
 
 
-@pytest.mark.few
+@pytest.mark.few(2)
 @pytest.mark.parametrize("given", [False, True], ids=["rank found", "rank given"])
 @pytest.mark.parametrize("kind", ["noise", "rank one", "one entry", "one column", *STORED])
 def test_a_tail_beside_low_rank_is_read_or_in_the_bound(kind, given, trials, evidence):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import unsoftmax as us
-from tests.test_layers import FILES, read, room_of
+from tests.test_layers import FILES, parsed, read, room_of
 
 L = us.learners
 
@@ -71,6 +71,6 @@ NAMELESS = [
 
 def test_messages_name_no_option_of_the_command_line():
     """Where there is one the command line says so."""
-    said = [(m, text) for m in NAMELESS for text in texts(ast.parse(read(FILES[m])))]
+    said = [(m, text) for m in NAMELESS for text in texts(parsed(read(FILES[m])))]
     options = (" --", "(--", "command line")
     assert [(m, text) for m, text in said if any(word in text for word in options)] == []

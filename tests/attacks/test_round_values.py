@@ -46,7 +46,7 @@ def learners(d: int, biases: bool, W: str) -> list[Any]:
     return [*made, us.learners.SensingHead(d, 1)] if low_rank else made
 
 
-@pytest.mark.few
+@pytest.mark.few(3)
 @pytest.mark.parametrize("v", VALUES)
 @pytest.mark.parametrize("W", SCORES)
 def test_round_heads_are_recovered_as_exactly_as_others(W, v, trials, evidence):
@@ -73,7 +73,7 @@ ROUNDED: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.few
+@pytest.mark.few(3)
 @pytest.mark.parametrize("v", VALUES)
 @pytest.mark.parametrize("rounded", ROUNDED)
 def test_rounded_answers_of_round_heads_are_noticed(rounded, v, trials, evidence):

@@ -122,7 +122,7 @@ def test_what_is_something_else_on_long_sequences_is_refused(case, name, trials,
     evidence(f"not attention on long sequences: {name}, {case.name}", accepted=0, **ends)
 
 
-@pytest.mark.few
+@pytest.mark.few(4)
 @pytest.mark.parametrize("sink", [-20.0, -25.0, -30.0])
 @without_labels
 def test_an_attention_sink_is_refused(case, sink, trials, evidence):
@@ -217,6 +217,7 @@ def test_a_target_with_a_longest_sequence_is_learned(case, tokens, tmp_path, evi
     evidence(f"a target of {tokens} tokens at most, {case.name}", refused=0, broken=0)
 
 
+@pytest.mark.few(3)
 @attacked
 def test_the_hold_out_looks_as_far_as_it_says(case):
     """At 32 queries; at 0 it says that nothing was checked."""

@@ -66,7 +66,7 @@ def limited(function: Any, form: Any, most: int) -> Any:
 
 def test_a_limit_of_tokens_is_a_fact_and_no_class(trials, evidence):
     seen: Counter[str] = Counter()
-    count = trials(10, 500)
+    count = trials(6, 500)
     for seed in range(count):
         rng = np.random.default_rng([31, 8, seed])
         d, most = int(rng.integers(4, 11)), LIMITS[seed % len(LIMITS)]
@@ -119,6 +119,7 @@ def learners_of(d: int) -> dict[str, tuple[str, Any]]:
     }
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("name", [*learners_of(4), "layer"])
 @pytest.mark.parametrize("most", [4, 8])
 def test_a_limit_that_is_met_late_shrinks_the_hold_out(name, most):

@@ -34,7 +34,7 @@ VALUES: tuple[Callable[[int, Any], Any], ...] = (
 @pytest.mark.parametrize("scores", SCORES)
 def test_recovered_within_bounds_or_refused_by_name(scores, trials, evidence):
     seen: Counter[str] = Counter()
-    count = trials(8, 2000)
+    count = trials(4, 2000)
     for seed in range(count):
         rng = np.random.default_rng([4, seed])
         d = int(rng.choice([1, 2, 3, 5, 8]))

@@ -34,7 +34,7 @@ class PlainNeurons:
 @pytest.mark.parametrize("linear", [False, True])
 def test_eps_is_within_its_bound_or_has_none(linear, trials, evidence):
     """Answers are within what the certificate says of them, whatever eps and the unit are."""
-    count, refused, told, loose = trials(6, 500), 0, 0, []
+    count, refused, told, loose = trials(3, 500), 0, 0, []
     for seed in range(count):
         target = PlainNeurons(seed, linear)
         try:

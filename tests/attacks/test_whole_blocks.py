@@ -122,7 +122,7 @@ def matrices(state):
     return [name for name, x in state.items() if x.ndim == 2]
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize(("kind", "blocks"), [("bert", 1), ("llama", 1), ("opt", 3)])
 def test_one_matrix_that_is_changed_is_seen_and_named(

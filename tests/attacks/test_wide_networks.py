@@ -84,12 +84,13 @@ def test_wide_networks(name, biases, trials, evidence):
 
     family = f"wide, {name.replace('_', ' ')}"
     claim = f"ReLU network, {family}, {'with' if biases else 'without'} biases"
-    attack(claim, trials(4, 2000), share_at, evidence)
+    attack(claim, trials(2, 2000), share_at, evidence)
 
 
 COARSE = ["float32", "6 decimals", "jitter 1e-15", "jitter 1e-12", "jitter 1e-9"]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("how", COARSE)
 def test_wide_networks_behind_coarse_answers(how, trials, evidence):
     """Of each family in turn, with biases and without."""
@@ -99,7 +100,7 @@ def test_wide_networks_behind_coarse_answers(how, trials, evidence):
         name, biases = families[seed % len(families)]
         return share_taken(drawn(name, biases, seed), biases, seed, how)
 
-    covered(f"ReLU networks over many decades, {how}", trials(2, 2000), share_at, evidence)
+    covered(f"ReLU networks over many decades, {how}", trials(1, 2000), share_at, evidence)
 
 
 @pytest.mark.parametrize(
@@ -195,7 +196,7 @@ def test_W_of_any_shape(name, biases, trials, evidence):
         return attacked(target, learner)
 
     claim = f"Transformer, W {name}, {'with' if biases else 'without'} query biases"
-    attack(claim, trials(3, 500), share_at, evidence)
+    attack(claim, trials(1, 500), share_at, evidence)
 
 
 @pytest.mark.parametrize("name", ["by_neuron", "by_entry", "at_once"])
@@ -209,7 +210,7 @@ def test_transformers_over_six_decades(name, trials, evidence):
         return attacked(target, learner)
 
     claim = f"Transformer, network over six decades {name.replace('_', ' ')}"
-    attack(claim, trials(4, 2000), share_at, evidence)
+    attack(claim, trials(1, 2000), share_at, evidence)
 
 
 # -- the paper's way: a head from differences of answers
@@ -223,6 +224,7 @@ def without_biases(seed: int) -> us.Transformer:
     return us.Transformer(W, us.ReluNetwork(A, rng.standard_normal(m)))
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("how", ["float64", *COARSE])
 def test_the_antisymmetric_way_is_covered(how, trials, evidence):
     """The answers' errors are those of the answers, not of their smaller differences."""
@@ -236,6 +238,7 @@ def test_the_antisymmetric_way_is_covered(how, trials, evidence):
     covered(f"Transformer, antisymmetric, {how}", trials(1, 500), share_at, evidence)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("how", ["float64", *COARSE])
 def test_heads_of_differences_are_covered(how, trials, evidence):
     def share_at(seed: int) -> float:

@@ -762,20 +762,6 @@ def test_a_file_holds_options(folder):
     assert (absent.returncode, "absent.toml cannot be read" in absent.stderr) == (2, True)
 
 
-def test_defend_recommends_first(folder):
-    rng = np.random.default_rng(0)
-    us.SingleHead(rng.standard_normal((2, 2)), rng.standard_normal(2)).save(
-        folder / "m.safetensors"
-    )
-    words = ["defend", "m.safetensors", "--attack-queries", 40, "--needs", 10, "--out", "d"]
-    done = run(folder, *words, "--no-report")
-    assert done.returncode == 0, done.stderr
-    recommendation = json.loads((folder / "d" / "defence.json").read_text())["recommendation"]
-    assert done.stdout.splitlines()[1].startswith(recommendation[:60])
-    assert done.stdout.count("│") <= 7 * 11
-    assert "more rows: --all shows them" in done.stdout
-
-
 def test_a_shell_completes_commands_and_options(folder):
     for words, expected in (("unsoftmax le", "learn"), ("unsoftmax learn --bu", "--budget")):
         told = {"COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}

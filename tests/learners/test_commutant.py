@@ -265,9 +265,3 @@ def test_the_limit_is_the_largest_that_was_told():
     commutant.add(A[:2], 1e-5)
     commutant.add(A[2:], 1e-7)
     assert commutant.limit == 1e-5
-
-
-def test_the_same_seed_gives_the_same_subspaces():
-    A, _ = drawn((2, 3, 1))
-    first, again = found(A, seed=3)[1], found(A, seed=3)[1]
-    assert all(np.array_equal(E, F) for E, F in zip(first, again, strict=True))

@@ -9,7 +9,6 @@ import pytest
 
 import unsoftmax as us
 from tests.arrangement.test_cells import answered, random_form
-from tests.networks import network
 from unsoftmax.learners.relu_network import lifted_target
 from unsoftmax.learners.relu_network.claims import NetworkClaim
 from unsoftmax.learners.relu_network.far_neurons import SplitForm
@@ -26,7 +25,6 @@ from unsoftmax.learners.relu_network.lifted_target import (
     weights_of,
 )
 from unsoftmax.learners.relu_network.network_search import NetworkSearch, network_of, pruned
-from unsoftmax.learners.relu_network.relu_learner import ReluNetworkTuning
 from unsoftmax.learners.relu_network.wide_cells import WalkedForm
 
 
@@ -350,22 +348,3 @@ def test_a_neuron_that_no_fresh_token_makes_active_is_no_label():
     with pytest.raises(StopIteration) as ended:
         steps.send([np.full(len(part), 0.3)])
     assert ended.value.value.evidence.passed
-
-
-# -- knobs
-
-
-def test_a_changed_knob_is_named_in_the_settings_and_nothing_else():
-    learner = us.learners.ReluNetworkLearner(5, tuning=ReluNetworkTuning(sweeps=3, first=20))
-    assert learner.settings()["tuning"] == {"sweeps": 3, "first": 20}
-    assert "tuning" not in us.learners.ReluNetworkLearner(5).settings()
-    target = network("random", 5, 6, 0)
-    recovery = us.learn(lambda X: target(X), learner)
-    assert us.equivalent(recovery.model, target, rtol=3e-9)
-
-
-def test_bounds_on_the_cost_are_knobs_too():
-    few = replace(ReluNetworkTuning(), neurons_per_dim=1, neurons=3)
-    learner = us.learners.ReluNetworkLearner(5, tuning=few)
-    with pytest.raises(us.ModelMismatch, match="max_neurons"):
-        us.learn(network("random", 5, 40, 0), learner)

@@ -168,7 +168,7 @@ def test_the_canonical_form_is_the_same_function_and_its_own_form(model):
         np.testing.assert_allclose(again.arrays()[name], array, rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.few(24)
+@pytest.mark.few(12)
 @pytest.mark.parametrize("by", [1e-6, 1e-1])
 @every_parameter
 def test_a_difference_in_any_array_has_a_witness(model, by):

@@ -133,7 +133,7 @@ def test_the_same_products_in_other_factors_are_equal(kind, d, r, trials):
 @pytest.mark.parametrize("kind", KINDS)
 def test_products_that_differ_are_never_called_equal_even_if_they_round_alike(kind, trials):
     hidden = 0
-    for seed in range(trials(2, 500)):
+    for seed in range(trials(1, 500)):
         rng = np.random.default_rng(seed)
         K, Q = rng.standard_normal((2, 3, 5))
         Q[0] *= 1e-3

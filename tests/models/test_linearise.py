@@ -464,7 +464,7 @@ def test_values_are_those_of_the_formulas(subject):
         same(subject.model(X), expected)
 
 
-@pytest.mark.few(24)
+@pytest.mark.few(8)
 @every_subject
 def test_forward_derivatives(subject):
     X, changes = subject.sequences(), drawn_changes(subject)
@@ -685,6 +685,7 @@ def test_no_sequences_and_sequences_of_one_token(subject):
         assert all(some.shape == (2, count) for some in norms)
 
 
+@pytest.mark.few(40)
 @every_subject
 def test_small_tokens(subject):
     for size in (1e-300, 5e-324):

@@ -93,6 +93,7 @@ def test_rounding_does_not_change_the_order_of_heads(seed):
     assert np.allclose(alike[0].K, alike[1].K, atol=1e-12)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("small", [{"v": 1e-8}, {"v": 1e-14}, {"c": 1e10}])
 def test_heads_are_matched_by_what_a_certificate_allows(small):
     """A value that is small beside all others' is no reason to leave a head alone."""
@@ -116,6 +117,7 @@ def test_heads_are_matched_by_what_a_certificate_allows(small):
     assert us.equivalent(target, without, rtol=0, errors=errors).verdict != "equal"
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("name", ["K", "Q", "v", "k_bias", "q_bias", "c", "frequencies"])
 @pytest.mark.parametrize("by", [1.0, 1e-4])
 def test_any_change_has_a_witness(name, by):

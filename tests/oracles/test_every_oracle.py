@@ -165,6 +165,7 @@ def test_a_copy_asks_the_same(place, asking):
 # -- asked by the runner
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(("batch", "workers"), [(None, 1), (7, 3)])
 def test_the_model_is_recovered_and_the_other_side_counts_the_same(place, asking, batch, workers):
     with asking() as asked:
@@ -206,6 +207,7 @@ def test_numbers_of_a_vector_come_one_by_one(place, asking):
             assert us.equivalent(recovery.model, us.SingleHead(W, V[k]))
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(("kind", "workers"), [("number", 3), ("failing", 1), ("failing", 3)])
 def test_the_budget_is_never_passed_at_the_other_side(place, asking, kind, workers, tmp_path):
     ledger = tmp_path / "ledger.sqlite"

@@ -191,6 +191,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.few(13)
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("workers", [1, 3])
 def test_what_passes_is_asked_again_and_nothing_is_paid_twice(fault, workers):

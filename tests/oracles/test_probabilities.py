@@ -59,6 +59,7 @@ def learner(target):
     return us.learners.MultiHeadLearner(dim, 2, biases=True, radius=radius)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", [np.float32, np.float64])
 @pytest.mark.parametrize("k", [1, 3])
 def test_a_head_is_recovered_through_its_softmax_and_its_sigmoid(kind, k, trials, evidence):

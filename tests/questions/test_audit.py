@@ -278,7 +278,7 @@ def capped(rng, d):
     return Secret("capped", "single head", us.oracles.norm_capped(head(rng, d), 50.0), d)
 
 
-@pytest.mark.few
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     "family", [linear, single, rounded, labelled, heads, in_float32, relu, behind, capped]
 )

@@ -26,7 +26,7 @@ def in_planes(name, x):
 
 
 @pytest.mark.parametrize("kind", ["bert", "opt", "llama"])
-def test_stored_tensors_are_the_files_and_their_gradients_are_right(kind, tmp_path):
+def test_stored_tensors_are_the_files_and_their_gradients_are_right(kind, trials, tmp_path):
     rng, state = np.random.default_rng(0), draw(kind, 2, 0)
     model = claimed(kind, state, tmp_path)
     claim = StoredClaim.of(model)
@@ -37,7 +37,7 @@ def test_stored_tensors_are_the_files_and_their_gradients_are_right(kind, tmp_pa
     assert np.allclose(at.value, model.all(X), rtol=0, atol=1e-12)
     y = rng.standard_normal((3, *at.value.shape))
     back = at.vjp(y)
-    for name, [place] in claim.places.items():
+    for name, [place] in [*claim.places.items()][:: trials(4, 1)]:
         T = claim.array(place)
         assert np.allclose(T, in_planes(name, state[name]), rtol=1e-9, atol=1e-12), name
         change = rng.standard_normal(T.shape)

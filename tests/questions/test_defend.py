@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import textwrap
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -18,6 +19,7 @@ from tests.commands import run
 from tests.truth import Counted, relative
 from unsoftmax.cli.defend import _show
 from unsoftmax.questions import AttackOutcome, DefenceTrial
+from unsoftmax.questions.defence import defending
 from unsoftmax.questions.defence.attacks import (
     Attacker,
     AveragedAnswers,
@@ -26,7 +28,7 @@ from unsoftmax.questions.defence.attacks import (
 )
 from unsoftmax.questions.defence.coarse_heads import EdgeHead, FittedHead, StretchedHead
 from unsoftmax.questions.defence.defence_comparison import left_out, recommendation, recommended
-from unsoftmax.questions.defence.defending import DefendTuning
+from unsoftmax.questions.defence.defending import DefenceQuestion, DefendTuning
 from unsoftmax.questions.defence.legitimate_use import LegitimateUse, Measures, standard_normal
 
 NOTHING = DefendTuning((), (), (), (), (), (), (), ())
@@ -774,7 +776,7 @@ MINE = """
     import unsoftmax as us
 
     rng = np.random.default_rng(7)
-    model = us.SingleHead(rng.standard_normal((3, 3)), rng.standard_normal(3))
+    model = us.SingleHead(rng.standard_normal((2, 2)), rng.standard_normal(2))
     asked = 0
 
     def head(X):
@@ -786,7 +788,7 @@ MINE = """
         raise KeyboardInterrupt
 
     def drawn(rng):
-        return rng.standard_normal((2, 3))
+        return rng.standard_normal((2, 2))
 """
 
 
@@ -797,8 +799,12 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_the_command_defends_an_endpoint(folder):
-    words = ["defend", "mine:head", "--dim", 3, "--sampler", "mine:drawn", "--attack-queries", 400]
+def test_the_command_defends_an_endpoint(folder, capsys, trials, monkeypatch):
+    few = tuned(decimals=(6, 0), noise=(0.1, 1.0), clip=(1.0,), cap=(1.0,), budget=(0.5, 1.5),
+                capped_decimals=(2,), capped_noise=(0.1, 1.0), both_caps=(4.0, 1.0))  # fmt: skip
+    if trials(True, False):  # its own strengths take ten times as long
+        monkeypatch.setattr(defending, "DefenceQuestion", partial(DefenceQuestion, tuning=few))
+    words = ["defend", "mine:head", "--dim", 2, "--sampler", "mine:drawn", "--attack-queries", 40]
     done = run(folder, *words, "--out", "o", "--json", "--report")
     assert done.returncode == 0, done.stderr
     assert "The target is asked at most" in done.stderr
@@ -806,13 +812,20 @@ def test_the_command_defends_an_endpoint(folder):
     paid = sum(map(int, (folder / "asked.txt").read_text().split()))
     assert content["paid"] == paid
     result = us.DefenceComparison.load(folder / "o")
-    assert len(result.trials) == len(content["trials"]) > 40
+    assert len(result.trials) == len(content["trials"]) > trials(12, 40)
     assert result.recommendation == content["recommendation"]
     assert us.Recovery.load(folder / "o").queries == paid
     assert (folder / "o" / "defence.png").stat().st_size > 10_000
     page = (folder / "o" / "report.html").read_text()
     assert 'id="defend"' in page
     assert 'id="learn"' in page
+    # what a terminal shows of as many rows
+    capsys.readouterr()
+    _show(result, "mine:head")
+    shown = capsys.readouterr().out
+    assert shown.splitlines()[1].startswith(result.recommendation[:60])
+    assert shown.count("│") <= 7 * 11
+    assert "more rows: --all shows them" in shown
 
 
 def test_a_table_for_a_terminal(capsys):
@@ -831,10 +844,10 @@ def test_a_table_for_a_terminal(capsys):
     [
         (["mine:head"], 2, "--dim is missing"),
         (["mine:head", "--dim", 4, "--sampler", "mine:drawn"], 2, "shape (N, 4)"),
-        (["mine:head", "--dim", 3, "--model", "transformer"], 2, "not attacked here"),
-        (["mine:head", "--dim", 3, "--budget", 5], 4, "budget of 5"),
+        (["mine:head", "--dim", 2, "--model", "transformer"], 2, "not attacked here"),
+        (["mine:head", "--dim", 2, "--budget", 5], 4, "budget of 5"),
         (["m.safetensors", "--model", "exact"], 2, "leave --model out"),
-        (["mine:pressed", "--dim", 3], 130, "Run the same command to go on"),
+        (["mine:pressed", "--dim", 2], 130, "Run the same command to go on"),
     ],
 )
 def test_the_command_refuses_in_sentences(folder, words, status, says):

@@ -26,6 +26,7 @@ TARGETS: dict[str, Any] = {
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", TARGETS)
 def test_the_learners_of_vectors_attack(kind):
     target = TARGETS[kind]()

@@ -63,7 +63,7 @@ SERVICES: dict[str, Any] = {
 
 @pytest.mark.parametrize("service", SERVICES)
 def test_right_weights_are_never_called_different(service, trials, evidence):
-    runs, verdicts, most = trials(4, 1112), Counter[str](), 0
+    runs, verdicts, most = trials(2, 1112), Counter[str](), 0
     for seed in range(runs):
         rng = np.random.default_rng([seed, 15])
         target, claim = SERVICES[service](heads(rng, 0.7 if service == "float16" else 3.0), rng)
@@ -120,7 +120,7 @@ def test_operands_are_not_taken_for_rounded_where_they_are_not(service, trials):
 
 @pytest.mark.parametrize("kind", [network, transformer, joint])
 def test_right_networks_are_never_called_different(kind, trials):
-    for seed in range(trials(3, 500)):
+    for seed in range(trials(1, 500)):
         rng = np.random.default_rng([seed, 16])
         model = kind(rng, biases=bool(seed % 2))
         for oracle in (
@@ -148,6 +148,7 @@ def claimed(kind, seed):
 KINDS = ("three heads", "a head without biases", "network", "transformer", "three heads before it")
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("rung", LADDER)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_ladder_of_changes_is_noticed_where_answers_are_exact(kind, rung, trials, evidence):
@@ -177,6 +178,7 @@ TRAINED = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("service", ["float64", "float32"])
 @pytest.mark.parametrize(
     "which", ["one head of MiniLM", pytest.param("12 heads of MiniLM", marks=pytest.mark.claimed)]
@@ -208,6 +210,7 @@ def test_a_ladder_of_changes_of_trained_weights(which, service, trials, evidence
             assert noticed[rung] == runs, rung
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("H", [1, 2, 5])
 @pytest.mark.parametrize("biases", [False, True])
 def test_the_tensor_is_named(H, biases, trials, evidence):
@@ -243,6 +246,7 @@ def test_a_bias_that_the_claim_does_not_have_is_named(trials):
         assert us.verify(target, model, seed=seed).tensor == "w of head 1"
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("tensor", ["W", "w", "network.A", "network.w_o", "network.b", "network.c"])
 def test_attention_and_network_are_told_apart(tensor, trials):
     for seed in range(trials(1, 100)):
@@ -255,6 +259,7 @@ def test_attention_and_network_are_told_apart(tensor, trials):
         assert (result.verdict, result.tensor) == ("different", name), seed
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("tensor", ["W", "w", "B", "w_o", "b", "c", "division"])
 def test_heads_and_network_are_told_apart(tensor, trials):
     """How B is divided among the heads shows only where these pool different tokens."""
@@ -279,6 +284,7 @@ def test_heads_and_network_are_told_apart(tensor, trials):
         assert (result.verdict, result.tensor) == ("different", first), seed
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("tensor", ["residual", "its division", "division", "none"])
 def test_a_residual_before_a_network_is_told(tensor, trials):
     """Single tokens show it beside the sum of B; how these are divided two tokens show."""

@@ -140,7 +140,7 @@ def parameters(model, h):
             yield name, f"{own} of head {h}"
 
 
-@pytest.mark.few
+@pytest.mark.few(3)
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize("where", PLACES)
 def test_the_tensor_of_an_attention_layer_is_named(where, dtype, trials, evidence):
@@ -148,7 +148,7 @@ def test_the_tensor_of_an_attention_layer_is_named(where, dtype, trials, evidenc
     size = 1e-4 if dtype == "float64" else 1e-2
     for seed in range(runs):
         model, h = attention(where, seed), seed % 3
-        for name, said in parameters(model, h):
+        for name, said in [*parameters(model, h)][:: trials(2, 1)]:
             target = changed_array(model, name, size, np.random.default_rng([seed, 5]))
             oracle = Counted(served(target, np.dtype(dtype)))
             result = us.verify(oracle, model, seed=seed)
@@ -171,12 +171,13 @@ def test_the_tensor_of_an_attention_layer_is_named(where, dtype, trials, evidenc
     assert named["right"] >= (1 if where != "before" else 0.6) * asked - 0.05 * asked - trials(1, 0)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("where", PLACES)
 def test_the_tensor_of_a_feed_forward_layer_is_named(where, trials, evidence):
     runs, asked, named, most = trials(1, 100), 0, Counter[str](), 0
     for seed in range(runs):
         model = neurons(where, seed)
-        for name, said in parameters(model, None):
+        for name, said in [*parameters(model, None)][:: trials(2, 1)]:
             target = changed_array(model, name, 1e-4, np.random.default_rng([seed, 5]))
             oracle = Counted(target)
             result = us.verify(oracle, model, seed=seed)
@@ -206,20 +207,15 @@ def test_the_tensor_of_a_feed_forward_layer_is_named(where, trials, evidence):
     )
 
 
-@pytest.mark.few(1)
+@pytest.mark.claimed
 @pytest.mark.parametrize(("whole", "dtype"), [(True, "float64"), (False, "float32")])
-def test_a_ladder_of_changes_of_trained_layers(whole, dtype, trials, evidence):
-    """What a float32 service hides is as small as its own rounding.
-
-    Where trials are few, nothing looks for the tensor: that takes half a minute.
-    """
-    model, runs = minilm_layer(0, whole=whole), trials(1, 20)
+def test_a_ladder_of_changes_of_trained_layers(whole, dtype, evidence):
+    """What a float32 service hides is as small as its own rounding."""
+    model, runs = minilm_layer(0, whole=whole), 20
     noticed, named, most = Counter[str](), Counter[str](), 0
     hidden = ("1e-4", "1e-5", "1e-6", "2⁻¹⁵", "one entry") if dtype == "float32" else ()
-    few = ("one entry of W by 1 %", "float16 weights")
-    rungs = [rung for rung in LADDER if runs > 1 or rung in few]
     for seed in range(runs):
-        for rung in (*rungs, "unchanged"):
+        for rung in (*LADDER, "unchanged"):
             rng = np.random.default_rng([seed, 19])
             arrays = {name: np.array(x) for name, x in model.arrays().items()}
             only, change = LADDER.get(rung, ((), None))
@@ -230,7 +226,7 @@ def test_a_ladder_of_changes_of_trained_layers(whole, dtype, trials, evidence):
                 if own in "OVKQw" and name.startswith(of_head) and (only is None or own in only):
                     arrays[name] = change(arrays[name], rng)
             oracle = Counted(served(us.AttentionLayer.from_arrays(arrays), np.dtype(dtype)))
-            result = us.verify(oracle, model, seed=seed, locate=bool(of_head) and runs > 1)
+            result = us.verify(oracle, model, seed=seed, locate=bool(of_head))
             noticed[rung] += result.verdict == "different"
             named[rung] += result.tensor == f"W of head {seed % 12}"
             most = max(most, oracle.queries)
@@ -239,12 +235,12 @@ def test_a_ladder_of_changes_of_trained_layers(whole, dtype, trials, evidence):
                 assert oracle.queries <= 20
     assert most <= 100
     what = "as served" if whole else "attention alone"
-    for rung in rungs:
+    for rung in LADDER:
         share = f"{noticed[rung] / runs:.0%}".replace("%", " %")
         evidence(f"verify, a layer of MiniLM, {what}, {dtype}: {rung}", runs=runs, noticed=share)
         if not any(word in rung for word in hidden):
             assert noticed[rung] == runs, rung
-    if dtype == "float64" and runs > 1:
+    if dtype == "float64":
         assert named["one entry of W by 1 %"] == runs
 
 
@@ -295,6 +291,7 @@ def hidden_by_the_gauge(model, rng):
         yield us.from_projections(q, k, v, o, heads=2)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("where", PLACES)
 def test_what_the_gauge_hides_is_the_same(where):
     rng = np.random.default_rng(0)

@@ -50,6 +50,7 @@ CASES = {"a head of 4": (10, 200), "a head of 16": (4, 200), "three heads": (1, 
 CASES |= {"a network": (2, 30), "a transformer": (1, 30)}
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", CASES)
 def test_a_recovery_is_served_by_its_target(kind, trials, evidence):
     runs, verdicts, told, worst = trials(*CASES[kind]), Counter[str](), Counter[str](), 0.0

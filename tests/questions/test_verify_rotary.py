@@ -61,6 +61,7 @@ def one_of(model, tensor, seed):
     return place, f"{tensor} of {'group' if shared else 'head'} {place}"
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("service", ["float64", "float32", "decimals", "noise"])
 @every_kind
 def test_right_weights_are_never_called_different(kind, service, trials, evidence):
@@ -81,10 +82,11 @@ def test_right_weights_are_never_called_different(kind, service, trials, evidenc
     evidence(f"verify, {named(kind)}: right, {service}", same=f"{same} of {count}")
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(("kind", "tensor"), CASES)
 def test_a_changed_tensor_is_named(kind, tensor, trials, evidence):
     right = 0
-    for seed in range(count := trials(2, 200 if kind == "one head" else 100)):
+    for seed in range(count := trials(1, 200 if kind == "one head" else 100)):
         model, size = claimed(kind, seed), (1e-2, 1e-6)[seed // 2 % 2]
         place, name = one_of(model, tensor, seed)
         found = us.verify(with_change(model, tensor, size, seed, place), model, seed=seed)
@@ -97,6 +99,7 @@ def test_a_changed_tensor_is_named(kind, tensor, trials, evidence):
     evidence(f"verify, {named(kind)}: {tensor} changed", named=f"{right} of {count}")
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("kind", "tensor"),
     [(kind, tensor) for kind, tensor in CASES if kind != "one head" or tensor in "KQfrequencies"],
@@ -119,6 +122,7 @@ def test_a_changed_tensor_of_float32_services(kind, tensor, trials, evidence):
     )
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", ["heads", "layer"])
 def test_one_changed_entry_is_named(kind, trials, evidence):
     right = count = 0
@@ -138,9 +142,10 @@ def test_one_changed_entry_is_named(kind, trials, evidence):
     evidence(f"verify, {named(kind)}: one entry changed by 1e-3", named=f"{right} of {count}")
 
 
-@every_kind
+@pytest.mark.few(2)
+@pytest.mark.parametrize("kind", KINDS[::-1])
 def test_a_base_one_percent_off_another_layout_and_a_missing_residual(kind, trials):
-    for seed in range(trials(2, 50)):
+    for seed in range(trials(1, 50)):
         model = claimed(kind, seed)
         a, r = model.arrays(), model.K.shape[-2]
         other = np.broadcast_to(us.Rotary.of(1.01e4, r).frequencies, np.shape(a["frequencies"]))
@@ -168,9 +173,10 @@ def with_frequencies(model, frequencies):
     return us.RotaryHeads.from_arrays({**model.arrays(), "frequencies": every})
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("base", [10_001, 10_100, 11_000, 500_000])
 def test_another_base_of_all_heads_is_named(base, trials):
-    for seed in range(trials(2, 50)):
+    for seed in range(trials(1, 50)):
         model = claimed("heads", seed)
         other = with_frequencies(model, us.Rotary.of(base, model.K.shape[1]).frequencies)
         found = us.verify(other, model, seed=seed)
@@ -181,6 +187,7 @@ def test_another_base_of_all_heads_is_named(base, trials):
         assert us.verify(other, us.canonical(model), seed=seed).tensor == "frequencies"
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("H", [3, 12])
 def test_other_frequencies_that_all_heads_share_are_named(H):
     model = several_rotary(H, 48, 4 if H == 12 else 16, H)
@@ -194,9 +201,9 @@ def test_other_frequencies_that_all_heads_share_are_named(H):
     assert us.verify(with_frequencies(model, own), model).tensor == "scores of every head"
 
 
-def test_planes_that_are_turned_alike_at_all_distances_are_no_frequencies():
+def test_planes_that_are_turned_alike_at_all_distances_are_no_frequencies(trials):
     """Queries of the next position, or planes turned by any angle, in all heads."""
-    for seed in range(4):
+    for seed in range(trials(2, 4)):
         model = claimed("heads", seed)
         angles = 1e-2 * np.random.default_rng(seed).standard_normal(model.frequencies.shape[1])
         for turn in (us.Rotary(1e-2 * model.frequencies[0]), us.Rotary(angles)):
@@ -216,7 +223,7 @@ def test_the_gauge_is_no_change():
 
 
 def test_what_is_no_such_model_is_not_called_the_same():
-    layer, head = rotary_layer(16, 4, 2, 4, 0), rotary_head(8, 4, 0, scale=2.0)
+    layer, head = rotary_layer(8, 2, 1, 4, 0), rotary_head(8, 4, 0, scale=2.0)
     for model, nearly in ((layer, nearly_rotary(layer)), (head, nearly_rotary(head))):
         for name, target in nearly.items():
             if name not in ("a window", "scaled frequencies beyond a length", "faint ALiBi"):
@@ -319,6 +326,7 @@ def test_without_heads_only_c_is_left():
     )
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", [*KINDS, "biased"])
 def test_a_recovery_is_verified_within_its_certificate(kind):
     L = us.learners

@@ -14,7 +14,7 @@ from unsoftmax.report.page import write_page
 
 CHROMIUM = shutil.which("chromium")
 FLAGS = ("--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking")
-WIDTHS, SCHEMES = (1280, 390), ("light", "dark")
+PLACES = [(1280, "light"), (1280, "dark"), (390, "dark"), (390, "light")]
 
 
 @pytest.fixture(scope="module")
@@ -63,10 +63,10 @@ def strange(heard):
 
 
 def every(name="opened"):
-    places = [(width, scheme) for width in WIDTHS for scheme in SCHEMES]
-    return pytest.mark.parametrize(name, places, indirect=True, ids=lambda x: "-".join(map(str, x)))
+    return pytest.mark.parametrize(name, PLACES, indirect=True, ids=lambda x: "-".join(map(str, x)))
 
 
+@pytest.mark.few(2)
 @every()
 def test_it_loads_alone_and_axe_finds_nothing(opened):
     from axe_playwright_python.sync_playwright import Axe
@@ -79,6 +79,7 @@ def test_it_loads_alone_and_axe_finds_nothing(opened):
     assert page.evaluate("document.documentElement.scrollWidth") <= page.viewport_size["width"]
 
 
+@pytest.mark.few(2)
 @every()
 def test_the_first_screen_has_the_answer_and_what_follows_from_it(opened, tmp_path):
     page, _ = opened

@@ -130,6 +130,7 @@ def test_colours_are_the_pages_own(hostile):
     assert left <= {"#ffffff", "#000000"}, left  # behind a colour bar
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     "model",
     [
@@ -152,6 +153,7 @@ def test_any_model_has_its_page(tmp_path, model):
     assert "nan" not in found.said.lower().split()
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("number", [np.nan, np.inf, 5e-324, 1e308])
 def test_any_number_has_its_page(tmp_path, number):
     errors = {} if np.isnan(number) else {"W": number, "v": number, "slope": number}

@@ -13,7 +13,7 @@ import unsoftmax as us
 def test_weights_between_heads_of_equal_scores_are_free(trials, evidence, H, d, biases):
     """The proposition's family: v_h = λ_h·v, Σλ = 1, computes the same for every λ."""
     rng = np.random.default_rng([H, d])
-    runs, worst = trials(20, 1000), 0.0
+    runs, worst = trials(8, 1000), 0.0
     for _ in range(runs):
         W, v = rng.standard_normal((d, d)), rng.standard_normal(d)
         w, c = (rng.standard_normal(d), 0.5) if biases else (np.zeros(d), 0.0)

@@ -90,7 +90,7 @@ SHAPES = [
 ]
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("heads", "dim", "neurons", "price"), SHAPES)
 def test_about_one_query_for_each_parameter(heads, dim, neurons, price, trials, evidence):
     """W to 1e-9, w to 1e-7, the function to 1e-8, in every target."""
@@ -300,7 +300,7 @@ CHANGES: dict[str, Callable[[Any, Any], None]] = {
 }
 
 
-@pytest.mark.few(8)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", CHANGES)
 def test_special_targets(name, trials, evidence):
     """They are recovered as they are; merged heads and dead neurons are gone."""
@@ -348,6 +348,7 @@ def test_a_residual_is_found_for_its_parameters(trials, evidence):
     )
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("low", "price"), [(False, 1.9), (True, 2.2)])
 def test_value_matrices_save_queries(low, price, trials, evidence):
     """B_h = A V_h is found, not told; ``price`` is for each parameter that is left."""
@@ -401,6 +402,7 @@ def test_a_direction_that_all_heads_hardly_reach(trials, evidence):
     )
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(("heads", "neurons"), [(1, 1), (1, 9), (2, 3), (5, 1)])
 @pytest.mark.parametrize("dim", [2, 5])
 def test_few_heads_neurons_and_dimensions(dim, heads, neurons):
@@ -509,6 +511,7 @@ IMPOSTORS: dict[str, Any] = {
 }
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("name", IMPOSTORS)
 def test_what_is_no_such_layer_is_refused(name):
     oracle, error, words = IMPOSTORS[name]
@@ -519,6 +522,7 @@ def test_what_is_no_such_layer_is_refused(name):
 SHARED = ["one orientation", "opposite orientations", "cancelling", "cancelling but for l·x"]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", SHARED)
 def test_neurons_that_share_a_hyperplane_at_single_tokens_are_named(kind, trials, evidence):
     """One sum over heads of first layers, up to a factor: they switch apart in sequences."""
@@ -553,7 +557,7 @@ def test_neurons_that_share_a_hyperplane_at_single_tokens_are_named(kind, trials
     )
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("share", [1e-2, 1e-3, 1e-4, 1e-5])
 def test_first_layers_that_are_nearly_alike_are_no_single_neuron(share, trials):
     """A thousandth apart they still are told from one; closer ones are, or hardly matter."""
@@ -609,7 +613,7 @@ def test_one_dimension_is_refused_by_name():
 
 def test_random_impostors_are_refused(trials, evidence):
     """A layer that answers otherwise by a little, in many ways."""
-    count = trials(2, 500)
+    count = trials(1, 500)
     for seed in range(count):
         rng = np.random.default_rng([6, seed])
         target = transformer(int(rng.integers(2, 4)), 4, int(rng.integers(2, 8)), seed)

@@ -64,6 +64,7 @@ def test_nearly_as_many_queries_as_parameters(d, r, most, trials, evidence):
     )
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("d", "r", "most"), [(8, 8, 1.2), (64, 16, 1.03), (64, 64, 1.02)])
 def test_with_biases(d, r, most, trials, evidence):
     near, far, long, shares = [], [], [], []
@@ -100,6 +101,7 @@ def test_the_frequencies_are_found(trials):
         assert np.allclose(found, target.rotary.frequencies, rtol=0, atol=1e-10)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("biases", [0.0, 0.3])
 @pytest.mark.parametrize(
     "frequencies",
@@ -204,6 +206,7 @@ def test_the_certificate_holds(trials, evidence):
     )
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("spread", [1.0, 2.0, 3.0])
 def test_large_biases_are_recovered_within_bounds_or_refused(spread, trials, evidence):
     said, count, near = [], trials(8, 60), []
@@ -229,6 +232,7 @@ def test_large_biases_are_recovered_within_bounds_or_refused(spread, trials, evi
 # -- what is refused
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("biases", [False, True])
 @pytest.mark.parametrize("name", nearly_rotary(rotary_head(4, 2, 0)))
 def test_impostors_are_refused(name, biases, trials, evidence):
@@ -260,24 +264,6 @@ def test_keys_of_a_rank_below_that_of_their_planes_are_refused():
 def test_learners_without_positions_name_them(learner):
     with pytest.raises(us.ModelMismatch, match=r"depend on positions.*rotary=True"):
         us.learn(hidden(rotary_head(8, 8, 0)), learner)
-
-
-@pytest.mark.parametrize(
-    ("settings", "error", "named"),
-    [
-        ({"rotary": 1.0}, TypeError, "rotary"),
-        ({"rotary": True, "tolerance": 1e-3}, ValueError, "tolerance"),
-        ({"rotary": True, "biases": True}, ValueError, "rank"),
-        ({"rotary": us.Rotary([1.0]), "rank": 4}, ValueError, "too few"),
-        ({"rotary_base": 1e4}, ValueError, "rank"),
-        ({"rotary_base": -1.0, "rank": 4}, ValueError, "rotary_base"),
-        ({"rotary_base": 1e4, "rotary": us.Rotary([1.0, 0.1]), "rank": 4}, ValueError, "beside"),
-        ({"rotary_base": 1e4, "rank": 3}, ValueError, "even"),
-    ],
-)
-def test_wrong_settings_are_named(settings, error, named):
-    with pytest.raises(error, match=named):
-        us.learners.LowRankHead(8, **settings)
 
 
 def test_exact_head_asks_balanced_offsets_alone():

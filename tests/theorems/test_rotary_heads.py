@@ -56,7 +56,7 @@ def lambda_of(function, dim):
 # -- what is promised
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("spread", "r", "given", "most"),
     [(0, 16, None, 1.2), (0, 4, 4, 1.3), (0, 4, None, 1.33),
@@ -113,6 +113,7 @@ def test_twelve_heads_of_a_small_language_model_s_shape(evidence):
     )
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("biases", [False, True], ids=["", "biases"])
 def test_the_certificate_holds(biases, trials, evidence):
     looseness, refused, count = [], 0, trials(1 + biases, 500)
@@ -141,6 +142,7 @@ def test_the_certificate_holds(biases, trials, evidence):
     )
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("spread", [1, 2])
 def test_large_biases_are_recovered_or_refused_by_name(spread, trials, evidence):
     """Of small heads, whose biases are as large as their keys and queries."""
@@ -164,6 +166,7 @@ def test_large_biases_are_recovered_or_refused_by_name(spread, trials, evidence)
     )
 
 
+@pytest.mark.few(1)
 @with_and_without
 def test_frequencies_that_are_known(spread):
     target, biases = biased(3, 8, 4, 0, spread), bool(spread)
@@ -219,7 +222,7 @@ PLAIN = {name: SPECIAL[name] for name in ("groups", "no positions", "frequencies
 PLAIN["a head without scores"] = lambda t: {"K": row(t.K, 0), "c": 2.5}
 
 
-@pytest.mark.few(8)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("spread", "name"), [*((0.0, name) for name in PLAIN), *((0.3, name) for name in SPECIAL)]
 )
@@ -241,6 +244,7 @@ def faint(like, seed):
     return changed(like, K=K, k_bias=k_bias)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", ["scores so large that fillers leak", "a faint key bias"])
 def test_what_is_hard_to_read_is_within_bounds_or_refused(kind, trials):
     """Shifts are quadratic in a query token, and known far from b but roughly."""
@@ -308,6 +312,7 @@ def test_scores_too_small_to_switch_a_gate_are_bounded_by_what_would_show():
     assert "heads that differ by less may have been merged" in recovery.certificate.assumes[0]
 
 
+@pytest.mark.few(1)
 @with_and_without
 def test_coarse_answers_are_recovered_within_bounds_or_refused(spread):
     target, biases = biased(3, 6, 4, 0, spread), bool(spread)
@@ -369,7 +374,7 @@ def test_heads_that_are_refused_by_name(name):
         learn(changed(like, **changes(like)), biases=bool(spread))
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     "name",
     # a plain head beside them is one more head
@@ -432,24 +437,3 @@ def test_a_learner_without_positions_names_them():
     with pytest.raises(us.ModelMismatch) as refused:
         learn(lambda_of(lambda X: np.tanh(X.sum(axis=(1, 2))), 4), rotary=False)
     assert "positions" not in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    ("settings", "error", "named"),
-    [
-        ({"rotary": 1.0}, TypeError, "rotary"),
-        (
-            {"biases": True, "polish": True},
-            ValueError,
-            "polish is for heads without positions, or without biases",
-        ),
-        ({"functional": True}, ValueError, "functional"),
-        ({"radius": 100.0}, ValueError, "radius"),
-        ({"dim": 1}, ValueError, "dim"),
-        ({"rotary_base": 1e4}, ValueError, "rank"),
-        ({"rotary": us.Rotary([1.0]), "rank": 4}, ValueError, "too few"),
-    ],
-)
-def test_wrong_settings_are_named(settings, error, named):
-    with pytest.raises(error, match=named):
-        us.learners.MultiHeadLearner(**{"dim": 8, "max_heads": 4, "rotary": True, **settings})

@@ -49,6 +49,7 @@ def changed(target, **arrays):
 # -- what is promised
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("residual", [False, True])
 def test_a_layer_of_four_heads_in_two_groups(residual, trials, evidence):
     shape, shares, maps, scores, far, long = (64, 4, 2, 16), [], [], [], [], []
@@ -90,7 +91,7 @@ def test_a_layer_of_four_heads_in_two_groups(residual, trials, evidence):
     )
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("biases", "settings", "most"),
     [(0.1, FOUND, 2.1), (0.5, FOUND, 2.1), (0.5, TOLD, 2.1), (1.0, FOUND, 2.7)],
@@ -186,6 +187,7 @@ def test_shapes_of_language_models(name, shape, settings, seeds, most, accuracy,
     )
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("polish", "most", "accuracy"), [(None, 2.5, 1e-2), (True, 4.8, 1e-4)])
 def test_inside_float32(polish, most, accuracy, trials, evidence):
     shape, shares, scores, long, refused = (64, 4, 2, 16), [], [], [], 0
@@ -220,7 +222,7 @@ def test_the_count_with_biases_is_the_formula():
     assert abs(queries - counts.rotary_layer_queries(64, 4, 2, 16, biases=True)) <= 6
 
 
-@pytest.mark.few(7)
+@pytest.mark.few(3)
 @with_and_without
 @pytest.mark.parametrize(
     ("shape", "settings"),
@@ -253,6 +255,7 @@ def test_groups_of_different_sizes():
     assert us.equivalent(recovery.model, target)
 
 
+@pytest.mark.few(1)
 @with_and_without
 def test_frequencies_that_are_known(biases):
     target = rotary_layer(16, 4, 2, 4, 0, biases=biases, residual=True)
@@ -291,7 +294,7 @@ SOME = {
 }
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", SOME)
 def test_some_biases(kind):
     """Query biases show beside long offsets, key biases alone where fresh answers are missed."""
@@ -333,6 +336,7 @@ def test_key_biases_of_slow_planes_may_be_large():
 # -- certificates
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("biased", [False, True], ids=["", "biases"])
 def test_the_certificate_holds(biased, trials, evidence):
     shapes, shares = [(8, 2, 1, 4), (16, 4, 2, 4), (12, 3, 3, 4), (20, 4, 1, 6)], []
@@ -442,6 +446,7 @@ def test_queries_of_a_rank_below_that_of_their_planes_are_refused():
         learn(changed(target, Q=Q))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("outputs", [None, 5])
 def test_values_of_a_lower_rank_than_keys(outputs, trials, evidence):
     """V of five rows of eight, or an answer of five numbers: more query tokens are asked."""
@@ -467,21 +472,6 @@ def test_a_learner_without_positions_names_them():
     # where the order of tokens is not the reason, the refusal stays as it was
     with pytest.raises(us.ModelMismatch, match="are not affine"):
         us.learn(lambda X: np.tanh(X[:, -1]) ** 2, us.learners.AttentionLayerLearner(4))
-
-
-@pytest.mark.parametrize(
-    ("settings", "error", "named"),
-    [
-        ({"rotary": 1.0}, TypeError, "rotary"),
-        ({"rotary": True, "norm": "pre"}, ValueError, "without a norm"),
-        ({"rotary": False, "rotary_base": -1.0}, ValueError, "rotary_base"),
-        ({"rotary": us.Rotary([1.0]), "rotary_base": 1e4}, ValueError, "beside"),
-        ({"rotary": False, "rotary_base": 1e4, "rank": 3}, ValueError, "even"),
-    ],
-)
-def test_wrong_settings_are_named(settings, error, named):
-    with pytest.raises(error, match=named):
-        us.learners.AttentionLayerLearner(8, **settings)
 
 
 # -- the parts

@@ -76,6 +76,7 @@ def layer_of(theta, d, m, residual, norm):
     return us.AttentionLayer(heads, c, residual, norm)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("residual", [False, True])
 @pytest.mark.parametrize("kind", NORMS)
 def test_free_parameters_are_the_directions_in_which_answers_change(kind, residual):
@@ -119,6 +120,7 @@ def joint_of(theta, sizes):
     return us.MultiHeadTransformer.from_factors(K, Q, A @ O @ V, w_o, b, w, float(c))
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("H", [1, 3])
 @pytest.mark.parametrize(
     ("m", "rank", "inputs", "values"),

@@ -126,13 +126,6 @@ def test_without_logits_sizes_go_through_the_powers_of_four():
     assert sum(len(family) for family in with_none) == 4
 
 
-def test_other_knobs_ask_other_sequences():
-    model = head(4, np.random.default_rng(7))
-    tuning = replace(SHORT, lengths=(5,), logits=(1.0,))
-    [only] = closing(model, certificate(), 10, np.random.default_rng(8), tuning=tuning)
-    assert only.X.shape == (10, 5, 4)
-
-
 def test_families_are_one_per_length_in_order_of_appearance():
     asked = [np.full((n, 2), float(k)) for k, n in enumerate((3, 2, 3, 5, 2))]
     families = sequences.by_length(asked, "phase", "pilot")

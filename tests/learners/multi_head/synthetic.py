@@ -15,18 +15,6 @@ from unsoftmax.models import MultiHead
 ETA = 4e-16
 
 
-def driven(steps, function):
-    """Answer a generator by a function of sequences; return what it returns, and the queries."""
-    answers, asked = None, 0
-    while True:
-        try:
-            parts = steps.send(answers)
-        except StopIteration as end:
-            return end.value, asked
-        asked += sum(map(len, parts))
-        answers = [function(part[:]) for part in parts]
-
-
 @dataclass(frozen=True)
 class Scene:
     """Heads W, v (and w), a query token b, and what single tokens would have told."""

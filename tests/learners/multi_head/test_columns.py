@@ -7,7 +7,8 @@ import itertools
 import numpy as np
 import pytest
 
-from tests.learners.multi_head.synthetic import Scene, driven
+from tests.by_hand import driven
+from tests.learners.multi_head.synthetic import Scene
 from unsoftmax.learners.multi_head import window_sweeps
 from unsoftmax.learners.multi_head.columns import (
     STEPS,

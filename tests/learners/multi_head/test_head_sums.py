@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.learners.multi_head.synthetic import driven
+from tests.by_hand import driven
 from unsoftmax.errors import ModelMismatch
 from unsoftmax.learners.multi_head.reduced_answers import (
     ReducedAnswers,

@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-import unsoftmax as us
-from tests.learners.multi_head.synthetic import Scene, driven
+from tests.by_hand import driven
+from tests.learners.multi_head.synthetic import Scene
 from unsoftmax.errors import ModelMismatch
 from unsoftmax.learners.multi_head import newton_correction
 from unsoftmax.learners.multi_head.heads_conclusion import (
@@ -18,8 +18,7 @@ from unsoftmax.learners.multi_head.heads_conclusion import (
     predicting,
 )
 from unsoftmax.learners.multi_head.newton_correction import corrected, polished, token_frame
-from unsoftmax.learners.multi_head.search_outcomes import RestartTuning
-from unsoftmax.learners.multi_head.token_search import MultiHeadTuning, bound_unseen_logits
+from unsoftmax.learners.multi_head.token_search import bound_unseen_logits
 from unsoftmax.models import MultiHead
 
 
@@ -222,31 +221,3 @@ def test_vague_heads_are_those_of_large_errors():
     assert not recovered(scene, claimed=1e-3).vague(0.01)
     assert recovered(scene, claimed=1.0).vague(0.01)
     assert recovered(scene, claimed=1e-3).largest == {"W": 1e-3, "v": 1e-3, "w": 0.0}
-
-
-# -- knobs
-
-
-def test_knobs_are_one_nested_value_and_settings_name_what_was_changed():
-    learner = us.learners.MultiHeadLearner(6, max_heads=4)
-    assert learner.tuning == MultiHeadTuning()
-    assert "tuning" not in learner.settings()
-    other = replace(MultiHeadTuning(), restarts=RestartTuning(most_unlucky=7))
-    changed = us.learners.MultiHeadLearner(6, max_heads=4, radius=30.0, tuning=other)
-    assert changed.settings()["tuning"]["restarts"]["most_unlucky"] == 7
-    usual = us.learners.MultiHeadLearner(6, max_heads=4, radius=30.0)
-    assert changed.plan().at_most < usual.plan().at_most
-
-
-def test_a_knob_changes_what_is_asked():
-    scene = Scene.random(2, 5)
-    tuning = replace(MultiHeadTuning(), confirm=20)
-    counts = [
-        us.learn(
-            lambda X: scene.model(X),
-            us.learners.MultiHeadLearner(5, max_heads=4, tuning=chosen),
-            holdout=8,
-        ).queries
-        for chosen in (MultiHeadTuning(), tuning)
-    ]
-    assert counts[1] - counts[0] == 20 - 6

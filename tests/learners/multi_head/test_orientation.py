@@ -7,7 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.learners.multi_head.synthetic import Scene, driven
+from tests.by_hand import driven
+from tests.learners.multi_head.synthetic import Scene
 from unsoftmax.learners.multi_head.search_outcomes import UnsaturatedGates
 from unsoftmax.learners.multi_head.token_search import OrientedHeads, orient, shifted_gate
 

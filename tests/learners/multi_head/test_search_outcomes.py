@@ -56,58 +56,6 @@ def test_what_every_ending_counts_for(ending, start, soft):
     assert after.state is SearchState.SEARCHING
 
 
-def test_an_ending_of_another_kind_counts_as_what_it_is():
-    class Crooked(CoincidentJumps):
-        pass
-
-    assert Restarts().after(Crooked) == Restarts().after(CoincidentJumps)
-
-
-def test_where_nothing_is_luck_every_ending_is_a_failure():
-    restarts = Restarts(RestartTuning(starts=((1, 1.0),) * 8, most_unlucky=0), refuse_many=False)
-    for n, ending in enumerate(ENDINGS):
-        assert counts(restarts)[:2] == (n, 0)
-        assert restarts.coarse == 0
-        restarts = restarts.after(ending)
-    assert restarts.state is SearchState.EXHAUSTED
-
-
-def test_precision_is_coarser_after_each_quarter_of_the_bad_luck():
-    levels = [Restarts(bad_luck=luck).coarse for luck in range(101)]
-    assert levels == [0.0] * 25 + [1e-7] * 25 + [1e-6] * 25 + [1e-5] * 26
-
-
-def test_query_tokens_are_longest_after_some_bad_luck():
-    assert not Restarts(bad_luck=3).longest_tokens
-    assert Restarts(bad_luck=4).longest_tokens
-
-
-def test_later_searches_begin_with_more_intervals_and_then_again():
-    starts = [Restarts(failures=n).start for n in range(len(TUNING.starts))]
-    assert tuple(starts) == TUNING.starts
-    assert [start[0] for start in starts[:4]] == sorted(start[0] for start in starts[:4])
-    assert set(starts[4:]) <= set(starts[:4]) | {(64, 100.0)}
-
-
-@pytest.mark.parametrize("ending", [Contradicted, CoincidentJumps])
-def test_as_many_failures_as_starts_exhaust(ending):
-    restarts = Restarts()
-    for _ in range(len(TUNING.starts) - 1):
-        restarts = restarts.after(ending, False)
-        assert restarts.state is SearchState.SEARCHING
-    assert restarts.after(ending, False).state is SearchState.EXHAUSTED
-
-
-@pytest.mark.parametrize(("ending", "searches"), [(SoftStart, 100), (UnsaturatedGates, 34)])
-def test_bad_luck_exhausts(ending, searches):
-    restarts, n = Restarts(), 0
-    while restarts.state is SearchState.SEARCHING:
-        restarts, n = restarts.after(ending, True), n + 1
-    assert restarts.state is SearchState.EXHAUSTED
-    assert n == searches
-    assert restarts.coarse > 0
-
-
 @pytest.mark.parametrize(("soft", "needed"), [(False, 2), (True, 4)])
 def test_too_many_jumps_are_believed_when_seen_often_enough(soft, needed):
     restarts = Restarts()
@@ -123,13 +71,6 @@ def test_where_the_function_is_wanted_too_many_jumps_are_failures_like_others():
         assert restarts.state is SearchState.SEARCHING
         restarts = restarts.after(TooManyBreakpoints, False)
     assert restarts.state is SearchState.EXHAUSTED
-
-
-def test_too_many_jumps_between_other_failures():
-    restarts = Restarts()
-    for ending in (TooManyBreakpoints, CoincidentJumps, TooManyBreakpoints):
-        restarts = restarts.after(ending, False)
-    assert restarts.state is SearchState.TOO_MANY_HEADS
 
 
 @pytest.mark.parametrize("refuse_many", [False, True])

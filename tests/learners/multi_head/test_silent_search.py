@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from tests.by_hand import driven
 from tests.heads import several
-from tests.learners.multi_head.synthetic import driven
 from unsoftmax.arrangement.jumps import Jumps, Pieces
 from unsoftmax.learners.multi_head import silent_search
 from unsoftmax.learners.multi_head.reduced_answers import ReducedAnswers, TokenLengths

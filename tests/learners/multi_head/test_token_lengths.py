@@ -62,10 +62,3 @@ def test_gates_are_soft_below_a_radius():
     assert soft_lengths.silent > 0
     assert soft_lengths.baseline > reduced_answers.BASELINE
     assert soft_lengths.narrowest == soft_lengths.baseline / 100
-
-
-def test_how_far_and_how_long_tokens_are_at_most(monkeypatch):
-    monkeypatch.setattr(reduced_answers, "FAR", 1e10)
-    monkeypatch.setattr(reduced_answers, "LONGEST", 10.0)
-    assert TokenLengths.under(1e6, False).length == 10.0
-    assert TokenLengths.under(None, False).far(1.0) == 1e10

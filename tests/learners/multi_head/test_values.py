@@ -8,7 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.learners.multi_head.synthetic import ETA, Scene, driven
+from tests.by_hand import driven
+from tests.learners.multi_head.synthetic import ETA, Scene
 from unsoftmax.arrangement.jumps import JumpSearch, SoftStart, find_jumps
 from unsoftmax.learners.multi_head import rough_heads
 from unsoftmax.learners.multi_head.in_plane import measure_in_plane

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import unsoftmax as us
 from tests.learners.transformer.synthetic import disturbed, exact
 from tests.networks import KINDS, network
-from unsoftmax.learners.transformer import aimed_segments, learned_network
+from unsoftmax.learners.transformer import aimed_segments
 from unsoftmax.learners.transformer.aimed_segments import TokenLines, aim, aim_from
 
 
@@ -91,16 +91,6 @@ def test_the_error_of_the_network_rules_out_short_offsets():
         assert aim_from(learned, lines(2, 2, reach=reach), None).usable is usable
 
 
-def test_memory_bounds_change_nothing(monkeypatch):
-    learned = exact(network("random", 5, 9, 0))
-    whole = aim(learned, lines(5, 4), None)
-    monkeypatch.setattr(learned_network, "NUMBERS_AT_ONCE", 100)
-    parts = aim(learned, lines(5, 4), None)
-    assert learned.rows_at_once == 4
-    assert np.array_equal(whole.alpha, parts.alpha)
-    assert np.allclose(whole.offsets.made(), parts.offsets.made(), rtol=0, atol=1e-15)
-
-
 def test_replaced_tokens_bring_all_their_offsets():
     learned = exact(network("random", 3, 9, 0))
     one = aim_from(learned, lines(3, 4, 0), None)
@@ -116,7 +106,3 @@ def test_replaced_tokens_bring_all_their_offsets():
             assert np.array_equal(mine, theirs)
         assert np.array_equal(mixed.steep[rows], source.steep[other])
     assert np.array_equal(one.x, aim_from(learned, lines(3, 4, 0), None).x)
-
-
-def test_the_other_side_is_tried_first_then_other_lengths():
-    assert aimed_segments.ELSEWHERE[:3] == ((-1.0, 1.0), (1.0, 4.0), (1.0, 0.25))

@@ -24,7 +24,7 @@ from unsoftmax.learners.transformer.attention_recovery import (
 )
 from unsoftmax.learners.transformer.learned_network import LearnedNetwork
 from unsoftmax.learners.transformer.network_reader import NetworkReader
-from unsoftmax.learners.transformer.transformer_learner import TransformerLearner, TransformerTuning
+from unsoftmax.learners.transformer.transformer_learner import TransformerLearner
 from unsoftmax.measure.precision import Precision
 
 
@@ -124,21 +124,6 @@ def test_w_is_read_elsewhere_where_the_network_is_flat_at_0(monkeypatch):
     monkeypatch.setattr(attention_recovery, "PLACES", (0.0,))
     with pytest.raises(us.NotIdentifiable, match="flat, or turns"):
         recovered(model, AssumedAttention(4, None, True), anchored=True)
-
-
-# -- knobs
-
-
-def test_a_knob_reaches_the_part_that_it_tunes():
-    tuning = TransformerTuning(spare=10**6)
-    d = 16
-    learner = TransformerLearner(d, tuning=tuning)
-    assert learner.settings()["tuning"] == {"spare": 10**6}
-    assert "tuning" not in TransformerLearner(d).settings()
-    model = target("random", d, 9, 0)
-    frugal, plain = (us.learn(model, one).queries for one in (learner, TransformerLearner(d)))
-    assert frugal < plain
-    assert learner.plan().at_most < TransformerLearner(d).plan().at_most
 
 
 def test_knobs_of_a_head_that_does_not_ask_are_refused():

@@ -9,7 +9,6 @@ import unsoftmax as us
 from tests.by_hand import driven
 from tests.learners.transformer.synthetic import exact
 from tests.networks import KINDS, network
-from unsoftmax.learners.transformer import learned_network
 from unsoftmax.learners.transformer.aimed_segments import TokenLines
 from unsoftmax.learners.transformer.learned_network import LearnedNetwork
 from unsoftmax.learners.transformer.network_reader import (
@@ -140,24 +139,6 @@ def test_answers_beyond_the_segment_are_refused():
     beyond = lambda X: model.network(2 * X[:, 0] - X[:, -1])  # noqa: E731
     with pytest.raises(us.ModelMismatch, match="attention weights"):
         read(beyond, NetworkReader(exact(model.network)), lines(4, 4))
-
-
-def test_knobs_change_what_is_asked():
-    model = target("random", 6, 9, 3)
-    learned = exact(model.network)
-    plain = read(model, NetworkReader(learned), lines(6, 6))[-1]
-    few = read(model, NetworkReader(learned, spare=10**6), lines(6, 6))[-1]
-    assert few == 36 + 6 <= plain
-
-
-def test_memory_bounds_change_nothing(monkeypatch):
-    model = target("random", 6, 9, 4)
-    found = []
-    for numbers in (learned_network.NUMBERS_AT_ONCE, 50):
-        monkeypatch.setattr(learned_network, "NUMBERS_AT_ONCE", numbers)
-        found.append(read(model, NetworkReader(exact(model.network), True), lines(6, 6)))
-    assert found[0][-1] == found[1][-1]
-    assert np.allclose(found[0][1], found[1][1], rtol=1e-12, atol=1e-13)
 
 
 def test_pooled_tokens_are_made_when_they_are_asked_for():
