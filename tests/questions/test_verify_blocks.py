@@ -152,8 +152,8 @@ def test_neurons_in_other_parameters_of_one_function_are_the_same(gated):
     moved_gate = (of["G"][p], np.ones(NEURONS)) if gated else None
     A, b, B = (claim.A * s[:, None])[p], (claim.b * s)[p], (claim.B / s)[:, p]
     service = us.FeedForward(A, b, B, claim.c, activation="silu", gate=moved_gate)
-    for served in (service, in_float32(service)):
-        assert us.verify(served, claim).verdict == "same"
+    for target in (service, in_float32(service)):
+        assert us.verify(target, claim).verdict == "same"
 
 
 SERVED = """
