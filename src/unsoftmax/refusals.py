@@ -772,6 +772,24 @@ class Reason(Enum):
         "normalisation), no feed-forward layer of ReLUs. Only ReLUs have hyperplanes to be found; "
         "no learner here recovers a smooth layer.",
     )
+    JACOBIAN_WITHOUT_GAP = (
+        ModelMismatch,
+        "Jacobians at {points} points are independent as far as answers show, in {room} "
+        "dimensions: the target has too many neurons for its dimension, is no feed-forward layer "
+        "of one hidden layer, or its answers are too coarse or noisy.",
+        "Ask a target that computes and answers in float64.",
+    )
+    MEMBERS_MISSING = (
+        ModelMismatch,
+        "Jacobians span {rows} dimensions, and {found} neurons of {each} each were found in them: "
+        "the target is no feed-forward layer of one hidden layer whose neurons are all alike, or "
+        "neurons are too close to each other.",
+        _SEED,
+    )
+    OTHER_GATES = (
+        ModelMismatch,
+        "Neurons were said to be {said}, and have {each} rows each in the target's Jacobians.",
+    )
     TOO_COARSE_FOR_NEURONS = (
         ModelMismatch,
         "{what} off by {noise:.0e} of their size, by rounding or noise: too coarse {purpose} "

@@ -27,7 +27,7 @@ any, the first line's answers show: plain layers' grow with tokens.
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import numpy as np
@@ -52,9 +52,11 @@ from unsoftmax.learners.feed_forward.search_steps import (
     neurons_of,
     notes_of,
 )
-from unsoftmax.learners.settings import Configured, whole_number
+from unsoftmax.learners.feed_forward.smooth_layer import SmoothSearch, bending_length
+from unsoftmax.learners.settings import Configured, flag, one_of, whole_number
 from unsoftmax.models.arrays import TINY
 from unsoftmax.models.feed_forward import FeedForward
+from unsoftmax.models.neurons import ACTIVATIONS
 from unsoftmax.probes import Array, Round
 from unsoftmax.protocol import Answers, Outputs, Plan, Steps
 from unsoftmax.refusals import Reason
@@ -83,6 +85,8 @@ NEURONS_PER_DIM, NEURONS = 16, 1024
 # Lines before a target is refused; from the second on kinks are looked at once more, which tells
 # neurons apart whose columns of B are parallel. Limit on the rounds of each; 50 are usual.
 ATTEMPTS, ROUNDS = 3, 1000
+# Activations that are recovered; "identity" is none.
+KNOWN = tuple(name for name in ACTIVATIONS if name != "identity")
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +144,8 @@ class FeedForwardLearner(Configured):
     dim: int
     norm: str | None = None
     seed: int = 0
+    activation: str | None = field(default=None, kw_only=True)
+    gated: bool | None = field(default=None, kw_only=True)
 
     revision: ClassVar[int] = 8
     outputs: ClassVar[Outputs] = "vector"
@@ -154,6 +160,14 @@ class FeedForwardLearner(Configured):
                 f"norm must be one of {', '.join(map(repr, FORMULAS))}; it is {self.norm!r}. "
                 "None finds out."
             )
+        if self.activation is not None:
+            one_of("activation", self.activation, KNOWN)
+        if self.gated is not None:
+            flag("gated", self.gated)
+        if self.gated and self.activation == "relu":
+            raise ValueError("Gates of ReLUs are not recovered: their layers bend and are no planes.")
+        if self._smooth and self.norm == "post":
+            raise ValueError('Smooth layers with norm="post" are not recovered.')
 
     @property
     def _most(self) -> int:
@@ -181,6 +195,59 @@ class FeedForwardLearner(Configured):
             return (yield from self._with_norm(self.norm, checks, rng))
         opening = TargetOpening(int(self.dim), asks("opening"), rng)
         look = yield from opening.line()
+        if self._smooth:
+            return (yield from self._smoothly(look, checks, rng))
+        try:
+            return (yield from self._bent(opening, look, checks, rng))
+        except ModelMismatch as error:
+            smooth = yield from self._bends_everywhere(opening, look, error)
+            if self.activation or not smooth:
+                raise
+            if error.reason == Reason.LAYER_IS_SMOOTH.name:
+                return (yield from self._smoothly(look, checks, rng))
+            try:
+                return (yield from self._smoothly(look, checks, rng))
+            except ModelMismatch:
+                raise error from None
+
+    @property
+    def _smooth(self) -> bool:
+        """Whether the activation is said to be smooth."""
+        return self.activation not in (None, "relu") or bool(self.gated)
+
+    def _bends_everywhere(
+        self, opening: TargetOpening, look: OpeningLook, error: ModelMismatch
+    ) -> Generator[Round, Answers, bool]:
+        """Tell whether a refused target is smooth.
+
+        Answers of sigmoids are bounded, as those of a layer with a norm, which is tried first.
+        """
+        if norms_of(look):
+            try:
+                yield from opening.measured(look)
+            except ModelMismatch as other:
+                error = other
+        return error.reason == Reason.LAYER_IS_SMOOTH.name
+
+    def _smoothly(
+        self, look: OpeningLook, checks: int, rng: np.random.Generator
+    ) -> Steps[FeedForward]:
+        """Recover a smooth layer, plain or gated."""
+        unit = bending_length(look) / np.sqrt(self.dim) / 2
+        given = None if self.activation == "relu" else self.activation
+        search = SmoothSearch(
+            int(self.dim), unit, self._most, given, self.gated, asks("base points"), rng
+        )
+        try:
+            return (yield from search.steps(checks))
+        except ModelMismatch as error:
+            yield from self._unchanged(look, error)
+            raise
+
+    def _bent(
+        self, opening: TargetOpening, look: OpeningLook, checks: int, rng: np.random.Generator
+    ) -> Steps[FeedForward]:
+        """Recover a layer of ReLUs, plain or with a norm where answers say that there is one."""
         first, *others = (*norms_of(look), None)
         if first is None:
             look = yield from opening.measured(look)
@@ -214,20 +281,21 @@ class FeedForwardLearner(Configured):
             claim = yield from self._attempted(look, rng)
             return (yield from claim.tested(checks, rng))
         except ModelMismatch as error:
-            changed = yield from self._changed(look)
-            if not changed:
-                raise
-            raise Reason.OPENING_CHANGED.error(changed=changed, refusal=error) from error
+            yield from self._unchanged(look, error)
+            raise
 
-    def _changed(self, look: OpeningLook | NormLook) -> Generator[Round, Answers, float]:
-        """Ask tokens of the opening again; return by how much answers changed, 0 if not."""
+    def _unchanged(
+        self, look: OpeningLook | NormLook, error: ModelMismatch
+    ) -> Generator[Round, Answers, None]:
+        """Ask tokens of the opening again; refuse otherwise if their answers changed."""
         seen = look if isinstance(look, OpeningLook) else look.look
         few = slice(None, None, -(-len(seen.tokens) // ASKED_AGAIN))
         y = yield from asks("asked again")(seen.tokens[few])
         apart = np.linalg.norm(y - seen.answers[few], axis=1)
         size = np.linalg.norm(seen.answers[few], axis=1)
         most = float(np.max(apart / np.maximum(size, TINY)))
-        return most if most > max(ALIKE, ALIKE_NOISE * look.noise) else 0.0
+        if most > max(ALIKE, ALIKE_NOISE * look.noise):
+            raise Reason.OPENING_CHANGED.error(changed=most, refusal=error) from error
 
     def _attempted(
         self, look: OpeningLook | NormLook, rng: np.random.Generator

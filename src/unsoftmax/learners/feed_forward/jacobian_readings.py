@@ -1,0 +1,280 @@
+"""From differences of answers to a smooth layer: what a Jacobian says.
+
+At base points x_i the Jacobian of F(x) = B φ(A x + a) + c (+ x) is Σ_j φ'(z_j(x_i)) B_j A_jᵀ (+ I),
+and of gated neurons Σ_j B_j (φ'(t_j) z_j G_j + φ(t_j) A_j)ᵀ: each neuron has one or two rows. Less
+its mean over the base points, along n directions, it is in a span of as many dimensions as there
+are rows, whose members of rank one are the neurons (`rank_one_members`).
+
+1. The span's basis, its members, and with them the rows' weights at all base points.
+2. Whole rows: at a few base points the other directions are linear equations with known weights.
+3. Activations, scales and biases from the weights (`neuron_curves`).
+4. What is left of the Jacobian is x, if it is added, and a part for each neuron that was taken for
+   its mirror image: φ(z) = z + φ(−z) of GELU, SiLU and softplus, σ(t) = 1 − σ(−t) of gates.
+5. Deferred correction: a difference is a derivative but for what the layer itself says. That is
+   taken off, and all of it is solved again, from where it ended.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from unsoftmax.learners.feed_forward.neuron_curves import CurveData, Curves
+from unsoftmax.learners.feed_forward.rank_one_members import Members, Span, find_members
+from unsoftmax.models.arrays import TINY
+from unsoftmax.models.feed_forward import FeedForward
+from unsoftmax.models.neurons import ACTIVATIONS
+from unsoftmax.probes import Array, Indices
+from unsoftmax.refusals import Reason
+from unsoftmax.solve.full_rank import solved
+
+# Activations that answers tell apart: quick GELU is a SiLU of another scale, a sigmoid a tanh.
+FAMILIES = ("gelu", "gelu_tanh", "silu", "softplus", "tanh")
+GATE_FAMILIES = ("gelu", "gelu_tanh", "silu", "softplus", "sigmoid")
+# Those whose neurons may be mirrored at the cost of a linear part; of gates σ alone.
+MIRRORED = ("gelu", "gelu_tanh", "silu", "softplus")
+# Neurons that choose the activation.
+CHOOSE = 16
+# A value counts as in the span if it misses 1 by so many times (noise/least singular value)².
+IN_SPAN = 100.0
+# A gap: a singular value so many times the next one, which is below this share of the largest; and
+# so many are beyond. Differences of step 1e-4 leave 5e-6, rows 1e-3 at least.
+GAP, FLOOR, BEYOND = 30.0, 1e-4, 3
+# Passes of deferred correction: 1e-4, 1e-8, 1e-10; one more tells the last two apart.
+PASSES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Readings:
+    """Differences of answers, divided by their step, and what they are differences of."""
+
+    x: Array
+    """Base points (X, d)."""
+    y: Array
+    """Their answers (X, p)."""
+    ways: Array
+    """Orthonormal directions (d, d), a row each."""
+    step: float
+    along: Array
+    """Differences along the first n directions, (X, p, n)."""
+    few: Indices
+    """Base points at which the others are known, (K,)."""
+    across: Array
+    """Differences there along the other directions, (K, p, d − n)."""
+
+    def corrected(self, layer: FeedForward) -> Readings:
+        """Return derivatives: differences, less what a layer says they are off by."""
+        n = self.along.shape[2]
+        along = self.along - curvature(layer, self.x, self.ways[:n], self.step)
+        across = self.across - curvature(layer, self.x[self.few], self.ways[n:], self.step)
+        return replace(self, along=along, across=across)
+
+    def noise(self, layer: FeedForward) -> float:
+        """Return the standard deviation of a number of an answer, by what a layer misses."""
+        n, p = self.along.shape[2], self.y.shape[1]
+        zero = np.concatenate([array.ravel() for array in layer.arrays().values()])
+        left = self.along - curvature(layer, self.x, self.ways[:n], self.step)
+        left = left - derivatives(layer, self.x, self.ways[:n])
+        free = max(1.0, left.size - zero.size * n / len(self.ways))
+        return float(np.linalg.norm(left) / np.sqrt(free) * self.step / np.sqrt(2))
+
+    def disturbed(self, size: float, rng: np.random.Generator) -> Readings:
+        """Return readings of answers that are off by drawn errors."""
+        errors = size * rng.standard_normal(self.y.shape)
+        along, across = (
+            part + (size * rng.standard_normal(part.shape) - own[:, :, None]) / self.step
+            for part, own in ((self.along, errors), (self.across, errors[self.few]))
+        )
+        return replace(self, y=self.y + errors, along=along, across=across)
+
+    @property
+    def centred(self) -> Array:
+        """Differences less their means, (X, p·n)."""
+        return np.asarray((self.along - self.along.mean(axis=0)).reshape(len(self.x), -1))
+
+
+def derivatives(layer: FeedForward, x: Array, ways: Array) -> Array:
+    """Return derivatives along directions, (X, p, n)."""
+    slopes, rows = row_slopes(layer, x), rows_of(layer)
+    found = np.zeros((len(x), len(layer.c), len(ways)))
+    for k, way in enumerate(ways):
+        change = sum(slope * (row @ way) for slope, row in zip(slopes, rows, strict=True))
+        found[:, :, k] = change @ layer.B.T + layer.residual * way
+    return found
+
+
+def curvature(layer: FeedForward, x: Array, ways: Array, step: float) -> Array:
+    """Return what differences along directions miss derivatives by, (X, p, n)."""
+    at = layer(x)
+    ahead = np.stack([layer(x + step * way) for way in ways], axis=2) if len(ways) else 0.0
+    return np.asarray((ahead - at[:, :, None]) / step - derivatives(layer, x, ways))
+
+
+def rows_of(layer: FeedForward) -> tuple[Array, ...]:
+    """Return the rows of neurons, (m, d) each: A, or G and A."""
+    return (layer.A,) if layer.gate is None else (layer.gate[0], layer.A)
+
+
+def row_slopes(layer: FeedForward, x: Array) -> tuple[Array, ...]:
+    """Return what neurons answer per unit along each of their rows, (X, m)."""
+    phi, z = ACTIVATIONS[layer.activation], x @ layer.A.T + layer.b
+    if layer.gate is None:
+        return (phi.slope(z),)
+    t = x @ layer.gate[0].T + layer.gate[1]
+    return phi.slope(t) * z, phi.of(t)
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Members of the span of a Jacobian, and their weights at base points."""
+
+    members: Members
+    weights: Array
+    """(X, m·q), centred."""
+
+    @classmethod
+    def of(cls, readings: Readings, members: Members) -> Rows:
+        """Solve for the weights."""
+        weights = np.linalg.lstsq(members.rows.T, readings.centred.T, rcond=None)[0].T
+        return cls(members, np.asarray(weights))
+
+    def equations(self, few: Indices) -> Array:
+        """Return what the rows' further parts are multiplied with at base points, (K·p, m·q)."""
+        m, q, _ = self.members.E.shape
+        weights = self.weights[few] - self.weights[few].mean(axis=0)
+        by = weights[:, None, :] * np.repeat(self.members.b.T, q, axis=1)
+        return np.asarray(by.reshape(-1, m * q))
+
+
+def span_of(readings: Readings, rank: int) -> tuple[Span, float]:
+    """Return the span of the centred differences, and what members may miss 1 by."""
+    _, s, basis = np.linalg.svd(readings.centred, full_matrices=False)
+    noise = s[rank] / s[rank - 1] if rank < len(s) else 0.0
+    return Span(basis[:rank], readings.y.shape[1]), IN_SPAN * float(noise) ** 2
+
+
+def members_from(layer: FeedForward, readings: Readings, span: Span) -> Members:
+    """Return the members of a span that are nearest to a layer's neurons."""
+    b = layer.B.T / np.linalg.norm(layer.B, axis=0)[:, None]
+    n = readings.along.shape[2]
+    E = np.stack([rows @ readings.ways[:n].T for rows in rows_of(layer)], axis=1)
+    E = np.linalg.qr(E.transpose(0, 2, 1))[0].transpose(0, 2, 1)
+    return span.refined(Members(b, E))
+
+
+def layer_from(
+    readings: Readings, rows: Rows, known: FeedForward | str | None
+) -> tuple[FeedForward, Array]:
+    """Return the layer that rows and their weights make, and what its curves miss, (m,)."""
+    m, q, n = rows.members.E.shape
+    across = readings.across - readings.across.mean(axis=0)
+    rest = solved(
+        rows.equations(readings.few), across.reshape(-1, across.shape[2])
+    ).reshape(m, q, -1)
+    E = rows.members.E @ readings.ways[:n] + rest @ readings.ways[n:]
+    xi = np.einsum("xd,jkd->jxk", readings.x, E, optimize=True)
+    data = CurveData(xi, rows.weights.reshape(-1, m, q).transpose(1, 0, 2))
+    curves = _curves(data, rows.members.E, readings, known)
+    if q == 1:
+        scale = np.exp(curves.theta[:, 0])
+        A, b, gate = scale[:, None] * E[:, 0], curves.theta[:, 1], None
+        B = rows.members.b.T * (curves.linear[:, 0] / scale)
+    else:
+        A = np.einsum("jk,jkd->jd", curves.linear[:, :2], E)
+        size = np.linalg.norm(A, axis=1)
+        gate = np.einsum("jk,jkd->jd", curves.theta[:, :2], E), curves.theta[:, 2]
+        unit = np.sqrt(size)
+        A, b, B = A / unit[:, None], curves.linear[:, 2] / unit, rows.members.b.T * unit
+    bare = FeedForward(A, b, B, np.zeros(len(B)), False, None, curves.activation, gate)
+    return _closed(readings, bare), curves.missed
+
+
+def _curves(
+    data: CurveData, E: Array, readings: Readings, known: FeedForward | str | None
+) -> Curves:
+    """Fit the curves, from a layer that is nearly right, or with an activation, or without."""
+    q, n = E.shape[1:]
+    if isinstance(known, FeedForward):
+        first = rows_of(known)[0] @ readings.ways[:n].T
+        along = np.einsum("jkn,jn->jk", E, first)
+        bias = known.b if known.gate is None else known.gate[1]
+        start = np.column_stack([np.log(np.abs(along)) if q == 1 else along, bias])
+        if q == 1:  # a row of the span has either sign
+            start[:, 1] *= np.sign(along[:, 0])
+        return data.fitted(known.activation, start)
+    names = (known,) if known else FAMILIES if q == 1 else GATE_FAMILIES
+    some = data.taken(slice(None, CHOOSE))
+    tried = {name: float(np.median(some.found(name).missed)) for name in names}
+    return data.found(min(tried, key=lambda name: tried[name]))
+
+
+def _closed(readings: Readings, bare: FeedForward) -> FeedForward:
+    """Return the layer with its neurons on their sides, the residual and the constant."""
+    n, d = readings.along.shape[2], readings.x.shape[1]
+    left = [
+        np.mean(part - derivatives(bare, x, ways), axis=0)
+        for part, x, ways in (
+            (readings.along, readings.x, readings.ways[:n]),
+            (readings.across, readings.x[readings.few], readings.ways[n:]),
+        )
+    ]
+    linear = np.concatenate(left, axis=1) @ readings.ways
+    residual, turned, missed = _sides(bare, linear)
+    A, B, b, gate = bare.A, bare.B, bare.b, bare.gate
+    sign = np.where(turned, -1.0, 1.0)
+    if gate is None:
+        A, b = sign[:, None] * A, sign * b
+    else:
+        gate, B = (sign[:, None] * gate[0], sign * gate[1]), sign * B
+    zero = FeedForward(A, b, B, np.zeros(len(B)), residual, None, bare.activation, gate)
+    c = np.mean(readings.y - zero(readings.x), axis=0)
+    return FeedForward(A, b, B, c, residual, None, bare.activation, gate)
+
+
+def _sides(bare: FeedForward, linear: Array) -> tuple[bool, Array, float]:
+    """Return whether x is added, which neurons are mirror images, and what that leaves."""
+    mirrored = bare.activation in (MIRRORED if bare.gate is None else ("sigmoid",))
+    best = (False, np.zeros(len(bare.b), dtype=bool), np.inf)
+    for residual in (False, True):
+        if residual and linear.shape[0] != linear.shape[1]:
+            continue
+        rest = linear - residual * np.eye(len(linear)) if residual else linear
+        turned = best[1] & False
+        if mirrored:
+            gram = (bare.B.T @ bare.B) * (bare.A @ bare.A.T)
+            t = np.linalg.lstsq(gram, np.sum(bare.B.T @ rest * bare.A, axis=1), rcond=None)[0]
+            turned = t < -0.5
+            rest = rest + (bare.B * turned) @ bare.A
+        missed = float(np.linalg.norm(rest))
+        if missed < best[2]:
+            best = (residual, turned, missed)
+    return best
+
+
+def rank_of(readings: Readings) -> int:
+    """Return how many rows the centred differences show, 0 if there is no gap."""
+    s = np.linalg.svd(readings.centred, compute_uv=False)[: len(readings.x) - 1]
+    if len(s) <= BEYOND + 1 or not s[0]:
+        return 0
+    ratios = s[:-1] / np.maximum(s[1:], TINY)
+    place = int(np.argmax(ratios[: len(s) - BEYOND]))
+    clear = ratios[place] > GAP and s[place + 1] < FLOOR * s[0]
+    return place + 1 if clear else 0
+
+
+def corrected_layer(readings: Readings, layer: FeedForward, passes: int = PASSES) -> FeedForward:
+    """Solve again and again with differences that are corrected by the layer found so far.
+
+    Raises
+    ------
+    ModelMismatch
+        Weights are not those of one activation, or what is left of the Jacobian is not a residual.
+    """
+    for _ in range(passes):
+        better = readings.corrected(layer)
+        q = len(rows_of(layer))
+        span, _ = span_of(better, q * len(layer.b))
+        rows = Rows.of(better, members_from(layer, better, span))
+        layer, _ = layer_from(better, rows, layer)
+    return layer
