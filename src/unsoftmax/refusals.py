@@ -786,6 +786,11 @@ class Reason(Enum):
         "neurons are too close to each other.",
         _SEED,
     )
+    NEURONS_UNLIKE = (
+        ModelMismatch,
+        "{unlike} of {count} neurons miss the curve of {activation}, which suits the others, by up "
+        "to {missed:.0e}: their activation is another one, or none that is known.",
+    )
     OTHER_GATES = (
         ModelMismatch,
         "Neurons were said to be {said}, and have {each} rows each in the target's Jacobians.",

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from unsoftmax.learners.feed_forward.neuron_curves import CurveData, Curves
+from unsoftmax.learners.feed_forward.neuron_curves import CurveData
 from unsoftmax.learners.feed_forward.rank_one_members import Members, Span, find_members
 from unsoftmax.models.arrays import TINY
 from unsoftmax.models.feed_forward import FeedForward
@@ -29,13 +29,19 @@ from unsoftmax.probes import Array, Indices
 from unsoftmax.refusals import Reason
 from unsoftmax.solve.full_rank import solved
 
-# Activations that answers tell apart: quick GELU is a SiLU of another scale, a sigmoid a tanh.
+# Activations that weights tell apart: quick GELU is a SiLU of another scale, a sigmoid a tanh. Where
+# weights are not yet known to 1e-5 the two GELUs are alike.
 FAMILIES = ("gelu", "gelu_tanh", "silu", "softplus", "tanh")
 GATE_FAMILIES = ("gelu", "gelu_tanh", "silu", "softplus", "sigmoid")
+FAMILY_OF, GATE_FAMILY_OF = (
+    {"quick_gelu": "silu", "sigmoid": "tanh"},
+    {"quick_gelu": "silu", "tanh": "sigmoid"},
+)
+TWINS = ("gelu", "gelu_tanh")
 # Those whose neurons may be mirrored at the cost of a linear part; of gates σ alone.
 MIRRORED = ("gelu", "gelu_tanh", "silu", "softplus")
-# Neurons that choose the activation.
-CHOOSE = 16
+# z σ(1.702 z) is a SiLU of 1.702 z, divided by it.
+QUICK = 1.702
 # A value counts as in the span if it misses 1 by so many times (noise/least singular value)².
 IN_SPAN = 100.0
 # A gap: a singular value so many times the next one, which is below this share of the largest; and
@@ -43,6 +49,9 @@ IN_SPAN = 100.0
 GAP, FLOOR, BEYOND = 30.0, 1e-4, 3
 # Passes of deferred correction: 1e-4, 1e-8, 1e-10; one more tells the last two apart.
 PASSES = 3
+# Weights are not those of the activation if they miss its curve by more, and by so many times what
+# the median neuron does. A right neuron that hardly shows misses by as much.
+UNLIKE, TIMES_UNLIKE = 1e-5, 1e3
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +80,11 @@ class Readings:
         return replace(self, along=along, across=across)
 
     def noise(self, layer: FeedForward) -> float:
-        """Return the standard deviation of a number of an answer, by what a layer misses."""
-        n, p = self.along.shape[2], self.y.shape[1]
-        zero = np.concatenate([array.ravel() for array in layer.arrays().values()])
-        left = self.along - curvature(layer, self.x, self.ways[:n], self.step)
-        left = left - derivatives(layer, self.x, self.ways[:n])
-        free = max(1.0, left.size - zero.size * n / len(self.ways))
-        return float(np.linalg.norm(left) / np.sqrt(free) * self.step / np.sqrt(2))
+        """Return the standard deviation of a number of an answer, by what is beside the span."""
+        rank = len(layer.b) * len(rows_of(layer))
+        s = np.linalg.svd(self.corrected(layer).centred, compute_uv=False)[rank:]
+        free = (len(self.x) - 1 - rank) * (self.centred.shape[1] - rank)
+        return float(np.linalg.norm(s) / np.sqrt(max(free, 1)) * self.step / np.sqrt(2))
 
     def disturbed(self, size: float, rng: np.random.Generator) -> Readings:
         """Return readings of answers that are off by drawn errors."""
@@ -164,54 +171,53 @@ def members_from(layer: FeedForward, readings: Readings, span: Span) -> Members:
 
 
 def layer_from(
-    readings: Readings, rows: Rows, known: FeedForward | str | None
+    readings: Readings, rows: Rows, names: tuple[str, ...], known: FeedForward | None = None
 ) -> tuple[FeedForward, Array]:
-    """Return the layer that rows and their weights make, and what its curves miss, (m,)."""
+    """Return the layer that rows and their weights make, and what its curves miss, (m,).
+
+    Its activation is one of ``names``; curves start at those of a layer that is nearly right.
+    """
     m, q, n = rows.members.E.shape
     across = readings.across - readings.across.mean(axis=0)
-    rest = solved(
-        rows.equations(readings.few), across.reshape(-1, across.shape[2])
-    ).reshape(m, q, -1)
-    E = rows.members.E @ readings.ways[:n] + rest @ readings.ways[n:]
+    rest = solved(rows.equations(readings.few), across.reshape(-1, across.shape[2]))
+    E = rows.members.E @ readings.ways[:n] + rest.reshape(m, q, -1) @ readings.ways[n:]
     xi = np.einsum("xd,jkd->jxk", readings.x, E, optimize=True)
     data = CurveData(xi, rows.weights.reshape(-1, m, q).transpose(1, 0, 2))
-    curves = _curves(data, rows.members.E, readings, known)
+    if known is None:
+        curves = data.chosen(names)
+    else:
+        start = _start(known, rows.members.E, readings)
+        twins = known.activation in TWINS and known.activation in names
+        both = [name for name in names if name in TWINS] if twins else [known.activation]
+        fits = [data.fitted(name, start) for name in both]
+        curves = min(fits, key=lambda fit: float(np.median(fit.missed)))
+    A, gate = E[:, 0], None
     if q == 1:
         scale = np.exp(curves.theta[:, 0])
-        A, b, gate = scale[:, None] * E[:, 0], curves.theta[:, 1], None
-        B = rows.members.b.T * (curves.linear[:, 0] / scale)
+        A, b, unit = scale[:, None] * A, curves.theta[:, 1], curves.linear[:, 0] / scale
     else:
         A = np.einsum("jk,jkd->jd", curves.linear[:, :2], E)
-        size = np.linalg.norm(A, axis=1)
         gate = np.einsum("jk,jkd->jd", curves.theta[:, :2], E), curves.theta[:, 2]
-        unit = np.sqrt(size)
-        A, b, B = A / unit[:, None], curves.linear[:, 2] / unit, rows.members.b.T * unit
+        unit = np.sqrt(np.linalg.norm(A, axis=1))
+        A, b = A / unit[:, None], curves.linear[:, 2] / unit
+    B = rows.members.b.T * unit
     bare = FeedForward(A, b, B, np.zeros(len(B)), False, None, curves.activation, gate)
     return _closed(readings, bare), curves.missed
 
 
-def _curves(
-    data: CurveData, E: Array, readings: Readings, known: FeedForward | str | None
-) -> Curves:
-    """Fit the curves, from a layer that is nearly right, or with an activation, or without."""
-    q, n = E.shape[1:]
-    if isinstance(known, FeedForward):
-        first = rows_of(known)[0] @ readings.ways[:n].T
-        along = np.einsum("jkn,jn->jk", E, first)
-        bias = known.b if known.gate is None else known.gate[1]
-        start = np.column_stack([np.log(np.abs(along)) if q == 1 else along, bias])
-        if q == 1:  # a row of the span has either sign
-            start[:, 1] *= np.sign(along[:, 0])
-        return data.fitted(known.activation, start)
-    names = (known,) if known else FAMILIES if q == 1 else GATE_FAMILIES
-    some = data.taken(slice(None, CHOOSE))
-    tried = {name: float(np.median(some.found(name).missed)) for name in names}
-    return data.found(min(tried, key=lambda name: tried[name]))
+def _start(known: FeedForward, E: Array, readings: Readings) -> Array:
+    """Return what curves of members with rows E are by a layer."""
+    first = rows_of(known)[0] @ readings.ways[: E.shape[2]].T
+    along = np.einsum("jkn,jn->jk", E, first)
+    if known.gate is not None:
+        return np.column_stack([along, known.gate[1]])
+    # a row of the span has either sign
+    return np.column_stack([np.log(np.abs(along)), known.b * np.sign(along[:, 0])])
 
 
 def _closed(readings: Readings, bare: FeedForward) -> FeedForward:
     """Return the layer with its neurons on their sides, the residual and the constant."""
-    n, d = readings.along.shape[2], readings.x.shape[1]
+    n = readings.along.shape[2]
     left = [
         np.mean(part - derivatives(bare, x, ways), axis=0)
         for part, x, ways in (
@@ -220,36 +226,55 @@ def _closed(readings: Readings, bare: FeedForward) -> FeedForward:
         )
     ]
     linear = np.concatenate(left, axis=1) @ readings.ways
-    residual, turned, missed = _sides(bare, linear)
-    A, B, b, gate = bare.A, bare.B, bare.b, bare.gate
-    sign = np.where(turned, -1.0, 1.0)
-    if gate is None:
-        A, b = sign[:, None] * A, sign * b
+    added = (False, True) if linear.shape[0] == linear.shape[1] else (False,)
+    closed = [_on_sides(bare, linear - one * np.eye(*linear.shape), one) for one in added]
+    layer = min(closed, key=lambda pair: pair[1])[0]
+    return with_constant(layer, np.mean(readings.y - layer(readings.x), axis=0))
+
+
+def with_constant(layer: FeedForward, c: Array) -> FeedForward:
+    """Return a layer with another constant."""
+    kept = layer.residual, None, layer.activation, layer.gate
+    return FeedForward(layer.A, layer.b, layer.B, c, *kept)
+
+
+def _on_sides(bare: FeedForward, linear: Array, residual: bool) -> tuple[FeedForward, float]:
+    """Turn mirrored neurons round; return the layer, and the linear part that it leaves.
+
+    A mirrored neuron leaves −B_j A_jᵀ, and half of that is left where a gate is a tanh.
+    """
+    A, b, B, gate, name = bare.A, bare.b, bare.B, bare.gate, bare.activation
+    if name in (MIRRORED if gate is None else ("sigmoid",)):
+        gram = (B.T @ B) * (A @ A.T)
+        t = np.linalg.lstsq(gram, np.sum(B.T @ linear * A, axis=1), rcond=None)[0]
+        sign = np.where(t < -0.5, -1.0, 1.0)
+        if gate is None:
+            linear = linear + (B * (sign < 0)) @ A
+            A, b = sign[:, None] * A, sign * b
+        elif np.median(np.abs(t + 0.5)) < np.median(np.minimum(np.abs(t), np.abs(t + 1))):
+            linear = linear + B @ A / 2
+            gate, B, name = (gate[0] / 2, gate[1] / 2), B / 2, "tanh"
+        else:
+            linear = linear + (B * (sign < 0)) @ A
+            gate, B = (sign[:, None] * gate[0], sign * gate[1]), B * sign
+    turned = FeedForward(A, b, B, np.zeros(len(B)), residual, None, name, gate)
+    return turned, float(np.linalg.norm(linear))
+
+
+def renamed(layer: FeedForward, name: str | None) -> FeedForward:
+    """Return the same layer with an activation of the same family."""
+    A, b, B, c, gate = layer.A, layer.b, layer.B, layer.c, layer.gate
+    if name == "quick_gelu" and layer.activation == "silu":
+        B = B * QUICK
+        if gate is None:
+            A, b = A / QUICK, b / QUICK
+        else:
+            gate = gate[0] / QUICK, gate[1] / QUICK
+    elif name == "sigmoid" and layer.activation == "tanh" and gate is None:
+        A, b, B, c = 2 * A, 2 * b, 2 * B, c - B.sum(axis=1)
     else:
-        gate, B = (sign[:, None] * gate[0], sign * gate[1]), sign * B
-    zero = FeedForward(A, b, B, np.zeros(len(B)), residual, None, bare.activation, gate)
-    c = np.mean(readings.y - zero(readings.x), axis=0)
-    return FeedForward(A, b, B, c, residual, None, bare.activation, gate)
-
-
-def _sides(bare: FeedForward, linear: Array) -> tuple[bool, Array, float]:
-    """Return whether x is added, which neurons are mirror images, and what that leaves."""
-    mirrored = bare.activation in (MIRRORED if bare.gate is None else ("sigmoid",))
-    best = (False, np.zeros(len(bare.b), dtype=bool), np.inf)
-    for residual in (False, True):
-        if residual and linear.shape[0] != linear.shape[1]:
-            continue
-        rest = linear - residual * np.eye(len(linear)) if residual else linear
-        turned = best[1] & False
-        if mirrored:
-            gram = (bare.B.T @ bare.B) * (bare.A @ bare.A.T)
-            t = np.linalg.lstsq(gram, np.sum(bare.B.T @ rest * bare.A, axis=1), rcond=None)[0]
-            turned = t < -0.5
-            rest = rest + (bare.B * turned) @ bare.A
-        missed = float(np.linalg.norm(rest))
-        if missed < best[2]:
-            best = (residual, turned, missed)
-    return best
+        return layer
+    return FeedForward(A, b, B, c, layer.residual, None, name, gate)
 
 
 def rank_of(readings: Readings) -> int:
@@ -263,18 +288,25 @@ def rank_of(readings: Readings) -> int:
     return place + 1 if clear else 0
 
 
-def corrected_layer(readings: Readings, layer: FeedForward, passes: int = PASSES) -> FeedForward:
+def corrected_layer(
+    readings: Readings, layer: FeedForward, names: tuple[str, ...], passes: int = PASSES
+) -> FeedForward:
     """Solve again and again with differences that are corrected by the layer found so far.
 
     Raises
     ------
     ModelMismatch
-        Weights are not those of one activation, or what is left of the Jacobian is not a residual.
+        The weights of some neurons are not those of the activation.
     """
+    missed = np.zeros(0)
     for _ in range(passes):
         better = readings.corrected(layer)
-        q = len(rows_of(layer))
-        span, _ = span_of(better, q * len(layer.b))
+        span, _ = span_of(better, len(rows_of(layer)) * len(layer.b))
         rows = Rows.of(better, members_from(layer, better, span))
-        layer, _ = layer_from(better, rows, layer)
+        layer, missed = layer_from(better, rows, names, layer)
+    unlike = int(np.sum(missed > max(UNLIKE, TIMES_UNLIKE * float(np.median(missed)))))
+    if unlike:
+        raise Reason.NEURONS_UNLIKE.error(
+            unlike=unlike, count=len(missed), missed=np.max(missed), activation=layer.activation
+        )
     return layer

@@ -24,8 +24,10 @@ from unsoftmax.probes import Array, Indices
 SCALES, GATE_SCALES = 2.0 ** np.arange(-3.5, 3.6, 0.5), 2.0 ** np.arange(-2.0, 2.6, 0.75)
 BIASES, GATE_BIASES = np.arange(-4.5, 4.6, 0.75), np.array((-1.6, -0.8, 0.0, 0.8, 1.6))
 ANGLES, POINTS = 12, 64
-# Damped steps from a cell, and cells that are tried where the best leads nowhere.
-STEPS, CELLS = 40, 6
+# Neurons that choose the activation.
+CHOOSE = 16
+# Damped steps from a cell.
+STEPS = 40
 # A neuron that misses its weights by so many times what the median does is tried from other cells.
 POOR = 10.0
 # Step of the differences that slopes are read from.
@@ -117,24 +119,30 @@ class CurveData:
         return Curves(activation, theta, linear, np.linalg.norm(left, axis=1) / size)
 
     def cells(self) -> Array:
-        """Return starts (cells, m, q + 1)."""
+        """Return starts, by biases or by angles: (groups, cells of each, m, q + 1)."""
         spread = np.sqrt(np.mean(self.xi**2, axis=(1, 2)))
         if self.xi.shape[2] == 1:
-            scale, bias = (x.ravel() for x in np.meshgrid(SCALES, BIASES))
-            each = np.broadcast_to(bias[:, None], (len(bias), len(spread)))
-            return np.stack([np.log(scale[:, None] / spread), each], axis=2)
+            bias, scale = np.meshgrid(BIASES, SCALES, indexing="ij")
+            log = np.log(scale[:, :, None] / spread)
+            return np.stack([log, np.broadcast_to(bias[:, :, None], log.shape)], axis=3)
         angles = 2 * np.pi * np.arange(ANGLES) / ANGLES
-        scale, bias, angle = (x.ravel() for x in np.meshgrid(GATE_SCALES, GATE_BIASES, angles))
-        gamma = (scale * np.array([np.cos(angle), np.sin(angle)]))[:, :, None] / spread
-        each = np.broadcast_to(bias[:, None], gamma.shape[1:])
-        return np.stack([*gamma, each], axis=2)
+        scales, biases = (x.ravel() for x in np.meshgrid(GATE_SCALES, GATE_BIASES))
+        angle, scale = np.meshgrid(angles, scales, indexing="ij")
+        bias = np.broadcast_to(biases, angle.shape)
+        gamma = np.array([np.cos(angle), np.sin(angle)])[..., None] * scale[..., None] / spread
+        each = np.broadcast_to(bias[..., None], gamma.shape[1:])
+        return np.stack([*gamma, each], axis=3)
 
     def best_cells(self, activation: str) -> Array:
-        """Return the best starts first, (CELLS, m, q + 1)."""
+        """Return the best start of each group, the best first, (groups, m, q + 1)."""
         few = self.taken(slice(None), slice(None, POINTS))
         starts = few.cells()
-        missed = np.array([np.linalg.norm(few.solved(activation, one)[1], axis=1) for one in starts])
-        order = np.argsort(missed, axis=0)[:CELLS]
+        missed = np.array(
+            [[np.linalg.norm(few.solved(activation, x)[1], axis=1) for x in group] for group in starts]
+        )
+        best = np.argmin(missed, axis=1)
+        starts = np.take_along_axis(starts, best[:, None, :, None], axis=1)[:, 0]
+        order = np.argsort(np.min(missed, axis=1), axis=0)
         return np.take_along_axis(starts, order[:, :, None], axis=0)
 
     def found(self, activation: str) -> Curves:
@@ -152,3 +160,9 @@ class CurveData:
                 old[poor[better]] = new[better]
             fit = Curves(activation, theta, linear, missed)
         return fit
+
+    def chosen(self, names: tuple[str, ...]) -> Curves:
+        """Fit with the activation that suits most of a few neurons."""
+        few = self.taken(slice(None, CHOOSE))
+        missed = {name: float(np.median(few.found(name).missed)) for name in names[1:] and names}
+        return self.found(min(names, key=lambda name: missed.get(name, 0.0)))

@@ -21,11 +21,16 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from unsoftmax.learners.feed_forward.jacobian_readings import (
+    FAMILIES,
+    FAMILY_OF,
+    GATE_FAMILIES,
+    GATE_FAMILY_OF,
     Readings,
     Rows,
     corrected_layer,
     layer_from,
     rank_of,
+    renamed,
     span_of,
 )
 from unsoftmax.learners.feed_forward.layer_claim import DEVIATIONS, NEAR, LayerClaim
@@ -113,13 +118,17 @@ class SmoothSearch:
             raise Reason.MEMBERS_MISSING.error(found=m, rows=rank, each=q)
         if self.gated is not None and self.gated != (q == 2):
             raise Reason.OTHER_GATES.error(said="gated" if self.gated else "not gated", each=q)
+        names, family = (FAMILIES, FAMILY_OF) if q == 1 else (GATE_FAMILIES, GATE_FAMILY_OF)
+        if self.activation is not None:
+            names = (family.get(self.activation, self.activation),)
         rows = Rows.of(readings, members)
         few = self._few(rows, readings)
         x, others = readings.x[few], readings.ways[readings.along.shape[2] :]
         across = yield from self._differences(x, readings.y[few], others, "other directions")
         readings = replace(readings, few=few, across=across)
-        layer, _ = layer_from(readings, rows, self.activation)
-        return corrected_layer(readings, layer), readings
+        layer, _ = layer_from(readings, rows, names)
+        layer = corrected_layer(readings, layer, names)
+        return renamed(layer, self.activation), readings
 
     def _with_gap(self) -> Generator[Round, Answers, tuple[Readings, int]]:
         """Ask base points and steps from them until the number of rows shows."""
@@ -190,7 +199,10 @@ class SmoothClaim(LayerClaim):
         length = float(np.median(np.linalg.norm(x, axis=1)))
         reach = min(longest, (GATED_REACH if layer.gate else PLAIN_REACH) * length)
         sigma = readings.noise(layer)
-        drawn = [corrected_layer(readings.disturbed(sigma, rng), layer, 1) for _ in range(DRAWS)]
+        drawn = [
+            corrected_layer(readings.disturbed(sigma, rng), layer, (layer.activation,), 1)
+            for _ in range(DRAWS)
+        ]
         each = [_errors(layer, one, reach) for one in drawn]
         errors = {name: float(np.sqrt(np.mean([e[name] ** 2 for e in each]))) for name in each[0]}
         norms = np.linalg.norm(y, axis=1)
