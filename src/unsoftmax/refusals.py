@@ -786,6 +786,18 @@ class Reason(Enum):
         "neurons are too close to each other.",
         _SEED,
     )
+    LAYER_IS_QUADRATIC = (
+        NotIdentifiable,
+        "Along a line answers are quadratic at all lengths: the layer is bilinear (its neurons are "
+        "products without an activation), or sums squares. Such a function is a quadratic, which "
+        "(d + 1)(d + 2)/2 tokens determine; its neurons are not determined.",
+    )
+    NO_ACTIVATION_SUITS = (
+        ModelMismatch,
+        "The derivatives of neurons miss the curves of all known activations: {activation} is the "
+        "nearest, by {missed:.0e}. The activation is another one, neurons have several, or answers "
+        "are too coarse or noisy.",
+    )
     NEURONS_UNLIKE = (
         ModelMismatch,
         "{unlike} of {count} neurons miss the curve of {activation}, which suits the others, by up "

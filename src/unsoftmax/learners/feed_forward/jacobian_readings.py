@@ -50,8 +50,10 @@ GAP, FLOOR, BEYOND = 30.0, 1e-4, 3
 # Passes of deferred correction: 1e-4, 1e-8, 1e-10; one more tells the last two apart.
 PASSES = 3
 # Weights are not those of the activation if they miss its curve by more, and by so many times what
-# the median neuron does. A right neuron that hardly shows misses by as much.
+# most neurons do. A right neuron that hardly shows misses by as much. No activation suits where
+# the best misses by more than this before any correction, or that behind all.
 UNLIKE, TIMES_UNLIKE = 1e-5, 1e3
+NEARLY, SUITS = 0.05, 1e-4
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +193,9 @@ def layer_from(
         both = [name for name in names if name in TWINS] if twins else [known.activation]
         fits = [data.fitted(name, start) for name in both]
         curves = min(fits, key=lambda fit: float(np.median(fit.missed)))
+    missed = float(np.median(curves.missed))
+    if not missed < NEARLY:
+        raise Reason.NO_ACTIVATION_SUITS.error(activation=curves.activation, missed=missed)
     A, gate = E[:, 0], None
     if q == 1:
         scale = np.exp(curves.theta[:, 0])
@@ -298,13 +303,16 @@ def corrected_layer(
     ModelMismatch
         The weights of some neurons are not those of the activation.
     """
-    missed = np.zeros(0)
+    missed = np.zeros(1)
     for _ in range(passes):
         better = readings.corrected(layer)
         span, _ = span_of(better, len(rows_of(layer)) * len(layer.b))
         rows = Rows.of(better, members_from(layer, better, span))
         layer, missed = layer_from(better, rows, names, layer)
-    unlike = int(np.sum(missed > max(UNLIKE, TIMES_UNLIKE * float(np.median(missed)))))
+    usual = float(np.quantile(missed, 0.25))
+    if usual > SUITS:
+        raise Reason.NO_ACTIVATION_SUITS.error(activation=layer.activation, missed=usual)
+    unlike = int(np.sum(missed > max(UNLIKE, TIMES_UNLIKE * usual)))
     if unlike:
         raise Reason.NEURONS_UNLIKE.error(
             unlike=unlike, count=len(missed), missed=np.max(missed), activation=layer.activation

@@ -30,6 +30,8 @@ CHOOSE = 16
 STEPS = 40
 # A neuron that misses its weights by so many times what the median does is tried from other cells.
 POOR = 10.0
+# Starts for such a neuron, at most.
+RETRIES = 40
 # Step of the differences that slopes are read from.
 DIFFERENCE = 1e-6
 
@@ -119,19 +121,15 @@ class CurveData:
         return Curves(activation, theta, linear, np.linalg.norm(left, axis=1) / size)
 
     def cells(self) -> Array:
-        """Return starts, by biases or by angles: (groups, cells of each, m, q + 1)."""
+        """Return starts: (groups, scales, m, q + 1); a group is of one bias, or angle and bias."""
         spread = np.sqrt(np.mean(self.xi**2, axis=(1, 2)))
         if self.xi.shape[2] == 1:
-            bias, scale = np.meshgrid(BIASES, SCALES, indexing="ij")
-            log = np.log(scale[:, :, None] / spread)
-            return np.stack([log, np.broadcast_to(bias[:, :, None], log.shape)], axis=3)
-        angles = 2 * np.pi * np.arange(ANGLES) / ANGLES
-        scales, biases = (x.ravel() for x in np.meshgrid(GATE_SCALES, GATE_BIASES))
-        angle, scale = np.meshgrid(angles, scales, indexing="ij")
-        bias = np.broadcast_to(biases, angle.shape)
-        gamma = np.array([np.cos(angle), np.sin(angle)])[..., None] * scale[..., None] / spread
-        each = np.broadcast_to(bias[..., None], gamma.shape[1:])
-        return np.stack([*gamma, each], axis=3)
+            scale, bias = SCALES[:, None] / spread, BIASES[:, None, None]
+            return np.stack(np.broadcast_arrays(np.log(scale), bias), axis=3)
+        angle, bias = np.meshgrid(2 * np.pi * np.arange(ANGLES) / ANGLES, GATE_BIASES)
+        scale = GATE_SCALES[:, None] / spread
+        gamma = (scale * way.reshape(-1, 1, 1) for way in (np.cos(angle), np.sin(angle)))
+        return np.stack(np.broadcast_arrays(*gamma, bias.reshape(-1, 1, 1)), axis=3)
 
     def best_cells(self, activation: str) -> Array:
         """Return the best start of each group, the best first, (groups, m, q + 1)."""
@@ -149,7 +147,7 @@ class CurveData:
         """Fit with no start."""
         first, *others = self.best_cells(activation)
         fit = self.fitted(activation, first)
-        for start in others:
+        for start in others[:RETRIES]:
             poor = np.flatnonzero(fit.missed > POOR * np.median(fit.missed))
             if not len(poor):
                 break

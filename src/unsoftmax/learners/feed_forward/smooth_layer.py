@@ -48,6 +48,8 @@ from unsoftmax.refusals import Reason
 # Directions of steps at every base point, at least; more where so many rows for each number of a
 # span's matrices are exceeded. Fewer: members of rank one are not the only ones.
 DIRECTIONS, FULL = 8, 0.7
+# And at most, where no gap is seen: a refusal should not take too long.
+MOST_DIRECTIONS = 16
 # Base points, beside rows; more at first, and each time a gap is missing.
 POINTS, MORE_POINTS, FIRST_POINTS, GROWTH = 1.25, 8, 24, 1.25
 # Lengths of base points, in units of tokens whose entries are standard normal.
@@ -70,21 +72,34 @@ def bending_length(look: OpeningLook) -> float:
 
     What is even in t grows as t² before, and slower beyond; where all of it is t² (gates without
     biases), what is odd goes from t³ to t². Changes of the ratios tell where, in logarithms.
+
+    Raises
+    ------
+    NotIdentifiable
+        All along the line answers are quadratic.
     """
     half = len(LINE) // 2
     t, y = LINE[half + 1 :], look.answers
     ahead, behind, at = y[half + 1 :], y[:half][::-1], y[half]
     size = np.maximum(np.linalg.norm(ahead, axis=1), np.linalg.norm(behind, axis=1))
     noise = 64 * UNIT * np.maximum.accumulate(size + np.linalg.norm(at))
-    odd_power = 2 if size[-1] > 20 * size[-2] else 1
-    for part, power in ((ahead + behind - 2 * at, 2), (ahead - behind, odd_power)):
+    odd, even = ahead - behind, ahead + behind - 2 * at
+    quadratic = size[-1] > 20 * size[-2]
+
+    def changes(part: Array, power: int) -> Array:
         ratio, error = part / t[:, None] ** power, noise / t**power
         change = np.linalg.norm(np.diff(ratio, axis=0), axis=1)
-        told = change > error[1:] + error[:-1] + 1e-8 * np.max(np.linalg.norm(ratio[4:], axis=1))
-        if np.any(told):
-            middle = np.log2(np.sqrt(t[1:] * t[:-1]))
-            return float(2.0 ** np.average(middle[told], weights=change[told]))
-    return look.length
+        least = 1e-8 * np.max(np.linalg.norm(ratio[4:], axis=1))
+        return np.where(change > error[1:] + error[:-1] + least, change, 0.0)
+
+    change, linear = changes(even, 2), changes(odd, 1)
+    if not np.any(change):
+        if quadratic and not np.any(linear):
+            raise Reason.LAYER_IS_QUADRATIC.error({"c": at})
+        change = changes(odd, 2) if quadratic else linear
+    if not np.any(change):
+        return look.length
+    return float(2.0 ** np.average(np.log2(np.sqrt(t[1:] * t[:-1])), weights=change))
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,8 +159,9 @@ class SmoothSearch:
                 along = np.concatenate([readings.along, along])
             readings = Readings(x, y, ways, step, along, none, along[:0])
             rank, width = rank_of(readings), y.shape[1]
-            if max(rank, 0 if rank else count) > FULL * n * width and n < d:
-                wider = min(d, int(np.ceil((rank or GROWTH * count) / (FULL * width))))
+            most = d if rank else min(d, MOST_DIRECTIONS)
+            if (rank or count) > FULL * n * width and n < most:
+                wider = min(most, int(np.ceil((rank or GROWTH * count) / (FULL * width))))
                 more = yield from self._differences(x, y, ways[n:wider], "steps")
                 n, along = wider, np.concatenate([along, more], axis=2)
                 readings = replace(readings, along=along)
@@ -239,11 +255,8 @@ class SmoothClaim(LayerClaim):
             "Errors of A, b, B and c are for neurons in the order of the model"
             + (" whose rows of A have the norms of their columns of B." * bool(self.model.gate) or ".")
             + (" Those of gates are G's and g's." * bool(self.model.gate)),
-            f"constant, slope: ``‖F̂(x) − F(x)‖₂`` ≤ constant + slope·‖x‖ for every x of norm up to "
-            f"{self.reach:.2g}."
-            if self.model.gate
-            else "constant, slope: ``‖F̂(x) − F(x)‖₂`` ≤ constant + slope·‖x‖ for every x.",
-            f"Tokens up to a norm of {self.reach:.2g} were asked.",
+            "constant, slope: ``‖F̂(x) − F(x)‖₂`` ≤ constant + slope·‖x‖ for every x of norm up to "
+            f"{self.reach:.2g}. Tokens up to that norm were asked.",
             "Only single tokens were asked: about sequences of several tokens (attention) nothing "
             "is known.",
             "The target is one hidden layer of neurons of one activation, and all were found: the "
