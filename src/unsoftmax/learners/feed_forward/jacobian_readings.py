@@ -47,8 +47,9 @@ IN_SPAN = 100.0
 # A gap: a singular value so many times the next one, which is below this share of the largest; and
 # so many are beyond. Differences of step 1e-4 leave 5e-6, rows 1e-3 at least.
 GAP, FLOOR, BEYOND = 30.0, 1e-4, 3
-# Passes of deferred correction: 1e-4, 1e-8, 1e-10; one more tells the last two apart.
-PASSES = 3
+# Passes of deferred correction, at most: 1e-4, 1e-8, 1e-10, more where neurons are nearly alike. The
+# last one changes parameters by more than this share of what the one before did.
+PASSES, CHANGED = 10, 0.3
 # Weights are not those of the activation if they miss its curve by more, and by so many times what
 # most neurons do. A right neuron that hardly shows misses by as much. No activation suits where
 # the best misses by more than this before any correction, or that behind all.
@@ -109,15 +110,19 @@ def derivatives(layer: FeedForward, x: Array, ways: Array) -> Array:
     found = np.zeros((len(x), len(layer.c), len(ways)))
     for k, way in enumerate(ways):
         change = sum(slope * (row @ way) for slope, row in zip(slopes, rows, strict=True))
-        found[:, :, k] = change @ layer.B.T + layer.residual * way
+        found[:, :, k] = change @ layer.B.T
+        if layer.residual:
+            found[:, :, k] += way
     return found
 
 
 def curvature(layer: FeedForward, x: Array, ways: Array, step: float) -> Array:
     """Return what differences along directions miss derivatives by, (X, p, n)."""
     at = layer(x)
-    ahead = np.stack([layer(x + step * way) for way in ways], axis=2) if len(ways) else 0.0
-    return np.asarray((ahead - at[:, :, None]) / step - derivatives(layer, x, ways))
+    found = -derivatives(layer, x, ways)
+    for k, way in enumerate(ways):
+        found[:, :, k] += (layer(x + step * way) - at) / step
+    return found
 
 
 def rows_of(layer: FeedForward) -> tuple[Array, ...]:
@@ -181,8 +186,10 @@ def layer_from(
     """
     m, q, n = rows.members.E.shape
     across = readings.across - readings.across.mean(axis=0)
-    rest = solved(rows.equations(readings.few), across.reshape(-1, across.shape[2]))
-    E = rows.members.E @ readings.ways[:n] + rest.reshape(m, q, -1) @ readings.ways[n:]
+    E = rows.members.E @ readings.ways[:n]
+    if n < len(readings.ways):
+        rest = solved(rows.equations(readings.few), across.reshape(-1, across.shape[2]))
+        E = E + rest.reshape(m, q, -1) @ readings.ways[n:]
     xi = np.einsum("xd,jkd->jxk", readings.x, E, optimize=True)
     data = CurveData(xi, rows.weights.reshape(-1, m, q).transpose(1, 0, 2))
     if known is None:
@@ -287,10 +294,8 @@ def rank_of(readings: Readings) -> int:
     s = np.linalg.svd(readings.centred, compute_uv=False)[: len(readings.x) - 1]
     if len(s) <= BEYOND + 1 or not s[0]:
         return 0
-    ratios = s[:-1] / np.maximum(s[1:], TINY)
-    place = int(np.argmax(ratios[: len(s) - BEYOND]))
-    clear = ratios[place] > GAP and s[place + 1] < FLOOR * s[0]
-    return place + 1 if clear else 0
+    gaps = (s[:-1] > GAP * s[1:]) & (s[1:] < FLOOR * s[0])
+    return 1 + int(np.argmax(gaps)) if np.any(gaps[: len(s) - BEYOND]) else 0
 
 
 def corrected_layer(
@@ -303,12 +308,16 @@ def corrected_layer(
     ModelMismatch
         The weights of some neurons are not those of the activation.
     """
-    missed = np.zeros(1)
+    missed, last = np.zeros(1), np.inf
     for _ in range(passes):
-        better = readings.corrected(layer)
+        before, better = layer, readings.corrected(layer)
         span, _ = span_of(better, len(rows_of(layer)) * len(layer.b))
         rows = Rows.of(better, members_from(layer, better, span))
         layer, missed = layer_from(better, rows, names, layer)
+        change = float(np.linalg.norm(layer.A - before.A) / np.linalg.norm(layer.A))
+        if change > CHANGED * last:
+            break
+        last = change
     usual = float(np.quantile(missed, 0.25))
     if usual > SUITS:
         raise Reason.NO_ACTIVATION_SUITS.error(activation=layer.activation, missed=usual)

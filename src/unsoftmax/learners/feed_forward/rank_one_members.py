@@ -28,8 +28,12 @@ STARTS, MORE_STARTS, DRAWS = 1.4, 8, 12
 NEAR = 0.97
 # Newton's steps; each squares what is missing.
 NEWTON = 5
+# Keeps their equations solvable where two members are alike.
+RIDGE = 1e-13
 # So many members say how many rows each has.
 FEW = 4
+# A row beside such a b is in the space if so much of it is.
+ROW = 0.99
 # Members are the same where b's are as parallel as this.
 SAME = 1e-2
 
@@ -140,6 +144,7 @@ class Span:
         for k in range(q):
             own = slice(p + k * n, p + (k + 1) * n)
             H[:, own, own] += within
+        H += RIDGE * np.eye(p + q * n)
         change = np.linalg.solve(H, -np.hstack([by_b, by_E])[:, :, None])[:, :, 0]
         b, E = one.b + change[:, :p], one.E + change[:, p:].reshape(m, q, n)
         return Members(b / np.linalg.norm(b, axis=1, keepdims=True), _orthonormal(E))
@@ -150,11 +155,11 @@ class Span:
         Q = np.linalg.qr(inside.T, mode="complete")[0]
         return Span(Q[:, len(inside) :].T @ self.basis, self.p)
 
-    def multiplicities(self, one: Members, tolerance: float) -> Array:
+    def multiplicities(self, one: Members) -> Array:
         """Return how many dimensions of rows each b is a member with."""
         U = self.basis.reshape(len(self.basis), self.p, -1)
         C = np.einsum("rpn,jp->jrn", U, one.b, optimize=True)
-        return np.sum(np.linalg.eigvalsh(C.transpose(0, 2, 1) @ C) > 1 - tolerance, axis=1)
+        return np.sum(np.linalg.eigvalsh(C.transpose(0, 2, 1) @ C) > ROW, axis=1)
 
     def widened(self, one: Members, q: int) -> Members:
         """Return the same b with the q rows that are most in the space."""
@@ -196,7 +201,7 @@ def find_members(span: Span, tolerance: float, rng: np.random.Generator) -> Memb
             known = known.beside(ended.taken(span.values(ended) > 1 - tolerance))
             known = known.taken(Members(*(x[:0] for x in known)).lacks(known))
             tried = tried.taken(known.lacks(tried))
-            if q == 1 and len(known.b) >= FEW and np.median(span.multiplicities(known, 10 * tolerance)) == 2:
+            if q == 1 and len(known.b) >= FEW and np.median(span.multiplicities(known)) == 2:
                 q, known, tried = 2, span.refined(span.widened(known, 2)), span.widened(tried, 2)
                 known = known.taken(Members(*(x[:0] for x in known)).lacks(known))
             if len(known.b) >= r // q or not len(tried.b):

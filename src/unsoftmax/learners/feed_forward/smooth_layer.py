@@ -45,10 +45,11 @@ from unsoftmax.probes import Array, Indices, Round
 from unsoftmax.protocol import Answers, Steps
 from unsoftmax.refusals import Reason
 
-# Directions of steps at every base point, at least; more where so many rows for each number of a
-# span's matrices are exceeded. Fewer: members of rank one are not the only ones.
-DIRECTIONS, FULL = 8, 0.7
-# And at most, where no gap is seen: a refusal should not take too long.
+# Directions of steps at every base point, at least; more where rows are more than such a share of
+# (n − 1)(d_out − 1), beyond which there are other members of rank one.
+DIRECTIONS, FULL = 8, 0.82
+# And at most, where no gap is seen and answers are as wide as tokens: a refusal should not take too
+# long.
 MOST_DIRECTIONS = 16
 # Base points, beside rows; more at first, and each time a gap is missing.
 POINTS, MORE_POINTS, FIRST_POINTS, GROWTH = 1.25, 8, 24, 1.25
@@ -59,8 +60,8 @@ STEP = 1e-4
 # Base points of the other directions, for as many as there are unknowns; draws of which the best
 # conditioned is taken.
 EQUATIONS, CHOICES = 1.3, 6
-# Draws of errors for the certificate.
-DRAWS = 3
+# Draws of errors for the certificate, and passes that solve with them.
+DRAWS, AGAIN = 3, 2
 # No activation is steeper.
 STEEPEST = 1.13
 # Fresh tokens are up to so many length scales long.
@@ -86,20 +87,23 @@ def bending_length(look: OpeningLook) -> float:
     odd, even = ahead - behind, ahead + behind - 2 * at
     quadratic = size[-1] > 20 * size[-2]
 
-    def changes(part: Array, power: int) -> Array:
-        ratio, error = part / t[:, None] ** power, noise / t**power
+    def changes(ratio: Array, error: Array) -> Array:
         change = np.linalg.norm(np.diff(ratio, axis=0), axis=1)
         least = 1e-8 * np.max(np.linalg.norm(ratio[4:], axis=1))
         return np.where(change > error[1:] + error[:-1] + least, change, 0.0)
 
-    change, linear = changes(even, 2), changes(odd, 1)
+    slopes, middle = odd / t[:, None], np.sqrt(t[1:] * t[:-1])
+    change, linear = changes(even / t[:, None] ** 2, noise / t**2), changes(slopes, noise / t)
     if not np.any(change):
+        change = linear
         if quadratic and not np.any(linear):
             raise Reason.LAYER_IS_QUADRATIC.error({"c": at})
-        change = changes(odd, 2) if quadratic else linear
+        if quadratic:
+            rise, error = np.diff(slopes, axis=0) / middle[:, None], noise[1:] / t[1:] ** 2
+            change, middle = changes(rise, 8 * error), t[1:-1]
     if not np.any(change):
         return look.length
-    return float(2.0 ** np.average(np.log2(np.sqrt(t[1:] * t[:-1])), weights=change))
+    return float(2.0 ** np.average(np.log2(middle), weights=change))
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +142,12 @@ class SmoothSearch:
             names = (family.get(self.activation, self.activation),)
         rows = Rows.of(readings, members)
         few = self._few(rows, readings)
-        x, others = readings.x[few], readings.ways[readings.along.shape[2] :]
-        across = yield from self._differences(x, readings.y[few], others, "other directions")
+        others = readings.ways[readings.along.shape[2] :]
+        if len(others):
+            x, y = readings.x[few], readings.y[few]
+            across = yield from self._differences(x, y, others, "other directions")
+        else:
+            across = readings.along[few, :, :0]
         readings = replace(readings, few=few, across=across)
         layer, _ = layer_from(readings, rows, names)
         layer = corrected_layer(readings, layer, names)
@@ -159,9 +167,10 @@ class SmoothSearch:
                 along = np.concatenate([readings.along, along])
             readings = Readings(x, y, ways, step, along, none, along[:0])
             rank, width = rank_of(readings), y.shape[1]
-            most = d if rank else min(d, MOST_DIRECTIONS)
-            if (rank or count) > FULL * n * width and n < most:
-                wider = min(most, int(np.ceil((rank or GROWTH * count) / (FULL * width))))
+            most = d if rank else min(d, -(-MOST_DIRECTIONS * max(d, width) // width))
+            if (rank or count) > FULL * (n - 1) * (width - 1) and n < most:
+                room = FULL * (width - 1)
+                wider = min(most, 1 + int(np.ceil((rank or GROWTH * count) / room)))
                 more = yield from self._differences(x, y, ways[n:wider], "steps")
                 n, along = wider, np.concatenate([along, more], axis=2)
                 readings = replace(readings, along=along)
@@ -216,7 +225,7 @@ class SmoothClaim(LayerClaim):
         reach = min(longest, (GATED_REACH if layer.gate else PLAIN_REACH) * length)
         sigma = readings.noise(layer)
         drawn = [
-            corrected_layer(readings.disturbed(sigma, rng), layer, (layer.activation,), 1)
+            corrected_layer(readings.disturbed(sigma, rng), layer, (layer.activation,), AGAIN)
             for _ in range(DRAWS)
         ]
         each = [_errors(layer, one, reach) for one in drawn]
