@@ -150,8 +150,7 @@ class Rows:
     @classmethod
     def of(cls, readings: Readings, members: Members) -> Rows:
         """Solve for the weights."""
-        weights = np.linalg.lstsq(members.rows.T, readings.centred.T, rcond=None)[0].T
-        return cls(members, np.asarray(weights))
+        return cls(members, solved(members.rows.T, readings.centred.T).T)
 
     def equations(self, few: Indices) -> Array:
         """Return what the rows' further parts are multiplied with at base points, (K·p, m·q)."""
@@ -309,11 +308,11 @@ def corrected_layer(
         The weights of some neurons are not those of the activation.
     """
     missed, last = np.zeros(1), np.inf
-    for _ in range(passes):
+    for done in range(passes):
         before, better = layer, readings.corrected(layer)
         span, _ = span_of(better, len(rows_of(layer)) * len(layer.b))
         rows = Rows.of(better, members_from(layer, better, span))
-        layer, missed = layer_from(better, rows, names, layer)
+        layer, missed = layer_from(better, rows, names if done < 2 else (layer.activation,), layer)
         change = float(np.linalg.norm(layer.A - before.A) / np.linalg.norm(layer.A))
         if change > CHANGED * last:
             break

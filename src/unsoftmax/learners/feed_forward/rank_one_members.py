@@ -26,8 +26,8 @@ STEPS, ROUNDS = 15, 24
 STARTS, MORE_STARTS, DRAWS = 1.4, 8, 12
 # Values from which Newton's steps converge, as a rule.
 NEAR = 0.97
-# Newton's steps; each squares what is missing.
-NEWTON = 5
+# Newton's steps, at most: each squares what is missing, and one below this is the last.
+NEWTON, CLOSE = 5, 1e-7
 # Keeps their equations solvable where two members are alike.
 RIDGE = 1e-13
 # So many members say how many rows each has.
@@ -115,14 +115,19 @@ class Span:
             one = Members(b, _orthonormal(np.einsum("jkpn,jp->jkn", W, b)))
         return one
 
-    def refined(self, one: Members, steps: int = NEWTON) -> Members:
+    def refined(self, one: Members) -> Members:
         """Take Newton's steps on b ⊗ e_k − P(b ⊗ e_k) = 0."""
-        for _ in range(steps):
-            parts = [self._newton(part) for part in _parts(one)]
-            one = Members(*map(np.concatenate, zip(*parts, strict=True))) if parts else one
+        parts = [self._refined(part) for part in _parts(one)]
+        return Members(*map(np.concatenate, zip(*parts, strict=True))) if parts else one
+
+    def _refined(self, one: Members) -> Members:
+        for _ in range(NEWTON):
+            one, change = self._newton(one)
+            if change < CLOSE:
+                break
         return one
 
-    def _newton(self, one: Members) -> Members:
+    def _newton(self, one: Members) -> tuple[Members, float]:
         m, q, n = one.E.shape
         p, U = self.p, self.basis.reshape(-1, self.p, n)
         miss = _outer(one.b, one.E) - self.projected(one)
@@ -147,7 +152,8 @@ class Span:
         H += RIDGE * np.eye(p + q * n)
         change = np.linalg.solve(H, -np.hstack([by_b, by_E])[:, :, None])[:, :, 0]
         b, E = one.b + change[:, :p], one.E + change[:, p:].reshape(m, q, n)
-        return Members(b / np.linalg.norm(b, axis=1, keepdims=True), _orthonormal(E))
+        moved = Members(b / np.linalg.norm(b, axis=1, keepdims=True), _orthonormal(E))
+        return moved, float(np.max(np.abs(change)))
 
     def without(self, known: Members) -> Span:
         """Return what of the space is orthogonal to known members."""

@@ -100,7 +100,7 @@ def bending_length(look: OpeningLook) -> float:
             raise Reason.LAYER_IS_QUADRATIC.error({"c": at})
         if quadratic:
             rise, error = np.diff(slopes, axis=0) / middle[:, None], noise[1:] / t[1:] ** 2
-            change, middle = changes(rise, 8 * error), t[1:-1]
+            change, middle = changes(rise, 8 * error), t[2:]
     if not np.any(change):
         return look.length
     return float(2.0 ** np.average(np.log2(middle), weights=change))
