@@ -58,7 +58,7 @@ def smooth_errors(found: us.FeedForward, true: us.FeedForward) -> dict[str, np.n
     assert sorted(match) == [*range(len(true.b))]
     A, b, B = true.A[match], true.b[match], true.B[:, match]
     their: dict[str, Any] = {}
-    if true.gate is not None:
+    if true.gate is not None and found.gate is not None:
         G, g = true.gate[0][match], true.gate[1][match]
         if true.activation == "tanh":
             odd = np.sign(np.sum(G * found.gate[0], axis=1))

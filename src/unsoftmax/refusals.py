@@ -769,8 +769,8 @@ class Reason(Enum):
     LAYER_IS_SMOOTH = (
         ModelMismatch,
         "{where} answers bend everywhere: the target is smooth (GELU, SiLU, tanh, attention, a "
-        "normalisation), no feed-forward layer of ReLUs. Only ReLUs have hyperplanes to be found; "
-        "no learner here recovers a smooth layer.",
+        "normalisation), no feed-forward layer of ReLUs, which alone have hyperplanes to be found. "
+        "Smooth layers without a norm are recovered where no activation is given.",
     )
     JACOBIAN_WITHOUT_GAP = (
         ModelMismatch,

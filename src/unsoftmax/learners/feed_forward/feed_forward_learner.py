@@ -19,6 +19,9 @@ The mathematics: every neuron is a hyperplane, and across it the Jacobian jumps 
    apart (`fitted_layer`). About 30m queries.
 7. The hold-out confirms or refuses.
 
+Smooth activations, GELU to SwiGLU, have no hyperplanes: where the opening finds that answers bend
+everywhere, or an activation is given, Jacobians at many points tell the neurons (`smooth_layer`).
+
 Behind a norm answers tell directions alone: `behind_norm` has the same steps without sizes. After a
 norm no token is long: `after_norm` has chords in the place of the line. Which of these there is, if
 any, the first line's answers show: plain layers' grow with tokens.
@@ -69,6 +72,7 @@ FORMULAS: Mapping[str | None, str] = {
     "post": "7m + (d+1)·(1.2m/d + 2) + 1.1d + 175 for m neurons, 9m where m is 4d",
 }
 """Counts by where a norm is."""
+SMOOTH_FORMULA = "12.5m + 3.3d + 110 if its activation is smooth, 25m + 3.3d + 110 if it is gated"
 
 # Before a refusal so many tokens of the opening are asked again, whose answers changed if they
 # differ by more than this, of their size, which sums in another order do not reach, and than so
@@ -103,6 +107,11 @@ class FeedForwardLearner(Configured):
         whether x is added, is found. None: whether there is a norm, and where, is found.
     seed : int
         Decides the line and the hold-out: the same seed asks the same.
+    activation : str, optional
+        "relu", "gelu" (by the error function), "gelu_tanh", "silu", "quick_gelu", "softplus",
+        "sigmoid" or "tanh", of neurons or of their gates. None: which one is found.
+    gated : bool, optional
+        Whether neurons have gates, φ(G x + g) ⊙ (A x + b). None: whether they have is found.
 
     Raises
     ------
@@ -116,7 +125,9 @@ class FeedForwardLearner(Configured):
     float32 targets, of which up to about 32 neurons are recovered. Behind a norm about
     7m + (d + 1)(1.2m/d + 2) + 1.1d + 175, 9m at m = 4d, after one about 6.4m + 9d + 250, 9 to 10m
     at m = 4d, and float64 answers only. With ``norm=None`` a layer with a norm takes 31 more, or
-    up to 200 if the first guess is wrong; a plain one none.
+    up to 200 if the first guess is wrong; a plain one none. A smooth layer takes about
+    12.5m + 3.3d + 110, a gated one 25m + 3.3d + 110 if d_out is d; more where its rows (m, or 2m)
+    are more than 5.7(d_out − 1).
     *Determined up to* the order of neurons and a positive factor between row of A and column of B;
     both are returned with equal norms. Neurons on one hyperplane count as one. If they are active
     on opposite sides, or x is a sum of neurons, a linear part remains that takes more neurons, and
@@ -124,8 +135,13 @@ class FeedForwardLearner(Configured):
     of a norm its scale, shift and eps. Behind a LayerNorm the mean of B and c over the outputs is
     invisible, and 0. Of a norm before, scale and shift are part of A and b, and x is its n(x),
     shorter than √d: neurons that no such token switches are a linear part or nothing, and one that
-    hardly any switches may be missing, as the certificate says. *Tokens* are
-    up to 10⁶ times as long as the distance of a typical hyperplane.
+    hardly any switches may be missing, as the certificate says. Of smooth layers scale and sides
+    are determined, too; free are the order, the sign of a tanh, and of gated neurons a factor
+    between row of A and column of B. z σ(1.702 z) is a SiLU and a sigmoid a tanh of another scale:
+    a layer that was not given a name has the second one. All neurons must have one activation,
+    and rows be fewer than 0.8(d − 1)(d_out − 1); float64 answers, and no norm. Their bound holds
+    up to the length that ``.assumes`` names. *Tokens* are up to 10⁶ times as long as the distance
+    of a typical hyperplane.
     *Source*: beyond arXiv 2601.16873; Section 4.1's A_FFN for vectors.
 
     Examples
@@ -165,7 +181,7 @@ class FeedForwardLearner(Configured):
         if self.gated is not None:
             flag("gated", self.gated)
         if self.gated and self.activation == "relu":
-            raise ValueError("Gates of ReLUs are not recovered: their layers bend and are no planes.")
+            raise ValueError("Layers gated by ReLUs are not recovered.")
         if self._smooth and self.norm == "post":
             raise ValueError('Smooth layers with norm="post" are not recovered.')
 
@@ -177,16 +193,20 @@ class FeedForwardLearner(Configured):
         """Say what learning costs at most; what it takes is known only with the neurons."""
         m, d = self._most, int(self.dim)
         cost = ATTEMPTS * Cost.of(m * (PER_NEURON + 2 * d) + 16 * d + 1024, rounds=ROUNDS)
-        formula = f"about {FORMULAS[self.norm]}; refused beyond {cost.at_most:,}"
+        smooth = SMOOTH_FORMULA if self.activation != "relu" and self.norm is None else ""
+        bent = "" if self._smooth else FORMULAS[self.norm]
+        formula = (
+            f"about {'; '.join(filter(None, (bent, smooth)))}; refused beyond {cost.at_most:,}"
+        )
         return cost.plan(formula, 1, known=False)
 
     def steps(self, checks: int) -> Steps[FeedForward]:
         """Ask, and return what was found; see `unsoftmax.protocol.Learner`."""
         excess = (
             f"the target has more neurons than {self._most}, or is no feed-forward layer of one "
-            "hidden layer of ReLUs"
+            "hidden layer"
         )
-        contrary = "no feed-forward layer of one hidden layer of ReLUs"
+        contrary = "no feed-forward layer of one hidden layer"
         return (yield from as_planned(self._steps(checks), self.plan(), excess, contrary))
 
     def _steps(self, checks: int) -> Steps[FeedForward]:
@@ -233,7 +253,7 @@ class FeedForwardLearner(Configured):
         self, look: OpeningLook, checks: int, rng: np.random.Generator
     ) -> Steps[FeedForward]:
         """Recover a smooth layer, plain or gated."""
-        unit = bending_length(look) / np.sqrt(self.dim) / 2
+        unit = bending_length(look) / np.sqrt(self.dim)
         given = None if self.activation == "relu" else self.activation
         search = SmoothSearch(
             int(self.dim), unit, self._most, given, self.gated, asks("base points"), rng

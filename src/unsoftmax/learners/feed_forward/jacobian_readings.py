@@ -21,16 +21,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from unsoftmax.learners.feed_forward.neuron_curves import CurveData
-from unsoftmax.learners.feed_forward.rank_one_members import Members, Span, find_members
-from unsoftmax.models.arrays import TINY
+from unsoftmax.learners.feed_forward.rank_one_members import MatrixSpan, Members
 from unsoftmax.models.feed_forward import FeedForward
 from unsoftmax.models.neurons import ACTIVATIONS
 from unsoftmax.probes import Array, Indices
 from unsoftmax.refusals import Reason
 from unsoftmax.solve.full_rank import solved
 
-# Activations that weights tell apart: quick GELU is a SiLU of another scale, a sigmoid a tanh. Where
-# weights are not yet known to 1e-5 the two GELUs are alike.
+# Activations that weights tell apart: quick GELU is a SiLU of another scale, a sigmoid a tanh.
+# Where weights are not yet known to 1e-5 the two GELUs are alike.
 FAMILIES = ("gelu", "gelu_tanh", "silu", "softplus", "tanh")
 GATE_FAMILIES = ("gelu", "gelu_tanh", "silu", "softplus", "sigmoid")
 FAMILY_OF, GATE_FAMILY_OF = (
@@ -47,8 +46,8 @@ IN_SPAN = 100.0
 # A gap: a singular value so many times the next one, which is below this share of the largest; and
 # so many are beyond. Differences of step 1e-4 leave 5e-6, rows 1e-3 at least.
 GAP, FLOOR, BEYOND = 30.0, 1e-4, 3
-# Passes of deferred correction, at most: 1e-4, 1e-8, 1e-10, more where neurons are nearly alike. The
-# last one changes parameters by more than this share of what the one before did.
+# Passes of deferred correction, at most: 1e-4, 1e-8, 1e-10, more where neurons are nearly alike.
+# The last one changes parameters by more than this share of what the one before did.
 PASSES, CHANGED = 10, 0.3
 # Weights are not those of the activation if they miss its curve by more, and by so many times what
 # most neurons do. A right neuron that hardly shows misses by as much. No activation suits where
@@ -58,7 +57,7 @@ NEARLY, SUITS = 0.05, 1e-4
 
 
 @dataclass(frozen=True, slots=True)
-class Readings:
+class JacobianReadings:
     """Differences of answers, divided by their step, and what they are differences of."""
 
     x: Array
@@ -75,7 +74,7 @@ class Readings:
     across: Array
     """Differences there along the other directions, (K, p, d − n)."""
 
-    def corrected(self, layer: FeedForward) -> Readings:
+    def corrected(self, layer: FeedForward) -> JacobianReadings:
         """Return derivatives: differences, less what a layer says they are off by."""
         n = self.along.shape[2]
         along = self.along - curvature(layer, self.x, self.ways[:n], self.step)
@@ -89,7 +88,7 @@ class Readings:
         free = (len(self.x) - 1 - rank) * (self.centred.shape[1] - rank)
         return float(np.linalg.norm(s) / np.sqrt(max(free, 1)) * self.step / np.sqrt(2))
 
-    def disturbed(self, size: float, rng: np.random.Generator) -> Readings:
+    def disturbed(self, size: float, rng: np.random.Generator) -> JacobianReadings:
         """Return readings of answers that are off by drawn errors."""
         errors = size * rng.standard_normal(self.y.shape)
         along, across = (
@@ -148,7 +147,7 @@ class Rows:
     """(X, m·q), centred."""
 
     @classmethod
-    def of(cls, readings: Readings, members: Members) -> Rows:
+    def of(cls, readings: JacobianReadings, members: Members) -> Rows:
         """Solve for the weights."""
         return cls(members, solved(members.rows.T, readings.centred.T).T)
 
@@ -160,14 +159,14 @@ class Rows:
         return np.asarray(by.reshape(-1, m * q))
 
 
-def span_of(readings: Readings, rank: int) -> tuple[Span, float]:
+def span_of(readings: JacobianReadings, rank: int) -> tuple[MatrixSpan, float]:
     """Return the span of the centred differences, and what members may miss 1 by."""
     _, s, basis = np.linalg.svd(readings.centred, full_matrices=False)
     noise = s[rank] / s[rank - 1] if rank < len(s) else 0.0
-    return Span(basis[:rank], readings.y.shape[1]), IN_SPAN * float(noise) ** 2
+    return MatrixSpan(basis[:rank], readings.y.shape[1]), IN_SPAN * float(noise) ** 2
 
 
-def members_from(layer: FeedForward, readings: Readings, span: Span) -> Members:
+def members_from(layer: FeedForward, readings: JacobianReadings, span: MatrixSpan) -> Members:
     """Return the members of a span that are nearest to a layer's neurons."""
     b = layer.B.T / np.linalg.norm(layer.B, axis=0)[:, None]
     n = readings.along.shape[2]
@@ -177,7 +176,7 @@ def members_from(layer: FeedForward, readings: Readings, span: Span) -> Members:
 
 
 def layer_from(
-    readings: Readings, rows: Rows, names: tuple[str, ...], known: FeedForward | None = None
+    readings: JacobianReadings, rows: Rows, names: tuple[str, ...], known: FeedForward | None = None
 ) -> tuple[FeedForward, Array]:
     """Return the layer that rows and their weights make, and what its curves miss, (m,).
 
@@ -216,7 +215,7 @@ def layer_from(
     return _closed(readings, bare), curves.missed
 
 
-def _start(known: FeedForward, E: Array, readings: Readings) -> Array:
+def _start(known: FeedForward, E: Array, readings: JacobianReadings) -> Array:
     """Return what curves of members with rows E are by a layer."""
     first = rows_of(known)[0] @ readings.ways[: E.shape[2]].T
     along = np.einsum("jkn,jn->jk", E, first)
@@ -226,7 +225,7 @@ def _start(known: FeedForward, E: Array, readings: Readings) -> Array:
     return np.column_stack([np.log(np.abs(along)), known.b * np.sign(along[:, 0])])
 
 
-def _closed(readings: Readings, bare: FeedForward) -> FeedForward:
+def _closed(readings: JacobianReadings, bare: FeedForward) -> FeedForward:
     """Return the layer with its neurons on their sides, the residual and the constant."""
     n = readings.along.shape[2]
     left = [
@@ -288,7 +287,7 @@ def renamed(layer: FeedForward, name: str | None) -> FeedForward:
     return FeedForward(A, b, B, c, layer.residual, None, name, gate)
 
 
-def rank_of(readings: Readings) -> int:
+def rank_of(readings: JacobianReadings) -> int:
     """Return how many rows the centred differences show, 0 if there is no gap."""
     s = np.linalg.svd(readings.centred, compute_uv=False)[: len(readings.x) - 1]
     if len(s) <= BEYOND + 1 or not s[0]:
@@ -298,7 +297,7 @@ def rank_of(readings: Readings) -> int:
 
 
 def corrected_layer(
-    readings: Readings, layer: FeedForward, names: tuple[str, ...], passes: int = PASSES
+    readings: JacobianReadings, layer: FeedForward, names: tuple[str, ...], passes: int = PASSES
 ) -> FeedForward:
     """Solve again and again with differences that are corrected by the layer found so far.
 

@@ -136,7 +136,10 @@ class CurveData:
         few = self.taken(slice(None), slice(None, POINTS))
         starts = few.cells()
         missed = np.array(
-            [[np.linalg.norm(few.solved(activation, x)[1], axis=1) for x in group] for group in starts]
+            [
+                [np.linalg.norm(few.solved(activation, x)[1], axis=1) for x in group]
+                for group in starts
+            ]
         )
         best = np.argmin(missed, axis=1)
         starts = np.take_along_axis(starts, best[:, None, :, None], axis=1)[:, 0]

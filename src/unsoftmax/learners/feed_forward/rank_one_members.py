@@ -66,7 +66,8 @@ class Members(NamedTuple):
                 if np.any(alike):
                     continue
             new[k] = True
-            seen.append(other.b[k]); rows.append(other.E[k, 0])
+            seen.append(other.b[k])
+            rows.append(other.E[k, 0])
         return new
 
     def beside(self, other: Members) -> Members:
@@ -90,7 +91,7 @@ def _orthonormal(E: Array) -> Array:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class MatrixSpan:
     """A space of matrices (p, n) by an orthonormal basis (r, p·n)."""
 
     basis: Array
@@ -155,17 +156,17 @@ class Span:
         moved = Members(b / np.linalg.norm(b, axis=1, keepdims=True), _orthonormal(E))
         return moved, float(np.max(np.abs(change)))
 
-    def without(self, known: Members) -> Span:
+    def without(self, known: Members) -> MatrixSpan:
         """Return what of the space is orthogonal to known members."""
         inside = known.rows @ self.basis.T
         Q = np.linalg.qr(inside.T, mode="complete")[0]
-        return Span(Q[:, len(inside) :].T @ self.basis, self.p)
+        return MatrixSpan(Q[:, len(inside) :].T @ self.basis, self.p)
 
     def multiplicities(self, one: Members) -> Array:
         """Return how many dimensions of rows each b is a member with."""
         U = self.basis.reshape(len(self.basis), self.p, -1)
         C = np.einsum("rpn,jp->jrn", U, one.b, optimize=True)
-        return np.sum(np.linalg.eigvalsh(C.transpose(0, 2, 1) @ C) > ROW, axis=1)
+        return np.asarray(np.sum(np.linalg.eigvalsh(C.transpose(0, 2, 1) @ C) > ROW, axis=1))
 
     def widened(self, one: Members, q: int) -> Members:
         """Return the same b with the q rows that are most in the space."""
@@ -181,7 +182,7 @@ def _parts(one: Members) -> list[Members]:
     return [Members(one.b[k : k + size], one.E[k : k + size]) for k in range(0, len(one.b), size)]
 
 
-def find_members(span: Span, tolerance: float, rng: np.random.Generator) -> Members:
+def find_members(span: MatrixSpan, tolerance: float, rng: np.random.Generator) -> Members:
     """Find all members that starts lead to; how many there are says who asks.
 
     Rows are one each, or two where a few that are found first have two.

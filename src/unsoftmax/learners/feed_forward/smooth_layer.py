@@ -15,8 +15,9 @@ Target F(x) = B φ(A x + a) + c (+ x), or B (φ(G x + g) ⊙ (A x + a)) + c (+ x
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 
@@ -25,7 +26,7 @@ from unsoftmax.learners.feed_forward.jacobian_readings import (
     FAMILY_OF,
     GATE_FAMILIES,
     GATE_FAMILY_OF,
-    Readings,
+    JacobianReadings,
     Rows,
     corrected_layer,
     layer_from,
@@ -38,7 +39,6 @@ from unsoftmax.learners.feed_forward.line_cells import AskTokens
 from unsoftmax.learners.feed_forward.opening_look import LINE, OpeningLook, drawn_directions
 from unsoftmax.learners.feed_forward.rank_one_members import find_members
 from unsoftmax.measure.precision import UNIT
-from unsoftmax.models.arrays import TINY
 from unsoftmax.models.feed_forward import FeedForward
 from unsoftmax.models.neurons import ACTIVATIONS
 from unsoftmax.probes import Array, Indices, Round
@@ -128,7 +128,7 @@ class SmoothSearch:
         claim = SmoothClaim.of(layer, readings, self.longest, self.rng)
         return (yield from claim.tested(checks, self.rng))
 
-    def _searched(self) -> Generator[Round, Answers, tuple[FeedForward, Readings]]:
+    def _searched(self) -> Generator[Round, Answers, tuple[FeedForward, JacobianReadings]]:
         readings, rank = yield from self._with_gap()
         span, tolerance = span_of(readings, rank)
         members = find_members(span, tolerance, self.rng)
@@ -137,6 +137,7 @@ class SmoothSearch:
             raise Reason.MEMBERS_MISSING.error(found=m, rows=rank, each=q)
         if self.gated is not None and self.gated != (q == 2):
             raise Reason.OTHER_GATES.error(said="gated" if self.gated else "not gated", each=q)
+        names: tuple[str, ...]
         names, family = (FAMILIES, FAMILY_OF) if q == 1 else (GATE_FAMILIES, GATE_FAMILY_OF)
         if self.activation is not None:
             names = (family.get(self.activation, self.activation),)
@@ -153,7 +154,7 @@ class SmoothSearch:
         layer = corrected_layer(readings, layer, names)
         return renamed(layer, self.activation), readings
 
-    def _with_gap(self) -> Generator[Round, Answers, tuple[Readings, int]]:
+    def _with_gap(self) -> Generator[Round, Answers, tuple[JacobianReadings, int]]:
         """Ask base points and steps from them until the number of rows shows."""
         d, step, none = self.dim, STEP * self.unit, np.zeros(0, int)
         ways = np.linalg.qr(self.rng.standard_normal((d, d)))[0].T
@@ -165,7 +166,7 @@ class SmoothSearch:
             if readings is not None:
                 x, y = np.vstack([readings.x, x]), np.vstack([readings.y, y])
                 along = np.concatenate([readings.along, along])
-            readings = Readings(x, y, ways, step, along, none, along[:0])
+            readings = JacobianReadings(x, y, ways, step, along, none, along[:0])
             rank, width = rank_of(readings), y.shape[1]
             most = d if rank else min(d, -(-MOST_DIRECTIONS * max(d, width) // width))
             if (rank or count) > FULL * (n - 1) * (width - 1) and n < most:
@@ -183,7 +184,8 @@ class SmoothSearch:
             count = max(count, wanted)
 
     def _points(self, count: int) -> Array:
-        lengths = np.exp(self.rng.uniform(*np.log(LENGTHS), count)) * self.unit
+        low, high = np.log(LENGTHS)
+        lengths = np.exp(self.rng.uniform(low, high, count)) * self.unit
         return np.asarray(lengths[:, None] * self.rng.standard_normal((count, self.dim)))
 
     def _differences(
@@ -195,7 +197,7 @@ class SmoothSearch:
         slopes = (moved.reshape(len(x), len(ways), -1) - y[:, None]) / step
         return np.asarray(slopes.transpose(0, 2, 1))
 
-    def _few(self, rows: Rows, readings: Readings) -> Indices:
+    def _few(self, rows: Rows, readings: JacobianReadings) -> Indices:
         """Choose base points at which all rows show."""
         p, r = readings.y.shape[1], rows.weights.shape[1]
         count = min(len(readings.x), int(EQUATIONS * (r + p) / p) + 2)
@@ -210,12 +212,16 @@ class SmoothClaim(LayerClaim):
 
     reach: float = np.inf
     """Fresh tokens are no longer."""
+    contrary: ClassVar[str] = (
+        "no feed-forward layer of one hidden layer, or its activation is not quite one that is "
+        "known, or its answers are too noisy"
+    )
 
     @classmethod
     def of(
         cls,
         layer: FeedForward,
-        readings: Readings,
+        readings: JacobianReadings,
         longest: float,
         rng: np.random.Generator,
     ) -> SmoothClaim:
@@ -243,10 +249,6 @@ class SmoothClaim(LayerClaim):
         )
         return cls(layer, look, errors, _notes(layer), True, reach=reach)
 
-    @property
-    def _contrary(self) -> str:
-        return "no feed-forward layer of one hidden layer, or its neurons are not all alike"
-
     def tested(self, checks: int, rng: np.random.Generator) -> Steps[FeedForward]:
         """Ask the hold-out; return the layer and how sure it is, or refuse it."""
         return (yield from self._held_out(checks, rng))
@@ -262,7 +264,10 @@ class SmoothClaim(LayerClaim):
     def _assumed(self, checks: int) -> tuple[str, ...]:
         return (
             "Errors of A, b, B and c are for neurons in the order of the model"
-            + (" whose rows of A have the norms of their columns of B." * bool(self.model.gate) or ".")
+            + (
+                " whose rows of A have the norms of their columns of B." * bool(self.model.gate)
+                or "."
+            )
             + (" Those of gates are G's and g's." * bool(self.model.gate)),
             "constant, slope: ``‖F̂(x) − F(x)‖₂`` ≤ constant + slope·‖x‖ for every x of norm up to "
             f"{self.reach:.2g}. Tokens up to that norm were asked.",
@@ -279,7 +284,9 @@ class SmoothClaim(LayerClaim):
 
 def _errors(layer: FeedForward, other: FeedForward, reach: float) -> dict[str, float]:
     """Return what another layer differs by: its arrays, and the function up to a length."""
-    off = {name: other.arrays()[name] - array for name, array in layer.arrays().items() if array.ndim}
+    off = {
+        name: other.arrays()[name] - array for name, array in layer.arrays().items() if array.ndim
+    }
     off = {name: change for name, change in off.items() if name not in ("activation", "residual")}
     errors = {name: float(np.linalg.norm(change)) for name, change in off.items()}
     phi = ACTIVATIONS[layer.activation].of(np.zeros(1))[0]
