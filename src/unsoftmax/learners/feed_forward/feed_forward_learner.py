@@ -86,6 +86,9 @@ PER_NEURON = 16
 
 # A target that shows more than so many kinks for each dimension, and so many more, is refused.
 NEURONS_PER_DIM, NEURONS = 16, 1024
+# Where answers are bounded and no activation was given, of so many for each dimension: most such
+# targets have a norm, and are refused for less.
+SIGMOIDS_PER_DIM = 6
 # Lines before a target is refused; from the second on kinks are looked at once more, which tells
 # neurons apart whose columns of B are parallel. Limit on the rounds of each; 50 are usual.
 ATTEMPTS, ROUNDS = 3, 1000
@@ -138,7 +141,8 @@ class FeedForwardLearner(Configured):
     hardly any switches may be missing, as the certificate says. Of smooth layers scale and sides
     are determined, too; free are the order, the sign of a tanh, and of gated neurons a factor
     between row of A and column of B. z σ(1.702 z) is a SiLU and a sigmoid a tanh of another scale:
-    a layer that was not given a name has the second one. All neurons must have one activation,
+    a layer that was not given a name has the second one. Where answers are bounded (sigmoid,
+    tanh) more than 6d neurons take their ``activation``. All neurons must have one activation,
     and rows be fewer than 0.8(d − 1)(d_out − 1); float64 answers, and no norm. Their bound holds
     up to the length that ``.assumes`` names. *Tokens* are up to 10⁶ times as long as the distance
     of a typical hyperplane.
@@ -216,7 +220,7 @@ class FeedForwardLearner(Configured):
         opening = TargetOpening(int(self.dim), asks("opening"), rng)
         look = yield from opening.line()
         if self._smooth:
-            return (yield from self._smoothly(look, checks, rng))
+            return (yield from self._smoothly(look, self._most, checks, rng))
         try:
             return (yield from self._bent(opening, look, checks, rng))
         except ModelMismatch as error:
@@ -224,9 +228,10 @@ class FeedForwardLearner(Configured):
             if self.activation or not smooth:
                 raise
             if error.reason == Reason.LAYER_IS_SMOOTH.name:
-                return (yield from self._smoothly(look, checks, rng))
+                return (yield from self._smoothly(look, self._most, checks, rng))
             try:
-                return (yield from self._smoothly(look, checks, rng))
+                most = SIGMOIDS_PER_DIM * int(self.dim)
+                return (yield from self._smoothly(look, most, checks, rng))
             except ModelMismatch:
                 raise error from None
 
@@ -250,13 +255,13 @@ class FeedForwardLearner(Configured):
         return error.reason == Reason.LAYER_IS_SMOOTH.name
 
     def _smoothly(
-        self, look: OpeningLook, checks: int, rng: np.random.Generator
+        self, look: OpeningLook, most: int, checks: int, rng: np.random.Generator
     ) -> Steps[FeedForward]:
         """Recover a smooth layer, plain or gated."""
         unit = bending_length(look) / np.sqrt(self.dim)
         given = None if self.activation == "relu" else self.activation
         search = SmoothSearch(
-            int(self.dim), unit, self._most, given, self.gated, asks("base points"), rng
+            int(self.dim), unit, most, given, self.gated, asks("base points"), rng
         )
         try:
             return (yield from search.steps(checks))

@@ -119,13 +119,11 @@ class SmoothSearch:
     gated: bool | None
     ask: AskTokens
     rng: np.random.Generator
-    longest: float = np.inf
-    """No token is longer."""
 
     def steps(self, checks: int) -> Steps[FeedForward]:
         """Find the layer, draw its errors, test it."""
         layer, readings = yield from self._searched()
-        claim = SmoothClaim.of(layer, readings, self.longest, self.rng)
+        claim = SmoothClaim.of(layer, readings, self.rng)
         return (yield from claim.tested(checks, self.rng))
 
     def _searched(self) -> Generator[Round, Answers, tuple[FeedForward, JacobianReadings]]:
@@ -179,7 +177,9 @@ class SmoothSearch:
             wanted = int(POINTS * rank) + MORE_POINTS if rank else int(GROWTH * count) + 1
             if rank and count >= wanted:
                 return readings, rank
-            if wanted > min(GROWTH * n * width + 3 * MORE_POINTS, 2 * POINTS * self.most):
+            if wanted > min(
+                GROWTH * n * width + 3 * MORE_POINTS, 2 * POINTS * self.most + FIRST_POINTS
+            ):
                 raise Reason.JACOBIAN_WITHOUT_GAP.error(points=count, room=n * width)
             count = max(count, wanted)
 
@@ -222,13 +222,12 @@ class SmoothClaim(LayerClaim):
         cls,
         layer: FeedForward,
         readings: JacobianReadings,
-        longest: float,
         rng: np.random.Generator,
     ) -> SmoothClaim:
         """Draw errors of the size that differences miss the layer by, and solve with them again."""
         x, y = readings.x, readings.y
         length = float(np.median(np.linalg.norm(x, axis=1)))
-        reach = min(longest, (GATED_REACH if layer.gate else PLAIN_REACH) * length)
+        reach = (GATED_REACH if layer.gate else PLAIN_REACH) * length
         sigma = readings.noise(layer)
         drawn = [
             corrected_layer(readings.disturbed(sigma, rng), layer, (layer.activation,), AGAIN)
