@@ -769,8 +769,43 @@ class Reason(Enum):
     LAYER_IS_SMOOTH = (
         ModelMismatch,
         "{where} answers bend everywhere: the target is smooth (GELU, SiLU, tanh, attention, a "
-        "normalisation), no feed-forward layer of ReLUs. Only ReLUs have hyperplanes to be found; "
-        "no learner here recovers a smooth layer.",
+        "normalisation), no feed-forward layer of ReLUs, which alone have hyperplanes to be found. "
+        "Smooth layers without a norm are recovered where no activation is given.",
+    )
+    JACOBIAN_WITHOUT_GAP = (
+        ModelMismatch,
+        "Jacobians at {points} points are independent as far as answers show, in {room} "
+        "dimensions: the target has too many neurons for its dimension, is no feed-forward layer "
+        "of one hidden layer, or its answers are too coarse or noisy.",
+        "Ask a target that computes and answers in float64.",
+    )
+    MEMBERS_MISSING = (
+        ModelMismatch,
+        "Jacobians span {rows} dimensions, and {found} neurons of {each} each were found in them: "
+        "the target is no feed-forward layer of one hidden layer whose neurons are all alike, or "
+        "neurons are too close to each other.",
+        _SEED,
+    )
+    LAYER_IS_QUADRATIC = (
+        NotIdentifiable,
+        "Along a line answers are quadratic at all lengths: the layer is bilinear (its neurons are "
+        "products without an activation), or sums squares. Such a function is a quadratic, which "
+        "(d + 1)(d + 2)/2 tokens determine; its neurons are not determined.",
+    )
+    NO_ACTIVATION_SUITS = (
+        ModelMismatch,
+        "The derivatives of neurons miss the curves of all known activations: {activation} is the "
+        "nearest, by {missed:.0e}. The activation is another one, neurons have several, or answers "
+        "are too coarse or noisy.",
+    )
+    NEURONS_UNLIKE = (
+        ModelMismatch,
+        "{unlike} of {count} neurons miss the curve of {activation}, which suits the others, by up "
+        "to {missed:.0e}: their activation is another one, or none that is known.",
+    )
+    OTHER_GATES = (
+        ModelMismatch,
+        "Neurons were said to be {said}, and have {each} rows each in the target's Jacobians.",
     )
     TOO_COARSE_FOR_NEURONS = (
         ModelMismatch,

@@ -573,11 +573,9 @@ def gelu(z):
 
 def plain_impostors(f):
     """Functions of tokens that are no layer, and how they are refused."""
-    bends, bounded = "bend everywhere", "do not grow with tokens"
-    yield "GELU", lambda x: gelu(x @ f.A.T + f.b) @ f.B.T, bends
-    yield "SiLU", lambda x: (x @ f.A.T) * scipy.special.expit(x @ f.A.T) @ f.B.T, bends
-    yield "tanh in the answers", lambda x: f(x) + 1e-3 * np.tanh(x), bends
-    yield "gates", lambda x: (np.maximum(x @ f.A.T, 0) * (x @ f.A.T)) @ f.B.T, bends
+    bounded, smooth = "do not grow with tokens", "miss the curve|Jacobians|no feed-forward layer"
+    yield "tanh in the answers", lambda x: f(x) + 1e-3 * np.tanh(x), smooth
+    yield "gates", lambda x: (np.maximum(x @ f.A.T, 0) * (x @ f.A.T)) @ f.B.T, smooth
     yield "three layers", lambda x: np.maximum(f(x), 0) @ f.B[:, :12].T, "more than one hidden"
     yield "clipped", lambda x: np.clip(f(x), -1, 1), bounded
     yield "steps", lambda x: (x @ f.A.T + f.b > 0) @ f.B.T, bounded

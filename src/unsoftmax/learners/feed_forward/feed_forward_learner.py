@@ -19,6 +19,9 @@ The mathematics: every neuron is a hyperplane, and across it the Jacobian jumps 
    apart (`fitted_layer`). About 30m queries.
 7. The hold-out confirms or refuses.
 
+Smooth activations, GELU to SwiGLU, have no hyperplanes: where the opening finds that answers bend
+everywhere, or an activation is given, Jacobians at many points tell the neurons (`smooth_layer`).
+
 Behind a norm answers tell directions alone: `behind_norm` has the same steps without sizes. After a
 norm no token is long: `after_norm` has chords in the place of the line. Which of these there is, if
 any, the first line's answers show: plain layers' grow with tokens.
@@ -27,7 +30,7 @@ any, the first line's answers show: plain layers' grow with tokens.
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import numpy as np
@@ -52,9 +55,11 @@ from unsoftmax.learners.feed_forward.search_steps import (
     neurons_of,
     notes_of,
 )
-from unsoftmax.learners.settings import Configured, whole_number
+from unsoftmax.learners.feed_forward.smooth_layer import SmoothSearch, bending_length
+from unsoftmax.learners.settings import Configured, flag, one_of, whole_number
 from unsoftmax.models.arrays import TINY
 from unsoftmax.models.feed_forward import FeedForward
+from unsoftmax.models.neurons import ACTIVATIONS
 from unsoftmax.probes import Array, Round
 from unsoftmax.protocol import Answers, Outputs, Plan, Steps
 from unsoftmax.refusals import Reason
@@ -67,6 +72,7 @@ FORMULAS: Mapping[str | None, str] = {
     "post": "7m + (d+1)·(1.2m/d + 2) + 1.1d + 175 for m neurons, 9m where m is 4d",
 }
 """Counts by where a norm is."""
+SMOOTH_FORMULA = "12.5m + 3.3d + 110 if its activation is smooth, 25m + 3.3d + 110 if it is gated"
 
 # Before a refusal so many tokens of the opening are asked again, whose answers changed if they
 # differ by more than this, of their size, which sums in another order do not reach, and than so
@@ -80,9 +86,14 @@ PER_NEURON = 16
 
 # A target that shows more than so many kinks for each dimension, and so many more, is refused.
 NEURONS_PER_DIM, NEURONS = 16, 1024
+# Where answers are bounded and no activation was given, of so many for each dimension: most such
+# targets have a norm, and are refused for less.
+SIGMOIDS_PER_DIM = 6
 # Lines before a target is refused; from the second on kinks are looked at once more, which tells
 # neurons apart whose columns of B are parallel. Limit on the rounds of each; 50 are usual.
 ATTEMPTS, ROUNDS = 3, 1000
+# Activations that are recovered; "identity" is none.
+KNOWN = tuple(name for name in ACTIVATIONS if name != "identity")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +110,11 @@ class FeedForwardLearner(Configured):
         whether x is added, is found. None: whether there is a norm, and where, is found.
     seed : int
         Decides the line and the hold-out: the same seed asks the same.
+    activation : str, optional
+        "relu", "gelu" (by the error function), "gelu_tanh", "silu", "quick_gelu", "softplus",
+        "sigmoid" or "tanh", of neurons or of their gates. None: which one is found.
+    gated : bool, optional
+        Whether neurons have gates, φ(G x + g) ⊙ (A x + b). None: whether they have is found.
 
     Raises
     ------
@@ -112,7 +128,9 @@ class FeedForwardLearner(Configured):
     float32 targets, of which up to about 32 neurons are recovered. Behind a norm about
     7m + (d + 1)(1.2m/d + 2) + 1.1d + 175, 9m at m = 4d, after one about 6.4m + 9d + 250, 9 to 10m
     at m = 4d, and float64 answers only. With ``norm=None`` a layer with a norm takes 31 more, or
-    up to 200 if the first guess is wrong; a plain one none.
+    up to 200 if the first guess is wrong; a plain one none. A smooth layer takes about
+    12.5m + 3.3d + 110, a gated one 25m + 3.3d + 110 if d_out is d; more where its rows (m, or 2m)
+    are more than 5.7(d_out − 1).
     *Determined up to* the order of neurons and a positive factor between row of A and column of B;
     both are returned with equal norms. Neurons on one hyperplane count as one. If they are active
     on opposite sides, or x is a sum of neurons, a linear part remains that takes more neurons, and
@@ -120,8 +138,14 @@ class FeedForwardLearner(Configured):
     of a norm its scale, shift and eps. Behind a LayerNorm the mean of B and c over the outputs is
     invisible, and 0. Of a norm before, scale and shift are part of A and b, and x is its n(x),
     shorter than √d: neurons that no such token switches are a linear part or nothing, and one that
-    hardly any switches may be missing, as the certificate says. *Tokens* are
-    up to 10⁶ times as long as the distance of a typical hyperplane.
+    hardly any switches may be missing, as the certificate says. Of smooth layers scale and sides
+    are determined, too; free are the order, the sign of a tanh, and of gated neurons a factor
+    between row of A and column of B. z σ(1.702 z) is a SiLU and a sigmoid a tanh of another scale:
+    a layer that was not given a name has the second one. Where answers are bounded (sigmoid,
+    tanh) more than 6d neurons take their ``activation``. All neurons must have one activation,
+    and rows be fewer than 0.8(d − 1)(d_out − 1); float64 answers, and no norm. Their bound holds
+    up to the length that ``.assumes`` names. *Tokens* are up to 10⁶ times as long as the distance
+    of a typical hyperplane.
     *Source*: beyond arXiv 2601.16873; Section 4.1's A_FFN for vectors.
 
     Examples
@@ -140,6 +164,8 @@ class FeedForwardLearner(Configured):
     dim: int
     norm: str | None = None
     seed: int = 0
+    activation: str | None = field(default=None, kw_only=True)
+    gated: bool | None = field(default=None, kw_only=True)
 
     revision: ClassVar[int] = 8
     outputs: ClassVar[Outputs] = "vector"
@@ -154,6 +180,14 @@ class FeedForwardLearner(Configured):
                 f"norm must be one of {', '.join(map(repr, FORMULAS))}; it is {self.norm!r}. "
                 "None finds out."
             )
+        if self.activation is not None:
+            one_of("activation", self.activation, KNOWN)
+        if self.gated is not None:
+            flag("gated", self.gated)
+        if self.gated and self.activation == "relu":
+            raise ValueError("Layers gated by ReLUs are not recovered.")
+        if self._smooth and self.norm == "post":
+            raise ValueError('Smooth layers with norm="post" are not recovered.')
 
     @property
     def _most(self) -> int:
@@ -163,16 +197,20 @@ class FeedForwardLearner(Configured):
         """Say what learning costs at most; what it takes is known only with the neurons."""
         m, d = self._most, int(self.dim)
         cost = ATTEMPTS * Cost.of(m * (PER_NEURON + 2 * d) + 16 * d + 1024, rounds=ROUNDS)
-        formula = f"about {FORMULAS[self.norm]}; refused beyond {cost.at_most:,}"
+        smooth = SMOOTH_FORMULA if self.activation != "relu" and self.norm is None else ""
+        bent = "" if self._smooth else FORMULAS[self.norm]
+        formula = (
+            f"about {'; '.join(filter(None, (bent, smooth)))}; refused beyond {cost.at_most:,}"
+        )
         return cost.plan(formula, 1, known=False)
 
     def steps(self, checks: int) -> Steps[FeedForward]:
         """Ask, and return what was found; see `unsoftmax.protocol.Learner`."""
         excess = (
             f"the target has more neurons than {self._most}, or is no feed-forward layer of one "
-            "hidden layer of ReLUs"
+            "hidden layer"
         )
-        contrary = "no feed-forward layer of one hidden layer of ReLUs"
+        contrary = "no feed-forward layer of one hidden layer"
         return (yield from as_planned(self._steps(checks), self.plan(), excess, contrary))
 
     def _steps(self, checks: int) -> Steps[FeedForward]:
@@ -181,6 +219,60 @@ class FeedForwardLearner(Configured):
             return (yield from self._with_norm(self.norm, checks, rng))
         opening = TargetOpening(int(self.dim), asks("opening"), rng)
         look = yield from opening.line()
+        if self._smooth:
+            return (yield from self._smoothly(look, self._most, checks, rng))
+        try:
+            return (yield from self._bent(opening, look, checks, rng))
+        except ModelMismatch as error:
+            smooth = yield from self._bends_everywhere(opening, look, error)
+            if self.activation or not smooth:
+                raise
+            if error.reason == Reason.LAYER_IS_SMOOTH.name:
+                return (yield from self._smoothly(look, self._most, checks, rng))
+            try:
+                most = SIGMOIDS_PER_DIM * int(self.dim)
+                return (yield from self._smoothly(look, most, checks, rng))
+            except ModelMismatch:
+                raise error from None
+
+    @property
+    def _smooth(self) -> bool:
+        """Whether the activation is said to be smooth."""
+        return self.activation not in (None, "relu") or bool(self.gated)
+
+    def _bends_everywhere(
+        self, opening: TargetOpening, look: OpeningLook, error: ModelMismatch
+    ) -> Generator[Round, Answers, bool]:
+        """Tell whether a refused target is smooth.
+
+        Answers of sigmoids are bounded, as those of a layer with a norm, which is tried first.
+        """
+        if norms_of(look):
+            try:
+                yield from opening.measured(look)
+            except ModelMismatch as other:
+                error = other
+        return error.reason == Reason.LAYER_IS_SMOOTH.name
+
+    def _smoothly(
+        self, look: OpeningLook, most: int, checks: int, rng: np.random.Generator
+    ) -> Steps[FeedForward]:
+        """Recover a smooth layer, plain or gated."""
+        unit = bending_length(look) / np.sqrt(self.dim)
+        given = None if self.activation == "relu" else self.activation
+        search = SmoothSearch(
+            int(self.dim), unit, most, given, self.gated, asks("base points"), rng
+        )
+        try:
+            return (yield from search.steps(checks))
+        except ModelMismatch as error:
+            yield from self._unchanged(look, error)
+            raise
+
+    def _bent(
+        self, opening: TargetOpening, look: OpeningLook, checks: int, rng: np.random.Generator
+    ) -> Steps[FeedForward]:
+        """Recover a layer of ReLUs, plain or with a norm where answers say that there is one."""
         first, *others = (*norms_of(look), None)
         if first is None:
             look = yield from opening.measured(look)
@@ -214,20 +306,21 @@ class FeedForwardLearner(Configured):
             claim = yield from self._attempted(look, rng)
             return (yield from claim.tested(checks, rng))
         except ModelMismatch as error:
-            changed = yield from self._changed(look)
-            if not changed:
-                raise
-            raise Reason.OPENING_CHANGED.error(changed=changed, refusal=error) from error
+            yield from self._unchanged(look, error)
+            raise
 
-    def _changed(self, look: OpeningLook | NormLook) -> Generator[Round, Answers, float]:
-        """Ask tokens of the opening again; return by how much answers changed, 0 if not."""
+    def _unchanged(
+        self, look: OpeningLook | NormLook, error: ModelMismatch
+    ) -> Generator[Round, Answers, None]:
+        """Ask tokens of the opening again; refuse otherwise if their answers changed."""
         seen = look if isinstance(look, OpeningLook) else look.look
         few = slice(None, None, -(-len(seen.tokens) // ASKED_AGAIN))
         y = yield from asks("asked again")(seen.tokens[few])
         apart = np.linalg.norm(y - seen.answers[few], axis=1)
         size = np.linalg.norm(seen.answers[few], axis=1)
         most = float(np.max(apart / np.maximum(size, TINY)))
-        return most if most > max(ALIKE, ALIKE_NOISE * look.noise) else 0.0
+        if most > max(ALIKE, ALIKE_NOISE * look.noise):
+            raise Reason.OPENING_CHANGED.error(changed=most, refusal=error) from error
 
     def _attempted(
         self, look: OpeningLook | NormLook, rng: np.random.Generator

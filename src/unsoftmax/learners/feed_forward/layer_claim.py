@@ -67,6 +67,11 @@ class LayerClaim:
     """Where tokens were asked beside hyperplanes."""
     longest: ClassVar[float] = np.inf
     """No token is longer."""
+    contrary: ClassVar[str] = (
+        "no feed-forward layer of one hidden layer of ReLUs, or neurons are too close to each "
+        "other for these answers: another seed may separate them"
+    )
+    """What a target is that fresh answers refuse."""
 
     def judged(self, x: Array, y: Array, queries: int) -> tuple[Self, Judgement]:
         """Compare answers; return the claim as wide as they need it, too."""
@@ -132,8 +137,7 @@ class LayerClaim:
             model=f"layer of {len(self.model.b)} neurons",
             missed=missed,
             allowed=allowed,
-            contrary="no feed-forward layer of one hidden layer of ReLUs, or neurons are too close "
-            "to each other for these answers: another seed may separate them",
+            contrary=self.contrary,
         )
 
     def tested(self, checks: int, rng: np.random.Generator) -> Steps[FeedForward]:

@@ -137,10 +137,7 @@ class TargetOpening:
         narrow = np.linalg.norm(behind + ahead - 2 * at, axis=1)
         wide = np.linalg.norm(before + beyond - 2 * at, axis=1)
         if np.median(wide) > SMOOTH * np.median(narrow) and np.median(narrow):
-            raise Reason.LAYER_IS_SMOOTH.error(
-                also='Behind a LayerNorm or RMSNorm with a residual connection, norm="post" does.',
-                where="The",
-            )
+            raise Reason.LAYER_IS_SMOOTH.error(where="The")
         # the deviation of a second difference is √6 times that of an answer; one of them may have
         # a kink between, and where few neurons are active answers are nearly exact
         measured = float(np.sort(narrow / look.size_at(points))[-2]) / np.sqrt(6)

@@ -1,0 +1,327 @@
+"""From differences of answers to a smooth layer: what a Jacobian says.
+
+At base points x_i the Jacobian of F(x) = B φ(A x + a) + c (+ x) is Σ_j φ'(z_j(x_i)) B_j A_jᵀ (+ I),
+and of gated neurons Σ_j B_j (φ'(t_j) z_j G_j + φ(t_j) A_j)ᵀ: each neuron has one or two rows. Less
+its mean over the base points, along n directions, it is in a span of as many dimensions as there
+are rows, whose members of rank one are the neurons (`rank_one_members`).
+
+1. The span's basis, its members, and with them the rows' weights at all base points.
+2. Whole rows: at a few base points the other directions are linear equations with known weights.
+3. Activations, scales and biases from the weights (`neuron_curves`).
+4. What is left of the Jacobian is x, if it is added, and a part for each neuron that was taken for
+   its mirror image: φ(z) = z + φ(−z) of GELU, SiLU and softplus, σ(t) = 1 − σ(−t) of gates.
+5. Deferred correction: a difference is a derivative but for what the layer itself says. That is
+   taken off, and all of it is solved again, from where it ended.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from unsoftmax.learners.feed_forward.neuron_curves import CurveData
+from unsoftmax.learners.feed_forward.rank_one_members import MatrixSpan, Members
+from unsoftmax.models.feed_forward import FeedForward
+from unsoftmax.models.neurons import ACTIVATIONS
+from unsoftmax.probes import Array, Indices
+from unsoftmax.refusals import Reason
+from unsoftmax.solve.full_rank import solved
+
+# Activations that weights tell apart: quick GELU is a SiLU of another scale, a sigmoid a tanh.
+# Where weights are not yet known to 1e-5 the two GELUs are alike.
+FAMILIES = ("gelu", "gelu_tanh", "silu", "softplus", "tanh")
+GATE_FAMILIES = ("gelu", "gelu_tanh", "silu", "softplus", "sigmoid")
+FAMILY_OF, GATE_FAMILY_OF = (
+    {"quick_gelu": "silu", "sigmoid": "tanh"},
+    {"quick_gelu": "silu", "tanh": "sigmoid"},
+)
+TWINS = ("gelu", "gelu_tanh")
+# Those whose neurons may be mirrored at the cost of a linear part; of gates σ alone.
+MIRRORED = ("gelu", "gelu_tanh", "silu", "softplus")
+# z σ(1.702 z) is a SiLU of 1.702 z, divided by it.
+QUICK = 1.702
+# A value counts as in the span if it misses 1 by so many times (noise/least singular value)².
+IN_SPAN = 100.0
+# A gap: a singular value so many times the next one, which is below this share of the largest; and
+# so many are beyond. Differences of step 1e-4 leave 5e-6, rows 1e-3 at least.
+GAP, FLOOR, BEYOND = 30.0, 1e-4, 3
+# Passes of deferred correction, at most: 1e-4, 1e-8, 1e-10, more where neurons are nearly alike.
+# The last one changes parameters by more than this share of what the one before did.
+PASSES, CHANGED = 10, 0.3
+# Weights are not those of the activation if they miss its curve by more, and by so many times what
+# most neurons do. A right neuron that hardly shows misses by as much. No activation suits where
+# the best misses by more than this before any correction, or that behind all.
+UNLIKE, TIMES_UNLIKE = 1e-5, 1e3
+NEARLY, SUITS = 0.05, 1e-4
+
+
+@dataclass(frozen=True, slots=True)
+class JacobianReadings:
+    """Differences of answers, divided by their step, and what they are differences of."""
+
+    x: Array
+    """Base points (X, d)."""
+    y: Array
+    """Their answers (X, p)."""
+    ways: Array
+    """Orthonormal directions (d, d), a row each."""
+    step: float
+    along: Array
+    """Differences along the first n directions, (X, p, n)."""
+    few: Indices
+    """Base points at which the others are known, (K,)."""
+    across: Array
+    """Differences there along the other directions, (K, p, d − n)."""
+
+    def corrected(self, layer: FeedForward) -> JacobianReadings:
+        """Return derivatives: differences, less what a layer says they are off by."""
+        n = self.along.shape[2]
+        along = self.along - curvature(layer, self.x, self.ways[:n], self.step)
+        across = self.across - curvature(layer, self.x[self.few], self.ways[n:], self.step)
+        return replace(self, along=along, across=across)
+
+    def noise(self, layer: FeedForward) -> float:
+        """Return the standard deviation of a number of an answer, by what is beside the span."""
+        rank = len(layer.b) * len(rows_of(layer))
+        s = np.linalg.svd(self.corrected(layer).centred, compute_uv=False)[rank:]
+        free = (len(self.x) - 1 - rank) * (self.centred.shape[1] - rank)
+        return float(np.linalg.norm(s) / np.sqrt(max(free, 1)) * self.step / np.sqrt(2))
+
+    def disturbed(self, size: float, rng: np.random.Generator) -> JacobianReadings:
+        """Return readings of answers that are off by drawn errors."""
+        errors = size * rng.standard_normal(self.y.shape)
+        along, across = (
+            part + (size * rng.standard_normal(part.shape) - own[:, :, None]) / self.step
+            for part, own in ((self.along, errors), (self.across, errors[self.few]))
+        )
+        return replace(self, y=self.y + errors, along=along, across=across)
+
+    @property
+    def centred(self) -> Array:
+        """Differences less their means, (X, p·n)."""
+        return np.asarray((self.along - self.along.mean(axis=0)).reshape(len(self.x), -1))
+
+
+def derivatives(layer: FeedForward, x: Array, ways: Array) -> Array:
+    """Return derivatives along directions, (X, p, n)."""
+    slopes, rows = row_slopes(layer, x), rows_of(layer)
+    found = np.zeros((len(x), len(layer.c), len(ways)))
+    for k, way in enumerate(ways):
+        change = sum(slope * (row @ way) for slope, row in zip(slopes, rows, strict=True))
+        found[:, :, k] = change @ layer.B.T
+        if layer.residual:
+            found[:, :, k] += way
+    return found
+
+
+def curvature(layer: FeedForward, x: Array, ways: Array, step: float) -> Array:
+    """Return what differences along directions miss derivatives by, (X, p, n)."""
+    at = layer(x)
+    found = -derivatives(layer, x, ways)
+    for k, way in enumerate(ways):
+        found[:, :, k] += (layer(x + step * way) - at) / step
+    return found
+
+
+def rows_of(layer: FeedForward) -> tuple[Array, ...]:
+    """Return the rows of neurons, (m, d) each: A, or G and A."""
+    return (layer.A,) if layer.gate is None else (layer.gate[0], layer.A)
+
+
+def row_slopes(layer: FeedForward, x: Array) -> tuple[Array, ...]:
+    """Return what neurons answer per unit along each of their rows, (X, m)."""
+    phi, z = ACTIVATIONS[layer.activation], x @ layer.A.T + layer.b
+    if layer.gate is None:
+        return (phi.slope(z),)
+    t = x @ layer.gate[0].T + layer.gate[1]
+    return phi.slope(t) * z, phi.of(t)
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Members of the span of a Jacobian, and their weights at base points."""
+
+    members: Members
+    weights: Array
+    """(X, m·q), centred."""
+
+    @classmethod
+    def of(cls, readings: JacobianReadings, members: Members) -> Rows:
+        """Solve for the weights."""
+        return cls(members, solved(members.rows.T, readings.centred.T).T)
+
+    def equations(self, few: Indices) -> Array:
+        """Return what the rows' further parts are multiplied with at base points, (K·p, m·q)."""
+        m, q, _ = self.members.E.shape
+        weights = self.weights[few] - self.weights[few].mean(axis=0)
+        by = weights[:, None, :] * np.repeat(self.members.b.T, q, axis=1)
+        return np.asarray(by.reshape(-1, m * q))
+
+
+def span_of(readings: JacobianReadings, rank: int) -> tuple[MatrixSpan, float]:
+    """Return the span of the centred differences, and what members may miss 1 by."""
+    _, s, basis = np.linalg.svd(readings.centred, full_matrices=False)
+    noise = s[rank] / s[rank - 1] if rank < len(s) else 0.0
+    return MatrixSpan(basis[:rank], readings.y.shape[1]), IN_SPAN * float(noise) ** 2
+
+
+def members_from(layer: FeedForward, readings: JacobianReadings, span: MatrixSpan) -> Members:
+    """Return the members of a span that are nearest to a layer's neurons."""
+    b = layer.B.T / np.linalg.norm(layer.B, axis=0)[:, None]
+    n = readings.along.shape[2]
+    E = np.stack([rows @ readings.ways[:n].T for rows in rows_of(layer)], axis=1)
+    E = np.linalg.qr(E.transpose(0, 2, 1))[0].transpose(0, 2, 1)
+    return span.refined(Members(b, E))
+
+
+def layer_from(
+    readings: JacobianReadings, rows: Rows, names: tuple[str, ...], known: FeedForward | None = None
+) -> tuple[FeedForward, Array]:
+    """Return the layer that rows and their weights make, and what its curves miss, (m,).
+
+    Its activation is one of ``names``; curves start at those of a layer that is nearly right.
+    """
+    m, q, n = rows.members.E.shape
+    across = readings.across - readings.across.mean(axis=0)
+    E = rows.members.E @ readings.ways[:n]
+    if n < len(readings.ways):
+        rest = solved(rows.equations(readings.few), across.reshape(-1, across.shape[2]))
+        E = E + rest.reshape(m, q, -1) @ readings.ways[n:]
+    xi = np.einsum("xd,jkd->jxk", readings.x, E, optimize=True)
+    data = CurveData(xi, rows.weights.reshape(-1, m, q).transpose(1, 0, 2))
+    if known is None:
+        curves = data.chosen(names)
+    else:
+        start = _start(known, rows.members.E, readings)
+        twins = known.activation in TWINS and known.activation in names
+        both = [name for name in names if name in TWINS] if twins else [known.activation]
+        fits = [data.fitted(name, start) for name in both]
+        curves = min(fits, key=lambda fit: float(np.median(fit.missed)))
+    missed = float(np.median(curves.missed))
+    if not missed < NEARLY:
+        raise Reason.NO_ACTIVATION_SUITS.error(activation=curves.activation, missed=missed)
+    A, gate = E[:, 0], None
+    if q == 1:
+        scale = np.exp(curves.theta[:, 0])
+        A, b, unit = scale[:, None] * A, curves.theta[:, 1], curves.linear[:, 0] / scale
+    else:
+        A = np.einsum("jk,jkd->jd", curves.linear[:, :2], E)
+        gate = np.einsum("jk,jkd->jd", curves.theta[:, :2], E), curves.theta[:, 2]
+        unit = np.sqrt(np.linalg.norm(A, axis=1))
+        A, b = A / unit[:, None], curves.linear[:, 2] / unit
+    B = rows.members.b.T * unit
+    bare = FeedForward(A, b, B, np.zeros(len(B)), False, None, curves.activation, gate)
+    return _closed(readings, bare), curves.missed
+
+
+def _start(known: FeedForward, E: Array, readings: JacobianReadings) -> Array:
+    """Return what curves of members with rows E are by a layer."""
+    first = rows_of(known)[0] @ readings.ways[: E.shape[2]].T
+    along = np.einsum("jkn,jn->jk", E, first)
+    if known.gate is not None:
+        return np.column_stack([along, known.gate[1]])
+    # a row of the span has either sign
+    return np.column_stack([np.log(np.abs(along)), known.b * np.sign(along[:, 0])])
+
+
+def _closed(readings: JacobianReadings, bare: FeedForward) -> FeedForward:
+    """Return the layer with its neurons on their sides, the residual and the constant."""
+    n = readings.along.shape[2]
+    left = [
+        np.mean(part - derivatives(bare, x, ways), axis=0)
+        for part, x, ways in (
+            (readings.along, readings.x, readings.ways[:n]),
+            (readings.across, readings.x[readings.few], readings.ways[n:]),
+        )
+    ]
+    linear = np.concatenate(left, axis=1) @ readings.ways
+    added = (False, True) if linear.shape[0] == linear.shape[1] else (False,)
+    closed = [_on_sides(bare, linear - one * np.eye(*linear.shape), one) for one in added]
+    layer = min(closed, key=lambda pair: pair[1])[0]
+    return with_constant(layer, np.mean(readings.y - layer(readings.x), axis=0))
+
+
+def with_constant(layer: FeedForward, c: Array) -> FeedForward:
+    """Return a layer with another constant."""
+    kept = layer.residual, None, layer.activation, layer.gate
+    return FeedForward(layer.A, layer.b, layer.B, c, *kept)
+
+
+def _on_sides(bare: FeedForward, linear: Array, residual: bool) -> tuple[FeedForward, float]:
+    """Turn mirrored neurons round; return the layer, and the linear part that it leaves.
+
+    A mirrored neuron leaves −B_j A_jᵀ, and half of that is left where a gate is a tanh.
+    """
+    A, b, B, gate, name = bare.A, bare.b, bare.B, bare.gate, bare.activation
+    if name in (MIRRORED if gate is None else ("sigmoid",)):
+        gram = (B.T @ B) * (A @ A.T)
+        t = np.linalg.lstsq(gram, np.sum(B.T @ linear * A, axis=1), rcond=None)[0]
+        sign = np.where(t < -0.5, -1.0, 1.0)
+        if gate is None:
+            linear = linear + (B * (sign < 0)) @ A
+            A, b = sign[:, None] * A, sign * b
+        elif np.median(np.abs(t + 0.5)) < np.median(np.minimum(np.abs(t), np.abs(t + 1))):
+            linear = linear + B @ A / 2
+            gate, B, name = (gate[0] / 2, gate[1] / 2), B / 2, "tanh"
+        else:
+            linear = linear + (B * (sign < 0)) @ A
+            gate, B = (sign[:, None] * gate[0], sign * gate[1]), B * sign
+    turned = FeedForward(A, b, B, np.zeros(len(B)), residual, None, name, gate)
+    return turned, float(np.linalg.norm(linear))
+
+
+def renamed(layer: FeedForward, name: str | None) -> FeedForward:
+    """Return the same layer with an activation of the same family."""
+    A, b, B, c, gate = layer.A, layer.b, layer.B, layer.c, layer.gate
+    if name == "quick_gelu" and layer.activation == "silu":
+        B = B * QUICK
+        if gate is None:
+            A, b = A / QUICK, b / QUICK
+        else:
+            gate = gate[0] / QUICK, gate[1] / QUICK
+    elif name == "sigmoid" and layer.activation == "tanh" and gate is None:
+        A, b, B, c = 2 * A, 2 * b, 2 * B, c - B.sum(axis=1)
+    else:
+        return layer
+    return FeedForward(A, b, B, c, layer.residual, None, name, gate)
+
+
+def rank_of(readings: JacobianReadings) -> int:
+    """Return how many rows the centred differences show, 0 if there is no gap."""
+    s = np.linalg.svd(readings.centred, compute_uv=False)[: len(readings.x) - 1]
+    if len(s) <= BEYOND + 1 or not s[0]:
+        return 0
+    gaps = (s[:-1] > GAP * s[1:]) & (s[1:] < FLOOR * s[0])
+    return 1 + int(np.argmax(gaps)) if np.any(gaps[: len(s) - BEYOND]) else 0
+
+
+def corrected_layer(
+    readings: JacobianReadings, layer: FeedForward, names: tuple[str, ...], passes: int = PASSES
+) -> FeedForward:
+    """Solve again and again with differences that are corrected by the layer found so far.
+
+    Raises
+    ------
+    ModelMismatch
+        The weights of some neurons are not those of the activation.
+    """
+    missed, last = np.zeros(1), np.inf
+    for done in range(passes):
+        before, better = layer, readings.corrected(layer)
+        span, _ = span_of(better, len(rows_of(layer)) * len(layer.b))
+        rows = Rows.of(better, members_from(layer, better, span))
+        layer, missed = layer_from(better, rows, names if done < 2 else (layer.activation,), layer)
+        change = float(np.linalg.norm(layer.A - before.A) / np.linalg.norm(layer.A))
+        if change > CHANGED * last:
+            break
+        last = change
+    usual = float(np.quantile(missed, 0.25))
+    if usual > SUITS:
+        raise Reason.NO_ACTIVATION_SUITS.error(activation=layer.activation, missed=usual)
+    unlike = int(np.sum(missed > max(UNLIKE, TIMES_UNLIKE * usual)))
+    if unlike:
+        raise Reason.NEURONS_UNLIKE.error(
+            unlike=unlike, count=len(missed), missed=np.max(missed), activation=layer.activation
+        )
+    return layer

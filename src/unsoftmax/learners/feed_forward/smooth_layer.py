@@ -1,0 +1,332 @@
+"""Smooth and gated layers, GELU to SwiGLU: 13 queries for each neuron, 26 for each gated one.
+
+Target F(x) = B φ(A x + a) + c (+ x), or B (φ(G x + g) ⊙ (A x + a)) + c (+ x), at single tokens.
+
+1. The length of tokens at which it bends, from the opening's line. No queries.
+2. Base points of about that length, and a small step from each along the first n directions of
+   eight or more: points are added until the Jacobians' span has a gap, whose place is the number of
+   rows. (1.25·rows + 8)(n + 1) queries.
+3. Steps along the other directions at a few of them. 1.3(rows/d_out + 1)(d − n) queries.
+4. Rows, weights, activation, scales, biases, sides (`jacobian_readings`), three times: differences
+   are corrected by what the layer found says.
+5. Errors drawn of the size that the differences miss the layer by, through the same equations.
+6. The hold-out confirms or refuses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+
+from unsoftmax.learners.feed_forward.jacobian_readings import (
+    FAMILIES,
+    FAMILY_OF,
+    GATE_FAMILIES,
+    GATE_FAMILY_OF,
+    JacobianReadings,
+    Rows,
+    corrected_layer,
+    layer_from,
+    rank_of,
+    renamed,
+    span_of,
+)
+from unsoftmax.learners.feed_forward.layer_claim import DEVIATIONS, NEAR, LayerClaim
+from unsoftmax.learners.feed_forward.line_cells import AskTokens
+from unsoftmax.learners.feed_forward.opening_look import LINE, OpeningLook, drawn_directions
+from unsoftmax.learners.feed_forward.rank_one_members import find_members
+from unsoftmax.measure.precision import UNIT
+from unsoftmax.models.feed_forward import FeedForward
+from unsoftmax.models.neurons import ACTIVATIONS
+from unsoftmax.probes import Array, Indices, Round
+from unsoftmax.protocol import Answers, Steps
+from unsoftmax.refusals import Reason
+
+# Directions of steps at every base point, at least; more where rows are more than such a share of
+# (n − 1)(d_out − 1), beyond which there are other members of rank one.
+DIRECTIONS, FULL = 8, 0.82
+# And at most, where no gap is seen and answers are as wide as tokens: a refusal should not take too
+# long.
+MOST_DIRECTIONS = 16
+# Base points, beside rows; more at first, and each time a gap is missing.
+POINTS, MORE_POINTS, FIRST_POINTS, GROWTH = 1.25, 8, 24, 1.25
+# Lengths of base points, in units of tokens whose entries are standard normal.
+LENGTHS = (0.5, 2.0)
+# A step, in units. Longer: differences are no derivatives; shorter: rounding shows in them.
+STEP = 1e-4
+# Base points of the other directions, for as many as there are unknowns; draws of which the best
+# conditioned is taken.
+EQUATIONS, CHOICES = 1.3, 6
+# Draws of errors for the certificate, and passes that solve with them.
+DRAWS, AGAIN = 3, 2
+# No activation is steeper.
+STEEPEST = 1.13
+# Fresh tokens are up to so many length scales long.
+PLAIN_REACH, GATED_REACH = 1e3, 8.0
+
+
+def bending_length(look: OpeningLook) -> float:
+    """Return the length of tokens at which answers along a line bend, as a rule.
+
+    What is even in t grows as t² before, and slower beyond; where all of it is t² (gates without
+    biases), what is odd goes from t³ to t². Changes of the ratios tell where, in logarithms.
+
+    Raises
+    ------
+    NotIdentifiable
+        All along the line answers are quadratic.
+    """
+    half = len(LINE) // 2
+    t, y = LINE[half + 1 :], look.answers
+    ahead, behind, at = y[half + 1 :], y[:half][::-1], y[half]
+    size = np.maximum(np.linalg.norm(ahead, axis=1), np.linalg.norm(behind, axis=1))
+    noise = 64 * UNIT * np.maximum.accumulate(size + np.linalg.norm(at))
+    odd, even = ahead - behind, ahead + behind - 2 * at
+    quadratic = size[-1] > 20 * size[-2]
+
+    def changes(ratio: Array, error: Array) -> Array:
+        change = np.linalg.norm(np.diff(ratio, axis=0), axis=1)
+        least = 1e-8 * np.max(np.linalg.norm(ratio[4:], axis=1))
+        return np.where(change > error[1:] + error[:-1] + least, change, 0.0)
+
+    slopes, middle = odd / t[:, None], np.sqrt(t[1:] * t[:-1])
+    change, linear = changes(even / t[:, None] ** 2, noise / t**2), changes(slopes, noise / t)
+    if not np.any(change):
+        change = linear
+        if quadratic and not np.any(linear):
+            raise Reason.LAYER_IS_QUADRATIC.error({"c": at})
+        if quadratic:
+            rise, error = np.diff(slopes, axis=0) / middle[:, None], noise[1:] / t[1:] ** 2
+            change, middle = changes(rise, 8 * error), t[2:]
+    if not np.any(change):
+        return look.length
+    return float(2.0 ** np.average(np.log2(middle), weights=change))
+
+
+@dataclass(frozen=True, slots=True)
+class SmoothSearch:
+    """Searches for a smooth layer."""
+
+    dim: int
+    unit: float
+    """Entries of tokens of the natural length have this size."""
+    most: int
+    """More neurons are refused."""
+    activation: str | None
+    gated: bool | None
+    ask: AskTokens
+    rng: np.random.Generator
+
+    def steps(self, checks: int) -> Steps[FeedForward]:
+        """Find the layer, draw its errors, test it."""
+        layer, readings = yield from self._searched()
+        claim = SmoothClaim.of(layer, readings, self.rng)
+        return (yield from claim.tested(checks, self.rng))
+
+    def _searched(self) -> Generator[Round, Answers, tuple[FeedForward, JacobianReadings]]:
+        readings, rank = yield from self._with_gap()
+        span, tolerance = span_of(readings, rank)
+        members = find_members(span, tolerance, self.rng)
+        m, q, _ = members.E.shape
+        if m * q != rank:
+            raise Reason.MEMBERS_MISSING.error(found=m, rows=rank, each=q)
+        if self.gated is not None and self.gated != (q == 2):
+            raise Reason.OTHER_GATES.error(said="gated" if self.gated else "not gated", each=q)
+        names: tuple[str, ...]
+        names, family = (FAMILIES, FAMILY_OF) if q == 1 else (GATE_FAMILIES, GATE_FAMILY_OF)
+        if self.activation is not None:
+            names = (family.get(self.activation, self.activation),)
+        rows = Rows.of(readings, members)
+        few = self._few(rows, readings)
+        others = readings.ways[readings.along.shape[2] :]
+        if len(others):
+            x, y = readings.x[few], readings.y[few]
+            across = yield from self._differences(x, y, others, "other directions")
+        else:
+            across = readings.along[few, :, :0]
+        readings = replace(readings, few=few, across=across)
+        layer, _ = layer_from(readings, rows, names)
+        layer = corrected_layer(readings, layer, names)
+        return renamed(layer, self.activation), readings
+
+    def _with_gap(self) -> Generator[Round, Answers, tuple[JacobianReadings, int]]:
+        """Ask base points and steps from them until the number of rows shows."""
+        d, step, none = self.dim, STEP * self.unit, np.zeros(0, int)
+        ways = np.linalg.qr(self.rng.standard_normal((d, d)))[0].T
+        n, count, readings = min(d, DIRECTIONS), FIRST_POINTS, None
+        while True:
+            x = self._points(count - (0 if readings is None else len(readings.x)))
+            y = yield from self.ask(x)
+            along = yield from self._differences(x, y, ways[:n], "steps")
+            if readings is not None:
+                x, y = np.vstack([readings.x, x]), np.vstack([readings.y, y])
+                along = np.concatenate([readings.along, along])
+            readings = JacobianReadings(x, y, ways, step, along, none, along[:0])
+            rank, width = rank_of(readings), y.shape[1]
+            most = d if rank else min(d, -(-MOST_DIRECTIONS * max(d, width) // width))
+            if (rank or count) > FULL * (n - 1) * (width - 1) and n < most:
+                room = FULL * (width - 1)
+                wider = min(most, 1 + int(np.ceil((rank or GROWTH * count) / room)))
+                more = yield from self._differences(x, y, ways[n:wider], "steps")
+                n, along = wider, np.concatenate([along, more], axis=2)
+                readings = replace(readings, along=along)
+                rank = rank_of(readings)
+            wanted = int(POINTS * rank) + MORE_POINTS if rank else int(GROWTH * count) + 1
+            if rank and count >= wanted:
+                return readings, rank
+            if wanted > min(
+                GROWTH * n * width + 3 * MORE_POINTS, 2 * POINTS * self.most + FIRST_POINTS
+            ):
+                raise Reason.JACOBIAN_WITHOUT_GAP.error(points=count, room=n * width)
+            count = max(count, wanted)
+
+    def _points(self, count: int) -> Array:
+        low, high = np.log(LENGTHS)
+        lengths = np.exp(self.rng.uniform(low, high, count)) * self.unit
+        return np.asarray(lengths[:, None] * self.rng.standard_normal((count, self.dim)))
+
+    def _differences(
+        self, x: Array, y: Array, ways: Array, phase: str
+    ) -> Generator[Round, Answers, Array]:
+        """Ask a step from each point along each direction; return slopes (X, p, directions)."""
+        step = STEP * self.unit
+        moved = yield from self.ask((x[:, None] + step * ways).reshape(-1, self.dim))
+        slopes = (moved.reshape(len(x), len(ways), -1) - y[:, None]) / step
+        return np.asarray(slopes.transpose(0, 2, 1))
+
+    def _few(self, rows: Rows, readings: JacobianReadings) -> Indices:
+        """Choose base points at which all rows show."""
+        p, r = readings.y.shape[1], rows.weights.shape[1]
+        count = min(len(readings.x), int(EQUATIONS * (r + p) / p) + 2)
+        draws = [self.rng.choice(len(readings.x), count, replace=False) for _ in range(CHOICES)]
+        least = [np.linalg.svd(rows.equations(few), compute_uv=False)[-1] for few in draws]
+        return np.asarray(draws[int(np.argmax(least))])
+
+
+@dataclass(frozen=True, slots=True)
+class SmoothClaim(LayerClaim):
+    """A smooth layer with its errors."""
+
+    reach: float = np.inf
+    """Fresh tokens are no longer."""
+    contrary: ClassVar[str] = (
+        "no feed-forward layer of one hidden layer, or its activation is not quite one that is "
+        "known, or its answers are too noisy"
+    )
+
+    @classmethod
+    def of(
+        cls,
+        layer: FeedForward,
+        readings: JacobianReadings,
+        rng: np.random.Generator,
+    ) -> SmoothClaim:
+        """Draw errors of the size that differences miss the layer by, and solve with them again."""
+        x, y = readings.x, readings.y
+        length = float(np.median(np.linalg.norm(x, axis=1)))
+        reach = (GATED_REACH if layer.gate else PLAIN_REACH) * length
+        sigma = readings.noise(layer)
+        drawn = [
+            corrected_layer(readings.disturbed(sigma, rng), layer, (layer.activation,), AGAIN)
+            for _ in range(DRAWS)
+        ]
+        each = [_errors(layer, one, reach) for one in drawn]
+        errors = {name: float(np.sqrt(np.mean([e[name] ** 2 for e in each]))) for name in each[0]}
+        norms = np.linalg.norm(y, axis=1)
+        size = float(np.median(norms))
+        look = OpeningLook(
+            length=length,
+            size=size,
+            steepness=size / length,
+            noise=sigma * np.sqrt(y.shape[1]) / size,
+            tokens=x,
+            answers=y,
+            why=(),
+        )
+        return cls(layer, look, errors, _notes(layer), True, reach=reach)
+
+    def tested(self, checks: int, rng: np.random.Generator) -> Steps[FeedForward]:
+        """Ask the hold-out; return the layer and how sure it is, or refuse it."""
+        return (yield from self._held_out(checks, rng))
+
+    def _tokens(self, count: int, rng: np.random.Generator) -> Array:
+        """Return tokens of many lengths, up to the reach."""
+        x = drawn_directions(count, self.model.dim, rng)
+        near = self.look.length * np.array(NEAR)[np.arange(count) % len(NEAR)]
+        far = np.exp(rng.uniform(np.log(near), np.log(max(self.reach, self.look.length)), count))
+        lengths = np.where(np.arange(count) % 2, far, near)
+        return np.asarray(np.minimum(lengths, self.reach)[:, None] * x)
+
+    def _assumed(self, checks: int) -> tuple[str, ...]:
+        return (
+            "Errors of A, b, B and c are for neurons in the order of the model"
+            + (
+                " whose rows of A have the norms of their columns of B." * bool(self.model.gate)
+                or "."
+            )
+            + (" Those of gates are G's and g's." * bool(self.model.gate)),
+            "constant, slope: ``‖F̂(x) − F(x)‖₂`` ≤ constant + slope·‖x‖ for every x of norm up to "
+            f"{self.reach:.2g}. Tokens up to that norm were asked.",
+            "Only single tokens were asked: about sequences of several tokens (attention) nothing "
+            "is known.",
+            "The target is one hidden layer of neurons of one activation, and all were found: the "
+            "hold-out tests this but cannot prove it. A neuron whose part in the Jacobian hardly "
+            f"changes among tokens of norm {self.look.length:.2g} may be missing.",
+            f"Answers are off by {self.look.noise:.1e} of their size (one standard deviation), as "
+            f"differences miss the layer; {DEVIATIONS:g} deviations are taken.",
+            *(() if checks else ("Nothing was checked.",)),
+        )
+
+
+def _errors(layer: FeedForward, other: FeedForward, reach: float) -> dict[str, float]:
+    """Return what another layer differs by: its arrays, and the function up to a length."""
+    off = {
+        name: other.arrays()[name] - array for name, array in layer.arrays().items() if array.ndim
+    }
+    off = {name: change for name, change in off.items() if name not in ("activation", "residual")}
+    errors = {name: float(np.linalg.norm(change)) for name, change in off.items()}
+    phi = ACTIVATIONS[layer.activation].of(np.zeros(1))[0]
+    columns, column = np.linalg.norm(layer.B, axis=0), np.linalg.norm(off["B"], axis=0)
+
+    def most(W: Array, b: Array, length: float) -> Array:
+        return np.asarray(np.linalg.norm(W, axis=1) * length + np.abs(b))
+
+    def moved(length: float) -> float:
+        z, dz = most(layer.A, layer.b, length), most(off["A"], off["b"], length)
+        if layer.gate is None:
+            each = column * (phi + STEEPEST * z) + columns * STEEPEST * dz
+        else:
+            t, dt = most(*layer.gate, length), most(off["G"], off["g"], length)
+            value = phi + STEEPEST * t
+            each = column * value * z + columns * (STEEPEST * dt * z + value * dz)
+        return float(np.hypot(np.linalg.norm(each), errors["c"]))
+
+    # convex in the length, so that the chord is above
+    far = reach if layer.gate else 1.0
+    errors["constant"] = moved(0.0)
+    errors["slope"] = (moved(far) - moved(0.0)) / far
+    return errors
+
+
+def _notes(layer: FeedForward) -> tuple[str, ...]:
+    """Say what is determined."""
+    residual = "x is added" if layer.residual else "x is not added"
+    gated = layer.gate is not None
+    free = "their order" + (
+        " and a factor, sign included, between row of A and column of B, which are returned with "
+        "equal norms, are free"
+        if gated
+        else " and the sign of each are free"
+        if layer.activation in ("tanh", "sigmoid")
+        else " is free"
+    )
+    other = {
+        "silu": "quick GELU, z σ(1.702 z), is the same of another scale",
+        "tanh": "a sigmoid is the same of another scale, and a constant",
+    }.get(layer.activation)
+    names = f"The activation is {layer.activation}" + (f" ({other})." if other else ".")
+    kind = "gated neurons" if gated else "neurons"
+    return (f"{len(layer.b)} {kind} were found; {free}.", names, f"That {residual} is determined.")

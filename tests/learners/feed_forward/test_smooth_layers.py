@@ -1,0 +1,307 @@
+"""Smooth and gated feed-forward layers: recovered, named, bounded; and what is refused."""
+
+import re
+
+import numpy as np
+import pytest
+from scipy.special import expit, ndtr
+
+import unsoftmax as us
+from tests.smooth_layers import (
+    GATED,
+    PLAIN,
+    in_family,
+    share_of_bounds,
+    smooth_errors,
+    smooth_layer,
+)
+from unsoftmax.learners.feed_forward.neuron_curves import CurveData
+from unsoftmax.learners.feed_forward.opening_look import TargetOpening
+from unsoftmax.learners.feed_forward.rank_one_members import MatrixSpan, find_members
+from unsoftmax.learners.feed_forward.search_steps import asks
+from unsoftmax.learners.feed_forward.smooth_layer import bending_length
+from unsoftmax.models.neurons import ACTIVATIONS
+
+
+class Counting:
+    """An oracle that counts what it is asked."""
+
+    def __init__(self, target):
+        self.target, self.queries = target, 0
+
+    def __call__(self, X):
+        self.queries += len(X)
+        return self.target(X)
+
+
+def learned(target, dim, **settings):
+    return us.learn(target, us.learners.FeedForwardLearner(dim, **settings))
+
+
+KINDS = [*((name, False) for name in PLAIN), *((name, True) for name in GATED)]
+
+
+@pytest.mark.parametrize(("activation", "gated"), KINDS)
+def test_layers_are_recovered(activation, gated, trials, evidence):
+    """All of a layer, its activation and residual found, within 15 or 29 queries a neuron."""
+    many = trials(0, 1)
+    d, m = (16, 42 if gated else 64) if many else (8, 12 if gated else 24)
+    most, refused, shares, errors, queries = (29 if gated else 18) if many else 60, [], [], [], []
+    for seed in range(trials(1, 200)):
+        true = smooth_layer(d, m, seed, activation, gated, residual=seed % 2 == 0)
+        oracle = Counting(true)
+        try:
+            recovery = learned(oracle, d, seed=seed)
+        except us.ModelMismatch:
+            refused.append(seed)
+            continue
+        assert recovery.evidence.passed
+        assert recovery.model.activation == in_family(true).activation
+        off = smooth_errors(recovery.model, true)
+        assert max(np.max(one) for one in off.values()) < 1e-6
+        errors.append(max(float(np.median(one)) for one in off.values()))
+        shares.append(share_of_bounds(recovery, true, 8 * np.sqrt(d)))
+        queries.append(oracle.queries / m)
+    assert len(refused) <= trials(0, 4)
+    assert np.median(errors) < 1e-8
+    assert max(shares) <= 1
+    assert max(queries) <= most
+    evidence(
+        f"Smooth layers of {m} {'gated ' if gated else ''}neurons, {activation}, d = {d}",
+        layers=len(shares),
+        queries_per_neuron=float(np.mean(queries)),
+        median_error=float(np.median(errors)),
+        largest_share_of_bounds=float(max(shares)),
+        refused=len(refused),
+    )
+
+
+def with_sizes(d, m, d_out, seed, activation, gated=False, scale=1.0, biases=1.0):
+    """Draw a layer of other shapes and units, without a residual."""
+    rng = np.random.default_rng([d, m, d_out, seed])
+    A, G = (scale * rng.standard_normal((m, d)) / np.sqrt(d) for _ in range(2))
+    b, g = (biases * rng.standard_normal(m) / 2 for _ in range(2))
+    B, c = rng.standard_normal((d_out, m)) / np.sqrt(m), rng.standard_normal(d_out)
+    return us.FeedForward(A, b, B, c, activation=activation, gate=(G, g) if gated else None)
+
+
+SHAPES = {
+    "narrow answers": (16, 20, 5, "gelu", False, 1.0, 1.0),
+    "wide answers": (6, 14, 12, "silu", False, 1.0, 1.0),
+    "few neurons": (16, 3, 16, "gelu", False, 1.0, 1.0),
+    "more neurons": (8, 36, 8, "gelu", False, 1.0, 1.0),
+    "small units": (8, 16, 8, "softplus", False, 1e-3, 1.0),
+    "large units": (8, 16, 8, "gelu", False, 1e3, 1.0),
+    "no biases": (8, 16, 8, "tanh", False, 1.0, 0.0),
+    "gates without biases": (8, 10, 8, "silu", True, 1.0, 0.0),
+    "gates in small units": (8, 10, 8, "gelu", True, 1e-2, 1.0),
+}
+
+
+@pytest.mark.few(4)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_other_shapes_and_units(shape, trials):
+    d, m, d_out, activation, gated, scale, biases = SHAPES[shape]
+    refused = 0
+    for seed in range(trials(1, 50)):
+        true = with_sizes(d, m, d_out, seed, activation, gated, scale, biases)
+        try:
+            recovery = learned(true, d, seed=seed)
+        except us.ModelMismatch:
+            refused += 1
+            continue
+        off = smooth_errors(recovery.model, true)
+        assert max(np.max(one) for one in off.values()) < 1e-5 * max(1, scale)
+        assert share_of_bounds(recovery, true, 8 * np.sqrt(d) / scale) <= 1
+    assert refused <= trials(0, 3)
+
+
+# -- settings
+
+
+def test_a_given_activation_is_the_name_of_what_is_returned():
+    quick, sigmoids = (smooth_layer(6, 10, 0, name) for name in ("quick_gelu", "sigmoid"))
+    for true in (quick, sigmoids):
+        found = learned(true, 6, activation=true.activation).model
+        assert found.activation == true.activation
+        assert (
+            np.max(np.abs(found(X := np.random.default_rng(1).standard_normal((9, 6))) - true(X)))
+            < 1e-8
+        )
+    assert learned(quick, 6).model.activation == "silu"
+
+
+def test_another_activation_or_gates_than_the_target_has_are_refused():
+    gelu, gates = smooth_layer(6, 10, 0, "gelu"), smooth_layer(6, 6, 0, "silu", True)
+    with pytest.raises(us.ModelMismatch):
+        learned(gelu, 6, activation="gelu_tanh")
+    with pytest.raises(us.ModelMismatch, match="bend everywhere"):
+        learned(gelu, 6, activation="relu")
+    with pytest.raises(us.ModelMismatch, match="said to be gated"):
+        learned(gelu, 6, gated=True)
+    with pytest.raises(us.ModelMismatch, match="said to be not gated"):
+        learned(gates, 6, gated=False)
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "says"),
+    [
+        ({"activation": "swish"}, ValueError, "activation must be"),
+        ({"activation": "identity"}, ValueError, "activation must be"),
+        ({"gated": "yes"}, TypeError, "gated"),
+        ({"gated": True, "activation": "relu"}, ValueError, "gated by ReLUs"),
+        ({"norm": "post", "activation": "gelu"}, ValueError, 'norm="post"'),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(settings, error, says):
+    with pytest.raises(error, match=re.escape(says)):
+        us.learners.FeedForwardLearner(6, **settings)
+
+
+def test_new_settings_are_named_only_where_they_are_given():
+    assert {"activation", "gated"}.isdisjoint(us.learners.FeedForwardLearner(6).settings())
+    given = us.learners.FeedForwardLearner(6, activation="silu", gated=True)
+    assert given.settings()["activation"] == "silu"
+    assert "gated" in given.settings()
+    assert "12.5m" in given.plan().formula
+
+
+# -- attacks
+
+
+def gelu(z):
+    return z * ndtr(z)
+
+
+def impostors(seed):
+    """Functions that are no layer of one activation, and how they are refused."""
+    plain, gated = smooth_layer(8, 20, seed, "gelu"), smooth_layer(8, 9, seed, "silu", True)
+    rng, b, c = np.random.default_rng(seed), plain.b, plain.c
+    A, B = plain.A, plain.B
+
+    def neurons(phi):
+        return lambda x: phi(x @ A.T + b) @ B.T + c
+
+    def by_tanh(z, cubic):
+        return z / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (z + cubic * z**3)))
+
+    def mixture(x):
+        share = expit(4 * x @ A[:1].T)
+        z = gelu(x @ A.T + b)
+        return share * (z[:, :9] @ B[:, :9].T) + (1 - share) * (z[:, 9:] @ B[:, 9:].T)
+
+    half, one = np.arange(20) < 10, np.arange(20) < 1
+    unlike, none, missed = "miss the curve", "miss the curves of all", "misses fresh answers"
+    yield "half SiLU", neurons(lambda z: np.where(half, z * expit(z), gelu(z))), unlike
+    yield "one SiLU", neurons(lambda z: np.where(one, z * expit(z), gelu(z))), unlike
+    yield "one ReLU", neurons(lambda z: np.where(one, np.maximum(z, 0), gelu(z))), "."
+    yield "ReLU6", neurons(lambda z: np.clip(z, 0, 6)), "."
+    yield "another constant", neurons(lambda z: by_tanh(z, 0.05)), f"{none}|{missed}"
+    yield "nearly the constant", neurons(lambda z: by_tanh(z, 0.0448)), f"{none}|{missed}"
+    yield "Mish", neurons(lambda z: z * np.tanh(np.logaddexp(0, z))), f"{none}|{missed}"
+    yield "sine", neurons(np.sin), "."
+    yield "squares", neurons(np.square), "quadratic at all lengths"
+    sums = gated.A, gated.b, gated.B, c
+    bilinear = us.FeedForward(*sums, activation="identity", gate=gated.gate)
+    yield "bilinear", bilinear, "the layer is bilinear"
+    yield "gates beside neurons", lambda x: gated(x) + gelu(x @ A.T)[:, :3] @ B[:, :3].T, "."
+    yield "mixture of experts", mixture, "."
+    yield "two layers", lambda x: plain(np.tanh(plain(x))), "."
+    yield "dropout", lambda x: (gelu(x @ A.T) * (rng.random((len(x), 20)) > 0.1)) @ B.T, "."
+    yield "noise", lambda x: plain(x) + 1e-5 * rng.standard_normal((len(x), 8)), "."
+    yield "steps", lambda x: np.round(plain(x), 4), "."
+    yield "a term beside", lambda x: plain(x) + 1e-4 * np.sin(3 * x @ A[:1].T), "."
+
+
+NAMES = [name for name, *_ in impostors(0)]
+
+
+@pytest.mark.few(7)
+@pytest.mark.parametrize("name", NAMES)
+def test_impostors_are_refused(name, trials, evidence):
+    count = trials(1, 20)
+    for seed in range(count):
+        [(target, says)] = [(f, says) for known, f, says in impostors(seed) if known == name]
+        with pytest.raises((us.ModelMismatch, us.NotIdentifiable), match=says):
+            learned(lambda X, f=target: f(X[:, -1]), 8, seed=seed)
+    evidence(f"Nearly smooth layers refused: {name}", targets=count, refused=count)
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("kind", ["sine", "noise"])
+@pytest.mark.parametrize("size", [1e-11, 1e-12, 1e-10, 1e-9])
+def test_bounds_hold_or_the_target_is_refused(kind, size, trials):
+    """Errors of answers, by chance or as a function, are in the bounds of parameters."""
+    for seed in range(trials(1, 40)):
+        true, rng = smooth_layer(8, 20, seed, "gelu"), np.random.default_rng(seed)
+
+        def answer(X, f=true, rng=rng):
+            x = X[:, -1]
+            beside = (
+                np.sin(3 * x @ f.A[:1].T) if kind == "sine" else rng.standard_normal((len(x), 8))
+            )
+            return f(x) + size * beside
+
+        try:
+            recovery = learned(answer, 8, seed=seed)
+        except us.ModelMismatch:
+            continue
+        assert share_of_bounds(recovery, true, 4 * np.sqrt(8)) <= 1
+
+
+# -- parts
+
+
+@pytest.mark.parametrize(("count", "q"), [(30, 1), (18, 2)])
+def test_members_of_a_span_are_found(count, q):
+    """All b ⊗ e of a space that is known to 1e-9, and no other ones."""
+    rng = np.random.default_rng(count)
+    b, E = rng.standard_normal((count, 10)), rng.standard_normal((count, q, 8))
+    rows = np.einsum("jp,jkn->jkpn", b, E).reshape(count * q, -1)
+    basis = np.linalg.svd(rows + 1e-9 * rng.standard_normal(rows.shape), full_matrices=False)[2]
+    found = find_members(MatrixSpan(basis, 10), 1e-12, rng)
+    assert found.E.shape == (count, q, 8)
+    unit = b / np.linalg.norm(b, axis=1, keepdims=True)
+    cosines = np.abs(found.b @ unit.T)
+    match = np.argmax(cosines, axis=1)
+    assert sorted(match) == [*range(count)]
+    off = found.b - np.sign(np.sum(found.b * unit[match], axis=1))[:, None] * unit[match]
+    assert np.max(np.linalg.norm(off, axis=1)) < 1e-7
+    # rows are of the same planes
+    planes = np.linalg.qr(E[match].transpose(0, 2, 1))[0]
+    inside = np.einsum("jkn,jnl->jkl", found.E, planes)
+    assert np.max(np.abs(np.sum(inside**2, axis=2) - 1)) < 1e-12
+
+
+def test_a_span_without_members_has_none():
+    rng = np.random.default_rng(3)
+    basis = np.linalg.qr(rng.standard_normal((80, 20)))[0].T
+    assert len(find_members(MatrixSpan(basis, 10), 1e-10, rng).b) == 0
+
+
+@pytest.mark.parametrize("name", ["gelu", "silu", "softplus", "tanh"])
+def test_curves_are_fitted_and_named(name):
+    """Scales from a quarter to 4 and biases to 3, of weights with errors of 1e-8."""
+    rng = np.random.default_rng(5)
+    k, a, xi = 2.0 ** rng.uniform(-2, 2, 30), rng.uniform(-3, 3, 30), rng.standard_normal((30, 90))
+    weights = 2.5 * ACTIVATIONS[name].slope(k[:, None] * xi + a[:, None])
+    weights += 1e-8 * rng.standard_normal(weights.shape)
+    weights -= weights.mean(axis=1, keepdims=True)
+    data = CurveData(xi[:, :, None], weights[:, :, None])
+    fit = data.chosen(("gelu", "gelu_tanh", "silu", "softplus", "tanh"))
+    assert fit.activation == name
+    sign = np.sign(fit.theta[:, 1] * a) if name != "gelu" else np.sign(fit.linear[:, 0])
+    assert np.median(np.abs(np.exp(fit.theta[:, 0]) / k - 1)) < 1e-5
+    assert np.mean(fit.missed < 1e-4) == 1
+    assert np.median(np.abs(sign * fit.theta[:, 1] - a)) < 1 or name != "gelu"
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("unit", [1e-3, 1.0, 1e3])
+def test_the_length_at_which_answers_bend_goes_with_the_unit(gated, unit):
+    layer = with_sizes(9, 12, 9, 0, "silu", gated, scale=unit)
+    opening = TargetOpening(9, asks("opening"), np.random.default_rng(0)).line()
+    asked = next(opening)
+    with pytest.raises(StopIteration) as end:
+        opening.send([layer(asked[0][:])])
+    assert 0.3 < unit * bending_length(end.value.value) / np.sqrt(9) < 20

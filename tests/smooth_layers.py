@@ -1,0 +1,86 @@
+"""Smooth and gated feed-forward layers that tests recover, and what a recovery is off by."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+import unsoftmax as us
+
+PLAIN = ("gelu", "gelu_tanh", "silu", "quick_gelu", "softplus", "sigmoid", "tanh")
+GATED = ("gelu", "gelu_tanh", "silu", "quick_gelu", "softplus", "sigmoid", "tanh")
+
+
+def smooth_layer(
+    d: int, m: int, seed: int, activation: str, gated: bool = False, residual: bool = True
+) -> us.FeedForward:
+    """Draw a layer whose neurons' sums are of about unit size at standard normal tokens."""
+    rng = np.random.default_rng([d, m, seed])
+    A, b = rng.standard_normal((m, d)) / np.sqrt(d), 0.5 * rng.standard_normal(m)
+    B, c = rng.standard_normal((d, m)) / np.sqrt(m), rng.standard_normal(d)
+    G, g = rng.standard_normal((m, d)) / np.sqrt(d), 0.5 * rng.standard_normal(m)
+    return us.FeedForward(
+        A, b, B, c, residual, activation=activation, gate=(G, g) if gated else None
+    )
+
+
+def in_family(true: us.FeedForward) -> us.FeedForward:
+    """Write a layer with the activation by which learners call its family."""
+    A, b, B, c, gate, name = true.A, true.b, true.B, true.c, true.gate, true.activation
+    if name == "quick_gelu":
+        name, B = "silu", B / 1.702
+        if gate is None:
+            A, b = 1.702 * A, 1.702 * b
+        else:
+            gate = 1.702 * gate[0], 1.702 * gate[1]
+    elif name == "sigmoid" and gate is None:
+        name, A, b, B, c = "tanh", A / 2, b / 2, B / 2, c + B.sum(axis=1) / 2
+    return us.FeedForward(A, b, B, c, true.residual, true.norm, name, gate)
+
+
+def smooth_errors(found: us.FeedForward, true: us.FeedForward) -> dict[str, np.ndarray]:
+    """Return errors of A, b, B, c, and G and g: per neuron, of the shapes (m,), of c (d_out,).
+
+    Neurons are matched by their columns of B; signs that are free, and the factor between row and
+    column of gated neurons, are those of the recovery.
+    """
+    if found.activation != true.activation:
+        true = in_family(true)
+    assert (found.activation, found.residual, found.gate is None, found.A.shape) == (
+        true.activation,
+        true.residual,
+        true.gate is None,
+        true.A.shape,
+    )
+    unit = [layer.B / np.linalg.norm(layer.B, axis=0) for layer in (found, true)]
+    match = np.argmax(np.abs(unit[0].T @ unit[1]), axis=1)
+    assert sorted(match) == [*range(len(true.b))]
+    A, b, B = true.A[match], true.b[match], true.B[:, match]
+    their: dict[str, Any] = {}
+    if true.gate is not None and found.gate is not None:
+        G, g = true.gate[0][match], true.gate[1][match]
+        if true.activation == "tanh":
+            odd = np.sign(np.sum(G * found.gate[0], axis=1))
+            G, g, B = odd[:, None] * G, odd * g, odd * B
+        factor = np.sqrt(np.linalg.norm(B, axis=0) / np.linalg.norm(A, axis=1))
+        factor = factor * np.sign(np.sum(A * found.A, axis=1))
+        A, b, B = factor[:, None] * A, factor * b, B / factor
+        their = {"G": found.gate[0] - G, "g": found.gate[1] - g}
+    elif true.activation == "tanh":
+        odd = np.sign(np.sum(A * found.A, axis=1))
+        A, b, B = odd[:, None] * A, odd * b, odd * B
+    off = {"A": found.A - A, "b": found.b - b, "B": (found.B - B).T, "c": found.c - true.c, **their}
+    return {name: np.linalg.norm(x.reshape(len(x), -1), axis=1) for name, x in off.items()}
+
+
+def share_of_bounds(recovery, true: us.FeedForward, reach: float) -> float:
+    """Return the largest share of its bound that an error takes: of parameters and answers."""
+    errors, bounds = smooth_errors(recovery.model, true), recovery.certificate.errors
+    shares = [np.linalg.norm(off) / bounds[name] for name, off in errors.items()]
+    rng = np.random.default_rng(97)
+    x = rng.standard_normal((500, true.dim))
+    x *= reach * 10.0 ** rng.uniform(-3, 0, (500, 1)) / np.linalg.norm(x, axis=1, keepdims=True)
+    off = np.linalg.norm(recovery.model(x) - true(x), axis=1)
+    rounding = 1e-14 * np.linalg.norm(true(x), axis=1)
+    return float(max(*shares, np.max(off / (recovery.model.moved_at_most(x, bounds) + rounding))))
