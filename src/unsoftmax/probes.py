@@ -105,6 +105,11 @@ class Probes(ABC):
     def dim(self) -> int:
         """Dimension d of every token."""
 
+    @property
+    def of_ids(self) -> bool:
+        """Whether tokens are ids of a vocabulary, one number each."""
+        return False
+
     @abstractmethod
     def __len__(self) -> int: ...
 
@@ -157,6 +162,10 @@ class Ids(Probes):
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    @property
+    def of_ids(self) -> bool:  # noqa: D102
+        return True
 
     def __getitem__(self, span: slice) -> Array:
         return self.ids[span, :, None].astype(np.float64)
@@ -317,6 +326,10 @@ class _Changed(Probes):
     @property
     def dim(self) -> int:
         return self.inner.dim
+
+    @property
+    def of_ids(self) -> bool:
+        return self.inner.of_ids
 
     def __len__(self) -> int:
         return len(self.inner)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from unsoftmax.learners.single_head.labels.label_head import LabelHead
     from unsoftmax.learners.single_head.low_rank import LowRankHead
     from unsoftmax.learners.single_head.sensing.sensing_head import SensingHead
+    from unsoftmax.learners.tokens.token_head import TokenHead
     from unsoftmax.learners.transformer.transformer_learner import TransformerLearner
 
     BY_NAME: dict[str, type[Any]]
@@ -43,6 +44,7 @@ __all__ = [
     "OrthogonalHeads",
     "ReluNetworkLearner",
     "SensingHead",
+    "TokenHead",
     "TransformerLearner",
 ]
 
@@ -60,6 +62,7 @@ MODELS = {
     "antisymmetric": "Antisymmetric",
     "attention-layer": "AttentionLayerLearner",
     "feed-forward": "FeedForwardLearner",
+    "token": "TokenHead",
 }
 """``--model`` on the command line, and the learner that it names."""
 
@@ -77,6 +80,7 @@ MODULES = {
     "OrthogonalHeads": "orthogonal_heads.orthogonal_learner",
     "ReluNetworkLearner": "relu_network.relu_learner",
     "SensingHead": "single_head.sensing.sensing_head",
+    "TokenHead": "tokens.token_head",
     "TransformerLearner": "transformer.transformer_learner",
 }
 """Where a learner is."""

@@ -86,11 +86,11 @@ class BagReader:
         apart = float(middle[1] - middle[0]) or float(np.ptp(self.keys))
         object.__setattr__(self, "spread", apart)
 
-    def eta(self, *tokens: Array) -> Array:
-        """Bound what answers are off by that weigh tokens of these values."""
-        size = np.max([np.abs(own) for own in tokens], axis=0)
+    def eta(self, count: Array, *values: Array) -> Array:
+        """Bound what answers are off by that weigh so many tokens of these values."""
+        size = np.max([np.abs(own) for own in values], axis=0)
         size = np.maximum(size, np.median(np.abs(self.keys)))
-        return self.precision.error(size, size)
+        return np.asarray(self.precision.error(size, size) * added_up(count))
 
     def clearness(self, i: Indices, j: int, G: Array) -> Array:
         """Return how clearly logits of about this size show, as their inverse error in some unit."""
@@ -113,21 +113,22 @@ class BagReader:
     ) -> Asking[Logits]:
         """Read G_ij of pairs.
 
-        ``expected`` is about what they are, where that is known; ``beside`` are logits that are
-        known, of references for these query tokens.
+        ``expected`` is about what they are, where they were read before and are read again;
+        ``beside`` are logits that are known, of references for these query tokens.
         """
         m = len(i)
         found = Logits(i, j, np.zeros(m), np.full(m, np.inf))
         found.error[i == j if self.keys is self.queries else np.zeros(m, bool)] = 0.0
+        first: Purpose = "data" if expected is None else "again"
         apart = np.abs(self.keys[i] - self.queries[j]) > CLOSE * self.spread
         ratio = np.zeros(m) if expected is None else -expected
         todo = np.isinf(found.error)
         direct = todo & (apart | (self.context < 3))
         none = Logits(j, j, np.zeros(m), np.full(m, np.inf))
-        yield from self._with_levers(found, direct, none, ratio, phase)
+        yield from self._with_levers(found, direct, none, ratio, phase, first)
         if np.any(todo & ~direct):
             references = self._references(found, beside)
-            yield from self._with_levers(found, todo & ~direct, references, ratio, phase)
+            yield from self._with_levers(found, todo & ~direct, references, ratio, phase, first)
         return found
 
     def _references(self, found: Logits, beside: Logits | None) -> Logits:
@@ -143,10 +144,11 @@ class BagReader:
         return Logits(pool.i[at], found.j, pool.G[at], np.where(worth[at] < np.inf, pool.error[at], np.inf))
 
     def _with_levers(
-        self, found: Logits, wanted: Flags, references: Logits, ratio: Array, phase: str
+        self, found: Logits, wanted: Flags, references: Logits, ratio: Array, phase: str,
+        first: Purpose,
     ) -> Asking[None]:
         """Read pairs beside references, where these are known; those read badly once more."""
-        rows, purpose = np.flatnonzero(wanted), "data"
+        rows, purpose = np.flatnonzero(wanted), first
         for _ in range(3):
             if not len(rows):
                 return
@@ -183,7 +185,7 @@ class BagReader:
         return counts
 
     def _asked(
-        self, pairs: Logits, beside: Logits, counts: Indices, phase: str, purpose: str
+        self, pairs: Logits, beside: Logits, counts: Indices, phase: str, purpose: Purpose
     ) -> Asking[Array]:
         """Ask one bag for each pair, a family for all that have the same counts."""
         ids = np.column_stack([pairs.i, beside.i, pairs.j])
@@ -191,7 +193,7 @@ class BagReader:
         families: list[Probes] = []
         for n, kind in enumerate(kinds):
             used = kind > 0
-            own = Ids(ids[which == n][:, used], phase=phase, purpose=_purpose(purpose))
+            own = Ids(ids[which == n][:, used], phase=phase, purpose=purpose)
             families.append(own if kind.sum() == used.sum() else Copies.of(own, kind[used]))
         answers = yield families
         f = np.empty(len(ids))
@@ -209,7 +211,7 @@ class BagReader:
         u_k = np.where(used, self.keys[beside.i], u_j)
         w_k = n_k * np.exp(np.minimum(beside.G, 700.0))
         G_error = np.where(used, beside.error, 0.0)
-        eta = self.eta(u_i, u_j, u_k)
+        eta = self.eta(n_i + n_k + n_j, u_i, u_j, u_k)
         rest = (w_k * u_k + n_j * u_j) / (w_k + n_j)
         with np.errstate(all="ignore"):
             from_k, from_j = w_k * (f - u_k), n_j * (f - u_j)
@@ -223,11 +225,12 @@ class BagReader:
         return np.where(read, G, side), np.where(read, error, np.inf)
 
 
+def added_up(count: Array) -> Array:
+    """Return how many times a sum of so many terms is off by what one of two is."""
+    return np.sqrt(np.maximum(count, 2) / 2)
+
+
 def _variance(logit: Array) -> Array:
     """Return p(1 − p) of the weight that a logit makes."""
     half = np.exp(-np.abs(logit))
     return np.asarray(half / (1 + half) ** 2)
-
-
-def _purpose(purpose: str) -> Purpose:
-    return "again" if purpose == "again" else "data"

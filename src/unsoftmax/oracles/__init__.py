@@ -4,12 +4,13 @@ from unsoftmax.oracles.defences import clipped, labels, noisy, norm_capped, roun
 from unsoftmax.oracles.http_oracle import HttpLimits, from_url
 from unsoftmax.oracles.model_runtimes import from_onnx, from_torch
 from unsoftmax.oracles.probabilities import log_ratios, one_against
-from unsoftmax.oracles.wrapped import coordinate, on_dask
+from unsoftmax.oracles.wrapped import coordinate, from_ids, on_dask
 
 __all__ = [
     "HttpLimits",
     "clipped",
     "coordinate",
+    "from_ids",
     "from_onnx",
     "from_torch",
     "from_url",

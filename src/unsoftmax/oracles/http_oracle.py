@@ -84,7 +84,8 @@ def from_url(
     -------
     callable
         From (B, N, d) to (B,) or (B, m); of a vector per token the last token's. Its attribute
-        ``dim`` is d where the metadata says it. Several threads may ask at the same time.
+        ``dim`` is d where the metadata says it. A model of INT64 or INT32 tensors (B, N) takes ids;
+        a mask and position ids beside them are made. Several threads may ask at the same time.
 
     Raises
     ------
@@ -141,11 +142,13 @@ class HttpOracle:
             raise OracleError(f"{self.url} cannot be asked. {self._shown(error)}") from None
         if self.signature.dim is not None:
             self.dim = self.signature.dim
+        if self.signature.beside is not None:
+            self.vocabulary = None  # it takes ids, and does not say how many there are
 
     def __call__(self, X: Array, /) -> Any:
         """Answer a batch of sequences (B, N, d)."""
         body, headers = request(X, self.signature)
-        limits, (count, tokens, _) = self.limits, X.shape
+        limits, (count, tokens) = self.limits, X.shape[:2]
         numbers = count * tokens * limits.numbers_per_vector
         most = min(limits.body_bytes, limits.metadata_bytes + limits.bytes_per_number * numbers)
         received, said = self._call("POST", f"{self.url}/infer", most, body, headers)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from unsoftmax.learners.compose import Asking
+from unsoftmax.measure.bags import added_up
 from unsoftmax.measure.precision import KAPPA, Precision, why
 from unsoftmax.probes import Array, Copies, Ids, Indices, Probes
 from unsoftmax.refusals import Reason
@@ -55,19 +56,19 @@ def ask_lone(
     counts = np.geomspace(2, max(2, context), len(fresh)).astype(np.intp)
     mixed = rng.choice(ids, size=(MIXED, min(OF, context)))
     asked: list[Probes] = [
-        Ids(ids[:, None], phase="lone tokens", purpose="pilot"),
         Ids(mixed, phase="format of answers", purpose="pilot"),
+        Ids(ids[:, None], phase="lone tokens", purpose="pilot"),
     ]
     asked += [
         Copies.of(Ids(ids[k, None, None], phase="copies", purpose="pilot"), np.array([n]))
         for k, n in zip(fresh, counts, strict=True)
     ]
-    y, beside, *again = yield asked
+    beside, y, *again = yield asked
     precision = Precision.of_format([y, beside])
     middle = float(np.median(np.abs(y)))
     size = np.maximum(np.abs(y), middle or 1.0)
     missed = np.abs(np.concatenate([np.zeros(0), *again]) - y[fresh])
-    unlike = float(np.max(missed / size[fresh], initial=0.0))
+    unlike = float(np.max(missed / size[fresh] / added_up(counts), initial=0.0))
     rounding = float(np.max(precision.error(size, size) / size))
     if unlike > max(UNLIKE, KAPPA * rounding):
         raise Reason.COPIES_DIFFER.error(unlike=unlike)

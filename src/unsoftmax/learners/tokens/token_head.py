@@ -26,14 +26,14 @@ the basis has no error of its own.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import numpy as np
 
-from unsoftmax.learners.compose import Asking
+from unsoftmax.learners.compose import Asking, as_planned
 from unsoftmax.learners.settings import Configured, whole_number
-from unsoftmax.learners.tokens.lone_tokens import COPIED, ask_lone
+from unsoftmax.learners.tokens.lone_tokens import COPIED, MIXED, ask_lone
 from unsoftmax.measure.bags import BagReader, Logits
 from unsoftmax.models.token_head import TokenHead as Model
 from unsoftmax.probes import Array, Flags, Ids, Indices
@@ -48,6 +48,8 @@ from unsoftmax.validate.judge import Residuals, hold_out
 SPARE = 3
 # Anchors per direction, and at least so many.
 ANCHORS, FEWEST_ANCHORS = 4, 12
+# Blocks grow so many times, to 30,000 rows.
+GROWTHS = 40
 # Rows are read again where their errors are so many times the median, columns likewise.
 BAD_ROW, BAD_COLUMN = 100.0, 100.0
 # More readings of a column are aimed by what it looks like so many times, at some rows; where its
@@ -102,17 +104,30 @@ class TokenHead(Configured):
 
     def plan(self) -> Plan:
         """Say beforehand what learning costs; only a bound when the rank is not known."""
-        V, known = int(self.vocabulary), self.rank is not None
-        r = V - 1 if self.rank is None else int(self.rank)
-        bound = counts.token_head(V, r)
-        pairs = bound - V
-        spare = min(V * V, 2 * pairs) + (r + SPARE + 1) * (r + SPARE + 2)
-        cost = Cost.of(V + COPIED, rounds=1) + Cost.of(pairs, tokens=2, rounds=60, again=spare)
-        formula = "V + 12 + r(2V − 1 − r)" if known else "at most V², as r is not known"
-        return cost.plan(formula, int(self.context), known=known)
+        V, r = int(self.vocabulary), self.vocabulary - 1 if self.rank is None else int(self.rank)
+        k = min(V, r + SPARE)
+        block, factors = k * (k + 1), (r + 1) * (2 * V - k - r - 2) if r else 0
+        # where all ids are in the block they are rows and query tokens at once
+        known = self.rank is not None and 2 * k < V
+        pairs = block + factors if known else V * (V - 1)
+        cost = (
+            Cost.of(V + min(V, COPIED) + MIXED, rounds=1)
+            + Cost.of(pairs, tokens=2, rounds=6 * (GROWTHS + MORE_AIMS + 6), again=pairs + block)
+            + Cost(rounds=2)
+        )
+        formula = "V + 16 + (r + 3)(r + 4) + (r + 1)(2V − 2r − 5)"
+        if not known:
+            formula = "V + r(2V − 1 − r) unknowns, and a tenth to a third more, for the rank r found"
+        plan = cost.plan(formula, int(self.context), V - 1.0, known=known)
+        return replace(plan, vocabulary=V)
 
     def steps(self, checks: int) -> Steps[Model]:
         """Ask, and return what was found; see `unsoftmax.protocol.Learner`."""
+        excess = "the target's weights are 0 or 1 nearly everywhere, or it is no single head"
+        contrary = "no single head"
+        return (yield from as_planned(self._steps(checks), self.plan(), excess, contrary))
+
+    def _steps(self, checks: int) -> Steps[Model]:
         rng = np.random.default_rng(self.seed)
         V, context = int(self.vocabulary), int(self.context)
         fresh = rng.choice(V, min(V, COPIED), replace=False)
@@ -133,7 +148,7 @@ class TokenHead(Configured):
     def _conclude(self, factors: Factors, checks: int, rng: np.random.Generator) -> Steps[Model]:
         """Ask the hold-out: bags of every length up to the context."""
         reader, model, bound = factors.reader, factors.model(), factors.bound()
-        u_error = float(np.max(reader.eta(reader.keys)))
+        u_error = float(np.max(reader.eta(np.array(1), reader.keys)))
         errors = {"u": u_error, "G": bound}
         context = int(self.context)
         fresh = fresh_bags(checks, int(self.vocabulary), context, rng)
@@ -141,8 +156,7 @@ class TokenHead(Configured):
         def compare(X: Array, y: Array) -> Residuals:
             ids = X[:, :, 0].astype(np.intp)
             size = np.max(np.abs(reader.keys[ids]), axis=1)
-            # answers and predictions are sums of as many terms
-            own = 3 * reader.eta(size) + reader.precision.unit * ids.shape[1] * size
+            own = 3 * reader.eta(np.array(ids.shape[1]), size)
             return Residuals.of(
                 y - model(ids), own=own, allowed=model.moved_at_most(ids, errors), size=size
             )
@@ -406,7 +420,7 @@ class Factors:
                 return
             at = j[rows]
             read = yield from self.reader.read(
-                np.repeat(i[rows], at.shape[1]), at.ravel(), "rows, again", None, references
+                np.repeat(i[rows], at.shape[1]), at.ravel(), "rows, again", np.zeros(at.size), references
             )
             G = read.G.reshape(at.shape)
             y = G + np.einsum("cmr,cmr->cm", self.rho[at], self.x[at])
