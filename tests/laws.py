@@ -121,7 +121,17 @@ _heads, _orthogonal_heads, _labels = map(_of, ("MultiHeadLearner", "OrthogonalHe
 _relu, _layer, _several_before = map(
     _of, ("ReluNetworkLearner", "TransformerLearner", "MultiHeadTransformerLearner")
 )
+_tokens = _of("TokenHead")
 _sublayer, _feed_forward_layer = map(_of, ("AttentionLayerLearner", "FeedForwardLearner"))
+
+
+def _behind_a_vocabulary(vocabulary: int, rank: int) -> Callable[[int], us.TokenHead]:
+    def make(seed: int) -> us.TokenHead:
+        rng = np.random.default_rng([vocabulary, rank, seed])
+        rho, x = rng.standard_normal((2, vocabulary, rank))
+        return us.TokenHead(rng.standard_normal(vocabulary), rho, x)
+
+    return make
 
 
 def _rotary(dim: int, rank: int, **settings: Any) -> Callable[[int], Model]:
@@ -576,6 +586,20 @@ CASES = [
         within=lambda recovery, target: layer_share_behind(recovery, target) <= 1,
         single=False,
         accuracy=1e-6,
+    ),
+    Case(
+        "TokenHead",
+        _tokens(vocabulary=40, rank=2, context=64),
+        _behind_a_vocabulary(40, 2),
+        _one_by_one,
+        within=_equal_by_the_certificate,
+    ),
+    Case(
+        "TokenHead, rank unknown",
+        _tokens(vocabulary=40, context=64),
+        _behind_a_vocabulary(40, 3),
+        _one_by_one,
+        within=_equal_by_the_certificate,
     ),
     _vectors("LinearMap (tests)", lambda seed: LinearMap(5, seed), _linear(5, 3)),
     _vectors("LinearMap of one number (tests)", lambda seed: LinearMap(4, seed), _linear(4, 1)),

@@ -38,7 +38,8 @@ class Watched(Counted):
     norm, length, single = 0.0, 0, True
 
     def __call__(self, X):
-        self.norm = max(self.norm, np.linalg.norm(X, axis=-1).max())
+        tokens = X if X.ndim == 3 else X[:, :, None]  # an id is one number
+        self.norm = max(self.norm, np.linalg.norm(tokens, axis=-1).max())
         self.length = max(self.length, X.shape[1])
         self.single &= np.array_equal(X.astype(np.float32).astype(np.float64), X)
         return super().__call__(X)

@@ -62,7 +62,7 @@ FIRST_ORDER = 4.0
 AT_ONCE = 2**22
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # dim is a property here, which a slotted class does not protect
 class TokenHead(Configured):
     """Learn a head from ids of a vocabulary, its table unknown.
 
