@@ -121,7 +121,7 @@ _heads, _orthogonal_heads, _labels = map(_of, ("MultiHeadLearner", "OrthogonalHe
 _relu, _layer, _several_before = map(
     _of, ("ReluNetworkLearner", "TransformerLearner", "MultiHeadTransformerLearner")
 )
-_tokens = _of("TokenHead")
+_tokens = _of("TokenHeadLearner")
 _sublayer, _feed_forward_layer = map(_of, ("AttentionLayerLearner", "FeedForwardLearner"))
 
 
@@ -588,14 +588,14 @@ CASES = [
         accuracy=1e-6,
     ),
     Case(
-        "TokenHead",
+        "TokenHeadLearner",
         _tokens(vocabulary=40, rank=2, context=64),
         _behind_a_vocabulary(40, 2),
         _one_by_one,
         within=_equal_by_the_certificate,
     ),
     Case(
-        "TokenHead, rank unknown",
+        "TokenHeadLearner, rank unknown",
         _tokens(vocabulary=40, context=64),
         _behind_a_vocabulary(40, 3),
         _one_by_one,

@@ -1,8 +1,8 @@
 """What is asked: probes, made slice by slice from a small design.
 
-A *probe* is one sequence of real vectors, N×d; its last row is the query token. Where a target takes
-ids of a vocabulary a token is its id: a sequence is N×1, of whole numbers. `Probes` is a family of
-probes of one length N. Its *design* (the factor arrays) is small and its slices
+A *probe* is one sequence of real vectors, N×d; its last row is the query token. Where a target
+takes ids of a vocabulary a token is its id: a sequence is N×1, of whole numbers. `Probes` is a
+family of probes of one length N. Its *design* (the factor arrays) is small and its slices
 are made on demand, so that memory is bounded by the slice and never by the number of
 queries. A *round* is a list of `Probes` that may be answered in any order.
 

@@ -2,8 +2,8 @@
 
 The only two-way edge of the whole program is ``answers = yield round`` in `Learner.steps`.
 A learner is a value: settings in frozen fields, no I/O, no clock, no global randomness. An
-oracle is any callable from (B, N, d), or from ids (B, N), to (B,) or (B, m). Neither knows the other; the runner
-feeds both.
+oracle is any callable from (B, N, d), or from ids (B, N), to (B,) or (B, m). Neither knows the
+other; the runner feeds both.
 """
 
 from __future__ import annotations

@@ -112,8 +112,8 @@ class Reason(Enum):
     TAKES_IDS = (
         ModelMismatch,
         "The target takes ids of a vocabulary, and this learner asks vectors:",
-        "TokenHead(vocabulary=V) learns from ids, LowRankHead(dim, table=E) where the vectors of "
-        "ids are known.",
+        "TokenHeadLearner(vocabulary=V) learns from ids, LowRankHead(dim, table=E) where the "
+        "vectors of ids are known.",
     )
     TAKES_VECTORS = (
         ModelMismatch,
@@ -134,6 +134,18 @@ class Reason(Enum):
         "CLS, a prompt).",
         "Ask the ids that come behind its tokenizer, without tokens of its own; positions are "
         "learned where they are known, with LowRankHead(dim, table=vectors by position and id).",
+    )
+    IDS_ORDER_MATTERS = (
+        ModelMismatch,
+        "Answers change when ids before the last one change places{how}, by {moved:.1e} of the "
+        "values: scores depend on positions, or the target cuts sequences.",
+        "Where it cuts them give the length it takes as context, now {context}.",
+    )
+    LOGITS_CONTRADICT = (
+        ModelMismatch,
+        "Logits of ids contradict each other: they miss those of rank {rank} by {strain:.0f} times "
+        "their errors. The target is no single head whose answer depends on how often each id "
+        "stands before the last one; it may have several heads.",
     )
     VALUES_ALIKE = (
         NotIdentifiable,

@@ -99,7 +99,8 @@ def learn(
     oracle : callable
         Maps sequences (B, N, d), float64, to B real numbers, or to B rows of m for a learner
         of vectors; m is fixed by the first answer. When it has an attribute ``dim`` it must be
-        the learner's. A learner of ids asks (B, N), int64. It may raise `RetryLater` to be asked again after some seconds.
+        the learner's. A learner of ids asks (B, N), int64. It may raise `RetryLater`
+        to be asked again after some seconds.
     learner : Learner
         What to learn, from `unsoftmax.learners`.
     budget : int or Budget, optional

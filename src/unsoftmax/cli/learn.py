@@ -140,7 +140,7 @@ def _resolved(
     oracle = asked.oracle(target)
     if learner is None:
         name = "vocabulary" if hasattr(oracle, "vocabulary") else "dim"
-        if name == "vocabulary" and model in MODELS and MODELS[model] != "TokenHead":
+        if name == "vocabulary" and model in MODELS and MODELS[model] != "TokenHeadLearner":
             raise Reason.TAKES_IDS.error()
         size = getattr(oracle, name, None)
         learner = build(model, {name: size, **settings} if isinstance(size, Integral) else settings)

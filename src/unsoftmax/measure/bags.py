@@ -11,7 +11,8 @@ known stands beside them. Counts are levers: log(n_i / n_j) adds to a logit, so 
 can be read, up to the logarithm of the context. With p_i the weight of i, f_rest the answer without
 it and η what an answer is off by,
 
-    δG_ij = 2η / (p_i (1 − p_i) |u_i − f_rest|) + δG_kj |w_k (f − u_k)| / |w_k (f − u_k) + n_j (f − u_j)|.
+    δG_ij = 2η / (p_i (1 − p_i) |u_i − f_rest|)
+            + δG_kj |w_k (f − u_k)| / |w_k (f − u_k) + n_j (f − u_j)|.
 """
 
 from __future__ import annotations
@@ -93,10 +94,14 @@ class BagReader:
         return np.asarray(self.precision.error(size, size) * added_up(count))
 
     def clearness(self, i: Indices, j: int, G: Array) -> Array:
-        """Return how clearly logits of about this size show, as their inverse error in some unit."""
-        gap = np.abs(self.keys[i] - self.queries[j]) / self.spread
+        """Return how clearly logits of about this size show: an inverse error in some unit."""
         lever = np.clip(-G, -self._most, self._most)
-        return np.asarray(_variance(G + lever) * np.clip(gap, CLOSE, 2.0) * (i != j))
+        return np.asarray(_variance(G + lever) * self.apart(i, j) * (i != j))
+
+    def apart(self, i: Indices, j: Indices | int) -> Array:
+        """Return how far values are from each other, as far as it counts: references tell more."""
+        gap = np.abs(self.keys[i] - self.queries[j]) / self.spread
+        return np.asarray(np.clip(gap, CLOSE / 2, 2.0))
 
     @property
     def _most(self) -> float:
@@ -141,10 +146,17 @@ class BagReader:
         order = np.lexsort((worth, pool.j))
         tokens, first = np.unique(pool.j[order], return_index=True)
         at = order[first][np.searchsorted(tokens, found.j)]
-        return Logits(pool.i[at], found.j, pool.G[at], np.where(worth[at] < np.inf, pool.error[at], np.inf))
+        return Logits(
+            pool.i[at], found.j, pool.G[at], np.where(worth[at] < np.inf, pool.error[at], np.inf)
+        )
 
     def _with_levers(
-        self, found: Logits, wanted: Flags, references: Logits, ratio: Array, phase: str,
+        self,
+        found: Logits,
+        wanted: Flags,
+        references: Logits,
+        ratio: Array,
+        phase: str,
         first: Purpose,
     ) -> Asking[None]:
         """Read pairs beside references, where these are known; those read badly once more."""

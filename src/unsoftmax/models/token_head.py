@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -59,12 +60,13 @@ class TokenHead(FrozenModel):
 
     def __call__(self, X: ArrayLike) -> Array:
         """Map sequences of ids (B, N), or (B, N, 1), to numbers (B,)."""
-        ids = self._ids(X)
-        return self._sliced(self._answered, ids, ids.shape[1] * (self.rank + 1), ())
+        ids: Any = self._ids(X)
+        return self._sliced(self._answers, ids, ids.shape[1] * (self.rank + 1), ())
 
-    def _answered(self, ids: Indices) -> Array:
+    def _answers(self, ids: Any) -> Array:
         scores = np.einsum("bnr,br->bn", self.rho[ids], self.x[ids[:, -1]])
-        return np.einsum("bn,bn->b", softmax(scores), self.u[ids])
+        answers: Array = np.einsum("bn,bn->b", softmax(scores), self.u[ids])
+        return answers
 
     def _ids(self, X: ArrayLike) -> Indices:
         given = np.asarray(X)
@@ -78,7 +80,7 @@ class TokenHead(FrozenModel):
             raise ValueError(f"Ids are whole numbers from 0 to {self.vocabulary - 1}.")
         return ids
 
-    def moved_at_most(self, X: ArrayLike, errors: Mapping[str, float]) -> Array:
+    def moved_at_most(self, X: ArrayLike, errors: Mapping[str, Any]) -> Array:
         """Bound how far answers (B,) are from those of any head within ``errors`` of this one.
 
         Parameters
@@ -86,10 +88,11 @@ class TokenHead(FrozenModel):
         X : array_like, shape (B, N)
             Sequences of ids, of any length.
         errors : mapping
-            Bounds on every u, and on every G_ij = M_ij − M_jj, as a certificate has them.
+            Bounds on every u, and on every G_ij = M_ij − M_jj, as a certificate has them; or on
+            those of each sequence (B,).
         """
         u = self.u[self._ids(X)]
-        return np.tanh(errors["G"] / 2) * np.ptp(u, axis=1) + errors["u"]
+        return np.asarray(np.tanh(np.asarray(errors["G"]) / 2) * np.ptp(u, axis=1) + errors["u"])
 
     def parameter_norm(self, name: str) -> float:
         """Return the size that a bound stands beside: of logits their root mean square."""

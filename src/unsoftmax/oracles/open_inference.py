@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from unsoftmax.errors import missing_extra
 from unsoftmax.probes import Array
@@ -90,7 +91,7 @@ def _ids_among(listed: Any, name: str | None) -> Any:
     return listed
 
 
-def beside_ids(name: str, ids: Array) -> Array:
+def beside_ids(name: str, ids: NDArray[Any]) -> NDArray[Any]:
     """Return what goes with ids (B, N) into a tensor of that name: a mask, positions, or zeros.
 
     Examples

@@ -56,7 +56,7 @@ def token_head(vocabulary: int, rank: int) -> int:
     Examples
     --------
     >>> token_head(1000, 8), token_head(30522, 32)
-    (16928, 1982170)
+    (16928, 1982874)
     """
     return vocabulary + rank * (2 * vocabulary - 1 - rank)
 

@@ -12,12 +12,15 @@ from unsoftmax.measure.precision import KAPPA, Precision, why
 from unsoftmax.probes import Array, Copies, Ids, Indices, Probes
 from unsoftmax.refusals import Reason
 
-# Ids that are asked again in so many copies: positions show there, and what answers are off by.
-COPIED = 12
-# Sequences of so many ids each tell the format of answers: values may be as round as they like.
-MIXED, OF = 4, 5
-# Copies that are answered otherwise by more than this share of the values are no rounding, but
-# positions, or a token beside them. Smaller: targets that compute in float32 are refused.
+# Ids that are asked again, the first ones alone, the others in copies: positions show there, and
+# what answers are off by.
+COPIED, ALONE = 12, 2
+# Two sequences, one of so many ids and one that fills the context, in two orders: positions in
+# scores show there, and where sequences are cut. They also tell the format of answers, as values
+# may be as round as they like.
+MIXED, FEW = 4, 5
+# What is answered otherwise by more than this share of the values is no rounding, but positions, or
+# a token beside them. Smaller: targets that compute in float32 are refused.
 UNLIKE = 2.0**-17
 # Answers may be off by so many times what copies show.
 MORE = 2.0
@@ -49,29 +52,39 @@ def ask_lone(
     Raises
     ------
     ModelMismatch
-        Copies are answered otherwise.
+        Copies are answered otherwise, or another order, or the same id asked again.
     NotIdentifiable
         All answers are alike.
     """
     counts = np.geomspace(2, max(2, context), len(fresh)).astype(np.intp)
-    mixed = rng.choice(ids, size=(MIXED, min(OF, context)))
+    counts[:ALONE] = 1
+    mixed = [rng.choice(ids, size=n) for n in (min(FEW, context), context)]
+    orders = [np.array([x, np.append(x[-2::-1], x[-1])]) for x in mixed]
     asked: list[Probes] = [
-        Ids(mixed, phase="format of answers", purpose="pilot"),
+        *(Ids(both, phase="two orders", purpose="pilot") for both in orders),
         Ids(ids[:, None], phase="lone tokens", purpose="pilot"),
     ]
     asked += [
         Copies.of(Ids(ids[k, None, None], phase="copies", purpose="pilot"), np.array([n]))
         for k, n in zip(fresh, counts, strict=True)
     ]
-    beside, y, *again = yield asked
-    precision = Precision.of_format([y, beside])
+    short, long, y, *again = yield asked
+    precision = Precision.of_format([y, short, long])
     middle = float(np.median(np.abs(y)))
     size = np.maximum(np.abs(y), middle or 1.0)
     missed = np.abs(np.concatenate([np.zeros(0), *again]) - y[fresh])
-    unlike = float(np.max(missed / size[fresh] / added_up(counts), initial=0.0))
-    rounding = float(np.max(precision.error(size, size) / size))
-    if unlike > max(UNLIKE, KAPPA * rounding):
+    missed /= size[fresh] * added_up(counts.astype(np.float64))
+    unlike, rounding = (float(np.max(x)) for x in (missed, precision.error(size, size) / size))
+    most = max(UNLIKE, KAPPA * rounding)
+    if np.max(missed[:ALONE]) > most:
+        noise = float(np.max(missed[:ALONE])) * middle
+        raise Reason.ANSWERS_VARY.error(noise=noise, size=middle)
+    if unlike > most:
         raise Reason.COPIES_DIFFER.error(unlike=unlike)
+    moved = [abs(float(np.diff(both)[0])) / float(size.max()) for both in (short, long)]
+    if max(moved) > most:
+        how = "" if moved[0] > most else f" in sequences of {context} ids, and not of {FEW}"
+        raise Reason.IDS_ORDER_MATTERS.error(moved=max(moved), how=how, context=context)
     if MORE * unlike > rounding:
         said = f"Copies of an id are answered otherwise by up to {unlike:.1e} of its value"
         precision = precision.with_unit(MORE * unlike / KAPPA, said)

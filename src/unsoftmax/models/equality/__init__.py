@@ -136,7 +136,8 @@ def canonical(model: M) -> M:
     if not isinstance(model, FrozenModel):
         raise TypeError(_refusal("canonical takes", model))
     if isinstance(model, TokenHead):
-        own: Any = canonical_head(model)
+        head: Any = canonical_head(model)
+        own: M = head
         return own
     if type(model) not in CANONICAL:
         raise TypeError(

@@ -40,10 +40,15 @@ def gap_between(a: TokenHead, b: TokenHead, tolerance: Tolerance) -> tuple[float
     mine, other = a.arrays(), b.arrays()
     if all(np.array_equal(mine[name], other[name]) for name in mine):
         return 0.0, True
-    pairs = [(float(np.linalg.norm(a.u - b.u)), max(map(np.linalg.norm, (a.u, b.u))))]
+    pairs = [
+        (float(np.linalg.norm(a.u - b.u)), max(_norm(x.u[:, None], np.eye(1)) for x in (a, b)))
+    ]
     (l_a, r_a), (l_b, r_b) = _centred(a), _centred(b)
     pairs.append(
-        (_norm(np.hstack([l_a, l_b]), np.hstack([r_a, -r_b])), max(_norm(l_a, r_a), _norm(l_b, r_b)))
+        (
+            _norm(np.hstack([l_a, l_b]), np.hstack([r_a, -r_b])),
+            max(_norm(l_a, r_a), _norm(l_b, r_b)),
+        )
     )
     gap = max(float(apart / size) if size else 0.0 for apart, size in pairs)
     equal = all(apart <= tolerance.rtol * size + tolerance.atol for apart, size in pairs)
