@@ -135,6 +135,17 @@ class Reason(Enum):
         "Ask the ids that come behind its tokenizer, without tokens of its own; positions are "
         "learned where they are known, with LowRankHead(dim, table=vectors by position and id).",
     )
+    NOT_OF_THE_TABLE = (
+        ModelMismatch,
+        "Ids are not answered by v·x + c of their vectors: fresh ones miss it by {missed:.1e} of "
+        "the values. The table is not the target's, or its ids are those of another tokenizer, or "
+        "positions, a norm or a token of the target's own is missing in it.",
+    )
+    TABLE_TOO_SMALL = (
+        NotIdentifiable,
+        "The table has {ids} ids and spans {dimension} dimensions: too few ids are left to ask.",
+        "TokenHeadLearner learns the function of ids without a table.",
+    )
     IDS_ORDER_MATTERS = (
         ModelMismatch,
         "Answers change when ids before the last one change places{how}, by {moved:.1e} of the "

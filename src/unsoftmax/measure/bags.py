@@ -80,6 +80,8 @@ class BagReader:
     queries: Array
     precision: Precision
     context: int
+    names: Indices | None = None
+    """Ids by which tokens are asked, where these are tokens at their positions."""
     spread: float = field(init=False)
 
     def __post_init__(self) -> None:
@@ -201,6 +203,7 @@ class BagReader:
     ) -> Asking[Array]:
         """Ask one bag for each pair, a family for all that have the same counts."""
         ids = np.column_stack([pairs.i, beside.i, pairs.j])
+        ids = ids if self.names is None else self.names[ids]
         kinds, which = np.unique(counts, axis=0, return_inverse=True)
         families: list[Probes] = []
         for n, kind in enumerate(kinds):

@@ -14,13 +14,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from unsoftmax.models.arrays import TINY
-from unsoftmax.probes import Array, Indices
+from unsoftmax.probes import Array, Flags, Indices
 
 # Singular values of a block within so many times its errors are none: smaller, and errors count as
 # directions; larger, and small directions are lost.
 NOISE = 10.0
-# Rows and columns are readable where errors are within so many times the median.
-READABLE = 100.0
+# Rows and columns are readable where errors are within so many times the median: the smallest of
+# these for which as large a share of them is.
+READABLE, SHARE = (1e2, 1e3, 1e4, 1e5), 0.8
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +49,10 @@ def rank_of(G: Array, error: Array) -> BlockRank:
     Rows and columns that are not readable are left out, the worst first.
     """
     usual = float(np.median(error[np.isfinite(error)])) if np.any(np.isfinite(error)) else 0.0
-    bad = ~(error <= READABLE * usual)
-    rows, columns = np.ones(len(G), bool), np.ones(G.shape[1], bool)
-    while np.any(inside := bad & rows[:, None] & columns):
-        by_row, by_column = inside.sum(axis=1) / columns.sum(), inside.sum(axis=0) / rows.sum()
-        if by_row.max() >= by_column.max():
-            rows[int(np.argmax(by_row))] = False
-        else:
-            columns[int(np.argmax(by_column))] = False
+    for within in READABLE:
+        rows, columns = _without(~(error <= within * usual))
+        if min(rows.mean(), columns.mean()) >= SHARE:
+            break
     at = np.ix_(rows, columns)
     if min(rows.sum(), columns.sum()) < 2:
         return BlockRank(0, 0, np.flatnonzero(columns))
@@ -66,6 +63,18 @@ def rank_of(G: Array, error: Array) -> BlockRank:
     order = greedy_rows(centred.T[None], int(columns.sum()))[0]
     most = min(rows.sum() - 1, columns.sum())
     return BlockRank(rank, int(most) - rank, np.flatnonzero(columns)[order])
+
+
+def _without(bad: Flags) -> tuple[Flags, Flags]:
+    """Leave out rows and columns until no bad entry is left, the worst ones first."""
+    rows, columns = (np.ones(n, bool) for n in bad.shape)
+    while np.any(inside := bad & rows[:, None] & columns):
+        by_row, by_column = inside.sum(axis=1) / columns.sum(), inside.sum(axis=0) / rows.sum()
+        if by_row.max() >= by_column.max():
+            rows[int(np.argmax(by_row))] = False
+        else:
+            columns[int(np.argmax(by_column))] = False
+    return rows, columns
 
 
 def greedy_rows(A: Array, count: int) -> Indices:

@@ -9,7 +9,7 @@ u_t and G_ij = M_ij − M_jj are determined, and nothing else: the softmax needs
 to a constant, [t] gives u_t, and [i, j], beside a reference where u_i = u_j, gives G_ij. Column j
 is (ρ_i − ρ_j)·x_j, r unknowns: V + r(2V − 1 − r) queries.
 
-    [t]                                     u            `lone_tokens`; copies: positions
+    [t]                                     u            `asked_ids`; copies: positions
     k × (k + 1) pairs                       r            `solve.token_factors.rank_of`
     r + 1 query tokens, all i               ρ            each row with its own error δ_i
     r + 1 anchors, all other query tokens   x            pivoted QR of (ρ_i − ρ_j)|u_i − u_j|
@@ -33,17 +33,18 @@ import numpy as np
 
 from unsoftmax.learners.compose import as_planned
 from unsoftmax.learners.settings import Configured, whole_number
-from unsoftmax.learners.tokens.lone_tokens import COPIED, MIXED, ask_lone
+from unsoftmax.learners.tokens.asked_ids import COPIED, MIXED, ask_lone, fresh_bags
 from unsoftmax.learners.tokens.vocabulary_factors import (
     GROWTHS,
     MORE_AIMS,
+    MOST_RANK,
     SPARE,
     Factors,
     find_block,
 )
 from unsoftmax.measure.bags import BagReader
 from unsoftmax.models.token_head import TokenHead
-from unsoftmax.probes import Array, Ids, Indices
+from unsoftmax.probes import Array, Indices
 from unsoftmax.protocol import Certificate, Found, Plan, Steps
 from unsoftmax.refusals import Reason
 from unsoftmax.theory.costs import Cost
@@ -96,12 +97,13 @@ class TokenHeadLearner(Configured):
 
     def plan(self) -> Plan:
         """Say beforehand what learning costs; only a bound when the rank is not known."""
-        V, r = int(self.vocabulary), self.vocabulary - 1 if self.rank is None else int(self.rank)
+        V = int(self.vocabulary)
+        r = min(V - 1, MOST_RANK) if self.rank is None else int(self.rank)
         k = min(V, r + SPARE)
         block, factors = k * (k + 1), (r + 1) * (2 * V - k - r - 2) if r else 0
         # where all ids are in the block they are rows and query tokens at once
         known = self.rank is not None and 2 * k < V
-        pairs = block + factors if known else V * (V - 1)
+        pairs = min(block + factors, V * (V - 1))
         cost = (
             Cost.of(V + min(V, COPIED) + MIXED, rounds=1)
             + Cost.of(pairs, tokens=2, rounds=6 * (GROWTHS + MORE_AIMS + 6), again=pairs + block)
@@ -127,8 +129,9 @@ class TokenHeadLearner(Configured):
         fresh = rng.choice(V, min(V, COPIED), replace=False)
         lone = yield from ask_lone(np.arange(V), fresh, context, rng)
         reader = BagReader(lone.y, lone.y, lone.precision, context)
-        block = yield from find_block(reader, self._tokens(reader, rng), self.rank)
-        factors = Factors(reader, block)
+        tokens = self._tokens(reader, rng)
+        block = yield from find_block(reader, tokens, tokens[::-1], self.rank)
+        factors = Factors.of(reader, block)
         yield from factors.read(rng)
         return (yield from self._conclude(factors, checks, rng))
 
@@ -174,17 +177,3 @@ class TokenHeadLearner(Configured):
         )
         notes = (*reader.precision.why, *factors.notes())
         return Found(model, Certificate(errors, assumes), judgement.evidence, notes)
-
-
-def fresh_bags(count: int, vocabulary: int, context: int, rng: np.random.Generator) -> list[Ids]:
-    """Draw sequences of ids: every other one fills the context, with few or many distinct ids."""
-    lengths = [2, 3, 5, 9, 17, 33]
-    families: dict[int, list[Indices]] = {}
-    for n in range(count):
-        N = context if n % 2 else min(context, lengths[n // 2 % len(lengths)])
-        few = rng.integers(vocabulary, size=(3, N, 4)[n % 3])
-        families.setdefault(N, []).append(rng.choice(few, size=N))
-    return [
-        Ids(np.array(rows), phase="hold-out", purpose="check")
-        for _, rows in sorted(families.items())
-    ]

@@ -9,7 +9,7 @@ columns that see them, and columns at rows that see these best.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -20,12 +20,14 @@ from unsoftmax.probes import Array, Flags, Indices
 from unsoftmax.refusals import Reason
 from unsoftmax.solve.token_factors import NOISE, BlockRank, greedy_rows, rank_of, weighted
 
+# No higher rank is looked for where none is given: several heads have no low rank at all.
+MOST_RANK = 256
 # A block is large enough when so many directions are within its errors.
 SPARE = 3
 # Anchors per direction, and at least so many.
 ANCHORS, FEWEST_ANCHORS = 4, 12
-# Blocks grow so many times, to 30,000 rows.
-GROWTHS = 40
+# Blocks grow so many times, to `MOST_RANK`.
+GROWTHS = 20
 # Rows are read again where their errors are so many times the median, columns likewise.
 BAD_ROW, BAD_COLUMN = 100.0, 100.0
 # More readings of a column are aimed by what it looks like so many times, at some rows; where its
@@ -38,27 +40,35 @@ AT_ONCE = 2**22
 STRAIN = 3.0
 
 
-def find_block(reader: BagReader, tokens: Indices, rank: int | None) -> Asking[Block]:
-    """Read blocks of k rows and k + 1 query tokens until their rank is below their size."""
-    V = len(tokens)
-    found = Block(tokens, np.zeros((0, 0)), np.zeros((0, 0)), BlockRank(0, 0, tokens[:0]))
-    k = 4 if rank is None else rank + SPARE
+def find_block(
+    reader: BagReader, rows: Indices, columns: Indices, rank: int | None, most: int = MOST_RANK
+) -> Asking[Block]:
+    """Read blocks of k rows and k + 1 query tokens until their rank is below their size.
+
+    ``most`` is the highest rank that there can be.
+    """
+    found = Block(rows, columns, np.zeros((0, 0)), np.zeros((0, 0)), BlockRank(0, 0, rows[:0]))
+    V, k = len(rows), 4 if rank is None else rank + SPARE
     while True:
-        k = min(k, V)
+        k = min(k, V, 2 * most + SPARE)
         found = yield from found.grown(reader, k)
-        if found.told.spare >= SPARE or k == V or (rank is not None):
+        enough = found.told.spare >= SPARE or found.told.rank >= most
+        if rank is not None or enough or k == min(V, 2 * most + SPARE):
             break
         k = max(k + 2, int(1.25 * k))
-    if rank is not None and found.told.rank > rank:
-        raise Reason.VOCABULARY_RANK_ABOVE.error(rank=rank, found=found.told.rank)
+    above = most if rank is None else rank
+    if found.told.rank > above:
+        raise Reason.VOCABULARY_RANK_ABOVE.error(rank=above, found=found.told.rank)
     return found
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Logits of the first ids as rows, of the last ones as query tokens."""
+    """Logits of some ids for some query tokens."""
 
-    tokens: Indices
+    rows: Indices
+    columns: Indices
+    """All ids, in the order in which they are taken."""
     G: Array
     error: Array
     told: BlockRank
@@ -68,14 +78,9 @@ class Block:
         """Rank of the scores."""
         return self.told.rank
 
-    @property
-    def columns(self) -> Indices:
-        """Query tokens."""
-        return self.tokens[::-1][: self.G.shape[1]]
-
     def grown(self, reader: BagReader, k: int) -> Asking[Block]:
         """Read what is missing of k rows and k + 1 query tokens."""
-        rows, columns = self.tokens[:k], self.tokens[::-1][: k + 1]
+        rows, columns = self.rows[:k], self.columns[: k + 1]
         G, error = np.zeros((k, len(columns))), np.full((k, len(columns)), np.inf)
         known = self.G.shape
         G[: known[0], : known[1]], error[: known[0], : known[1]] = self.G, self.error
@@ -84,87 +89,43 @@ class Block:
         a, b = np.nonzero(missing)
         read = yield from reader.read(rows[a], columns[b], "rank")
         G[a, b], error[a, b] = read.G, read.error
-        return Block(self.tokens, G, error, rank_of(G, error))
+        return replace(self, G=G, error=error, told=rank_of(G, error))
 
 
-@dataclass(slots=True)
-class Factors:
-    """ρ and x of all ids as far as they are read, with what their errors may be."""
+@dataclass(slots=True, kw_only=True)
+class Columns:
+    """ρ of rows that are known, and x of query tokens as far as they are read."""
 
     reader: BagReader
-    block: Block
-    rho: Array = field(init=False)
-    rho_error: Array = field(init=False)
-    """Bounds on the 2-norm of errors (V,)."""
+    rho: Array
+    rho_error: Array
+    """Bounds on the 2-norm of errors (V,), infinite for rows that are not known."""
     x: Array = field(init=False)
     x_error: Array = field(init=False)
     """Bounds entry by entry (V, r)."""
     strain: float = 0.0
     """The largest share of its error by which a reading misses the factors."""
+    readings: dict[int, tuple[Indices, Array, Array]] = field(default_factory=dict)
+    """Of every query token the rows of its readings, these, and their errors."""
 
     def __post_init__(self) -> None:
-        shape = len(self.reader.keys), self.rank
-        self.rho, self.x, self.x_error = np.zeros(shape), np.zeros(shape), np.zeros(shape)
-        self.rho_error = np.zeros(len(self.rho))
+        self.x, self.x_error = np.zeros_like(self.rho), np.zeros_like(self.rho)
 
     @property
     def rank(self) -> int:
         """Rank of the scores."""
-        return self.block.rank
+        return self.rho.shape[1]
 
-    def read(self, rng: np.random.Generator) -> Asking[None]:
-        """Read rows in pilot columns, then the other columns at anchors, then rows read badly."""
-        if not self.rank:
-            return
-        block, pilots = self.block, self.block.told.columns[: self.rank + 1]
-        p = block.columns[pilots]
-        A, error = yield from self._pilots(block, pilots)
-        well = self._rows(A, error)
-        self._solve_pilots(p[well[p]], p, A, error, well)
-        anchors = self._anchors(well, rng)
-        others = np.setdiff1d(np.flatnonzero(well), p)
-        yield from self._columns(others, anchors, "columns")
-        if not np.all(well):
-            late = np.flatnonzero(~well)
-            yield from self._repaired(late, np.flatnonzero(well))
-            self._solve_pilots(np.intersect1d(late, p), p, A, error, well)
-            yield from self._columns(np.setdiff1d(late, p), anchors, "columns of repaired rows")
+    def refuse_contradictions(self) -> None:
+        """Refuse readings that miss the factors.
+
+        Raises
+        ------
+        ModelMismatch
+            One misses them by more than its error.
+        """
         if not self.strain <= STRAIN:
             raise Reason.LOGITS_CONTRADICT.error(rank=self.rank, strain=self.strain)
-
-    def _pilots(self, block: Block, pilots: Indices) -> Asking[tuple[Array, Array]]:
-        """Read all rows of the pilot columns."""
-        V, p, rows = len(self.reader.keys), block.columns[pilots], block.tokens[: len(block.G)]
-        A, error = np.zeros((V, len(p))), np.full((V, len(p)), np.inf)
-        A[rows], error[rows] = block.G[:, pilots], block.error[:, pilots]
-        left = np.ones((V, len(p)), bool)
-        left[rows] = False
-        i, n = np.nonzero(left)
-        read = yield from self.reader.read(i, p[n], "rows")
-        A[i, n], error[i, n] = read.G, read.error
-        return A, error
-
-    def _rows(self, A: Array, error: Array) -> Flags:
-        """Take ρ = A T, T from the rows that were read well; return which these are."""
-        worst = error.max(axis=1)
-        finite = np.isfinite(worst)
-        if finite.sum() <= self.rank:
-            raise Reason.BAGS_SATURATED.error()
-        well = finite & (worst <= BAD_ROW * np.median(worst[finite]))
-        if well.sum() <= 2 * self.rank + 1:
-            well = finite
-        middle = A[well].mean(axis=0)
-        T = np.linalg.svd(A[well] - middle, full_matrices=False)[2][: self.rank].T
-        self.rho = (np.where(well[:, None], A, middle) - middle) @ T
-        self.rho_error = np.where(well, np.linalg.norm(error, axis=1), np.inf)
-        return well
-
-    def _solve_pilots(self, of: Indices, p: Indices, A: Array, error: Array, well: Flags) -> None:
-        """Fit some of the pilot columns themselves, over all rows that were read well."""
-        rows = np.flatnonzero(well)
-        for j in of:
-            [n], i = np.flatnonzero(p == j), rows[rows != j]
-            self._solve(np.array([j]), i[None], A[i, n][None], error[i, n][None])
 
     def _solve(self, j: Indices, i: Indices, G: Array, error: Array) -> None:
         """Solve for x_j of query tokens (c,) by logits of rows i (c, m)."""
@@ -180,7 +141,7 @@ class Factors:
         shares = np.abs(missed[np.isfinite(own)]) / np.maximum(own[np.isfinite(own)], TINY)
         self.strain = max(self.strain, float(np.max(shares, initial=0.0)))
 
-    def _anchors(self, well: Flags, rng: np.random.Generator) -> Indices:
+    def anchors(self, well: Flags, rng: np.random.Generator) -> Indices:
         """Choose rows that span, some of the smallest and largest values, and others."""
         usual = np.median(self.rho_error[well])
         good = np.flatnonzero(well & (self.rho_error <= 4 * usual))
@@ -194,11 +155,11 @@ class Factors:
         _, first = np.unique(chosen, return_index=True)
         return chosen[np.sort(first)][:wanted]
 
-    def _columns(self, j: Indices, anchors: Indices, phase: str) -> Asking[None]:
-        """Read query tokens at r + 1 anchors each; more for those that come out badly."""
+    def read_columns(self, j: Indices, anchors: Indices, rows: Indices, phase: str) -> Asking[None]:
+        """Read query tokens at r + 1 anchors each, and at ``rows`` those that come out badly."""
         if not len(j):
             return
-        well = np.flatnonzero(self.rho_error <= BAD_ROW * np.median(self.rho_error))
+        well = rows[self.rho_error[rows] <= BAD_ROW * np.median(self.rho_error[rows])]
         well = well[:: max(1, len(well) // SOME)]
         count = min(self.rank + 1, len(anchors) - 1)
         aimed = [self._aimed(j[own], anchors, count) for own in self._parts(len(j), len(anchors))]
@@ -240,6 +201,7 @@ class Factors:
     def _solve_all(self, j: Indices, i: Indices, G: Array, error: Array) -> None:
         for own in self._parts(len(j), i.shape[1]):
             self._solve(j[own], i[own], G[own], error[own])
+        self.readings.update(zip(j.tolist(), zip(i, G, error, strict=True), strict=True))
 
     def _parts(self, columns: int, rows: int) -> list[slice]:
         """Divide columns so that what is computed of each part stays small."""
@@ -257,6 +219,85 @@ class Factors:
         apart = self.reader.apart(anchors, j[:, None]) * (anchors != j[:, None])
         A = (self.rho[anchors] - self.rho[j][:, None]) * apart[:, :, None]
         return np.asarray(anchors[greedy_rows(A, count)])
+
+    def _column_bounds(self, j: Indices) -> Array:
+        """Bound the logits of query tokens, the largest over rows."""
+        known = np.isfinite(self.rho_error)
+        high, low = self.rho[known].max(axis=0), self.rho[known].min(axis=0)
+        farthest = np.maximum(high - self.rho[j], self.rho[j] - low)
+        worst = self.rho_error[known].max()
+        with np.errstate(invalid="ignore"):
+            bound = np.einsum("cr,cr->c", farthest, self.x_error[j])
+            bound = bound + np.linalg.norm(self.x[j], axis=1) * (self.rho_error[j] + worst)
+        return np.where(np.isnan(bound), np.inf, bound)
+
+
+@dataclass(slots=True, kw_only=True)
+class Factors(Columns):
+    """ρ and x of all ids, from their logits alone."""
+
+    block: Block
+
+    @classmethod
+    def of(cls, reader: BagReader, block: Block) -> Factors:
+        """Begin with a block that tells the rank."""
+        V = len(reader.keys)
+        return cls(reader=reader, rho=np.zeros((V, block.rank)), rho_error=np.zeros(V), block=block)
+
+    def read(self, rng: np.random.Generator) -> Asking[None]:
+        """Read rows in pilot columns, then the other columns at anchors, then rows read badly."""
+        if not self.rank:
+            return
+        block, pilots = self.block, self.block.told.columns[: self.rank + 1]
+        p = block.columns[pilots]
+        A, error = yield from self._pilots(block, pilots)
+        well = self._rows(A, error)
+        self._solve_pilots(p[well[p]], p, A, error, well)
+        anchors = self.anchors(well, rng)
+        others, every = np.setdiff1d(np.flatnonzero(well), p), np.arange(len(well))
+        yield from self.read_columns(others, anchors, every, "columns")
+        if not np.all(well):
+            late = np.flatnonzero(~well)
+            yield from self._repaired(late, np.flatnonzero(well))
+            self._solve_pilots(np.intersect1d(late, p), p, A, error, well)
+            yield from self.read_columns(
+                np.setdiff1d(late, p), anchors, every, "columns of repaired rows"
+            )
+        self.refuse_contradictions()
+
+    def _pilots(self, block: Block, pilots: Indices) -> Asking[tuple[Array, Array]]:
+        """Read all rows of the pilot columns."""
+        V, p, rows = len(self.reader.keys), block.columns[pilots], block.rows[: len(block.G)]
+        A, error = np.zeros((V, len(p))), np.full((V, len(p)), np.inf)
+        A[rows], error[rows] = block.G[:, pilots], block.error[:, pilots]
+        left = np.ones((V, len(p)), bool)
+        left[rows] = False
+        i, n = np.nonzero(left)
+        read = yield from self.reader.read(i, p[n], "rows")
+        A[i, n], error[i, n] = read.G, read.error
+        return A, error
+
+    def _rows(self, A: Array, error: Array) -> Flags:
+        """Take ρ = A T, T from the rows that were read well; return which these are."""
+        worst = error.max(axis=1)
+        finite = np.isfinite(worst)
+        if finite.sum() <= self.rank:
+            raise Reason.BAGS_SATURATED.error()
+        well = finite & (worst <= BAD_ROW * np.median(worst[finite]))
+        if well.sum() <= 2 * self.rank + 1:
+            well = finite
+        middle = A[well].mean(axis=0)
+        T = np.linalg.svd(A[well] - middle, full_matrices=False)[2][: self.rank].T
+        self.rho = (np.where(well[:, None], A, middle) - middle) @ T
+        self.rho_error = np.where(well, np.linalg.norm(error, axis=1), np.inf)
+        return well
+
+    def _solve_pilots(self, of: Indices, p: Indices, A: Array, error: Array, well: Flags) -> None:
+        """Fit some of the pilot columns themselves, over all rows that were read well."""
+        rows = np.flatnonzero(well)
+        for j in of:
+            [n], i = np.flatnonzero(p == j), rows[rows != j]
+            self._solve(np.array([j]), i[None], A[i, n][None], error[i, n][None])
 
     def _repaired(self, i: Indices, known: Indices) -> Asking[None]:
         """Read rows in query tokens that see them: ρ_i·x_j = G_ij + ρ_j·x_j."""
@@ -299,17 +340,6 @@ class Factors:
     def _lost(self, i: Indices) -> Flags:
         finite = self.rho_error[np.isfinite(self.rho_error)]
         return ~(self.rho_error[i] <= BAD_ROW**2 * np.median(finite))
-
-    def _column_bounds(self, j: Indices) -> Array:
-        """Bound the logits of query tokens, the largest over rows."""
-        known = np.isfinite(self.rho_error)
-        high, low = self.rho[known].max(axis=0), self.rho[known].min(axis=0)
-        farthest = np.maximum(high - self.rho[j], self.rho[j] - low)
-        worst = self.rho_error[known].max()
-        with np.errstate(invalid="ignore"):
-            bound = np.einsum("cr,cr->c", farthest, self.x_error[j])
-            bound = bound + np.linalg.norm(self.x[j], axis=1) * (self.rho_error[j] + worst)
-        return np.where(np.isnan(bound), np.inf, bound)
 
     def bound(self) -> float:
         """Bound every logit, to first order."""

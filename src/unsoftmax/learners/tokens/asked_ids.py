@@ -1,7 +1,8 @@
-"""What ids are answered alone, and whether copies of them are answered alike."""
+"""What is asked of ids whatever the learner: lone tokens, copies, orders, and the hold-out."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,9 +44,19 @@ class LoneTokens:
 
 
 def ask_lone(
-    ids: Indices, fresh: Indices, context: int, rng: np.random.Generator
+    ids: Indices,
+    fresh: Indices,
+    context: int,
+    rng: np.random.Generator,
+    expected: Callable[[Array], tuple[Array, Array]] | None = None,
+    *,
+    positions: bool = False,
 ) -> Asking[LoneTokens]:
-    """Ask ids alone, places ``fresh`` of them in copies, up to as many as the context takes.
+    """Ask ids alone, and ``fresh`` ones in copies, up to as many as the context takes.
+
+    ``expected`` says what fresh ones are answered by what ids are, and how many times errors grow
+    on the way; without it fresh ones are among the ids. With ``positions`` copies and orders
+    matter: fresh ones are asked alone.
 
     *Queries*: as many as ids, one for each fresh one, and `MIXED`.
 
@@ -57,30 +68,37 @@ def ask_lone(
         All answers are alike.
     """
     counts = np.geomspace(2, max(2, context), len(fresh)).astype(np.intp)
-    counts[:ALONE] = 1
+    counts[: None if positions else ALONE] = 1
     mixed = [rng.choice(ids, size=n) for n in (min(FEW, context), context)]
-    orders = [np.array([x, np.append(x[-2::-1], x[-1])]) for x in mixed]
+    orders = [np.array([x, x if positions else np.append(x[-2::-1], x[-1])]) for x in mixed]
     asked: list[Probes] = [
         *(Ids(both, phase="two orders", purpose="pilot") for both in orders),
         Ids(ids[:, None], phase="lone tokens", purpose="pilot"),
     ]
     asked += [
-        Copies.of(Ids(ids[k, None, None], phase="copies", purpose="pilot"), np.array([n]))
+        Copies.of(Ids(k[None, None], phase="copies", purpose="pilot"), np.array([n]))
         for k, n in zip(fresh, counts, strict=True)
     ]
     short, long, y, *again = yield asked
     precision = Precision.of_format([y, short, long])
     middle = float(np.median(np.abs(y)))
-    size = np.maximum(np.abs(y), middle or 1.0)
-    missed = np.abs(np.concatenate([np.zeros(0), *again]) - y[fresh])
-    missed /= size[fresh] * added_up(counts.astype(np.float64))
+    if expected is None:
+        known, growth = y[np.searchsorted(ids, fresh)], np.ones(len(fresh))
+    else:
+        known, growth = expected(y)
+    size = np.maximum(np.abs(known), middle or 1.0)
+    missed = np.abs(np.concatenate([np.zeros(0), *again]) - known)
+    missed /= size * growth * added_up(counts.astype(np.float64))
     unlike, rounding = (float(np.max(x)) for x in (missed, precision.error(size, size) / size))
     most = max(UNLIKE, KAPPA * rounding)
-    if np.max(missed[:ALONE]) > most:
+    if np.max(missed[counts == 1]) > most:
+        if expected is not None:
+            raise Reason.NOT_OF_THE_TABLE.error(missed=float(np.max(missed[counts == 1])))
         noise = float(np.max(missed[:ALONE])) * middle
         raise Reason.ANSWERS_VARY.error(noise=noise, size=middle)
     if unlike > most:
         raise Reason.COPIES_DIFFER.error(unlike=unlike)
+    size = np.maximum(np.abs(y), middle or 1.0)
     moved = [abs(float(np.diff(both)[0])) / float(size.max()) for both in (short, long)]
     if max(moved) > most:
         how = "" if moved[0] > most else f" in sequences of {context} ids, and not of {FEW}"
@@ -91,3 +109,17 @@ def ask_lone(
     if np.ptp(y) <= KAPPA * float(precision.error(size.max(), size.max())):
         raise Reason.VALUES_ALIKE.error(value=float(np.mean(y)), why=why(precision))
     return LoneTokens(y, precision)
+
+
+def fresh_bags(count: int, vocabulary: int, context: int, rng: np.random.Generator) -> list[Ids]:
+    """Draw sequences of ids: every other one fills the context, with few or many distinct ids."""
+    lengths = [2, 3, 5, 9, 17, 33]
+    families: dict[int, list[Indices]] = {}
+    for n in range(count):
+        N = context if n % 2 else min(context, lengths[n // 2 % len(lengths)])
+        few = rng.integers(vocabulary, size=(3, N, 4)[n % 3])
+        families.setdefault(N, []).append(rng.choice(few, size=N))
+    return [
+        Ids(np.array(rows), phase="hold-out", purpose="check")
+        for _, rows in sorted(families.items())
+    ]
