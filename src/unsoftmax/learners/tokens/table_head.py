@@ -19,7 +19,7 @@ Bounds are those of drawn errors of the readings' size, solved again.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Self
 
@@ -38,7 +38,7 @@ from unsoftmax.learners.tokens.vocabulary_factors import (
 )
 from unsoftmax.measure.bags import BagReader
 from unsoftmax.models import SingleHead
-from unsoftmax.models.arrays import frozen
+from unsoftmax.models.arrays import TINY, frozen
 from unsoftmax.probes import Array, Indices
 from unsoftmax.protocol import Certificate, Found, Plan, Steps
 from unsoftmax.refusals import Reason
@@ -50,13 +50,16 @@ from unsoftmax.validate.judge import Residuals, hold_out
 FLAT = 2.0**-20
 # Ids among which lone tokens, keys and query tokens are chosen.
 CANDIDATES = 3000
-# Keys beside as many as there are unknowns.
-MORE_KEYS = 4
+# Keys beside as many as there are unknowns: a share of them for pilots, so many for other columns.
+# Fewer: errors grow where keys happen to span badly.
+MORE_KEYS, MORE_ROWS = 0.1, 3
 # Keys whose logits have errors of so many times the median are faint, and others are read, of so
 # many times as many.
 FAINT, KEYS = 1e4, 3
 # Rows of all ids follow from those of the keys, with errors that are so many times as large.
 GROWN = 3.0
+# Query tokens whose logits are known so many times worse than usual are left for others, so often.
+VAGUE, INSTEAD = 1e4, 6
 # Errors of readings are drawn so often, and bounds are so many times the largest that they make.
 DRAWN, SAFETY = 8, 4.0
 
@@ -160,7 +163,7 @@ class TableHead:
         r = D if self.rank is None else min(int(self.rank), D)
         k = min(V, r + SPARE)
         lone, block = D + 1 + COPIED + MIXED, k * (k + 1)
-        pairs = (r + 1) * (D + MORE_KEYS) + (D - r) * (r + 1)
+        pairs = (r + 1) * _keys(D) + (D - r) * (r + MORE_ROWS)
         most = block + (pairs if r else 0)
         cost = (
             Cost.of(lone, rounds=1)
@@ -225,7 +228,7 @@ class TableHead:
         affine, V = self.table.affine, len(self.table)
         D, lifted = affine.y.shape[1], affine.lifted
         keys = np.sort(rng.choice(V, min(V, CANDIDATES), replace=False))
-        if len(keys) <= D + MORE_KEYS:
+        if len(keys) <= _keys(D):
             raise Reason.TABLE_TOO_SMALL.error(ids=V, dimension=D)
         lone = np.sort(keys[_spanning(lifted[keys], D + 1)])
         fresh = rng.permutation(np.setdiff1d(keys, lone))[:COPIED]
@@ -251,24 +254,21 @@ class TableHead:
         away = np.abs(u[keys] - np.median(u[keys]))
         far = keys[away >= np.quantile(away, 0.3)] if len(keys) > 4 * D else keys
         far = np.setdiff1d(far, pilots - second)
-        rows = far[_spanning(affine.y[far], min(len(far), KEYS * (D + MORE_KEYS)))]
-        G, own = yield from _at_keys(reader, rows, pilots, D + MORE_KEYS)
+        rows = far[_spanning(affine.y[far], min(len(far), KEYS * _keys(D)))]
+        G, own = yield from _at_keys(reader, rows, pilots, _keys(D), D)
         readings = Readings(reader, affine, lone, told.y, rows, pilots, G, own)
         if not r:
             return readings
-        rest = np.setdiff1d(tokens, pilots)
-        beside = lifted[rest] @ (np.eye(D + 1) - _projector(lifted[pilots]))
-        others = rest[_spanning(beside, D + 1 - len(pilots))]
         rho = affine.y @ readings.space(r)[0]
         usual = float(np.median(own[np.isfinite(own)]))
-        inverse = np.linalg.pinv(affine.y[rows[: D + MORE_KEYS]])
+        inverse = np.linalg.pinv(affine.y[rows[: _keys(D)]])
         leverage = np.linalg.norm(affine.y @ inverse, axis=1)
         rho_error = GROWN * usual * np.sqrt(r) * np.maximum(1.0, leverage)
         columns = Columns(reader=reader, rho=rho, rho_error=rho_error)
         anchors = columns.anchors(np.isin(np.arange(len(rho)), keys), rng)
-        yield from columns.read_columns(others, anchors, keys, "columns")
+        spanning = yield from _read_spanning(columns, lifted, tokens, pilots, anchors, keys)
         columns.refuse_contradictions()
-        return replace(readings, columns=columns)
+        return replace(readings, columns=columns, spanning=spanning)
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,6 +285,8 @@ class Readings:
     error: Array
     """Of every pilot column (r + 1, rows)."""
     columns: Columns | None = None
+    spanning: Indices = field(default_factory=lambda: np.zeros(0, dtype=np.intp))
+    """Query tokens that span [y 1], beside the pilots."""
 
     def solved(self) -> Solved:
         """Solve for v and c, and for [A a] in factors."""
@@ -307,16 +309,20 @@ class Readings:
         y = self.affine.y
         gaps = y[self.rows] - y[self.pilots][:, None]
         every = zip(gaps, self.G, self.error, strict=True)
-        M = np.array([weighted(*(x[None] for x in one))[0][0] for one in every])
-        T = np.linalg.svd(M, full_matrices=False)[0][:, :rank]
-        return M.T @ T, T
+        solved = [weighted(*(x[None] for x in one)) for one in every]
+        M = np.array([m[0] for m, _ in solved])
+        # columns that were read badly, as saturated ones are, say less of what all span
+        noise = np.array([[np.linalg.norm(bound)] for _, bound in solved])
+        s, Vt = np.linalg.svd(M / np.maximum(noise, TINY), full_matrices=False)[1:]
+        scale = s[:rank] * float(np.min(noise))
+        return Vt[:rank].T * scale, M @ Vt[:rank].T / scale
 
     def _by_count(self) -> Iterator[tuple[Indices, Indices, Array, Array]]:
         """Yield query tokens of as many readings each, with these."""
         assert self.columns is not None
         counts: dict[int, list[int]] = {}
-        for j, (i, _, _) in self.columns.readings.items():
-            counts.setdefault(len(i), []).append(j)
+        for j in self.spanning.tolist():
+            counts.setdefault(len(self.columns.readings[j][0]), []).append(j)
         for own in counts.values():
             read = zip(*(self.columns.readings[j] for j in own), strict=True)
             i, G, error = (np.array(x) for x in read)
@@ -356,7 +362,7 @@ class Solved:
 
 
 def _at_keys(
-    reader: BagReader, rows: Indices, pilots: Indices, count: int
+    reader: BagReader, rows: Indices, pilots: Indices, count: int, least: int
 ) -> Asking[tuple[Array, Array]]:
     """Read pilot columns at so many rows each that can be read, the first ones: (pilots, rows)."""
     G, error = np.zeros((len(pilots), len(rows))), np.full((len(pilots), len(rows)), np.inf)
@@ -372,9 +378,40 @@ def _at_keys(
         read = yield from reader.read(rows[place], pilots[n], "columns of all rows")
         G[n, place], error[n, place] = read.G, read.error
         asked += more
-    if np.any(np.sum(np.isfinite(error), axis=1) < count - MORE_KEYS):
+    if np.any(np.sum(np.isfinite(error), axis=1) < least):
         raise Reason.BAGS_SATURATED.error()
     return G, error
+
+
+def _read_spanning(
+    columns: Columns,
+    lifted: Array,
+    tokens: Indices,
+    pilots: Indices,
+    anchors: Indices,
+    keys: Indices,
+) -> Asking[Indices]:
+    """Read query tokens that span [y 1] beside the pilots; of those read badly others instead."""
+    good, refused = pilots, pilots[:0]
+    for _ in range(INSTEAD):
+        rest = np.setdiff1d(tokens, np.concatenate([good, refused]))
+        missing = min(lifted.shape[1] - len(good), len(rest))
+        beside = lifted[rest] @ (np.eye(lifted.shape[1]) - _projector(lifted[good]))
+        tried = rest[_spanning(beside, missing)]
+        yield from columns.read_columns(tried, anchors, keys, "columns", MORE_ROWS)
+        bad = columns.bad(tried, VAGUE)
+        good, refused = np.append(good, tried[~bad]), np.append(refused, tried[bad])
+        if not np.any(bad):
+            break
+    left = lifted.shape[1] - len(good)
+    if left:
+        raise Reason.BAGS_SATURATED.error()
+    return good[len(pilots) :]
+
+
+def _keys(dimension: int) -> int:
+    """Return how many keys pilot columns are read at."""
+    return dimension + 4 + int(MORE_KEYS * dimension)
 
 
 def _spanning(rows: Array, count: int) -> Indices:

@@ -155,13 +155,15 @@ class Columns:
         _, first = np.unique(chosen, return_index=True)
         return chosen[np.sort(first)][:wanted]
 
-    def read_columns(self, j: Indices, anchors: Indices, rows: Indices, phase: str) -> Asking[None]:
-        """Read query tokens at r + 1 anchors each, and at ``rows`` those that come out badly."""
+    def read_columns(
+        self, j: Indices, anchors: Indices, rows: Indices, phase: str, more: int = 1
+    ) -> Asking[None]:
+        """Read query tokens at r + ``more`` anchors each; those read badly at ``rows``, too."""
         if not len(j):
             return
         well = rows[self.rho_error[rows] <= BAD_ROW * np.median(self.rho_error[rows])]
         well = well[:: max(1, len(well) // SOME)]
-        count = min(self.rank + 1, len(anchors) - 1)
+        count = min(self.rank + more, len(anchors) - 1)
         aimed = [self._aimed(j[own], anchors, count) for own in self._parts(len(j), len(anchors))]
         chosen = np.concatenate(aimed)
         every = yield from self.reader.read(chosen.ravel(), np.repeat(j, count), phase)
@@ -169,7 +171,7 @@ class Columns:
         self._solve_all(j, chosen, G, error)
         half = len(anchors) // 2
         for turn in range(MORE_AIMS):
-            bad = self._bad(j)
+            bad = self.bad(j)
             if not np.any(bad):
                 return
             j, chosen, G, error = j[bad], chosen[bad], G[bad], error[bad]
@@ -208,11 +210,11 @@ class Columns:
         step = max(1, AT_ONCE // (rows * self.rank))
         return [slice(start, start + step) for start in range(0, columns, step)]
 
-    def _bad(self, j: Indices) -> Flags:
-        """Say which query tokens have bounds far above the usual."""
+    def bad(self, j: Indices, times: float = BAD_COLUMN) -> Flags:
+        """Say which query tokens have bounds so many times above the usual."""
         every = self._column_bounds(np.flatnonzero(np.any(self.x_error, axis=1)))
         usual = np.median(every[np.isfinite(every)]) if np.any(np.isfinite(every)) else 0.0
-        return ~(self._column_bounds(j) <= BAD_COLUMN * usual)
+        return ~(self._column_bounds(j) <= times * usual)
 
     def _aimed(self, j: Indices, anchors: Indices, count: int) -> Indices:
         """Choose anchors for query tokens that span, by pivoted QR of (ρ_i − ρ_j)|u_i − u_j|."""
