@@ -134,6 +134,14 @@ def _behind_a_vocabulary(vocabulary: int, rank: int) -> Callable[[int], us.Token
     return make
 
 
+def _vectors_of(ids: Any) -> Any:
+    """Look ids up, whole numbers (B, N), or probes (B, N, 1) of a generator driven by hand."""
+    return _TABLE[np.reshape(ids, (len(ids), -1)).astype(np.intp)]
+
+
+_TABLE = np.random.default_rng(6).standard_normal((60, 6))
+
+
 def _rotary(dim: int, rank: int, **settings: Any) -> Callable[[int], Model]:
     return lambda seed: rotary_head(dim, rank, seed, **settings)
 
@@ -600,6 +608,12 @@ CASES = [
         _behind_a_vocabulary(40, 3),
         _one_by_one,
         within=_equal_by_the_certificate,
+    ),
+    Case(
+        "LowRankHead behind a table",
+        lambda seed: us.learners.LowRankHead(6, seed=seed, table=_TABLE, context=64),
+        _low_rank(6, 2, True),
+        lambda target: _one_by_one(lambda X: target(_vectors_of(X))),
     ),
     _vectors("LinearMap (tests)", lambda seed: LinearMap(5, seed), _linear(5, 3)),
     _vectors("LinearMap of one number (tests)", lambda seed: LinearMap(4, seed), _linear(4, 1)),

@@ -61,6 +61,19 @@ def token_head(vocabulary: int, rank: int) -> int:
     return vocabulary + rank * (2 * vocabulary - 1 - rank)
 
 
+def table_head(dimension: int, rank: int) -> int:
+    """Count what ids of a known table determine of a head behind it.
+
+    Where the table spans D dimensions D + 1 values, and [A a], (D, D + 1) of rank r, of the scores.
+
+    Examples
+    --------
+    >>> table_head(383, 32)
+    23904
+    """
+    return dimension + 1 + rank * (2 * dimension + 1 - rank)
+
+
 def rotary_head(dim: int, rank: int, *, biases: bool = False, still: int = 0) -> int:
     """Count the free parameters of a head with rotary positions, its frequencies apart.
 

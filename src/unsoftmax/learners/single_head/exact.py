@@ -139,7 +139,7 @@ class ExactHead(Configured):
     tuning: ExactTuning = field(default=ExactTuning(), kw_only=True)
     rotary: bool | Rotary = field(default=False, kw_only=True)
     rotary_base: float | None = field(default=None, kw_only=True)
-    table: TokenTable | None = field(default=None, kw_only=True)
+    table: Any = field(default=None, kw_only=True)
     context: int = field(default=512, kw_only=True)
 
     revision: ClassVar[int] = 5

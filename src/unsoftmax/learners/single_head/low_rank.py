@@ -28,7 +28,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -172,7 +172,7 @@ class LowRankHead(Configured):
     seed: int = 0
     rotary: bool | Rotary = field(default=False, kw_only=True)
     rotary_base: float | None = field(default=None, kw_only=True)
-    table: TokenTable | None = field(default=None, kw_only=True)
+    table: Any = field(default=None, kw_only=True)
     context: int = field(default=512, kw_only=True)
 
     revision: ClassVar[int] = 6

@@ -291,7 +291,7 @@ class Readings:
     def solved(self) -> Solved:
         """Solve for v and c, and for [A a] in factors."""
         lifted = self.affine.lifted
-        values = np.linalg.solve(lifted[self.lone], self.y)
+        values: Array = np.asarray(np.linalg.solve(lifted[self.lone], self.y))
         D = self.affine.y.shape[1]
         if self.columns is None:
             return Solved(self.affine, values, np.zeros((D, 0)), np.zeros((0, D + 1)))
@@ -302,7 +302,7 @@ class Readings:
             z.update(zip(places.tolist(), weighted(gaps, G, error)[0], strict=True))
         j = np.array([*z])
         Z = np.array([*z.values()]).T
-        return Solved(self.affine, values, C, np.linalg.solve(lifted[j], Z.T).T)
+        return Solved(self.affine, values, C, np.asarray(np.linalg.solve(lifted[j], Z.T).T))
 
     def space(self, rank: int) -> tuple[Array, Array]:
         """Return C (D, r) that spans the pilots' columns of [A a], and what each is of it."""

@@ -114,7 +114,7 @@ class Columns:
     @property
     def rank(self) -> int:
         """Rank of the scores."""
-        return self.rho.shape[1]
+        return int(self.rho.shape[1])
 
     def refuse_contradictions(self) -> None:
         """Refuse readings that miss the factors.
@@ -134,7 +134,9 @@ class Columns:
             seen = np.linalg.norm(self.x, axis=1)
             size = np.full((len(j), 1), np.median(seen[seen > 0]) if np.any(seen) else 1.0)
         for _ in range(2):
-            own = error + (self.rho_error[i] + self.rho_error[j][:, None]) * size
+            with np.errstate(invalid="ignore"):  # nothing is known of a row that is not known
+                own = error + (self.rho_error[i] + self.rho_error[j][:, None]) * size
+            own = np.where(np.isnan(own), np.inf, own)
             self.x[j], self.x_error[j] = weighted(self.rho[i] - self.rho[j][:, None], G, own)
             size = np.linalg.norm(self.x[j], axis=1)[:, None]
         missed = np.einsum("cmr,cr->cm", self.rho[i] - self.rho[j][:, None], self.x[j]) - G
@@ -176,13 +178,13 @@ class Columns:
                 return
             j, chosen, G, error = j[bad], chosen[bad], G[bad], error[bad]
             others = np.roll(anchors, -turn * half)[:half]
-            more = np.array([self._best_rows(token, others, well) for token in j])
-            at = np.repeat(j, more.shape[1])
-            expected = self._logits(more.ravel(), at)
-            read = yield from self.reader.read(more.ravel(), at, f"{phase}, again", expected)
-            chosen = np.concatenate([chosen, more], axis=1)
-            G = np.concatenate([G, read.G.reshape(more.shape)], axis=1)
-            own = np.where(more == j[:, None], np.inf, read.error.reshape(more.shape))
+            best = np.array([self._best_rows(token, others, well) for token in j])
+            at = np.repeat(j, best.shape[1])
+            expected = self._logits(best.ravel(), at)
+            read = yield from self.reader.read(best.ravel(), at, f"{phase}, again", expected)
+            chosen = np.concatenate([chosen, best], axis=1)
+            G = np.concatenate([G, read.G.reshape(best.shape)], axis=1)
+            own = np.where(best == j[:, None], np.inf, read.error.reshape(best.shape))
             error = np.concatenate([error, own], axis=1)
             self._solve_all(j, chosen, G, error)
 
@@ -292,7 +294,7 @@ class Factors(Columns):
         T = np.linalg.svd(A[well] - middle, full_matrices=False)[2][: self.rank].T
         self.rho = (np.where(well[:, None], A, middle) - middle) @ T
         self.rho_error = np.where(well, np.linalg.norm(error, axis=1), np.inf)
-        return well
+        return np.asarray(well, dtype=np.bool_)
 
     def _solve_pilots(self, of: Indices, p: Indices, A: Array, error: Array, well: Flags) -> None:
         """Fit some of the pilot columns themselves, over all rows that were read well."""
@@ -363,7 +365,8 @@ class Factors(Columns):
         size, own = np.linalg.norm(self.x[j], axis=1)[:, None], self.rho_error
         with np.errstate(invalid="ignore"):
             every = error + size * (own[ids] + own[j][:, None])
-        return np.where(ids == j[:, None], 0.0, np.nan_to_num(every, nan=np.inf)).max(axis=1)
+        known = np.where(ids == j[:, None], 0.0, np.nan_to_num(every, nan=np.inf))
+        return np.minimum(known.max(axis=1), UNKNOWN)
 
     def notes(self) -> tuple[str, ...]:
         """Say what a user should know."""
