@@ -223,7 +223,7 @@ class TableHead:
         notes = reader.precision.why
         return Found(model, Certificate(errors, assumes), judgement.evidence, notes)
 
-    def _asked(self, rng: np.random.Generator) -> Asking[Readings]:
+    def _asked(self, rng: np.random.Generator) -> Asking[TableReadings]:
         """Ask lone tokens, the block, pilot columns, and the other query tokens."""
         affine, V = self.table.affine, len(self.table)
         D, lifted = affine.y.shape[1], affine.lifted
@@ -256,7 +256,7 @@ class TableHead:
         far = np.setdiff1d(far, pilots - second)
         rows = far[_spanning(affine.y[far], min(len(far), KEYS * _keys(D)))]
         G, own = yield from _at_keys(reader, rows, pilots, _keys(D), D)
-        readings = Readings(reader, affine, lone, told.y, rows, pilots, G, own)
+        readings = TableReadings(reader, affine, lone, told.y, rows, pilots, G, own)
         if not r:
             return readings
         rho = affine.y @ readings.space(r)[0]
@@ -272,7 +272,7 @@ class TableHead:
 
 
 @dataclass(frozen=True, slots=True)
-class Readings:
+class TableReadings:
     """All that was read, with errors."""
 
     reader: BagReader
@@ -328,7 +328,7 @@ class Readings:
             i, G, error = (np.array(x) for x in read)
             yield np.array(own), i, G, error
 
-    def drawn(self, rng: np.random.Generator) -> Readings:
+    def drawn(self, rng: np.random.Generator) -> TableReadings:
         """Draw errors of the readings' size."""
 
         def moved(x: Array, error: Array) -> Array:

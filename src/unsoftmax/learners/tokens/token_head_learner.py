@@ -59,6 +59,8 @@ FIRST_ORDER = 4.0
 class TokenHeadLearner(Configured):
     """Learn a head from ids of a vocabulary, its table unknown.
 
+    ``us.learners.TokenHead`` is the same.
+
     Parameters
     ----------
     vocabulary : int
@@ -70,6 +72,31 @@ class TokenHeadLearner(Configured):
         many copies, and half of the hold-out fills it.
     seed : int
         Decides which ids are asked beside each other, and the hold-out.
+
+    Raises
+    ------
+    ValueError, TypeError
+        A setting is out of range, or not of its type.
+
+    Notes
+    -----
+    *Queries*: V + 16 + (r + 3)(r + 4) + (r + 1)(2V − 2r − 5), of V + r(2V − 1 − r) unknowns; asked
+    again at most as many. Where r is found, at most 256, about k² of a block instead, k up to
+    1.25(r + 3). *Determined up to* an invertible matrix between ρ and x, and a constant added to
+    all ρ. Targets that add positions to tokens, put tokens of their own beside them, cut sequences
+    or are no single head are refused. *Source*: softmax answers determine the scores of each query
+    token up to a constant; the rest is beyond the theorems of arXiv 2601.16873.
+
+    Examples
+    --------
+    >>> import numpy as np, unsoftmax as us
+    >>> rng = np.random.default_rng(1)
+    >>> table, head = rng.standard_normal((50, 4)), us.SingleHead(np.eye(4), np.ones(4))
+    >>> oracle = us.oracles.from_ids(lambda ids: head(table[ids]), vocabulary=50)
+    >>> recovery = us.learn(oracle, us.learners.TokenHead(vocabulary=50))
+    >>> ids = np.array([[7, 7, 3, 21]])
+    >>> bool(np.allclose(recovery.model(ids), head(table[ids]), rtol=0, atol=1e-10))
+    True
     """
 
     vocabulary: int

@@ -42,12 +42,12 @@ STRAIN = 3.0
 
 def find_block(
     reader: BagReader, rows: Indices, columns: Indices, rank: int | None, most: int = MOST_RANK
-) -> Asking[Block]:
+) -> Asking[LogitBlock]:
     """Read blocks of k rows and k + 1 query tokens until their rank is below their size.
 
     ``most`` is the highest rank that there can be.
     """
-    found = Block(rows, columns, np.zeros((0, 0)), np.zeros((0, 0)), BlockRank(0, 0, rows[:0]))
+    found = LogitBlock(rows, columns, np.zeros((0, 0)), np.zeros((0, 0)), BlockRank(0, 0, rows[:0]))
     V, k = len(rows), 4 if rank is None else rank + SPARE
     while True:
         k = min(k, V, 2 * most + SPARE)
@@ -63,7 +63,7 @@ def find_block(
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class LogitBlock:
     """Logits of some ids for some query tokens."""
 
     rows: Indices
@@ -78,7 +78,7 @@ class Block:
         """Rank of the scores."""
         return self.told.rank
 
-    def grown(self, reader: BagReader, k: int) -> Asking[Block]:
+    def grown(self, reader: BagReader, k: int) -> Asking[LogitBlock]:
         """Read what is missing of k rows and k + 1 query tokens."""
         rows, columns = self.rows[:k], self.columns[: k + 1]
         G, error = np.zeros((k, len(columns))), np.full((k, len(columns)), np.inf)
@@ -240,10 +240,10 @@ class Columns:
 class Factors(Columns):
     """ρ and x of all ids, from their logits alone."""
 
-    block: Block
+    block: LogitBlock
 
     @classmethod
-    def of(cls, reader: BagReader, block: Block) -> Factors:
+    def of(cls, reader: BagReader, block: LogitBlock) -> Factors:
         """Begin with a block that tells the rank."""
         V = len(reader.keys)
         return cls(reader=reader, rho=np.zeros((V, block.rank)), rho_error=np.zeros(V), block=block)
@@ -269,7 +269,7 @@ class Factors(Columns):
             )
         self.refuse_contradictions()
 
-    def _pilots(self, block: Block, pilots: Indices) -> Asking[tuple[Array, Array]]:
+    def _pilots(self, block: LogitBlock, pilots: Indices) -> Asking[tuple[Array, Array]]:
         """Read all rows of the pilot columns."""
         V, p, rows = len(self.reader.keys), block.columns[pilots], block.rows[: len(block.G)]
         A, error = np.zeros((V, len(p))), np.full((V, len(p)), np.inf)
