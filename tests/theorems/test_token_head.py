@@ -14,7 +14,7 @@ from unsoftmax.theory import counts
 PROMISED = {
     ("plain", 200, 4, 0.5): ((1.3, 1.45), (4e-12, 2e-10), (5e-14, 5e-13)),
     ("plain", 200, 8, 1.0): ((1.4, 1.5), (5e-9, 5e-8), (1e-10, 2e-9)),
-    ("plain", 1000, 8, 0.35): ((1.2, 1.25), (1e-11, 6e-11), (6e-13, 2e-12)),
+    ("plain", 1000, 8, 0.35): ((1.2, 1.3), (1e-11, 6e-11), (6e-13, 2e-12)),
     ("float32 answers", 200, 4, 0.5): ((1.3, 1.45), (2e-4, 4e-3), (1e-5, 2e-4)),
 }
 
@@ -64,7 +64,7 @@ def test_values_of_two_kinds_are_read_beside_references(trials):
         truth = us.TokenHead(np.where(rng.random(120) < 0.5, 0.3, -0.8), rho, x)
         found = us.learn(us.oracles.from_ids(truth), us.learners.TokenHead(120, seed=seed))
         assert us.equivalent(found.model, truth, rtol=1e-9)
-        assert found.queries - 32 <= 1.55 * counts.token_head(120, 3)
+        assert found.queries - 32 <= 1.65 * counts.token_head(120, 3)
 
 
 @pytest.mark.parametrize("learner", ["LowRankHead", "ExactHead"])

@@ -111,13 +111,13 @@ def ask_lone(
     return LoneTokens(y, precision)
 
 
-def fresh_bags(count: int, vocabulary: int, context: int, rng: np.random.Generator) -> list[Ids]:
+def fresh_bags(count: int, ids: Indices, context: int, rng: np.random.Generator) -> list[Ids]:
     """Draw sequences of ids: every other one fills the context, with few or many distinct ids."""
     lengths = [2, 3, 5, 9, 17, 33]
     families: dict[int, list[Indices]] = {}
     for n in range(count):
         N = context if n % 2 else min(context, lengths[n // 2 % len(lengths)])
-        few = rng.integers(vocabulary, size=(3, N, 4)[n % 3])
+        few = rng.choice(ids, size=(3, N, 4)[n % 3])
         families.setdefault(N, []).append(rng.choice(few, size=N))
     return [
         Ids(np.array(rows), phase="hold-out", purpose="check")

@@ -207,7 +207,7 @@ class TableHead:
             allowed = SAFETY * np.max([np.abs(one(x) - f) for one in drawn], axis=0)
             return Residuals.of(y - f, own=own, allowed=allowed, size=size)
 
-        fresh = fresh_bags(checks, V, context, rng)
+        fresh = fresh_bags(checks, np.arange(V), context, rng)
         judgement = yield from hold_out(fresh, compare, checks)
         if judgement.refuses:
             missed, allowed = judgement.worst

@@ -179,7 +179,8 @@ class TokenHeadLearner(Configured):
         u_error = float(np.max(reader.eta(np.array(1), reader.keys)))
         errors = {"u": u_error, "G": bound}
         context = int(self.context)
-        fresh = fresh_bags(checks, int(self.vocabulary), context, rng)
+        known = np.flatnonzero(np.isfinite(factors.rho_error))
+        fresh = fresh_bags(checks, known, context, rng)
 
         def compare(X: Array, y: Array) -> Residuals:
             ids = X[:, :, 0].astype(np.intp)
