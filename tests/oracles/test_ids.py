@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 import unsoftmax as us
 from tests.behind_vocabularies import Server
+from unsoftmax.oracles import model_runtimes
 
 HEAD = us.SingleHead(np.eye(3), np.ones(3))
 
@@ -80,30 +82,41 @@ def test_torch_modules_of_ids():
     assert not hasattr(us.oracles.from_torch(torch.nn.Linear(4, 1).eval()), "vocabulary")
 
 
-def test_onnx_models_of_ids_get_a_mask_and_positions(tmp_path):
-    onnx = pytest.importorskip("onnx")
-    pytest.importorskip("onnxruntime")
-    make, values = onnx.helper, np.arange(5.0)
-    names = ("input_ids", "attention_mask", "position_ids")
-    inputs = [make.make_tensor_value_info(n, onnx.TensorProto.INT64, ["B", "N"]) for n in names]
-    table = onnx.numpy_helper.from_array(values, "table")
-    axis = onnx.numpy_helper.from_array(np.array([1]), "axis")
-    nodes = [
-        make.make_node("Gather", ["table", "input_ids"], ["x"]),
-        make.make_node("Cast", ["attention_mask"], ["mask"], to=onnx.TensorProto.DOUBLE),
-        make.make_node("Cast", ["position_ids"], ["places"], to=onnx.TensorProto.DOUBLE),
-        make.make_node("Mul", ["x", "mask"], ["weighed"]),
-        make.make_node("Add", ["weighed", "places"], ["placed"]),
-        make.make_node("ReduceSum", ["placed", "axis"], ["y"], keepdims=0),
-    ]
-    outputs = [make.make_tensor_value_info("y", onnx.TensorProto.DOUBLE, ["B"])]
-    graph = make.make_graph(nodes, "ids", inputs, outputs, [table, axis])
-    model = make.make_model(graph, opset_imports=[make.make_opsetid("", 13)])
-    model.ir_version = 8
-    onnx.save(model, tmp_path / "ids.onnx")
-    oracle = us.oracles.from_onnx(tmp_path / "ids.onnx")
-    assert oracle.vocabulary is None
-    np.testing.assert_array_equal(oracle(np.array([[1, 4, 2]])), [1 + 4 + 2 + 0 + 1 + 2])
+class Session:
+    """What onnxruntime opens: a model of ids that adds up positions under a mask."""
+
+    def __init__(self, *names):
+        self._names = names
+
+    def get_inputs(self):
+        return [
+            SimpleNamespace(name=n, type="tensor(int64)", shape=["B", "N"]) for n in self._names
+        ]
+
+    def get_outputs(self):
+        return [SimpleNamespace(name="y")]
+
+    def run(self, outputs, given):
+        assert {*given} == {*self._names}
+        assert all(x.dtype == np.int64 for x in given.values())
+        others = [given[n] for n in self._names[1:]] or [np.ones_like(given[self._names[0]])]
+        return [np.sum(given[self._names[0]] * others[0] + sum(others[1:]), axis=1)]
+
+
+def test_onnx_models_of_ids_get_a_mask_and_positions(tmp_path, monkeypatch):
+    names = ("input_ids", "attention_mask", "position_ids", "token_type_ids")
+    (tmp_path / "ids.onnx").touch()
+    for given in (names, names[:1], ("words",)):
+        session = Session(*given)
+        monkeypatch.setattr(model_runtimes, "_session", lambda *_, opened=session: opened)
+        oracle: Any = us.oracles.from_onnx(tmp_path / "ids.onnx")
+        assert oracle.vocabulary is None
+        assert not hasattr(oracle, "dim")
+        places = 3 if len(given) > 1 else 0
+        np.testing.assert_array_equal(oracle(np.array([[1, 4, 2]])), [1 + 4 + 2 + places])
+    monkeypatch.setattr(model_runtimes, "_session", lambda *_: Session("words", "mask"))
+    with pytest.raises(ValueError, match="name one"):
+        us.oracles.from_onnx(tmp_path / "ids.onnx")
 
 
 @pytest.mark.parametrize("binary", [False, True])
@@ -126,3 +139,15 @@ def test_tensors_of_ids_in_the_open_inference_protocol(binary):
     else:
         assert b'"datatype":"INT64","data":[5,7]' in body
         assert b'"datatype":"INT32","data":[1,1]' in body
+
+
+def test_questions_of_vectors_are_refused_on_ids():
+    model = us.TokenHead([0.0, 1.0], np.ones((2, 1)), np.ones((2, 1)))
+    with pytest.raises(ValueError, match="verify asks vectors"):
+        us.verify(model, model)
+    for ask in (us.audit, us.defend):
+        with pytest.raises(us.ModelMismatch) as refusal:
+            ask(us.oracles.from_ids(never), 3)
+        assert refusal.value.reason == "TAKES_IDS"
+    with pytest.raises(us.ModelMismatch):
+        us.verify(us.oracles.from_ids(never), HEAD)
