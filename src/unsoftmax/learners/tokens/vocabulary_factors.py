@@ -366,7 +366,7 @@ class Factors(Columns):
         with np.errstate(invalid="ignore"):
             every = error + size * (own[ids] + own[j][:, None])
         known = np.where(ids == j[:, None], 0.0, np.nan_to_num(every, nan=np.inf))
-        return np.minimum(known.max(axis=1), UNKNOWN)
+        return np.asarray(np.minimum(known.max(axis=1), UNKNOWN))
 
     def notes(self) -> tuple[str, ...]:
         """Say what a user should know."""
