@@ -122,7 +122,25 @@ _heads, _orthogonal_heads, _labels = map(_of, ("MultiHeadLearner", "OrthogonalHe
 _relu, _layer, _several_before = map(
     _of, ("ReluNetworkLearner", "TransformerLearner", "MultiHeadTransformerLearner")
 )
+_tokens = _of("TokenHeadLearner")
 _sublayer, _feed_forward_layer = map(_of, ("AttentionLayerLearner", "FeedForwardLearner"))
+
+
+def _behind_a_vocabulary(vocabulary: int, rank: int) -> Callable[[int], us.TokenHead]:
+    def make(seed: int) -> us.TokenHead:
+        rng = np.random.default_rng([vocabulary, rank, seed])
+        rho, x = rng.standard_normal((2, vocabulary, rank))
+        return us.TokenHead(rng.standard_normal(vocabulary), rho, x)
+
+    return make
+
+
+def _vectors_of(ids: Any) -> Any:
+    """Look ids up, whole numbers (B, N), or probes (B, N, 1) of a generator driven by hand."""
+    return _TABLE[np.reshape(ids, (len(ids), -1)).astype(np.intp)]
+
+
+_TABLE = np.random.default_rng(6).standard_normal((60, 6))
 
 
 def _rotary(dim: int, rank: int, **settings: Any) -> Callable[[int], Model]:
@@ -502,6 +520,26 @@ CASES = [
         layer_share_behind,
         single=False,
         accuracy=1e-6,
+    ),
+    Case(
+        "TokenHeadLearner",
+        _tokens(vocabulary=40, rank=2, context=64),
+        _behind_a_vocabulary(40, 2),
+        _one_by_one,
+        within=_equal_by_the_certificate,
+    ),
+    Case(
+        "TokenHeadLearner, rank unknown",
+        _tokens(vocabulary=40, context=64),
+        _behind_a_vocabulary(40, 3),
+        _one_by_one,
+        within=_equal_by_the_certificate,
+    ),
+    Case(
+        "LowRankHead behind a table",
+        lambda seed: us.learners.LowRankHead(6, seed=seed, table=_TABLE, context=64),
+        _low_rank(6, 2, True),
+        lambda target: _one_by_one(lambda X: target(_vectors_of(X))),
     ),
     _vectors("LinearMap (tests)", lambda seed: LinearMap(5, seed), _linear(5, 3)),
     _vectors("LinearMap of one number (tests)", lambda seed: LinearMap(4, seed), _linear(4, 1)),

@@ -1,7 +1,8 @@
 """What is asked: probes, made slice by slice from a small design.
 
-A *probe* is one sequence of real vectors, N×d; its last row is the query token. `Probes` is
-a family of probes of one length N. Its *design* (the factor arrays) is small and its slices
+A *probe* is one sequence of real vectors, N×d; its last row is the query token. Where a target
+takes ids of a vocabulary a token is its id: a sequence is N×1, of whole numbers. `Probes` is a
+family of probes of one length N. Its *design* (the factor arrays) is small and its slices
 are made on demand, so that memory is bounded by the slice and never by the number of
 queries. A *round* is a list of `Probes` that may be answered in any order.
 
@@ -104,6 +105,11 @@ class Probes(ABC):
     def dim(self) -> int:
         """Dimension d of every token."""
 
+    @property
+    def of_ids(self) -> bool:
+        """Whether tokens are ids of a vocabulary, one number each."""
+        return False
+
     @abstractmethod
     def __len__(self) -> int: ...
 
@@ -138,6 +144,34 @@ class Sequences(Probes):
 
     def design(self) -> Design:  # noqa: D102
         return {"X": self.X}
+
+
+@dataclass(frozen=True, slots=True)
+class Ids(Probes):
+    """Sequences of ids of a vocabulary: ``ids`` of shape (n, N)."""
+
+    ids: Indices
+
+    @property
+    def tokens(self) -> int:  # noqa: D102
+        return int(self.ids.shape[1])
+
+    @property
+    def dim(self) -> int:  # noqa: D102
+        return 1
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def of_ids(self) -> bool:  # noqa: D102
+        return True
+
+    def __getitem__(self, span: slice) -> Array:
+        return self.ids[span, :, None].astype(np.float64)
+
+    def design(self) -> Design:  # noqa: D102
+        return {"ids": self.ids}
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,6 +326,10 @@ class _Changed(Probes):
     @property
     def dim(self) -> int:
         return self.inner.dim
+
+    @property
+    def of_ids(self) -> bool:
+        return self.inner.of_ids
 
     def __len__(self) -> int:
         return len(self.inner)

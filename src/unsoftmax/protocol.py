@@ -2,8 +2,8 @@
 
 The only two-way edge of the whole program is ``answers = yield round`` in `Learner.steps`.
 A learner is a value: settings in frozen fields, no I/O, no clock, no global randomness. An
-oracle is any callable from (B, N, d) to (B,) or (B, m). Neither knows the other; the runner
-feeds both.
+oracle is any callable from (B, N, d), or from ids (B, N), to (B,) or (B, m). Neither knows the
+other; the runner feeds both.
 """
 
 from __future__ import annotations
@@ -103,6 +103,21 @@ def outputs_of(learner: object) -> Outputs:
     return outputs
 
 
+def vocabulary_of(asks: object) -> int | None:
+    """Return how many ids a learner asks of, or None where it asks vectors.
+
+    A learner with an attribute ``vocabulary`` that is a number asks ids below it: its probes have
+    one number per token, and an oracle gets whole numbers (B, N). Targets that say what they take
+    have the attribute as well; it is None where they do not say how many ids there are.
+
+    Examples
+    --------
+    >>> vocabulary_of(object())
+    """
+    vocabulary = getattr(asks, "vocabulary", None)
+    return None if vocabulary is None else int(vocabulary)
+
+
 def as_array(numbers: Any) -> NDArray[Any]:
     """Return numbers as an array; one that is masked is missing: NaN.
 
@@ -144,6 +159,8 @@ class Plan:
         None where the learner does not say.
     most_tokens : int or None
         No sequence has more tokens, the hold-out's included. None where the learner does not say.
+    vocabulary : int or None
+        How many ids tokens are chosen from; None where they are vectors.
     """
 
     queries: int | None
@@ -153,6 +170,7 @@ class Plan:
     formula: str
     longest_token: float | None = None
     most_tokens: int | None = None
+    vocabulary: int | None = None
 
     @property
     def lengths(self) -> str:
@@ -165,6 +183,8 @@ class Plan:
         """
         count = "any number of" if self.most_tokens is None else f"up to {self.most_tokens:,}"
         unit = "token" if self.most_tokens == 1 else "tokens"
+        if self.vocabulary is not None:
+            return f"Questions have {count} {unit}, ids of a vocabulary of {self.vocabulary:,}."
         if self.longest_token is None:
             norms = "of lengths that the learner does not say"
         elif self.longest_token < FARTHEST:

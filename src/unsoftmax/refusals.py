@@ -109,6 +109,79 @@ class Reason(Enum):
         "use dim={dim}.",
     )
 
+    TAKES_IDS = (
+        ModelMismatch,
+        "The target takes ids of a vocabulary, and this learner asks vectors:",
+        "TokenHeadLearner(vocabulary=V) learns from ids, LowRankHead(dim, table=E) where the "
+        "vectors of ids are known.",
+    )
+    TAKES_VECTORS = (
+        ModelMismatch,
+        "The target takes vectors of dimension {dim}, and this learner asks ids of a vocabulary:",
+        "LowRankHead({dim}) learns from vectors. Where it takes ids, us.oracles.from_ids says so.",
+    )
+    OTHER_VOCABULARY = (
+        ModelMismatch,
+        "The target takes ids of a vocabulary of {held}, and this learner asks {asked}:",
+        "ids must be those of the target's own tokenizer.",
+    )
+
+    # Heads behind a vocabulary
+    COPIES_DIFFER = (
+        ModelMismatch,
+        "A token alone and copies of it are answered otherwise, by {unlike:.1e} of the values: "
+        "positions are added to tokens, or the target puts tokens of its own beside them (BOS, "
+        "CLS, a prompt).",
+        "Ask the ids that come behind its tokenizer, without tokens of its own; positions are "
+        "learned where they are known, with LowRankHead(dim, table=vectors by position and id).",
+    )
+    NOT_OF_THE_TABLE = (
+        ModelMismatch,
+        "Ids are not answered by v·x + c of their vectors: fresh ones miss it by {missed:.1e} of "
+        "the values. The table is not the target's, or its ids are those of another tokenizer, or "
+        "positions, a norm or a token of the target's own is missing in it.",
+    )
+    TABLE_TOO_SMALL = (
+        NotIdentifiable,
+        "The table has {ids} ids and spans {dimension} dimensions: too few ids are left to ask.",
+        "TokenHeadLearner learns the function of ids without a table.",
+    )
+    IDS_ORDER_MATTERS = (
+        ModelMismatch,
+        "Answers change when ids before the last one change places{how}, by {moved:.1e} of the "
+        "values: scores depend on positions, or the target cuts sequences.",
+        "Where it cuts them give the length it takes as context, now {context}.",
+    )
+    LOGITS_CONTRADICT = (
+        ModelMismatch,
+        "Logits of ids contradict each other: they miss those of rank {rank} by {strain:.0f} times "
+        "their errors. The target is no single head whose answer depends on how often each id "
+        "stands before the last one; it may have several heads.",
+    )
+    VALUES_ALIKE = (
+        NotIdentifiable,
+        "All ids are answered alike alone, by {value:.3g}: no answer shows how tokens are weighed."
+        "{why}",
+    )
+    BAGS_SATURATED = (
+        NotIdentifiable,
+        "Weights are 0 or 1 wherever they were asked, whatever the counts of tokens: the values of "
+        "ids are determined, their logits are not.",
+        "A larger context lets more copies count.",
+    )
+    VOCABULARY_RANK_ABOVE = (
+        ModelMismatch,
+        "Logits of ids have rank {found}, above rank = {rank}:",
+        "raise it, or leave it out and it is found.",
+    )
+    BAGS_MISSED = (
+        ModelMismatch,
+        "The recovered head misses fresh sequences of ids by {missed:.1e} of their size where "
+        "{allowed:.1e} is expected: the target is no single head whose answer depends on how often "
+        "each id stands before the last one. It may have positions, cut sequences at a length "
+        "below context = {context}, add tokens of its own, or have several heads.",
+    )
+
     # Single attention heads: values
     VALUE_IS_0 = (
         NotIdentifiable,

@@ -533,6 +533,25 @@ def test_progress_is_plain_lines_without_a_terminal(folder):
 # -- labels
 
 
+def test_a_target_of_ids(folder):
+    rng = np.random.default_rng(0)
+    us.TokenHead(rng.standard_normal(30), *rng.standard_normal((2, 30, 2))).save(
+        folder / "ids.safetensors"
+    )
+    plan = run(folder, "plan", "--model", "token", "--vocabulary", 30522, "--rank", 32)
+    assert "2,043,973" in plan.stdout
+    assert "ids of a vocabulary of 30,522" in plan.stdout
+    learned = run(
+        folder, "learn", "ids.safetensors", "--model", "token", "--context", 64, "--out", "ids"
+    )
+    assert learned.returncode == 0
+    compared = run(folder, "compare", "ids.safetensors", "ids/model.safetensors")
+    assert compared.returncode == 0
+    refused = run(folder, "learn", "ids.safetensors", "--out", "other")
+    assert refused.returncode == 3
+    assert "takes ids of a vocabulary" in refused.stderr
+
+
 def test_plan_of_labels(folder):
     done = run(folder, "plan", "--model", "labels", "--dim", 64, "--bits", 50)
     assert done.returncode == 0

@@ -184,9 +184,14 @@ class QuestionLimits:
 
 
 def ask(
-    oracle: Oracle, span: Span, outputs: Outputs, limits: QuestionLimits = QuestionLimits()
+    oracle: Oracle,
+    span: Span,
+    outputs: Outputs,
+    limits: QuestionLimits = QuestionLimits(),
+    *,
+    ids: bool = False,
 ) -> OracleReply:
-    """Make the probes of a span and call the oracle once.
+    """Make the probes of a span and call the oracle once; ``ids``: it takes whole numbers (B, N).
 
     Raises
     ------
@@ -199,6 +204,8 @@ def ask(
     X = span.probes[span.start : span.stop]
     if span.probes.phase != SAMPLES:  # the user's own
         limits.refuse_beyond(X, span)
+    if ids:
+        X = X[:, :, 0].astype(np.int64)
     try:
         raw = oracle(X)
     except Terminated:

@@ -77,17 +77,20 @@ class Witness:
         Its answer.
     turn : int or None
         Its turn among the hold-out, first the one that shows most; None for the others.
+    ids : bool
+        Whether tokens are ids, which have no length.
     """
 
     place: Place
     X: Array
     y: Array
     turn: int | None
+    ids: bool = False
 
     @property
     def size(self) -> float:
-        """Length of the longest token."""
-        return float(np.linalg.norm(self.X, axis=1).max())
+        """Length of the longest token; of ids all have the same."""
+        return 1.0 if self.ids else float(np.linalg.norm(self.X, axis=1).max())
 
 
 @dataclass(slots=True)
@@ -131,7 +134,8 @@ class Witnesses:
         for row in rows[(rows >= start) & (rows < start + len(y))].tolist():
             place = (index, part, row)
             X = probes[row : row + 1][0]
-            self.found.append(Witness(place, X, y[row - start].copy(), self.turns.get(place)))
+            own, turn = y[row - start].copy(), self.turns.get(place)
+            self.found.append(Witness(place, X, own, turn, ids=probes.of_ids))
 
     def labels(self) -> bool:
         """Say whether the answers are labels: two values and no more."""

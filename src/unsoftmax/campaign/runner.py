@@ -55,7 +55,17 @@ from unsoftmax.errors import (
 from unsoftmax.learners.compose import short
 from unsoftmax.learners.positions_named import naming_positions
 from unsoftmax.probes import Array, Round, Sequences
-from unsoftmax.protocol import Answers, Asks, Found, Learner, M, Oracle, Outputs, outputs_of
+from unsoftmax.protocol import (
+    Answers,
+    Asks,
+    Found,
+    Learner,
+    M,
+    Oracle,
+    Outputs,
+    outputs_of,
+    vocabulary_of,
+)
 from unsoftmax.refusals import Reason
 from unsoftmax.validate.function_bound import Sampler, Sampling
 
@@ -89,7 +99,8 @@ def learn(
     oracle : callable
         Maps sequences (B, N, d), float64, to B real numbers, or to B rows of m for a learner
         of vectors; m is fixed by the first answer. When it has an attribute ``dim`` it must be
-        the learner's. It may raise `RetryLater` to be asked again after some seconds.
+        the learner's. A learner of ids asks (B, N), int64. It may raise `RetryLater`
+        to be asked again after some seconds.
     learner : Learner
         What to learn, from `unsoftmax.learners`.
     budget : int or Budget, optional
@@ -156,6 +167,8 @@ def learn(
     holdout = whole("holdout", holdout, 0)
     sampling = None if sampler is None else Sampling(sampler, eps, delta)
     if sampling is not None:
+        if vocabulary_of(learner) is not None:
+            raise ValueError("sampler draws sequences of vectors; this learner asks ids.")
         sampling.try_out(learner.dim)
     watch = CourseWatch(progress)
     settings = budget, ledger, batch, workers, watch, retries, timeout, most_tokens
@@ -189,7 +202,7 @@ def opened_campaign(
     batch = None if batch is None else min(whole("batch", batch, 1), sys.maxsize)
     retries = Retries.of(retries)
     timeout_s = float("inf") if timeout is None else duration("timeout", timeout, least_s=1e-3)
-    outputs = _checked(oracle, asks)
+    outputs, ids = _checked(oracle, asks), vocabulary_of(asks) is not None
     run = {"learner": asks.settings(), "revision": asks.revision, "holdout": holdout}
     if most_tokens is not None:
         run["most_tokens"] = most_tokens = whole("most_tokens", most_tokens, 1)
@@ -211,7 +224,7 @@ def opened_campaign(
             checks=checks,
         )
         yield Campaign(
-            ask=lambda span: ask(oracle, span, outputs, limits),
+            ask=lambda span: ask(oracle, span, outputs, limits, ids=ids),
             outputs=outputs,
             ledger=opened,
             spending=spending,
@@ -238,7 +251,16 @@ def _checked(oracle: Oracle, learner: Asks[Any]) -> Outputs:
         raise TypeError(
             f"oracle must be callable, from (B, N, d) to B numbers; it is {type(oracle).__name__}."
         )
-    dim = getattr(oracle, "dim", learner.dim)
+    asked, takes_ids = vocabulary_of(learner), hasattr(oracle, "vocabulary")
+    dim, held = getattr(oracle, "dim", learner.dim), vocabulary_of(oracle)
+    if asked is None and takes_ids:
+        raise Reason.TAKES_IDS.error()
+    if asked is not None:
+        if not takes_ids and hasattr(oracle, "dim"):
+            raise Reason.TAKES_VECTORS.error(dim=dim)
+        if held is not None and asked > held:
+            raise Reason.OTHER_VOCABULARY.error(held=held, asked=asked)
+        return outputs_of(learner)
     if isinstance(dim, (int, np.integer)) and dim != learner.dim:
         raise Reason.OTHER_DIMENSION.error(dim=dim, asked=learner.dim)
     return outputs_of(learner)
@@ -302,7 +324,9 @@ class Campaign:
 
     def recover(self, learner: Learner[M], holdout: int) -> Recovery[M]:
         """Run the learner and add what it cost."""
-        steps = naming_positions(learner.steps(holdout), learner)
+        steps = learner.steps(holdout)
+        if vocabulary_of(learner) is None:  # what positions do is asked of vectors
+            steps = naming_positions(steps, learner)
         if self.sampling is not None:
             steps = self.sampling.after(steps, getattr(learner, "seed", 0))
         found = self.run(steps)

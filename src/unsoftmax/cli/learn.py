@@ -40,6 +40,8 @@ from unsoftmax.cli.run_options import (
     sentences,
 )
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
+from unsoftmax.learners import MODELS
+from unsoftmax.refusals import Reason
 
 if TYPE_CHECKING:
     from unsoftmax.campaign import Watcher
@@ -133,12 +135,15 @@ def _resolved(
     target: str, asked: Asked, model: str, settings: Settings
 ) -> tuple[Learner[AnyModel], Oracle]:
     """Make the learner and the oracle; a target that knows its dimension need not be told."""
-    # with --dim nothing of the target runs before the settings are checked
-    learner = build(model, settings) if "dim" in settings else None
+    # with these nothing of the target runs before the settings are checked
+    learner = build(model, settings) if {"dim", "vocabulary"} & {*settings} else None
     oracle = asked.oracle(target)
     if learner is None:
-        dim = getattr(oracle, "dim", None)
-        learner = build(model, {"dim": dim, **settings} if isinstance(dim, Integral) else settings)
+        name = "vocabulary" if hasattr(oracle, "vocabulary") else "dim"
+        if name == "vocabulary" and model in MODELS and MODELS[model] != "TokenHeadLearner":
+            raise Reason.TAKES_IDS.error()
+        size = getattr(oracle, name, None)
+        learner = build(model, {name: size, **settings} if isinstance(size, Integral) else settings)
     return learner, oracle
 
 

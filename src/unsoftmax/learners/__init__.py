@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from unsoftmax.learners.single_head.labels.label_head import LabelHead
     from unsoftmax.learners.single_head.low_rank import LowRankHead
     from unsoftmax.learners.single_head.sensing.sensing_head import SensingHead
+    from unsoftmax.learners.tokens.token_head_learner import TokenHeadLearner
     from unsoftmax.learners.transformer.transformer_learner import TransformerLearner
 
     BY_NAME: dict[str, type[Any]]
@@ -43,6 +44,7 @@ __all__ = [
     "OrthogonalHeads",
     "ReluNetworkLearner",
     "SensingHead",
+    "TokenHeadLearner",
     "TransformerLearner",
 ]
 
@@ -60,6 +62,7 @@ MODELS = {
     "antisymmetric": "Antisymmetric",
     "attention-layer": "AttentionLayerLearner",
     "feed-forward": "FeedForwardLearner",
+    "token": "TokenHeadLearner",
 }
 """``--model`` on the command line, and the learner that it names."""
 
@@ -77,6 +80,7 @@ MODULES = {
     "OrthogonalHeads": "orthogonal_heads.orthogonal_learner",
     "ReluNetworkLearner": "relu_network.relu_learner",
     "SensingHead": "single_head.sensing.sensing_head",
+    "TokenHeadLearner": "tokens.token_head_learner",
     "TransformerLearner": "transformer.transformer_learner",
 }
 """Where a learner is."""
@@ -88,6 +92,8 @@ def __getattr__(name: str) -> Any:
         value: Any = {model: __getattr__(learner) for model, learner in MODELS.items()}
         globals()[name] = value
         return value
+    if name == "TokenHead":  # as the model that it learns is called
+        return __getattr__("TokenHeadLearner")
     return first_use(globals(), name, [MODULES[name]] if name in MODULES else [])
 
 

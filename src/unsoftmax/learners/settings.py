@@ -274,6 +274,8 @@ def as_json(value: Any, hint: Any = None) -> Any:
         return int(value) if whole_number and float not in _alternatives(hint) else float(value)
     if isinstance(value, np.ndarray):
         return hashlib.sha256(repr(value.shape).encode() + value.tobytes()).hexdigest()
+    if hasattr(value, "vectors"):  # a table
+        return as_json(value.vectors)
     if hasattr(value, "settings"):
         return {**value.settings(), "revision": value.revision}
     if callable(value):

@@ -23,6 +23,7 @@ from unsoftmax.models.rotary_heads import RotaryHeads
 from unsoftmax.models.rotary_layer import RotaryLayer
 from unsoftmax.models.single_head import SingleHead
 from unsoftmax.models.stack import Stack
+from unsoftmax.models.token_head import TokenHead
 from unsoftmax.models.transformer import Transformer
 
 __all__ = [
@@ -40,6 +41,7 @@ __all__ = [
     "RotaryLayer",
     "SingleHead",
     "Stack",
+    "TokenHead",
     "Transformer",
     "canonical",
     "equivalent",
@@ -55,7 +57,7 @@ __all__ = [
 
 load_weights = files.load_weights
 
-_KINDS: list[type[FrozenModel]] = [*CANONICAL, Stack]
+_KINDS: list[type[FrozenModel]] = [*CANONICAL, Stack, TokenHead]
 _CLASSES = {kind.__name__: kind for kind in _KINDS}
 
 

@@ -6,13 +6,14 @@ from unsoftmax.oracles.grpc_oracle import from_grpc
 from unsoftmax.oracles.http_oracle import from_url
 from unsoftmax.oracles.model_runtimes import from_onnx, from_torch
 from unsoftmax.oracles.probabilities import log_ratios, one_against
-from unsoftmax.oracles.wrapped import coordinate, on_dask
+from unsoftmax.oracles.wrapped import coordinate, from_ids, on_dask
 
 __all__ = [
     "HttpLimits",
     "clipped",
     "coordinate",
     "from_grpc",
+    "from_ids",
     "from_onnx",
     "from_torch",
     "from_url",

@@ -13,13 +13,16 @@ import numpy as np
 from unsoftmax.errors import OracleError, RetryLater, missing_extra
 from unsoftmax.oracles.endpoint_limits import USUAL, HttpLimits, Pace, Secret
 from unsoftmax.oracles.model_runtimes import of_last_token
-from unsoftmax.oracles.open_inference import ProtocolError, Signature, signature
+from unsoftmax.oracles.open_inference import ProtocolError, Signature, beside_ids, signature
 from unsoftmax.probes import Array
 
 # What a status means, as for HTTP: the target is busy, it may pass, and all else will not pass.
 _BUSY = ("RESOURCE_EXHAUSTED",)
 _MAY_PASS = ("UNAVAILABLE", "INTERNAL", "ABORTED", "UNKNOWN", "CANCELLED", "DATA_LOSS")
-_NUMBERS = {"FP64": np.float64, "FP32": np.float32, "FP16": np.float16, "BF16": np.float32}
+_NUMBERS: dict[str, Any] = {
+    **{"FP64": np.float64, "FP32": np.float32, "FP16": np.float16, "BF16": np.float32},
+    **{"INT64": np.int64, "INT32": np.int32},
+}
 
 
 def from_grpc(
@@ -104,18 +107,23 @@ class GrpcOracle:
             raise OracleError(f"{self.url} does not answer: {error}") from error
         if self.signature.dim is not None:
             self.dim = self.signature.dim
+        if self.signature.beside is not None:
+            self.vocabulary = None  # it takes ids, and does not say how many there are
 
     def __call__(self, X: Array, /) -> Any:
-        """Answer a batch of sequences (B, N, d)."""
+        """Answer a batch of sequences (B, N, d), or of ids (B, N)."""
         triton, to = _triton(), self.signature
-        tensor = triton.InferInput(to.input, list(X.shape), to.datatype)
-        with np.errstate(over="ignore"):
-            tensor.set_data_from_numpy(np.ascontiguousarray(X, dtype=_NUMBERS[to.datatype]))
+        given = [(to.input, to.datatype, X)]
+        given += [(name, kind, beside_ids(name, X)) for name, kind in (to.beside or {}).items()]
+        tensors = [triton.InferInput(name, list(x.shape), kind) for name, kind, x in given]
+        for tensor, (_, kind, x) in zip(tensors, given, strict=True):
+            with np.errstate(over="ignore"):
+                tensor.set_data_from_numpy(np.ascontiguousarray(x, dtype=_NUMBERS[kind]))
         wanted = None if to.output is None else [triton.InferRequestedOutput(to.output)]
         self.pace.wait()
-        given = self._call("infer", self.name, [tensor], self.version, outputs=wanted)
-        names = [one.name for one in given.get_response().outputs]
-        y = given.as_numpy(to.output or names[0]) if names else None
+        came = self._call("infer", self.name, tensors, self.version, outputs=wanted)
+        names = [one.name for one in came.get_response().outputs]
+        y = came.as_numpy(to.output or names[0]) if names else None
         if y is None:
             raise ConnectionError(f"{self.url} sent what is no answer: it has {names}.")
         return of_last_token(y, *X.shape[:2])

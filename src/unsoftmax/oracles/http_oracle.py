@@ -68,7 +68,8 @@ def from_url(
     -------
     callable
         From (B, N, d) to (B,) or (B, m); of a vector per token the last token's. Its attribute
-        ``dim`` is d where the metadata says it. Several threads may ask at the same time.
+        ``dim`` is d where the metadata says it. A model of INT64 or INT32 tensors (B, N) takes ids;
+        a mask and position ids beside them are made. Several threads may ask at the same time.
 
     Raises
     ------
@@ -136,6 +137,8 @@ class HttpOracle:
             raise OracleError(f"{self.url} cannot be asked. {self.secret.hidden(error)}") from None
         if self.signature.dim is not None:
             self.dim = self.signature.dim
+        if self.signature.beside is not None:
+            self.vocabulary = None  # it takes ids, and does not say how many there are
 
     def __call__(self, X: Array, /) -> Any:
         """Answer a batch of sequences (B, N, d)."""
@@ -174,7 +177,7 @@ class HttpOracle:
 
     def _post(self, url: str, body: bytes, headers: dict[str, str], X: Array) -> tuple[bytes, Any]:
         """Ask a question when its turn has come."""
-        limits, tokens = self.limits, X.size // X.shape[-1]
+        limits, tokens = self.limits, X.size // (X.shape[-1] if X.dtype.kind == "f" else 1)
         self.pace.wait()
         numbers = tokens * limits.numbers_per_vector
         most = min(limits.body_bytes, limits.metadata_bytes + limits.bytes_per_number * numbers)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from unsoftmax.errors import OracleError, missing_extra
+from unsoftmax.oracles.open_inference import beside_ids
 from unsoftmax.probes import Array
 
 
@@ -38,7 +39,9 @@ def of_last_token(y: Any, count: int, tokens: int) -> Any:
     )
 
 
-def from_torch(module: Any, device: Any = None, dtype: Any = None) -> TorchOracle:
+def from_torch(
+    module: Any, device: Any = None, dtype: Any = None, *, ids: bool = False
+) -> TorchOracle:
     """Ask a torch module, in its own arithmetic.
 
     Parameters
@@ -50,6 +53,8 @@ def from_torch(module: Any, device: Any = None, dtype: Any = None) -> TorchOracl
         Where sequences are sent; where the module's parameters are, by default.
     dtype : torch.dtype, optional
         What sequences are rounded to; the type of the module's parameters by default.
+    ids : bool
+        The module takes ids (B, N), torch.int64, and not vectors.
 
     Returns
     -------
@@ -82,7 +87,8 @@ def from_torch(module: Any, device: Any = None, dtype: Any = None) -> TorchOracl
         )
     tensors = itertools.chain(module.parameters(), module.buffers())
     first = next((x for x in tensors if x.is_floating_point()), torch.zeros(0))
-    return TorchOracle(module, device or first.device, dtype or first.dtype)
+    dtype = torch.int64 if ids else dtype or first.dtype
+    return TorchOracle(module, device or first.device, dtype, ids)
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,12 +98,19 @@ class TorchOracle:
     module: Any
     device: Any
     dtype: Any
+    ids: bool = False
+
+    @property
+    def vocabulary(self) -> None:
+        """Where it takes ids None, as it does not say how many there are."""
+        if not self.ids:
+            raise AttributeError("This module takes vectors.")
 
     def __call__(self, X: Array, /) -> Any:
-        """Answer a batch of sequences (B, N, d)."""
+        """Answer a batch of sequences (B, N, d), or of ids (B, N)."""
         torch = _torch()
         # torch takes neither negative strides nor other bytes' orders, and a module may write
-        own = np.array(X, dtype=np.float64, order="C")
+        own = np.array(X, dtype=np.int64 if self.ids else np.float64, order="C")
         with torch.inference_mode():
             y = self.module(torch.from_numpy(own).to(self.device, self.dtype))
             y = of_last_token(y, *X.shape[:2])
@@ -113,6 +126,7 @@ def _torch() -> Any:
     return torch
 
 
+_IDS = {"tensor(int64)": np.int64, "tensor(int32)": np.int32}
 _TYPES = {"tensor(float)": np.float32, "tensor(double)": np.float64, "tensor(float16)": np.float16}
 
 
@@ -138,7 +152,8 @@ def from_onnx(
     -------
     callable
         From (B, N, d) to (B,) or (B, m); of a vector per token the last token's. Its attribute
-        ``dim`` is d where the file says it.
+        ``dim`` is d where the file says it. A file whose input is whole numbers (B, N) takes ids;
+        a mask and position ids beside them are made.
 
     Raises
     ------
@@ -169,21 +184,29 @@ class OnnxOracle:
     ) -> None:
         self._made_of = path, input, output, providers
         self._session = _session(path, providers)
-        takes = _named(self._session.get_inputs(), input, f"{path} takes", only=True)
-        gives = _named(self._session.get_outputs(), output, f"{path} gives", only=False)
-        if takes.type not in _TYPES or len(takes.shape) != 3:
+        inputs = self._session.get_inputs()
+        ids = [one for one in inputs if one.name == "input_ids" and input is None]
+        takes = _named(ids or inputs, input, f"{path} takes", only=True)
+        self._beside: dict[str, Any] = {}
+        if takes.type in _IDS and len(takes.shape) == 2:
+            self.vocabulary = None  # it takes ids, and does not say how many there are
+            self._beside = {x.name: _IDS[x.type] for x in inputs if x.type in _IDS}
+            self._beside.pop(takes.name)
+        elif takes.type not in _TYPES or len(takes.shape) != 3:
             raise ValueError(
                 f"{path}: input {takes.name} is {takes.type} of shape {takes.shape}; it must be "
-                "floats (B, N, d)."
+                "floats (B, N, d), or ids (B, N)."
             )
-        self._input, self._output, self._dtype = takes.name, gives.name, _TYPES[takes.type]
+        gives = _named(self._session.get_outputs(), output, f"{path} gives", only=False)
+        self._input, self._output = takes.name, gives.name
+        self._dtype = {**_TYPES, **_IDS}[takes.type]
         self._shape = [size if isinstance(size, int) else None for size in takes.shape]
-        if self._shape[2] is not None:
+        if self._shape[2:] not in ([], [None]):
             self.dim = self._shape[2]
 
     def __call__(self, X: Array, /) -> Array:
-        """Answer a batch of sequences (B, N, d)."""
-        batch, length, _ = self._shape
+        """Answer a batch of sequences (B, N, d), or of ids (B, N)."""
+        batch, length = self._shape[:2]
         if length not in (None, X.shape[1]):
             raise OracleError(
                 f"The ONNX model takes sequences of {length} tokens alone; one of {X.shape[1]} was "
@@ -198,7 +221,8 @@ class OnnxOracle:
         # a fixed batch is filled up, and what is too much is left out
         missing = 0 if batch is None else batch - len(X)
         padded = np.concatenate([X, np.zeros((missing, *X.shape[1:]), X.dtype)]) if missing else X
-        [y] = self._session.run([self._output], {self._input: padded})
+        beside = {x: beside_ids(x, padded).astype(kind) for x, kind in self._beside.items()}
+        [y] = self._session.run([self._output], {self._input: padded, **beside})
         answers: Array = of_last_token(y, *padded.shape[:2])[: len(X)]
         return answers
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from unsoftmax.errors import missing_extra
 from unsoftmax.probes import Array
@@ -19,6 +20,7 @@ HEADER_LENGTH = "Inference-Header-Content-Length"
 
 DATATYPES: Mapping[str, str] = {"FP64": "<f8", "FP32": "<f4", "FP16": "<f2", "BF16": "<u2"}
 """Types of numbers in binary. NumPy has no bfloat16, the upper half of a float32; nor has JSON."""
+IDS: Mapping[str, str] = {"INT64": "<i8", "INT32": "<i4"}
 
 
 class ProtocolError(Exception):
@@ -36,6 +38,8 @@ class Signature:
     dim: int | None
     binary: bool
     """Whether the server is known to take and give tensors in binary."""
+    beside: Mapping[str, str] | None = None
+    """Of a model of ids the tensors beside them, by name with their types; None: of vectors."""
 
 
 def signature(
@@ -46,27 +50,60 @@ def signature(
     Raises
     ------
     ProtocolError
-        The model takes no batch of sequences of vectors, or has no such input or output.
+        The model takes no batch of sequences of vectors or ids, or has no such input or output.
     """
     if not isinstance(model, dict):
         raise ProtocolError("Its metadata is no JSON object.")
-    takes = _tensor(model.get("inputs"), input, "input")
+    takes = _tensor(_ids_among(model.get("inputs"), input), input, "input")
     gives = _tensor(model.get("outputs"), output, "output")
     shape = takes.get("shape", [-1, -1, -1])
     datatype = takes.get("datatype", "FP64")
+    extensions = server.get("extensions", []) if isinstance(server, dict) else []
+    binary = isinstance(extensions, list) and "binary_tensor_data" in extensions
+    if isinstance(datatype, str) and datatype in IDS and isinstance(shape, list):
+        if len(shape) == 2:
+            beside = {
+                x["name"]: x["datatype"]
+                for x in model["inputs"]
+                if x["name"] != takes["name"] and x.get("datatype") in IDS
+            }
+            return Signature(takes["name"], datatype, gives.get("name"), None, binary, beside)
+        raise ProtocolError(
+            f"Its input {takes['name']} has shape {shape}; sequences of ids are [-1, -1]."
+        )
     if not isinstance(datatype, str) or datatype not in DATATYPES:
         raise ProtocolError(
-            f"Its input {takes['name']} is {datatype}; vectors are FP64, FP32, FP16 or BF16."
+            f"Its input {takes['name']} is {datatype}; vectors are FP64, FP32, FP16 or BF16, ids "
+            "INT64 or INT32."
         )
     if not isinstance(shape, list) or len(shape) != 3:
         raise ProtocolError(
             f"Its input {takes['name']} has shape {shape}; sequences of vectors are [-1, -1, d]."
         )
     dim = shape[2] if type(shape[2]) is int and shape[2] > 0 else None
-    extensions = server.get("extensions", []) if isinstance(server, dict) else []
-    binary = isinstance(extensions, list) and "binary_tensor_data" in extensions
     binary = binary or datatype == "BF16"
     return Signature(takes["name"], datatype, gives.get("name"), dim, binary)
+
+
+def _ids_among(listed: Any, name: str | None) -> Any:
+    """Return the inputs, of a model of ids these alone: what stands beside them is made."""
+    if name is None and isinstance(listed, list):
+        ids = [x for x in listed if isinstance(x, dict) and x.get("name") == "input_ids"]
+        return ids or listed
+    return listed
+
+
+def beside_ids(name: str, ids: NDArray[Any]) -> NDArray[Any]:
+    """Return what goes with ids (B, N) into a tensor of that name: a mask, positions, or zeros.
+
+    Examples
+    --------
+    >>> beside_ids("position_ids", np.array([[7, 7, 7]]))
+    array([[0, 1, 2]])
+    """
+    if "position" in name:
+        return np.broadcast_to(np.arange(ids.shape[1]), ids.shape).copy()
+    return np.ones_like(ids) if "mask" in name else np.zeros_like(ids)
 
 
 def _tensor(listed: Any, name: str | None, what: str) -> dict[str, Any]:
@@ -91,25 +128,33 @@ def _tensor(listed: Any, name: str | None, what: str) -> dict[str, Any]:
 
 
 def request(X: Array, to: Signature) -> tuple[bytes, dict[str, str]]:
-    """Write a batch of sequences (B, N, d): the body and its headers.
+    """Write a batch of sequences (B, N, d), or of ids (B, N): the body and its headers.
 
     An answer in binary is asked for in JSON as well. A server without the extension passes over
     the parameter; one that heeds it speaks the extension, whether its metadata says so or not.
     """
-    numbers = _as_datatype(X, to.datatype)
-    tensor: dict[str, Any] = {"name": to.input, "shape": list(X.shape), "datatype": to.datatype}
-    content: dict[str, Any] = {"inputs": [tensor], "parameters": {"binary_data_output": True}}
+    tensors, blobs = list[dict[str, Any]](), []
+    given = [(to.input, to.datatype, X)]
+    given += [(name, kind, beside_ids(name, X)) for name, kind in (to.beside or {}).items()]
+    for name, datatype, x in given:
+        numbers = _as_datatype(x, datatype)
+        tensor: dict[str, Any] = {"name": name, "shape": list(x.shape), "datatype": datatype}
+        if to.binary:
+            tensor["parameters"] = {"binary_data_size": numbers.nbytes}
+            blobs.append(numbers.tobytes())
+        else:
+            # orjson knows float32 and float64; either is written so that it is read back as it was
+            data = numbers.astype(np.float32) if datatype == "FP16" else numbers
+            tensor["data"] = data.ravel()
+        tensors.append(tensor)
+    content: dict[str, Any] = {"inputs": tensors, "parameters": {"binary_data_output": True}}
     if to.output is not None:
         content["outputs"] = [{"name": to.output, "parameters": {"binary_data": True}}]
     if not to.binary:
-        # orjson knows float32 and float64; either is written so that it is read back as it was
-        data = numbers.astype(np.float32) if to.datatype == "FP16" else numbers
-        tensor["data"] = data.ravel()
         return as_json(content), {"Content-Type": "application/json"}
-    tensor["parameters"] = {"binary_data_size": numbers.nbytes}
     header = as_json(content)
     headers = {"Content-Type": "application/octet-stream", HEADER_LENGTH: str(len(header))}
-    return header + numbers.tobytes(), headers
+    return b"".join([header, *blobs]), headers
 
 
 def as_json(content: Any) -> bytes:
@@ -123,7 +168,7 @@ def _as_datatype(X: Array, datatype: str) -> Array:
     """Round to a model's type, bfloat16 to the nearest even."""
     with np.errstate(over="ignore"):
         if datatype != "BF16":
-            return np.ascontiguousarray(X, dtype=DATATYPES[datatype])
+            return np.ascontiguousarray(X, dtype={**DATATYPES, **IDS}[datatype])
         bits = np.ascontiguousarray(X, dtype="<f4").view("<u4").astype(np.uint64)
         return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2")
 

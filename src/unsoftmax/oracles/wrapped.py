@@ -33,9 +33,58 @@ class WrappedOracle(ABC):
         """Dimension of a token, where the wrapped oracle knows it (AttributeError otherwise)."""
         return self.oracle.dim  # type: ignore[attr-defined]
 
+    @property
+    def vocabulary(self) -> Any:
+        """Number of ids, where the wrapped oracle takes ids (AttributeError otherwise)."""
+        return self.oracle.vocabulary  # type: ignore[attr-defined]
+
     @abstractmethod
     def __call__(self, X: Array, /) -> Any:
         """Answer a batch of sequences."""
+
+
+def from_ids(function: Oracle, vocabulary: int | None = None) -> WrappedOracle:
+    """Say of a callable that it takes ids of a vocabulary, and not vectors.
+
+    Learners of vectors then refuse it, by name, before anything is asked.
+
+    Parameters
+    ----------
+    function : callable
+        From whole numbers (B, N), int64, to (B,) or (B, m).
+    vocabulary : int, optional
+        How many ids there are, where that is known: a learner that asks others is refused.
+
+    Raises
+    ------
+    TypeError, ValueError
+        It is not callable, or ``vocabulary`` is no whole number above 0.
+
+    Examples
+    --------
+    >>> values = np.array([0.5, 2.0, 4.0])
+    >>> oracle = from_ids(lambda ids: values[ids].mean(axis=1), vocabulary=3)
+    >>> oracle(np.array([[0, 1, 1]]))
+    array([1.5])
+    """
+    if vocabulary is not None:
+        if isinstance(vocabulary, bool) or not isinstance(vocabulary, (int, np.integer)):
+            raise TypeError(f"vocabulary must be a whole number; it is {vocabulary!r}.")
+        if vocabulary < 1:
+            raise ValueError(f"vocabulary must be 1 or more; it is {vocabulary}.")
+    return _FromIds(function, vocabulary)
+
+
+@dataclass(frozen=True, eq=False)
+class _FromIds(WrappedOracle):
+    known: int | None
+
+    @property
+    def vocabulary(self) -> Any:
+        return self.known
+
+    def __call__(self, X: Array, /) -> Any:
+        return self.oracle(X)
 
 
 def coordinate(oracle: Oracle, k: int | ArrayLike) -> WrappedOracle:

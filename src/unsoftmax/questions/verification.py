@@ -31,7 +31,7 @@ from unsoftmax.learners.compose import mapped
 from unsoftmax.learners.settings import as_json, whole_number
 from unsoftmax.models.files import SavedResult
 from unsoftmax.probes import Array, Round
-from unsoftmax.protocol import Answers, Oracle, Outputs, Plan
+from unsoftmax.protocol import Answers, Oracle, Outputs, Plan, vocabulary_of
 from unsoftmax.questions.answer_errors import MISSED, AnswerErrors, Seen, power, seen_at
 from unsoftmax.questions.claim import SINGLE_TOKENS, Claim, can_be_claimed
 from unsoftmax.questions.claim_probes import Design, as_float32, lengths
@@ -184,6 +184,11 @@ class Verifier:
     revision: ClassVar[int] = 8
 
     def __post_init__(self) -> None:
+        if vocabulary_of(self.model) is not None:
+            raise ValueError(
+                "verify asks vectors. A head behind a vocabulary is checked by learning it again: "
+                "us.equivalent(recovery.model, model, errors=recovery.certificate.errors)."
+            )
         if not isinstance(self.model, ClaimedFunction):
             Claim(self.model, self.errors)
         for one in self.alternatives.values():

@@ -48,6 +48,32 @@ def low_rank_head(dim: int, rank: int, *, biases: bool = False) -> int:
     return dim + biases + rank * (2 * dim + biases - rank)
 
 
+def token_head(vocabulary: int, rank: int) -> int:
+    """Count the free parameters of a head behind a vocabulary whose table is unknown.
+
+    V values; column j of the logits is (ρ_i − ρ_j)·x_j: r(2V − 1 − r) beside them.
+
+    Examples
+    --------
+    >>> token_head(1000, 8), token_head(30522, 32)
+    (16928, 1982874)
+    """
+    return vocabulary + rank * (2 * vocabulary - 1 - rank)
+
+
+def table_head(dimension: int, rank: int) -> int:
+    """Count what ids of a known table determine of a head behind it.
+
+    Where the table spans D dimensions D + 1 values, and [A a], (D, D + 1) of rank r, of the scores.
+
+    Examples
+    --------
+    >>> table_head(383, 32)
+    23904
+    """
+    return dimension + 1 + rank * (2 * dimension + 1 - rank)
+
+
 def rotary_head(dim: int, rank: int, *, biases: bool = False, still: int = 0) -> int:
     """Count the free parameters of a head with rotary positions, its frequencies apart.
 

@@ -32,6 +32,7 @@ from unsoftmax.learners.single_head.first_round import (
     or_biased,
 )
 from unsoftmax.learners.single_head.low_rank import LowRankHead
+from unsoftmax.learners.tokens.table_head import TokenTable
 from unsoftmax.measure import offsets
 from unsoftmax.measure.logit_grid import (
     LogitGrid,
@@ -94,6 +95,12 @@ class ExactHead(Configured):
     rotary_base : float, optional
         Says the frequencies by their base, as ``Rotary.of(rotary_base, dim)`` does: rotary need
         not be given beside it.
+    table : array_like, shape (V, d), optional
+        The target takes ids of a vocabulary, and looks these vectors up: ids are asked. With
+        positions an array (P, V, d), the vectors by position and id. W and w are learned on the
+        span of the table, of D dimensions, and w and c whatever ``biases`` says.
+    context : int
+        With a table, the most ids of a sequence that the target takes.
     tuning : ExactTuning
         Knobs of the algorithm, each with its reason in the source. To change some:
         ``dataclasses.replace(learner.tuning, …)``, given to a new learner.
@@ -132,6 +139,8 @@ class ExactHead(Configured):
     tuning: ExactTuning = field(default=ExactTuning(), kw_only=True)
     rotary: bool | Rotary = field(default=False, kw_only=True)
     rotary_base: float | None = field(default=None, kw_only=True)
+    table: Any = field(default=None, kw_only=True)
+    context: int = field(default=512, kw_only=True)
 
     revision: ClassVar[int] = 5
 
@@ -142,12 +151,21 @@ class ExactHead(Configured):
         one_of("probes", self.probes, ("balanced", "paper", "gaussian", "paper-unit"))
         if self.probes == "paper-unit" and self.biases:
             raise ValueError('probes="paper-unit" is Theorem 4.1 as written, without biases.')
-        if self._positioned() is not None and self.probes != "balanced":
-            raise ValueError(f'probes is "balanced" beside rotary; it is "{self.probes}".')
+        if self.table is not None:
+            object.__setattr__(self, "table", TokenTable.of(self.table, int(self.dim)))
+        if self._otherwise() is not None and self.probes != "balanced":
+            raise ValueError(
+                f'probes is "balanced" beside rotary and table; it is "{self.probes}".'
+            )
+
+    @property
+    def vocabulary(self) -> int | None:
+        """How many ids there are; None where vectors are asked."""
+        return None if self.table is None else len(self.table)
 
     def plan(self) -> Plan:
         """Say beforehand what learning costs: as many queries as free parameters."""
-        if (learner := self._positioned()) is not None:
+        if (learner := self._otherwise()) is not None:
             return learner.plan()
         d = int(self.dim)
         queries = counts.single_head(d, biases=self.biases)
@@ -164,7 +182,7 @@ class ExactHead(Configured):
 
     def steps(self, checks: int) -> Steps[SingleHead]:
         """Ask, and return what was found; see `unsoftmax.protocol.Learner`."""
-        if (learner := self._positioned()) is not None:
+        if (learner := self._otherwise()) is not None:
             return (yield from learner.steps(checks))
         rng = np.random.default_rng(self.seed)
         ahead = self.plan().at_most + checks
@@ -178,8 +196,12 @@ class ExactHead(Configured):
             )
         )
 
-    def _positioned(self) -> LowRankHead | None:
-        """Return the learner of keys and queries of full rank where there are positions."""
+    def _otherwise(self) -> LowRankHead | None:
+        """Return the learner of keys and queries where there are positions, or a table."""
+        if self.table is not None:
+            beside: dict[str, Any] = {"table": self.table, "context": self.context}
+            beside |= {"rotary": self.rotary, "rotary_base": self.rotary_base}
+            return LowRankHead(self.dim, None, self.biases, seed=self.seed, **beside)
         if not given_frequencies(self.rotary, self.rotary_base, int(self.dim))[0]:
             return None
         positions: dict[str, Any] = {"rotary": self.rotary, "rotary_base": self.rotary_base}

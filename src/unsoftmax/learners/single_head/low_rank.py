@@ -28,7 +28,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -70,6 +70,7 @@ from unsoftmax.learners.single_head.first_round import (
     or_biased,
 )
 from unsoftmax.learners.single_head.lifted import LENGTHS, PILOTS, read_lifted
+from unsoftmax.learners.tokens.table_head import TableHead, TokenTable
 from unsoftmax.measure import offsets
 from unsoftmax.measure.logit_grid import amplified, even
 from unsoftmax.measure.offsets import DENSE_GRID
@@ -126,6 +127,12 @@ class LowRankHead(Configured):
     rotary_base : float, optional
         Says the frequencies by their base, as ``Rotary.of(rotary_base, rank)`` does: rotary need
         not be given beside it.
+    table : array_like, shape (V, d), optional
+        The target takes ids of a vocabulary, and looks these vectors up: ids are asked. With
+        positions an array (P, V, d), the vectors by position and id. W and w are learned on the
+        span of the table, of D dimensions, and w and c whatever ``biases`` says.
+    context : int
+        With a table, the most ids of a sequence that the target takes.
 
     Raises
     ------
@@ -136,7 +143,8 @@ class LowRankHead(Configured):
     -----
     *Queries*: d + r(2d − r); 1 + d + r(2d + 1 − r) with biases; asked again at most 2(r + 1), 2
     more with biases, 1 more where r is found. With rotary positions d + 2dr, and 1 + d + 2dr + 3r
-    with biases, where at most 32 are asked again.
+    with biases, where at most 32 are asked again. With a table of D dimensions about a fifth more
+    than D + 1 + r(2D + 1 − r).
     *Determined up to* nothing; W and w are free when v = 0. A rank above the given one is
     refused, never cut off. *With rotary positions up to* one complex number per plane, by which
     that of K is multiplied and that of Q divided, and the sign of a frequency and multiples of 2π:
@@ -164,6 +172,8 @@ class LowRankHead(Configured):
     seed: int = 0
     rotary: bool | Rotary = field(default=False, kw_only=True)
     rotary_base: float | None = field(default=None, kw_only=True)
+    table: Any = field(default=None, kw_only=True)
+    context: int = field(default=512, kw_only=True)
 
     revision: ClassVar[int] = 6
 
@@ -183,9 +193,28 @@ class LowRankHead(Configured):
             whole_number("rank", rank, 1)
         if turns and self.tolerance is not None:
             raise ValueError("tolerance is not taken beside rotary, which needs exact values.")
+        if self.table is not None:
+            object.__setattr__(self, "table", TokenTable.of(self.table, int(self.dim)))
+            whole_number("context", self.context, 2)
+            if turns or self.tolerance is not None:
+                raise ValueError("rotary and tolerance are not taken beside table.")
+
+    @property
+    def vocabulary(self) -> int | None:
+        """How many ids there are; None where vectors are asked."""
+        return None if self.table is None else len(self.table)
+
+    def _behind(self) -> TableHead | None:
+        """Return what learns from ids where a table is given."""
+        if self.table is None:
+            return None
+        rank = None if self.rank is None else int(self.rank)
+        return TableHead(self.table, rank, int(self.context), int(self.seed))
 
     def plan(self) -> Plan:
         """Say beforehand what learning costs; only a bound when the rank is not known."""
+        if (behind := self._behind()) is not None:
+            return behind.plan()
         d, biases, turns = int(self.dim), bool(self.biases), self._positions()[0]
         known, r = self.rank is not None, d if self.rank is None else int(self.rank)
         searched, growing = (0, 0) if known else (2 * d, 2 * growths(d))
@@ -214,6 +243,8 @@ class LowRankHead(Configured):
 
     def steps(self, checks: int) -> Steps[SingleHead]:
         """Ask, and return what was found; see `unsoftmax.protocol.Learner`."""
+        if (behind := self._behind()) is not None:
+            return (yield from behind.steps(checks))
         rng = np.random.default_rng(self.seed)
         declared = None if self.tolerance is None else Precision.declared(self.tolerance)
         long = None if declared is None else SINGLE_GAIN

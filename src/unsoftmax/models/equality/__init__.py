@@ -31,6 +31,12 @@ from unsoftmax.models.equality.neuron_form import (
     signed_size,
 )
 from unsoftmax.models.equality.score_form import as_turning
+from unsoftmax.models.equality.token_form import (
+    canonical_head,
+    gap_between,
+    share_of_errors,
+    witness_between,
+)
 from unsoftmax.models.equality.verdicts import NEARLY_ONE, compare
 from unsoftmax.models.equality.witnesses import search
 from unsoftmax.models.feed_forward import FeedForward
@@ -44,6 +50,7 @@ from unsoftmax.models.rotary_head import RotaryHead
 from unsoftmax.models.rotary_heads import RotaryHeads
 from unsoftmax.models.rotary_layer import RotaryLayer
 from unsoftmax.models.single_head import SingleHead
+from unsoftmax.models.token_head import TokenHead
 from unsoftmax.models.transformer import Transformer
 from unsoftmax.probes import Array, Indices
 
@@ -69,7 +76,7 @@ class Equivalence:
         the tolerance of each other, and only if they count as one are the models equal; or
         several heads are compared with a Transformer whose network is affine within the
         tolerance; or a certificate is so wide that it allows differences of a tenth.
-    witness : ndarray, shape (N, d), or None
+    witness : ndarray, shape (N, d), of ids (N,), or None
         A sequence on which the two functions differ; only with "different", and None even
         then when the two do not take the same sequences.
     gap : float
@@ -118,7 +125,8 @@ def canonical(model: M) -> M:
         with rotary positions every head has keys and values of its own.
         Or a feed-forward layer: as a network, the linear part last; with gates that is a gate of
         the same value for every token. Quick GELUs become SiLUs and sigmoids tanhs. Gates but
-        those of tanh stay on their side.
+        those of tanh stay on their side. Or a head
+        behind a vocabulary: scores whose columns have mean 0, in balanced factors.
 
     Raises
     ------
@@ -130,6 +138,10 @@ def canonical(model: M) -> M:
     """
     if not isinstance(model, FrozenModel):
         raise TypeError(_refusal("canonical takes", model))
+    if isinstance(model, TokenHead):
+        head: Any = canonical_head(model)
+        own: M = head
+        return own
     if type(model) not in CANONICAL:
         raise TypeError(
             f"No canonical form is known of a {type(model).__name__}: of sub-layers in a row take "
@@ -188,6 +200,8 @@ def equivalent(
         if not isinstance(model, FrozenModel):
             raise TypeError(_refusal("equivalent compares", model))
     tolerance = Tolerance(rtol, atol)
+    if isinstance(a, TokenHead) or isinstance(b, TokenHead):
+        return _of_ids(a, b, tolerance, errors)
     kinds = [(model.dim, model.maps.attends, model.outputs or 1) for model in (a, b)]
     compared = compare((a.maps, b.maps), tolerance) if kinds[0] == kinds[1] else None
     if compared is None:
@@ -201,6 +215,25 @@ def equivalent(
         result = Equivalence("undecided", None, found.gap, "nothing", reason=found.undecided)
     if errors and forms is not None:
         return _within_certificate(result, share_of_bounds((a, b), forms, errors))
+    return result
+
+
+def _of_ids(
+    a: FrozenModel, b: FrozenModel, tolerance: Tolerance, errors: Mapping[str, float] | None
+) -> Equivalence:
+    """Compare heads behind a vocabulary; with another model they have no sequence in common."""
+    if not (isinstance(a, TokenHead) and isinstance(b, TokenHead)) or len(a.u) != len(b.u):
+        return Equivalence("different", None, float("inf"), "shape")
+    gap, equal = gap_between(a, b, tolerance)
+    if equal:
+        return Equivalence("equal", None, gap)
+    witness = witness_between(a, b)
+    result = Equivalence("different", witness, gap, "witness")
+    if witness is None:
+        said = "no sequence was found that float64 answers otherwise"
+        result = Equivalence("undecided", None, gap, "nothing", reason=said)
+    if errors and {"u", "G"} <= {*errors}:
+        return _within_certificate(result, share_of_errors(a, b, dict(errors)))
     return result
 
 

@@ -1,0 +1,71 @@
+"""Targets that take ids: heads behind a table, in plain NumPy, and what servers do to ids."""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+class Server:
+    """A head behind a table, asked for ids; what it does beside is named by ``kind``.
+
+    Nothing of it is seen but the answers: no attribute says what it takes.
+    """
+
+    def __init__(self, seed, kind="plain", ids=60, dim=8, rank=3, scale=1.0):
+        self._rng = rng = np.random.default_rng([71, seed, ids])
+        self._kind, self.queries = kind, 0
+        self.table = rng.standard_normal((ids, dim))
+        if kind == "alias":
+            self.table[ids // 2 : ids // 2 + ids // 5] = self.table[: ids // 5]
+        if kind == "huge rows":
+            self.table[rng.choice(ids, 2, replace=False)] *= 1e6
+        K, Q = rng.standard_normal((2, rank, dim)) / np.sqrt(dim)
+        self.W, self.w = scale * K.T @ Q, K.T @ rng.standard_normal(rank)
+        self.v, self.c = rng.standard_normal(dim), 0.3
+        self._other = rng.standard_normal((2, dim, dim)) / dim
+        self._places = rng.standard_normal((600, dim))
+        self._swapped = rng.permutation(ids)
+
+    def vectors(self, ids):
+        if self._kind == "other tokenizer":
+            ids = self._swapped[ids]
+        if self._kind == "BOS":
+            ids = np.column_stack([np.full(len(ids), len(self.table) - 1), ids])
+        if self._kind == "EOS":
+            ids = np.column_stack([ids, np.full(len(ids), len(self.table) - 1)])
+        if self._kind == "cut on the right":
+            ids = ids[:, :20]
+        if self._kind == "cut on the left":
+            ids = ids[:, -20:]
+        x = self.table[ids]
+        return x + self._places[: x.shape[1]] if "positions" in self._kind else x
+
+    def truth(self, ids):
+        x = self.vectors(ids)
+        scores = np.einsum("bnd,de,be->bn", x, self.W, x[:, -1]) + x @ self.w
+        if self._kind == "turned":  # scores that fall with distance
+            scores = scores - 0.1 * np.arange(x.shape[1])[::-1]
+        y = weighed(scores, x @ self.v + self.c)
+        if self._kind == "two heads":
+            other = np.einsum("bnd,de,be->bn", x, 4 * self._other[0], x[:, -1])
+            y = y + weighed(other, x @ self._other[1, 0] * 8)
+        return y
+
+    def __call__(self, ids):
+        assert ids.dtype == np.int64
+        assert ids.ndim == 2
+        self.queries += len(ids)
+        y = self.truth(ids)
+        if self._kind == "noisy":
+            y = y + 1e-3 * self._rng.standard_normal(len(y))
+        return y.astype(np.float32) if self._kind == "float32 answers" else y
+
+    def logits(self):
+        """All G_ij = M_ij − M_jj."""
+        M = self.table @ self.W @ self.table.T + (self.table @ self.w)[:, None]
+        return M - np.diag(M)
+
+
+def weighed(scores, values):
+    weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+    return np.sum(weights * values, axis=1) / weights.sum(axis=1)

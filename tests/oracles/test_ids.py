@@ -1,0 +1,153 @@
+"""Oracles of ids: what they are asked, and who is refused before anything is paid."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import unsoftmax as us
+from tests.behind_vocabularies import Server
+from unsoftmax.oracles import model_runtimes
+
+HEAD = us.SingleHead(np.eye(3), np.ones(3))
+
+
+def never(X):
+    raise AssertionError("asked")
+
+
+def test_a_learner_of_vectors_is_refused_on_ids_and_the_reverse():
+    oracle: Any = us.oracles.from_ids(never, 60)
+    tokens = us.learners.TokenHead(60)
+    for target in (oracle, us.oracles.rounded(oracle, 3), us.oracles.coordinate(oracle, 0)):
+        with pytest.raises(us.ModelMismatch) as refusal:
+            us.learn(target, us.learners.ExactHead(3))
+        assert refusal.value.reason == "TAKES_IDS"
+    vectors: tuple[Any, ...] = (HEAD, us.oracles.rounded(HEAD, 3))
+    for target in vectors:
+        with pytest.raises(us.ModelMismatch) as refusal:
+            us.learn(target, tokens)
+        assert refusal.value.reason == "TAKES_VECTORS"
+    with pytest.raises(us.ModelMismatch) as refusal:
+        us.learn(oracle, us.learners.LowRankHead(3, table=np.ones((61, 3))))
+    assert refusal.value.reason == "OTHER_VOCABULARY"
+    with pytest.raises(ValueError, match="sampler"):
+        us.learn(oracle, tokens, sampler=lambda rng: np.zeros((2, 1)))
+
+
+def test_from_ids_checks_what_it_is_given():
+    for wrong in ((3,), (never, 2.5)):
+        with pytest.raises(TypeError):
+            us.oracles.from_ids(*wrong)
+    with pytest.raises(ValueError, match="1 or more"):
+        us.oracles.from_ids(never, 0)
+    assert us.oracles.from_ids(never).vocabulary is None
+
+
+def test_a_ledger_of_ids_goes_on_and_knows_its_target(tmp_path):
+    learner, ledger = us.learners.TokenHead(30, context=64), tmp_path / "ledger.sqlite"
+    whole = us.learn(Server(1, ids=30), learner)
+    server = Server(1, ids=30)
+    for share in (0.3, 0.7):
+        with pytest.raises(us.BudgetExceeded):
+            us.learn(server, learner, budget=int(share * whole.queries), ledger=ledger)
+    again = us.learn(server, learner, ledger=ledger)
+    assert us.equivalent(again.model, whole.model)
+    assert server.queries == again.queries <= whole.queries + 2 * 32
+    with pytest.raises(us.LedgerMismatch, match="another target"):
+        us.learn(Server(2, ids=30), learner, ledger=ledger)
+
+
+def test_torch_modules_of_ids():
+    torch: Any = pytest.importorskip("torch")
+
+    class Bag(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self):
+            super().__init__()
+            self.table = torch.nn.Embedding(20, 4).double()
+
+        def forward(self, ids):
+            x = self.table(ids)
+            weights = torch.softmax(torch.einsum("bnd,bd->bn", x, x[:, -1]), dim=1)
+            return torch.einsum("bn,bn->b", weights, x[:, :, 0])
+
+    oracle = us.oracles.from_torch(Bag().eval(), ids=True)
+    found = us.learn(oracle, us.learners.TokenHead(20, context=32))
+    assert found.evidence.passed
+    with pytest.raises(us.ModelMismatch):
+        us.learn(oracle, us.learners.ExactHead(4))
+    assert not hasattr(us.oracles.from_torch(torch.nn.Linear(4, 1).eval()), "vocabulary")
+
+
+class Session:
+    """What onnxruntime opens: a model of ids that adds up positions under a mask."""
+
+    def __init__(self, *names):
+        self._names = names
+
+    def get_inputs(self):
+        return [
+            SimpleNamespace(name=n, type="tensor(int64)", shape=["B", "N"]) for n in self._names
+        ]
+
+    def get_outputs(self):
+        return [SimpleNamespace(name="y")]
+
+    def run(self, outputs, given):
+        assert {*given} == {*self._names}
+        assert all(x.dtype == np.int64 for x in given.values())
+        others = [given[n] for n in self._names[1:]] or [np.ones_like(given[self._names[0]])]
+        return [np.sum(given[self._names[0]] * others[0] + sum(others[1:]), axis=1)]
+
+
+def test_onnx_models_of_ids_get_a_mask_and_positions(tmp_path, monkeypatch):
+    names = ("input_ids", "attention_mask", "position_ids", "token_type_ids")
+    (tmp_path / "ids.onnx").touch()
+    for given in (names, names[:1], ("words",)):
+        session = Session(*given)
+        monkeypatch.setattr(model_runtimes, "_session", lambda *_, opened=session: opened)
+        oracle: Any = us.oracles.from_onnx(tmp_path / "ids.onnx")
+        assert oracle.vocabulary is None
+        assert not hasattr(oracle, "dim")
+        places = 3 if len(given) > 1 else 0
+        np.testing.assert_array_equal(oracle(np.array([[1, 4, 2]])), [1 + 4 + 2 + places])
+    monkeypatch.setattr(model_runtimes, "_session", lambda *_: Session("words", "mask"))
+    with pytest.raises(ValueError, match="name one"):
+        us.oracles.from_onnx(tmp_path / "ids.onnx")
+
+
+@pytest.mark.parametrize("binary", [False, True])
+def test_tensors_of_ids_in_the_open_inference_protocol(binary):
+    pytest.importorskip("orjson")
+    from unsoftmax.oracles.open_inference import HEADER_LENGTH, request, signature
+
+    takes = [
+        {"name": "attention_mask", "datatype": "INT32", "shape": [-1, -1]},
+        {"name": "input_ids", "datatype": "INT64", "shape": [-1, -1]},
+    ]
+    server = {"extensions": ["binary_tensor_data"]} if binary else {}
+    to = signature({"inputs": takes, "outputs": [{"name": "y"}]}, server)
+    assert to.beside == {"attention_mask": "INT32"}
+    body, headers = request(np.array([[5, 7]]), to)
+    if binary:
+        numbers = body[int(headers[HEADER_LENGTH]) :]
+        assert np.frombuffer(numbers[:16], "<i8").tolist() == [5, 7]
+        assert np.frombuffer(numbers[16:], "<i4").tolist() == [1, 1]
+    else:
+        assert b'"datatype":"INT64","data":[5,7]' in body
+        assert b'"datatype":"INT32","data":[1,1]' in body
+
+
+def test_questions_of_vectors_are_refused_on_ids():
+    model = us.TokenHead([0.0, 1.0], np.ones((2, 1)), np.ones((2, 1)))
+    with pytest.raises(ValueError, match="verify asks vectors"):
+        us.verify(model, model)
+    for ask in (us.audit, us.defend):
+        with pytest.raises(us.ModelMismatch) as refusal:
+            ask(us.oracles.from_ids(never), 3)
+        assert refusal.value.reason == "TAKES_IDS"
+    with pytest.raises(us.ModelMismatch):
+        us.verify(us.oracles.from_ids(never), HEAD)
