@@ -42,7 +42,7 @@ _LENGTH, _SHORTER, _LENGTHS = 0.9, 0.25, 6
 _HARD, _SOFT = 3.5, 2.0
 # Tangent of the angle between offsets and the directions in which maps are read. Larger: smaller
 # errors of M; smaller: gates at one offset are nearer to those at another.
-_TURN = 0.3
+_TURN = 0.15
 # Query tokens of the first offset at first, ...
 _FIRST = 12
 # ... and of the others beyond heads and coordinates. With none the equations are square.
@@ -50,9 +50,10 @@ _SPARE = 3
 # Singular values, and what a fit leaves, below so many times the noise are noise.
 _NOISE = 30.0
 # Starts of the first fit, and of each other one, whose starts are drawn ever farther away.
-_STARTS, _STARTS_NEAR, _NEAR, _FARTHER = 200, 60, 0.3, 0.03
-# Steps of a fit, and damping: what it is at first, after a step that gained and one that did not.
-_STEPS, _TRIED, _DAMPED, _EASED, _TIGHTENED = 60, 12, 1e-3, 0.1, 5.0
+_STARTS, _STARTS_NEAR, _NEAR, _FARTHER = 200, 60, 0.15, 0.03
+# Steps of a fit, and damping relative to the equations' diagonal: what it is at first, after a step
+# that gained and one that did not; below the last it would not keep equations from singular.
+_STEPS, _TRIED, _DAMPED, _EASED, _TIGHTENED, _LEAST_DAMPED = 60, 12, 1e-3, 0.1, 5.0, 1e-13
 # Steps are no longer: a gate changes from 0.1 to 0.9 over 4.4. Steps below the second are rounding.
 _LONGEST, _STILL = 2.0, 1e-13
 # How often offsets whose gates were not found are asked again beside as many tokens more.
@@ -100,25 +101,24 @@ def fitted(answers: CopiedAnswers, theta: Array) -> Fitted:
         slopes -= (slopes @ basis) @ basis.T
         equations = (slopes @ slopes.T) * np.kron(vectors @ vectors.T, np.ones((q, q)))
         right = np.einsum("hqk,kc,hc->hq", slopes.reshape(H, q, -1), left, vectors).ravel()
+        sizes = np.sqrt(np.diag(equations)) + TINY
+        unit, right = equations / np.outer(sizes, sizes), right / sizes
         for _ in range(_TRIED):
-            damped = equations + damping * np.diag(np.diag(equations))
-            step = np.linalg.lstsq(damped, right, rcond=None)[0].reshape(H, q)
+            step = np.linalg.solve(unit + damping * np.eye(H * q), right) / sizes
+            step = step.reshape(H, q)
             length = float(np.abs(step).max(initial=0.0))
             tried = at(theta + step * min(1.0, _LONGEST / max(length, TINY)))
             if (less := float(np.sum(tried[2] ** 2))) < square:
                 break
-            damping = max(damping * _TIGHTENED, UNIT_DAMPING)
+            damping *= _TIGHTENED
         else:
             break
         theta = theta + step * min(1.0, _LONGEST / max(length, TINY))
-        (gates, vectors, left), square, damping = tried, less, damping * _EASED
+        (gates, vectors, left), square = tried, less
+        damping = max(damping * _EASED, _LEAST_DAMPED)
         if length < _STILL:
             break
     return Fitted(theta, vectors, float(np.sqrt(square)))
-
-
-UNIT_DAMPING = 1e-12
-"""Damping below this does not shorten a step."""
 
 
 class Plane(NamedTuple):
