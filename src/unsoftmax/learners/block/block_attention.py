@@ -128,6 +128,20 @@ class BlockAnswers:
 
 
 @dataclass(frozen=True, slots=True)
+class KeyedModels(DrawnModels[AttentionLayer]):
+    """Drawn models whose keys may be longer or shorter, as another eps of the norm makes them."""
+
+    eps_off: float = 0.0
+    """What eps may be off by, relatively."""
+
+    def _moved(self, X: Array, predicted: Array) -> Array:
+        left = 1 - np.sum(X * X, axis=2, keepdims=True) / X.shape[2]
+        other = self.model(X / np.sqrt(1 + self.eps_off * np.maximum(left, 0.0)))
+        drawn = super(KeyedModels, self)._moved(X, predicted)
+        return np.asarray(drawn + self._measured(other - predicted))
+
+
+@dataclass(frozen=True, slots=True)
 class FarSequences(LayerSequences):
     """Fresh sequences of normalised tokens behind which a far one is asked."""
 
@@ -205,7 +219,7 @@ class ReadBlock:
         ]
         others = [one.inner() for one in drawn]
         off = max(abs(one.eps(own) - eps) for one, own in zip(drawn, others, strict=True))
-        models = DrawnModels(inner, others, tokens.noise)
+        models = KeyedModels(inner, others, tokens.noise, eps_off=off / eps)
         return cls(tokens, Conclusion(models, FarSequences(inner, rng, tokens=tokens), _SAID), (eps, off))
 
     @property
