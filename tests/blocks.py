@@ -1,4 +1,4 @@
-"""Pre-norm blocks in plain NumPy: z = y + F(norm₂ y), y = x_N + attention(norm₁ X), and what is none.
+"""Pre-norm blocks in plain NumPy, and what is none: z = y + F(norm₂ y), y = x_N + o(norm₁ X).
 
 F is one of several kinds, which a learner of attention must not care about. ``kind`` names what is
 served instead of such a block.
@@ -11,6 +11,9 @@ from typing import Any
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 from scipy.special import erf, expit
+
+import unsoftmax as us
+from tests.attention_layers import largest_errors
 
 KINDS_OF_F = ("relu", "gelu", "swiglu", "mixture")
 
@@ -62,9 +65,8 @@ class PlainBlock:
     def attention(self, X: Any, last: Any) -> Any:
         q = np.einsum("hrd,bd->bhr", self.Q, last) + self.q_bias
         k = np.einsum("hrd,bnd->bhnr", self.K, X) + self.k_bias[:, None]
-        if self.kind == "rotary":
-            turned = np.exp(0.3j * np.arange(X.shape[1]))
-            k = k * np.cos(np.angle(turned))[:, None]
+        if self.kind == "positions":
+            k = k * np.cos(0.3 * np.arange(X.shape[1]))[:, None]
         scores = np.einsum("bhr,bhnr->bhn", q, k) / np.sqrt(self.rank)
         p = np.exp(scores - scores.max(axis=2, keepdims=True))
         p /= p.sum(axis=2, keepdims=True)
@@ -84,6 +86,12 @@ class PlainBlock:
         return np.where((n @ self.route > 0)[:, None], one, other)
 
     def __call__(self, X: Any) -> Any:
+        if self.kind == "two blocks":
+            every = [np.roll(X, -1 - p, axis=1) for p in range(X.shape[1])]
+            X = np.stack([self.block(one) for one in every], axis=1)
+        return self.block(X)
+
+    def block(self, X: Any) -> Any:
         n, x = self.norm(X, 0), X[:, -1]
         o = self.attention(n, n[:, -1])
         if self.kind == "no residual":
@@ -104,13 +112,28 @@ class PlainBlock:
             return z + 1e-9 * self.rng.standard_normal(z.shape)
         if self.kind == "float32":
             return z.astype(np.float32).astype(np.float64)
-        if self.kind == "window":
+        if self.kind == "first token":
             return z + 1e-3 * np.tanh(n[:, 0] @ self.A[0])[:, None]
         if self.kind == "bent values":
             return z + 1e-3 * np.tanh(o)
-        if self.kind == "clipped scores":
-            return z + 1e-3 * relu(n[:, 0] @ self.A[0] - 3)[:, None]
         return z
+
+    def model(self) -> us.Stack:
+        """Return it as a model: of ReLUs or GELUs alone."""
+        norms = [
+            us.LayerNorm(*both, self.eps, before=True, centred=not self.rms)
+            for both in zip(self.scales, self.shifts, strict=True)
+        ]
+        heads, c = [], self.o_bias
+        for h in range(self.heads):
+            K, Q = self.K[h] / np.sqrt(self.rank), self.Q[h]
+            heads.append(
+                us.LayerHead.from_factors(self.O[h], self.V[h], K, Q, K.T @ self.q_bias[h])
+            )
+            c = c + self.O[h] @ self.v_bias[h]
+        first = us.AttentionLayer(heads, c, True, norms[0])
+        second = us.FeedForward(self.A, self.a, self.B, self.c, True, norms[1], self.F)
+        return us.Stack([first, second])
 
     # -- what answers determine of its attention
 
@@ -119,8 +142,8 @@ class PlainBlock:
         P = np.eye(d) - (not self.rms) * np.ones((d, d)) / d
         within = self.scales[0][:, None] * P
         M, W, w = [], [], []
-        for O, V, K, Q, q in zip(self.O, self.V, self.K, self.Q, self.q_bias, strict=True):
-            M.append(O @ V @ within)
+        for out, V, K, Q, q in zip(self.O, self.V, self.K, self.Q, self.q_bias, strict=True):
+            M.append(out @ V @ within)
             left = within.T @ K.T / np.sqrt(self.rank)
             W.append(left @ Q @ within)
             w.append(left @ (Q @ self.shifts[0] + q))
@@ -133,6 +156,14 @@ class PlainBlock:
         return self.heads * (r * (d + k - r) + r * (2 * k + 1 - r)) / d
 
 
+def apart(found: us.AttentionLayer, stack: us.Stack) -> dict[str, float]:
+    """How far the recovered attention of a block is from its own, as bounds count it."""
+    true: Any = us.canonical(stack.parts[0])
+    far = largest_errors(found, true)
+    assert found.norm is not None
+    return {name: far[name] for name in "MWw"} | {"eps": abs(found.norm.eps - true.norm.eps)}
+
+
 def errors_of(recovery: Any, block: PlainBlock) -> tuple[dict[str, float], dict[str, float]]:
     """Errors of M, W, w of the worst head and of eps: as bounds count them, and relative ones."""
     true, heads = block.truth(), recovery.model.heads
@@ -141,7 +172,8 @@ def errors_of(recovery: Any, block: PlainBlock) -> tuple[dict[str, float], dict[
     rows, columns = linear_sum_assignment(far)
     absolute, relative = {}, {}
     for name in ("M", "W", "w"):
-        pairs = [(getattr(heads[f], name), true[name][t]) for f, t in zip(rows, columns, strict=True)]
+        of_head = zip(rows, columns, strict=True)
+        pairs = [(getattr(heads[f], name), true[name][t]) for f, t in of_head]
         missed = np.array([np.linalg.norm(mine - its) for mine, its in pairs])
         absolute[name] = float(missed.max())
         relative[name] = float(np.max(missed / [np.linalg.norm(its) for _, its in pairs]))

@@ -12,6 +12,7 @@ import pytest
 import unsoftmax as us
 from tests.attention_layers import layer as attention_layer
 from tests.attention_layers import share_of_bounds
+from tests.blocks import PlainBlock, apart
 from tests.by_hand import driven
 from tests.feed_forward import after as layer_after
 from tests.feed_forward import behind as layer_behind
@@ -65,6 +66,11 @@ def _arrays_within_the_bounds(recovery: us.Recovery[Any], target: Any) -> bool:
 def _equal_by_the_certificate(recovery: us.Recovery[Any], target: Any) -> bool:
     found = us.equivalent(recovery.model, target, rtol=0, errors=recovery.certificate.errors)
     return found.verdict == "equal"
+
+
+def _block_within_the_bounds(recovery: us.Recovery[Any], target: Any) -> bool:
+    far, errors = apart(recovery.model, target), recovery.certificate.errors
+    return all(far[name] <= errors[name] for name in far)
 
 
 @dataclass(frozen=True)
@@ -121,7 +127,9 @@ _heads, _orthogonal_heads, _labels = map(_of, ("MultiHeadLearner", "OrthogonalHe
 _relu, _layer, _several_before = map(
     _of, ("ReluNetworkLearner", "TransformerLearner", "MultiHeadTransformerLearner")
 )
-_sublayer, _feed_forward_layer = map(_of, ("AttentionLayerLearner", "FeedForwardLearner"))
+_sublayer, _feed_forward_layer, _block = map(
+    _of, ("AttentionLayerLearner", "FeedForwardLearner", "BlockLearner")
+)
 
 
 def _rotary(dim: int, rank: int, **settings: Any) -> Callable[[int], Model]:
@@ -576,6 +584,15 @@ CASES = [
         within=lambda recovery, target: layer_share_behind(recovery, target) <= 1,
         single=False,
         accuracy=1e-6,
+    ),
+    Case(
+        "BlockLearner",
+        _block(6),
+        lambda seed: PlainBlock((6, 1, 3), seed).model(),
+        _one_by_one,
+        within=_block_within_the_bounds,
+        same=lambda found, target, accuracy: max(apart(found, target).values()) <= accuracy,
+        single=False,
     ),
     _vectors("LinearMap (tests)", lambda seed: LinearMap(5, seed), _linear(5, 3)),
     _vectors("LinearMap of one number (tests)", lambda seed: LinearMap(4, seed), _linear(4, 1)),

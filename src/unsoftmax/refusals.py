@@ -683,7 +683,7 @@ class Reason(Enum):
     BLOCK_WITHOUT_NORM = (
         ModelMismatch,
         "The length of long keys counts, by {apart:.1e} of what attention adds: no LayerNorm or "
-        "RMSNorm is before attention.",
+        "RMSNorm is before attention, or there is more than one block.",
     )
     BLOCK_BY_PLACE = (
         ModelMismatch,
@@ -703,8 +703,9 @@ class Reason(Enum):
     )
     BLOCK_HEADS_FILL = (
         NotIdentifiable,
-        "{heads} heads or more fill the {shown} coordinates that show them: there may be more "
-        "heads than answers can tell apart.",
+        "{heads} heads or more fill the {shown} coordinates that show them: there are more heads "
+        "than answers can tell apart, or attention is none of softmax (a nonlinearity in its "
+        "values, a second block).",
     )
 
     # A norm behind a layer, attention or feed-forward

@@ -5,7 +5,7 @@
 3. Scores, beside far tokens of one coordinate (`far_scores`).
 4. eps of the norm: one key of nine lengths, then four keys at the length that it bends most.
 5. Whether F sees what attention adds: two sequences of short tokens.
-6. Fresh far tokens, of one to d/2 coordinates, beside keys of all lengths.
+6. Fresh far tokens, of two to d/2 coordinates, beside keys of all lengths.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from unsoftmax.models.arrays import TINY
 from unsoftmax.probes import Array, Round, Sequences, Singles
 from unsoftmax.protocol import Certificate, Found
 from unsoftmax.refusals import Reason
-from unsoftmax.validate.conclude import LONG, SHORT, Conclusion, LayerSequences, Said
+from unsoftmax.theory.costs import Cost
+from unsoftmax.validate.conclude import CONFIRMING, LONG, SHORT, Conclusion, LayerSequences, Said
 from unsoftmax.validate.drawn_models import DRAWN, SAFETY, DrawnModels
 from unsoftmax.validate.long_sequences import SequenceShape
 from unsoftmax.validate.sequences import by_length
@@ -48,6 +49,12 @@ _UNSEEN, _LONG_KEY = 1e-6, 2.0**10
 _ROUNDOFFS = 16.0
 # Fresh keys between b and the ball, in turn until logits are nearest to those wanted.
 _NEARER = 2.0 ** -np.arange(9)
+
+
+def cost() -> Cost:
+    """Bound what a search asks beside maps and scores: keys that show eps, and fresh sequences."""
+    fresh = Cost.of(2 * CONFIRMING, tokens=max(shape.tokens for shape in SHORT), rounds=1)
+    return Cost.of(RUNGS + REFINED, tokens=2, rounds=2) + fresh
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +121,8 @@ class BlockAnswers:
                 noise=self.tokens.noise.relative, heads=len(self.ranks)
             )
         heads = [
-            LayerHead.from_factors(O=O, V=V, K=C.T, Q=R[:, :-1], w=C @ R[:, -1])
-            for O, V, C, R in zip(values.U, values.V, scores.C, scores.R, strict=True)
+            LayerHead.from_factors(O=U, V=V, K=C.T, Q=R[:, :-1], w=C @ R[:, -1])
+            for U, V, C, R in zip(values.U, values.V, scores.C, scores.R, strict=True)
         ]
         return AttentionLayer(heads, np.zeros(self.tokens.dim))
 
@@ -161,7 +168,7 @@ class FarSequences(LayerSequences):
         assert self.tokens is not None
         d, rng = self.model.dim, self.rng
         x = np.zeros(d)
-        few = rng.permutation(d)[: rng.integers(1, max(2, d // 2))]
+        few = rng.permutation(d)[: rng.integers(2, max(3, d // 2))]
         x[few] = rng.standard_normal(len(few))
         b = self.tokens.of(x[None])[0]
         kinds = 4 if shape.kind == "repeats" else shape.tokens - 1
@@ -214,13 +221,16 @@ class ReadBlock:
     def of(cls, answers: BlockAnswers, rng: np.random.Generator) -> ReadBlock:
         """Compute attention, and again from answers with drawn errors."""
         tokens, inner = answers.tokens, answers.inner()
-        eps, drawn = answers.eps(inner), [
-            with_errors(answers, tokens.noise, rng) for _ in range(DRAWN)
-        ]
+        eps, drawn = (
+            answers.eps(inner),
+            [with_errors(answers, tokens.noise, rng) for _ in range(DRAWN)],
+        )
         others = [one.inner() for one in drawn]
         off = max(abs(one.eps(own) - eps) for one, own in zip(drawn, others, strict=True))
         models = KeyedModels(inner, others, tokens.noise, eps_off=off / eps)
-        return cls(tokens, Conclusion(models, FarSequences(inner, rng, tokens=tokens), _SAID), (eps, off))
+        return cls(
+            tokens, Conclusion(models, FarSequences(inner, rng, tokens=tokens), _SAID), (eps, off)
+        )
 
     @property
     def inner(self) -> AttentionLayer:
@@ -240,8 +250,11 @@ class ReadBlock:
         """Ask a short token with a key and by itself: whether F sees what attention adds."""
         x, key = rng.standard_normal((2, self.tokens.dim))
         x, key = x[None], _LONG_KEY * key[None]
-        own = {"phase": "attention and what follows", "purpose": "pilot"}
-        beside, alone = yield [Sequences(np.stack([key, x], 1), **own), Singles(x, **own)]
+        phase = "attention and what follows"
+        beside, alone = yield [
+            Sequences(np.stack([key, x], 1), phase=phase, purpose="pilot"),
+            Singles(x, phase=phase, purpose="pilot"),
+        ]
         eps, within = self.eps[0], self.tokens.within
         n = [one / np.sqrt(np.sum(one**2) / self.tokens.dim + eps) for one in map(within, (key, x))]
         adds = self.inner(np.stack(n, 1)) - self.inner(n[1][:, None])

@@ -28,8 +28,9 @@ from unsoftmax.learners.block.gate_reading import GateAnswers
 from unsoftmax.learners.compose import Asking
 from unsoftmax.measure.token_map import with_errors
 from unsoftmax.models.arrays import TINY
-from unsoftmax.probes import Array, Indices, Purpose, Sequences
+from unsoftmax.probes import Array, Flags, Indices, Purpose, Sequences
 from unsoftmax.refusals import Reason
+from unsoftmax.theory.costs import Cost
 
 # Equations for each weight that is solved for, at least 1: fewer keys leave smaller errors.
 _EQUATIONS = 1 / 0.85
@@ -40,6 +41,14 @@ _LOGITS, _FARTHEST = 1.5, 1.2
 _LEAST_WEIGHT, _AGAIN = 1e-5, 6
 # Query tokens with keys in all directions beyond the expected rank, whose singular values show it.
 _SPARE = 2
+
+
+def cost(dim: int) -> Cost:
+    """Bound the reading of scores: one key at a time, all of them again and again."""
+    asked, again = (dim + 1) * dim, 1 + _AGAIN
+    steps = 3 + int(np.log2(dim + 1))
+    tokens = Cost.of(dim + 1, rounds=steps * again)
+    return tokens + Cost.of(again * asked, tokens=2)
 
 
 class Weighed(NamedTuple):
@@ -76,7 +85,7 @@ class FarScores:
     """
 
     tokens: Array
-    shown: Array
+    shown: Flags
     token: Indices
     away: Array
     y: Array
@@ -137,12 +146,14 @@ class FarScores:
         O, V = [], []  # noqa: E741 - the projections' own names
         for M, rank in zip(maps, ranks, strict=True):
             left, singular, right = np.linalg.svd(M, full_matrices=False)
-            O.append(np.zeros((len(gates.frame[0]), rank)))
-            O[-1][gates.shown] = left[:, :rank]
-            V.append(singular[:rank, None] * right[:rank])
+            # as many as are shown: hidden rows may be of other directions
+            rows = singular[:rank, None] * right[:rank] if rank < len(M) else gates.frame
+            O.append(np.zeros((M.shape[1], len(rows))))
+            O[-1][gates.shown] = left[:, :rank] if rank < len(M) else M @ gates.frame.T
+            V.append(rows)
         pooled = np.einsum("qhn,qnd->hqd", weighed.keys, self.away)
         design = np.hstack([own @ rows.T for own, rows in zip(pooled, V, strict=True)])
-        cuts = np.cumsum(ranks)[:-1]
+        cuts = np.cumsum([len(rows) for rows in V])[:-1]
         for i in np.setdiff1d(np.arange(len(O[0])), gates.shown):
             seen = self.shown[self.token, i]
             row = np.linalg.lstsq(design[seen], self.y[seen, i], rcond=None)[0]

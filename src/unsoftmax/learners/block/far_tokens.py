@@ -148,12 +148,11 @@ class FarTokens:
                 waiting.append((X,))
                 names = [b.tobytes() for b in X[:, -1]]
                 far = np.array([self._sparse[name] for name in names]).reshape(-1, self.dim)
-                given = {"phase": probes.phase, "purpose": probes.purpose}
-                made.append(BlockTokens(probes, far, eps, **given))
+                made.append(
+                    BlockTokens(probes, far, eps, phase=probes.phase, purpose=probes.purpose)
+                )
                 new.update(
-                    (name, x)
-                    for name, x in zip(names, far, strict=True)
-                    if name not in self._alone
+                    (name, x) for name, x in zip(names, far, strict=True) if name not in self._alone
                 )
             fresh.clear()
             fresh.extend(new)
@@ -220,13 +219,17 @@ def find_far_tokens(dim: int, rng: np.random.Generator) -> Asking[FarTokens]:
     if not grown <= _RESIDUAL * FAR:
         own_share = abs(float(first[0, own[0]])) / FAR
         raise Reason.BLOCK_WITHOUT_RESIDUAL.error(share=own_share)
-    look = _Look(first[0, shown], *second[:, shown], fourth[0, shown], *third[:, shown])
+    pairs, three = second[:, shown], third[:, shown]
+    beside, again, longer_key, moved = pairs
+    look = _Look(first[0, shown], beside, again, longer_key, moved, fourth[0, shown], *three)
     return FarTokens(dim, *_judged(look))
 
 
 def _judged(look: _Look) -> tuple[bool, AnswerNoise]:
     """Tell whether the norm takes the mean off, and how precise differences are."""
-    apart = {name: float(np.linalg.norm(getattr(look, name) - look.beside)) for name in look._fields}
+    apart = {
+        name: float(np.linalg.norm(getattr(look, name) - look.beside)) for name in look._fields
+    }
     size, scale = apart["alone"], float(np.max(np.linalg.norm(np.array(look), axis=1)))
     format_error = Precision.of_format([np.array(look)]).error(0.0, np.array(look))
     rounding = float(np.max(np.linalg.norm(format_error, axis=1)))

@@ -1,9 +1,9 @@
 """Every head's map M_h beside far query tokens, whose keys lie on a sphere: offset by offset.
 
-Normalised query tokens b and keys b + a are all of length √d. Let S be s coordinates, B the span of
-their unit vectors after the norm, f a direction in B and |a| = L, a = (L cos ω) f + (L sin ω) e with
-e outside B. All b = −β f + γ F t in B, F the rest of B, |t| = 1, β = L/(2 cos ω), have b + a on the
-sphere as well, and logits a·(W_h b + w_h) are affine in t. So with copies, m of b + a beside k of b,
+Normalised query tokens b and keys b + a are all of length √d. Let S be s coordinates, B the span
+of their unit vectors after the norm, f a direction in B, e one outside, and a = (L cos ω) f +
+(L sin ω) e. All b = −β f + γ F t in B, F the rest of B, |t| = 1, β = L/(2 cos ω), have b + a on the
+sphere as well, and logits a·(W_h b + w_h) are affine in t. So with m copies of b + a and k of b,
 
     z = Σ_h σ(α_h + β_h·t + log m/k) M_h a
 
@@ -31,7 +31,9 @@ from unsoftmax.learners.compose import Asking
 from unsoftmax.measure.token_map import AnswerNoise, with_errors
 from unsoftmax.models.arrays import TINY
 from unsoftmax.probes import Array, Copies, Indices, Purpose, Round, Sequences
-from unsoftmax.refusals import Reason
+from unsoftmax.refusals import Reason, RefusalError
+from unsoftmax.theory.costs import Cost
+from unsoftmax.theory.counts import hidden_coordinates
 
 # Copies of b + a and of b, in turn. Logits move by 3.5 at most.
 _COPIES = np.array([(1, 1), (1, 32), (32, 1), (1, 4), (8, 1), (1, 8), (4, 1)])
@@ -58,6 +60,19 @@ _STEPS, _TRIED, _DAMPED, _EASED, _TIGHTENED, _LEAST_DAMPED = 60, 12, 1e-3, 0.1, 
 _LONGEST, _STILL = 2.0, 1e-13
 # How often offsets whose gates were not found are asked again beside as many tokens more.
 _AGAIN = 2
+
+
+MOST_TOKENS = int(_COPIES.sum(axis=1).max())
+
+
+def cost(dim: int, heads: int) -> Cost:
+    """Bound the reading of maps of so many heads: every length with far tokens of its own."""
+    s = hidden_coordinates(dim, centred=False)
+    beside = heads + s + _SPARE
+    first = 2 * max(_FIRST, 2 * s + 4, 2 * beside)
+    others = 2 * (1 + _AGAIN) * dim * beside
+    rounds = _LENGTHS * (2 + int(np.log2(beside))) + 1 + _AGAIN
+    return Cost.of(_LENGTHS * first + others, tokens=MOST_TOKENS, rounds=rounds)
 
 
 class Fitted(NamedTuple):
@@ -89,8 +104,8 @@ def fitted(answers: CopiedAnswers, theta: Array) -> Fitted:
     H, q = theta.shape
 
     def at(theta: Array) -> tuple[Array, Array, Array]:
-        gates = scipy.special.expit(theta @ design.T + shift).T
-        vectors = np.linalg.lstsq(gates, y, rcond=None)[0]
+        gates: Array = scipy.special.expit(theta @ design.T + shift).T
+        vectors = np.asarray(np.linalg.lstsq(gates, y, rcond=None)[0], dtype=np.float64)
         return gates, vectors, y - gates @ vectors
 
     (gates, vectors, left), damping = at(theta), _DAMPED
@@ -137,7 +152,7 @@ class Plane(NamedTuple):
     def drawn(cls, tokens: FarTokens, rng: np.random.Generator) -> Plane:
         """Draw them."""
         d, k = tokens.dim, tokens.rank
-        s = min(3 + (d >= 24) + (d >= 100), max(2, k // 2))
+        s = hidden_coordinates(d, tokens.centred)
         hidden = np.sort(rng.permutation(d)[:s])
         units = tokens.within(np.eye(d)[hidden])
         turned = np.linalg.qr(rng.standard_normal((s, s)))[0]
@@ -174,7 +189,9 @@ class GateAnswers:
         vectors = np.array([fitted(one, theta).vectors for one, theta in pairs])
         steps = np.array([one.a for one in self.offsets]) @ self.frame.T
         flat = np.linalg.lstsq(steps, vectors.reshape(len(steps), -1), rcond=None)[0]
-        return np.asarray(np.einsum("khm,kd->hmd", flat.reshape(-1, *vectors.shape[1:]), self.frame))
+        return np.asarray(
+            np.einsum("khm,kd->hmd", flat.reshape(-1, *vectors.shape[1:]), self.frame)
+        )
 
     def ranks(self, noise: AnswerNoise, rng: np.random.Generator) -> tuple[int, ...]:
         """Count singular values of each head's map above what drawn errors make."""
@@ -237,6 +254,8 @@ class GateReading:
             answers = fresh if answers is None else answers.joined(fresh)
             singular = np.linalg.svd(answers.y, compute_uv=False)
             heads = int(np.count_nonzero(singular > self._noise(answers)))
+            if not heads:
+                raise Reason.FIRST_TOKEN_DOES_NOT_COUNT.error()
             if heads > self.most:
                 raise Reason.MORE_HEADS.error(heads=f"{heads} or more", most=self.most)
             if heads + q + _SPARE <= count:
@@ -270,7 +289,7 @@ class GateReading:
         use = np.arange(min(H + s + _SPARE, len(plane.t)))
         answers = yield from self._asked(plane, length, turns, use, "maps")
         fits = [self._near(one, found) for one in answers]
-        for again in range(1, 1 + _AGAIN):
+        for _ in range(_AGAIN):
             lost = [j for j, fit in enumerate(fits) if fit is None]
             if not lost:
                 break
@@ -357,7 +376,7 @@ class GateReading:
 class _Unfound(Exception):
     """Gates were not found beside an offset of this length; shorter ones may show them."""
 
-    def __init__(self, refusal: Exception) -> None:
+    def __init__(self, refusal: RefusalError) -> None:
         super().__init__(str(refusal))
         self.refusal = refusal
 
