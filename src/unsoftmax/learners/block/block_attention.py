@@ -18,7 +18,7 @@ import numpy as np
 from unsoftmax.learners.attention_layer.attention_search import tried
 from unsoftmax.learners.block.far_scores import FarScoreReading, FarScores
 from unsoftmax.learners.block.far_tokens import UNKNOWN_EPS, FarTokens, find_far_tokens
-from unsoftmax.learners.block.gate_reading import GateAnswers, GateReading
+from unsoftmax.learners.block.gate_reading import GatedMaps, GateReading
 from unsoftmax.learners.compose import Asking, T
 from unsoftmax.measure.precision import UNIT
 from unsoftmax.measure.token_map import with_errors
@@ -103,7 +103,7 @@ class BlockAnswers:
     """All answers that a block's attention is computed from."""
 
     tokens: FarTokens
-    gates: GateAnswers
+    gates: GatedMaps
     scores: FarScores
     whole: int
     """Tokens that were asked with keys in all directions."""

@@ -24,7 +24,7 @@ from unsoftmax.learners.attention_layer.key_answers import HeadScores
 from unsoftmax.learners.attention_layer.score_reading import ranks_of
 from unsoftmax.learners.attention_layer.value_answers import HeadMaps
 from unsoftmax.learners.block.far_tokens import FarTokens
-from unsoftmax.learners.block.gate_reading import GateAnswers
+from unsoftmax.learners.block.gate_reading import GatedMaps
 from unsoftmax.learners.compose import Asking
 from unsoftmax.measure.token_map import with_errors
 from unsoftmax.models.arrays import TINY
@@ -115,13 +115,13 @@ class FarScores:
                 parts[h][:, t] = np.linalg.lstsq(away @ C, logits, rcond=None)[0]
         return parts
 
-    def columns(self, maps: Array, gates: GateAnswers) -> Array:
+    def columns(self, maps: Array, gates: GatedMaps) -> Array:
         """Return W_h b + w_h of all tokens so far, in the frame, (H, k, T)."""
         weighed = self.weights(maps, gates.shown)
         every = [gates.frame.T] * len(maps)
         return np.array(self.vectors(weighed, np.arange(len(self.tokens)), every))
 
-    def solved(self, maps: Array, gates: GateAnswers, whole: int) -> tuple[HeadScores, Weighed]:
+    def solved(self, maps: Array, gates: GatedMaps, whole: int) -> tuple[HeadScores, Weighed]:
         """Compute all [W_h w_h]; ``whole`` tokens were asked with keys in all directions."""
         weighed, frame = self.weights(maps, gates.shown), gates.frame
         first, rest = np.arange(whole), np.arange(whole, len(self.tokens))
@@ -140,7 +140,7 @@ class FarScores:
         return HeadScores(spaces, rows), weighed
 
     def whole_maps(
-        self, maps: Array, ranks: tuple[int, ...], gates: GateAnswers, weighed: Weighed
+        self, maps: Array, ranks: tuple[int, ...], gates: GatedMaps, weighed: Weighed
     ) -> HeadMaps:
         """Return all M_h = U_h V_h in all coordinates, their ranks cut."""
         O, V = [], []  # noqa: E741 - the projections' own names
@@ -167,7 +167,7 @@ class FarScoreReading:
     """What scores are read with."""
 
     tokens: FarTokens
-    gates: GateAnswers
+    gates: GatedMaps
     maps: Array
     ranks: tuple[int, ...]
     """Of the maps."""

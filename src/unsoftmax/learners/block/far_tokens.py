@@ -179,7 +179,7 @@ class FarTokens:
         return mapped(steps, ask, answer)
 
 
-class _Look(NamedTuple):
+class _FirstLook(NamedTuple):
     """Answers of the first look, in coordinates that are not hidden."""
 
     alone: Array
@@ -221,11 +221,11 @@ def find_far_tokens(dim: int, rng: np.random.Generator) -> Asking[FarTokens]:
         raise Reason.BLOCK_WITHOUT_RESIDUAL.error(share=own_share)
     pairs, three = second[:, shown], third[:, shown]
     beside, again, longer_key, moved = pairs
-    look = _Look(first[0, shown], beside, again, longer_key, moved, fourth[0, shown], *three)
+    look = _FirstLook(first[0, shown], beside, again, longer_key, moved, fourth[0, shown], *three)
     return FarTokens(dim, *_judged(look))
 
 
-def _judged(look: _Look) -> tuple[bool, AnswerNoise]:
+def _judged(look: _FirstLook) -> tuple[bool, AnswerNoise]:
     """Tell whether the norm takes the mean off, and how precise differences are."""
     apart = {
         name: float(np.linalg.norm(getattr(look, name) - look.beside)) for name in look._fields

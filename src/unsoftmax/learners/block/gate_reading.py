@@ -165,7 +165,7 @@ class Plane(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class GateAnswers:
+class GatedMaps:
     """All answers that the maps M_h are computed from.
 
     Attributes
@@ -220,7 +220,7 @@ class GateReading:
     """Heads at most."""
     rng: np.random.Generator
 
-    def run(self) -> Asking[GateAnswers]:
+    def run(self) -> Asking[GatedMaps]:
         """Find the heads beside one offset, then read them beside all others."""
         plane = Plane.drawn(self.tokens, self.rng)
         length = _LENGTH * self.tokens.radius
@@ -277,7 +277,7 @@ class GateReading:
 
     def _others(
         self, plane: Plane, length: float, base: CopiedAnswers, found: Fitted
-    ) -> Asking[GateAnswers]:
+    ) -> Asking[GatedMaps]:
         s, H = len(plane.sparse), len(found.theta)
         simplex = self._simplex(plane)
         turns: list[tuple[Array, Array]] = [(np.eye(s), e) for e in simplex[1:]]
@@ -310,7 +310,7 @@ class GateReading:
             )
         shown = np.setdiff1d(np.arange(self.tokens.dim), plane.hidden)
         theta = (found.theta, *(fit.theta for fit in sure))
-        return GateAnswers(shown, plane.frame, (base, *answers), theta)
+        return GatedMaps(shown, plane.frame, (base, *answers), theta)
 
     def _near(self, answers: CopiedAnswers, base: Fitted) -> Fitted | None:
         """Fit the gates of another offset, heads in the order of the first one's."""
