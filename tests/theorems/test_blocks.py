@@ -1,4 +1,4 @@
-"""The attention of a pre-norm block from hidden states, its feed-forward part unknown and of any kind.
+"""The attention of a pre-norm block from hidden states, whatever its feed-forward part is.
 
 Truth is plain NumPy (`tests.blocks`); queries are counted at its side.
 """
