@@ -158,7 +158,8 @@ class PlainBlock:
 
 def apart(found: us.AttentionLayer, stack: us.Stack) -> dict[str, float]:
     """How far the recovered attention of a block is from its own, as bounds count it."""
-    true: Any = us.canonical(stack.parts[0])
+    attention: Any = stack.parts[0]
+    true = us.canonical(attention)
     far = largest_errors(found, true)
     assert found.norm is not None
     return {name: far[name] for name in "MWw"} | {"eps": abs(found.norm.eps - true.norm.eps)}

@@ -23,7 +23,8 @@ def drawn(shape: tuple[int, int, int], seed: int, **settings: Any) -> PlainBlock
     rng = np.random.default_rng([35, seed])
     rms, logits = bool(rng.random() < 0.4), float(np.exp(rng.uniform(-1.5, 1.5)))
     F = KINDS_OF_F[seed % len(KINDS_OF_F)]
-    return PlainBlock(shape, seed, **{"F": F, "rms": rms, "logits": logits} | settings)
+    given: dict[str, Any] = {"F": F, "rms": rms, "logits": logits} | settings
+    return PlainBlock(shape, seed, **given)
 
 
 @pytest.mark.parametrize(
@@ -106,8 +107,9 @@ def test_what_is_no_such_block_is_refused_by_name(kind, trials, evidence):
         block = drawn((12, 2, 4), seed, kind=kind)
         with pytest.raises(us.UnsoftmaxError) as refused:
             us.learn(block, Learner(12, seed=seed))
-        named[refused.value.reason] += 1
-        assert refused.value.reason in REASONS[kind], refused.value
+        reason = getattr(refused.value, "reason", "")
+        named[reason] += 1
+        assert reason in REASONS[kind], refused.value
     evidence(f"no pre-norm block: {kind}", impostors=count, accepted=0, refused=count)
 
 
@@ -119,8 +121,8 @@ def test_more_heads_than_allowed_and_other_widths_are_refused():
         us.learn(lambda X: block(X)[:, :5], Learner(12))
     with pytest.raises(us.NotIdentifiable) as still:
         us.learn(lambda X: X[:, -1], Learner(12))
-    assert still.value.reason == "FIRST_TOKEN_DOES_NOT_COUNT"
+    assert getattr(still.value, "reason", "") == "FIRST_TOKEN_DOES_NOT_COUNT"
     bare = drawn((12, 3, 4), 0, eps=0.0)
     with pytest.raises(us.NotIdentifiable) as eps:
         us.learn(bare, Learner(12))
-    assert eps.value.reason == "EPS_IS_0"
+    assert getattr(eps.value, "reason", "") == "EPS_IS_0"

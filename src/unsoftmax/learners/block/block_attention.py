@@ -170,6 +170,7 @@ class FarSequences(LayerSequences):
         x = np.zeros(d)
         few = rng.permutation(d)[: rng.integers(2, max(3, d // 2))]
         x[few] = rng.standard_normal(len(few))
+        x /= np.linalg.norm(x)
         b = self.tokens.of(x[None])[0]
         kinds = 4 if shape.kind == "repeats" else shape.tokens - 1
         keys = self.tokens.on_sphere(rng.standard_normal((kinds, d)))

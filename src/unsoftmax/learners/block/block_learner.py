@@ -18,6 +18,7 @@ import numpy as np
 
 from unsoftmax.learners.block import block_attention as steps_of
 from unsoftmax.learners.block import far_scores, gate_reading
+from unsoftmax.learners.block.far_tokens import FAR
 from unsoftmax.learners.compose import as_planned
 from unsoftmax.learners.settings import Configured, one_of, whole_number
 from unsoftmax.models import AttentionLayer
@@ -113,7 +114,8 @@ class BlockLearner(Configured):
         )
         most = max(gate_reading.MOST_TOKENS, d + 1, *(one.tokens for one in SHORT))
         ending = Cost.of(2, tokens=2, rounds=2 + LONG.most_rounds)
-        return (cost + ending).plan(formula, LONG.most_tokens(d, most), known=False)
+        longest = 2 * FAR * np.sqrt(d)
+        return (cost + ending).plan(formula, LONG.most_tokens(d, most), longest, known=False)
 
     def steps(self, checks: int) -> Steps[AttentionLayer]:
         """Ask, and return what was found; see `unsoftmax.protocol.Learner`."""
