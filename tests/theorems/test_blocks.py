@@ -68,13 +68,18 @@ def test_attention_is_recovered_whatever_follows(shape, few, claimed, most, tria
 
 def test_small_blocks_heads_of_full_rank_and_strong_scores(trials, evidence):
     """Few coordinates are left of answers; values fill them; gates are hard."""
-    count, shapes = trials(4, 200), [(8, 2, 7), (4, 1, 3), (7, 2, 2), (12, 3, 4)]
+    count, shapes, refused = trials(4, 200), [(8, 2, 7), (4, 1, 3), (7, 2, 2), (12, 3, 4)], 0
     for seed in range(count):
         block = drawn(shapes[seed % 4], seed, logits=20.0 if seed % 5 == 4 else 1.0)
-        recovery = us.learn(block, Learner(block.dim, seed=seed))
+        try:
+            recovery = us.learn(block, Learner(block.dim, seed=seed))
+        except us.ModelMismatch:
+            refused += 1
+            continue
         absolute, _ = errors_of(recovery, block)
         assert all(far <= recovery.certificate.errors[name] for name, far in absolute.items()), seed
-    evidence("attention of small blocks", blocks=count, broken=0, refused=0)
+    assert refused <= count / 50
+    evidence("attention of small blocks", blocks=count, broken=0, refused=refused)
 
 
 def test_what_is_in_parallel_is_named(trials):

@@ -377,14 +377,14 @@ def hidden_coordinates(dim: int, centred: bool = True) -> int:
 def block_attention_queries(dim: int, heads: int, rank: int) -> int:
     """Count what the attention of a block takes after a LayerNorm, typically: measured, no theorem.
 
-    8 for the norm, two for each far token of the first offset, H + s + 3 for each other offset of
+    7 for the norm, two for each far token of the first offset, H + s + 3 for each other offset of
     the same far tokens and twice that for s − 1 of others, (r + 2)⌈k/n⌉ + (k − r − 1)⌈(r + 1)/n⌉
     and a far token each for the scores, 13 for eps, 10 that test; k = d − 1.
 
     Examples
     --------
     >>> block_attention_queries(16, 2, 8), block_attention_queries(64, 4, 16)
-    (241, 1034)
+    (240, 1033)
     """
     k, s = dim - 1, hidden_coordinates(dim)
     beside, first = heads + s + 3, max(12, 2 * s + 4)
@@ -394,7 +394,7 @@ def block_attention_queries(dim: int, heads: int, rank: int) -> int:
     keys = max(1, min(int(0.85 * (dim - s - 1) / heads), rank))
     whole = min(rank + 2, k + 1)
     scores = whole * -(-k // keys) + (k + 1 - whole) * -(-min(rank + 1, k) // keys) + k + 1
-    return 8 + maps + scores + 13 + 10
+    return 7 + maps + scores + 13 + 10
 
 
 def feed_forward(dim: int, neurons: int, outputs: int) -> int:

@@ -1,6 +1,6 @@
 """The attention of a block, whatever its feed-forward part is: what is asked, and how it ends.
 
-1. Eight sequences: which norm is before attention, how precise answers are (`far_tokens`).
+1. Seven sequences: which norm is before attention, how precise answers are (`far_tokens`).
 2. Heads and their maps, beside far tokens of s coordinates (`gate_reading`).
 3. Scores, beside far tokens of one coordinate (`far_scores`).
 4. eps of the norm: one key of nine lengths, then four keys at the length that it bends most.

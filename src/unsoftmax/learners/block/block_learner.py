@@ -56,9 +56,9 @@ class BlockLearner(Configured):
     positions. norm₁ is a LayerNorm or an RMSNorm; which, is found. F may be anything that is a
     function of norm₂ y: ReLU, GELU, SwiGLU, a mixture of experts; it may also stand in parallel to
     attention, which a note says. Answers must be those of float64.
-    *Queries*: about 62 + (k + s)(H + s + 3) + (r + 2)⌈k/n⌉ + (k − r − 1)⌈(r + 1)/n⌉ + k for H heads
+    *Queries*: about 61 + (k + s)(H + s + 3) + (r + 2)⌈k/n⌉ + (k − r − 1)⌈(r + 1)/n⌉ + k for H heads
     of rank r, k = d − 1, s = 3 from d = 8 on, 4 from 24, 5 from 100, n = min(r, 0.85(d − s − 1)/H):
-    241 for two heads of 8 at d = 16, 1,034 for four of 16 at d = 64, 5 times what d numbers per
+    240 for two heads of 8 at d = 16, 1,033 for four of 16 at d = 64, 5 times what d numbers per
     answer allow. Strong scores (logits of 10) take 24 more, or a second search.
     *Determined up to* the order of heads, and an invertible matrix between the factors of M_h and
     of W_h. The scale and the shift of the norm before are parts of M_h, W_h and w_h, the mean that
@@ -105,11 +105,11 @@ class BlockLearner(Configured):
         d, H = int(self.dim), int(self.max_heads)
         r = max(1, d // H)
         formula = (
-            "about 62 + (d + s)(H + s + 3) + (r + 2)⌈d/n⌉ + (d − r)⌈(r + 1)/n⌉ + d for H heads of "
+            "about 61 + (d + s)(H + s + 3) + (r + 2)⌈d/n⌉ + (d − r)⌈(r + 1)/n⌉ + d for H heads of "
             "rank r, s = 3 to 5 coordinates of far tokens, n = min(r, 0.85(d − s)/H): "
             f"{counts.block_attention_queries(d, H, r):,} for {H} of rank {r}"
         )
-        cost = Cost.of(8, tokens=3, rounds=1) + steps_of.SEARCHES * (
+        cost = Cost.of(7, tokens=4, rounds=1) + steps_of.SEARCHES * (
             gate_reading.cost(d, H) + far_scores.cost(d) + steps_of.cost()
         )
         most = max(gate_reading.MOST_TOKENS, d + 1, *(one.tokens for one in SHORT))

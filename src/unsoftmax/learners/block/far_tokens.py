@@ -187,13 +187,12 @@ class _FirstLook(NamedTuple):
     again: Array
     longer: Array
     moved: Array
-    doubled: Array
-    ordered: Array
     exchanged: Array
+    doubled: Array
 
 
 def find_far_tokens(dim: int, rng: np.random.Generator) -> Asking[FarTokens]:
-    """Ask eight sequences for the norm before attention, and for what is no such block.
+    """Ask seven sequences for the norm before attention, and for what is no such block.
 
     Raises
     ------
@@ -204,24 +203,24 @@ def find_far_tokens(dim: int, rng: np.random.Generator) -> Asking[FarTokens]:
         Other tokens than the last have no effect.
     """
     x = FAR * np.eye(dim)[rng.integers(dim)]
-    keys = np.round(16 * rng.standard_normal((2, dim))) / 16
-    u, v = _LONG * (keys + (keys == 0))
-    pairs = np.array([[u, x], [u, x], [_LONGER * u, x], [u + _LONG, x]])
-    three, four = np.array([[u, v, x], [v, u, x]]), np.array([[u, u, x, x]])
-    first, second, third, fourth = yield [
+    key = np.round(16 * rng.standard_normal(dim)) / 16
+    key = _LONG * (key + (key == 0))
+    # two opposite keys: no query token turns from both
+    u = np.array([key, -key])
+    beside = np.array([u, u, _LONGER * u, u + _LONG, u[::-1]])
+    queries = np.broadcast_to(x, (len(beside), 1, dim))
+    twice = np.repeat(np.vstack([u, x]), 2, axis=0)[None]
+    first, three, six = yield [
         Singles(x[None], phase="block", purpose="pilot"),
-        *(Sequences(X, phase="block", purpose="pilot") for X in (pairs, three, four)),
+        Sequences(np.concatenate([beside, queries], 1), phase="block", purpose="pilot"),
+        Sequences(twice, phase="block", purpose="pilot"),
     ]
     if first.shape[1] != dim:
         raise Reason.BLOCK_WIDTH.error(numbers=first.shape[1], dim=dim)
-    shown, own = x == 0, np.flatnonzero(x)
-    grown = np.max(np.abs(first[0] - x))
-    if not grown <= _RESIDUAL * FAR:
-        own_share = abs(float(first[0, own[0]])) / FAR
-        raise Reason.BLOCK_WITHOUT_RESIDUAL.error(share=own_share)
-    pairs, three = second[:, shown], third[:, shown]
-    beside, again, longer_key, moved = pairs
-    look = _FirstLook(first[0, shown], beside, again, longer_key, moved, fourth[0, shown], *three)
+    shown, own = x == 0, int(np.argmax(x))
+    if not np.max(np.abs(first[0] - x)) <= _RESIDUAL * FAR:
+        raise Reason.BLOCK_WITHOUT_RESIDUAL.error(share=abs(float(first[0, own])) / FAR)
+    look = _FirstLook(*np.vstack([first, three, six])[:, shown])
     return FarTokens(dim, *_judged(look))
 
 
@@ -240,10 +239,10 @@ def _judged(look: _FirstLook) -> tuple[bool, AnswerNoise]:
         raise Reason.FIRST_TOKEN_DOES_NOT_COUNT.error()
     if rounding > COARSEST * scale:
         raise Reason.BLOCK_TOO_COARSE.error(coarse=rounding / scale, most=COARSEST)
-    places = max(apart["doubled"], float(np.linalg.norm(look.ordered - look.exchanged)))
+    places = max(apart["doubled"], apart["exchanged"])
     if apart["longer"] > _ALIKE * rounding:
         raise Reason.BLOCK_WITHOUT_NORM.error(apart=apart["longer"] / size)
     if places > _ALIKE * rounding:
         raise Reason.BLOCK_BY_PLACE.error(apart=places / size)
-    measured = max(rounding, apart["doubled"], apart["longer"])
+    measured = max(rounding, places, apart["longer"])
     return apart["moved"] <= _ALIKE * rounding, AnswerNoise(2 * KAPPA * UNIT, measured)
