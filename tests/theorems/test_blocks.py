@@ -73,7 +73,7 @@ def test_small_blocks_heads_of_full_rank_and_strong_scores(trials, evidence):
         block = drawn(shapes[seed % 4], seed, logits=20.0 if seed % 5 == 4 else 1.0)
         try:
             recovery = us.learn(block, Learner(block.dim, seed=seed))
-        except us.ModelMismatch:
+        except (us.ModelMismatch, us.NotIdentifiable):
             refused += 1
             continue
         absolute, _ = errors_of(recovery, block)
@@ -97,7 +97,8 @@ REASONS = {
     "no norm": {"BLOCK_WITHOUT_RESIDUAL", "BLOCK_WITHOUT_NORM"},
     "positions": {"BLOCK_BY_PLACE", "POSITIONS_MATTER"},
     "first token": {"BLOCK_BY_PLACE", "POSITIONS_MATTER"},
-    "dropout": {"BLOCK_VARIES"},
+    # ten and more numbers may be kept twice by chance
+    "dropout": {"BLOCK_VARIES", "BLOCK_WITHOUT_NORM", "BLOCK_BY_PLACE"},
     "noise": {"BLOCK_VARIES"},
     "float32": {"BLOCK_TOO_COARSE"},
     "bent values": {"BLOCK_HEADS_FILL", "FRESH_ANSWERS_MISSED", "SOFT_GATES_UNFOUND"},

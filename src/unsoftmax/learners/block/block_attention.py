@@ -45,6 +45,8 @@ _UNBENT = 1e-3
 # Answers to a short token that attention by itself explains but for this share: F sees nothing of
 # what it adds. And how long the key beside it is.
 _UNSEEN, _LONG_KEY = 1e-6, 2.0**10
+# Share of an answer that attention adds there, at least, for that to be told.
+_SHOWN = 1e-6
 # Roundoffs of eps that its bound has at least.
 _ROUNDOFFS = 16.0
 # Fresh keys between b and the ball, in turn until logits are nearest to those wanted.
@@ -248,19 +250,21 @@ class ReadBlock:
         return self.tokens.differences(steps, self.eps[0], read)
 
     def seen(self, rng: np.random.Generator) -> Asking[str]:
-        """Ask a short token with a key and by itself: whether F sees what attention adds."""
+        """Ask a short token with two keys and by itself: whether F sees what attention adds."""
         x, key = rng.standard_normal((2, self.tokens.dim))
-        x, key = x[None], _LONG_KEY * key[None]
+        X = np.array([_LONG_KEY * key, -_LONG_KEY * key, x])[None]
         phase = "attention and what follows"
         beside, alone = yield [
-            Sequences(np.stack([key, x], 1), phase=phase, purpose="pilot"),
-            Singles(x, phase=phase, purpose="pilot"),
+            Sequences(X, phase=phase, purpose="pilot"),
+            Singles(x[None], phase=phase, purpose="pilot"),
         ]
-        eps, within = self.eps[0], self.tokens.within
-        n = [one / np.sqrt(np.sum(one**2) / self.tokens.dim + eps) for one in map(within, (key, x))]
-        adds = self.inner(np.stack(n, 1)) - self.inner(n[1][:, None])
-        missed = float(np.linalg.norm(beside - alone - adds) / np.linalg.norm(adds))
-        return _IN_PARALLEL if missed <= _UNSEEN else _BEHIND
+        n = self.tokens.within(X)
+        n = n / np.sqrt(np.sum(n**2, axis=2, keepdims=True) / self.tokens.dim + self.eps[0])
+        adds = self.inner(n) - self.inner(n[:, -1:])
+        if not np.linalg.norm(adds) > _SHOWN * np.linalg.norm(beside):
+            return _UNKNOWN
+        missed = np.linalg.norm(beside - alone - adds)
+        return _IN_PARALLEL if missed <= _UNSEEN * np.linalg.norm(adds) else _BEHIND
 
     def found(self, found: Found[Any], checks: int, note: str) -> Found[AttentionLayer]:
         """Return the layer of tokens as they are asked."""
@@ -292,6 +296,10 @@ _UNDETERMINED = (
     "do."
 )
 _BEHIND = "What follows attention in the block sees what attention adds. It is not recovered."
+_UNKNOWN = (
+    "Whether what follows attention in the block sees what attention adds was not seen. It is not "
+    "recovered."
+)
 _IN_PARALLEL = (
     "What stands beside attention in the block does not see what attention adds: it is in parallel "
     "to it, or nothing is there. It is not recovered."

@@ -255,7 +255,8 @@ class GateReading:
             singular = np.linalg.svd(answers.y, compute_uv=False)
             heads = int(np.count_nonzero(singular > self._noise(answers)))
             if not heads:
-                raise Reason.FIRST_TOKEN_DOES_NOT_COUNT.error()
+                # closed beside all of these tokens
+                raise _Unfound(Reason.FIRST_TOKEN_DOES_NOT_COUNT.error())
             if heads > self.most:
                 raise Reason.MORE_HEADS.error(heads=f"{heads} or more", most=self.most)
             if heads + q + _SPARE <= count:
