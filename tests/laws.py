@@ -13,6 +13,7 @@ import pytest
 import unsoftmax as us
 from tests.attention_layers import layer as attention_layer
 from tests.attention_layers import share_of_bounds
+from tests.blocks import PlainBlock, apart
 from tests.by_hand import driven
 from tests.feed_forward import after as layer_after
 from tests.feed_forward import behind as layer_behind
@@ -66,6 +67,11 @@ def _arrays_within_the_bounds(recovery: us.Recovery[Any], target: Any) -> bool:
 def _equal_by_the_certificate(recovery: us.Recovery[Any], target: Any) -> bool:
     found = us.equivalent(recovery.model, target, rtol=0, errors=recovery.certificate.errors)
     return found.verdict == "equal"
+
+
+def _block_within_the_bounds(recovery: us.Recovery[Any], target: Any) -> bool:
+    far, errors = apart(recovery.model, target), recovery.certificate.errors
+    return all(far[name] <= errors[name] for name in far)
 
 
 @dataclass(frozen=True)
@@ -123,7 +129,9 @@ _relu, _layer, _several_before = map(
     _of, ("ReluNetworkLearner", "TransformerLearner", "MultiHeadTransformerLearner")
 )
 _tokens = _of("TokenHeadLearner")
-_sublayer, _feed_forward_layer = map(_of, ("AttentionLayerLearner", "FeedForwardLearner"))
+_sublayer, _feed_forward_layer, _block = map(
+    _of, ("AttentionLayerLearner", "FeedForwardLearner", "BlockLearner")
+)
 
 
 def _behind_a_vocabulary(vocabulary: int, rank: int) -> Callable[[int], us.TokenHead]:
@@ -540,6 +548,15 @@ CASES = [
         lambda seed: us.learners.LowRankHead(6, seed=seed, table=_TABLE, context=64),
         _low_rank(6, 2, True),
         lambda target: _one_by_one(lambda X: target(_vectors_of(X))),
+    ),
+    Case(
+        "BlockLearner",
+        _block(6),
+        lambda seed: PlainBlock((6, 1, 3), seed).model(),
+        _one_by_one,
+        within=_block_within_the_bounds,
+        same=lambda found, target, accuracy: max(apart(found, target).values()) <= accuracy,
+        single=False,
     ),
     _vectors("LinearMap (tests)", lambda seed: LinearMap(5, seed), _linear(5, 3)),
     _vectors("LinearMap of one number (tests)", lambda seed: LinearMap(4, seed), _linear(4, 1)),

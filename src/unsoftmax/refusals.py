@@ -739,6 +739,48 @@ class Reason(Enum):
         "otherwise each time. Only ReLUs have hyperplanes to be found.",
     )
 
+    # A block of hidden states
+    BLOCK_WIDTH = (
+        ModelMismatch,
+        "Answers have {numbers} numbers and tokens {dim}. They must be equal: a block answers with "
+        "the hidden state of the last token.",
+    )
+    BLOCK_WITHOUT_RESIDUAL = (
+        ModelMismatch,
+        "A long token does not come back from the block: {share:.1e} of it does, where a residual "
+        "connection around each part, with a norm before it, gives 1. There is no residual "
+        "connection, a norm stands behind (post-norm, as in BERT), or none stands before a part.",
+        "Parts of post-norm blocks are recovered one by one: AttentionLayerLearner and "
+        'FeedForwardLearner with norm="post".',
+    )
+    BLOCK_WITHOUT_NORM = (
+        ModelMismatch,
+        "The length of long keys counts, by {apart:.1e} of what attention adds: no LayerNorm or "
+        "RMSNorm is before attention, or there is more than one block.",
+    )
+    BLOCK_BY_PLACE = (
+        ModelMismatch,
+        "Copies of tokens, or their order, change what attention adds by {apart:.1e}: positions "
+        "take part (rotary or others), or a window. Blocks with positions are not recovered.",
+    )
+    BLOCK_VARIES = (
+        ModelMismatch,
+        "The same sequence was answered twice with a difference of {apart:.1e}: dropout is on, or "
+        "answers are noisy. Nothing is recovered from a block that varies.",
+    )
+    BLOCK_TOO_COARSE = (
+        ModelMismatch,
+        "Answers are off by {coarse:.1e} of their size; a block's attention takes {most:.0e} or "
+        "less, as float64 gives. A float64 replica of the same weights would show maps and scores "
+        "to about 1e-12 and 1e-9.",
+    )
+    BLOCK_HEADS_FILL = (
+        NotIdentifiable,
+        "{heads} heads or more fill the {shown} coordinates that show them: there are more heads "
+        "than answers can tell apart, or attention is none of softmax (a nonlinearity in its "
+        "values, a second block).",
+    )
+
     # A norm behind a layer, attention or feed-forward
     NO_RESIDUAL_WIDTH = (
         ModelMismatch,

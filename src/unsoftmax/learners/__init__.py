@@ -11,6 +11,7 @@ from unsoftmax.first_use import first_use
 if TYPE_CHECKING:
     from unsoftmax.learners.antisymmetric_part import Antisymmetric
     from unsoftmax.learners.attention_layer.attention_layer_learner import AttentionLayerLearner
+    from unsoftmax.learners.block.block_learner import BlockLearner
     from unsoftmax.learners.feed_forward.feed_forward_learner import FeedForwardLearner
     from unsoftmax.learners.multi_head.multi_head_learner import MultiHeadLearner
     from unsoftmax.learners.multi_head_transformer.multi_head_transformer_learner import (
@@ -34,6 +35,7 @@ __all__ = [
     "Antisymmetric",
     "ApproximateHead",
     "AttentionLayerLearner",
+    "BlockLearner",
     "ExactHead",
     "FeedForwardLearner",
     "LabelHead",
@@ -63,6 +65,7 @@ MODELS = {
     "attention-layer": "AttentionLayerLearner",
     "feed-forward": "FeedForwardLearner",
     "token": "TokenHeadLearner",
+    "block": "BlockLearner",
 }
 """``--model`` on the command line, and the learner that it names."""
 
@@ -70,6 +73,7 @@ MODULES = {
     "Antisymmetric": "antisymmetric_part",
     "ApproximateHead": "single_head.approximate.approximate_head",
     "AttentionLayerLearner": "attention_layer.attention_layer_learner",
+    "BlockLearner": "block.block_learner",
     "ExactHead": "single_head.exact",
     "FeedForwardLearner": "feed_forward.feed_forward_learner",
     "LabelHead": "single_head.labels.label_head",

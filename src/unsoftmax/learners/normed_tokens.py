@@ -32,7 +32,7 @@ class NormedKind:
 LONGEST, ROUNDOFF = 2.0**10, 2.0**-54
 
 
-def _longer(t: Array, dim: int, eps: float) -> Array:
+def longer(t: Array, dim: int, eps: float) -> Array:
     """Return how many times longer than t (…, k) a token is that the norm maps to it, (…, 1)."""
     left = 1 - np.sum(t * t, axis=-1, keepdims=True) / dim
     return np.asarray(np.sqrt(eps / np.maximum(left, ROUNDOFF)))
@@ -68,7 +68,7 @@ class TokensBefore(Probes):
 
     def __getitem__(self, span: slice) -> Array:
         t = self.inner[span]
-        return np.asarray(t @ self.basis.T * _longer(t, self.dim, self.eps))
+        return np.asarray(t @ self.basis.T * longer(t, self.dim, self.eps))
 
     def design(self) -> Design:  # noqa: D102
         within = {f"inner.{name}": array for name, array in self.inner.design().items()}
@@ -114,8 +114,8 @@ class NormedTokens:
 
     def lengths(self, t: Array) -> Array:
         """Return the norms of the tokens that tokens t (…, k) are made of, (…)."""
-        longer = _longer(t, len(self.frame), self.eps)[..., 0]
-        return np.asarray(np.linalg.norm(t, axis=-1) * longer)
+        times = longer(t, len(self.frame), self.eps)[..., 0]
+        return np.asarray(np.linalg.norm(t, axis=-1) * times)
 
     def eps_error(self, noise: float) -> float:
         """Return what eps may be off by, relatively, of answers this much off.

@@ -378,6 +378,51 @@ def prenorm_layer_queries(dim: int, heads: int, rank: int) -> int:
     return 25 + inner + 5 + maps + keys + 7
 
 
+def block_attention(dim: int, heads: int, rank: int, *, centred: bool = True) -> int:
+    """Count the free parameters of attention after a norm that answers of a block determine.
+
+    M_h of d rows and [W_h w_h] of k, k = d − 1 after a LayerNorm and d after an RMSNorm.
+
+    Examples
+    --------
+    >>> block_attention(16, 2, 8), block_attention(64, 4, 16) // 64
+    (736, 222)
+    """
+    k = dim - centred
+    return heads * rank * (dim + k - rank + 2 * k + 1 - rank)
+
+
+def hidden_coordinates(dim: int, centred: bool = True) -> int:
+    """Return of how many coordinates s the far tokens are that show the heads of a block.
+
+    Logits are affine in s − 1 of them: fewer leave heads less apart, more hide more of answers.
+    """
+    return min(3 + (dim >= 24) + (dim >= 100), max(2, (dim - centred) // 2))
+
+
+def block_attention_queries(dim: int, heads: int, rank: int) -> int:
+    """Count what the attention of a block takes after a LayerNorm, typically: measured, no theorem.
+
+    7 for the norm, two for each far token of the first offset, H + s + 3 for each other offset of
+    the same far tokens and twice that for s − 1 of others, (r + 2)⌈k/n⌉ + (k − r − 1)⌈(r + 1)/n⌉
+    and a far token each for the scores, 13 for eps, 10 that test; k = d − 1.
+
+    Examples
+    --------
+    >>> block_attention_queries(16, 2, 8), block_attention_queries(64, 4, 16)
+    (240, 1033)
+    """
+    k, s = dim - 1, hidden_coordinates(dim)
+    beside, first = heads + s + 3, max(12, 2 * s + 4)
+    while first < beside:
+        first *= 2
+    maps = 2 * first + (k - s) * beside + 2 * (s - 1) * beside
+    keys = max(1, min(int(0.85 * (dim - s - 1) / heads), rank))
+    whole = min(rank + 2, k + 1)
+    scores = whole * -(-k // keys) + (k + 1 - whole) * -(-min(rank + 1, k) // keys) + k + 1
+    return 7 + maps + scores + 13 + 10
+
+
 def feed_forward(dim: int, neurons: int, outputs: int) -> int:
     """Count the free parameters of a feed-forward layer with vector answers.
 

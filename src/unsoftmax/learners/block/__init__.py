@@ -1,0 +1,1 @@
+"""A block of hidden states: attention first, whatever its feed-forward part is."""

@@ -1,0 +1,337 @@
+"""The attention of a block, whatever its feed-forward part is: what is asked, and how it ends.
+
+1. Seven sequences: which norm is before attention, how precise answers are (`far_tokens`).
+2. Heads and their maps, beside far tokens of s coordinates (`gate_reading`).
+3. Scores, beside far tokens of one coordinate (`far_scores`).
+4. eps of the norm: one key of nine lengths, then four keys at the length that it bends most.
+5. Whether F sees what attention adds: two sequences of short tokens.
+6. Fresh far tokens, of two to d/2 coordinates, beside keys of all lengths.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from unsoftmax.learners.attention_layer.attention_search import tried
+from unsoftmax.learners.block.far_scores import FarScoreReading, FarScores
+from unsoftmax.learners.block.far_tokens import UNKNOWN_EPS, FarTokens, find_far_tokens
+from unsoftmax.learners.block.gate_reading import GatedMaps, GateReading
+from unsoftmax.learners.compose import Asking, T
+from unsoftmax.measure.precision import UNIT
+from unsoftmax.measure.token_map import with_errors
+from unsoftmax.models import AttentionLayer, LayerHead, LayerNorm
+from unsoftmax.models.arrays import TINY
+from unsoftmax.probes import Array, Round, Sequences, Singles
+from unsoftmax.protocol import Certificate, Found
+from unsoftmax.refusals import Reason
+from unsoftmax.theory.costs import Cost
+from unsoftmax.validate.conclude import CONFIRMING, LONG, SHORT, Conclusion, LayerSequences, Said
+from unsoftmax.validate.drawn_models import DRAWN, SAFETY, DrawnModels
+from unsoftmax.validate.long_sequences import SequenceShape
+from unsoftmax.validate.sequences import by_length
+
+# Searches along other tokens before a target is refused.
+SEARCHES = 2
+# Lengths of one key that find eps, the longest relative to √d, and each to the one before; keys at
+# the length where eps bends most, which give it.
+RUNGS, _LONGEST, _APART, REFINED = 9, 2.0**6, 2.0**-6, 4
+# Values of |n(κ)|/√d that answers are compared with first, and steps from the nearest one.
+_GRID, _STEPS, _STEP = 257, 6, 2.0**-14
+# A key this near to the sphere at its shortest: eps is 0.
+_UNBENT = 1e-3
+# Answers to a short token that attention by itself explains but for this share: F sees nothing of
+# what it adds. And how long the key beside it is.
+_UNSEEN, _LONG_KEY = 1e-6, 2.0**10
+# Share of an answer that attention adds there, at least, for that to be told.
+_SHOWN = 1e-6
+# Roundoffs of eps that its bound has at least.
+_ROUNDOFFS = 16.0
+# Fresh keys between b and the ball, in turn until logits are nearest to those wanted.
+_NEARER = 2.0 ** -np.arange(9)
+
+
+def cost() -> Cost:
+    """Bound what a search asks beside maps and scores: keys that show eps, and fresh sequences."""
+    fresh = Cost.of(2 * CONFIRMING, tokens=max(shape.tokens for shape in SHORT), rounds=1)
+    return Cost.of(RUNGS + REFINED, tokens=2, rounds=2) + fresh
+
+
+@dataclass(frozen=True, slots=True)
+class KeyLengths:
+    """Answers to keys of chosen lengths, that eps is read from.
+
+    Attributes
+    ----------
+    x, y : ndarray (Q, d)
+        Keys, as they are asked, and the differences.
+    b : ndarray (d,)
+        The far token.
+    """
+
+    x: Array
+    y: Array
+    b: Array
+
+    def bent(self, inner: AttentionLayer, shown: Array, tokens: FarTokens) -> Array:
+        """Return |n(κ)|/√d of every key, (Q,)."""
+        unit = tokens.on_sphere(self.x)
+
+        def answered(share: Array) -> Array:
+            keys = share[..., None] * unit
+            X = np.stack([keys, np.broadcast_to(self.b, keys.shape)], axis=-2)
+            flat = inner(X.reshape(-1, 2, len(self.b))) - inner(self.b[None, None])
+            return np.where(shown, flat, 0.0).reshape(keys.shape)
+
+        grid = np.linspace(0, 1, _GRID)
+        each = answered(np.repeat(grid[:, None], len(self.x), axis=1))
+        share = grid[np.argmin(np.linalg.norm(each - self.y, axis=2), axis=0)]
+        for _ in range(_STEPS):
+            slope = (answered(share + _STEP) - answered(share - _STEP)) / (2 * _STEP)
+            missed = np.sum(slope * (self.y - answered(share)), axis=1)
+            share = share + missed / np.maximum(np.sum(slope**2, axis=1), TINY)
+        return np.asarray(share)
+
+    def eps(self, share: Array, tokens: FarTokens) -> Array:
+        """Return the eps with which keys have these shares of √d."""
+        square = np.sum(tokens.within(self.x) ** 2, axis=1) / tokens.dim
+        return np.asarray(square * (1 / share**2 - 1))
+
+
+@dataclass(frozen=True, slots=True)
+class BlockAnswers:
+    """All answers that a block's attention is computed from."""
+
+    tokens: FarTokens
+    gates: GatedMaps
+    scores: FarScores
+    whole: int
+    """Tokens that were asked with keys in all directions."""
+    ranks: tuple[int, ...]
+    """Of the maps."""
+    lengths: KeyLengths | None = None
+
+    def inner(self) -> AttentionLayer:
+        """Compute attention as a layer of normalised tokens, its constant 0."""
+        maps = self.gates.maps()
+        scores, weighed = self.scores.solved(maps, self.gates, self.whole)
+        values = self.scores.whole_maps(maps, self.ranks, self.gates, weighed)
+        if not all(np.isfinite(x).all() for x in scores.arrays):
+            raise Reason.ERRORS_LEAVE_NO_WEIGHTS.error(
+                noise=self.tokens.noise.relative, heads=len(self.ranks)
+            )
+        heads = [
+            LayerHead.from_factors(O=U, V=V, K=C.T, Q=R[:, :-1], w=C @ R[:, -1])
+            for U, V, C, R in zip(values.U, values.V, scores.C, scores.R, strict=True)
+        ]
+        return AttentionLayer(heads, np.zeros(self.tokens.dim))
+
+    def eps(self, inner: AttentionLayer) -> float:
+        """Compute eps."""
+        assert self.lengths is not None
+        shown = self.tokens.shown(self.lengths.b[None])[0]
+        share = self.lengths.bent(inner, shown, self.tokens)
+        return float(np.mean(self.lengths.eps(share, self.tokens)))
+
+
+@dataclass(frozen=True, slots=True)
+class KeyedModels(DrawnModels[AttentionLayer]):
+    """Drawn models whose keys may be longer or shorter, as another eps of the norm makes them."""
+
+    eps_off: float = 0.0
+    """What eps may be off by, relatively."""
+
+    def _moved(self, X: Array, predicted: Array) -> Array:
+        left = 1 - np.sum(X * X, axis=2, keepdims=True) / X.shape[2]
+        other = self.model(X / np.sqrt(1 + self.eps_off * np.maximum(left, 0.0)))
+        drawn = super(KeyedModels, self)._moved(X, predicted)
+        return np.asarray(drawn + self._measured(other - predicted))
+
+
+@dataclass(frozen=True, slots=True)
+class FarSequences(LayerSequences):
+    """Fresh sequences of normalised tokens behind which a far one is asked."""
+
+    tokens: FarTokens | None = None
+
+    def confirming(self, count: int) -> list[Sequences]:  # noqa: D102
+        return by_length(map(self._far, self._short(count)), "confirmation", "pilot")
+
+    def holdout(self, count: int, tells: Any) -> tuple[list[Sequences], list[Round]]:  # noqa: D102
+        long = [shape for shape in LONG.of(count, self.model.dim) if shape.tokens > 1]
+        short = by_length(map(self._far, self._short(count - len(long))), "hold-out")
+        families = by_length(map(self._far, long), "hold-out, long")
+        return short, LONG.rounds(families)
+
+    def _far(self, shape: SequenceShape) -> Array:
+        """Draw keys between a far token and the ball, at about the logits wanted."""
+        assert self.tokens is not None
+        d, rng = self.model.dim, self.rng
+        x = np.zeros(d)
+        few = rng.permutation(d)[: rng.integers(2, max(3, d // 2))]
+        x[few] = rng.standard_normal(len(few))
+        x /= np.linalg.norm(x)
+        b = self.tokens.of(x[None])[0]
+        kinds = 4 if shape.kind == "repeats" else shape.tokens - 1
+        keys = self.tokens.on_sphere(rng.standard_normal((kinds, d)))
+        keys *= np.minimum(2 * rng.uniform(size=(kinds, 1)) ** (1 / 3), 1 - 2.0**-12)
+        keys = keys[rng.integers(kinds, size=shape.tokens - 1)] if kinds < len(keys) else keys
+        near = (_NEARER[:, None, None] * (keys - b)) + b
+        X = np.concatenate([near, np.broadcast_to(b, (len(near), 1, d))], axis=1)
+        scores = self.model.scored(X)
+        logits = scores[..., :-1] - scores[..., -1:]
+        sizes = np.sqrt(np.max(np.mean(logits**2, axis=2), axis=1))
+        return np.asarray(X[np.argmin(np.abs(np.log(np.maximum(sizes, TINY) / shape.logits)))])
+
+
+def attention_of_block(
+    dim: int, most: int, rng: np.random.Generator, checks: int
+) -> Asking[Found[AttentionLayer]]:
+    """Recover the attention of a block.
+
+    Raises
+    ------
+    ModelMismatch
+        The target is no such block, or answers are too coarse.
+    NotIdentifiable
+        The answers cannot determine it.
+    """
+    tokens = yield from find_far_tokens(dim, rng)
+
+    def searched(last: bool) -> Asking[ReadBlock]:
+        block = yield from tokens.differences(_read(tokens, most, rng))
+        yield from block.asked(block.conclusion.confirmed())
+        return block
+
+    block = yield from tried(SEARCHES, searched)
+    note = yield from block.seen(rng)
+    found = yield from block.asked(block.conclusion.run(checks // 2))
+    return block.found(found, checks, note)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadBlock:
+    """Attention as it was read, beside others of the same answers, and what is left to ask."""
+
+    tokens: FarTokens
+    conclusion: Conclusion[AttentionLayer]
+    eps: tuple[float, float]
+    """Of the norm before attention, and about what it is off by."""
+
+    @classmethod
+    def of(cls, answers: BlockAnswers, rng: np.random.Generator) -> ReadBlock:
+        """Compute attention, and again from answers with drawn errors."""
+        tokens, inner = answers.tokens, answers.inner()
+        eps, drawn = (
+            answers.eps(inner),
+            [with_errors(answers, tokens.noise, rng) for _ in range(DRAWN)],
+        )
+        others = [one.inner() for one in drawn]
+        off = max(abs(one.eps(own) - eps) for one, own in zip(drawn, others, strict=True))
+        models = KeyedModels(inner, others, tokens.noise, eps_off=off / eps)
+        return cls(
+            tokens, Conclusion(models, FarSequences(inner, rng, tokens=tokens), _SAID), (eps, off)
+        )
+
+    @property
+    def inner(self) -> AttentionLayer:
+        """Attention as a layer of normalised tokens."""
+        return self.conclusion.drawn.model
+
+    def asked(self, steps: Asking[T]) -> Asking[T]:
+        """Run steps that compare answers with attention's own, on differences."""
+
+        def read(X: Array, difference: Array) -> Array:
+            shown = self.tokens.shown(X[:, -1])
+            return np.where(shown, self.inner(X[:, -1:]) + difference, self.inner(X))
+
+        return self.tokens.differences(steps, self.eps[0], read)
+
+    def seen(self, rng: np.random.Generator) -> Asking[str]:
+        """Ask a short token with two keys and by itself: whether F sees what attention adds."""
+        x, key = rng.standard_normal((2, self.tokens.dim))
+        X = np.array([_LONG_KEY * key, -_LONG_KEY * key, x])[None]
+        phase = "attention and what follows"
+        beside, alone = yield [
+            Sequences(X, phase=phase, purpose="pilot"),
+            Singles(x[None], phase=phase, purpose="pilot"),
+        ]
+        n = self.tokens.within(X)
+        n = n / np.sqrt(np.sum(n**2, axis=2, keepdims=True) / self.tokens.dim + self.eps[0])
+        adds = self.inner(n) - self.inner(n[:, -1:])
+        if not np.linalg.norm(adds) > _SHOWN * np.linalg.norm(beside):
+            return _UNKNOWN
+        missed = np.linalg.norm(beside - alone - adds)
+        return _IN_PARALLEL if missed <= _UNSEEN * np.linalg.norm(adds) else _BEHIND
+
+    def found(self, found: Found[Any], checks: int, note: str) -> Found[AttentionLayer]:
+        """Return the layer of tokens as they are asked."""
+        (eps, off), inner = self.eps, found.model
+        norm = LayerNorm(np.ones(inner.dim), None, eps, before=True, centred=self.tokens.centred)
+        model = AttentionLayer(inner.heads, inner.c, True, norm)
+        own = found.certificate
+        errors = {**own.errors, "c": np.inf, "eps": SAFETY * off + _ROUNDOFFS * UNIT * eps}
+        assumed = tuple(one for one in own.assumes if "moved_at_most" not in one)
+        evidence = replace(found.evidence, queries=2 * (checks // 2))
+        certificate = Certificate(errors, (*assumed, *_ASSUMED))
+        return Found(model, certificate, evidence, (*found.notes, note, _UNDETERMINED))
+
+
+_SAID = Said(
+    "block with a LayerNorm or RMSNorm before its attention and a residual connection around it",
+    "a window, positions, a nonlinearity in the values, a second block",
+)
+_ASSUMED = (
+    "Answers are compared beside query tokens of length 2⁵⁶, where what follows attention is the "
+    "same whatever attention adds. Of shorter query tokens attention is taken to be the same "
+    "function of what the norm before it makes of them.",
+    "Tokens are normalised before the heads see them: M, W and w contain the scale and the shift "
+    "of that norm.",
+)
+_UNDETERMINED = (
+    "c is not determined, and is 0 in the model: answers contain it beside what follows attention. "
+    "The model's answers to two sequences with one query token differ as the target's attention's "
+    "do."
+)
+_BEHIND = "What follows attention in the block sees what attention adds. It is not recovered."
+_UNKNOWN = (
+    "Whether what follows attention in the block sees what attention adds was not seen. It is not "
+    "recovered."
+)
+_IN_PARALLEL = (
+    "What stands beside attention in the block does not see what attention adds: it is in parallel "
+    "to it, or nothing is there. It is not recovered."
+)
+
+
+def _read(tokens: FarTokens, most: int, rng: np.random.Generator) -> Asking[ReadBlock]:
+    """Ask for maps, scores and eps."""
+    gates = yield from GateReading(tokens, most, rng).run()
+    ranks, maps = gates.ranks(tokens.noise, rng), gates.maps()
+    scores, whole = yield from FarScoreReading(tokens, gates, maps, ranks, rng).run()
+    answers = BlockAnswers(tokens, gates, scores, whole, ranks)
+    inner, b = answers.inner(), scores.tokens[0]
+    shown = tokens.shown(b[None])[0]
+    units = tokens.on_sphere(rng.standard_normal((1 + REFINED, tokens.dim)))
+    rungs = _LONGEST * _APART ** np.arange(RUNGS)[:, None] * units[:1]
+    lengths = yield from _asked(tokens, rungs, b, "eps")
+    share = lengths.bent(inner, shown, tokens)
+    if share[-1] > 1 - _UNBENT:
+        raise Reason.EPS_IS_0.error()
+    rung = int(np.argmin(np.abs(share**2 - 1 / 2)))
+    if not 0 < share[rung] < 1:
+        raise Reason.NO_TOKEN_HALF_BENT.error()
+    half = np.sqrt(lengths.eps(share, tokens)[rung]) * units[1:]
+    lengths = yield from _asked(tokens, half, b, "eps")
+    return ReadBlock.of(replace(answers, lengths=lengths), rng)
+
+
+def _asked(tokens: FarTokens, x: Array, b: Array, phase: str) -> Asking[KeyLengths]:
+    """Ask keys x (Q, d) as they are, one by one beside b."""
+    # of this length after a norm with the eps that they are made with
+    keys = x / np.sqrt(np.sum(x * x, axis=1, keepdims=True) / tokens.dim + UNKNOWN_EPS)
+    X = np.stack([keys, np.broadcast_to(b, keys.shape)], axis=1)
+    [y] = yield [Sequences(X, phase=phase, purpose="data")]
+    return KeyLengths(x, y, b)

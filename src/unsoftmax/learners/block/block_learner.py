@@ -1,0 +1,125 @@
+"""A block of hidden states: its attention, whatever its feed-forward part is.
+
+Target z = y + F(norm₂ y), y = x_N + attention(norm₁ X), F of any kind and unknown: what a server
+of one pre-norm block answers. No paper that we know of recovers one.
+
+Beside query tokens of length 2⁵⁶ with few coordinates other than 0, F sees the token alone, and
+differences of answers are those of attention to a roundoff (`far_tokens`). What is left is a layer
+after a norm whose query tokens are on a sphere: its heads are found by soft gates (`gate_reading`),
+its scores beside tokens of one coordinate (`far_scores`); how it ends is `block_attention`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from unsoftmax.learners.block import block_attention as steps_of
+from unsoftmax.learners.block import far_scores, gate_reading
+from unsoftmax.learners.block.far_tokens import FAR
+from unsoftmax.learners.compose import as_planned
+from unsoftmax.learners.settings import Configured, one_of, whole_number
+from unsoftmax.models import AttentionLayer
+from unsoftmax.protocol import Outputs, Plan, Steps
+from unsoftmax.theory import counts
+from unsoftmax.theory.costs import Cost
+from unsoftmax.validate.conclude import LONG, SHORT
+
+PARTS = ("attention",)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockLearner(Configured):
+    """Learn the attention of a pre-norm block, from hidden states alone.
+
+    Parameters
+    ----------
+    dim : int
+        Dimension d of a token and of an answer, 4 or more.
+    part : {"attention"}
+        What is recovered of the block.
+    max_heads : int
+        More distinct heads than this are refused.
+    seed : int
+        Decides tokens and the hold-out: the same seed asks the same.
+
+    Raises
+    ------
+    ValueError, TypeError
+        A setting is out of range, or not of its type.
+
+    Notes
+    -----
+    *Target*: z = y + F(norm₂ y), y = x_N + attention(norm₁ X), as in GPT-2, OPT and Llama without
+    positions. norm₁ is a LayerNorm or an RMSNorm; which, is found. F may be anything that is a
+    function of norm₂ y: ReLU, GELU, SwiGLU, a mixture of experts; it may also stand in parallel to
+    attention, which a note says. Answers must be those of float64.
+    *Queries*: about 61 + (k + s)(H + s + 3) + (r + 2)⌈k/n⌉ + (k − r − 1)⌈(r + 1)/n⌉ + k for H heads
+    of rank r, k = d − 1, s = 3 from d = 8 on, 4 from 24, 5 from 100, n = min(r, 0.85(d − s − 1)/H):
+    240 for two heads of 8 at d = 16, 1,033 for four of 16 at d = 64, 5 times what d numbers per
+    answer allow. Strong scores (logits of 10) take 24 more, or a second search.
+    *Determined up to* the order of heads, and an invertible matrix between the factors of M_h and
+    of W_h. The scale and the shift of the norm before are parts of M_h, W_h and w_h, the mean that
+    a LayerNorm takes off is not in them. c, of value and output biases, is not determined: it is 0
+    in the model, and its bound is infinite. So the model's answers differ from one context to
+    another, for one query token, as the target's attention's do. *Model*: an `AttentionLayer` with
+    a residual connection after its norm, whose eps is found.
+    *Refused*: no residual connection, post-norm, positions, dropout and noise, float32.
+    *Source*: beyond arXiv 2601.16873.
+
+    Examples
+    --------
+    >>> import numpy as np, unsoftmax as us
+    >>> rng = np.random.default_rng(0)
+    >>> norm = us.LayerNorm(np.ones(8), np.zeros(8), 1e-5, before=True)
+    >>> M, W = rng.standard_normal((2, 2, 8, 8)) / 4
+    >>> attention = us.AttentionLayer([*map(us.LayerHead, M, W)], np.ones(8), True, norm)
+    >>> A, B = rng.standard_normal((12, 8)), rng.standard_normal((8, 12))
+    >>> block = us.Stack([attention, us.FeedForward(A, np.ones(12), B, np.ones(8), True, norm)])
+    >>> recovery = us.learn(block, us.learners.BlockLearner(8))
+    >>> recovery.model
+    AttentionLayer(H=2, d=8, residual, norm before)
+    >>> mine, true = (sum(h.M for h in one.heads) for one in (recovery.model, attention))
+    >>> bool(np.allclose(mine, true - true.mean(axis=1, keepdims=True), rtol=0, atol=1e-10))
+    True
+    """
+
+    dim: int
+    part: str = "attention"
+    max_heads: int = 64
+    seed: int = 0
+
+    revision: ClassVar[int] = 1
+    outputs: ClassVar[Outputs] = "vector"
+
+    def __post_init__(self) -> None:
+        whole_number("dim", self.dim, 4)
+        one_of("part", self.part, PARTS)
+        whole_number("max_heads", self.max_heads, 1)
+        whole_number("seed", self.seed, 0)
+
+    def plan(self) -> Plan:
+        """Say what learning costs at most; what it takes is known only with the heads."""
+        d, H = int(self.dim), int(self.max_heads)
+        r = max(1, d // H)
+        formula = (
+            "about 61 + (d + s)(H + s + 3) + (r + 2)⌈d/n⌉ + (d − r)⌈(r + 1)/n⌉ + d for H heads of "
+            "rank r, s = 3 to 5 coordinates of far tokens, n = min(r, 0.85(d − s)/H): "
+            f"{counts.block_attention_queries(d, H, r):,} for {H} of rank {r}"
+        )
+        cost = Cost.of(7, tokens=4, rounds=1) + steps_of.SEARCHES * (
+            gate_reading.cost(d, H) + far_scores.cost(d) + steps_of.cost()
+        )
+        most = max(gate_reading.MOST_TOKENS, d + 1, *(one.tokens for one in SHORT))
+        ending = Cost.of(2, tokens=2, rounds=2 + LONG.most_rounds)
+        longest = 2 * FAR * np.sqrt(d)
+        return (cost + ending).plan(formula, LONG.most_tokens(d, most), longest, known=False)
+
+    def steps(self, checks: int) -> Steps[AttentionLayer]:
+        """Ask, and return what was found; see `unsoftmax.protocol.Learner`."""
+        rng = np.random.default_rng(self.seed)
+        steps = steps_of.attention_of_block(int(self.dim), int(self.max_heads), rng, checks)
+        excess = "the target is no pre-norm block, or its answers are too noisy"
+        return (yield from as_planned(steps, self.plan(), excess, "no pre-norm block"))

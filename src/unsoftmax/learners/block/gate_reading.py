@@ -1,0 +1,388 @@
+"""Every head's map M_h beside far query tokens, whose keys lie on a sphere: offset by offset.
+
+Normalised query tokens b and keys b + a are all of length √d. Let S be s coordinates, B the span
+of their unit vectors after the norm, f a direction in B, e one outside, and a = (L cos ω) f +
+(L sin ω) e. All b = −β f + γ F t in B, F the rest of B, |t| = 1, β = L/(2 cos ω), have b + a on the
+sphere as well, and logits a·(W_h b + w_h) are affine in t. So with m copies of b + a and k of b,
+
+    z = Σ_h σ(α_h + β_h·t + log m/k) M_h a
+
+is H soft gates times H vectors, in the d − s coordinates that S does not hide. One fit of all α, β
+at once (variable projection: the vectors follow by least squares) finds them from anywhere at the
+first offset, and from the first one's at all others, which differ from it by a small turn: e runs
+through a simplex, and f turns to the rest of B. k offsets give M_h in k directions, the others of
+which follow by least squares.
+
+Queries: about 2(H + s + 8) for the first offset, (k − s)(H + s + 3) with the same far tokens, and
+2(s − 1)(H + s + 3) with others; k = d − 1 after a LayerNorm, d after an RMSNorm.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import scipy
+
+from unsoftmax.learners.attention_layer.soft_gate_reading import CopiedAnswers
+from unsoftmax.learners.block.far_tokens import FarTokens
+from unsoftmax.learners.compose import Asking
+from unsoftmax.measure.token_map import AnswerNoise, with_errors
+from unsoftmax.models.arrays import TINY
+from unsoftmax.probes import Array, Copies, Indices, Purpose, Round, Sequences
+from unsoftmax.refusals import Reason, RefusalError
+from unsoftmax.theory.costs import Cost
+from unsoftmax.theory.counts import hidden_coordinates
+
+# Copies of b + a and of b, in turn. Logits move by 3.5 at most.
+_COPIES = np.array([(1, 1), (1, 32), (32, 1), (1, 4), (8, 1), (1, 8), (4, 1)])
+# Length of the first offset relative to √d; where gates are hard, this share of it next.
+_LENGTH, _SHORTER, _LENGTHS = 0.9, 0.25, 6
+# Logits with a larger root mean square leave gates so hard that vectors lose digits; offsets are
+# made so long that it is the second number.
+_HARD, _SOFT = 3.5, 2.0
+# Tangent of the angle between offsets and the directions in which maps are read. Larger: smaller
+# errors of M; smaller: gates at one offset are nearer to those at another.
+_TURN = 0.15
+# Query tokens of the first offset at first, ...
+_FIRST = 12
+# ... and of the others beyond heads and coordinates. With none the equations are square.
+_SPARE = 3
+# Singular values, and what a fit leaves, below so many times the noise are noise.
+_NOISE = 30.0
+# Starts of the first fit, and of each other one, whose starts are drawn ever farther away.
+_STARTS, _STARTS_NEAR, _NEAR, _FARTHER = 200, 60, 0.15, 0.03
+# Steps of a fit, and damping relative to the equations' diagonal: what it is at first, after a step
+# that gained and one that did not; below the last it would not keep equations from singular.
+_STEPS, _TRIED, _DAMPED, _EASED, _TIGHTENED, _LEAST_DAMPED = 60, 12, 1e-3, 0.1, 5.0, 1e-13
+# Steps are no longer: a gate changes from 0.1 to 0.9 over 4.4. Steps below the second are rounding.
+_LONGEST, _STILL = 2.0, 1e-13
+# How often offsets whose gates were not found are asked again beside as many tokens more.
+_AGAIN = 2
+
+
+MOST_TOKENS = int(_COPIES.sum(axis=1).max())
+
+
+def cost(dim: int, heads: int) -> Cost:
+    """Bound the reading of maps of so many heads: every length with far tokens of its own."""
+    s = hidden_coordinates(dim, centred=False)
+    beside = heads + s + _SPARE
+    first = 2 * max(_FIRST, 2 * s + 4, 2 * beside)
+    others = 2 * (1 + _AGAIN) * dim * beside
+    rounds = _LENGTHS * (2 + int(np.log2(beside))) + 1 + _AGAIN
+    return Cost.of(_LENGTHS * first + others, tokens=MOST_TOKENS, rounds=rounds)
+
+
+class Fitted(NamedTuple):
+    """Where a fit ended."""
+
+    theta: Array
+    """(H, q)."""
+    vectors: Array
+    """(H, m)."""
+    missed: float
+    """Norm of what is left of the answers."""
+
+
+def fitted(answers: CopiedAnswers, theta: Array) -> Fitted:
+    """Fit gates σ(S θ_h + s) times vectors to answers, from θ (H, q) on.
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(0)
+    >>> s = np.column_stack([np.ones(9), rng.standard_normal((9, 2))])
+    >>> theta, vectors = rng.standard_normal((2, 3)), rng.standard_normal((2, 5))
+    >>> copies = _COPIES[np.arange(9) % 7]
+    >>> y = scipy.special.expit(theta @ s.T + np.log(copies[:, 0] / copies[:, 1])).T @ vectors
+    >>> found = fitted(CopiedAnswers(np.zeros(5), np.zeros((9, 5)), s, copies, y), theta + 0.2)
+    >>> bool(np.allclose(found.theta, theta) and np.allclose(found.vectors, vectors))
+    True
+    """
+    design, shift, y = answers.s, answers.shift, answers.y
+    H, q = theta.shape
+
+    def at(theta: Array) -> tuple[Array, Array, Array]:
+        gates: Array = scipy.special.expit(theta @ design.T + shift).T
+        vectors = np.asarray(np.linalg.lstsq(gates, y, rcond=None)[0], dtype=np.float64)
+        return gates, vectors, y - gates @ vectors
+
+    (gates, vectors, left), damping = at(theta), _DAMPED
+    square = float(np.sum(left * left))
+    for _ in range(_STEPS):
+        basis = np.linalg.qr(gates)[0]
+        slopes = np.einsum("kh,kq->hqk", gates * (1 - gates), design).reshape(H * q, -1)
+        slopes -= (slopes @ basis) @ basis.T
+        equations = (slopes @ slopes.T) * np.kron(vectors @ vectors.T, np.ones((q, q)))
+        right = np.einsum("hqk,kc,hc->hq", slopes.reshape(H, q, -1), left, vectors).ravel()
+        sizes = np.sqrt(np.diag(equations)) + TINY
+        unit, right = equations / np.outer(sizes, sizes), right / sizes
+        for _ in range(_TRIED):
+            step = np.linalg.solve(unit + damping * np.eye(H * q), right) / sizes
+            step = step.reshape(H, q)
+            length = float(np.abs(step).max(initial=0.0))
+            tried = at(theta + step * min(1.0, _LONGEST / max(length, TINY)))
+            if (less := float(np.sum(tried[2] ** 2))) < square:
+                break
+            damping *= _TIGHTENED
+        else:
+            break
+        theta = theta + step * min(1.0, _LONGEST / max(length, TINY))
+        (gates, vectors, left), square = tried, less
+        damping = max(damping * _EASED, _LEAST_DAMPED)
+        if length < _STILL:
+            break
+    return Fitted(theta, vectors, float(np.sqrt(square)))
+
+
+class Plane(NamedTuple):
+    """Coordinates S, and what far tokens of these are made of."""
+
+    hidden: Indices
+    """S, (s,)."""
+    frame: Array
+    """(k, d): orthonormal rows, the first s of which are in B."""
+    sparse: Array
+    """(s, d): tokens of S that the norm's mean leaves these s rows of."""
+    t: Array
+    """(T, s − 1): unit vectors, in the order in which they are used."""
+
+    @classmethod
+    def drawn(cls, tokens: FarTokens, rng: np.random.Generator) -> Plane:
+        """Draw them."""
+        d, k = tokens.dim, tokens.rank
+        s = hidden_coordinates(d, tokens.centred)
+        hidden = np.sort(rng.permutation(d)[:s])
+        units = tokens.within(np.eye(d)[hidden])
+        turned = np.linalg.qr(rng.standard_normal((s, s)))[0]
+        own = turned @ np.linalg.qr(units.T)[0].T
+        others = tokens.within(rng.standard_normal((k - s, d)))
+        frame = np.linalg.qr(np.vstack([own, others]).T)[0].T
+        sparse = np.zeros((s, d))
+        sparse[:, hidden] = np.linalg.lstsq(units.T, frame[:s].T, rcond=None)[0].T
+        return cls(hidden, frame, sparse, np.zeros((0, s - 1)))
+
+
+@dataclass(frozen=True, slots=True)
+class GatedMaps:
+    """All answers that the maps M_h are computed from.
+
+    Attributes
+    ----------
+    shown : ndarray
+        Coordinates that are not hidden.
+    frame : ndarray (k, d)
+    offsets : tuple of CopiedAnswers
+    theta : tuple of ndarray (H, q)
+        The gates of each, heads in one order.
+    """
+
+    shown: Indices
+    frame: Array
+    offsets: tuple[CopiedAnswers, ...]
+    theta: tuple[Array, ...]
+
+    def maps(self) -> Array:
+        """Compute all M_h in the coordinates that are shown, (H, m, d)."""
+        pairs = zip(self.offsets, self.theta, strict=True)
+        vectors = np.array([fitted(one, theta).vectors for one, theta in pairs])
+        steps = np.array([one.a for one in self.offsets]) @ self.frame.T
+        flat = np.linalg.lstsq(steps, vectors.reshape(len(steps), -1), rcond=None)[0]
+        return np.asarray(
+            np.einsum("khm,kd->hmd", flat.reshape(-1, *vectors.shape[1:]), self.frame)
+        )
+
+    def ranks(self, noise: AnswerNoise, rng: np.random.Generator) -> tuple[int, ...]:
+        """Count singular values of each head's map above what drawn errors make."""
+        maps = self.maps()
+        moved = with_errors(self, noise, rng).maps() - maps
+        counted = []
+        for M, error in zip(maps, moved, strict=True):
+            floor = _NOISE * float(np.linalg.norm(error, 2))
+            singular = np.linalg.svd(M, compute_uv=False)
+            counted.append(max(1, int(np.count_nonzero(singular > floor))))
+        return tuple(counted)
+
+    @property
+    def typical(self) -> float:
+        """Root mean square logit of offsets of length 1, in the head where it is largest."""
+        length = float(np.linalg.norm(self.offsets[0].a))
+        return float(np.sqrt(np.max(np.sum(self.theta[0] ** 2, axis=1)))) / length
+
+
+@dataclass(frozen=True, slots=True)
+class GateReading:
+    """What maps are read with."""
+
+    tokens: FarTokens
+    most: int
+    """Heads at most."""
+    rng: np.random.Generator
+
+    def run(self) -> Asking[GatedMaps]:
+        """Find the heads beside one offset, then read them beside all others."""
+        plane = Plane.drawn(self.tokens, self.rng)
+        length = _LENGTH * self.tokens.radius
+        refusal = None
+        for _ in range(_LENGTHS):
+            try:
+                plane, base, found = yield from self._base(plane, length)
+            except _Unfound as error:
+                refusal, length = refusal or error.refusal, _SHORTER * length
+                continue
+            logits = float(np.sqrt(np.max(np.mean(found.theta**2, axis=1))))
+            if logits <= _HARD:
+                return (yield from self._others(plane, length, base, found))
+            length *= _SOFT / logits
+        assert refusal is not None
+        raise refusal
+
+    # -- the first offset
+
+    def _base(self, plane: Plane, length: float) -> Asking[tuple[Plane, CopiedAnswers, Fitted]]:
+        """Ask one offset until there are more tokens than heads and coordinates."""
+        q, turned = len(plane.sparse), (np.eye(len(plane.sparse)), self._simplex(plane)[0])
+        count, answers = max(_FIRST, 2 * q + 4), None
+        while True:
+            if len(plane.t) < count:
+                more = self.rng.standard_normal((count - len(plane.t), q - 1))
+                more /= np.linalg.norm(more, axis=1, keepdims=True)
+                plane = plane._replace(t=np.vstack([plane.t, more]))
+            use = np.arange(0 if answers is None else len(answers.y), count)
+            [fresh] = yield from self._asked(plane, length, [turned], use, "heads")
+            answers = fresh if answers is None else answers.joined(fresh)
+            singular = np.linalg.svd(answers.y, compute_uv=False)
+            heads = int(np.count_nonzero(singular > self._noise(answers)))
+            if not heads:
+                # closed beside all of these tokens
+                raise _Unfound(Reason.FIRST_TOKEN_DOES_NOT_COUNT.error())
+            if heads > self.most:
+                raise Reason.MORE_HEADS.error(heads=f"{heads} or more", most=self.most)
+            if heads + q + _SPARE <= count:
+                break
+            if heads >= answers.y.shape[1]:
+                raise Reason.BLOCK_HEADS_FILL.error(heads=heads, shown=answers.y.shape[1])
+            count = 2 * count
+        for _ in range(_STARTS):
+            found = fitted(answers, _SOFT * self.rng.standard_normal((heads, q)))
+            if found.missed <= self._noise(answers):
+                return plane, answers, found
+        raise _Unfound(Reason.SOFT_GATES_UNFOUND.error(rank=heads))
+
+    def _noise(self, answers: CopiedAnswers) -> float:
+        """Return what answers together may be off by."""
+        return _NOISE * float(np.linalg.norm(self.tokens.noise.of(answers.y)))
+
+    # -- the others
+
+    def _others(
+        self, plane: Plane, length: float, base: CopiedAnswers, found: Fitted
+    ) -> Asking[GatedMaps]:
+        s, H = len(plane.sparse), len(found.theta)
+        simplex = self._simplex(plane)
+        turns: list[tuple[Array, Array]] = [(np.eye(s), e) for e in simplex[1:]]
+        for i in range(1, s):
+            turn = np.eye(s)
+            cos, sin = 1 / np.hypot(1, _TURN), _TURN / np.hypot(1, _TURN)
+            turn[[0, i]] = cos * turn[[0, i]] + sin * np.array([turn[i], -turn[0]])
+            turns.append((turn, simplex[0]))
+        use = np.arange(min(H + s + _SPARE, len(plane.t)))
+        answers = yield from self._asked(plane, length, turns, use, "maps")
+        fits = [self._near(one, found) for one in answers]
+        for _ in range(_AGAIN):
+            lost = [j for j, fit in enumerate(fits) if fit is None]
+            if not lost:
+                break
+            more = self.rng.standard_normal((len(use), s - 1))
+            more /= np.linalg.norm(more, axis=1, keepdims=True)
+            plane = plane._replace(t=np.vstack([plane.t, more]))
+            fresh = np.arange(len(plane.t) - len(use), len(plane.t))
+            further = yield from self._asked(
+                plane, length, [turns[j] for j in lost], fresh, "maps, again", "again"
+            )
+            for j, one in zip(lost, further, strict=True):
+                answers[j] = answers[j].joined(one)
+                fits[j] = self._near(answers[j], found)
+        sure = [fit for fit in fits if fit is not None]
+        if len(sure) < len(fits):
+            raise Reason.SOFT_GATES_UNFOUND_ELSEWHERE.error(
+                lost=len(fits) - len(sure), offsets=len(fits), heads=H
+            )
+        shown = np.setdiff1d(np.arange(self.tokens.dim), plane.hidden)
+        theta = (found.theta, *(fit.theta for fit in sure))
+        return GatedMaps(shown, plane.frame, (base, *answers), theta)
+
+    def _near(self, answers: CopiedAnswers, base: Fitted) -> Fitted | None:
+        """Fit the gates of another offset, heads in the order of the first one's."""
+        for n in range(_STARTS_NEAR):
+            away = (n > 0) * (_NEAR + _FARTHER * n) * self.rng.standard_normal(base.theta.shape)
+            found = fitted(answers, base.theta + away)
+            if found.missed <= self._noise(answers):
+                alike = _cosines(base.vectors, found.vectors) + _cosines(base.theta, found.theta)
+                order = scipy.optimize.linear_sum_assignment(-alike)[1]
+                return Fitted(found.theta[order], found.vectors[order], found.missed)
+        return None
+
+    # -- asking
+
+    def _simplex(self, plane: Plane) -> Array:
+        """Return corners of a simplex around 0 outside B, (k − s + 1, d), of length 1; or 0."""
+        s, (k, d) = len(plane.sparse), plane.frame.shape
+        if k == s:
+            return np.zeros((1, d))
+        corners = np.linalg.svd(np.eye(k - s + 1) - 1 / (k - s + 1))[0][:, : k - s]
+        return np.asarray(corners / np.linalg.norm(corners[0]) @ plane.frame[s:])
+
+    def _asked(
+        self,
+        plane: Plane,
+        length: float,
+        turns: list[tuple[Array, Array]],
+        use: Indices,
+        phase: str,
+        purpose: Purpose = "data",
+    ) -> Asking[list[CopiedAnswers]]:
+        """Ask offsets beside tokens: of each how f and F are turned in B, and e."""
+        t, kinds = plane.t[use], _COPIES[use % len(_COPIES)]
+        places, asked, made = [], list[tuple[Array, Array]](), list[Array]()
+        for turn, e in turns:
+            slant = _TURN if e.any() else 0.0
+            along, across = length / np.hypot(1, slant), length * slant / np.hypot(1, slant)
+            beta = length**2 / (2 * along)
+            coordinates = -beta * turn[0] + np.sqrt(self.tokens.dim - beta**2) * t @ turn[1:]
+            b = self.tokens.of(coordinates @ plane.sparse)
+            a = along * turn[0] @ plane.frame[: len(turn)] + across * e
+            asked.append((a, b))
+            made.append(np.stack([b + a, b], axis=1))
+        pairs, copies = np.concatenate(made), np.tile(kinds, (len(turns), 1))
+        families: Round = []
+        for kind in np.unique(copies, axis=0):
+            own = np.flatnonzero((copies == kind).all(axis=1))
+            places.append(own)
+            families.append(Copies.of(Sequences(pairs[own], phase=phase, purpose=purpose), kind))
+        answers = yield families
+        y = np.zeros((len(pairs), self.tokens.dim))
+        for own, one in zip(places, answers, strict=True):
+            y[own] = one
+        shown = np.setdiff1d(np.arange(self.tokens.dim), plane.hidden)
+        design = np.hstack([np.ones((len(t), 1)), t])
+        parts = np.reshape(y[:, shown], (len(turns), len(t), -1))
+        return [
+            CopiedAnswers(a, b, design, kinds, own)
+            for (a, b), own in zip(asked, parts, strict=True)
+        ]
+
+
+class _Unfound(Exception):
+    """Gates were not found beside an offset of this length; shorter ones may show them."""
+
+    def __init__(self, refusal: RefusalError) -> None:
+        super().__init__(str(refusal))
+        self.refusal = refusal
+
+
+def _cosines(rows: Array, others: Array) -> Array:
+    """Return the cosines between rows and other rows."""
+    sizes = np.linalg.norm(rows, axis=1)[:, None] * np.linalg.norm(others, axis=1)
+    return np.asarray(rows @ others.T / np.maximum(sizes, TINY))

@@ -1,0 +1,182 @@
+"""Pre-norm blocks in plain NumPy, and what is none: z = y + F(norm₂ y), y = x_N + o(norm₁ X).
+
+F is one of several kinds, which a learner of attention must not care about. ``kind`` names what is
+served instead of such a block.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from scipy.optimize import linear_sum_assignment
+from scipy.special import erf, expit
+
+import unsoftmax as us
+from tests.attention_layers import largest_errors
+
+KINDS_OF_F = ("relu", "gelu", "swiglu", "mixture")
+
+
+def relu(x: Any) -> Any:
+    return np.maximum(x, 0)
+
+
+class PlainBlock:
+    """A block of d dimensions, H heads of rank r and m neurons, all of it random."""
+
+    def __init__(
+        self,
+        shape: tuple[int, int, int],
+        seed: int,
+        *,
+        F: str = "relu",
+        rms: bool = False,
+        kind: str = "block",
+        logits: float = 1.0,
+        eps: float = 1e-5,
+    ) -> None:
+        self.rng = rng = np.random.default_rng([*shape, seed])
+        self.dim, self.heads, self.rank = d, H, r = shape
+        self.F, self.rms, self.kind, self.eps = F, rms, kind, eps
+        m = 2 * d
+
+        def draw(*size: int, over: float = 1.0) -> Any:
+            return rng.standard_normal(size) / np.sqrt(over)
+
+        self.scales = 1 + draw(2, d, over=10)
+        self.shifts = 0.0 * draw(2, d) if rms else draw(2, d, over=10)
+        self.Q, self.K = draw(2, H, r, d, over=d) * np.sqrt(logits)
+        self.V, self.O = draw(H, r, d, over=d), draw(H, d, r, over=H * r)
+        self.q_bias, self.k_bias, self.v_bias = draw(3, H, r, over=10)
+        self.o_bias = draw(d, over=10)
+        self.A, self.G, self.A2 = draw(3, m, d, over=d)
+        self.a, self.g, self.a2 = draw(3, m, over=10)
+        self.B, self.B2, self.c = draw(d, m, over=m), draw(d, m, over=m), draw(d, over=10)
+        self.route = draw(d)
+
+    # -- its parts
+
+    def norm(self, x: Any, which: int) -> Any:
+        x = x if self.rms else x - x.mean(axis=-1, keepdims=True)
+        size = np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + self.eps)
+        return self.scales[which] * (x / size) + self.shifts[which]
+
+    def attention(self, X: Any, last: Any) -> Any:
+        q = np.einsum("hrd,bd->bhr", self.Q, last) + self.q_bias
+        k = np.einsum("hrd,bnd->bhnr", self.K, X) + self.k_bias[:, None]
+        if self.kind == "positions":
+            k = k * np.cos(0.3 * np.arange(X.shape[1]))[:, None]
+        scores = np.einsum("bhr,bhnr->bhn", q, k) / np.sqrt(self.rank)
+        p = np.exp(scores - scores.max(axis=2, keepdims=True))
+        p /= p.sum(axis=2, keepdims=True)
+        v = np.einsum("hrd,bnd->bhnr", self.V, X) + self.v_bias[:, None]
+        return np.einsum("hdr,bhn,bhnr->bd", self.O, p, v) + self.o_bias
+
+    def network(self, n: Any) -> Any:
+        h = n @ self.A.T + self.a
+        if self.F == "relu":
+            return relu(h) @ self.B.T + self.c
+        if self.F == "gelu":
+            return (h * (1 + erf(h / np.sqrt(2))) / 2) @ self.B.T + self.c
+        gate = n @ self.G.T + self.g
+        if self.F == "swiglu":
+            return (gate * expit(gate) * h) @ self.B.T
+        one, other = relu(h) @ self.B.T, relu(n @ self.A2.T + self.a2) @ self.B2.T
+        return np.where((n @ self.route > 0)[:, None], one, other)
+
+    def __call__(self, X: Any) -> Any:
+        if self.kind == "two blocks":
+            every = [np.roll(X, -1 - p, axis=1) for p in range(X.shape[1])]
+            X = np.stack([self.block(one) for one in every], axis=1)
+        return self.block(X)
+
+    def block(self, X: Any) -> Any:
+        n, x = self.norm(X, 0), X[:, -1]
+        o = self.attention(n, n[:, -1])
+        if self.kind == "no residual":
+            return o + self.network(self.norm(o, 1))
+        if self.kind == "post-norm":
+            y = self.norm(x + self.attention(X, x), 0)
+            return self.norm(y + self.network(y), 1)
+        if self.kind == "no norm":
+            o = self.attention(X, x)
+        y = x + o
+        if self.kind == "parallel":
+            return y + self.network(n[:, -1])
+        if self.kind == "dropout":
+            o = o * (self.rng.random(o.shape) > 0.1) / 0.9
+            y = x + o
+        z = y + self.network(self.norm(y, 1))
+        if self.kind == "noise":
+            return z + 1e-9 * self.rng.standard_normal(z.shape)
+        if self.kind == "float32":
+            return z.astype(np.float32).astype(np.float64)
+        if self.kind == "first token":
+            return z + 1e-3 * np.tanh(n[:, 0] @ self.A[0])[:, None]
+        if self.kind == "bent values":
+            return z + 1e-3 * np.tanh(o)
+        return z
+
+    def model(self) -> us.Stack:
+        """Return it as a model: of ReLUs or GELUs alone."""
+        norms = [
+            us.LayerNorm(*both, self.eps, before=True, centred=not self.rms)
+            for both in zip(self.scales, self.shifts, strict=True)
+        ]
+        heads, c = [], self.o_bias
+        for h in range(self.heads):
+            K, Q = self.K[h] / np.sqrt(self.rank), self.Q[h]
+            heads.append(
+                us.LayerHead.from_factors(self.O[h], self.V[h], K, Q, K.T @ self.q_bias[h])
+            )
+            c = c + self.O[h] @ self.v_bias[h]
+        first = us.AttentionLayer(heads, c, True, norms[0])
+        second = us.FeedForward(self.A, self.a, self.B, self.c, True, norms[1], self.F)
+        return us.Stack([first, second])
+
+    # -- what answers determine of its attention
+
+    def truth(self) -> dict[str, Any]:
+        d = self.dim
+        P = np.eye(d) - (not self.rms) * np.ones((d, d)) / d
+        within = self.scales[0][:, None] * P
+        M, W, w = [], [], []
+        for out, V, K, Q, q in zip(self.O, self.V, self.K, self.Q, self.q_bias, strict=True):
+            M.append(out @ V @ within)
+            left = within.T @ K.T / np.sqrt(self.rank)
+            W.append(left @ Q @ within)
+            w.append(left @ (Q @ self.shifts[0] + q))
+        return {"M": np.array(M), "W": np.array(W), "w": np.array(w), "eps": self.eps}
+
+    @property
+    def bound(self) -> float:
+        """Numbers that attention has, per number of an answer."""
+        d, k, r = self.dim, self.dim - (not self.rms), self.rank
+        return self.heads * (r * (d + k - r) + r * (2 * k + 1 - r)) / d
+
+
+def apart(found: us.AttentionLayer, stack: us.Stack) -> dict[str, float]:
+    """How far the recovered attention of a block is from its own, as bounds count it."""
+    attention: Any = stack.parts[0]
+    true = us.canonical(attention)
+    far = largest_errors(found, true)
+    assert found.norm is not None
+    return {name: far[name] for name in "MWw"} | {"eps": abs(found.norm.eps - true.norm.eps)}
+
+
+def errors_of(recovery: Any, block: PlainBlock) -> tuple[dict[str, float], dict[str, float]]:
+    """Errors of M, W, w of the worst head and of eps: as bounds count them, and relative ones."""
+    true, heads = block.truth(), recovery.model.heads
+    assert len(heads) == block.heads
+    far = np.array([[np.linalg.norm(head.M - M) for M in true["M"]] for head in heads])
+    rows, columns = linear_sum_assignment(far)
+    absolute, relative = {}, {}
+    for name in ("M", "W", "w"):
+        of_head = zip(rows, columns, strict=True)
+        pairs = [(getattr(heads[f], name), true[name][t]) for f, t in of_head]
+        missed = np.array([np.linalg.norm(mine - its) for mine, its in pairs])
+        absolute[name] = float(missed.max())
+        relative[name] = float(np.max(missed / [np.linalg.norm(its) for _, its in pairs]))
+    absolute["eps"] = abs(recovery.model.norm.eps - block.eps)
+    return absolute, relative | {"eps": absolute["eps"] / block.eps}

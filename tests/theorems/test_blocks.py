@@ -1,0 +1,134 @@
+"""The attention of a pre-norm block from hidden states, whatever its feed-forward part is.
+
+Truth is plain NumPy (`tests.blocks`); queries are counted at its side.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+
+import unsoftmax as us
+from tests.blocks import KINDS_OF_F, PlainBlock, errors_of
+from tests.truth import Counted
+
+Learner = us.learners.BlockLearner
+
+
+def drawn(shape: tuple[int, int, int], seed: int, **settings: Any) -> PlainBlock:
+    """Draw a block of a kind of F, norm and size of scores that go with the seed."""
+    rng = np.random.default_rng([35, seed])
+    rms, logits = bool(rng.random() < 0.4), float(np.exp(rng.uniform(-1.5, 1.5)))
+    F = KINDS_OF_F[seed % len(KINDS_OF_F)]
+    given: dict[str, Any] = {"F": F, "rms": rms, "logits": logits} | settings
+    return PlainBlock(shape, seed, **given)
+
+
+@pytest.mark.parametrize(
+    ("shape", "few", "claimed", "most"),
+    [((16, 2, 8), 4, 100, 6.0), ((32, 4, 8), 1, 60, 6.0), ((64, 4, 16), 0, 40, 6.0)],
+    ids=str,
+)
+def test_attention_is_recovered_whatever_follows(shape, few, claimed, most, trials, evidence):
+    count, shares, sizes, ratios = trials(few, claimed), [], [], []
+    for seed in range(count):
+        block = drawn(shape, seed)
+        oracle = Counted(block)
+        recovery = us.learn(oracle, Learner(shape[0], seed=seed))
+        absolute, relative = errors_of(recovery, block)
+        errors = recovery.certificate.errors
+        shares.append(max(absolute[name] / errors[name] for name in absolute))
+        assert shares[-1] <= 1, (seed, absolute, errors)
+        assert errors["c"] == np.inf
+        assert oracle.queries == recovery.queries
+        ratios.append((recovery.queries - recovery.counts["check"]) / block.bound)
+        sizes.append([relative["M"], relative["W"]])
+        assert relative["M"] <= 1e-9
+        assert relative["W"] <= 1e-7
+        assert any("sees what attention adds" in note for note in recovery.notes)
+    if not count:
+        return
+    assert np.median(ratios) <= most
+    M, W = np.median(sizes, axis=0)
+    assert (M, W) <= (1e-11, 1e-9)
+    evidence(
+        f"attention of blocks {shape}",
+        blocks=count,
+        broken=0,
+        M=float(M),
+        W=float(W),
+        queries=f"{np.median(ratios):.1f} × the bound",
+        median_looseness=f"{1 / np.median(shares):.0f}×",
+        refused=0,
+    )
+
+
+def test_small_blocks_heads_of_full_rank_and_strong_scores(trials, evidence):
+    """Few coordinates are left of answers; values fill them; gates are hard."""
+    count, shapes, refused = trials(4, 200), [(8, 2, 7), (4, 1, 3), (7, 2, 2), (12, 3, 4)], 0
+    for seed in range(count):
+        block = drawn(shapes[seed % 4], seed, logits=20.0 if seed % 5 == 4 else 1.0)
+        try:
+            recovery = us.learn(block, Learner(block.dim, seed=seed))
+        except (us.ModelMismatch, us.NotIdentifiable):
+            refused += 1
+            continue
+        absolute, _ = errors_of(recovery, block)
+        assert all(far <= recovery.certificate.errors[name] for name, far in absolute.items()), seed
+    assert refused <= count / 50
+    evidence("attention of small blocks", blocks=count, broken=0, refused=refused)
+
+
+def test_what_is_in_parallel_is_named(trials):
+    for seed in range(trials(1, 20)):
+        block = drawn((12, 2, 4), seed, kind="parallel")
+        recovery = us.learn(block, Learner(12, seed=seed))
+        absolute, _ = errors_of(recovery, block)
+        assert all(far <= recovery.certificate.errors[name] for name, far in absolute.items()), seed
+        assert any("in parallel" in note for note in recovery.notes)
+
+
+REASONS = {
+    "no residual": {"BLOCK_WITHOUT_RESIDUAL"},
+    "post-norm": {"BLOCK_WITHOUT_RESIDUAL"},
+    "no norm": {"BLOCK_WITHOUT_RESIDUAL", "BLOCK_WITHOUT_NORM"},
+    "positions": {"BLOCK_BY_PLACE", "POSITIONS_MATTER"},
+    "first token": {"BLOCK_BY_PLACE", "POSITIONS_MATTER"},
+    # ten and more numbers may be kept twice by chance
+    "dropout": {"BLOCK_VARIES", "BLOCK_WITHOUT_NORM", "BLOCK_BY_PLACE"},
+    "noise": {"BLOCK_VARIES"},
+    "float32": {"BLOCK_TOO_COARSE"},
+    "bent values": {"BLOCK_HEADS_FILL", "FRESH_ANSWERS_MISSED", "SOFT_GATES_UNFOUND"},
+    "two blocks": {"BLOCK_WITHOUT_NORM"},
+}
+
+
+@pytest.mark.parametrize("kind", REASONS)
+def test_what_is_no_such_block_is_refused_by_name(kind, trials, evidence):
+    count, named = trials(1, 20), Counter[str]()
+    for seed in range(count):
+        block = drawn((12, 2, 4), seed, kind=kind)
+        with pytest.raises(us.UnsoftmaxError) as refused:
+            us.learn(block, Learner(12, seed=seed))
+        reason = getattr(refused.value, "reason", "")
+        named[reason] += 1
+        assert reason in REASONS[kind], refused.value
+    evidence(f"no pre-norm block: {kind}", impostors=count, accepted=0, refused=count)
+
+
+def test_more_heads_than_allowed_and_other_widths_are_refused():
+    block = drawn((12, 3, 4), 0)
+    with pytest.raises(us.ModelMismatch, match="more than"):
+        us.learn(block, Learner(12, max_heads=2))
+    with pytest.raises(us.ModelMismatch, match="must be equal"):
+        us.learn(lambda X: block(X)[:, :5], Learner(12))
+    with pytest.raises(us.NotIdentifiable) as still:
+        us.learn(lambda X: X[:, -1], Learner(12))
+    assert getattr(still.value, "reason", "") == "FIRST_TOKEN_DOES_NOT_COUNT"
+    bare = drawn((12, 3, 4), 0, eps=0.0)
+    with pytest.raises(us.NotIdentifiable) as eps:
+        us.learn(bare, Learner(12))
+    assert getattr(eps.value, "reason", "") == "EPS_IS_0"
