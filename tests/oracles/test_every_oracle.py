@@ -259,8 +259,8 @@ def test_an_interrupted_run_goes_on_and_nothing_recorded_is_asked_again(place, a
 
 def test_every_defence_is_tested_here():
     places = {"from_onnx", "from_torch", "from_url", "HttpLimits", "on_dask", "coordinate"}
-    # test_probabilities.py, and a real server alone: test_grpc.py
-    elsewhere = {"log_ratios", "one_against", "from_grpc"}
+    # test_probabilities.py, test_ids.py, and a real server alone: test_grpc.py
+    elsewhere = {"log_ratios", "one_against", "from_grpc", "from_ids"}
     assert set(us.oracles.__all__) - places - elsewhere == {*DEFENCES}
     names = {place.name.partition(",")[0] for place in PLACES}
     assert names - {"a function"} == {*us.oracles.__all__} - {"HttpLimits"} - elsewhere
