@@ -56,7 +56,7 @@ def test_attention_is_recovered_whatever_follows(shape, few, claimed, most, tria
     assert (M, W) <= (1e-11, 1e-9)
     evidence(
         f"attention of blocks {shape}",
-        blocks=count,
+        targets=count,
         broken=0,
         M=float(M),
         W=float(W),
@@ -79,7 +79,7 @@ def test_small_blocks_heads_of_full_rank_and_strong_scores(trials, evidence):
         absolute, _ = errors_of(recovery, block)
         assert all(far <= recovery.certificate.errors[name] for name, far in absolute.items()), seed
     assert refused <= count / 50
-    evidence("attention of small blocks", blocks=count, broken=0, refused=refused)
+    evidence("attention of small blocks", targets=count, broken=0, refused=refused)
 
 
 def test_what_is_in_parallel_is_named(trials):
@@ -116,7 +116,7 @@ def test_what_is_no_such_block_is_refused_by_name(kind, trials, evidence):
         reason = getattr(refused.value, "reason", "")
         named[reason] += 1
         assert reason in REASONS[kind], refused.value
-    evidence(f"no pre-norm block: {kind}", impostors=count, accepted=0, refused=count)
+    evidence(f"no pre-norm block: {kind}", targets=count, accepted=0, refused=count)
 
 
 def test_more_heads_than_allowed_and_other_widths_are_refused():
