@@ -67,6 +67,7 @@ EQUATIONS, CHOICES = 1.3, 6
 DRAWS, AGAIN = 3, 2
 # No activation is steeper.
 STEEPEST = 1.13
+OF_GATES = ("Rows of A have the norms of columns of B; errors of gates are those of G and g.",)
 # Fresh tokens are up to so many length scales long.
 PLAIN_REACH, GATED_REACH = 1e3, 8.0
 
@@ -270,12 +271,8 @@ class SmoothClaim(LayerClaim):
 
     def _assumed(self, checks: int) -> tuple[str, ...]:
         return (
-            "Errors of A, b, B and c are for neurons in the order of the model"
-            + (
-                " whose rows of A have the norms of their columns of B." * bool(self.model.gate)
-                or "."
-            )
-            + (" Those of gates are G's and g's." * bool(self.model.gate)),
+            "Errors of A, b, B and c are for neurons in the order of the model.",
+            *(OF_GATES if self.model.gate else ()),
             "constant, slope: ``‖F̂(x) − F(x)‖₂`` ≤ constant + slope·‖x‖ for every x of norm up to "
             f"{self.reach:.2g}. Tokens up to that norm were asked.",
             "Only single tokens were asked: about sequences of several tokens (attention) nothing "
@@ -291,11 +288,11 @@ class SmoothClaim(LayerClaim):
 
 def _errors(layer: FeedForward, other: FeedForward, reach: float) -> dict[str, float]:
     """Return what another layer differs by: its arrays, and the function up to a length."""
+    mine, theirs = layer.arrays(), other.arrays()
     off = {
-        name: other.arrays()[name] - array for name, array in layer.arrays().items() if array.ndim
+        name: theirs[name] - mine[name] for name in ("A", "b", "B", "c", "G", "g") if name in mine
     }
-    off = {name: change for name, change in off.items() if name not in ("activation", "residual")}
-    errors = {name: float(np.linalg.norm(change)) for name, change in off.items()}
+    errors: dict[str, float] = {name: float(np.linalg.norm(x)) for name, x in off.items()}
     phi = ACTIVATIONS[layer.activation].of(np.zeros(1))[0]
     columns, column = np.linalg.norm(layer.B, axis=0), np.linalg.norm(off["B"], axis=0)
 
