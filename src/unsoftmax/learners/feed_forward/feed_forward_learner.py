@@ -260,9 +260,7 @@ class FeedForwardLearner(Configured):
         """Recover a smooth layer, plain or gated."""
         unit = bending_length(look) / np.sqrt(self.dim)
         given = None if self.activation == "relu" else self.activation
-        search = SmoothSearch(
-            int(self.dim), unit, most, given, self.gated, asks("base points"), rng
-        )
+        search = SmoothSearch(int(self.dim), unit, most, given, self.gated, rng)
         try:
             return (yield from search.steps(checks))
         except ModelMismatch as error:

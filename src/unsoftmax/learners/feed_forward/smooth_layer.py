@@ -21,6 +21,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from unsoftmax.errors import ModelMismatch
 from unsoftmax.learners.feed_forward.jacobian_readings import (
     FAMILIES,
     FAMILY_OF,
@@ -35,9 +36,9 @@ from unsoftmax.learners.feed_forward.jacobian_readings import (
     span_of,
 )
 from unsoftmax.learners.feed_forward.layer_claim import DEVIATIONS, NEAR, LayerClaim
-from unsoftmax.learners.feed_forward.line_cells import AskTokens
 from unsoftmax.learners.feed_forward.opening_look import LINE, OpeningLook, drawn_directions
 from unsoftmax.learners.feed_forward.rank_one_members import find_members
+from unsoftmax.learners.feed_forward.search_steps import asks
 from unsoftmax.measure.precision import UNIT
 from unsoftmax.models.feed_forward import FeedForward
 from unsoftmax.models.neurons import ACTIVATIONS
@@ -55,8 +56,10 @@ MOST_DIRECTIONS = 16
 POINTS, MORE_POINTS, FIRST_POINTS, GROWTH = 1.25, 8, 24, 1.25
 # Lengths of base points, in units of tokens whose entries are standard normal.
 LENGTHS = (0.5, 2.0)
-# A step, in units. Longer: differences are no derivatives; shorter: rounding shows in them.
-STEP = 1e-4
+# Steps, in units. Longer: differences are no derivatives; shorter: rounding shows in them. The
+# second is tried where neurons of very unlike sizes did not show with the first.
+STEPS = 1e-4, 1e-5
+UNSEEN = ("MEMBERS_MISSING", "NO_ACTIVATION_SUITS", "NEURONS_UNLIKE")
 # Base points of the other directions, for as many as there are unknowns; draws of which the best
 # conditioned is taken.
 EQUATIONS, CHOICES = 1.3, 6
@@ -64,6 +67,7 @@ EQUATIONS, CHOICES = 1.3, 6
 DRAWS, AGAIN = 3, 2
 # No activation is steeper.
 STEEPEST = 1.13
+OF_GATES = ("Rows of A have the norms of columns of B; errors of gates are those of G and g.",)
 # Fresh tokens are up to so many length scales long.
 PLAIN_REACH, GATED_REACH = 1e3, 8.0
 
@@ -117,17 +121,24 @@ class SmoothSearch:
     """More neurons are refused."""
     activation: str | None
     gated: bool | None
-    ask: AskTokens
     rng: np.random.Generator
 
     def steps(self, checks: int) -> Steps[FeedForward]:
         """Find the layer, draw its errors, test it."""
-        layer, readings = yield from self._searched()
+        for step in STEPS:
+            try:
+                layer, readings = yield from self._searched(step * self.unit)
+                break
+            except ModelMismatch as error:
+                if step == STEPS[-1] or error.reason not in UNSEEN:
+                    raise
         claim = SmoothClaim.of(layer, readings, self.rng)
         return (yield from claim.tested(checks, self.rng))
 
-    def _searched(self) -> Generator[Round, Answers, tuple[FeedForward, JacobianReadings]]:
-        readings, rank = yield from self._with_gap()
+    def _searched(
+        self, step: float
+    ) -> Generator[Round, Answers, tuple[FeedForward, JacobianReadings]]:
+        readings, rank = yield from self._with_gap(step)
         span, tolerance = span_of(readings, rank)
         members = find_members(span, tolerance, self.rng)
         m, q, _ = members.E.shape
@@ -144,7 +155,7 @@ class SmoothSearch:
         others = readings.ways[readings.along.shape[2] :]
         if len(others):
             x, y = readings.x[few], readings.y[few]
-            across = yield from self._differences(x, y, others, "other directions")
+            across = yield from self._differences(x, y, others, step, "other directions")
         else:
             across = readings.along[few, :, :0]
         readings = replace(readings, few=few, across=across)
@@ -152,15 +163,15 @@ class SmoothSearch:
         layer = corrected_layer(readings, layer, names)
         return renamed(layer, self.activation), readings
 
-    def _with_gap(self) -> Generator[Round, Answers, tuple[JacobianReadings, int]]:
+    def _with_gap(self, step: float) -> Generator[Round, Answers, tuple[JacobianReadings, int]]:
         """Ask base points and steps from them until the number of rows shows."""
-        d, step, none = self.dim, STEP * self.unit, np.zeros(0, int)
+        d, none = self.dim, np.zeros(0, int)
         ways = np.linalg.qr(self.rng.standard_normal((d, d)))[0].T
         n, count, readings = min(d, DIRECTIONS), FIRST_POINTS, None
         while True:
             x = self._points(count - (0 if readings is None else len(readings.x)))
-            y = yield from self.ask(x)
-            along = yield from self._differences(x, y, ways[:n], "steps")
+            y = yield from asks("base points")(x)
+            along = yield from self._differences(x, y, ways[:n], step, "steps")
             if readings is not None:
                 x, y = np.vstack([readings.x, x]), np.vstack([readings.y, y])
                 along = np.concatenate([readings.along, along])
@@ -168,18 +179,17 @@ class SmoothSearch:
             rank, width = rank_of(readings), y.shape[1]
             most = d if rank else min(d, -(-MOST_DIRECTIONS * max(d, width) // width))
             if (rank or count) > FULL * (n - 1) * (width - 1) and n < most:
-                room = FULL * (width - 1)
-                wider = min(most, 1 + int(np.ceil((rank or GROWTH * count) / room)))
-                more = yield from self._differences(x, y, ways[n:wider], "steps")
+                each = FULL * (width - 1)
+                wider = min(most, 1 + int(np.ceil((rank or GROWTH * count) / each)))
+                more = yield from self._differences(x, y, ways[n:wider], step, "steps")
                 n, along = wider, np.concatenate([along, more], axis=2)
                 readings = replace(readings, along=along)
                 rank = rank_of(readings)
             wanted = int(POINTS * rank) + MORE_POINTS if rank else int(GROWTH * count) + 1
             if rank and count >= wanted:
                 return readings, rank
-            if wanted > min(
-                GROWTH * n * width + 3 * MORE_POINTS, 2 * POINTS * self.most + FIRST_POINTS
-            ):
+            room, enough = GROWTH * n * width, 2 * POINTS * self.most
+            if wanted > min(room + 3 * MORE_POINTS, enough + FIRST_POINTS):
                 raise Reason.JACOBIAN_WITHOUT_GAP.error(points=count, room=n * width)
             count = max(count, wanted)
 
@@ -189,11 +199,10 @@ class SmoothSearch:
         return np.asarray(lengths[:, None] * self.rng.standard_normal((count, self.dim)))
 
     def _differences(
-        self, x: Array, y: Array, ways: Array, phase: str
+        self, x: Array, y: Array, ways: Array, step: float, phase: str
     ) -> Generator[Round, Answers, Array]:
         """Ask a step from each point along each direction; return slopes (X, p, directions)."""
-        step = STEP * self.unit
-        moved = yield from self.ask((x[:, None] + step * ways).reshape(-1, self.dim))
+        moved = yield from asks(phase)((x[:, None] + step * ways).reshape(-1, self.dim))
         slopes = (moved.reshape(len(x), len(ways), -1) - y[:, None]) / step
         return np.asarray(slopes.transpose(0, 2, 1))
 
@@ -262,12 +271,8 @@ class SmoothClaim(LayerClaim):
 
     def _assumed(self, checks: int) -> tuple[str, ...]:
         return (
-            "Errors of A, b, B and c are for neurons in the order of the model"
-            + (
-                " whose rows of A have the norms of their columns of B." * bool(self.model.gate)
-                or "."
-            )
-            + (" Those of gates are G's and g's." * bool(self.model.gate)),
+            "Errors of A, b, B and c are for neurons in the order of the model.",
+            *(OF_GATES if self.model.gate else ()),
             "constant, slope: ``‖F̂(x) − F(x)‖₂`` ≤ constant + slope·‖x‖ for every x of norm up to "
             f"{self.reach:.2g}. Tokens up to that norm were asked.",
             "Only single tokens were asked: about sequences of several tokens (attention) nothing "
@@ -283,11 +288,11 @@ class SmoothClaim(LayerClaim):
 
 def _errors(layer: FeedForward, other: FeedForward, reach: float) -> dict[str, float]:
     """Return what another layer differs by: its arrays, and the function up to a length."""
+    mine, theirs = layer.arrays(), other.arrays()
     off = {
-        name: other.arrays()[name] - array for name, array in layer.arrays().items() if array.ndim
+        name: theirs[name] - mine[name] for name in ("A", "b", "B", "c", "G", "g") if name in mine
     }
-    off = {name: change for name, change in off.items() if name not in ("activation", "residual")}
-    errors = {name: float(np.linalg.norm(change)) for name, change in off.items()}
+    errors: dict[str, float] = {name: float(np.linalg.norm(x)) for name, x in off.items()}
     phi = ACTIVATIONS[layer.activation].of(np.zeros(1))[0]
     columns, column = np.linalg.norm(layer.B, axis=0), np.linalg.norm(off["B"], axis=0)
 
