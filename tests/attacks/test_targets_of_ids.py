@@ -85,7 +85,8 @@ def test_weights_that_are_0_or_1_everywhere_are_refused():
     hard = us.TokenHead(rng.standard_normal(40), 1e6 * rho, x)
     with pytest.raises((us.ModelMismatch, us.NotIdentifiable)) as refusal:
         us.learn(us.oracles.from_ids(hard), us.learners.TokenHead(40))
-    assert refusal.value.reason in ("BAGS_SATURATED", "BAGS_MISSED", "MORE_THAN_PLANNED")
+    reasons = ("BAGS_SATURATED", "BAGS_MISSED", "MORE_THAN_PLANNED")
+    assert getattr(refusal.value, "reason", "") in reasons
 
 
 def test_a_table_of_too_few_ids_is_refused():
