@@ -77,3 +77,21 @@ def test_a_rank_above_the_given_one_is_refused():
         us.learn(Server(0), us.learners.TokenHead(60, rank=2))
     found = us.learn(Server(0), us.learners.TokenHead(60, rank=5))
     assert found.model.rank == 3
+
+
+def test_weights_that_are_0_or_1_everywhere_are_refused():
+    rng = np.random.default_rng(4)
+    rho, x = rng.standard_normal((2, 40, 2))
+    hard = us.TokenHead(rng.standard_normal(40), 1e6 * rho, x)
+    with pytest.raises((us.ModelMismatch, us.NotIdentifiable)) as refusal:
+        us.learn(us.oracles.from_ids(hard), us.learners.TokenHead(40))
+    reasons = ("BAGS_SATURATED", "BAGS_MISSED", "MORE_THAN_PLANNED")
+    assert getattr(refusal.value, "reason", "") in reasons
+
+
+def test_a_table_of_too_few_ids_is_refused():
+    server = Server(0, ids=11)
+    with pytest.raises(us.NotIdentifiable) as refusal:
+        us.learn(server, us.learners.LowRankHead(8, table=server.table))
+    assert refusal.value.reason == "TABLE_TOO_SMALL"
+    assert server.queries == 0

@@ -38,6 +38,26 @@ def test_a_learner_of_vectors_is_refused_on_ids_and_the_reverse():
         us.learn(oracle, tokens, sampler=lambda rng: np.zeros((2, 1)))
 
 
+def test_learners_around_others_take_none_of_ids():
+    head = us.learners.LowRankHead(3, table=np.eye(3))
+    with pytest.raises(ValueError, match="ids have no"):
+        us.learners.Antisymmetric(head)
+    with pytest.raises(ValueError, match="leave its table out"):
+        us.learners.TransformerLearner(3, head=head)
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [(np.ones((4, 2)), "vectors of 2"), (np.ones(3), "shape"), (np.ones((1, 4, 3)), "two pos")],
+)
+def test_tables_of_other_shapes_are_refused(table, said):
+    for learner in (us.learners.LowRankHead, us.learners.ExactHead):
+        with pytest.raises(ValueError, match=said):
+            learner(3, table=table)
+    with pytest.raises(ValueError, match="beside table"):
+        us.learners.LowRankHead(3, table=np.eye(3), rotary=True)
+
+
 def test_from_ids_checks_what_it_is_given():
     for wrong in ((3,), (never, 2.5)):
         with pytest.raises(TypeError):

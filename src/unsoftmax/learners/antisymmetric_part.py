@@ -30,7 +30,17 @@ from unsoftmax.learners.single_head.exact import ExactHead
 from unsoftmax.learners.single_head.low_rank import LowRankHead
 from unsoftmax.measure.precision import KAPPA
 from unsoftmax.probes import Round
-from unsoftmax.protocol import Answers, Found, Learner, M, Outputs, Plan, Steps, outputs_of
+from unsoftmax.protocol import (
+    Answers,
+    Found,
+    Learner,
+    M,
+    Outputs,
+    Plan,
+    Steps,
+    outputs_of,
+    vocabulary_of,
+)
 from unsoftmax.refusals import reworded
 
 
@@ -105,6 +115,8 @@ class Antisymmetric(SeveralPerQuery[M]):
     def __post_init__(self) -> None:
         if not callable(getattr(self.of, "steps", None)) or not hasattr(self.of, "dim"):
             raise TypeError(f"of must be a learner; it is {self.of!r}.")
+        if vocabulary_of(self.of) is not None:
+            raise ValueError("of must learn from vectors: ids have no −X.")
         if getattr(self.of, "biases", False):
             raise ValueError(
                 "of must learn no biases: they change the scores of −X, and f(X) − f(−X) is no "

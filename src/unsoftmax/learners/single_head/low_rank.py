@@ -130,7 +130,7 @@ class LowRankHead(Configured):
     table : array_like, shape (V, d), optional
         The target takes ids of a vocabulary, and looks these vectors up: ids are asked. With
         positions an array (P, V, d), the vectors by position and id. W and w are learned on the
-        span of the table, of D dimensions, and w and c whatever ``biases`` says.
+        span of the table (of its first two positions), and w and c whatever ``biases`` says.
     context : int
         With a table, the most ids of a sequence that the target takes.
 

@@ -170,7 +170,7 @@ class TableHead:
             + Cost.of(most, tokens=2, rounds=6 * (GROWTHS + MORE_AIMS + 3), again=2 * most)
             + Cost(rounds=1 + self.table.positions)
         )
-        formula = "D + 1 + r(2D + 1 − r) unknowns of a table of D dimensions, and a tenth more"
+        formula = "D + 1 + r(2D + 1 − r) unknowns of a table of D dimensions, and a fifth more"
         context = min(self.context, self.table.positions) if self._placed else self.context
         plan = cost.plan(formula, max(2, context), V - 1.0, known=False)
         return replace(plan, vocabulary=V)

@@ -147,6 +147,8 @@ class TransformerLearner(Configured):
         one_of("attention", self.attention, ("local", "antisymmetric"))
         if self.head is not None and not isinstance(self.head, ExactHead | LowRankHead):
             raise TypeError(f"head must be an ExactHead or a LowRankHead; it is {self.head!r}.")
+        if self.head is not None and self.head.table is not None:
+            raise ValueError("head must learn from vectors: leave its table out.")
         for name, part in (("network", self._network), ("head", self._head)):
             if getattr(part, "dim", None) != self.dim:
                 raise ValueError(f"{name} must learn {self.dim} dimensions; it is {part!r}.")
