@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 import unsoftmax as us
 from tests.commands import run
 from tests.truth import Counted, relative
+from unsoftmax.cli import console
 from unsoftmax.cli.defend import _show
 from unsoftmax.questions import AttackOutcome, DefenceTrial
 from unsoftmax.questions.defence import defending
@@ -821,6 +822,7 @@ def test_the_command_defends_an_endpoint(folder, capsys, trials, monkeypatch):
     assert 'id="learn"' in page
     # what a terminal shows of as many rows
     capsys.readouterr()
+    monkeypatch.setattr(console.stdout, "width", 200)
     _show(result, "mine:head")
     shown = capsys.readouterr().out
     assert shown.splitlines()[1].startswith(result.recommendation[:60])

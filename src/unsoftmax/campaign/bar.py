@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
+from rich import get_console
 from rich.progress import (
     BarColumn,
     Progress,
@@ -29,7 +30,8 @@ def progress_bar(console: Console | None = None) -> Iterator[Watcher]:
     Parameters
     ----------
     console : rich.console.Console, optional
-        Where; by default the notebook that this runs in, or standard output.
+        Where; by default the notebook that this runs in, or standard output. Nothing is shown
+        where that is a file.
 
     Yields
     ------
@@ -53,7 +55,9 @@ def progress_bar(console: Console | None = None) -> Iterator[Watcher]:
         TextColumn("{task.fields[rate]}"),
         TimeRemainingColumn(),
     )
-    progress = Progress(*columns, console=console, transient=True)
+    screen = console or get_console()
+    shows = screen.is_terminal or screen.is_jupyter
+    progress = Progress(*columns, console=screen, transient=True, disable=not shows)
     task = progress.add_task("", total=None, rate="")
     began: tuple[float, int] | None = None
 

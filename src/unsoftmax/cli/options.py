@@ -215,21 +215,23 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
 def arrange_help(command: Any, args: Sequence[str]) -> None:
     """Show the settings of the model that is named among a command's arguments, and no other's.
 
-    Where none is named the settings that all models share are shown.
+    Where none is named the settings that all models share are shown, or all but one.
     """
     model = _model_in(args)
     for option in command.params:
         texts = _texts().get(option.name)
         if texts is None:
             continue
-        of_all = {name for names in texts.values() for name in names} == {*MODELS}
+        of_most = len({name for names in texts.values() for name in names}) + 1 >= len(MODELS)
         own = [text for text, names in texts.items() if model in names]
-        option.hidden = not own and not of_all
+        option.hidden = not own and not of_most
         if own:
             option.help = " ".join(own)
             option.rich_help_panel = f"Settings of --model {model}"
-        elif len(texts) > 1:
-            option.help = "Every model has it: see --model NAME --help."
+        elif of_most:
+            usual = max(texts, key=lambda text: len(texts[text]))
+            told = 2 * len(texts[usual]) > len(MODELS)
+            option.help = usual if told else "Every model has it: see --model NAME --help."
 
 
 def _model_in(args: Sequence[str]) -> str:
