@@ -129,7 +129,7 @@ OF_ANOTHER_TYPE: list[tuple[str, dict[str, Any], str]] = [
 def told(kind: str, settings: dict[str, Any]) -> tuple[type[Exception] | None, str]:
     """How a learner refuses settings; nothing if it takes them."""
     try:
-        size = {"vocabulary": 9} if kind == "token" else {"dim": 4}
+        size = {"vocabulary": 5} if kind == "token" else {"dim": 4}
         L.BY_NAME[kind](**{**size, **NEEDED.get(kind, {}), **settings})
     except (ValueError, TypeError) as error:
         return type(error), str(error)

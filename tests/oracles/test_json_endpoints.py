@@ -14,8 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import unsoftmax as us
-from tests.commands import run
-from tests.oracles.http_server import serving
+from tests.oracles.http_server import answering, serving
 from tests.oracles.servers import DIM, Server, free_port, head
 from unsoftmax.oracles.json_template import JsonTemplate
 from unsoftmax.oracles.open_inference import ProtocolError, answer, request, signature
@@ -26,19 +25,6 @@ pytest.importorskip("orjson", reason="the extra http")
 FASTAPI = os.environ.get("KSERVE", "")
 """A Python that has FastAPI: KServe's own server is written with it."""
 SERVICE = Path(__file__).parents[2] / "examples" / "json" / "service.py"
-
-
-def of(model, seen, fails=lambda asked: None):
-    """Answer JSON requests {"inputs": …} with {"outputs": [{"hidden": number}, …]}."""
-
-    def infer(handler, body):
-        X = np.array(json.loads(body)["inputs"])
-        seen.append(len(X))
-        status = fails(len(seen))
-        y = [] if status else [{"hidden": float(one)} for one in model(X)]
-        handler.send(status or 200, json.dumps({"outputs": y}).encode())
-
-    return infer
 
 
 @given(st.lists(st.sampled_from(["a", "hidden", 0, 1]), min_size=1, max_size=4), st.integers(0, 9))
@@ -76,39 +62,11 @@ def test_a_place_that_names_nothing_and_half_a_template_are_refused():
         us.oracles.from_url("http://127.0.0.1:9/ask", request="{X}")
 
 
-def test_a_head_behind_json_is_recovered_from_the_command_line(tmp_path, monkeypatch):
-    seen: list[int] = []
-    target = head(1)
-    monkeypatch.setenv("TOKEN", "Bearer open sesame")
-    with serving(of(target, seen)) as (url, requests):
-        where = url.replace("/v2/models/head", "/generate")
-        told = "--request", '{"inputs": {X}, "mode": "raw"}', "--answer", "outputs.*.hidden"
-        done = run(
-            tmp_path,
-            *("learn", where, *told, "--auth", "TOKEN", "--model", "exact", "--biases"),
-            *("--dim", DIM, "--out", "found"),
-        )
-        assert done.returncode == 0, done.stderr
-        assert requests[0][1]["Authorization"] == "Bearer open sesame"
-        assert json.loads(requests[0][2])["mode"] == "raw"
-        assert {path for path, *_ in requests} == {"/generate"}
-        target.save(tmp_path / "served.safetensors")
-        checked = run(tmp_path, "verify", where, *told, "--weights", "served.safetensors")
-    assert us.equivalent(us.load(tmp_path / "found" / "model.safetensors"), target, rtol=1e-10)
-    assert checked.returncode == 0, checked.stderr
-    counted = json.loads((tmp_path / "found" / "recovery.json").read_text())["queries"]
-    assert counted <= sum(seen)
-    local = "learn", "served.safetensors", "--model", "exact", "--out", "local"
-    refused = run(tmp_path, *local, *told)
-    assert refused.returncode == 2
-    assert "are for endpoints" in refused.stderr
-
-
 def test_one_sequence_at_a_time_keeps_what_was_answered():
     """A server that fails at its 5th and 9th request: nothing else is asked twice."""
     seen: list[int] = []
     target = head(2)
-    with serving(of(target, seen, lambda n: 503 if n in (5, 9) else None)) as (url, _):
+    with serving(answering(target, seen, lambda n: 503 if n in (5, 9) else None)) as (url, _):
         oracle = us.oracles.from_url(
             url + "/ask", request='{"inputs": [{x}]}', answer="outputs.0.hidden"
         )
@@ -123,7 +81,7 @@ def test_one_sequence_at_a_time_keeps_what_was_answered():
 
 
 def test_requests_keep_to_a_pace():
-    with serving(of(head(0), [])) as (url, _):
+    with serving(answering(head(0), [])) as (url, _):
         paced = us.oracles.HttpLimits(per_minute=1200)
         oracle = us.oracles.from_url(
             url + "/ask", None, None, None, paced, '{"inputs": [{x}]}', "outputs.0.hidden"
@@ -135,7 +93,7 @@ def test_requests_keep_to_a_pace():
 
 
 def test_an_answer_elsewhere_names_what_is_there():
-    with serving(of(head(0), [])) as (url, _):
+    with serving(answering(head(0), [])) as (url, _):
         oracle = us.oracles.from_url(url + "/ask", request='{"inputs": {X}}', answer="y")
         with pytest.raises(ConnectionError, match="nothing at y; at its top is outputs"):
             oracle(np.ones((1, 2, DIM)))
