@@ -12,6 +12,7 @@ from unsoftmax.measure.bags import added_up
 from unsoftmax.measure.precision import KAPPA, Precision, why
 from unsoftmax.probes import Array, Copies, Ids, Indices, Probes
 from unsoftmax.refusals import Reason
+from unsoftmax.validate.judge import Judgement, Residuals, hold_out
 
 # Ids that are asked again, the first ones alone, the others in copies: positions show there, and
 # what answers are off by.
@@ -123,3 +124,23 @@ def fresh_bags(count: int, ids: Indices, context: int, rng: np.random.Generator)
         Ids(np.array(rows), phase="hold-out", purpose="check")
         for _, rows in sorted(families.items())
     ]
+
+
+def held_out(
+    fresh: list[Ids], compare: Callable[[Array, Array], Residuals], checks: int, context: int
+) -> Asking[tuple[Judgement, str]]:
+    """Ask fresh sequences; return how a model predicted them, and what that says.
+
+    Raises
+    ------
+    ModelMismatch
+        It did not.
+    """
+    judgement = yield from hold_out(fresh, compare, checks)
+    if judgement.refuses:
+        missed, allowed = judgement.worst
+        raise Reason.BAGS_MISSED.error(missed=missed, allowed=allowed, context=context)
+    if not checks:
+        return judgement, "Nothing was checked."
+    said = f"{checks} fresh sequences of up to {context} ids test this but cannot prove it."
+    return judgement, said

@@ -28,7 +28,7 @@ import scipy.linalg
 from numpy.typing import ArrayLike
 
 from unsoftmax.learners.compose import Asking, as_planned
-from unsoftmax.learners.tokens.asked_ids import COPIED, MIXED, ask_lone, fresh_bags
+from unsoftmax.learners.tokens.asked_ids import COPIED, MIXED, ask_lone, fresh_bags, held_out
 from unsoftmax.learners.tokens.vocabulary_factors import (
     GROWTHS,
     MORE_AIMS,
@@ -44,7 +44,7 @@ from unsoftmax.protocol import Certificate, Found, Plan, Steps
 from unsoftmax.refusals import Reason
 from unsoftmax.solve.token_factors import weighted
 from unsoftmax.theory.costs import Cost
-from unsoftmax.validate.judge import Residuals, hold_out
+from unsoftmax.validate.judge import Residuals
 
 # Singular values of a table below this share of the largest are none: it is float32, or coarser.
 FLAT = 2.0**-20
@@ -208,14 +208,9 @@ class TableHead:
             return Residuals.of(y - f, own=own, allowed=allowed, size=size)
 
         fresh = fresh_bags(checks, np.arange(V), context, rng)
-        judgement = yield from hold_out(fresh, compare, checks)
-        if judgement.refuses:
-            missed, allowed = judgement.worst
-            raise Reason.BAGS_MISSED.error(missed=missed, allowed=allowed, context=context)
-        checked = f"{checks} fresh sequences of up to {context} ids test this but cannot prove it."
+        judgement, checked = yield from held_out(fresh, compare, checks, context)
         assumes = (
-            "The target is one head behind this table: "
-            f"{checked if checks else 'Nothing was checked.'}",
+            f"The target is one head behind this table: {checked}",
             f"W, w and v are determined on the span of the table, of {readings.affine.y.shape[1]} "
             "dimensions, and 0 beside it; bounds are of these.",
             f"Bounds are {SAFETY:.0f} times what {DRAWN} draws of the readings' errors make.",
