@@ -246,6 +246,9 @@ def test_what_is_served_instead_is_named(tmp_path, kind):
         command = found["notes"][0].partition("Verify that: ")[2]
         done = run(tmp_path, *shlex.split(command)[1:])
         assert done.returncode == 0, done.stderr
+        # neither that part nor another one: other weights
+        status, found = verified("revision", "--layers", "0", "--part", part)
+        assert (status, found["verdict"], found["alternative"]) == (1, "different", None)
     if kind != "bert":  # whose second norm cannot be taken away
         status, found = verified("attention", "--layers", "0")
         assert (status, found["alternative"]) == (3, "attention")
@@ -312,3 +315,37 @@ def test_functions_of_every_shape_are_claims(trials):
             assert result.verdict == "same" or how == "float16 operands"
         number = us.verify(lambda X: claim(X)[:, 0], lambda X: claim(X)[:, 0], seed=seed, dim=32)  # noqa: B023
         assert number
+
+
+def test_a_function_is_not_called_the_same_behind_answers_too_coarse_to_show_it():
+    def claim(X):
+        return X[:, -1] + 0.3 * np.sin(1e9 * X[:, -1])
+
+    def other(X):
+        return 1.05 * X[:, -1] + 0.3 * np.sin(1e9 * X[:, -1] + 1)
+
+    result = us.verify(other, claim, dim=4)
+    assert result.verdict == "undecided"
+    assert any("too coarse" in note for note in result.notes)
+    with pytest.raises(ValueError, match="not finite"):
+        us.verify(other, lambda X: np.full((len(X), 4), np.nan), dim=4)
+
+
+def test_alternatives_that_answers_do_not_tell_apart_are_all_named():
+    rng = np.random.default_rng(0)
+    W, v = rng.standard_normal((6, 6)), rng.standard_normal(6)
+    claimed = us.SingleHead(W, v)
+    now = us.SingleHead(W + 1e-2 * rng.standard_normal((6, 6)), v)
+    near = us.SingleHead(now.W + 1e-12 * rng.standard_normal((6, 6)), v)
+    far = us.SingleHead(now.W + 1e-2 * rng.standard_normal((6, 6)), v)
+    others = {"near": near, "now": now, "far": far}
+    result = us.verify(in_float32(now), claimed, alternatives=others)
+    assert (result.verdict, result.alternative) == ("different", "near or now")
+    small = us.SingleHead(np.eye(5), np.ones(5))
+    with pytest.raises(ValueError, match="alternative small takes tokens of dimension 5"):
+        us.verify(now, claimed, alternatives={"small": small})
+    of = arrays(0)
+    blocks = {"near": block(moved(of, "A", 1e-13, 1)), "now": block(of)}
+    changed = block(moved(of, "A", 1e-2, 1))
+    result = us.verify(in_float32(block(of)), changed, alternatives=blocks)
+    assert (result.verdict, result.alternative) == ("different", "near or now")

@@ -41,7 +41,7 @@ class ClaimedFunction:
         Raises
         ------
         ValueError
-            It gives something else than numbers of that shape.
+            It gives something else than finite numbers of that shape.
         """
         y = np.asarray(as_array(self.function(X)))
         y = y[:, None] if y.shape == X.shape[:1] else y
@@ -54,6 +54,8 @@ class ClaimedFunction:
                 f"The claimed function answered {X.shape} with {y.dtype} of shape {y.shape}; it "
                 f"must give ({len(X)},), ({len(X)}, m) or ({len(X)}, {X.shape[1]}, m) numbers."
             )
+        if not np.all(np.isfinite(y)):
+            raise ValueError("The claimed function answered a question with what is not finite.")
         return y.astype(np.float64)
 
     def arrays(self) -> dict[str, Array]:

@@ -44,6 +44,8 @@ from unsoftmax.questions.tensor_search import NEAR, Located
 
 # "Same" is said where a change of any matrix or scale by this share would have been seen.
 _CAUGHT = 0.5
+# Of a function, where a smooth change of the answers by this share of their size would have been.
+_CAUGHT_OF_ANSWERS = 0.1
 # Directions differ: of changes so many times as large as the mean shows 95 of 100 are seen.
 _SURELY = 1.75
 # With fewer different answers nothing is told apart.
@@ -60,8 +62,8 @@ BY_THE_CHANGE = (
     "stated here, and smaller changes than these would show."
 )
 NO_TENSORS = (
-    "The claim is a function: what is changed in it has no name, and how small a change would show "
-    "is not known."
+    "The claim is a function: what is changed in it has no name. A smooth change of the answers by "
+    "{size:.1g} of their size would show, at sequences of {tokens} tokens; others were not asked."
 )
 TOO_LARGE = (
     "the change is too large for a name by evidence (it would be {size:.1g} of {name}), and no "
@@ -123,8 +125,12 @@ class CopiesAsked:
             if other.ratio < ratio:
                 ratio, held, self.seen = other.ratio, name, other
         power = self._power(self.claim) if self.claim else {}
-        notes = [] if self.claim else [NO_TENSORS]
+        size = float(np.sqrt(np.mean(self.answers**2))) or 1.0
+        shown = np.sqrt(DIFFERENT * np.median(self.seen.scatter) / COPIES) / size
+        notes = [] if self.claim else [NO_TENSORS.format(size=shown, tokens=X.shape[1])]
         unseen = [name for name, size in power.items() if size > _CAUGHT and self._weighty(name)]
+        if self.claim is None and shown > _CAUGHT_OF_ANSWERS:
+            unseen = [f"the answers by {_CAUGHT_OF_ANSWERS:g} of their size"]
         few = len(np.unique(self.answers)) < _LEAST_ANSWERS
         verdict: Literal["same", "different", "undecided"] = "undecided"
         if ratio > DIFFERENT and not few:
@@ -147,7 +153,6 @@ class CopiesAsked:
             notes.append(f"Answers are too coarse to show a change of {', '.join(unseen)}.")
         if held and verdict == "same":
             notes.append(f"The target holds these weights as {held}: then its answers are these.")
-        size = float(np.sqrt(np.mean(self.answers**2))) or 1.0
         precision = float(np.sqrt(np.median(self.seen.scatter))) / size
         miss = float(np.sqrt(ratio / SAME))
         self.judged = Judged(verdict, held, power, precision, miss, tuple(notes))
@@ -185,10 +190,10 @@ class CopiesAsked:
         return Located(" or ".join(near))
 
     def serving(self, others: Mapping[str, Any]) -> str | None:
-        """Name the model that these answers are of, if one of them is."""
-        return self._fitting(
-            (name, model.maps) for name, model in others.items() if self._answers_alike(model)
-        )
+        """Name the models that these answers may be of, if any."""
+        alike = {name: one.maps for name, one in others.items() if self._answers_alike(one)}
+        fit = [name for name, maps in alike.items() if self._missed(maps).ratio <= SAME]
+        return " or ".join(fit) or None
 
     # -- what answers are compared with
 

@@ -119,7 +119,8 @@ class Verification(SavedResult):
         Of whole blocks that are the same: how the target holds the weights, where that is not as
         they are given, such as "bfloat16".
     alternative : str or None
-        Where it is different: which of the alternatives it serves instead, if any.
+        Where it is different: which of the alternatives it serves instead, if any; those between
+        which the answers do not decide, joined by "or".
     """
 
     file_name: ClassVar[str] = VERIFICATION_FILE
@@ -191,8 +192,12 @@ class Verifier:
             )
         if not isinstance(self.model, ClaimedFunction):
             Claim(self.model, self.errors)
-        for one in self.alternatives.values():
-            Claim(one)
+        for name, one in self.alternatives.items():
+            if Claim(one).dim != self.dim:
+                raise ValueError(
+                    f"The alternative {name} takes tokens of dimension {one.dim}, the claim of "
+                    f"{self.dim}: leave it out."
+                )
         whole_number("seed", self.seed, 0)
         if self.like is None:
             return
@@ -280,17 +285,20 @@ class Verifier:
         return replace(found, tensor=located.tensor, notes=notes)
 
     def _served(self, asked: Sequence[Array], seen: Seen, errors: AnswerErrors) -> str | None:
-        """Name the alternative that predicts these answers, if one does."""
+        """Name the alternatives that predict these answers, if any do."""
+        fit = []
         most, missed = _DIFFERENT * errors.of(seen), np.median(np.abs(seen.missed))
         for name, model in self.alternatives.items():
             # a target may round its inputs; a wrong claim may widen what answers hide: what is
             # served misses far less than that
             for given in (asked, [*map(as_float32, asked)]):
-                y = np.stack([model(X[None])[0] for X in given])
-                near = np.abs(seen.y - y) if y.shape == seen.y.shape else np.full(1, np.inf)
+                y = np.stack([model.maps.answers(X[None])[0, 0] for X in given])
+                alike = y.size == seen.y.size
+                near = np.abs(seen.y - y.reshape(seen.y.shape)) if alike else np.full(1, np.inf)
                 if np.all(near <= most) and np.median(near) < _FAR_LESS * missed:
-                    return name
-        return None
+                    fit.append(name)
+                    break
+        return " or ".join(fit) or None
 
     def _beside_copies(
         self, found: Verification, asked: Sequence[Array]
