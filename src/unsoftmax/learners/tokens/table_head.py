@@ -24,7 +24,7 @@ from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
-import scipy.linalg
+import scipy
 from numpy.typing import ArrayLike
 
 from unsoftmax.learners.compose import Asking, as_planned
