@@ -1133,6 +1133,17 @@ class Reason(Enum):
         return (kind or self.kind)(text, determined=determined or {}, reason=self.name)
 
 
+def has_remedy(name: str) -> bool:
+    """Whether the reason of this name says what to do; "" is none.
+
+    Examples
+    --------
+    >>> has_remedy("MORE_HEADS"), has_remedy("NO_LABELS"), has_remedy("ANSWERS_DRIFT")
+    (True, True, False)
+    """
+    return name in Reason.__members__ and bool(Reason[name].remedy)
+
+
 def reworded(error: RefusalError, text: str) -> RefusalError:
     """Return a refusal for the same reason, in other words."""
     kind = NotIdentifiable if isinstance(error, NotIdentifiable) else ModelMismatch

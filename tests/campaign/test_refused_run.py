@@ -11,6 +11,7 @@ import unsoftmax as us
 from unsoftmax.campaign.recovery import RefusedRun
 from unsoftmax.campaign.watching import GOING_ON, CourseWatch
 from unsoftmax.protocol import Course
+from unsoftmax.refusals import Reason
 
 COURSE = Course(((0.5, 3, "W"),), {"W": (3, 0.5)}, 0, 3)
 
@@ -62,6 +63,17 @@ def test_a_damaged_refusal_is_refused(tmp_path, damage, sentence):
     path.unlink()
     with pytest.raises(FileNotFoundError, match=r"no refusal\.json"):
         RefusedRun.load(tmp_path)
+
+
+def test_the_reason_is_kept_by_its_name(tmp_path):
+    error = Reason.VALUE_IS_0.error({"v": np.zeros(3)}, known="")
+    RefusedRun.of(error, us.learners.ExactHead(3).settings(), COURSE).save(tmp_path)
+    assert RefusedRun.load(tmp_path).reason == "VALUE_IS_0"
+    path = tmp_path / "refusal.json"
+    content = json.loads(path.read_text())
+    assert content.pop("reason") == "VALUE_IS_0"
+    path.write_text(json.dumps(content))
+    assert RefusedRun.load(tmp_path).reason == ""  # as earlier programs wrote it
 
 
 def reports(*pairs):

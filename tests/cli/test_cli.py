@@ -18,6 +18,7 @@ import pytest
 from tests.commands import run, started
 
 import unsoftmax as us
+from unsoftmax.refusals import Reason
 
 COMMAND = Path(sys.executable).parent / "unsoftmax"
 
@@ -465,7 +466,10 @@ def test_statuses_of_refusals(folder, target, status, says):
     assert done.returncode == status
     assert says in done.stderr
     assert "Traceback" not in done.stderr
-    assert json.loads(done.stdout)["status"] == status
+    said = json.loads(done.stdout)
+    assert said["status"] == status
+    assert (said.get("reason") in Reason.__members__) == (status == 3)
+    assert ("unsoftmax audit says" in said["message"]) == (target == "mine:two")
 
 
 def test_a_budget_stops_and_a_larger_one_goes_on(folder):

@@ -244,6 +244,8 @@ class RefusedRun:
     ----------
     kind : str
         "NotIdentifiable", or "ModelMismatch" and what derives from it.
+    reason : str
+        The name of the refusal, as in ``docs/refusals.md``; "" where it has none.
     message : str
         What was refused, and what to do.
     determined : dict of str to array
@@ -257,6 +259,7 @@ class RefusedRun:
     """
 
     kind: str
+    reason: str
     message: str
     determined: Mapping[str, Array]
     learner: Mapping[str, Any]
@@ -268,14 +271,15 @@ class RefusedRun:
         cls, error: NotIdentifiable | ModelMismatch, learner: Mapping[str, Any], course: Course
     ) -> RefusedRun:
         """Keep what an error says."""
-        arrays = dict(_arrays(error.determined))
-        return cls(type(error).__name__, str(error), arrays, learner, course, versions())
+        kind, arrays = type(error).__name__, dict(_arrays(error.determined))
+        return cls(kind, error.reason, str(error), arrays, learner, course, versions())
 
     def to_json(self) -> dict[str, Any]:
         """Return everything but the arrays as JSON."""
         return {
             "format_version": REFUSAL_FORMAT,
             "kind": self.kind,
+            "reason": self.reason,
             "message": self.message,
             "determined": {name: list(array.shape) for name, array in self.determined.items()},
             "learner": dict(self.learner),
@@ -310,6 +314,7 @@ class RefusedRun:
             named = content["determined"]
             return cls(
                 str(content["kind"]),
+                str(content.get("reason", "")),  # files of earlier programs have none
                 str(content["message"]),
                 read(path.with_name(DETERMINED_FILE))[1] if named else {},
                 dict(content["learner"]),

@@ -133,6 +133,8 @@ def _tell(error: BaseException, options: dict[str, Any]) -> None:
     _print(printable(said), stderr, soft_wrap=True)
     if options.get("as_json"):
         content = {"error": name, "message": message, "status": status_of(error)}
+        if isinstance(error, (NotIdentifiable, ModelMismatch)) and error.reason:
+            content["reason"] = error.reason
         if isinstance(error, NotServed):
             content["verdict"] = "different"
         if isinstance(error, BudgetExceeded):

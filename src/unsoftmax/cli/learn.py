@@ -182,6 +182,7 @@ def _refusal_kept(
     """Write what was refused, and what is determined all the same, with its page."""
     from unsoftmax.campaign.recovery import REFUSAL_FILE, RefusedRun
     from unsoftmax.campaign.watching import CourseWatch
+    from unsoftmax.refusals import has_remedy
 
     watch = CourseWatch(watcher)
     try:
@@ -193,6 +194,8 @@ def _refusal_kept(
             drawn = finish(out, REFUSAL_FILE, report=report, target=target)
             more = and_more(f"{out}/{name}" for name in drawn)
             error.add_note(f"Kept: {kept}{more}.")
+        if isinstance(error, ModelMismatch) and not has_remedy(error.reason):
+            error.add_note("unsoftmax audit says what a target is.")
         raise
 
 
