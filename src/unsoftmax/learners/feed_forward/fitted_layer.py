@@ -68,17 +68,20 @@ class HingeFit:
     y: Array
     weight: Array
     """(n,): one over the errors of the answers, but for a factor."""
+    least: float = 0.0
+    """Misses of this root mean square, weighted, are not explained further."""
 
     def run(self, start: HingeParameters) -> tuple[HingeParameters, float]:
         """Fit; return the parameters, and the misses' root mean square, weighted."""
         best, misses = start, self._misses(start)
         for _ in range(STEPS):
-            new = best.moved(best.of_flat(self._solved(best, misses)))
+            unexplained = self._enough / (np.linalg.norm(misses) or 1.0)
+            new = best.moved(best.of_flat(self._solved(best, misses, unexplained)))
             left = self._misses(new)
             gained = np.linalg.norm(left) / (np.linalg.norm(misses) or 1.0)
             if gained < 1:
                 best, misses = new, left
-            if gained > GAINED:
+            if gained > GAINED or np.linalg.norm(misses) <= self._enough:
                 break
         free = max(1, misses.size - best.flat.size)
         return best, float(np.linalg.norm(misses) / np.sqrt(free))
@@ -91,11 +94,15 @@ class HingeFit:
         drawn = (size * rng.standard_normal(shape) for _ in range(DRAWS))
         return [found.of_flat(self._solved(found, one)) for one in drawn]
 
+    @property
+    def _enough(self) -> float:
+        return float(self.least * np.sqrt(self.y.size))
+
     def _misses(self, layer: HingeParameters) -> Array:
         return np.asarray(self.weight[:, None] * (self.y - layer.at(self.x)))
 
-    def _solved(self, layer: HingeParameters, misses: Array) -> Array:
-        """Return the change of all parameters that explains the misses best."""
+    def _solved(self, layer: HingeParameters, misses: Array, left: float = 0.0) -> Array:
+        """Return the change of parameters that explains misses best, or but for a share."""
         # takes long to load, and few runs come here
         from scipy.sparse.linalg import LinearOperator, lsmr
 
@@ -128,7 +135,7 @@ class HingeFit:
         system = LinearOperator(
             (misses.size, layer.flat.size), matvec=ahead, rmatvec=back, dtype=np.float64
         )
-        found = lsmr(system, misses.ravel(), atol=0, btol=0, maxiter=ITERATIONS)
+        found = lsmr(system, misses.ravel(), atol=0, btol=left, maxiter=ITERATIONS)
         return np.asarray(found[0] / unit)
 
 
@@ -207,7 +214,7 @@ class LayerFitting:
             kept[kept] = real
             best = HingeParameters(best.A[real], best.b[real], best.B[:, real], best.c)
         unseen = np.any(self._missing(best.A, best.b, fresh), axis=0)
-        errors = _errors(best, drawn)
+        errors = errors_of(best, drawn)
         for name, before in found.taken(np.flatnonzero(kept)[unseen]).errors(0.0).items():
             errors[name] = float(np.hypot(errors[name], before))
         errors["c"] = float(np.hypot(errors["c"], errors["constant"] * np.any(unseen)))
@@ -259,7 +266,7 @@ def _product_errors(layer: HingeParameters, drawn: list[HingeParameters]) -> Arr
     return np.asarray(np.sqrt(np.mean(squares, axis=0)))
 
 
-def _errors(layer: HingeParameters, drawn: list[HingeParameters]) -> dict[str, float]:
+def errors_of(layer: HingeParameters, drawn: list[HingeParameters]) -> dict[str, float]:
     """Return root mean squares of what drawn errors change, rows as long as columns."""
     rows, columns = np.linalg.norm(layer.A, axis=1), np.linalg.norm(layer.B, axis=0)
     squares: dict[str, list[float]] = {}
