@@ -49,8 +49,6 @@ _MOST = 1e-6
 # Roundoffs that answers are off by at most, and their sizes where the second norm makes much of
 # the first sum's.
 _ROUNDOFFS = 64.0
-# Answers are fitted to so many times what they are off by.
-_FITTED = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +209,7 @@ def _fitted(
     n = v / np.sqrt(np.sum(v * v, axis=1, keepdims=True) / len(normed.frame) + normed.eps)
     model, look = claim.model, claim.look
     own = look.noise / np.sqrt(y.shape[1])
-    fit = HingeFit(n, y, 1 / look.size_at(n), _FITTED * own)
+    fit = HingeFit(n, y, 1 / look.size_at(n))
     found, size = fit.run(HingeParameters(model.A, model.b, model.B, model.c))
     found = balanced_parameters(found)
     drawn = fit.errors(found, max(size, own), rng)
