@@ -774,6 +774,33 @@ class Reason(Enum):
         "less, as float64 gives. A float64 replica of the same weights would show maps and scores "
         "to about 1e-12 and 1e-9.",
     )
+    BLOCK_IN_PARALLEL = (
+        ModelMismatch,
+        "What stands beside attention does not see what attention adds: it is in parallel to it, "
+        "or nothing is there. No whole block of attention and, behind it, a feed-forward part is "
+        "recovered.",
+        'part="attention" recovers the attention.',
+    )
+    BLOCK_FOLLOWED_BY_OTHER = (
+        ModelMismatch,
+        "Attention is recovered; what follows it is not: it is no feed-forward layer of ReLUs "
+        "after a LayerNorm or RMSNorm, or one that could not be read. {why}",
+        'part="attention" returns the attention alone, whatever follows it.',
+    )
+    BLOCK_NOTHING_FOLLOWS = (
+        NotIdentifiable,
+        "The same is added to all tokens after attention: nothing of what follows it shows.",
+    )
+    BLOCK_NO_CELL = (
+        ModelMismatch,
+        "Answers bend about all directions of the norm after attention that were tried: what "
+        "follows is no layer of ReLUs (GELU and SwiGLU bend everywhere), or has too many neurons.",
+    )
+    BLOCK_CENTRE_OPEN = (
+        NotIdentifiable,
+        "What follows attention shows its input in fewer than {dim} directions, at {cells} "
+        "places: too few neurons are active to find what attention's constant adds to it.",
+    )
     BLOCK_HEADS_FILL = (
         NotIdentifiable,
         "{heads} heads or more fill the {shown} coordinates that show them: there are more heads "

@@ -198,6 +198,14 @@ def attention_of_block(
     NotIdentifiable
         The answers cannot determine it.
     """
+    block = yield from attention_searched(dim, most, rng)
+    note = yield from block.seen(rng)
+    found = yield from block.asked(block.conclusion.run(checks // 2))
+    return block.found(found, checks, note)
+
+
+def attention_searched(dim: int, most: int, rng: np.random.Generator) -> Asking[ReadBlock]:
+    """Read the attention of a block, and compare a few fresh answers."""
     tokens = yield from find_far_tokens(dim, rng)
 
     def searched(last: bool) -> Asking[ReadBlock]:
@@ -205,10 +213,7 @@ def attention_of_block(
         yield from block.asked(block.conclusion.confirmed())
         return block
 
-    block = yield from tried(SEARCHES, searched)
-    note = yield from block.seen(rng)
-    found = yield from block.asked(block.conclusion.run(checks // 2))
-    return block.found(found, checks, note)
+    return (yield from tried(SEARCHES, searched))
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,6 +245,20 @@ class ReadBlock:
         """Attention as a layer of normalised tokens."""
         return self.conclusion.drawn.model
 
+    def layer(self, inner: AttentionLayer | None = None, c: Array | None = None) -> AttentionLayer:
+        """Return the layer of tokens as they are asked."""
+        inner = inner or self.inner
+        norm = LayerNorm(
+            np.ones(inner.dim), None, self.eps[0], before=True, centred=self.tokens.centred
+        )
+        return AttentionLayer(inner.heads, inner.c if c is None else c, True, norm)
+
+    @property
+    def eps_bound(self) -> float:
+        """What eps is off by at most."""
+        eps, off = self.eps
+        return SAFETY * off + _ROUNDOFFS * UNIT * eps
+
     def asked(self, steps: Asking[T]) -> Asking[T]:
         """Run steps that compare answers with attention's own, on differences."""
 
@@ -264,19 +283,18 @@ class ReadBlock:
         if not np.linalg.norm(adds) > _SHOWN * np.linalg.norm(beside):
             return _UNKNOWN
         missed = np.linalg.norm(beside - alone - adds)
-        return _IN_PARALLEL if missed <= _UNSEEN * np.linalg.norm(adds) else _BEHIND
+        return IN_PARALLEL if missed <= _UNSEEN * np.linalg.norm(adds) else _BEHIND
 
     def found(self, found: Found[Any], checks: int, note: str) -> Found[AttentionLayer]:
         """Return the layer of tokens as they are asked."""
-        (eps, off), inner = self.eps, found.model
-        norm = LayerNorm(np.ones(inner.dim), None, eps, before=True, centred=self.tokens.centred)
-        model = AttentionLayer(inner.heads, inner.c, True, norm)
         own = found.certificate
-        errors = {**own.errors, "c": np.inf, "eps": SAFETY * off + _ROUNDOFFS * UNIT * eps}
+        errors = {**own.errors, "c": np.inf, "eps": self.eps_bound}
         assumed = tuple(one for one in own.assumes if "moved_at_most" not in one)
         evidence = replace(found.evidence, queries=2 * (checks // 2))
         certificate = Certificate(errors, (*assumed, *_ASSUMED))
-        return Found(model, certificate, evidence, (*found.notes, note, _UNDETERMINED))
+        return Found(
+            self.layer(found.model), certificate, evidence, (*found.notes, note, _UNDETERMINED)
+        )
 
 
 _SAID = Said(
@@ -300,7 +318,7 @@ _UNKNOWN = (
     "Whether what follows attention in the block sees what attention adds was not seen. It is not "
     "recovered."
 )
-_IN_PARALLEL = (
+IN_PARALLEL = (
     "What stands beside attention in the block does not see what attention adds: it is in parallel "
     "to it, or nothing is there. It is not recovered."
 )

@@ -12,22 +12,28 @@ its scores beside tokens of one coordinate (`far_scores`); how it ends is `block
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from unsoftmax.learners.block import block_attention as steps_of
-from unsoftmax.learners.block import far_scores, gate_reading
+from unsoftmax.learners.block import far_scores, gate_reading, norm_centre
 from unsoftmax.learners.block.far_tokens import FAR
-from unsoftmax.learners.compose import as_planned
+from unsoftmax.learners.block.whole_block import whole_block
+from unsoftmax.learners.compose import Asking, as_planned
+from unsoftmax.learners.feed_forward.feed_forward_learner import (
+    NEURONS,
+    NEURONS_PER_DIM,
+    FeedForwardLearner,
+)
 from unsoftmax.learners.settings import Configured, one_of, whole_number
-from unsoftmax.models import AttentionLayer
-from unsoftmax.protocol import Outputs, Plan, Steps
+from unsoftmax.models import AttentionLayer, Stack
+from unsoftmax.protocol import Found, Outputs, Plan, Steps
 from unsoftmax.theory import counts
 from unsoftmax.theory.costs import Cost
 from unsoftmax.validate.conclude import LONG, SHORT
 
-PARTS = ("attention",)
+PARTS = ("attention", "block")
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +121,17 @@ class BlockLearner(Configured):
         most = max(gate_reading.MOST_TOKENS, d + 1, *(one.tokens for one in SHORT))
         ending = Cost.of(2, tokens=2, rounds=2 + LONG.most_rounds)
         longest = 2 * FAR * np.sqrt(d)
+        if self.part == "block":
+            formula += ", and 180 + 8d + 9m for m ReLUs, 14m where they are as many as 2d"
+            following = FeedForwardLearner(d, "pre", activation="relu").plan()
+            cost += norm_centre.cost(d) + Cost.of_plan(following)
         return (cost + ending).plan(formula, LONG.most_tokens(d, most), longest, known=False)
 
-    def steps(self, checks: int) -> Steps[AttentionLayer]:
+    def steps(self, checks: int) -> Steps[AttentionLayer | Stack]:
         """Ask, and return what was found; see `unsoftmax.protocol.Learner`."""
-        rng = np.random.default_rng(self.seed)
-        steps = steps_of.attention_of_block(int(self.dim), int(self.max_heads), rng, checks)
+        d, most, rng = int(self.dim), int(self.max_heads), np.random.default_rng(self.seed)
+        steps: Asking[Found[Any]] = steps_of.attention_of_block(d, most, rng, checks)
+        if self.part == "block":
+            steps = whole_block(d, most, NEURONS_PER_DIM * d + NEURONS, rng, checks)
         excess = "the target is no pre-norm block, or its answers are too noisy"
         return (yield from as_planned(steps, self.plan(), excess, "no pre-norm block"))

@@ -82,7 +82,7 @@ class BallClaim(LayerClaim):
             *LayerClaim._assumed(self, checks),
         )
 
-    def _within(self) -> tuple[str, ...]:
+    def within(self) -> tuple[str, ...]:  # noqa: D102
         share = 3 / max(self.quiet, 1)
         return (
             "constant, slope: ``‖F̂(x) − F(x)‖₂`` ≤ constant + slope·‖n(x)‖ for every x that "
@@ -120,17 +120,20 @@ class AfterNorm:
 
     def _within(self, checks: int) -> Asking[tuple[Found[FeedForward], float]]:
         """Find a layer of tokens of the ball; return what eps may be off by, relatively, too."""
+        claim = yield from self.claimed()
+        found = yield from claim.tested(checks, self.rng)
+        return found, self.normed.eps_error(claim.look.noise)
+
+    def claimed(self) -> Asking[BallClaim]:
+        """Find a layer of tokens of the ball, which fresh ones were not compared with."""
         look = yield from self._look()
         attempts = self.attempts
         for again in range(1, attempts + 1):
             try:
-                claim = yield from self._searched(look, again > 1)
+                return (yield from self._searched(look, again > 1))
             except (ModelMismatch, np.linalg.LinAlgError):
                 if again == attempts:
                     raise
-            else:
-                found = yield from claim.tested(checks, self.rng)
-                return found, self.normed.eps_error(look.noise)
         raise AssertionError("there is at least one attempt")
 
     def _look(self) -> Generator[Round, Answers, OpeningLook]:

@@ -18,14 +18,15 @@ import numpy as np
 from unsoftmax.learners.feed_forward.found_neurons import FoundNeurons
 from unsoftmax.learners.feed_forward.line_cells import AskTokens
 from unsoftmax.learners.feed_forward.opening_look import OpeningLook
+from unsoftmax.models.arrays import TINY, UNIT
 from unsoftmax.models.feed_forward import FeedForward
 from unsoftmax.probes import Array, Flags, Indices, Round
 from unsoftmax.protocol import Answers
 
-# Limit on the Gauss–Newton steps (three are usual), and on the iterations for each. Fewer:
-# directions that the tokens hardly show stay. A step that leaves more than this share of the
-# misses is the last.
-STEPS, ITERATIONS, GAINED = 5, 400, 0.9
+# Limit on the Gauss–Newton steps (three are usual), and on the iterations for each, which end at
+# this share of what equations are made of. Fewer: directions that the tokens hardly show stay. A
+# step that leaves more than this share of the misses is the last.
+STEPS, ITERATIONS, ENDED, GAINED = 5, 400, 1e-5, 0.9
 # How often errors are drawn.
 DRAWS = 3
 
@@ -95,41 +96,48 @@ class HingeFit:
         return np.asarray(self.weight[:, None] * (self.y - layer.at(self.x)))
 
     def _solved(self, layer: HingeParameters, misses: Array) -> Array:
-        """Return the change of all parameters that explains the misses best."""
+        """Return the change of all parameters that explains the misses best.
+
+        B and c follow by least squares from A and b: what they explain is taken off the equations,
+        which leaves a tenth of the iterations.
+        """
         # takes long to load, and few runs come here
         from scipy.sparse.linalg import LinearOperator, lsmr
 
         z = self.x @ layer.A.T + layer.b
         w, active = self.weight[:, None], (z > 0).astype(float)
-        relu = w * np.maximum(z, 0.0)
+        design = np.column_stack([w * np.maximum(z, 0.0), w])
+        tall = np.maximum(np.linalg.norm(design, axis=0), TINY)
+        U, s, Vt = np.linalg.svd(design / tall, full_matrices=False)
+        seen = s > UNIT * len(z) * s[0]
+        U, back_to = U[:, seen], (Vt[seen].T / s[seen]) / tall[:, None]
         # columns of about one size
         spread = np.sqrt(np.mean((w * self.x) ** 2))
         wide = np.linalg.norm(layer.B, axis=0) * spread
-        tall = np.sqrt(np.mean(relu**2, axis=0))
-        unit = HingeParameters(
-            np.repeat(wide[:, None], layer.A.shape[1], axis=1),
-            wide,
-            np.repeat(tall[None], len(layer.c), axis=0),
-            np.full(len(layer.c), float(np.sqrt(np.mean(w**2)))),
-        ).flat
-        unit = np.where(unit > 0, unit, np.inf)
+        wide = np.where(wide > 0, wide, np.inf)[:, None]
+        x = np.column_stack([self.x, np.ones(len(z))])
+
+        def bent(by: Array) -> Array:
+            return np.asarray(w * ((active * (x @ by.T)) @ layer.B.T))
+
+        def left(y: Array) -> Array:
+            return np.asarray(y - U @ (U.T @ y))
 
         def ahead(change: Array) -> Array:
-            by = layer.of_flat(change / unit)
-            bent = active * (self.x @ by.A.T + by.b)
-            return np.asarray(relu @ by.B.T + w * (bent @ layer.B.T + by.c)).ravel()
+            return left(bent(change.reshape(len(wide), -1) / wide)).ravel()
 
         def back(misses: Array) -> Array:
-            r = misses.reshape(self.y.shape)
-            bent = active * ((w * r) @ layer.B)
-            by = HingeParameters(bent.T @ self.x, bent.sum(axis=0), r.T @ relu, (w * r).sum(axis=0))
-            return by.flat / unit
+            r = w * left(misses.reshape(self.y.shape))
+            return np.asarray(((active * (r @ layer.B)).T @ x) / wide).ravel()
 
         system = LinearOperator(
-            (misses.size, layer.flat.size), matvec=ahead, rmatvec=back, dtype=np.float64
+            (misses.size, len(wide) * x.shape[1]), matvec=ahead, rmatvec=back, dtype=np.float64
         )
-        found = lsmr(system, misses.ravel(), atol=0, btol=0, maxiter=ITERATIONS)
-        return np.asarray(found[0] / unit)
+        rest = left(misses).ravel()
+        found = lsmr(system, rest, atol=ENDED, btol=0, maxiter=ITERATIONS)
+        by = found[0].reshape(len(wide), -1) / wide
+        outer = back_to @ (U.T @ (misses - bent(by)))
+        return HingeParameters(by[:, :-1], by[:, -1], outer[:-1].T, outer[-1]).flat
 
 
 def balanced_parameters(layer: HingeParameters) -> HingeParameters:
@@ -207,7 +215,7 @@ class LayerFitting:
             kept[kept] = real
             best = HingeParameters(best.A[real], best.b[real], best.B[:, real], best.c)
         unseen = np.any(self._missing(best.A, best.b, fresh), axis=0)
-        errors = _errors(best, drawn)
+        errors = errors_of(best, drawn)
         for name, before in found.taken(np.flatnonzero(kept)[unseen]).errors(0.0).items():
             errors[name] = float(np.hypot(errors[name], before))
         errors["c"] = float(np.hypot(errors["c"], errors["constant"] * np.any(unseen)))
@@ -259,7 +267,7 @@ def _product_errors(layer: HingeParameters, drawn: list[HingeParameters]) -> Arr
     return np.asarray(np.sqrt(np.mean(squares, axis=0)))
 
 
-def _errors(layer: HingeParameters, drawn: list[HingeParameters]) -> dict[str, float]:
+def errors_of(layer: HingeParameters, drawn: list[HingeParameters]) -> dict[str, float]:
     """Return root mean squares of what drawn errors change, rows as long as columns."""
     rows, columns = np.linalg.norm(layer.A, axis=1), np.linalg.norm(layer.B, axis=0)
     squares: dict[str, list[float]] = {}

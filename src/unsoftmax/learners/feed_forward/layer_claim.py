@@ -142,10 +142,10 @@ class LayerClaim:
 
     def tested(self, checks: int, rng: np.random.Generator) -> Steps[FeedForward]:
         """Ask the hold-out; return the layer and how sure it is, or refuse it."""
-        claim = yield from self._beside_hyperplanes(rng)
+        claim = yield from self.beside_hyperplanes(rng)
         return (yield from claim._held_out(checks, rng))
 
-    def _beside_hyperplanes(self, rng: np.random.Generator) -> Generator[Round, Answers, Self]:
+    def beside_hyperplanes(self, rng: np.random.Generator) -> Generator[Round, Answers, Self]:
         """Ask tokens on both sides of all hyperplanes; return the claim as wide as they need it."""
         bends = np.flatnonzero(np.linalg.norm(self.model.A, axis=1) > 0)
         planes = Hyperplanes.of(self.model.A[bends], self.model.b[bends])
@@ -205,14 +205,16 @@ class LayerClaim:
         claim, judgement = self.judged(fresh[:, :], y, checks)
         self.refuse(judgement)
         claim, drifting = claim.measured(fresh[:, :], y)
-        errors = {name: DEVIATIONS * e for name, e in claim.errors.items()}
-        hidden = (0.0, 0.0) if claim.strips is None else claim.strips.hide(claim._slopes)
+        certificate = Certificate(claim.bounds(), (*claim._assumed(checks), *drifting))
+        return Found(self.model, certificate, judgement.evidence, self.notes)
+
+    def bounds(self) -> dict[str, float]:
+        """Return what is certified."""
+        errors = {name: DEVIATIONS * e for name, e in self.errors.items()}
+        hidden = (0.0, 0.0) if self.strips is None else self.strips.hide(self._slopes)
         for name, more in zip(("constant", "slope"), hidden, strict=True):
             errors[name] += more
-        if not self.determined:
-            errors |= claim._undetermined(errors)
-        certificate = Certificate(errors, (*claim._assumed(checks), *drifting))
-        return Found(self.model, certificate, judgement.evidence, self.notes)
+        return errors if self.determined else errors | self._undetermined(errors)
 
     def _undetermined(self, errors: Mapping[str, float]) -> dict[str, float]:
         """Return bounds where a linear part is left, or sides are open.
@@ -257,7 +259,7 @@ class LayerClaim:
 
     def _assumed(self, checks: int) -> tuple[str, ...]:
         look = self.look
-        bound, *missing = self._within()
+        bound, *missing = self.within()
         return (
             "Errors of A, b and B are for neurons scaled so that the row of A has the norm of the "
             "column of B, in the order of the model. Parallel neurons count as their sum.",
@@ -287,7 +289,7 @@ class LayerClaim:
             "are for the factor of this model, and count what eps is off by then.",
         )
 
-    def _within(self) -> tuple[str, ...]:
+    def within(self) -> tuple[str, ...]:
         """Say where the function is bounded, and which neurons may be missing."""
         farthest = self.look.length * 10.0 ** FAR[1]
         return (
