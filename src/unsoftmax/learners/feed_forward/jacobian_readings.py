@@ -276,7 +276,7 @@ def layer_from(
         start = _start(known, rows.members.E, readings)
         twins = known.activation in TWINS and known.activation in names
         both = [name for name in names if name in TWINS] if twins else [known.activation]
-        fits = [data.fitted(name, start) for name in both]
+        fits = [data.refound(name, start) for name in both]
         curves = min(fits, key=lambda fit: float(np.median(fit.missed)))
     missed = float(np.median(curves.missed))
     if not missed < NEARLY:

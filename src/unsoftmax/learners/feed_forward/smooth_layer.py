@@ -60,7 +60,7 @@ POINTS, MORE_POINTS, FIRST_POINTS, GROWTH = 1.25, 8, 24, 1.25
 LENGTHS = (0.5, 2.0)
 # After a norm base points have one length: the square is this share of the ball's. They are in a
 # subspace of half the dimensions, of fewer where so many would not be left for steps.
-SHARE, LEFT = 0.7, 8
+SHARE, LEFT = 0.8, 8
 # Steps, in units. Longer: differences are no derivatives; shorter: rounding shows in them. The
 # second is tried where neurons of very unlike sizes did not show with the first.
 STEPS = 1e-4, 1e-5
@@ -68,8 +68,9 @@ UNSEEN = ("MEMBERS_MISSING", "NO_ACTIVATION_SUITS", "NEURONS_UNLIKE")
 # Base points of the other directions, for as many as there are unknowns; draws of which the best
 # conditioned is taken.
 EQUATIONS, CHOICES = 1.3, 6
-# Draws of errors for the certificate, and passes that solve with them.
-DRAWS, AGAIN = 3, 2
+# Draws of errors for the certificate, and passes that solve with them. What is one number alone may
+# be small in all of them by chance.
+DRAWS, AGAIN, OF_ONE = 3, 2, 3.0
 # A normalised token moves by at most so much of √d for each share that eps is off by: τ(1 − τ²)/2.
 MOVED_BY_EPS = 0.2
 # No activation is steeper.
@@ -280,7 +281,7 @@ class SmoothClaim(LayerClaim):
             other, found = corrected_layer(disturbed, layer, (layer.activation,), AGAIN)
             eps = None
             if norm is not None and found.norm is not None:
-                eps = found.norm.ratio / norm.ratio - 1
+                eps = OF_ONE * (found.norm.ratio / norm.ratio - 1)
             each.append(_errors(seen, found.seeing(other), reach, eps))
         errors = {name: float(np.sqrt(np.mean([e[name] ** 2 for e in each]))) for name in each[0]}
         norms = np.linalg.norm(y, axis=1)
