@@ -30,6 +30,8 @@ class NormedKind:
 # Tokens are at most so many times as long as after the norm, and their squares short of the rim's
 # by a few roundoffs at least.
 LONGEST, ROUNDOFF = 2.0**10, 2.0**-54
+# The longest normalised tokens that are asked afresh, beside what none of them reaches.
+INSIDE = 0.9995
 
 
 def longer(t: Array, dim: int, eps: float) -> Array:

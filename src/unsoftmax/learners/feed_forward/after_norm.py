@@ -34,7 +34,8 @@ from unsoftmax.learners.feed_forward.opening_look import (
     drawn_directions,
 )
 from unsoftmax.learners.feed_forward.search_steps import asks
-from unsoftmax.learners.normed_tokens import NormedTokens
+from unsoftmax.learners.feed_forward.smooth_layer import SmoothSearch
+from unsoftmax.learners.normed_tokens import INSIDE, NormedTokens
 from unsoftmax.models.feed_forward import FeedForward
 from unsoftmax.models.layer_norm import LayerNorm
 from unsoftmax.probes import Array, Round
@@ -46,8 +47,6 @@ LOOKS = 8
 # Answers with larger relative errors are refused: what is known is taken off, and what is left of
 # it must be small beside neurons that are not known.
 COARSE = 1e-12
-# The longest normalised tokens that are asked afresh, beside what none of them reaches.
-INSIDE = 0.9995
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,14 +108,33 @@ class AfterNorm:
     def steps(self, checks: int) -> Asking[Found[FeedForward]]:
         """Find the layer; return it as one of tokens x."""
         found, error = yield from self.normed.asked_of(self._within(checks))
-        E, kind = self.normed.frame, self.normed.kind
+        return self._of_tokens(found, DEVIATIONS * error)
+
+    def smoothly(
+        self, activation: str | None, gated: bool | None, checks: int
+    ) -> Asking[Found[FeedForward]]:
+        """Find a smooth layer, and eps, which is known but for a factor."""
+        width = self.normed.frame.shape[1]
+        square = self.normed.radius**2
+        search = SmoothSearch(width, 1.0, self.most, activation, gated, self.rng, square)
+        claim, ratio = yield from self.normed.asked_of(search.found())
+        exact = replace(self, normed=replace(self.normed, eps=ratio * self.normed.eps))
+        found = yield from exact.normed.asked_of(claim.tested(checks, self.rng))
+        return exact._of_tokens(found, found.certificate.errors["eps"])
+
+    def _of_tokens(self, found: Found[FeedForward], error: float) -> Found[FeedForward]:
+        """Return a layer of tokens of the ball as one of tokens x; eps is off by a share."""
+        E, kind, plain = self.normed.frame, self.normed.kind, found.model
         norm = LayerNorm(np.ones(len(E)), None, self.normed.eps, True, kind.centred)
-        plain = found.model
-        model = FeedForward(plain.A @ E.T, plain.b, plain.B, plain.c, kind.residual, norm)
-        errors = dict(found.certificate.errors)
-        errors["eps"] = DEVIATIONS * error * self.normed.eps
+        gate = None if plain.gate is None else (plain.gate[0] @ E.T, plain.gate[1])
+        inside = plain.A @ E.T, plain.b, plain.B, plain.c
+        model = FeedForward(*inside, kind.residual, norm, plain.activation, gate)
+        errors = {**found.certificate.errors, "eps": error * self.normed.eps}
         certificate = Certificate(errors, found.certificate.assumes)
-        return replace(found, model=model, certificate=certificate)
+        named = "LayerNorm" if kind.centred else "RMSNorm"
+        added = "x is added" if kind.residual else "x is not added"
+        seen = f"The layer sees tokens after a {named} of eps {self.normed.eps:.6g}, and {added}."
+        return replace(found, model=model, certificate=certificate, notes=(seen, *found.notes))
 
     def _within(self, checks: int) -> Asking[tuple[Found[FeedForward], float]]:
         """Find a layer of tokens of the ball; return what eps may be off by, relatively, too."""
@@ -169,7 +187,7 @@ class AfterNorm:
             model,
             look,
             errors,
-            notes_after_norm(neurons, sides, self.normed),
+            notes_after_norm(sides),
             sides.sure and sides.linear is None,
             radius=radius,
             quiet=neurons.quiet,
@@ -193,12 +211,9 @@ class AfterNorm:
         return found.layer(sides, c), errors
 
 
-def notes_after_norm(neurons: BallNeurons, sides: Sides, normed: NormedTokens) -> tuple[str, ...]:
-    """Say what is determined."""
-    kind = "LayerNorm" if normed.kind.centred else "RMSNorm"
-    residual = "x is added" if normed.kind.residual else "x is not added"
+def notes_after_norm(sides: Sides) -> tuple[str, ...]:
+    """Say what is determined of the layer."""
     notes = (
-        f"The layer sees tokens after a {kind} of eps {normed.eps:.6g}, and {residual}.",
         f"{len(sides.back)} hyperplanes were found; neurons on one hyperplane are one, and their "
         "order and a positive factor for each are free.",
     )

@@ -64,7 +64,7 @@ class BallOpening:
     rng: np.random.Generator
 
     def run(self) -> Generator[Round, Answers, NormedTokens]:
-        """Find which norm there is, and its eps.
+        """Find which norm there is, but for the value of eps: up to a factor of about 4.
 
         Raises
         ------
@@ -80,11 +80,25 @@ class BallOpening:
             first = np.column_stack([np.ones(d), self.rng.standard_normal((d, d - 1))])
             frame = np.linalg.qr(first)[0][:, 1:]
         crude = yield from self._crude(kind, way)
-        eps, spread, per_noise = yield from self._eps(kind, frame, crude)
-        means = MEAN * self.rng.standard_normal(frame.shape[1]) / np.sqrt(d)
-        means = kind.centred * np.ones((d, 1)) * means
         precision = Precision.of_format([y])
-        return NormedTokens(kind, eps, spread, per_noise, frame, means, precision)
+        return NormedTokens(kind, crude, np.inf, 0.0, frame, np.zeros_like(frame), precision)
+
+    def bent(self, normed: NormedTokens) -> Generator[Round, Answers, NormedTokens]:
+        """Read eps of a layer that bends at hyperplanes alone.
+
+        Raises
+        ------
+        ModelMismatch
+            Answers are not those of such a layer.
+        """
+        eps, spread, per_noise = yield from self._eps(normed.kind, normed.frame, normed.eps)
+        return self.with_means(replace(normed, eps=eps, eps_spread=spread, eps_per_noise=per_noise))
+
+    def with_means(self, normed: NormedTokens) -> NormedTokens:
+        """Return the same norm, tokens with means that it takes off."""
+        d, width = normed.frame.shape
+        means = MEAN * self.rng.standard_normal(width) / np.sqrt(d)
+        return replace(normed, means=normed.kind.centred * np.ones((d, 1)) * means)
 
     def _kind(self) -> Generator[Round, Answers, tuple[NormedKind, Array, Array]]:
         """Tell from long tokens whether x is added, and whether its mean is taken off.

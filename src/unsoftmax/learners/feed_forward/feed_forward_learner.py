@@ -47,7 +47,12 @@ from unsoftmax.learners.feed_forward.hyperplane_spots import HyperplaneSpots
 from unsoftmax.learners.feed_forward.layer_claim import LayerClaim
 from unsoftmax.learners.feed_forward.line_cells import CellReadings, LineCells
 from unsoftmax.learners.feed_forward.norm_opening import NormLook, NormOpening
-from unsoftmax.learners.feed_forward.opening_look import OpeningLook, TargetOpening, norms_of
+from unsoftmax.learners.feed_forward.opening_look import (
+    OpeningLook,
+    TargetOpening,
+    fades_as_eps,
+    norms_of,
+)
 from unsoftmax.learners.feed_forward.search_steps import (
     asks,
     checked_spots,
@@ -56,6 +61,7 @@ from unsoftmax.learners.feed_forward.search_steps import (
     notes_of,
 )
 from unsoftmax.learners.feed_forward.smooth_layer import SmoothSearch, bending_length
+from unsoftmax.learners.normed_tokens import NormedTokens
 from unsoftmax.learners.settings import Configured, flag, one_of, whole_number
 from unsoftmax.models.arrays import TINY
 from unsoftmax.models.feed_forward import FeedForward
@@ -92,6 +98,10 @@ SIGMOIDS_PER_DIM = 6
 # Lines before a target is refused; from the second on kinks are looked at once more, which tells
 # neurons apart whose columns of B are parallel. Limit on the rounds of each; 50 are usual.
 ATTEMPTS, ROUNDS = 3, 1000
+# What says that a layer after a norm bends elsewhere than at hyperplanes.
+BENDS = tuple(
+    reason.name for reason in (Reason.EPS_DIFFERS, Reason.BENDS_OR_NOISE, Reason.LAYER_IS_SMOOTH)
+)
 # Activations that are recovered; "identity" is none.
 KNOWN = tuple(name for name in ACTIVATIONS if name != "identity")
 
@@ -220,7 +230,7 @@ class FeedForwardLearner(Configured):
         opening = TargetOpening(int(self.dim), asks("opening"), rng)
         look = yield from opening.line()
         if self._smooth:
-            return (yield from self._smoothly(look, self._most, checks, rng))
+            return (yield from self._smoothly(look, checks, rng))
         try:
             return (yield from self._bent(opening, look, checks, rng))
         except ModelMismatch as error:
@@ -228,10 +238,9 @@ class FeedForwardLearner(Configured):
             if self.activation or not smooth:
                 raise
             if error.reason == Reason.LAYER_IS_SMOOTH.name:
-                return (yield from self._smoothly(look, self._most, checks, rng))
+                return (yield from self._smoothly(look, checks, rng))
             try:
-                most = SIGMOIDS_PER_DIM * int(self.dim)
-                return (yield from self._smoothly(look, most, checks, rng))
+                return (yield from self._smoothly(look, checks, rng))
             except ModelMismatch:
                 raise error from None
 
@@ -255,17 +264,47 @@ class FeedForwardLearner(Configured):
         return error.reason == Reason.LAYER_IS_SMOOTH.name
 
     def _smoothly(
-        self, look: OpeningLook, most: int, checks: int, rng: np.random.Generator
+        self, look: OpeningLook, checks: int, rng: np.random.Generator
     ) -> Steps[FeedForward]:
-        """Recover a smooth layer, plain or gated."""
-        unit = bending_length(look) / np.sqrt(self.dim)
-        given = None if self.activation == "relu" else self.activation
-        search = SmoothSearch(int(self.dim), unit, most, given, self.gated, rng)
+        """Recover a smooth layer, plain or after a norm: which is likelier far answers tell."""
+        searches = [self._smooth_plain]
+        if "pre" in norms_of(look):
+            searches.insert(0 if fades_as_eps(look) else 1, self._smooth_after_norm)
+        first, *others = searches
         try:
-            return (yield from search.steps(checks))
+            return (yield from first(look, checks, rng))
         except ModelMismatch as error:
+            for other in others:
+                try:
+                    return (yield from other(look, checks, rng))
+                except ModelMismatch:
+                    continue
             yield from self._unchanged(look, error)
             raise
+
+    def _smooth_plain(
+        self, look: OpeningLook, checks: int, rng: np.random.Generator
+    ) -> Steps[FeedForward]:
+        d = int(self.dim)
+        bounded = self.activation is None and bool(norms_of(look))
+        most = SIGMOIDS_PER_DIM * d if bounded else self._most
+        unit = bending_length(look) / np.sqrt(d)
+        search = SmoothSearch(d, unit, most, self.activation, self.gated, rng)
+        return (yield from search.steps(checks))
+
+    def _smooth_after_norm(
+        self, look: OpeningLook, checks: int, rng: np.random.Generator
+    ) -> Steps[FeedForward]:
+        opening = BallOpening(int(self.dim), asks("opening"), rng)
+        normed = yield from opening.run()
+        return (yield from self._after_norm(opening.with_means(normed), checks, rng))
+
+    def _after_norm(
+        self, normed: NormedTokens, checks: int, rng: np.random.Generator
+    ) -> Steps[FeedForward]:
+        """Recover a smooth layer after a norm whose eps is known but for a factor."""
+        search = AfterNorm(normed, self._most, rng, ATTEMPTS)
+        return (yield from search.smoothly(self.activation, self.gated, checks))
 
     def _bent(
         self, opening: TargetOpening, look: OpeningLook, checks: int, rng: np.random.Generator
@@ -291,10 +330,25 @@ class FeedForwardLearner(Configured):
         """Recover a layer with a norm there."""
         d, ask = int(self.dim), asks("opening")
         if norm == "pre":
-            normed = yield from BallOpening(d, ask, rng).run()
-            return (yield from AfterNorm(normed, self._most, rng, ATTEMPTS).steps(checks))
+            return (yield from self._with_norm_before(checks, rng))
         look = yield from NormOpening(d, ask, rng).run()
         return (yield from self._from(look, checks, rng))
+
+    def _with_norm_before(self, checks: int, rng: np.random.Generator) -> Steps[FeedForward]:
+        opening = BallOpening(int(self.dim), asks("opening"), rng)
+        normed = yield from opening.run()
+        if self._smooth:
+            return (yield from self._after_norm(opening.with_means(normed), checks, rng))
+        try:
+            exact = yield from opening.bent(normed)
+            return (yield from AfterNorm(exact, self._most, rng, ATTEMPTS).steps(checks))
+        except ModelMismatch as error:
+            if self.norm is None or self.activation or error.reason not in BENDS:
+                raise
+            try:
+                return (yield from self._after_norm(opening.with_means(normed), checks, rng))
+            except ModelMismatch:
+                raise error from None
 
     def _from(
         self, look: OpeningLook | NormLook, checks: int, rng: np.random.Generator

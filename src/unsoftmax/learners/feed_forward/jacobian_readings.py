@@ -22,6 +22,7 @@ import numpy as np
 
 from unsoftmax.learners.feed_forward.neuron_curves import CurveData
 from unsoftmax.learners.feed_forward.rank_one_members import MatrixSpan, Members
+from unsoftmax.models.arrays import TINY
 from unsoftmax.models.feed_forward import FeedForward
 from unsoftmax.models.neurons import ACTIVATIONS
 from unsoftmax.probes import Array, Indices
@@ -57,6 +58,42 @@ NEARLY, SUITS = 0.05, 1e-4
 
 
 @dataclass(frozen=True, slots=True)
+class NormBefore:
+    """What a norm before the layer makes of tokens, its eps known but for a factor ρ.
+
+    Points t, |t|² < d, are asked as tokens t √(e/(1 − q)), q = |t|²/d, by a guess e of eps. With
+    ρ = eps/e the layer sees n = t/√(ρ + (1 − ρ)q). Base points all have one q: what they see is t,
+    but for a factor, which counts as part of A until ρ is known.
+    """
+
+    square: float
+    """d, the square of the ball's radius."""
+    share: float
+    """q of base points."""
+    ratio: float = 1.0
+    """ρ."""
+
+    def unit(self, q: Array | float) -> Array:
+        """Return |t|/|n| where |t|² = q d."""
+        return np.asarray(np.sqrt(self.ratio + (1 - self.ratio) * q))
+
+    def seen(self, t: Array) -> Array:
+        """Return n in units in which base points are what is seen of them."""
+        q = np.sum(t * t, axis=-1, keepdims=True) / self.square
+        return np.asarray(self.unit(self.share) / self.unit(q) * t)
+
+    @property
+    def outwards(self) -> float:
+        """By how much less of a small step outwards is seen, beside other steps: ρ/(…) − 1."""
+        return float(self.ratio / self.unit(self.share) ** 2) - 1
+
+    def with_outwards(self, share: float) -> NormBefore:
+        """Return the norm of which this share of a small step outwards is seen."""
+        share = min(max(share, 1e-3), 1e3)
+        return replace(self, ratio=self.share * share / max(self.share * share + 1 - share, TINY))
+
+
+@dataclass(frozen=True, slots=True)
 class JacobianReadings:
     """Differences of answers, divided by their step, and what they are differences of."""
 
@@ -73,13 +110,56 @@ class JacobianReadings:
     """Base points at which the others are known, (K,)."""
     across: Array
     """Differences there along the other directions, (K, p, d − n)."""
+    norm: NormBefore | None = None
+    """Before the layer: the first directions are orthogonal to base points then."""
 
     def corrected(self, layer: FeedForward) -> JacobianReadings:
         """Return derivatives: differences, less what a layer says they are off by."""
         n = self.along.shape[2]
-        along = self.along - curvature(layer, self.x, self.ways[:n], self.step)
-        across = self.across - curvature(layer, self.x[self.few], self.ways[n:], self.step)
+        along = self.along - self._curvature(layer, self.x, self.ways[:n])
+        across = self.across - self._curvature(layer, self.x[self.few], self.ways[n:])
         return replace(self, along=along, across=across)
+
+    def _curvature(self, layer: FeedForward, x: Array, ways: Array) -> Array:
+        """Return what differences along directions miss derivatives by, (X, p, n)."""
+        at, slopes = layer(x), derivatives(layer, x, ways)
+        if self.norm is not None:
+            slopes = slopes + self.norm.outwards * outwards(slopes, x, ways)
+        found = -slopes
+        for k, way in enumerate(ways):
+            moved = x + self.step * way
+            seen = moved if self.norm is None else self.norm.seen(moved)
+            found[:, :, k] += (layer(seen) - at) / self.step
+        return found
+
+    def with_eps(self, rows: Rows) -> JacobianReadings:
+        """Return derivatives as a layer has them that sees all of a step outwards; ρ from them.
+
+        D(I + δuuᵀ), u the direction of the base point, are those of the layer where what its rows
+        do not explain is least: δ is one more unknown of their linear equations.
+        """
+        if self.norm is None:
+            return self
+        away = outwards(self.across, self.x[self.few], self.ways[self.along.shape[2] :])
+        Q = np.linalg.qr(rows.equations(self.few))[0]
+        left = []
+        for part in (self.across, away):
+            centred = (part - part.mean(axis=0)).reshape(len(Q), -1)
+            left.append(centred - Q @ (Q.T @ centred))
+        more = -float(np.sum(left[0] * left[1]) / max(float(np.sum(left[1] ** 2)), TINY))
+        norm = self.norm.with_outwards(1 / (1 + more))
+        return replace(self, across=self.across + more * away, norm=norm)
+
+    def seeing(self, layer: FeedForward) -> FeedForward:
+        """Return a layer of base points as one of what a norm before makes of them."""
+        if self.norm is None:
+            return layer
+        unit = float(self.norm.unit(self.norm.share))
+        A, b, B, gate = unit * layer.A, layer.b, layer.B, layer.gate
+        if gate is not None:
+            part = np.sqrt(unit)
+            A, b, B, gate = A / part, b / part, B * part, (unit * gate[0], gate[1])
+        return FeedForward(A, b, B, layer.c, layer.residual, None, layer.activation, gate)
 
     def noise(self, layer: FeedForward) -> float:
         """Return the standard deviation of a number of an answer, by what is beside the span."""
@@ -115,13 +195,13 @@ def derivatives(layer: FeedForward, x: Array, ways: Array) -> Array:
     return found
 
 
-def curvature(layer: FeedForward, x: Array, ways: Array, step: float) -> Array:
-    """Return what differences along directions miss derivatives by, (X, p, n)."""
-    at = layer(x)
-    found = -derivatives(layer, x, ways)
-    for k, way in enumerate(ways):
-        found[:, :, k] += (layer(x + step * way) - at) / step
-    return found
+def outwards(slopes: Array, x: Array, ways: Array) -> Array:
+    """Return derivatives (X, p, n) along the parts of orthonormal directions away from 0.
+
+    Points are in the directions' span, or orthogonal to it.
+    """
+    u = x @ ways.T / np.linalg.norm(x, axis=1, keepdims=True)
+    return np.asarray(np.einsum("xpn,xn->xp", slopes, u)[:, :, None] * u[:, None])
 
 
 def rows_of(layer: FeedForward) -> tuple[Array, ...]:
@@ -196,7 +276,7 @@ def layer_from(
         start = _start(known, rows.members.E, readings)
         twins = known.activation in TWINS and known.activation in names
         both = [name for name in names if name in TWINS] if twins else [known.activation]
-        fits = [data.fitted(name, start) for name in both]
+        fits = [data.refound(name, start) for name in both]
         curves = min(fits, key=lambda fit: float(np.median(fit.missed)))
     missed = float(np.median(curves.missed))
     if not missed < NEARLY:
@@ -236,7 +316,8 @@ def _closed(readings: JacobianReadings, bare: FeedForward) -> FeedForward:
         )
     ]
     linear = np.concatenate(left, axis=1) @ readings.ways
-    added = (False, True) if linear.shape[0] == linear.shape[1] else (False,)
+    square = linear.shape[0] == linear.shape[1] and readings.norm is None
+    added = (False, True) if square else (False,)
     closed = [_on_sides(bare, linear - one * np.eye(*linear.shape), one) for one in added]
     layer = min(closed, key=lambda pair: pair[1])[0]
     return with_constant(layer, np.mean(readings.y - layer(readings.x), axis=0))
@@ -298,7 +379,7 @@ def rank_of(readings: JacobianReadings) -> int:
 
 def corrected_layer(
     readings: JacobianReadings, layer: FeedForward, names: tuple[str, ...], passes: int = PASSES
-) -> FeedForward:
+) -> tuple[FeedForward, JacobianReadings]:
     """Solve again and again with differences that are corrected by the layer found so far.
 
     Raises
@@ -311,6 +392,8 @@ def corrected_layer(
         before, better = layer, readings.corrected(layer)
         span, _ = span_of(better, len(rows_of(layer)) * len(layer.b))
         rows = Rows.of(better, members_from(layer, better, span))
+        better = better.with_eps(rows)
+        readings = replace(readings, norm=better.norm)
         layer, missed = layer_from(better, rows, names if done < 2 else (layer.activation,), layer)
         change = float(np.linalg.norm(layer.A - before.A) / np.linalg.norm(layer.A))
         if change > CHANGED * last:
@@ -324,4 +407,4 @@ def corrected_layer(
         raise Reason.NEURONS_UNLIKE.error(
             unlike=unlike, count=len(missed), missed=np.max(missed), activation=layer.activation
         )
-    return layer
+    return layer, readings

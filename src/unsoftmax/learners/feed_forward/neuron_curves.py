@@ -30,6 +30,8 @@ CHOOSE = 16
 STEPS = 40
 # A neuron that misses its weights by so many times what the median does is tried from other cells.
 POOR = 10.0
+# And one that misses by this once rows are nearly right.
+FAR = 1e-5
 # Starts for such a neuron, at most.
 RETRIES = 40
 # Step of the differences that slopes are read from.
@@ -88,7 +90,8 @@ class CurveData:
             return s[:, None], y - s[:, None] * one
         Q, R = np.linalg.qr(columns)
         along = np.einsum("jnl,jn->jl", Q, y)
-        size = np.abs(np.einsum("jll->jl", R)).max(axis=1)
+        # of saturated gates all columns may be 0
+        size = np.maximum(np.abs(np.einsum("jll->jl", R)).max(axis=1), np.sqrt(TINY))
         R = R + 1e-14 * size[:, None, None] * np.eye(R.shape[1])
         linear = np.linalg.solve(R, along[:, :, None])[:, :, 0]
         return linear, y - np.einsum("jnl,jl->jn", Q, along)
@@ -149,17 +152,31 @@ class CurveData:
     def found(self, activation: str) -> Curves:
         """Fit with no start."""
         first, *others = self.best_cells(activation)
-        fit = self.fitted(activation, first)
+        return self._mended(self.fitted(activation, first), others)
+
+    def refound(self, activation: str, start: Array) -> Curves:
+        """Fit from a start (m, q + 1); neurons that are far from any curve there have none."""
+        fit = self.fitted(activation, start)
+        far = np.flatnonzero(fit.missed > max(POOR * float(np.median(fit.missed)), FAR))
+        if not len(far):
+            return fit
+        others = np.repeat(start[None], RETRIES, axis=0)
+        cells = self.taken(far).best_cells(activation)[:RETRIES]
+        others[: len(cells), far] = cells
+        return self._mended(fit, [*others[: len(cells)]])
+
+    def _mended(self, fit: Curves, others: list[Array]) -> Curves:
+        """Fit poor neurons again, from other starts."""
         for start in others[:RETRIES]:
             poor = np.flatnonzero(fit.missed > POOR * np.median(fit.missed))
             if not len(poor):
                 break
-            again = self.taken(poor).fitted(activation, start[poor])
+            again = self.taken(poor).fitted(fit.activation, start[poor])
             theta, linear, missed = (x.copy() for x in (fit.theta, fit.linear, fit.missed))
             better = again.missed < missed[poor]
             for old, new in ((theta, again.theta), (linear, again.linear), (missed, again.missed)):
                 old[poor[better]] = new[better]
-            fit = Curves(activation, theta, linear, missed)
+            fit = Curves(fit.activation, theta, linear, missed)
         return fit
 
     def chosen(self, names: tuple[str, ...]) -> Curves:

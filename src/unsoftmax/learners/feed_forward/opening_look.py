@@ -180,6 +180,29 @@ def norms_of(look: OpeningLook) -> tuple[str, ...]:
     before; those that do not grow may have one behind. Before, what eps does to a token goes with
     the inverse square of its length; behind, what biases do with the inverse.
     """
+    residual, ratios = _far_steps(look)
+    if residual is None:
+        return ()
+    if residual:
+        return ("pre",)
+    last = [one[0] for one in ratios]
+    return ("pre", "post") if last and np.median(last) < 1 / 22 else ("post", "pre")
+
+
+def fades_as_eps(look: OpeningLook) -> bool:
+    """Tell whether far answers go with the inverse square of the length, to a factor of 1.5.
+
+    Those of sigmoids without a norm go as an exponential.
+    """
+    _, ratios = _far_steps(look)
+    return bool(ratios) and all(1 / 96 < ratio < 1 / 43 for one in ratios for ratio in one)
+
+
+def _far_steps(look: OpeningLook) -> tuple[bool | None, list[tuple[float, ...]]]:
+    """Return whether x is added to answers that are bounded otherwise, None if they are not.
+
+    And ratios of the last differences that show between answers to tokens eight times as long.
+    """
     d, unit = look.tokens.shape[1], max(_precision(look.answers).share_of(1.0), UNIT)
     half = len(look.tokens) // 2
     for residual in (False, True):
@@ -197,16 +220,13 @@ def norms_of(look: OpeningLook) -> tuple[str, ...]:
             continue  # a constant
         if far > BOUNDED * spread:
             continue  # it grows
-        if residual:
-            return ("pre",)
-        ratios = [
-            one[k] / one[k - 1]
-            for one, own in zip(steps, off, strict=True)
-            for k in [int(np.max(np.flatnonzero(one > 30 * own), initial=0))]
-            if k > 1 and one[k - 1] > 0
-        ]
-        return ("pre", "post") if ratios and np.median(ratios) < 1 / 22 else ("post", "pre")
-    return ()
+        ratios = []
+        for one, own in zip(steps, off, strict=True):
+            k = int(np.max(np.flatnonzero(one > 30 * own), initial=0))
+            if k > 1 and one[k - 1] > 0:
+                ratios.append(tuple(float(one[k - i] / one[k - i - 1]) for i in range(min(2, k))))
+        return residual, ratios
+    return None, []
 
 
 def _sizes(answers: Array, length: float) -> tuple[float, float]:

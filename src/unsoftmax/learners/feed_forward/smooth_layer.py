@@ -28,6 +28,7 @@ from unsoftmax.learners.feed_forward.jacobian_readings import (
     GATE_FAMILIES,
     GATE_FAMILY_OF,
     JacobianReadings,
+    NormBefore,
     Rows,
     corrected_layer,
     layer_from,
@@ -39,6 +40,7 @@ from unsoftmax.learners.feed_forward.layer_claim import DEVIATIONS, NEAR, LayerC
 from unsoftmax.learners.feed_forward.opening_look import LINE, OpeningLook, drawn_directions
 from unsoftmax.learners.feed_forward.rank_one_members import find_members
 from unsoftmax.learners.feed_forward.search_steps import asks
+from unsoftmax.learners.normed_tokens import INSIDE
 from unsoftmax.measure.precision import UNIT
 from unsoftmax.models.feed_forward import FeedForward
 from unsoftmax.models.neurons import ACTIVATIONS
@@ -56,6 +58,9 @@ MOST_DIRECTIONS = 16
 POINTS, MORE_POINTS, FIRST_POINTS, GROWTH = 1.25, 8, 24, 1.25
 # Lengths of base points, in units of tokens whose entries are standard normal.
 LENGTHS = (0.5, 2.0)
+# After a norm base points have one length: the square is this share of the ball's. They are in a
+# subspace of half the dimensions, of fewer where so many would not be left for steps.
+SHARE, LEFT = 0.8, 8
 # Steps, in units. Longer: differences are no derivatives; shorter: rounding shows in them. The
 # second is tried where neurons of very unlike sizes did not show with the first.
 STEPS = 1e-4, 1e-5
@@ -63,10 +68,18 @@ UNSEEN = ("MEMBERS_MISSING", "NO_ACTIVATION_SUITS", "NEURONS_UNLIKE")
 # Base points of the other directions, for as many as there are unknowns; draws of which the best
 # conditioned is taken.
 EQUATIONS, CHOICES = 1.3, 6
-# Draws of errors for the certificate, and passes that solve with them.
-DRAWS, AGAIN = 3, 2
+# Draws of errors for the certificate, and passes that solve with them. What is one number alone may
+# be small in all of them by chance.
+DRAWS, AGAIN, OF_ONE = 3, 2, 3.0
+# A normalised token moves by at most so much of √d for each share that eps is off by: τ(1 − τ²)/2.
+MOVED_BY_EPS = 0.2
 # No activation is steeper.
 STEEPEST = 1.13
+NORMED = (
+    "constant, slope: ``‖F̂(x) − F(x)‖₂`` ≤ constant + slope·‖n(x)‖ for every x. n(x) is the "
+    "normalised token, of norm below √d. A and b contain the scale and the shift of that LayerNorm "
+    "or RMSNorm."
+)
 OF_GATES = ("Rows of A have the norms of columns of B; errors of gates are those of G and g.",)
 # Fresh tokens are up to so many length scales long.
 PLAIN_REACH, GATED_REACH = 1e3, 8.0
@@ -122,9 +135,16 @@ class SmoothSearch:
     activation: str | None
     gated: bool | None
     rng: np.random.Generator
+    square: float | None = None
+    """Of the radius of the ball of tokens, where a norm is before."""
 
     def steps(self, checks: int) -> Steps[FeedForward]:
         """Find the layer, draw its errors, test it."""
+        claim, _ = yield from self.found()
+        return (yield from claim.tested(checks, self.rng))
+
+    def found(self) -> Generator[Round, Answers, tuple[SmoothClaim, float]]:
+        """Find the layer, and draw its errors; return eps of a norm before, in guesses, too."""
         for step in STEPS:
             try:
                 layer, readings = yield from self._searched(step * self.unit)
@@ -132,8 +152,14 @@ class SmoothSearch:
             except ModelMismatch as error:
                 if step == STEPS[-1] or error.reason not in UNSEEN:
                     raise
-        claim = SmoothClaim.of(layer, readings, self.rng)
-        return (yield from claim.tested(checks, self.rng))
+        ratio = 1.0 if readings.norm is None else readings.norm.ratio
+        return SmoothClaim.of(layer, readings, self.rng), ratio
+
+    @property
+    def _held(self) -> int:
+        """How many directions are those of base points alone."""
+        d = self.dim
+        return 0 if self.square is None else min(d // 2, max(4, d - LEFT))
 
     def _searched(
         self, step: float
@@ -159,23 +185,26 @@ class SmoothSearch:
         else:
             across = readings.along[few, :, :0]
         readings = replace(readings, few=few, across=across)
-        layer, _ = layer_from(readings, rows, names)
-        layer = corrected_layer(readings, layer, names)
+        better = readings.with_eps(rows)
+        layer, _ = layer_from(better, rows, names)
+        layer, readings = corrected_layer(replace(readings, norm=better.norm), layer, names)
         return renamed(layer, self.activation), readings
 
     def _with_gap(self, step: float) -> Generator[Round, Answers, tuple[JacobianReadings, int]]:
         """Ask base points and steps from them until the number of rows shows."""
-        d, none = self.dim, np.zeros(0, int)
-        ways = np.linalg.qr(self.rng.standard_normal((d, d)))[0].T
+        d, none, norm = self.dim - self._held, np.zeros(0, int), None
+        ways = np.linalg.qr(self.rng.standard_normal((self.dim, self.dim)))[0].T
+        if self.square is not None:
+            norm = NormBefore(self.square, SHARE)
         n, count, readings = min(d, DIRECTIONS), FIRST_POINTS, None
         while True:
-            x = self._points(count - (0 if readings is None else len(readings.x)))
+            x = self._points(count - (0 if readings is None else len(readings.x)), ways)
             y = yield from asks("base points")(x)
             along = yield from self._differences(x, y, ways[:n], step, "steps")
             if readings is not None:
                 x, y = np.vstack([readings.x, x]), np.vstack([readings.y, y])
                 along = np.concatenate([readings.along, along])
-            readings = JacobianReadings(x, y, ways, step, along, none, along[:0])
+            readings = JacobianReadings(x, y, ways, step, along, none, along[:0], norm)
             rank, width = rank_of(readings), y.shape[1]
             most = d if rank else min(d, -(-MOST_DIRECTIONS * max(d, width) // width))
             if (rank or count) > FULL * (n - 1) * (width - 1) and n < most:
@@ -193,7 +222,12 @@ class SmoothSearch:
                 raise Reason.JACOBIAN_WITHOUT_GAP.error(points=count, room=n * width)
             count = max(count, wanted)
 
-    def _points(self, count: int) -> Array:
+    def _points(self, count: int, ways: Array) -> Array:
+        if self.square is not None:
+            length = np.sqrt(SHARE * self.square)
+            return np.asarray(
+                length * drawn_directions(count, self._held, self.rng) @ ways[-self._held :]
+            )
         low, high = np.log(LENGTHS)
         lengths = np.exp(self.rng.uniform(low, high, count)) * self.unit
         return np.asarray(lengths[:, None] * self.rng.standard_normal((count, self.dim)))
@@ -221,6 +255,7 @@ class SmoothClaim(LayerClaim):
 
     reach: float = np.inf
     """Fresh tokens are no longer."""
+    normed: bool = False
     contrary: ClassVar[str] = (
         "no feed-forward layer of one hidden layer, or its activation is not quite one that is "
         "known, or its answers are too noisy"
@@ -234,15 +269,20 @@ class SmoothClaim(LayerClaim):
         rng: np.random.Generator,
     ) -> SmoothClaim:
         """Draw errors of the size that differences miss the layer by, and solve with them again."""
-        x, y = readings.x, readings.y
+        y, norm, seen = readings.y, readings.norm, readings.seeing(layer)
+        x = readings.x if norm is None else readings.x / norm.unit(norm.share)
         length = float(np.median(np.linalg.norm(x, axis=1)))
         reach = (GATED_REACH if layer.gate else PLAIN_REACH) * length
-        sigma = readings.noise(layer)
-        drawn = [
-            corrected_layer(readings.disturbed(sigma, rng), layer, (layer.activation,), AGAIN)
-            for _ in range(DRAWS)
-        ]
-        each = [_errors(layer, one, reach) for one in drawn]
+        if norm is not None:
+            reach = float(np.sqrt(norm.square))
+        sigma, each = readings.noise(layer), []
+        for _ in range(DRAWS):
+            disturbed = readings.disturbed(sigma, rng)
+            other, found = corrected_layer(disturbed, layer, (layer.activation,), AGAIN)
+            eps = None
+            if norm is not None and found.norm is not None:
+                eps = OF_ONE * (found.norm.ratio / norm.ratio - 1)
+            each.append(_errors(seen, found.seeing(other), reach, eps))
         errors = {name: float(np.sqrt(np.mean([e[name] ** 2 for e in each]))) for name in each[0]}
         norms = np.linalg.norm(y, axis=1)
         size = float(np.median(norms))
@@ -255,7 +295,8 @@ class SmoothClaim(LayerClaim):
             answers=y,
             why=(),
         )
-        return cls(layer, look, errors, _notes(layer), True, reach=reach)
+        notes, normed = _notes(layer, norm), norm is not None
+        return cls(seen, look, errors, notes, True, reach=reach, normed=normed)
 
     def tested(self, checks: int, rng: np.random.Generator) -> Steps[FeedForward]:
         """Ask the hold-out; return the layer and how sure it is, or refuse it."""
@@ -265,16 +306,19 @@ class SmoothClaim(LayerClaim):
         """Return tokens of many lengths, up to the reach."""
         x = drawn_directions(count, self.model.dim, rng)
         near = self.look.length * np.array(NEAR)[np.arange(count) % len(NEAR)]
-        far = np.exp(rng.uniform(np.log(near), np.log(max(self.reach, self.look.length)), count))
+        far = np.exp(rng.uniform(np.log(near), np.log(np.maximum(near, self.reach)), count))
         lengths = np.where(np.arange(count) % 2, far, near)
-        return np.asarray(np.minimum(lengths, self.reach)[:, None] * x)
+        most = (INSIDE if self.normed else 1.0) * self.reach
+        return np.asarray(np.minimum(lengths, most)[:, None] * x)
 
     def _assumed(self, checks: int) -> tuple[str, ...]:
         return (
             "Errors of A, b, B and c are for neurons in the order of the model.",
             *(OF_GATES if self.model.gate else ()),
-            "constant, slope: ``‖F̂(x) − F(x)‖₂`` ≤ constant + slope·‖x‖ for every x of norm up to "
-            f"{self.reach:.2g}. Tokens up to that norm were asked.",
+            NORMED
+            if self.normed
+            else "constant, slope: ``‖F̂(x) − F(x)‖₂`` ≤ constant + slope·‖x‖ for every x of norm "
+            f"up to {self.reach:.2g}. Tokens up to that norm were asked.",
             "Only single tokens were asked: about sequences of several tokens (attention) nothing "
             "is known.",
             "The target is one hidden layer of neurons of one activation, and all were found: the "
@@ -286,13 +330,21 @@ class SmoothClaim(LayerClaim):
         )
 
 
-def _errors(layer: FeedForward, other: FeedForward, reach: float) -> dict[str, float]:
-    """Return what another layer differs by: its arrays, and the function up to a length."""
+def _errors(
+    layer: FeedForward, other: FeedForward, reach: float, eps: float | None
+) -> dict[str, float]:
+    """Return what another layer differs by: its arrays, and the function up to a length.
+
+    So does the norm before it, by a share of eps.
+    """
     mine, theirs = layer.arrays(), other.arrays()
     off = {
         name: theirs[name] - mine[name] for name in ("A", "b", "B", "c", "G", "g") if name in mine
     }
     errors: dict[str, float] = {name: float(np.linalg.norm(x)) for name, x in off.items()}
+    if eps is not None:
+        errors["eps"] = abs(eps)
+    nearer = 0.0 if eps is None else MOVED_BY_EPS * reach * abs(eps)
     phi = ACTIVATIONS[layer.activation].of(np.zeros(1))[0]
     columns, column = np.linalg.norm(layer.B, axis=0), np.linalg.norm(off["B"], axis=0)
 
@@ -301,10 +353,12 @@ def _errors(layer: FeedForward, other: FeedForward, reach: float) -> dict[str, f
 
     def moved(length: float) -> float:
         z, dz = most(layer.A, layer.b, length), most(off["A"], off["b"], length)
+        dz = dz + nearer * np.linalg.norm(layer.A, axis=1)
         if layer.gate is None:
             each = column * (phi + STEEPEST * z) + columns * STEEPEST * dz
         else:
             t, dt = most(*layer.gate, length), most(off["G"], off["g"], length)
+            dt = dt + nearer * np.linalg.norm(layer.gate[0], axis=1)
             value = phi + STEEPEST * t
             each = column * value * z + columns * (STEEPEST * dt * z + value * dz)
         return float(np.hypot(np.linalg.norm(each), errors["c"]))
@@ -316,7 +370,7 @@ def _errors(layer: FeedForward, other: FeedForward, reach: float) -> dict[str, f
     return errors
 
 
-def _notes(layer: FeedForward) -> tuple[str, ...]:
+def _notes(layer: FeedForward, norm: NormBefore | None) -> tuple[str, ...]:
     """Say what is determined."""
     residual = "x is added" if layer.residual else "x is not added"
     gated = layer.gate is not None
@@ -334,4 +388,5 @@ def _notes(layer: FeedForward) -> tuple[str, ...]:
     }.get(layer.activation)
     names = f"The activation is {layer.activation}" + (f" ({other})." if other else ".")
     kind = "gated neurons" if gated else "neurons"
-    return (f"{len(layer.b)} {kind} were found; {free}.", names, f"That {residual} is determined.")
+    found = f"{len(layer.b)} {kind} were found; {free}.", names
+    return found if norm else (*found, f"That {residual} is determined.")
