@@ -352,6 +352,7 @@ class AttentionLayerLearner(Configured):
     tuning: AttentionLayerTuning = field(default=AttentionLayerTuning(), kw_only=True)
 
     revision: ClassVar[int] = 9
+    far: ClassVar[str] = "so long that every gate is 0 or 1"
     outputs: ClassVar[Outputs] = "vector"
 
     def __post_init__(self) -> None:
