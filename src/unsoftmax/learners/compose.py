@@ -11,6 +11,7 @@ target or asks the same under a condition:
     within_reach   no longer tokens than a target takes, as it is told or found out
     as_planned     no more than the plan; singular equations are a refusal
     named          the same rounds under another phase
+    recorded       the same rounds, which are kept with their answers
     read_as        the same rounds, and answers that are read beside what was asked
     together       several generators in step: what they ask at the same time is one round
 
@@ -39,6 +40,8 @@ from unsoftmax.refusals import Reason
 T = TypeVar("T")
 Asking: TypeAlias = Generator[Round, Answers, T]
 """A generator that asks: yields rounds, is sent answers, returns a T."""
+Recorded: TypeAlias = "list[tuple[Probes, Array]]"
+"""What was asked, each family with its answers."""
 
 
 def restricted(steps: Asking[T], basis: Array) -> Asking[T]:
@@ -356,6 +359,21 @@ def read_as(steps: Asking[T], read: Callable[[Round, Answers], Answers]) -> Aski
         [steps], lambda asked: asked[0], lambda asked, answers: [read(asked[0], answers)]
     )
     return found
+
+
+def recorded(steps: Asking[T], kept: Recorded) -> Asking[T]:
+    """Run a generator, and keep what it asks with the answers."""
+    last: Round = []
+
+    def ask(asked: Round) -> Round:
+        last[:] = asked
+        return asked
+
+    def answer(answers: Answers) -> Answers:
+        kept.extend(zip(last, answers, strict=True))
+        return answers
+
+    return mapped(steps, ask, answer)
 
 
 def together(steps: Sequence[Asking[T]]) -> Asking[list[T]]:
