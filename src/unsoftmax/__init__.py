@@ -33,6 +33,7 @@ if _typing.TYPE_CHECKING:
         OracleError,
         RetryLater,
         Terminated,
+        TokensRefused,
         UnsoftmaxError,
     )
     from unsoftmax.models import (
@@ -105,6 +106,7 @@ __all__ = [
     "Stack",
     "Terminated",
     "TokenHead",
+    "TokensRefused",
     "Transformer",
     "UnsoftmaxError",
     "Verification",

@@ -4,7 +4,8 @@
 
     UnsoftmaxError
     ├── OracleError          the target: no answer, or not one number (or row) per sequence
-    │   └── RetryLater       raised by an oracle: nothing of this batch was answered, ask later
+    │   ├── RetryLater       raised by an oracle: nothing of this batch was answered, ask later
+    │   └── TokensRefused    it refuses long tokens, and answers shorter ones
     ├── LedgerError          the ledger file: unreadable, locked, foreign, newer, disk full
     │   └── LedgerMismatch   a good ledger, but of another target, learner or revision
     ├── BudgetExceeded       the caller's limit: the next query would pass it
@@ -30,7 +31,20 @@ class UnsoftmaxError(Exception):
 
 
 class OracleError(UnsoftmaxError):
-    """The target did not answer, or its answer is not one finite number (or row) per sequence."""
+    """The target did not answer, or its answer is not one finite number (or row) per sequence.
+
+    Attributes
+    ----------
+    refused : str
+        What the target said where it raised an error of its own at what was asked, as it does where
+        questions have too many tokens, or too long ones; "" where something else went wrong.
+    """
+
+    refused: str = ""
+
+
+class ServerFailed(ConnectionError):
+    """An endpoint failed at a question and said so; it may refuse that one alone."""
 
 
 class BadWait(ValueError):
@@ -75,6 +89,23 @@ class RetryLater(OracleError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return RetryLater, (self.seconds,)
+
+
+class TokensRefused(OracleError):
+    """The target refuses tokens as long as a learner needs, and answers shorter ones.
+
+    Attributes
+    ----------
+    longest : float
+        Norm of the longest token that it is known to answer, or the caller's limit.
+    """
+
+    def __init__(self, message: str, longest: float) -> None:
+        super().__init__(message)
+        self.longest = longest
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return TokensRefused, (str(self), self.longest)
 
 
 class LedgerError(UnsoftmaxError):

@@ -103,6 +103,14 @@ def outputs_of(learner: object) -> Outputs:
     return outputs
 
 
+def asks_far(learner: object) -> str:
+    """Say how long a learner's tokens are whatever the target is; "" where they follow its weights.
+
+    A learner says so by a class attribute ``far``.
+    """
+    return str(getattr(learner, "far", ""))
+
+
 def vocabulary_of(asks: object) -> int | None:
     """Return how many ids a learner asks of, or None where it asks vectors.
 

@@ -87,10 +87,26 @@ def _of_one_coordinate(rng: Any) -> Any:
     return disturbed
 
 
-def test_errors_of_one_coordinate(trials, evidence):
-    count, refused, shares = trials(1, 500), 0, []
+def _of_one_answer_in_a_hundred(rng: Any) -> Any:
+    size, own = 10.0 ** rng.uniform(-12, -6), np.random.default_rng(int(rng.integers(2**32)))
+
+    def disturbed(y: Any) -> Any:
+        size_of_each = size * (own.uniform(size=len(y)) < 0.01) * np.linalg.norm(y, axis=1)
+        return y + size_of_each[:, None] * own.standard_normal(y.shape)
+
+    return disturbed
+
+
+UNLIKE = {"one coordinate": _of_one_coordinate, "one answer in 100": _of_one_answer_in_a_hundred}
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize("of", UNLIKE)
+def test_errors_of_a_few_numbers(of, trials, evidence):
+    """Two single tokens tell little of them; all answers that were paid tell more."""
+    count, refused, shares = trials(1, 500), 0, [0.0]
     for seed in range(count):
-        disturbed = _of_one_coordinate(np.random.default_rng([72, seed]))
+        disturbed = UNLIKE[of](np.random.default_rng([72, seed]))
         target = PlainLayer(np.random.default_rng([71, seed]), disturbed=disturbed)
         try:
             recovery = us.learn(target, target.learner(seed))
@@ -100,7 +116,7 @@ def test_errors_of_one_coordinate(trials, evidence):
         shares.append(share(recovery.model, target.model(), recovery.certificate.errors))
         assert shares[-1] <= 1, seed
     evidence(
-        "a layer with errors of one coordinate",
+        f"a layer with errors of {of}",
         runs=count,
         broken=0,
         largest_share_of_the_certificate=max(shares),

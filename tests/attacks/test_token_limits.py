@@ -1,4 +1,4 @@
-"""A limit of tokens is no class: audit finds it, and names what answers within it show.
+"""A limit of tokens, or of their lengths, is no class: it is found, and kept to.
 
 Targets in plain NumPy refuse sequences of more than 1 to 12, or 40, tokens with an exception of
 their own. A refused question is no evidence: a softmax head that takes four tokens is a head.
@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import unsoftmax as us
+from tests.oracles.http_server import in_json, sequences, serving
 from tests.truth import Counted
 
 LIMITS = (1, 2, 3, 4, 5, 8, 9, 11, 12, 40)
@@ -156,25 +157,114 @@ def test_a_learner_that_needs_more_tokens_quotes_the_target_first():
         us.learn(target, us.learners.MultiHeadLearner(d), most_tokens=3)
 
 
-@pytest.mark.parametrize("learner", [us.learners.ExactHead(4), us.learners.MultiHeadLearner(4)])
-def test_long_tokens_that_are_refused_are_no_wrong_dimension(learner):
-    rng = np.random.default_rng(3)
-    function = functions(4, rng)["single head"]
+# -- lengths of tokens
 
-    def capped(X: Any) -> Any:
-        if np.linalg.norm(X, axis=2).max() > 30:
-            raise ValueError("vectors longer than 30 are refused")
+
+def capped(function: Any, longest: float, error: Any = ValueError, seen: Any = None) -> Any:
+    """Refuse tokens longer than ``longest``; count in ``seen`` those that are."""
+
+    def target(X: Any) -> Any:
+        if np.linalg.norm(X, axis=2).max() > longest:
+            seen.append(1) if seen is not None else None
+            raise error(f"vectors longer than {longest:g} are refused")
         return function(X)
 
+    return target
+
+
+def within_a_radius(d: int) -> dict[str, tuple[str, Any]]:
+    """Name learners that keep to a radius, with the class that each learns."""
+    own, kept = us.learners, ("exact", "low-rank", "approximate", "multi-head", "antisymmetric")
+    return {name: pair for name, pair in learners_of(d).items() if name in kept} | {
+        "exact, biases": ("single head", own.ExactHead(d, biases=True)),
+        "low-rank, biases": ("single head", own.LowRankHead(d, biases=True)),
+        "sensing": ("single head", own.SensingHead(d, d)),
+        "subspace": ("single head", own.OrthogonalHeads(d, [np.eye(d)])),
+    }
+
+
+@pytest.mark.few(7)
+@pytest.mark.parametrize("name", within_a_radius(4))
+@pytest.mark.parametrize("longest", [3.0, 100.0])  # met by the first questions, by the hold-out
+def test_a_limit_of_lengths_is_found_and_kept(name, longest):
+    """Met early or late: the run goes on, and says how far it looked; told, it asks no more."""
+    d, rng, once = 4, np.random.default_rng([15, 1]), us.Retries(1)
+    kind, learner = within_a_radius(d)[name]
+    function, fresh = functions(d, rng)[kind], rng.standard_normal((20, 6, d))
+    error, refused = (ValueError, RuntimeError)[int(longest) % 2], list[int]()
+    found = us.learn(capped(function, longest, error, refused), learner, retries=once)
+    assert refused
+    refused.clear()
+    told = us.learn(capped(function, longest, error, refused), learner, radius=longest)
+    assert not refused
+    for recovery in (found, told):
+        assert recovery.evidence.passed
+        expected = (
+            function(fresh) - function(-fresh) if name == "antisymmetric" else function(fresh)
+        )
+        assert np.allclose(recovery.model(fresh), expected, atol=1e-6)
+        lines = recovery.certificate.assumes
+        kept = any(f"No token was longer than {longest:g} (2-norm)" in line for line in lines)
+        assert kept or (recovery is told and name in ("approximate", "multi-head"))
+        [said] = [line for line in lines if "Their keys had norms up to" in line]
+        assert float(said.split("norms up to ")[1].split(" ")[0]) <= longest
+
+
+@pytest.mark.few(4)
+@pytest.mark.parametrize("status", [400, 500])
+def test_an_endpoint_that_refuses_long_tokens_is_asked_shorter_ones(status, monkeypatch):
+    monkeypatch.setattr(us.Retries, "pause", lambda self, failed: 0.0)
+    function = functions(3, np.random.default_rng(5))["single head"]
+    answered = in_json(function)
+
+    def infer(handler: Any, body: bytes) -> None:
+        longest = np.linalg.norm(sequences(body), axis=2).max()
+        if longest > 30:
+            handler.send(status, b"vectors longer than 30 are refused")
+        else:
+            answered(handler, body)
+
+    with serving(infer) as (url, _):
+        oracle = us.oracles.from_url(url)
+        found = us.learn(oracle, us.learners.ExactHead(3), retries=2)
+        assert found.evidence.passed
+        assert any("No token was longer than 30" in line for line in found.certificate.assumes)
+        with pytest.raises(us.TokensRefused) as refused:
+            us.learn(oracle, us.learners.LabelHead(3, 24), retries=2)
+    said = str(refused.value)
+    assert f"answered {status}: vectors longer than 30 are refused. The target answers" in said
+    assert said.index("vectors longer") < said.index("radius")
+
+
+FAR: dict[str, Any] = {
+    "labels": us.learners.LabelHead(4, 24),
+    "subspaces": us.learners.OrthogonalHeads(4),
+    "network": us.learners.ReluNetworkLearner(4),
+    "transformer": us.learners.TransformerLearner(4),
+    "heads before a network": us.learners.MultiHeadTransformerLearner(4, 2),
+    "layer": us.learners.AttentionLayerLearner(4),
+    "feed-forward": us.learners.FeedForwardLearner(8),
+    "block": us.learners.BlockLearner(16),
+}
+
+
+@pytest.mark.parametrize("name", FAR)
+def test_a_learner_that_keeps_to_no_radius_says_so_before_it_asks(name):
+    learner = FAR[name]
+    target = Counted(capped(lambda X: X.sum(axis=(1, 2)), 30.0))
+    with pytest.raises(ValueError, match=f"{type(learner).__name__} keeps to no radius: it asks"):
+        us.learn(target, learner, radius=30.0)
+    assert not target.queries
     with pytest.raises(us.OracleError) as refused:
-        us.learn(capped, learner)
+        us.learn(target, learner, retries=us.Retries(1))
     assert not isinstance(refused.value, us.DimensionRefused)
     assert str(refused.value).startswith("ValueError: vectors longer than 30 are refused. ")
-    assert "radius=…" in str(refused.value)
-    # the advice works
-    advised = us.learners.MultiHeadLearner(4, radius=30.0)
-    assert us.learn(capped, advised).evidence.passed
-    found = us.audit(capped, 4)
+    assert "tokens up to norm 30" in str(refused.value)
+
+
+def test_audit_finds_the_limit_of_lengths():
+    function = functions(4, np.random.default_rng(3))["single head"]
+    found = us.audit(capped(function, 30.0), 4)
     assert (found.target_class, found.answers["longest_token"]) == ("single head", 30.0)
 
 

@@ -32,7 +32,13 @@ from numpy.typing import NDArray
 
 from unsoftmax.campaign.ledger import Ledger
 from unsoftmax.campaign.limits import Retries, in_seconds
-from unsoftmax.errors import BadWait, DimensionRefused, OracleError, RetryLater, Terminated
+from unsoftmax.errors import (
+    BadWait,
+    DimensionRefused,
+    OracleError,
+    RetryLater,
+    Terminated,
+)
 from unsoftmax.probes import Array, Probes, Round
 from unsoftmax.protocol import Answers, Oracle, Outputs, Plan, as_array
 from unsoftmax.validate.function_bound import SAMPLES
@@ -215,6 +221,9 @@ def ask(
     except RetryLater as refusal:
         # a subclass may have left its seconds out, or written anything to them
         raise RetryLater(getattr(refusal, "seconds", None)) from refusal  # type: ignore[arg-type]
+    except OracleError as refusal:
+        refusal.refused = _said(refusal)
+        raise
     return checked(raw, span, outputs)
 
 
@@ -472,11 +481,21 @@ def failure(
         kind, sentence = _described(end, retries, batch, fits=fits or bool(ledger.answered))
         error = kind(f"{sentence}{_before(earlier)} {kept(ledger)}")
         last = result if isinstance(result, Exception) else None
-    error.__cause__ = last
+    error.__cause__, error.refused = last, _refusal_in(result)
     if earlier:
         ways = [*earlier, *([last] if isinstance(last, Exception) else [])]
         error.__cause__ = ExceptionGroup("what went wrong in the tries", ways)
     return error
+
+
+def _refusal_in(result: Result) -> str:
+    """Return what the target said, where it raised an error of its own at these questions."""
+    if isinstance(result, OracleError):
+        return result.refused
+    other = isinstance(getattr(result, "__context__", None), (SystemExit, RetryLater))
+    if other or isinstance(result, (OracleReply, MemoryError)):
+        return ""
+    return f"{type(result).__name__}: {_said(result)}"
 
 
 def _before(earlier: list[Exception]) -> str:
@@ -505,8 +524,8 @@ def _overflow(span: Span, row: int) -> str:
     what = "overflow" if longest > _FLOAT16_LARGEST else "may have scores that overflow"
     return (
         f" The sequence has tokens of norm {longest:.2g}, which {what} in float16: it ends at "
-        f"{_FLOAT16_LARGEST:,.0f}. Where a learner has a radius, radius={_FLOAT16_NORM:g} keeps "
-        "tokens, and scores of two, within it."
+        f"{_FLOAT16_LARGEST:,.0f}. Tokens, and scores of two, are within it with "
+        f"radius={_FLOAT16_NORM:g}."
     )
 
 
@@ -555,8 +574,6 @@ def _advice(span: Span) -> str:
     count = "one token" if tokens == 1 else f"{tokens} tokens"
     many = f" If it is for the number of tokens, this learner needs {tokens}." if tokens > 1 else ""
     return (
-        f"Each has {count}, the longest of norm {longest:.2g}. If the refusal is for the length of "
-        "tokens, MultiHeadLearner (for one head, too) and ApproximateHead keep within radius=…; "
-        f"learners of networks and layers have no such limit.{many} us.audit finds what is "
+        f"Each has {count}, the longest of norm {longest:.2g}.{many} us.audit finds what is "
         "answered."
     )

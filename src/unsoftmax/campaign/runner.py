@@ -51,9 +51,11 @@ from unsoftmax.errors import (
     NotIdentifiable,
     OracleError,
     RetryLater,
+    ServerFailed,
 )
-from unsoftmax.learners.compose import short
+from unsoftmax.learners.compose import short, within_reach
 from unsoftmax.learners.positions_named import naming_positions
+from unsoftmax.learners.settings import positive
 from unsoftmax.probes import Array, Round, Sequences
 from unsoftmax.protocol import (
     Answers,
@@ -63,6 +65,7 @@ from unsoftmax.protocol import (
     M,
     Oracle,
     Outputs,
+    asks_far,
     outputs_of,
     vocabulary_of,
 )
@@ -91,6 +94,7 @@ def learn(
     eps: float = 0.05,
     delta: float = 0.01,
     most_tokens: int | None = None,
+    radius: float | None = None,
 ) -> Recovery[M]:
     """Recover a model by asking an oracle.
 
@@ -138,6 +142,11 @@ def learn(
         The most tokens of a sequence that the target takes: no longer one is asked. Fresh
         sequences are cut to that; without it, to what the target is found to answer when it
         refuses some. A learner that needs longer ones to read something ends.
+    radius : float, optional
+        Norm of the longest token that the target takes: no longer one is asked. Without it, and
+        where the target refuses some, it is found by asking. Single heads are read within it,
+        and `MultiHeadLearner` takes it for its own; fresh sequences are shortened, and the
+        certificate says so. Learners of networks and layers need tokens far beyond any radius.
 
     Returns
     -------
@@ -152,6 +161,8 @@ def learn(
         No answers can determine something; ``.determined`` holds what is.
     ModelMismatch
         The target is not of the learner's class.
+    TokensRefused
+        The target refuses tokens as long as the learner needs.
     OracleError
         An answer was missing or not finite in all tries, or is not one number (or row) per
         sequence, or the target put it off for longer than is allowed.
@@ -171,7 +182,8 @@ def learn(
             raise ValueError("sampler draws sequences of vectors; this learner asks ids.")
         sampling.try_out(learner.dim)
     watch = CourseWatch(progress)
-    settings = budget, ledger, batch, workers, watch, retries, timeout, most_tokens
+    learner = learner if radius is None else kept_to(learner, radius)
+    settings = budget, ledger, batch, workers, watch, retries, timeout, most_tokens, radius
     with opened_campaign(oracle, learner, holdout, sampling, *settings) as campaign:
         found = campaign.recover(learner, holdout)
         return replace(found, course=watch.course(), versions=versions())
@@ -191,6 +203,7 @@ def opened_campaign(
     retries: int | Retries = 3,
     timeout: float | None = None,
     most_tokens: int | None = None,
+    radius: float | None = None,
 ) -> Iterator[Campaign]:
     """Open a ledger and yield what answers rounds from it and from the oracle.
 
@@ -206,6 +219,8 @@ def opened_campaign(
     run = {"learner": asks.settings(), "revision": asks.revision, "holdout": holdout}
     if most_tokens is not None:
         run["most_tokens"] = most_tokens = whole("most_tokens", most_tokens, 1)
+    if radius is not None:
+        run["radius"] = radius = float(radius)
     with (
         open_ledger(ledger, environment()) as opened,
         interrupts() as interrupted,
@@ -237,7 +252,28 @@ def opened_campaign(
             progress=progress,
             sampling=sampling,
             most_tokens=most_tokens,
+            radius=radius,
         )
+
+
+def kept_to(learner: Learner[M], radius: float) -> Learner[M]:
+    """Give a learner that has a radius of its own this one; refuse one that cannot keep to any.
+
+    Raises
+    ------
+    ValueError, TypeError
+        The learner asks far tokens whatever the target is, or the radius is no number above 0.
+    """
+    positive("radius", radius)
+    if far := asks_far(learner):
+        raise ValueError(
+            f"{type(learner).__name__} keeps to no radius: it asks tokens {far}. Leave radius out "
+            "where the target takes tokens of any length."
+        )
+    own = getattr(learner, "radius", np.inf)
+    if own is None or own < np.inf:
+        learner = replace(learner, radius=min(radius, own or radius))  # type: ignore[type-var]
+    return learner
 
 
 def _checked(oracle: Oracle, learner: Asks[Any]) -> Outputs:
@@ -297,6 +333,8 @@ class Campaign:
     """What is asked of the user's distribution when a model is found."""
     most_tokens: int | None = None
     """No longer sequence is asked, where the caller says so."""
+    radius: float | None = None
+    """The same of tokens."""
     fits: bool = False
     """Whether the target answered a token of this dimension, after it refused the first batch."""
     _lost: CallEnd | None = None
@@ -325,8 +363,10 @@ class Campaign:
     def recover(self, learner: Learner[M], holdout: int) -> Recovery[M]:
         """Run the learner and add what it cost."""
         steps = learner.steps(holdout)
-        if vocabulary_of(learner) is None:  # what positions do is asked of vectors
-            steps = naming_positions(steps, learner)
+        if vocabulary_of(learner) is None:  # positions, and lengths of tokens, are those of vectors
+            steps = within_reach(
+                learner, lambda one: naming_positions(one.steps(holdout), one), self.radius
+            )
         if self.sampling is not None:
             steps = self.sampling.after(steps, getattr(learner, "seed", 0))
         found = self.run(steps)
@@ -364,6 +404,8 @@ class Campaign:
                     told = self._explained(refusal, parts)
                     # unreachable whatever is asked, or not known to be the ledger's target
                     elsewhere = isinstance(told.__cause__, (OSError, RetryLater))
+                    if isinstance(told.__cause__, ServerFailed):
+                        elsewhere = not self._answers_short(parts)
                     if elsewhere or (self.witnesses is not None and self.witnesses.found):
                         raise told from told.__cause__
                     # most learners end here; some do without answers to their longest sequences
@@ -405,18 +447,23 @@ class Campaign:
         said_so = self._lost is None or isinstance(self._lost.result, OracleError)
         if said_so or not isinstance(refusal, DimensionRefused):
             return refusal
-        token = np.full((1, 1, parts[0].dim), _SHORT / np.sqrt(parts[0].dim))
-        span = Span(0, 0, 1, Sequences(token, phase="a short token", purpose="pilot"))
-        lost, answers = self._lost, dict[int, Array]()
+        lost = self._lost
         assert lost is not None
-        with suppress(OracleError), self.interrupts.held():
-            self.scheduler.run([span], lambda part, start, y: answers.update({start: y}), None)
-        if not answers:
+        if not self._answers_short(parts):
             return refusal
         self.fits = True
         explained = self._explain(lost)
         assert isinstance(explained, OracleError)
         return explained
+
+    def _answers_short(self, parts: Round) -> bool:
+        """Ask a short token of a round's dimension: whether the target answers it."""
+        token = np.full((1, 1, parts[0].dim), _SHORT / np.sqrt(parts[0].dim))
+        span = Span(0, 0, 1, Sequences(token, phase="a short token", purpose="pilot"))
+        answers = dict[int, Array]()
+        with suppress(OracleError), self.interrupts.held():
+            self.scheduler.run([span], lambda part, start, y: answers.update({start: y}), None)
+        return bool(answers)
 
     def _recognise(self, waiting: list[Span]) -> None:
         """Ask recorded questions again and compare, before anything new is paid."""

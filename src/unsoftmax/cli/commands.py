@@ -49,7 +49,7 @@ WORKS_WITH = {
     "verify": ("cli.model_files", "oracles", "questions.verification", "report.command_record"),
 }
 PANELS = {
-    "Target": ("auth", "coordinate", "answers", "request", "answer", "most_tokens"),
+    "Target": ("auth", "coordinate", "answers", "request", "answer", "most_tokens", "radius"),
     "Budget": ("budget", "token_budget", "price", "token_price", "ledger"),
     "Network": ("batch", "workers", "per_minute", "retries", "longest_wait", "timeout"),
     "Output": ("sarif", "report", "as_json", "quiet", "all_rows"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from numbers import Integral
 from pathlib import Path
@@ -34,6 +35,7 @@ from unsoftmax.cli.run_options import (
     Asked,
     KeptIn,
     MostTokens,
+    Radius,
     asking,
     samples_of,
     sampling_options,
@@ -64,6 +66,7 @@ def learn(
     ledger: KeptIn = None,
     holdout: Annotated[int, typer.Option(min=0, help="Queries to check the result with.")] = 32,
     most_tokens: MostTokens = None,
+    radius: Radius = None,
     sampler: Annotated[
         str | None,
         typer.Option(
@@ -90,11 +93,16 @@ def learn(
     The same command goes on where an interrupted one stopped: nothing recorded is asked again.
     """
     from unsoftmax.campaign.recovery import RECOVERY_FILE, REFUSAL_FILE, forget
+    from unsoftmax.campaign.runner import kept_to
 
     refuse_file(out)
     learner, oracle = _resolved(target, asked, model, settings)
     sampling = sampling_options(sampler, eps, delta)
     book, plan = ledger or out / "ledger.sqlite", learner.plan()
+    if radius is not None:
+        with sentences(None):
+            learner = kept_to(learner, radius)
+        plan = replace(learner.plan(), longest_token=radius)
     if not book.exists():
         _warn_of_budget(asked.limit(), plan, holdout, samples_of(sampling))
         say(plan.lengths, stderr)
@@ -113,6 +121,7 @@ def learn(
                 holdout=holdout,
                 progress=watcher,
                 most_tokens=most_tokens,
+                radius=radius,
                 **asked.arguments(),
                 **sampling,
             )

@@ -190,7 +190,7 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command the learners' settings as options."""
     own = inspect.signature(command)
     hints = get_type_hints(command, include_extras=True)
-    options = _options()
+    options = {name: kind for name, kind in _options().items() if name not in own.parameters}
 
     @functools.wraps(command)
     def run(**given: Any) -> None:

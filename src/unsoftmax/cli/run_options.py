@@ -35,6 +35,10 @@ MostTokens = Annotated[
     int | None,
     typer.Option(min=1, help="Most tokens of a sequence that the target takes. [default: any]"),
 ]
+Radius = Annotated[
+    float | None,
+    typer.Option(help="Norm of the longest token that the target takes. [default: found out]"),
+]
 
 
 @dataclass(frozen=True, slots=True)

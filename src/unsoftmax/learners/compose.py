@@ -8,8 +8,10 @@ target or asks the same under a condition:
     antisymmetric  f(X) − f(−X) instead of f(X): two queries each (Section 4.1)
     limited        no more queries and rounds than a limit
     short          no more tokens than a target takes
+    within_reach   no longer tokens than a target takes, as it is told or found out
     as_planned     no more than the plan; singular equations are a refusal
     named          the same rounds under another phase
+    recorded       the same rounds, which are kept with their answers
     read_as        the same rounds, and answers that are read beside what was asked
     together       several generators in step: what they ask at the same time is one round
 
@@ -30,14 +32,16 @@ from typing import TypeAlias, TypeVar
 
 import numpy as np
 
-from unsoftmax.errors import OracleError
-from unsoftmax.probes import Array, Design, Embedded, Probes, Round
-from unsoftmax.protocol import Answers, Plan
+from unsoftmax.errors import DimensionRefused, OracleError, TokensRefused
+from unsoftmax.probes import Array, Design, Embedded, Probes, Round, Sequences
+from unsoftmax.protocol import Answers, Learner, M, Plan, Steps
 from unsoftmax.refusals import Reason
 
 T = TypeVar("T")
 Asking: TypeAlias = Generator[Round, Answers, T]
 """A generator that asks: yields rounds, is sent answers, returns a T."""
+Recorded: TypeAlias = "list[tuple[Probes, Array]]"
+"""What was asked, each family with its answers."""
 
 
 def restricted(steps: Asking[T], basis: Array) -> Asking[T]:
@@ -147,6 +151,170 @@ def short(steps: Asking[T], most_tokens: int) -> Asking[T]:
         steps.close()
 
 
+# Norms that are tried where a target refuses a token: limits that people set are round numbers.
+LENGTHS = tuple(digit * 10.0**power for power in range(-3, 15) for digit in (1.0, 2.0, 3.0, 5.0))
+# Tokens are shorter than a limit by this share: its owner may round otherwise.
+INSIDE = 1 - 2.0**-20
+# … and no longer than one that is told by more than this: sums of two tokens are rounded.
+SLACK = 1 + 1e-9
+# A target may refuse some directions before others: so often a learner begins again.
+RESTARTS = 4
+# Sequences of a round are made so many at a time to find its longest token.
+AT_A_TIME = 1024
+
+
+def within_reach(
+    learner: Learner[M], steps: Callable[[Learner[M]], Steps[M]], radius: float | None = None
+) -> Steps[M]:
+    """Run a learner within the lengths of tokens that the target takes, and say which.
+
+    A hold-out, and two-token readings, do with shorter tokens. A learner that has a radius begins
+    again with it. Others end with the refusal.
+
+    Parameters
+    ----------
+    learner : Learner
+        The learner.
+    steps : callable
+        Returns a learner's steps.
+    radius : float, optional
+        The longest token that the target takes, where that is known.
+    """
+    reach = Reach() if radius is None else Reach(radius, f"The limit is radius = {radius:g}.")
+    for again in range(RESTARTS + 1):
+        try:
+            found = yield from reach.within(steps(learner))
+            break
+        except TokensRefused as refused:
+            own = getattr(learner, "radius", 0.0)
+            if again == RESTARTS or (own is not None and own <= refused.longest):
+                raise
+            try:
+                learner = replace(learner, radius=refused.longest)  # type: ignore[type-var]
+            except ValueError:  # not beside its other settings
+                raise refused from None
+    if not reach.met:
+        return found
+    said = (
+        f"No token was longer than {reach.longest:.3g} (2-norm), as "
+        f"{'the target refuses some' if radius is None else 'radius says'}: longer ones may be "
+        "answered otherwise."
+    )
+    assumes = (*found.certificate.assumes, said)
+    return replace(found, certificate=replace(found.certificate, assumes=assumes))
+
+
+@dataclass(slots=True)
+class Reach:
+    """How long tokens may be; `within` holds steps to it.
+
+    Attributes
+    ----------
+    longest : float
+        No token is longer.
+    why : str
+        Who says so.
+    met : bool
+        Whether longer ones were wanted.
+    """
+
+    longest: float = np.inf
+    why: str = ""
+    met: bool = False
+
+    def within(self, steps: Asking[T]) -> Asking[T]:
+        """Ask no longer token; steps that want to get a `TokensRefused`.
+
+        Where the target refuses a round its longest token is asked by itself, and shorter ones
+        along it: what is answered is the limit from then on.
+        """
+        try:
+            asked = next(steps)
+            while True:
+                try:
+                    answers = yield from self._answers(asked)
+                except Exception as error:
+                    asked = steps.throw(error)
+                else:
+                    asked = steps.send(answers)
+        except StopIteration as end:
+            found: T = end.value
+            return found
+        finally:
+            steps.close()
+
+    def _answers(self, asked: Round) -> Asking[Answers]:
+        if np.isfinite(self.longest):
+            norm = float(np.linalg.norm(_longest_token(asked)))
+            if norm > self.longest * SLACK:
+                raise self._refusal(norm)
+        try:
+            return (yield asked)
+        except OracleError as refusal:
+            if not refusal.refused or isinstance(refusal, DimensionRefused):
+                raise
+            token = _longest_token(asked)
+            answered = yield from _answered_length(token)
+            if answered is None:
+                raise
+            self.longest = answered
+            said = refusal.refused.rstrip(".")
+            self.why = f"{said}. The target answers tokens up to norm {answered:.3g}."
+            raise self._refusal(float(np.linalg.norm(token))) from refusal
+
+    def _refusal(self, norm: float) -> TokensRefused:
+        self.met = True
+        return TokensRefused(
+            f"{self.why} This learner needs a token of norm {norm:.3g}. ExactHead, LowRankHead, "
+            "SensingHead, ApproximateHead and MultiHeadLearner keep within a radius; learners of "
+            "networks and layers cannot. us.audit finds what is answered.",
+            self.longest,
+        )
+
+
+def _longest_token(asked: Round) -> Array:
+    """Return the longest token of a round, of no numbers where it has no token."""
+    longest, most = np.zeros(0), -1.0
+    for probes in asked:
+        for start in range(0, len(probes), AT_A_TIME):
+            tokens = probes[start : start + AT_A_TIME].reshape(-1, probes.dim)
+            norms = np.linalg.norm(tokens, axis=1)
+            if float(np.max(norms, initial=-1.0)) > most:
+                most, longest = float(norms.max()), tokens[int(np.argmax(norms))]
+    return longest
+
+
+def _answered_length(token: Array) -> Asking[float | None]:
+    """Ask for the longest of `LENGTHS` at which a token is answered that is refused by itself.
+
+    None where it is answered as it is, or at no length: the refusal has another reason.
+    """
+    norm = float(np.linalg.norm(token))
+    lengths = [INSIDE * length for length in LENGTHS if length < norm]
+    if not lengths or (yield from _is_answered(token)):
+        return None
+    unit = token / norm
+    if not (yield from _is_answered(lengths[0] * unit)):
+        return None
+    answered, refused = 0, len(lengths)
+    while refused - answered > 1:
+        tried = (answered + refused) // 2
+        if (yield from _is_answered(lengths[tried] * unit)):
+            answered = tried
+        else:
+            refused = tried
+    return lengths[answered]
+
+
+def _is_answered(token: Array) -> Asking[bool]:
+    asked = Sequences(token[None, None], phase="how long tokens may be", purpose="pilot")
+    try:
+        yield [asked]
+    except OracleError:
+        return False
+    return True
+
+
 def as_planned(steps: Asking[T], plan: Plan, excess: str, contrary: str) -> Asking[T]:
     """Refuse a target that takes more than is planned, or whose equations are singular.
 
@@ -191,6 +359,21 @@ def read_as(steps: Asking[T], read: Callable[[Round, Answers], Answers]) -> Aski
         [steps], lambda asked: asked[0], lambda asked, answers: [read(asked[0], answers)]
     )
     return found
+
+
+def recorded(steps: Asking[T], kept: Recorded) -> Asking[T]:
+    """Run a generator, and keep what it asks with the answers."""
+    last: Round = []
+
+    def ask(asked: Round) -> Round:
+        last[:] = asked
+        return asked
+
+    def answer(answers: Answers) -> Answers:
+        kept.extend(zip(last, answers, strict=True))
+        return answers
+
+    return mapped(steps, ask, answer)
 
 
 def together(steps: Sequence[Asking[T]]) -> Asking[list[T]]:

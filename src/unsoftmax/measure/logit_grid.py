@@ -24,12 +24,12 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from unsoftmax.errors import NotIdentifiable
+from unsoftmax.errors import NotIdentifiable, TokensRefused
 from unsoftmax.measure.precision import ADVICE, advice, why
 from unsoftmax.measure.reading import Reading
 from unsoftmax.measure.single_tokens import Values
 from unsoftmax.measure.two_tokens import Gates, TwoTokenAnswers, Vectors
-from unsoftmax.probes import Array, Grid, Indices, Pairs, Purpose, Round, Rows, pick
+from unsoftmax.probes import Array, Grid, Indices, Pairs, Probes, Purpose, Round, Rows, pick
 from unsoftmax.protocol import Answers
 from unsoftmax.refusals import Reason, reworded
 
@@ -102,6 +102,45 @@ def beside_bias(shift: Array, split: Split = free, most: float = 2.0) -> Split:
         return alpha, np.minimum(alpha, np.exp2(k) / alpha)
 
     return beside
+
+
+def shorter(alpha: Array, beta: Array, a: Array, b: Array, longest: float) -> tuple[Array, Array]:
+    """Divide scales αβ otherwise where tokens αa + βb would be longer; a and b are their norms.
+
+    Offsets are at most half as long and query tokens longer instead, up to as much: beyond,
+    scales are smaller than wanted.
+
+    Examples
+    --------
+    >>> shorter(np.array([64.0]), np.array([1.0]), np.ones(1), np.ones(1), 32.0)
+    (array([16.]), array([4.]))
+    """
+    if longest == np.inf:
+        return alpha, beta
+    with np.errstate(divide="ignore"):
+        most_alpha, most_beta = (np.exp2(np.floor(np.log2(longest / 2 / norm))) for norm in (a, b))
+    beyond = alpha * a + beta * b > longest
+    less = np.where(beyond, np.minimum(alpha, most_alpha), alpha)
+    more = np.minimum(np.maximum(beta, alpha * beta / less), most_beta)
+    return less, np.where(beyond, more, beta)
+
+
+def asked_within(
+    made: Callable[[float], Probes], longest: float
+) -> Generator[Round, Answers, tuple[Array, float]]:
+    """Ask probes that are made for a length of tokens, for a shorter one where it is refused.
+
+    Returns the answers and that length.
+    """
+    while True:
+        try:
+            [y] = yield [made(longest)]
+        except TokensRefused as refused:
+            if not refused.longest < longest:
+                raise
+            longest = refused.longest
+        else:
+            return y, longest
 
 
 # -- At which scale 2^k to ask for logits: suggestions from those seen so far
@@ -328,6 +367,8 @@ class LogitGrid:
     shift: Array | None = None
     """z_i·w, the part of a logit per unit offset that is not the query token's."""
     tuning: LogitGridTuning = field(default=LogitGridTuning(), kw_only=True)
+    longest: float = field(default=np.inf, kw_only=True)
+    """The target refuses longer tokens."""
     y: Array = field(init=False)
     alpha: Array = field(init=False)
     beta: Array = field(init=False)
@@ -464,28 +505,32 @@ class LogitGrid:
         """Ask for some query tokens, at a scale each, with some offsets."""
         rows = np.arange(*tokens.indices(self.shape[0]))
         columns = np.arange(*offsets.indices(self.shape[1]))
-        alpha, beta = self.split(k)
-        self.alpha[tokens, offsets] = alpha[:, None]
-        self.beta[tokens, offsets] = beta[:, None]
-        grid = Grid(
-            pick(self.offsets, columns),
-            pick(self.queries, rows),
-            alpha,
-            beta,
-            phase=self.phase,
-            purpose="data",
-        )
-        [y] = yield [grid]
-        self.y[tokens, offsets] = grid.table(y)
+        a, b = float(np.max(self.a.norm[columns], initial=0.0)), self.b.norm[rows, 0]
+
+        def made(longest: float) -> Grid:
+            alpha, beta = shorter(*self.split(k), np.full(len(rows), a), b, longest)
+            self.alpha[tokens, offsets], self.beta[tokens, offsets] = alpha[:, None], beta[:, None]
+            picked = pick(self.offsets, columns), pick(self.queries, rows)
+            return Grid(*picked, alpha, beta, phase=self.phase, purpose="data")
+
+        y, self.longest = yield from asked_within(made, self.longest)
+        self.y[tokens, offsets] = made(self.longest).table(y)
         self._listen()
+
+    def _scales(self, j: Indices, i: Indices, k: Exponents, longest: float) -> tuple[Array, Array]:
+        """Divide a scale for each pair of a query token and an offset, within a length."""
+        return shorter(*self.split(k), self.a.norm[i], self.b.norm[j, 0], longest)
 
     def ask_some(self, j: Indices, i: Indices, k: Exponents, purpose: Purpose) -> Ask:
         """Ask for single pairs of a query token and an offset, at a scale each."""
-        alpha, beta = self.split(k)
-        self.alpha[j, i], self.beta[j, i] = alpha, beta
         name = f"{self.phase}, again" if purpose == "again" else self.phase
-        pairs = Pairs(self.offsets, self.queries, i, j, alpha, beta, phase=name, purpose=purpose)
-        [self.y[j, i]] = yield [pairs]
+
+        def made(longest: float) -> Pairs:
+            self.alpha[j, i], self.beta[j, i] = alpha, beta = self._scales(j, i, k, longest)
+            rows = self.offsets, self.queries, i, j
+            return Pairs(*rows, alpha, beta, phase=name, purpose=purpose)
+
+        self.y[j, i], self.longest = yield from asked_within(made, self.longest)
         self._listen()
         self.again += len(j) if purpose == "again" else 0
 
@@ -495,7 +540,11 @@ class LogitGrid:
         yield from self.ask_some(tokens, np.zeros_like(tokens), k[tokens], "pilot")
         for lowered in tuning.saturated:
             better = better_scale(self.seen(tokens, 0), k[tokens], lowered, few, tuning)
-            changed = np.not_equal(self.split(better), self.split(k[tokens])).any(axis=0)
+            first = np.zeros_like(tokens)
+            now, then = (
+                self._scales(tokens, first, one, self.longest) for one in (better, k[tokens])
+            )
+            changed = np.not_equal(now, then).any(axis=0)
             tokens = tokens[changed][: spare - self.again]
             if not len(tokens):
                 break
@@ -515,7 +564,7 @@ class LogitGrid:
         """Find answers to ask again, worst first, and the scales that change something."""
         seen, weight = self.seen(slice(None), slice(None)), np.abs(self.a.value) / self.a.norm
         j, i, better = poor_readings(seen, np.isfinite(self.y), weight, k, self.tuning)
-        alpha, beta = self.split(better)
+        alpha, beta = self._scales(j, i, better, self.longest)
         changes = (alpha != self.alpha[j, i]) | (beta != self.beta[j, i])
         return j[changes], i[changes], better[changes]
 

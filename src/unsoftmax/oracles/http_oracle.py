@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from unsoftmax.errors import OracleError, RetryLater, missing_extra
+from unsoftmax.errors import OracleError, RetryLater, ServerFailed, missing_extra
 from unsoftmax.oracles.endpoint_limits import USUAL, HttpLimits, Pace, Secret
 from unsoftmax.oracles.json_template import JsonTemplate
 from unsoftmax.oracles.model_runtimes import of_last_token
@@ -271,7 +271,7 @@ class HttpOracle:
             raise OracleError(f"{told}. It was sent {how}.{self.secret.without_scheme()}")
         if status < 500:
             raise OracleError(f"{told}.")
-        raise ConnectionError(f"{told}.")
+        raise (ServerFailed if status == 500 else ConnectionError)(f"{told}.")
 
     def _retry_after(self, said: str) -> float:
         """Read seconds, or a date."""

@@ -14,7 +14,7 @@ there or nowhere. Tokens are float32 numbers, which every target reads alike.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Generic, NamedTuple
@@ -23,7 +23,7 @@ import numpy as np
 
 from unsoftmax.models.arrays import TINY
 from unsoftmax.models.attention_layer import AttentionLayer
-from unsoftmax.probes import Array, Round, Sequences
+from unsoftmax.probes import Array, Probes, Round, Sequences
 from unsoftmax.protocol import Answers, Certificate, Found, Steps
 from unsoftmax.refusals import Reason
 from unsoftmax.validate.drawn_models import DRAWN, SAFETY, DrawnModels, L, Layer, score_norm
@@ -156,6 +156,9 @@ USUAL = 3.0
 """Bounds grow where fresh answers are missed by more than so many times what one drawn error and
 the noise make. Of 210 layers with exact, rounded and noisy answers one was missed by 3.6 times
 that, others by less than 3 times; those whose answers drift by 3 to 14 times."""
+SOME = 256
+"""Of each family of questions that a layer was computed from so many are held against it: all, up
+to some dozens of dimensions."""
 # A head that was overlooked may add less to answers than those that were found, by chance or as the
 # others make up for it: so many times.
 SEEN = 8.0
@@ -188,7 +191,12 @@ class Conclusion(Generic[L]):
         tried = earlier or (yield from fresh_answers(self.fresh.confirming(CONFIRMING)))
         self._believed(self._judged(tried, 0, 1.0), True)
 
-    def run(self, checks: int, earlier: Sequence[Answered] = ()) -> Steps[L]:
+    def run(
+        self,
+        checks: int,
+        earlier: Sequence[Answered] = (),
+        recorded: Iterable[tuple[Probes, Array]] = (),
+    ) -> Steps[L]:
         """Ask the hold-out; return the layer and how sure it is.
 
         Parameters
@@ -197,6 +205,9 @@ class Conclusion(Generic[L]):
             Queries of the hold-out, those of ``earlier`` included.
         earlier : sequence of (ndarray, ndarray)
             Sequences of it that were asked before, with their answers.
+        recorded : iterable of (Probes, ndarray)
+            What the layer was computed from: two single tokens say what answers are off by, and
+            all answers whether that is so.
 
         Raises
         ------
@@ -209,6 +220,7 @@ class Conclusion(Generic[L]):
         judgement = self._judged(answered, checks, MORE)
         self._believed(judgement, bool(checks))
         strain = max((drawn.strain(X, y) for X, y in answered if len(X)), default=0.0)
+        strain = max(strain, *(drawn.strain(*_some(*family)) for family in recorded), 0.0)
         widened = max(1.0, strain / USUAL)
         errors = {name: widened * bound for name, bound in drawn.errors().items()}
         bounds, close = drawn.bounds(errors)
@@ -279,6 +291,14 @@ class Conclusion(Generic[L]):
             "it weighs all tokens alike. Several heads with scores so small count as one, with the "
             "sum of their M.",
         )
+
+
+def _some(probes: Probes, y: Array) -> Answered:
+    """Return up to `SOME` sequences of a family with their answers, evenly spaced."""
+    step = max(1, -(-len(probes) // SOME))
+    chosen = range(0, len(probes), step)
+    X = probes[:] if step == 1 else np.concatenate([probes[n : n + 1] for n in chosen])
+    return X, y[::step]
 
 
 def _seen(judgement: Judgement) -> str:

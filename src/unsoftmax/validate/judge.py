@@ -28,7 +28,7 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from unsoftmax.errors import OracleError
+from unsoftmax.errors import OracleError, TokensRefused
 from unsoftmax.models.arrays import TINY
 from unsoftmax.probes import Array, Probes, Round, Sequences
 from unsoftmax.protocol import Answers, Evidence
@@ -244,24 +244,54 @@ def fresh_answers(
         Sequences that were asked before, with their answers.
     further : iterable of rounds
         What is asked after them, round by round. A round that the target does not answer (the
-        runner throws its `OracleError` in) is left out: there may be a longest sequence or token.
+        runner throws its `OracleError` in) is left out: there may be a longest sequence.
         Where the target does not even answer ``fresh``, all are cut to the most tokens it answers.
+        Where it refuses the length of tokens, all are shortened.
     """
-    answered, most = [*earlier], None
-    for step, families in enumerate([fresh, *further]):
-        asked = [*families] if most is None else [cut(part, most) for part in families]
-        if not asked:
-            continue
+    answered, most, longest = [*earlier], None, np.inf
+    rounds = [[*fresh], *map(list, further)]
+    step = 0
+    while step < len(rounds):
+        asked = [shortened(part, longest) for part in rounds[step]]
+        asked = asked if most is None else [cut(part, most) for part in asked]
         try:
-            answers = yield asked
+            answers = (yield asked) if asked else []
+        except TokensRefused as refusal:
+            if not refusal.longest < longest:
+                raise
+            longest = refusal.longest
+            continue
         except OracleError as refusal:
-            if step:
+            if not step:
+                if most is not None:
+                    raise
+                most = yield from _most_tokens(asked, refusal)
                 continue
-            most = yield from _most_tokens(asked, refusal)
-            asked = [cut(part, most) for part in asked]
-            answers = yield asked
-        answered += [(_written_out(part), y) for part, y in zip(asked, answers, strict=True)]
+        else:
+            answered += [(_written_out(part), y) for part, y in zip(asked, answers, strict=True)]
+        step += 1
     return answered
+
+
+def shortened(probes: Probes, longest: float) -> Probes:
+    """Shorten sequences with a longer token, each as a whole and by a power of two.
+
+    Examples
+    --------
+    >>> X = np.array([[[4.0, 0.0], [1.0, 0.0]], [[0.5, 0.0], [0.0, 1.0]]])
+    >>> shortened(Sequences(X, phase="hold-out", purpose="check"), 3.0)[:][:, 0, 0]
+    array([2. , 0.5])
+    """
+    if longest == np.inf:
+        return probes
+    X = _written_out(probes)
+    norms = np.linalg.norm(X, axis=2).max(axis=1)
+    if not np.any(norms > longest):
+        return probes
+    with np.errstate(divide="ignore"):
+        octaves = np.ceil(np.log2(np.maximum(norms / longest, 1.0)))
+    X = X * np.exp2(-octaves)[:, None, None]
+    return Sequences(X, phase=probes.phase, purpose=probes.purpose)
 
 
 def cut(probes: Probes, most: int) -> Probes:

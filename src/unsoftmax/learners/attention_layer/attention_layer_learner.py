@@ -61,7 +61,7 @@ from unsoftmax.learners.attention_layer.value_answers import (
     ValueAnswers,
     refuse_cancelling,
 )
-from unsoftmax.learners.compose import Asking, as_planned
+from unsoftmax.learners.compose import Asking, Recorded, as_planned, recorded
 from unsoftmax.learners.normed_tokens import NormedTokens
 from unsoftmax.learners.settings import Configured, one_of, rank_up_to, whole_number
 from unsoftmax.measure.token_map import AnswerNoise, TokenMapAnswers
@@ -352,6 +352,7 @@ class AttentionLayerLearner(Configured):
     tuning: AttentionLayerTuning = field(default=AttentionLayerTuning(), kw_only=True)
 
     revision: ClassVar[int] = 9
+    far: ClassVar[str] = "so long that every gate is 0 or 1"
     outputs: ClassVar[Outputs] = "vector"
 
     def __post_init__(self) -> None:
@@ -398,10 +399,12 @@ class AttentionLayerLearner(Configured):
     def _steps(self, checks: int) -> Steps[Any]:
         d, rng = int(self.dim), np.random.default_rng(self.seed)
         wanted, attempts = self._wanted, self.tuning.attempts
+        kept: Recorded = []
         if wanted.given is not None:
             tokens = yield from self._tokens(rng)
-            conclusion = yield from search_with_positions(tokens, wanted, rng, attempts)
-            return (yield from conclusion.run(checks))
+            every = search_with_positions(tokens, wanted, rng, attempts)
+            conclusion = yield from recorded(every, kept)
+            return (yield from conclusion.run(checks, recorded=kept))
         found = yield from find_norm(d, self.seed, self.norm)
         if found.kind is not None:
             normed = yield from find_normed_tokens(d, found.kind, rng)
@@ -412,10 +415,11 @@ class AttentionLayerLearner(Configured):
                 return (yield from steps_behind(d, wanted, rng, checks))
             tokens = yield from self._tokens(rng)
             try:
-                conclusion = yield from tried(attempts, lambda last: self._searched(tokens, rng))
+                every = tried(attempts, lambda last: self._searched(tokens, rng))
+                conclusion = yield from recorded(every, kept)
             except HeadsAlike as refusal:
-                conclusion = yield from self._softly(tokens, rng, refusal)
-            return (yield from conclusion.run(checks))
+                conclusion = yield from recorded(self._softly(tokens, rng, refusal), kept)
+            return (yield from conclusion.run(checks, recorded=kept))
         except (ModelMismatch, NotIdentifiable) as refusal:
             raise found.beside(refusal) from refusal.__cause__
 
@@ -460,8 +464,9 @@ class AttentionLayerLearner(Configured):
             return (yield from found)
 
         base = yield from soft.base()
-        conclusion = yield from tried(limits.BALL_TRIES, searched)
-        return (yield from conclusion.run(checks)), noise
+        kept: Recorded = []
+        conclusion = yield from recorded(tried(limits.BALL_TRIES, searched), kept)
+        return (yield from conclusion.run(checks, recorded=kept)), noise
 
     def _searched(self, tokens: TokenMapAnswers, rng: np.random.Generator) -> Asking[Concluded]:
         """Search for all heads; what was found predicts a few fresh answers."""

@@ -97,7 +97,7 @@ from unsoftmax.learners.attention_layer.value_answers import (
     refuse_cancelling,
     shared_rows,
 )
-from unsoftmax.learners.compose import Asking, T
+from unsoftmax.learners.compose import Asking, Recorded, T, recorded
 from unsoftmax.measure.precision import UNIT
 from unsoftmax.measure.token_map import AnswerNoise, TokenMapAnswers, with_errors
 from unsoftmax.models import AttentionLayer, LayerHead, LayerNorm
@@ -455,8 +455,9 @@ def steps_behind(
         return conclusion
 
     try:
-        conclusion = yield from tried(limits.TRIES_BEHIND, searched)
-        return (yield from conclusion.run(checks, earlier))
+        kept: Recorded = []
+        conclusion = yield from recorded(tried(limits.TRIES_BEHIND, searched), kept)
+        return (yield from conclusion.run(checks, earlier, kept))
     except (ModelMismatch, np.linalg.LinAlgError) as error:
         if dim > limits.PLANE_FEW:
             raise

@@ -98,6 +98,7 @@ class BlockLearner(Configured):
     seed: int = 0
 
     revision: ClassVar[int] = 1
+    far: ClassVar[str] = "so long that every gate is 0 or 1"
     outputs: ClassVar[Outputs] = "vector"
 
     def __post_init__(self) -> None:

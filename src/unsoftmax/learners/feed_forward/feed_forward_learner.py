@@ -178,6 +178,7 @@ class FeedForwardLearner(Configured):
     gated: bool | None = field(default=None, kw_only=True)
 
     revision: ClassVar[int] = 8
+    far: ClassVar[str] = "beyond every bend of the layer"
     outputs: ClassVar[Outputs] = "vector"
 
     def __post_init__(self) -> None:

@@ -164,6 +164,7 @@ class MultiHeadTransformerLearner(Configured):
     tuning: MultiHeadTransformerTuning = field(default=MultiHeadTransformerTuning(), kw_only=True)
 
     revision: ClassVar[int] = 7
+    far: ClassVar[str] = "beyond every bend of the network"
 
     def __post_init__(self) -> None:
         whole_number("dim", self.dim, 1)

@@ -316,6 +316,11 @@ class OrthogonalHeads(Configured):
 
     revision: ClassVar[int] = 4
 
+    @property
+    def far(self) -> str:
+        """How long tokens are that find subspaces; "" where these are known."""
+        return "" if self._bases() else "so long that heads count one by one"
+
     def __post_init__(self) -> None:
         whole_number("dim", self.dim, 1)
         whole_number("seed", self.seed, 0)

@@ -146,6 +146,7 @@ class ReluNetworkLearner(Configured):
     tuning: ReluNetworkTuning = field(default=ReluNetworkTuning(), kw_only=True)
 
     revision: ClassVar[int] = 7
+    far: ClassVar[str] = "beyond every bend of the network"
 
     def __post_init__(self) -> None:
         whole_number("dim", self.dim, 1)

@@ -24,6 +24,7 @@ from functools import partial
 
 import numpy as np
 
+from unsoftmax.errors import TokensRefused
 from unsoftmax.learners.compose import Asking
 from unsoftmax.measure.precision import (
     FLOAT32_UNIT,
@@ -251,7 +252,8 @@ class FirstRoundSettings:
         """ρ."""
         if self.scale is not None:
             return self.scale
-        return BIASED_SCALE if self.biases else 1.0
+        within = float(np.exp2(np.floor(np.log2(self.radius))))
+        return min(BIASED_SCALE if self.biases else 1.0, within)
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,7 +301,13 @@ def ask_first_round(
     norms = (given.token_norm, SHORT) if given.biases else (1.0, 1.0)
     straight = holdout.straight(dim, share.straight + moved, rng, given.radius, norms)
     singles = SingleTokens.probes(dim, given.token_norm, given.biases)
-    opened, line, *answers = yield [three, straight, *singles]
+    try:
+        opened, line, *answers = yield [three, straight, *singles]
+    except TokensRefused as refused:
+        if given.scale is not None or not refused.longest < given.radius:
+            raise
+        within = replace(given, radius=refused.longest)
+        return (yield from ask_first_round(dim, checks, rng, within))
     tokens = SingleTokens.of(answers, given.token_norm)
     _refuse_size(tokens.y)
     if given.declared is None:  # coarse answers may be round numbers

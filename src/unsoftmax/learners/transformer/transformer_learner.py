@@ -134,6 +134,7 @@ class TransformerLearner(Configured):
     tuning: TransformerTuning = field(default=TransformerTuning(), kw_only=True)
 
     revision: ClassVar[int] = 4
+    far: ClassVar[str] = "beyond every bend of the network"
     parts: ClassVar[Mapping[str, tuple[type[Any], ...]]] = {
         "head": (ExactHead, LowRankHead),
         "network": (ReluNetworkLearner, NetworkAlgorithm),

@@ -155,6 +155,7 @@ class LabelHead(Configured):
     sample_share: float = field(default=1.0, kw_only=True)
 
     revision: ClassVar[int] = 1
+    far: ClassVar[str] = "at scales of W from the largest down"
 
     def __post_init__(self) -> None:
         for name, least in (("dim", 1), ("bits", 1), ("seed", 0)):

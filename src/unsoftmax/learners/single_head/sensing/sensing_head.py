@@ -43,7 +43,7 @@ from unsoftmax.learners.single_head.sensing.rank_one import (
     Measurements,
     fixed_rank_error,
 )
-from unsoftmax.measure.logit_grid import Exponents
+from unsoftmax.measure.logit_grid import Exponents, asked_within, shorter
 from unsoftmax.measure.precision import why
 from unsoftmax.measure.single_tokens import Values
 from unsoftmax.measure.two_tokens import Gates, TwoTokenAnswers, Vectors
@@ -131,6 +131,8 @@ class GaussianReadings:
     y: Array = field(init=False)
     alpha: Array = field(init=False)
     beta: Array = field(init=False)
+    longest: float = field(default=np.inf, kw_only=True)
+    """The target refuses longer tokens."""
 
     @classmethod
     def draw(cls, count: int, values: Values, rng: np.random.Generator) -> GaussianReadings:
@@ -196,11 +198,15 @@ class GaussianReadings:
 
     def _put(self, which: Indices, k: Exponents, purpose: Purpose) -> Asking[None]:
         """Ask some pairs at scale 2^k."""
-        alpha, beta = _split(k)
-        self.alpha[which], self.beta[which] = alpha, beta
         name = "W, again" if purpose == "again" else "W"
-        [y] = yield [Pairs(self.a, self.b, which, which, alpha, beta, phase=name, purpose=purpose)]
-        self.y[which] = y
+        a, b = (np.linalg.norm(rows[which], axis=1) for rows in (self.a, self.b))
+
+        def made(longest: float) -> Pairs:
+            self.alpha[which], self.beta[which] = alpha, beta = shorter(*_split(k), a, b, longest)
+            rows = self.a, self.b, which, which
+            return Pairs(*rows, alpha, beta, phase=name, purpose=purpose)
+
+        self.y[which], self.longest = yield from asked_within(made, self.longest)
         if self.values.reread is not None:
             self.values = self.values.told_by(self.answered().telling)
 
