@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from unsoftmax.models import Stack
+from unsoftmax.models import QkNormLayer, Stack
 from unsoftmax.models.composition import Composition
 from unsoftmax.probes import Array, Round, Sequences
 from unsoftmax.protocol import Answers
@@ -91,8 +91,11 @@ class Judged:
 
 
 def is_composition(model: object) -> bool:
-    """Tell whether copies decide: of whole blocks, stacks and functions, with no verdict else."""
-    return isinstance(model, (Stack, ClaimedFunction))
+    """Tell whether copies decide: of whole blocks, stacks and functions, with no verdict else.
+
+    And of heads with QK-norm, which keep none of the identities that single layers do.
+    """
+    return isinstance(model, (Stack, QkNormLayer, ClaimedFunction))
 
 
 def most_questions(model: Any) -> tuple[int, int, int]:
@@ -238,7 +241,8 @@ class CopiesAsked:
         """Whether a tensor must be seen for "same": matrices and scales; biases may be small."""
         claim = self.claim
         return claim is not None and any(
-            claim.array(place).ndim == 2 or place.role == "scale" for place in claim.places[name]
+            claim.array(place).ndim == 2 or place.role.endswith("scale")
+            for place in claim.places[name]
         )
 
     def _power(self, claim: StoredClaim) -> dict[str, float]:
