@@ -32,7 +32,8 @@ def test_whole_blocks_are_named(kind, blocks, precise, trials, evidence, tmp_pat
         assert ordered == (kind != "opt" or blocks > 1)
         assert (found.whole is not None) == (precise and not ordered)
     what = "float64" if precise else "float32"
-    evidence(f"audit, {blocks} whole blocks like {kind}'s, {what}, named", runs=count, named=count)
+    of = f"{blocks} whole block{'s' * (blocks > 1)} like {kind}'s"
+    evidence(f"audit, {of}, {what}, named", runs=count, named=count)
 
 
 def parts(seed):
