@@ -58,7 +58,8 @@ def one_matrix(state: State, rng: np.random.Generator, changed: Callable[[Array]
 
 def moved(x: Array, step: float, rng: np.random.Generator) -> Array:
     """Move an array by ``step`` of its norm in a random direction."""
-    return x + step * np.linalg.norm(x) / np.sqrt(x.size) * rng.standard_normal(x.shape)
+    change = step * np.linalg.norm(x) / np.sqrt(x.size) * rng.standard_normal(x.shape)
+    return np.asarray(x + change)
 
 
 def low_rank(x: Array, rng: np.random.Generator) -> Array:
@@ -69,7 +70,7 @@ def low_rank(x: Array, rng: np.random.Generator) -> Array:
 
 def pruned(x: Array) -> Array:
     """Set the smallest tenth to 0."""
-    return np.where(np.abs(x) < np.quantile(np.abs(x), 0.1), 0.0, x)
+    return np.asarray(np.where(np.abs(x) < np.quantile(np.abs(x), 0.1), 0.0, x))
 
 
 CHANGES: dict[str, Change] = {
@@ -137,8 +138,9 @@ def measured(kind: str, blocks: int, seeds: int, settings: Sequence[str]) -> Sco
     found: Scores = defaultdict(list)
     with tempfile.TemporaryDirectory() as folder:
         for seed in range(seeds):
-            state = draw(kind, blocks, seed)
-            rules = Rules.of(claimed(kind, state, Path(folder)), seed)
+            state = draw(kind, blocks, seed)  # type: ignore[no-untyped-call]
+            claim = claimed(kind, state, Path(folder))  # type: ignore[no-untyped-call]
+            rules = Rules.of(claim, seed)
             ways: dict[str, State] = {"": state}
             for number, (name, change) in enumerate(CHANGES.items()):
                 ways[name] = change(state, np.random.default_rng([seed, number, 5]))
@@ -148,7 +150,8 @@ def measured(kind: str, blocks: int, seeds: int, settings: Sequence[str]) -> Sco
                     for how in SETTINGS[setting]:
                         key = name, how
                         if key not in known:
-                            known[key] = rules.scores(served(kind, weights, ARITHMETICS[how]))
+                            service = served(kind, weights, ARITHMETICS[how])  # type: ignore[no-untyped-call]
+                            known[key] = rules.scores(service)
                         found[setting, name].append((seed, known[key]))
     return found
 
