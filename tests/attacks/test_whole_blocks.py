@@ -65,7 +65,7 @@ def right_services(kind, state):
 @pytest.mark.parametrize("kind", KINDS)
 def test_right_services_are_not_called_different(kind, blocks, trials, evidence, tmp_path):
     verdicts, largest = Counter[str](), 0.0
-    for seed in range(trials(1, 60)):
+    for seed in range(trials(1, 60 // blocks)):
         state = draw(kind, blocks, seed)
         claim = claimed(kind, state, tmp_path)
         for name, service in right_services(kind, state).items():
