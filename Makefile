@@ -104,6 +104,7 @@ evidence: coverage  ## run the tests as often as claimed, and the benchmarks
 	$(BIN)/python benchmarks/multi_head.py --layer
 	$(BIN)/python benchmarks/multi_head_transformer.py --seeds 3 --first 20 --large --polish
 	$(BIN)/python benchmarks/layers.py
+	PYTHONPATH=. $(BIN)/python benchmarks/blocks.py
 
 lint: setup  ## check style and types
 	$(BIN)/ruff check .
@@ -121,6 +122,7 @@ bench: setup  ## measure and write the benchmarks' tables
 	$(BIN)/python benchmarks/multi_head.py --layer
 	$(BIN)/python benchmarks/multi_head_transformer.py --seeds 3 --first 20 --large --polish
 	$(BIN)/python benchmarks/layers.py
+	PYTHONPATH=. $(BIN)/python benchmarks/blocks.py
 
 docs: setup  ## build the documentation into docs/_build, and look at it as a reader would
 	$(INSTALL) --editable '.[docs]'

@@ -1,4 +1,6 @@
-"""Services of whole blocks in plain NumPy, written apart from the library: BERT's, OPT's, Llama's.
+"""Services of whole blocks in plain NumPy, written apart from the library.
+
+Those of BERT, OPT, Llama and Qwen3, which normalises queries and keys.
 
 Weights are state dicts as Hugging Face's libraries name them; arithmetic is float32 in several
 orders of sums, 16-bit operands, or 16 bits throughout. A service answers at the last position.
@@ -16,7 +18,8 @@ from scipy.special import erf
 import unsoftmax as us
 
 HEADS, GROUPS, BASE = 4, 2, 10_000.0
-EPS = {"bert": 1e-12, "opt": 1e-5, "llama": 1e-6}
+TURNING = ("llama", "qwen3")
+EPS = {"bert": 1e-12, "opt": 1e-5, "llama": 1e-6, "qwen3": 1e-6}
 
 
 def to_bfloat16(x):
@@ -81,10 +84,10 @@ def draw(kind, blocks, seed, d=32, wide=64):
         if bias:
             state[f"{name}.bias"] = 0.1 * rng.standard_normal(out)
 
-    def norm(name, bias=True):
-        state[f"{name}.weight"] = 1 + 0.2 * rng.standard_normal(d)
+    def norm(name, bias=True, size=d):
+        state[f"{name}.weight"] = 1 + 0.2 * rng.standard_normal(size)
         if bias:
-            state[f"{name}.bias"] = 0.1 * rng.standard_normal(d)
+            state[f"{name}.bias"] = 0.1 * rng.standard_normal(size)
 
     for k in range(blocks):
         if kind == "bert":
@@ -113,6 +116,8 @@ def draw(kind, blocks, seed, d=32, wide=64):
             matrix(f"{at}mlp.gate_proj", wide, d, bias=False)
             matrix(f"{at}mlp.down_proj", d, wide, bias=False)
             norm(f"{at}post_attention_layernorm", bias=False)
+            for name in ("q_norm", "k_norm") if kind == "qwen3" else ():
+                norm(f"{at}self_attn.{name}", bias=False, size=d // HEADS)
     return {name: np.float32(x).astype(np.float64) for name, x in state.items()}
 
 
@@ -122,6 +127,9 @@ CONFIG = {
     "llama": {"hidden_act": "silu", "rms_norm_eps": EPS["llama"], "rope_theta": BASE,
               "num_key_value_heads": GROUPS},
 }  # fmt: skip
+
+
+CONFIG["qwen3"] = CONFIG["llama"]
 
 
 def claimed(kind, state, folder):
@@ -139,10 +147,10 @@ def block_count(state):
 
 def served(kind, state, how=ARITHMETICS["float32"], order=None, **changes):
     """The service: sequences (B, N, d) to the last position's numbers."""
-    act = changes.get("activation", {"bert": "gelu", "opt": "relu", "llama": "silu"}[kind])
+    act = changes.get("activation", {"bert": "gelu", "opt": "relu"}.get(kind, "silu"))
     eps, base = changes.get("eps", EPS[kind]), changes.get("base", BASE)
     causal = kind != "bert"
-    at = {"bert": "encoder.layer.{}.", "opt": "decoder.layers.{}.", "llama": "layers.{}."}[kind]
+    at = {"bert": "encoder.layer.{}.", "opt": "decoder.layers.{}."}.get(kind, "layers.{}.")
 
     def activation(z):
         z64 = z.astype(np.float64)
@@ -161,7 +169,7 @@ def served(kind, state, how=ARITHMETICS["float32"], order=None, **changes):
 
     def norm(x, name):
         x = x.astype(np.float32)
-        u = x if kind == "llama" else x - x.mean(-1, keepdims=True, dtype=np.float32)
+        u = x if kind in TURNING else x - x.mean(-1, keepdims=True, dtype=np.float32)
         variance = np.mean(u * u, -1, keepdims=True, dtype=np.float32)
         y = how(u / np.sqrt(variance + np.float32(eps)))
         y = how(y * how(state[f"{name}.weight"]))
@@ -185,7 +193,9 @@ def served(kind, state, how=ARITHMETICS["float32"], order=None, **changes):
             return y.reshape(B, N, -1, size).swapaxes(1, 2)
 
         q, k, v = map(heads, names)
-        if kind == "llama":
+        if kind == "qwen3":
+            q, k = (norm(u, out.replace("o_proj", f"{x}_norm")) for u, x in ((q, "q"), (k, "k")))
+        if kind in TURNING:
             q, k = turned(q), turned(k)
             k, v = (np.repeat(a, HEADS // GROUPS, axis=1) for a in (k, v))
         s = how.product(q, k) / np.float32(math.sqrt(size))

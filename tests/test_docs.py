@@ -28,6 +28,8 @@ COMMANDS = {
     for page in PAGES
     if page != README and any(snippet.language == "sh" for snippet in snippets(page))
 }
+LONG = ("curve", "defend")
+"""How the names of scripts begin that take long."""
 GALLERY = sorted((ROOT / "docs" / "gallery").glob("*.py"))
 
 
@@ -109,13 +111,13 @@ def test_the_gallery_is_listed_and_uses_public_names_alone():
 @pytest.mark.parametrize(
     "script",
     [
-        pytest.param(path, marks=pytest.mark.claimed if path.stem.startswith("curve") else ())
+        pytest.param(path, marks=pytest.mark.claimed if path.stem.startswith(LONG) else ())
         for path in GALLERY
     ],
     ids=lambda path: path.stem,
 )
 def test_the_gallery_is_drawn_by_its_scripts(script, tmp_path, run_script):
-    """From any folder; what they end with is true; the picture is there. Curves take long."""
+    """From any folder; what they end with is true; the picture is there."""
     pytest.importorskip("matplotlib")
     code = script.read_text(encoding="utf-8")
     printed = run_script(code)

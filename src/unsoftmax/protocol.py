@@ -8,7 +8,7 @@ other; the runner feeds both.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, Literal, Protocol, TypeAlias, TypeVar, get_args
 
@@ -49,7 +49,9 @@ R_co = TypeVar("R_co", covariant=True)
 class Oracle(Protocol):
     """Anything that answers: (B, N, d) → B numbers, or B rows of m numbers, m always the same.
 
-    It may raise `unsoftmax.RetryLater` for a batch that it does not answer now.
+    It may raise `unsoftmax.RetryLater` for a batch that it does not answer now. One that answers at
+    all positions as well, (B, N, m), as a block does, may have a method ``all`` for that: it is
+    called instead where all positions are of use (`verify` of a `Stack` or of a function).
     """
 
     def __call__(self, X: Array, /) -> Any:
@@ -109,6 +111,12 @@ def asks_far(learner: object) -> str:
     A learner says so by a class attribute ``far``.
     """
     return str(getattr(learner, "far", ""))
+
+
+def at_all_positions(oracle: Oracle) -> Callable[[Array], Any]:
+    """Return what answers with (B, N, m) where an oracle can: its ``all``, or itself."""
+    everywhere: Callable[[Array], Any] = getattr(oracle, "all", oracle)
+    return everywhere
 
 
 def vocabulary_of(asks: object) -> int | None:

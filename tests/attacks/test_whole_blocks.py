@@ -15,7 +15,7 @@ import pytest
 import unsoftmax as us
 from tests.block_services import ARITHMETICS, claimed, draw, served, to_bfloat16
 
-KINDS = ["bert", "opt", "llama"]
+KINDS = ["bert", "opt", "llama", "qwen3"]
 
 
 def rounded(service):
@@ -61,11 +61,11 @@ def right_services(kind, state):
 
 
 @pytest.mark.few(3)
-@pytest.mark.parametrize("blocks", [1, 4])
+@pytest.mark.parametrize("blocks", [1, 4, 6])
 @pytest.mark.parametrize("kind", KINDS)
 def test_right_services_are_not_called_different(kind, blocks, trials, evidence, tmp_path):
     verdicts, largest = Counter[str](), 0.0
-    for seed in range(trials(1, 60)):
+    for seed in range(trials(1, 60 // blocks)):
         state = draw(kind, blocks, seed)
         claim = claimed(kind, state, tmp_path)
         for name, service in right_services(kind, state).items():
@@ -75,9 +75,12 @@ def test_right_services_are_not_called_different(kind, blocks, trials, evidence,
             verdicts[result.verdict] += 1
             largest = max(largest, result.largest_miss)
     total = verdicts.total()
-    assert verdicts["undecided"] <= 0.02 * total + trials(1, 0), verdicts
+    # behind six norms of random blocks all sequences are answered nearly alike: what 16 bits round
+    # hides small changes of the last queries and keys, and more copies are rounded alike
+    hidden = 0.15 if (kind, blocks) == ("bert", 6) else 0.02
+    assert verdicts["undecided"] <= hidden * total + trials(1, 0), verdicts
     evidence(
-        f"verify, {blocks} whole blocks like {kind}'s, right services",
+        f"verify, {blocks} whole block{'s' * (blocks > 1)} like {kind}'s, right services",
         runs=total,
         different=0,
         undecided=verdicts["undecided"],
@@ -124,7 +127,7 @@ def matrices(state):
 
 @pytest.mark.few(2)
 @pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize(("kind", "blocks"), [("bert", 1), ("llama", 1), ("opt", 3)])
+@pytest.mark.parametrize(("kind", "blocks"), [("bert", 1), ("llama", 1), ("qwen3", 1), ("opt", 3)])
 def test_one_matrix_that_is_changed_is_seen_and_named(
     kind, blocks, change, trials, evidence, tmp_path
 ):
@@ -144,12 +147,46 @@ def test_one_matrix_that_is_changed_is_seen_and_named(
     if change != "1e-5":
         assert near >= 0.9 * count - trials(1, 0)
     evidence(
-        f"verify, {blocks} whole blocks like {kind}'s, one matrix changed ({change})",
+        f"verify, {blocks} whole block{'s' * (blocks > 1)} like {kind}'s, one matrix changed "
+        f"({change})",
         runs=count,
         different=seen,
         named=exact,
         named_among_several=near - exact,
     )
+
+
+@pytest.mark.parametrize("name", ["q_norm", "k_norm", "q_proj"])
+def test_normalised_queries_and_keys_are_named(name, trials, tmp_path):
+    """By a random change; a factor of a projection is none, but beside eps."""
+    named, count = 0, trials(1, 30)
+    for seed in range(count):
+        state, rng = draw("qwen3", 1, seed), np.random.default_rng([seed, 4])
+        at = f"layers.0.self_attn.{name}.weight"
+        claim = claimed("qwen3", state, tmp_path)
+        service = served("qwen3", state | {at: relative(state[at], 1e-3, rng)})
+        result = us.verify(service, claim, seed=seed)
+        assert result.verdict == "different"
+        named += result.tensor == at
+        if name == "q_proj":
+            assert us.verify(served("qwen3", state | {at: 1.5 * state[at]}), claim, seed=seed)
+    assert named >= 0.9 * count - trials(1, 0)
+
+
+def test_the_attention_of_a_block_with_normalised_queries(tmp_path):
+    """Alone it is claimed as a block is; a whole block in its place is known by its name."""
+    state = draw("qwen3", 1, 0)
+    block = claimed("qwen3", state, tmp_path)
+    heads = us.from_checkpoint(tmp_path / "model.npz", 0, "attention")
+    assert isinstance(heads, us.QkNormLayer)
+    heads.save(tmp_path / "heads.safetensors")
+    again = us.load(tmp_path / "heads.safetensors")
+    service = served("qwen3", state | {"layers.0.mlp.down_proj.weight": np.zeros((32, 64))})
+    assert us.verify(service, again)
+    found = us.verify(served("qwen3", state), heads, alternatives={"block": block})
+    assert (found.verdict, found.alternative) == ("different", "block")
+    wrong = us.QkNormLayer.from_arrays({**heads.arrays(), "k_scale": 1.01 * heads.k_scale})
+    assert us.verify(wrong, heads, locate=False).verdict == "different"
 
 
 @pytest.mark.parametrize("change", ["swapped", "left out", "gelu_tanh", "eps", "base"])

@@ -89,10 +89,12 @@ def _attention(part, t, x, p):
         g = h if groups is None else groups[h]
         query = t["Q"][h] @ x[p]
         query = query + t["q_bias"][h] if "q_bias" in t else query
+        query = _qk_normalised(part, t, "q_scale", query)
 
         def score(i, h=h, g=g, query=query):
             key = t["K"][g] @ x[i] if "K" in t else x[i]
             key = key + t["k_bias"][g] if "k_bias" in t else key
+            key = _qk_normalised(part, t, "k_scale", key)
             met = turned(query, (p - i) * t["frequencies"][g]) if "frequencies" in t else query
             whole = np.dot(key, met)
             whole = whole + np.dot(t["w"][h], x[i]) if "w" in t else whole
@@ -104,6 +106,10 @@ def _attention(part, t, x, p):
         answer = answer + (t["O"][h] @ read if "O" in t else read)
         answer = answer + t["M"][h] @ mean if "M" in t else answer
     return answer
+
+
+def _qk_normalised(part, t, scale, u):
+    return normalised(u, t[scale], 0.0, part.qk_eps, centred=False) if scale in t else u
 
 
 def _neurons(part, t, x, p):

@@ -1,4 +1,4 @@
-"""Stacks against the modules that people run: blocks of BERT, OPT, Llama and Qwen2, and MiniLM.
+"""Stacks against the modules that people run: blocks of BERT, OPT, Llama, Qwen2, Qwen3, and MiniLM.
 
 In float64, at the last position and at all. Llama's and Qwen2's own RMSNorm computes in float32
 whatever it is given: torch's takes its place, and their own is compared to float32's precision.
@@ -187,7 +187,7 @@ WHOLE = {
 }
 WHOLE |= {
     family: WHOLE["Bert"] | {"num_key_value_heads": GROUPS, "head_dim": 4}
-    for family in ("Llama", "Mistral", "Qwen2")
+    for family in ("Llama", "Mistral", "Qwen2", "Qwen3")
 }
 SCALED = (
     {"rope_type": "linear", "factor": 2.0},

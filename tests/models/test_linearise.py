@@ -184,6 +184,9 @@ def maps() -> list[Subject]:
         "factors of values": replace(draw.attention(), K=None, Q=draw(2, D, D)),
         "no heads": Attention(np.zeros((0, D, D)), O=np.zeros((0, 3, D)), c=draw(3)),
         "positions": draw.turning(3),
+        "positions and QK-norm": replace(
+            draw.turning(3), k_scale=draw(4), q_scale=draw(4), qk_eps=0.125
+        ),
         "positions in one group": replace(
             draw.turning(),
             K=draw(1, 4, D),

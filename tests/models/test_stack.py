@@ -56,9 +56,16 @@ def llama(seed=0, causal=True):
     return us.Stack([turning(seed, **before), gated], causal)
 
 
+def qwen3(seed=0):
+    before, draw = {"residual": True, "norm": norm(True, centred=False)}, RNG(seed).standard_normal
+    normed = us.QkNormLayer(turning(seed, **before), draw(4), draw(4), eps=1e-2)
+    return us.Stack([normed, neurons(seed, gated=True, activation="silu", **before)], causal=True)
+
+
 STACKS = {
     "bert": bert(),
     "llama": llama(),
+    "qwen3": qwen3(),
     "two blocks and a norm": us.Stack([llama(0), llama(1), norm(False, False)], causal=True),
     "fewer outputs": us.Stack([heads(), heads(outputs=2)]),
     "one part": us.Stack([neurons()]),
@@ -74,7 +81,7 @@ def one_by_one(stack, X):
     for part in stack.parts:
         if isinstance(part, us.Stack):
             X = one_by_one(part, X)
-        elif isinstance(part, (us.AttentionLayer, us.RotaryLayer)):
+        elif isinstance(part, (us.AttentionLayer, us.RotaryLayer, us.QkNormLayer)):
             X = part.all(X, causal=stack.causal)
         else:
             X = part(X) if isinstance(part, us.LayerNorm) else part.all(X)

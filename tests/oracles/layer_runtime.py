@@ -24,9 +24,10 @@ class Layer(MLModel):  # type: ignore[misc]
         return True
 
     async def predict(self, payload: InferenceRequest) -> InferenceResponse:
-        """Answer a batch of sequences (B, N, d) with vectors (B, d)."""
+        """Answer a batch of sequences (B, N, d) with vectors (B, d), or (B, N, d)."""
         X = NumpyCodec.decode_input(payload.inputs[0]).astype(np.float32)
-        answers = self.attention(X) if "q" in self.arrays else self.neurons(X[:, -1])
+        tokens = X if "every" in self.arrays else X[:, -1]
+        answers = self.attention(X) if "q" in self.arrays else self.neurons(tokens)
         output = NumpyCodec.encode_output("answers", answers)
         return InferenceResponse(model_name=self.name, outputs=[output])
 

@@ -55,6 +55,13 @@ def test_errors_of_a_replica_arrive(client, tmp_path):
         us.learn(us.oracles.on_dask(client, np.linalg.inv), us.learners.ExactHead(4), retries=1)
 
 
+def test_answers_at_all_positions_where_the_oracle_has_them(client):
+    X = np.random.default_rng(0).standard_normal((2, 3, 4))
+    blocks = us.Stack([us.LayerNorm(np.ones(4), np.arange(4.0), 1e-5)])
+    np.testing.assert_array_equal(us.oracles.on_dask(client, blocks).all(X), blocks.all(X))
+    np.testing.assert_array_equal(us.oracles.on_dask(client, HEAD).all(X), HEAD(X))
+
+
 def test_what_is_no_client():
     with pytest.raises(TypeError, match="must be a dask"):
         us.oracles.on_dask("tcp://127.0.0.1:1", HEAD)

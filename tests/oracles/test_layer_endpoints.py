@@ -187,3 +187,25 @@ def test_a_feed_forward_layer(asked, evidence):
         queries=recovery.queries - 32,
         function=np.max(off),
     )
+
+
+def test_answers_at_all_positions_are_used_over_http_and_grpc(tmp_path):
+    pytest.importorskip("tritonclient", reason="the extra grpc")
+    B, c = np.tri(4), np.arange(4.0)
+    over_http, server = served(tmp_path, A=np.eye(4), b=np.zeros(4), B=B, c=c, every=True)
+    port = json.loads((tmp_path / "settings.json").read_text())["grpc_port"]
+
+    def claim(X):
+        return np.maximum(X, 0) @ B.T + c
+
+    def wrong_before(X):
+        y = claim(X)
+        return np.concatenate([1.01 * y[:, :-1], y[:, -1:]], axis=1)
+
+    X = np.random.default_rng(0).standard_normal((3, 5, 4)).astype(np.float32).astype(float)
+    for oracle in (over_http, us.oracles.from_grpc(f"grpc://127.0.0.1:{port}/layer")):
+        np.testing.assert_allclose(oracle.all(X), claim(X), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(oracle(X), claim(X)[:, -1], rtol=1e-5, atol=1e-6)
+        verdicts = [us.verify(oracle, one, dim=4).verdict for one in (claim, wrong_before)]
+        assert verdicts == ["same", "different"]
+    server.kill()

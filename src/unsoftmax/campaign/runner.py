@@ -66,6 +66,7 @@ from unsoftmax.protocol import (
     Oracle,
     Outputs,
     asks_far,
+    at_all_positions,
     outputs_of,
     vocabulary_of,
 )
@@ -227,6 +228,7 @@ def opened_campaign(
         executor(workers, apart=timeout is not None) as pool,
     ):
         batch = opened.claim(run, batch, width=1 if outputs == "scalar" else None)
+        answers = at_all_positions(oracle) if outputs == "positions" else oracle
         plan = asks.plan()
         limits = QuestionLimits.of(plan)
         checks = holdout + (0 if sampling is None else sampling.samples)
@@ -239,7 +241,7 @@ def opened_campaign(
             checks=checks,
         )
         yield Campaign(
-            ask=lambda span: ask(oracle, span, outputs, limits, ids=ids),
+            ask=lambda span: ask(answers, span, outputs, limits, ids=ids),
             outputs=outputs,
             ledger=opened,
             spending=spending,

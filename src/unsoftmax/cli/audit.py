@@ -116,6 +116,8 @@ def audit(
         if result.whole is not None:
             line = _whole_line(result.whole, target, int(known), out, asked.auth)
             say(f"Next: {line}", soft_wrap=True)
+        if result.target_class in ("whole block", "normalised vectors"):
+            say(f"Does it serve your weights? {_verify_line(target, asked.auth)}", soft_wrap=True)
         if following := _following(result, asked.limit(), out):
             label = "Next" if result.whole is None else "Or, for one number of the answers"
             say(f"{label}: {following}", soft_wrap=True)
@@ -137,6 +139,14 @@ def _whole_line(whole: WholeCost, target: str, dim: int, out: Path, auth: str | 
 
     words = ["learn", target, "--model", whole.model, "--dim", str(dim)]
     words += ["--rotary"] * whole.rotary + ["--out", str(out / "whole")]
+    return CommandRecord.now([*words, *(["--auth", auth] if auth else [])]).line
+
+
+def _verify_line(target: str, auth: str | None) -> str:
+    """Say how to tell whether it serves a block of a checkpoint."""
+    from unsoftmax.report.command_record import CommandRecord
+
+    words = ["verify", target, "--weights", "CHECKPOINT", "--layers", "K"]
     return CommandRecord.now([*words, *(["--auth", auth] if auth else [])]).line
 
 
@@ -186,7 +196,8 @@ def _show(target: str, result: us.Audit, seconds: float) -> None:
         ("recoverable", result.recoverable),
     ]
     if (whole := result.whole) is not None:
-        what = f"all {answers['width']} numbers ({whole.model}{' --rotary' * whole.rotary})"
+        part = whole.part.replace("all numbers", f"all {answers['width']} numbers")
+        what = f"{part} ({whole.model}{' --rotary' * whole.rotary})"
         rows.append((f"recovering {what}", f"about {whole.queries:,} queries"))
     if result.cost is not None:
         cost = result.cost

@@ -16,6 +16,7 @@ from unsoftmax.models.model import FrozenModel
 from unsoftmax.models.multi_head import MultiHead
 from unsoftmax.models.multi_head_transformer import MultiHeadTransformer
 from unsoftmax.models.projections import find_projections, from_projections, to_projections
+from unsoftmax.models.qk_norm_layer import QkNormLayer
 from unsoftmax.models.relu_network import ReluNetwork
 from unsoftmax.models.rotary import Rotary
 from unsoftmax.models.rotary_head import RotaryHead
@@ -34,6 +35,7 @@ __all__ = [
     "LayerNorm",
     "MultiHead",
     "MultiHeadTransformer",
+    "QkNormLayer",
     "ReluNetwork",
     "Rotary",
     "RotaryHead",
@@ -57,7 +59,7 @@ __all__ = [
 
 load_weights = files.load_weights
 
-_KINDS: list[type[FrozenModel]] = [*CANONICAL, Stack, TokenHead]
+_KINDS: list[type[FrozenModel]] = [*CANONICAL, QkNormLayer, Stack, TokenHead]
 _CLASSES = {kind.__name__: kind for kind in _KINDS}
 
 

@@ -5,6 +5,7 @@
     s_hi = (K_g x_i + b_k,g)·R(p − i)(Q_h x_p + b_q,h) + x_i·w_h,
 
 R(Δ) turning the planes of keys against those of queries (rotary positions); the identity without.
+With scales ("QK-norm") a key or query z = γ ⊙ u/√(mean u² + eps) stands in place of u.
 Where K is not there keys are tokens and Q_h is W_h; where V is not, values are tokens and O_h is
 M_h; where O is not, values are the answer. With R(p − i) = R(i)ᵀR(p), turned keys k̂_i = R(i)k_i
 and queries q̂_p = R(p)q_p, and a covector y of the answer at p:
@@ -65,6 +66,47 @@ class _At(NamedTuple):
     """Their softmax."""
     values: Array
     """V_g x_i, (B, G, N, s)."""
+    key_norm: _Normalised | None = None
+    """Of groups, before they turn; queries' alike of heads."""
+    query_norm: _Normalised | None = None
+
+
+class _Normalised(NamedTuple):
+    """Keys or queries z = γ ⊙ n, n = u/σ with σ = √(mean u² + eps), before they turn."""
+
+    scale: Array
+    """γ, (r,)."""
+    n: Array
+    """(B, G or H, T, r)."""
+    deviation: Array
+    """σ, (B, G or H, T, 1)."""
+
+    @classmethod
+    def of(cls, u: Array, scale: Array | None, eps: float | None) -> _Normalised | None:
+        """Normalise u where there is a scale."""
+        if scale is None or eps is None:
+            return None
+        lengths = lin.lengths_of(u)[..., None] / np.sqrt(u.shape[-1])
+        deviation = np.hypot(lengths, np.sqrt(eps))
+        return cls(scale, u / np.where(deviation > 0, deviation, 1.0), deviation)
+
+    def moved(self, du: Array, dscale: Array | float) -> Array:
+        """Return the change of z with those of u and γ."""
+        return self.scale * self._across(du) + dscale * self.n
+
+    def pulled(self, y: Array) -> Array:
+        """Return covectors of z (C, …) as covectors of u."""
+        return self._across(self.scale * y)
+
+    def _across(self, x: Array) -> Array:
+        """Return ∂n/∂u x, which is symmetric: what is along n is taken off."""
+        along = np.mean(self.n * x, axis=-1, keepdims=True)
+        sigma = np.where(self.deviation > 0, self.deviation, 1.0)
+        return np.asarray((x - self.n * along) / sigma)
+
+    def by_scale(self, covectors: Callable[[], Array]) -> lin.Gradients:
+        """Return the products of covectors of z with the derivative by γ."""
+        return (lin.Direct(np.sum(covectors() * self.n, axis=(2, 3))),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,13 +129,18 @@ class Attention:
     """θ of every group, (G, r/2)."""
     groups: Indices | None = None
     """Of every head, (H,); one each where it is None."""
+    k_scale: Array | None = None
+    """γ of all keys, (r,); of queries alike, 1/√r inside. None: they are not normalised."""
+    q_scale: Array | None = None
+    qk_eps: float | None = None
     causal: bool = True
     """Whether position p attends to tokens up to p alone, where all positions are asked for."""
 
     @property
     def arrays(self) -> dict[str, Array]:
         """Its arrays by name."""
-        names = ("Q", "K", "w", "O", "V", "c", "R", "k_bias", "q_bias", "frequencies")
+        outer, scores = ("O", "V", "c", "R"), ("k_bias", "q_bias", "frequencies")
+        names = ("Q", "K", "w", *outer, *scores, "k_scale", "q_scale")
         return {name: x for name in names if (x := getattr(self, name)) is not None}
 
     def size(self, name: str) -> lin.Size:
@@ -111,7 +158,8 @@ class Attention:
             norms = tuple(Product(*pair).norm for pair in zip(left, right, strict=True))
             return lin.Size((len(norms), left.shape[1], right.shape[2]), norms, True)
         array = self.arrays.get(name)
-        return lin.Size.of(array) if name in ("c", "R") else lin.Size.of_each(array)
+        shared = name in ("c", "R", "k_scale", "q_scale")
+        return lin.Size.of(array) if shared else lin.Size.of_each(array)
 
     @property
     def _places(self) -> Indices:
@@ -145,6 +193,10 @@ class Attention:
             q = q + self.q_bias[:, None]
         if self.k_bias is not None:
             k = k + self.k_bias[:, None]
+        query_norm = _Normalised.of(q, self.q_scale, self.qk_eps)
+        key_norm = _Normalised.of(k, self.k_scale, self.qk_eps)
+        q = q if query_norm is None else query_norm.scale * query_norm.n
+        k = k if key_norm is None else key_norm.scale * key_norm.n
         queries, keys = self._turned(q, last), self._turned(k, where, by_group=True)
         scores = self._by_heads(queries, keys.swapaxes(2, 3))
         if self.w is not None:
@@ -152,7 +204,8 @@ class Attention:
         if self.causal and scores.shape[2] > 1:
             scores = np.where(np.tri(X.shape[1], dtype=bool), scores, -np.inf)
         values = _projected(X, self.V)
-        return _At(X, x, where, last, keys, queries, scores, softmax(scores), values)
+        norms = key_norm, query_norm
+        return _At(X, x, where, last, keys, queries, scores, softmax(scores), values, *norms)
 
     def _by_heads(self, left: Array, right: Array) -> Array:
         """Return products (B, H, P, u) of what heads have (B, H, P, t) and groups (B, G, t, u)."""
@@ -230,6 +283,7 @@ class Attention:
 
     def _jvp(self, at: _At, change: lin.Changes, dX: Array | None) -> Array:
         X, x, where, last, *_ = at
+        norms = {"K": at.key_norm, "Q": at.query_norm}
         dX = np.zeros_like(X) if dX is None else dX
         dx = dX[:, -x.shape[1] :]
 
@@ -241,7 +295,11 @@ class Attention:
             whole = np.einsum("bnd,grd->bgnr", moved, own)
             if name in change:
                 whole = whole + np.einsum("bnd,grd->bgnr", tokens, change[name])
-            return np.asarray(whole + change[bias][:, None] if bias in change else whole)
+            whole = whole + change[bias][:, None] if bias in change else whole
+            norm = norms.get(name)
+            if norm is not None:
+                whole = norm.moved(whole, change.get(f"{name.lower()}_scale", 0.0))
+            return np.asarray(whole)
 
         dk = self._turned(projected(X, dX, "K", "k_bias"), where, by_group=True)
         dk, dq = self._each(dk), self._turned(projected(x, dx, "Q", "q_bias"), last)
@@ -286,11 +344,19 @@ class Attention:
         def scored() -> Array:
             return np.asarray(gamma @ X[:, None])  # Σ γ x_i, (C, B, H, P, d)
 
-        def by_queries() -> Array:
+        def by_shown_queries() -> Array:
             return self._turned(gamma @ at.keys, -last)
 
-        def by_keys() -> Array:
+        def by_shown_keys() -> Array:
             return self._by_group(self._turned(gamma.swapaxes(3, 4) @ at.queries, -where))
+
+        def by_queries() -> Array:
+            shown, norm = by_shown_queries(), at.query_norm
+            return shown if norm is None else norm.pulled(shown)
+
+        def by_keys() -> Array:
+            shown, norm = by_shown_keys(), at.key_norm
+            return shown if norm is None else norm.pulled(shown)
 
         def by_values() -> Array:
             return self._by_group(at.alpha.swapaxes(2, 3) @ of_pooled)
@@ -324,6 +390,9 @@ class Attention:
             "c": lambda: (lin.Direct(y.sum(axis=2)),),
             "R": lambda: (lin.Outer(y, x),),
         }
+        if at.key_norm is not None and at.query_norm is not None:
+            made["k_scale"] = partial(at.key_norm.by_scale, by_shown_keys)
+            made["q_scale"] = partial(at.query_norm.by_scale, by_shown_queries)
         own = {"W", "w", "M", *self.arrays}
         if self.frequencies is not None:
             made[WHOLE] = partial(at_any_distance, np.multiply)
@@ -413,8 +482,10 @@ class Attention:
             return np.asarray(sizes[..., None] * lengths[:, None, None])
         assert self.K is not None
         rows = lin.lengths_of(self.K)[:, None], lin.lengths_of(self.Q)[:, None]
-        of_keys = self._each(_planes_of(lengths[:, None, :, None] * rows[0], self.k_bias))
-        of_query = _planes_of(lengths[:, None, -P:, None] * rows[1], self.q_bias)
+        seen = lengths[:, None, :, None] * rows[0], lengths[:, None, -P:, None] * rows[1]
+        key_norm, query_norm = at.key_norm, at.query_norm
+        of_keys = self._each(_planes_of(seen[0], self.k_bias, key_norm))
+        of_query = _planes_of(seen[1], self.q_bias, query_norm)
         key, query = _planes_of(at.keys), _planes_of(at.queries)
         angles = np.abs(self.frequencies[self._places]) * (lengths.shape[1] - 1)
         left = np.concatenate([query, of_query, angles[:, None] * query], axis=3)
@@ -462,7 +533,9 @@ def _planes(x: Array, other: Array, positions: Array) -> Array:
     return np.asarray(np.einsum("t,cbhtk->cbhk", positions, planes))
 
 
-def _planes_of(rows: Array, bias: Array | None = None) -> Array:
-    """Return the lengths of pairs of coordinates, (…, r/2)."""
+def _planes_of(rows: Array, bias: Array | None = None, norm: _Normalised | None = None) -> Array:
+    """Return the lengths of pairs of coordinates, (…, r/2), as a norm makes them longer."""
     rows = rows if bias is None else rows + np.abs(bias)[:, None]
+    if norm is not None:
+        rows = np.abs(norm.scale) * rows / np.where(norm.deviation > 0, norm.deviation, 1.0)
     return np.asarray(np.hypot(rows[..., 0::2], rows[..., 1::2]))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
@@ -21,11 +21,14 @@ from unsoftmax.models.feed_forward import FeedForward
 from unsoftmax.models.layer_norm import LayerNorm
 from unsoftmax.models.neurons import ACTIVATIONS as OURS
 from unsoftmax.models.projections import (
+    arrays_of_layer,
     file_names,
     find_projections,
     from_projections,
+    in_planes,
     real_array,
 )
+from unsoftmax.models.qk_norm_layer import QkNormLayer
 from unsoftmax.models.rotary import Rotary
 from unsoftmax.models.rotary_layer import RotaryLayer
 from unsoftmax.models.stack import Origin, Stack
@@ -52,6 +55,8 @@ class BlockNames:
     causal: bool = True
     transposed: bool = False
     """Whether arrays are (in, out), as Conv1D has them."""
+    qk_norm: tuple[str, str] | None = None
+    """The scales by which normalised queries and keys of all heads are multiplied."""
 
 
 _BERT = BlockNames(
@@ -94,6 +99,7 @@ BLOCKS: Mapping[str, BlockNames] = {
     "llama": _LLAMA,
     "mistral": _LLAMA,
     "qwen2": _LLAMA,
+    "qwen3": replace(_LLAMA, qk_norm=("q_norm.weight", "k_norm.weight")),
 }
 """By the configuration's ``model_type``."""
 
@@ -150,7 +156,7 @@ def from_checkpoint(
     -------
     Stack
         Of a block's two sub-layers; of several blocks a stack of such. Of a sub-layer what it is:
-        an `AttentionLayer` or a `RotaryLayer`, or a `FeedForward`.
+        an `AttentionLayer`, a `RotaryLayer` or a `QkNormLayer`, or a `FeedForward`.
 
     Raises
     ------
@@ -162,9 +168,10 @@ def from_checkpoint(
 
     Notes
     -----
-    Kinds known: BERT (and its sentence encoders), OPT, GPT-2, Llama, Mistral and Qwen2. A limit on
-    how far back tokens are attended to (``sliding_window``) is not part of the model: it holds for
-    sequences within it. Nor is the last norm of the whole model.
+    Kinds known: BERT (and its sentence encoders), OPT, GPT-2, Llama, Mistral, Qwen2 and Qwen3
+    (whose attention is a `QkNormLayer`). A limit on how far back tokens are attended to
+    (``sliding_window``) is not part of the model: it holds for sequences within it. Nor is the last
+    norm of the whole model.
 
     Examples
     --------
@@ -252,7 +259,7 @@ def _built(
     weights: Mapping[str, Any],
     layers: int | str | slice | None,
     part: Part,
-) -> Stack | AttentionLayer | RotaryLayer | FeedForward:
+) -> Stack | AttentionLayer | RotaryLayer | QkNormLayer | FeedForward:
     """Build what is asked for."""
     kind = str(config.get("model_type"))
     if kind not in BLOCKS:
@@ -316,15 +323,17 @@ class _Weights:
         there = real_array(key, self.weights[key], 1) if key in self.weights else None
         return A, np.zeros(len(A)) if there is None else there
 
+    def scale(self, name: str) -> Array:
+        """Return what a norm multiplies by."""
+        if name not in self.weights:
+            raise ValueError(f"{name} is missing in the checkpoint.")
+        return real_array(name, self.weights[name], 1)
+
     def norm(self, name: str, eps: float, before: bool) -> LayerNorm:
         """Return a norm: RMSNorm where it has no shift."""
-        scale, shift = f"{name}weight", f"{name}bias"
-        if scale not in self.weights:
-            raise ValueError(f"{scale} is missing in the checkpoint.")
+        scale, shift = self.scale(f"{name}weight"), f"{name}bias"
         there = real_array(shift, self.weights[shift], 1) if shift in self.weights else None
-        return LayerNorm(
-            real_array(scale, self.weights[scale], 1), there, eps, before, centred=there is not None
-        )
+        return LayerNorm(scale, there, eps, before, centred=there is not None)
 
 
 def _setting(config: Mapping[str, Any], names: tuple[str, ...], otherwise: Any = None) -> Any:
@@ -374,21 +383,31 @@ def _origin(names: _Weights, prefix: str) -> Origin:
         for role, end in zip(roles, ("weight", "bias"), strict=True):
             if f"{prefix}{part}{end}" in names.weights:
                 found[f"1.{role}"] = f"{prefix}{part}{end}"
-    biases = find_projections(names.weights, layer).get("v_bias")
+    for ours, end in zip("qk", names.of.qk_norm or (), strict=False):
+        found[f"0.heads.{ours}_scale"] = f"{layer}.{end}"
+    biases = arrays_of_layer(names.weights, layer).get("v_bias")
     return Origin(found, {} if biases is None else {"0.heads.": biases})
 
 
 def _attention(
     config: Mapping[str, Any], names: _Weights, prefix: str
-) -> AttentionLayer | RotaryLayer:
+) -> AttentionLayer | RotaryLayer | QkNormLayer:
     eps, before = _around(config, names.of)
-    found = find_projections(names.weights, f"{prefix}{names.of.attention}", eps, before)
+    layer_name, scales = f"{prefix}{names.of.attention}", names.of.qk_norm
+    find = find_projections if scales is None else arrays_of_layer
+    found = find(names.weights, layer_name, eps, before)
     heads = int(_setting(config, HEADS))
     groups = int(_setting(config, ("num_key_value_heads",), heads))
     turns = _rotary(config, len(found["q"]) // heads) if names.of.gate else None
     layer = from_projections(**found, heads=heads, kv_heads=groups, rotary_base=turns)
     assert isinstance(layer, (AttentionLayer, RotaryLayer))
-    return layer
+    if scales is None or isinstance(layer, AttentionLayer):
+        return layer
+    root = math.sqrt(layer.Q.shape[1])
+    unscaled = {name: root * layer.arrays()[name] for name in ("Q", "q_bias")}
+    layer = RotaryLayer.from_arrays({**layer.arrays(), **unscaled})
+    q, k = (in_planes(names.scale(f"{layer_name}.{end}")) for end in scales)
+    return QkNormLayer(layer, k, q / root, eps)
 
 
 def _feed_forward(config: Mapping[str, Any], names: _Weights, prefix: str) -> FeedForward:

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from unsoftmax.models.arrays import axes, declared
 from unsoftmax.models.attention_layer import AttentionLayer, LayerHead
@@ -138,13 +138,24 @@ def find_projections(
     >>> {name: array.shape for name, array in find_projections(state).items()}
     {'q': (4, 4), 'k': (4, 4), 'v': (4, 4), 'o': (4, 4)}
     """
-    prefix, family = _only_layer(weights, layer)
+    prefix, _ = _only_layer(weights, layer)
     for name in (f"{prefix}q_norm.weight", f"{prefix}k_norm.weight"):
         if name in weights:
             raise ValueError(
                 f"{name} is there: this layer normalises queries or keys, so its projections "
-                "alone are not its function."
+                "alone are not its function. Qwen3's blocks: us.from_checkpoint."
             )
+    return arrays_of_layer(weights, layer, eps, before)
+
+
+def arrays_of_layer(
+    weights: Mapping[str, Any],
+    layer: str | None,
+    eps: float | None = None,
+    before: bool | None = None,
+) -> dict[str, Any]:
+    """Find a layer's projections, whatever else it has."""
+    prefix, family = _only_layer(weights, layer)
     found: dict[str, Any] = {}
     for name, ours in family.arrays(prefix):
         if name in weights:
@@ -364,8 +375,7 @@ def from_projections(
         rotary = base if isinstance(base, Rotary) else Rotary.of(base, len(rows))
         if layout not in ("halves", "interleaved"):
             raise ValueError(f'layout must be "halves" or "interleaved"; it is {layout!r}.')
-        # rows 2k and 2k + 1 are plane k from here on
-        plane = rows.reshape(2, -1).T.ravel() if layout == "halves" else rows
+        plane = in_planes(rows) if layout == "halves" else rows
         K, Q, b_k, b_q = K[:, plane], Q[:, plane], b_k[:, plane], b_q[:, plane]
         c = b_o + np.einsum("hmr,hr->m", O, b_v[g])
         biases = {"k_bias": b_k, "q_bias": b_q}
@@ -378,6 +388,11 @@ def from_projections(
     o_h = np.einsum("m,hmr->hr", row, O)
     v, w = np.einsum("hr,hrd->hd", o_h, V), np.einsum("hrd,hr->hd", K, b_q)
     return MultiHead.from_factors(K, Q, v, w, float(np.sum(o_h * b_v) + row @ b_o))
+
+
+def in_planes(rows: NDArray[Any]) -> NDArray[Any]:
+    """Return rows of keys or queries, k and k + r/2 of a plane, so that 2k and 2k + 1 are."""
+    return rows.reshape(2, -1).T.ravel()
 
 
 _AXES = axes(

@@ -23,6 +23,19 @@ from unsoftmax.models.rotary import Rotary
 from unsoftmax.models.rotary_heads import RotaryHeads
 from unsoftmax.probes import Array, Indices
 
+
+def shared_in_groups(arrays: dict[str, Array]) -> dict[str, Array]:
+    """Check which group every head is in; H/G heads each where that is not said."""
+    H, G = len(arrays["Q"]), len(arrays["K"])
+    groups = arrays.setdefault("groups", frozen("groups", np.arange(H) // max(1, H // max(1, G))))
+    if not np.array_equal(np.unique(groups), np.arange(G)):
+        raise ValueError(
+            f"groups must name each of the {G} groups from 0 for {H} heads, which H/G heads "
+            f"each do where H is a multiple of G; here they are {groups.tolist()}."
+        )
+    return arrays
+
+
 FARTHEST_BOUNDED = 20
 """Bounds on the errors of scores are those of W(Δ) up to this distance: beyond it they grow."""
 
@@ -118,16 +131,7 @@ class RotaryLayer(SubLayer, HeadsModel, TurnedProjections):
         self._set({**given, **others}, norm)
 
     def _inside(self, given: Mapping[str, Any]) -> dict[str, Array]:
-        arrays = super()._inside(given)
-        H, G = len(arrays["Q"]), len(arrays["K"])
-        groups = arrays.setdefault(
-            "groups", frozen("groups", np.arange(H) // max(1, H // max(1, G)))
-        )
-        if not np.array_equal(np.unique(groups), np.arange(G)):
-            raise ValueError(
-                f"groups must name each of the {G} groups from 0 for {H} heads, which H/G heads "
-                f"each do where H is a multiple of G; here they are {groups.tolist()}."
-            )
+        arrays = shared_in_groups(super()._inside(given))
         self._rotary = Rotary(arrays["frequencies"])
         return arrays
 

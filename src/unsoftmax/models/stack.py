@@ -17,10 +17,11 @@ from unsoftmax.models.composition import Composition, chain
 from unsoftmax.models.feed_forward import FeedForward
 from unsoftmax.models.layer_norm import LayerNorm
 from unsoftmax.models.model import FrozenModel, Tensor
+from unsoftmax.models.qk_norm_layer import QkNormLayer
 from unsoftmax.models.rotary_layer import RotaryLayer
 from unsoftmax.probes import Array
 
-Part: TypeAlias = "AttentionLayer | RotaryLayer | FeedForward | LayerNorm | Stack"
+Part: TypeAlias = "AttentionLayer | RotaryLayer | QkNormLayer | FeedForward | LayerNorm | Stack"
 
 
 class Origin(NamedTuple):
@@ -50,7 +51,7 @@ class Stack(FrozenModel):
 
     Parameters
     ----------
-    parts : sequence of AttentionLayer, RotaryLayer, FeedForward, LayerNorm or Stack
+    parts : sequence of AttentionLayer, RotaryLayer, QkNormLayer, FeedForward, LayerNorm or Stack
         The first one is given the tokens; each answers with as many numbers as the next one takes.
         A LayerNorm, or RMSNorm, may be a part by itself, as the last one of a whole model is.
     causal : bool, optional
@@ -104,8 +105,8 @@ class Stack(FrozenModel):
         for k, part in enumerate(self._parts):
             if not isinstance(part, (*_KINDS, Stack)):
                 raise TypeError(
-                    "Parts of a stack are AttentionLayer, RotaryLayer, FeedForward, LayerNorm and "
-                    f"Stack; part {k} is a {type(part).__name__}."
+                    "Parts of a stack are AttentionLayer, RotaryLayer, QkNormLayer, FeedForward, "
+                    f"LayerNorm and Stack; part {k} is a {type(part).__name__}."
                 )
             if isinstance(part, Stack) and part.causal != bool(causal):
                 raise ValueError(f"Part {k} has causal={part.causal}: give the whole stack that.")
@@ -174,7 +175,7 @@ class Stack(FrozenModel):
         return *kinds, f"d={self.dim}", *m, *(("causal",) if self.causal else ())
 
 
-_KINDS = (AttentionLayer, RotaryLayer, FeedForward, LayerNorm)
+_KINDS = (AttentionLayer, RotaryLayer, QkNormLayer, FeedForward, LayerNorm)
 
 
 def _refuse_depth(names: Iterable[str]) -> None:

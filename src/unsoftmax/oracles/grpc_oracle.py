@@ -12,7 +12,7 @@ import numpy as np
 
 from unsoftmax.errors import OracleError, RetryLater, missing_extra
 from unsoftmax.oracles.endpoint_limits import USUAL, HttpLimits, Pace, Secret
-from unsoftmax.oracles.model_runtimes import of_last_token
+from unsoftmax.oracles.model_runtimes import Chosen, RunModel
 from unsoftmax.oracles.open_inference import ProtocolError, Signature, beside_ids, signature
 from unsoftmax.probes import Array
 
@@ -46,8 +46,9 @@ def from_grpc(
     Returns
     -------
     callable
-        From (B, N, d) to (B,) or (B, m); of a vector per token the last token's. Its attribute
-        ``dim`` is d where the metadata says it. Several threads may ask at the same time.
+        From (B, N, d) to (B,) or (B, m); of a vector per token the last token's, and its method
+        ``all`` has those of every token. Its attribute ``dim`` is d where the metadata says it.
+        Several threads may ask at the same time.
 
     Raises
     ------
@@ -69,7 +70,7 @@ def from_grpc(
 
 
 @dataclass(eq=False)
-class GrpcOracle:
+class GrpcOracle(RunModel):
     """An endpoint that is asked as an oracle; see `from_grpc`."""
 
     url: str
@@ -110,8 +111,7 @@ class GrpcOracle:
         if self.signature.beside is not None:
             self.vocabulary = None  # it takes ids, and does not say how many there are
 
-    def __call__(self, X: Array, /) -> Any:
-        """Answer a batch of sequences (B, N, d), or of ids (B, N)."""
+    def _asked(self, X: Array, chosen: Chosen) -> Any:
         triton, to = _triton(), self.signature
         given = [(to.input, to.datatype, X)]
         given += [(name, kind, beside_ids(name, X)) for name, kind in (to.beside or {}).items()]
@@ -126,7 +126,7 @@ class GrpcOracle:
         y = came.as_numpy(to.output or names[0]) if names else None
         if y is None:
             raise ConnectionError(f"{self.url} sent what is no answer: it has {names}.")
-        return of_last_token(y, *X.shape[:2])
+        return chosen(y, *X.shape[:2])
 
     def _call(self, what: str, *words: Any, **options: Any) -> Any:
         failed = _triton_error()

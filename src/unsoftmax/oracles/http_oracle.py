@@ -18,7 +18,7 @@ import numpy as np
 from unsoftmax.errors import OracleError, RetryLater, ServerFailed, missing_extra
 from unsoftmax.oracles.endpoint_limits import USUAL, HttpLimits, Pace, Secret
 from unsoftmax.oracles.json_template import JsonTemplate
-from unsoftmax.oracles.model_runtimes import of_last_token
+from unsoftmax.oracles.model_runtimes import Chosen, RunModel
 from unsoftmax.oracles.open_inference import (
     ProtocolError,
     Signature,
@@ -67,9 +67,10 @@ def from_url(
     Returns
     -------
     callable
-        From (B, N, d) to (B,) or (B, m); of a vector per token the last token's. Its attribute
-        ``dim`` is d where the metadata says it. A model of INT64 or INT32 tensors (B, N) takes ids;
-        a mask and position ids beside them are made. Several threads may ask at the same time.
+        From (B, N, d) to (B,) or (B, m); of a vector per token the last token's, and its method
+        ``all`` has those of every token. Its attribute ``dim`` is d where the metadata says it. A
+        model of INT64 or INT32 tensors (B, N) takes ids; a mask and position ids beside them are
+        made. Several threads may ask at the same time.
 
     Raises
     ------
@@ -107,7 +108,7 @@ def from_url(
 
 
 @dataclass(eq=False)
-class HttpOracle:
+class HttpOracle(RunModel):
     """An endpoint that is asked as an oracle; see `from_url`."""
 
     url: str
@@ -140,8 +141,7 @@ class HttpOracle:
         if self.signature.beside is not None:
             self.vocabulary = None  # it takes ids, and does not say how many there are
 
-    def __call__(self, X: Array, /) -> Any:
-        """Answer a batch of sequences (B, N, d)."""
+    def _asked(self, X: Array, chosen: Chosen) -> Any:
         if self.template is None:
             body, headers = request(X, self.signature)
             received, said = self._post(f"{self.url}/infer", body, headers, X)
@@ -149,22 +149,22 @@ class HttpOracle:
             if not self.signature.binary and in_binary(received, said):
                 self.signature = replace(self.signature, binary=True)
         elif self.template.one_by_one:
-            y = self._one_by_one(X, self.template)
+            y = self._one_by_one(X, self.template, chosen)
         else:
             y = self._told_by(X, self.template)
-        return of_last_token(y, *X.shape[:2])
+        return chosen(y, *X.shape[:2])
 
     def _told_by(self, X: Array, template: JsonTemplate) -> Array:
         headers = {"Content-Type": "application/json"}
         received, _ = self._post(self.url, template.body(X), headers, X)
         return self._read(lambda: template.numbers(received))
 
-    def _one_by_one(self, X: Array, template: JsonTemplate) -> Array:
+    def _one_by_one(self, X: Array, template: JsonTemplate, chosen: Chosen) -> Array:
         """Ask a sequence at a time; if one fails, those before it are kept, the rest NaN."""
         answers: list[Array] = []
         try:
             for x in X:
-                answers.append(of_last_token(self._told_by(x, template)[None], 1, len(x))[0])
+                answers.append(chosen(self._told_by(x, template)[None], 1, len(x))[0])
         except (ConnectionError, TimeoutError, RetryLater):
             if not answers:
                 raise

@@ -1,15 +1,17 @@
 """Models that other libraries run, as oracles: a torch module, an ONNX file run by onnxruntime.
 
-A layer answers with a vector per token; an oracle's answer are the last token's numbers.
+A layer answers with a vector per token: an oracle's answer are the last token's numbers, its
+``all`` has those of every token.
 """
 
 from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -17,26 +19,52 @@ from unsoftmax.errors import OracleError, missing_extra
 from unsoftmax.oracles.open_inference import beside_ids
 from unsoftmax.probes import Array
 
+Chosen: TypeAlias = Callable[[Any, int, int], Any]
+"""What an oracle returns of what a model gave: `of_last_token` or `of_every_token`."""
+
 
 def of_last_token(y: Any, count: int, tokens: int) -> Any:
     """Return (B,) or (B, m) of what a model gave for ``count`` sequences of ``tokens`` tokens.
 
-    A layer answers with a vector per token, (B, N, m): the last one is the query token's. Of
-    several outputs the first counts: attention weights come after it.
+    A layer answers with a vector per token, (B, N, m): the last one is the query token's.
+    """
+    y = of_every_token(y, count, tokens)
+    return y[:, -1] if len(y.shape) == 3 else y
+
+
+def of_every_token(y: Any, count: int, tokens: int) -> Any:
+    """Return (B,), (B, m) or (B, N, m) of what a model gave; of several outputs the first.
+
+    Attention weights come after it.
     """
     if isinstance(y, (tuple, list)):
         y = y[0]
     elif hasattr(y, "last_hidden_state"):
         y = y.last_hidden_state
     shape = tuple(getattr(y, "shape", ()))
-    if len(shape) == 3 and shape[:2] == (count, tokens):
-        return y[:, -1]
-    if shape[:1] == (count,) and len(shape) <= 2:
+    every = len(shape) == 3 and shape[:2] == (count, tokens)
+    if every or (shape[:1] == (count,) and len(shape) <= 2):
         return y
     raise OracleError(
         f"The model answered {count} sequences of {tokens} tokens with shape {shape}: it must give "
         f"({count},), ({count}, m), or a vector per token, ({count}, {tokens}, m)."
     )
+
+
+class RunModel(ABC):
+    """A model that may answer with a vector per token, as an oracle."""
+
+    def __call__(self, X: Array, /) -> Any:
+        """Answer a batch of sequences (B, N, d), or of ids (B, N), at the last token."""
+        return self._asked(X, of_last_token)
+
+    def all(self, X: Array, /) -> Any:
+        """Answer them at all tokens, (B, N, m), where the model does; else as when called."""
+        return self._asked(X, of_every_token)
+
+    @abstractmethod
+    def _asked(self, X: Array, chosen: Chosen) -> Any:
+        """Ask the model, and return what is chosen of its answer."""
 
 
 def from_torch(
@@ -59,7 +87,7 @@ def from_torch(
     Returns
     -------
     callable
-        From (B, N, d) to (B,) or (B, m).
+        From (B, N, d) to (B,) or (B, m); its method ``all`` to (B, N, m) where the module does.
 
     Raises
     ------
@@ -92,7 +120,7 @@ def from_torch(
 
 
 @dataclass(frozen=True, eq=False)
-class TorchOracle:
+class TorchOracle(RunModel):
     """A torch module that is asked as an oracle; see `from_torch`."""
 
     module: Any
@@ -106,14 +134,13 @@ class TorchOracle:
         if not self.ids:
             raise AttributeError("This module takes vectors.")
 
-    def __call__(self, X: Array, /) -> Any:
-        """Answer a batch of sequences (B, N, d), or of ids (B, N)."""
+    def _asked(self, X: Array, chosen: Chosen) -> Any:
         torch = _torch()
         # torch takes neither negative strides nor other bytes' orders, and a module may write
         own = np.array(X, dtype=np.int64 if self.ids else np.float64, order="C")
         with torch.inference_mode():
             y = self.module(torch.from_numpy(own).to(self.device, self.dtype))
-            y = of_last_token(y, *X.shape[:2])
+            y = chosen(y, *X.shape[:2])
             # NumPy has no bfloat16; every float16 is a float64
             return y.to("cpu", torch.float64).numpy()
 
@@ -151,9 +178,10 @@ def from_onnx(
     Returns
     -------
     callable
-        From (B, N, d) to (B,) or (B, m); of a vector per token the last token's. Its attribute
-        ``dim`` is d where the file says it. A file whose input is whole numbers (B, N) takes ids;
-        a mask and position ids beside them are made.
+        From (B, N, d) to (B,) or (B, m); of a vector per token the last token's, and its method
+        ``all`` has those of every token. Its attribute ``dim`` is d where the file says it. A file
+        whose input is whole numbers (B, N) takes ids; a mask and position ids beside them are
+        made.
 
     Raises
     ------
@@ -176,7 +204,7 @@ def from_onnx(
     return OnnxOracle(str(path), input, output, tuple(providers))
 
 
-class OnnxOracle:
+class OnnxOracle(RunModel):
     """A model in an ONNX file that is asked as an oracle; see `from_onnx`."""
 
     def __init__(
@@ -204,8 +232,7 @@ class OnnxOracle:
         if self._shape[2:] not in ([], [None]):
             self.dim = self._shape[2]
 
-    def __call__(self, X: Array, /) -> Array:
-        """Answer a batch of sequences (B, N, d), or of ids (B, N)."""
+    def _asked(self, X: Array, chosen: Chosen) -> Array:
         batch, length = self._shape[:2]
         if length not in (None, X.shape[1]):
             raise OracleError(
@@ -214,16 +241,16 @@ class OnnxOracle:
             )
         with np.errstate(over="ignore"):
             numbers = X.astype(self._dtype)
-        parts = [self._run(part, batch) for part in _batches(numbers, batch)]
+        parts = [self._run(part, batch, chosen) for part in _batches(numbers, batch)]
         return np.concatenate(parts)[: len(X)]
 
-    def _run(self, X: Array, batch: int | None) -> Array:
+    def _run(self, X: Array, batch: int | None, chosen: Chosen) -> Array:
         # a fixed batch is filled up, and what is too much is left out
         missing = 0 if batch is None else batch - len(X)
         padded = np.concatenate([X, np.zeros((missing, *X.shape[1:]), X.dtype)]) if missing else X
         beside = {x: beside_ids(x, padded).astype(kind) for x, kind in self._beside.items()}
         [y] = self._session.run([self._output], {self._input: padded, **beside})
-        answers: Array = of_last_token(y, *padded.shape[:2])[: len(X)]
+        answers: Array = chosen(y, *padded.shape[:2])[: len(X)]
         return answers
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -7,6 +7,7 @@ inside does, it can be pickled when that can, and it may be wrapped again.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,7 @@ from numpy.typing import ArrayLike
 
 from unsoftmax.errors import OracleError, missing_extra
 from unsoftmax.probes import Array
-from unsoftmax.protocol import Oracle, as_array
+from unsoftmax.protocol import Oracle, as_array, at_all_positions
 
 
 @dataclass(frozen=True, eq=False)
@@ -227,8 +228,15 @@ class DaskOracle(WrappedOracle):
 
     def __call__(self, X: Array, /) -> Any:
         """Answer a batch of sequences (B, N, d) on some worker."""
+        return self._asked(_ask, X)
+
+    def all(self, X: Array, /) -> Any:
+        """Answer them at all positions, where the oracle does."""
+        return self._asked(_ask_at_all_positions, X)
+
+    def _asked(self, ask: Callable[[Oracle, Array], Any], X: Array) -> Any:
         # never a cached result: the same question may be asked twice on purpose
-        future = self.client.submit(_ask, self._replicas, X, pure=False)  # type: ignore[attr-defined]
+        future = self.client.submit(ask, self._replicas, X, pure=False)  # type: ignore[attr-defined]
         try:
             return future.result()
         except KeyboardInterrupt:
@@ -238,6 +246,10 @@ class DaskOracle(WrappedOracle):
 
 def _ask(oracle: Oracle, X: Array) -> Any:
     return oracle(X)
+
+
+def _ask_at_all_positions(oracle: Oracle, X: Array) -> Any:
+    return at_all_positions(oracle)(X)
 
 
 def _client_class() -> Any:

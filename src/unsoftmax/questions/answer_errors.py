@@ -110,9 +110,14 @@ def seen_of(claim: Claim, sequences: Sequence[Array], y: Array) -> Seen:
     return reduce(Seen.beside, by_length)[np.argsort(np.concatenate(places))]
 
 
-def not_as_wide(width: int, claimed: int) -> RefusalError:
-    """Say that answers have another number of numbers than those of the claim."""
+def not_as_wide(width: int, claimed: int, tokens: int = 1) -> RefusalError:
+    """Say that answers have another number of numbers than those of the claim.
+
+    ``tokens``: where they may be of so many positions.
+    """
     numbers = "1 number" if width == 1 else f"{width} numbers"
+    if tokens > 1 and width % tokens == 0:
+        numbers += f" ({width // tokens} at each position, if at all {tokens})"
     return Reason.SERVES_OTHER_NUMBERS.error(numbers=numbers, claimed=claimed)
 
 

@@ -8,7 +8,9 @@ exchanged: attention does not notice the first two. *Vectors* are normalised whe
 twice as long are answered alike and answers lie on an ellipsoid Σ g_i (y_i − β_i)² = 1. *Tokens*
 are, before anything else, where answers to long u, v and u + v, less a constant and perhaps the
 token, add up with the tokens' lengths as weights. Where one token alone counts, and smoothly,
-*long tokens* tell which power of their length answers grow with.
+*long tokens* tell which power of their length answers grow with. Where others count as well, and
+answers have as many numbers as tokens, long tokens tell whether these are added to what depends on
+their directions alone: as in a block of a Transformer, which normalises what its parts see.
 
 A refused question says nothing of the class. Where sequences of several tokens are refused, the
 most tokens that are answered are looked for, from two on, and the same is asked within that.
@@ -35,6 +37,9 @@ TAIL = 1e-3
 # How long tokens are whose answers tell a power of length. Shorter: neurons may not have bent yet;
 # longer: of the square float64 leaves no smaller terms.
 FAR_OUT = 2.0**20
+# Their numbers' size where others count: what a block adds may not turn the next norm's input. And
+# what it adds changes by less than this share from one to four times as long ones; √t would by 2.
+LONG, ADDED = 2.0**12, 0.03
 # Differences count as 0 below this share of answers. Smaller: neurons along which tokens hardly
 # move have not bent yet; larger: a power with a small factor is lost.
 STRAIGHT = 1e-5
@@ -92,6 +97,8 @@ class Traits:
     growth : int or None
         With which power of their length answers to long tokens grow, beside the token itself: 0, 1
         or 2, 3 for anything else. None where that was not asked.
+    added : bool
+        Whether answers to long tokens are these tokens, and what their direction alone decides.
     """
 
     width: int
@@ -112,12 +119,22 @@ class Traits:
     most_tokens: int | None = None
     outcome: Outcome | None = None
     growth: int | None = None
+    added: bool = False
 
     @property
     def of_one_token(self) -> bool:
         """Whether vectors are a smooth function of one token."""
-        exact = self.kind in ("float64", "float32") and not self.drowned
-        return exact and self.singles == "smooth" and self.tokens != "all" and self.width > 1
+        return self._exact and self.singles == "smooth" and self.tokens != "all" and self.width > 1
+
+    @property
+    def may_be_a_block(self) -> bool:
+        """Whether vectors are a smooth function of all tokens, and no layer's that has a name."""
+        named = self.normalised or self.after_norm or self.tokens != "all"
+        return self._exact and self.singles in ("smooth", "unclear") and not named
+
+    @property
+    def _exact(self) -> bool:
+        return self.kind in ("float64", "float32") and not self.drowned
 
     @property
     def layered(self) -> bool:
@@ -187,6 +204,8 @@ def traits_of(dim: int, rng: np.random.Generator) -> Asking[Traits]:
     if seen.of_one_token and radius is None and not (normalised or seen.after_norm):
         growth = yield from unless_refused(_growth(seen, dim, rng), None)
         seen = replace(seen, growth=growth)
+    if seen.may_be_a_block and radius is None and seen.width == dim > 1:
+        seen = replace(seen, added=(yield from unless_refused(_added(dim, rng), False)))
     return seen
 
 
@@ -434,6 +453,17 @@ def _growth(found: Traits, dim: int, rng: np.random.Generator) -> Asking[int]:
         if np.max(np.abs(np.diff(along, power + 1, axis=0))) <= straight * size:
             return power
     return 3
+
+
+def _added(dim: int, rng: np.random.Generator) -> Asking[bool]:
+    """Tell whether long tokens are added to what depends on their direction alone."""
+    u = LONG * np.sqrt(dim) * _directions(rng, 3, 1, dim)
+    X = np.arange(1.0, 5.0)[:, None, None, None] * u
+    [y] = yield from _answers("long tokens", X.reshape(-1, 1, dim))
+    beside = y.reshape(len(X), -1) - X.reshape(len(X), -1)
+    size = np.max(np.abs(beside))
+    # float32 answers of this size leave a tenth of a thousandth
+    return bool(np.max(np.abs(beside - beside[0])) <= ADDED * size <= ADDED**2 * LONG)
 
 
 def on_an_ellipsoid(y: Array, alike: float) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from unsoftmax.probes import Array
-from unsoftmax.protocol import as_array
+from unsoftmax.protocol import as_array, at_all_positions
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +35,15 @@ class ClaimedFunction:
         """How many numbers it gives at a position."""
         return int(self.answers(np.ones((1, 2, self.dim))).shape[2])
 
+    @cached_property
+    def everywhere(self) -> bool:
+        """Whether it answers at all positions."""
+        return np.ndim(as_array(self._function(np.ones((1, 2, self.dim))))) == 3
+
+    @property
+    def _function(self) -> Callable[[Array], Any]:
+        return at_all_positions(self.function)
+
     def answers(self, X: Array, every: bool = False) -> Array:
         """Evaluate it, (B, 1, m) at the last position, or (B, N, m) at all.
 
@@ -43,7 +52,7 @@ class ClaimedFunction:
         ValueError
             It gives something else than finite numbers of that shape.
         """
-        y = np.asarray(as_array(self.function(X)))
+        y = np.asarray(as_array(self._function(X)))
         y = y[:, None] if y.shape == X.shape[:1] else y
         y = y[:, None] if y.ndim == 2 else y
         positions = X.shape[1] if every else 1

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from unsoftmax.models import Stack
+from unsoftmax.models import QkNormLayer, Stack
 from unsoftmax.models.composition import Composition
 from unsoftmax.probes import Array, Round, Sequences
 from unsoftmax.protocol import Answers
@@ -69,6 +69,10 @@ TOO_LARGE = (
     "the change is too large for a name by evidence (it would be {size:.1g} of {name}), and no "
     "exchange of blocks, activation, eps or positions that is tried explains it."
 )
+LAST_ALONE = (
+    "At the last position alone the answers are those of these weights: what is different is at "
+    "others, such as which tokens they attend to."
+)
 MANY = "several explain the answers equally well: {names}."
 
 
@@ -87,8 +91,11 @@ class Judged:
 
 
 def is_composition(model: object) -> bool:
-    """Tell whether copies decide: of whole blocks, stacks and functions, with no verdict else."""
-    return isinstance(model, (Stack, ClaimedFunction))
+    """Tell whether copies decide: of whole blocks, stacks and functions, with no verdict else.
+
+    And of heads with QK-norm, which keep none of the identities that single layers do.
+    """
+    return isinstance(model, (Stack, QkNormLayer, ClaimedFunction))
 
 
 def most_questions(model: Any) -> tuple[int, int, int]:
@@ -137,7 +144,8 @@ class CopiesAsked:
             verdict, held = "different", None
             self.seen = self._missed(self.maps)
             ratio = self.seen.ratio
-            notes.append(BY_THE_CHANGE)
+            alike = self._every and self.seen.at_last(self.model.outputs).ratio <= SAME
+            notes.append(LAST_ALONE if alike else BY_THE_CHANGE)
         elif ratio <= SAME and not unseen and not few:
             verdict = "same"
         elif few:
@@ -192,6 +200,10 @@ class CopiesAsked:
     def serving(self, others: Mapping[str, Any]) -> str | None:
         """Name the models that these answers may be of, if any."""
         alike = {name: one.maps for name, one in others.items() if self._answers_alike(one)}
+        for name, one in others.items():
+            # a part of a block does not say which tokens it attends to
+            if name in alike and isinstance(self.model, Stack) and not isinstance(one, Stack):
+                alike[name] = one.maps.attending(self.model.causal)
         fit = [name for name, maps in alike.items() if self._missed(maps).ratio <= SAME]
         return " or ".join(fit) or None
 
@@ -206,9 +218,11 @@ class CopiesAsked:
 
     def _asked(self, X: Array, phase: str) -> Generator[Round, Answers, Array]:
         [answers] = yield [Sequences(X, phase=phase, purpose="check")]
-        if answers.shape[1] not in (self.model.outputs, X.shape[1] * self.model.outputs):
-            raise not_as_wide(answers.shape[1], self.model.outputs)
-        return answers
+        width, m, tokens = answers.shape[1], self.model.outputs, X.shape[1]
+        if width not in (m, tokens * m):
+            raise not_as_wide(width, m, tokens)
+        last_alone = self.claim is None and not self.model.everywhere
+        return answers[:, -m:] if last_alone else answers
 
     def _missed(self, maps: Composition | ClaimedFunction) -> Misses:
         predicted = maps.answers(self.copies.X, self._every)
@@ -227,7 +241,8 @@ class CopiesAsked:
         """Whether a tensor must be seen for "same": matrices and scales; biases may be small."""
         claim = self.claim
         return claim is not None and any(
-            claim.array(place).ndim == 2 or place.role == "scale" for place in claim.places[name]
+            claim.array(place).ndim == 2 or place.role.endswith("scale")
+            for place in claim.places[name]
         )
 
     def _power(self, claim: StoredClaim) -> dict[str, float]:

@@ -58,7 +58,9 @@ class RecoveryCost:
 
 @dataclass(frozen=True, slots=True)
 class WholeCost:
-    """What recovering all numbers of every answer costs, by a learner of vectors.
+    """What recovering by a learner of vectors costs: all numbers of every answer at once.
+
+    Of a whole block its attention.
 
     Attributes
     ----------
@@ -74,6 +76,16 @@ class WholeCost:
     rotary: bool
     queries: int
 
+    @property
+    def of_block(self) -> bool:
+        """Whether it is the attention of a whole block that is recovered."""
+        return self.model == "block"
+
+    @property
+    def part(self) -> str:
+        """What is recovered."""
+        return "its attention" if self.of_block else "all numbers of the answers"
+
 
 @dataclass(frozen=True, slots=True)
 class Audit(SavedResult):
@@ -84,8 +96,8 @@ class Audit(SavedResult):
     target_class : str
         "constant", "linear", "single head", "several heads", "ReLU network", "network behind one
         head", "network behind several heads", "probabilities", "classes", "normalised vectors",
-        "normalised tokens", "smooth feed-forward layer", "position-dependent", "none of these" or
-        "undecided".
+        "normalised tokens", "smooth feed-forward layer", "whole block", "position-dependent",
+        "none of these" or "undecided".
     certainty : {"certain", "likely", "undecided"}
         "certain": the whole target was recovered and fresh answers are predicted within the
         certificate, or an answer contradicts every other class. "likely": the same on a few
@@ -158,7 +170,7 @@ class Audit(SavedResult):
 
     def _repr_html_(self) -> str:
         costs = (
-            ("recovering all numbers of the answers", self.whole),
+            ("" if self.whole is None else f"recovering {self.whole.part}", self.whole),
             ("recovering it", self.cost),
         )
         answers = f"{self.answers['kind']}, {self.answers['width']} per sequence"
@@ -310,11 +322,21 @@ def audit(
     return Audit(*said, recoverable, cost, *paid, *done, course, versions(), all_numbers)
 
 
+# The fewest dimensions of `BlockLearner`, and for heads of which size its queries are counted.
+_SMALLEST_BLOCK, _USUAL_RANK = 4, 16
+
+
 def _whole(found: Identity, dim: int, holdout: int) -> tuple[WholeCost | None, str]:
     """Say what all numbers at once cost, where one of them shows what they are of; and by what."""
     width, heads = found.traits.width, found.facts.get("heads", 1)
     if found.traits.radius is not None:
         return None, ""  # learners of vectors ask long tokens
+    if found.target_class == "whole block":
+        if found.traits.ordered or found.traits.kind != "float64" or dim < _SMALLEST_BLOCK:
+            return None, ""
+        rank = min(dim, _USUAL_RANK)
+        queries = counts.block_attention_queries(dim, max(1, dim // rank), rank)
+        return WholeCost("block", False, queries + holdout), ""
     if found.of_vectors:
         # heads of a size of two, d numbers in all: others, or shared keys, change it little
         several, biases = max(1, dim // 2), found.turning == "unclear"
@@ -355,6 +377,9 @@ def _notes(found: Identity, by_vectors: str, *, wanted: bool) -> list[str]:
         why = "the first reason says why."
     elif traits.probable:
         why = "audit reads numbers as they are. Audit us.oracles.log_ratios(oracle) to recover it."
+    elif found.target_class == "whole block":
+        why = "audit recovers whole functions, and no learner does that of a block. BlockLearner "
+        why += "recovers the attention of one without positions."
     elif found.of_vectors:
         why = "audit recovers one number of each answer. AttentionLayerLearner with rotary=True "
         why += "recovers all numbers of such a layer together."

@@ -129,7 +129,7 @@ class Identifier(Configured):
     seed: int = 0
     within: Budget | None = field(default=None, kw_only=True)
 
-    revision: ClassVar[int] = 3
+    revision: ClassVar[int] = 4
     outputs: ClassVar[Outputs] = "vector"
 
     def __post_init__(self) -> None:
@@ -176,7 +176,7 @@ class Identifier(Configured):
             if identity.target_class in target_classes.UNNAMED and traits.width == d:
                 beside = yield from Sketching(d, replace(traits, residual=True), rng).identity()
                 identity = identity if beside.target_class in target_classes.UNNAMED else beside
-        elif traits.ordered:
+        elif identity.target_class == "position-dependent":
             identity = yield from of_positions(identity, d)
             plain = "rotary" in identity.facts and not identity.facts.get("biases")
             taken = traits.width == 1 and (plain or traits.kind == "float64")
@@ -414,6 +414,9 @@ SIGHTS: Mapping[tuple[str, target_classes.ClassName], str] = {
     "with the largest logit.",
     ("normalised", "normalised vectors"): "Tokens of full and of half length get the same answers, "
     "and answers lie on an ellipsoid: the output is normalised (LayerNorm or RMSNorm).",
+    ("added", "whole block"): "Answers to long tokens are these tokens, and what is added to them "
+    "depends on their direction alone, and on other tokens: a whole block of a Transformer, or "
+    "several, with a norm before each part{order}.",
     ("ordered", "position-dependent"): "The answer changes when tokens before the last one change "
     "places, which attention without positions never does.",
     ("counted", "none of these"): "The answer changes when a sequence is repeated, which softmax "
@@ -434,6 +437,9 @@ TAILS: Mapping[int | None, str] = {
 """What answers to long tokens say, by the power that they grow with."""
 
 
+ORDER = ", in which the order of tokens counts (positions, or several causal blocks)"
+
+
 def at_first_sight(traits: Traits) -> Identity | None:
     """Return what needs no learner; None where learners have to be tried."""
     for (trait, name), why in SIGHTS.items():
@@ -442,7 +448,8 @@ def at_first_sight(traits: Traits) -> Identity | None:
             if trait in ("ordered", "counted"):  # no noise of such answers looks like that
                 sure = _certainty(traits)
             tail = TAILS.get(traits.growth, "")
-            said = why.format(beyond=traits.beyond, outcome=traits.outcome, tail=tail)
+            order = ORDER if traits.ordered else ""
+            said = why.format(beyond=traits.beyond, outcome=traits.outcome, tail=tail, order=order)
             facts = {"gated": 1} if traits.growth == 2 else {}
             return Identity(name, sure, traits, (said,), facts)
     return None

@@ -104,6 +104,10 @@ class Misses:
         # float64's own rounding, where a target computes as the claim does
         return np.asarray(rough.mean(axis=1) + self.step + (UNIT * self.size) ** 2)
 
+    def at_last(self, m: int) -> Misses:
+        """Return those of the last position alone, of m numbers."""
+        return Misses(self.e[:, -m:], self.step, self.size)
+
     @cached_property
     def ratio(self) -> float:
         """The median of F."""

@@ -6,7 +6,8 @@ scales. With stored tensors T a map's arrays are
 
     Q_h = W_q,h/√r,   b_q,h = b̃_q,h/√r,   w_h = K_hᵀ b_q,h,   c = b_o + Σ_h O_h b_v,
 
-(rows of queries and keys in the order of their planes where positions turn these), so gradients by
+(rows of queries and keys in the order of their planes where positions turn these; with QK-norm the
+scale of normalised queries has the 1/√r, and W_q is Q), so gradients by
 T follow from the map's own: by W_o that of O_h with b_v beside what is pooled.
 """
 
@@ -56,10 +57,16 @@ class Stored:
         return cls(one, value_bias)
 
     @property
-    def _root(self) -> float:
-        """What stored queries are divided by: √r, where there are keys."""
+    def _roots(self) -> dict[str, float]:
+        """What stored tensors of queries are divided by: √r, where there are keys.
+
+        Normalised ones take no notice of factors: then what multiplies them is.
+        """
         assert isinstance(self.map, Attention)
-        return float(np.sqrt(self.map.Q.shape[1])) if self.map.K is not None else 1.0
+        if self.map.K is None:
+            return {}
+        of_queries = ("Q", "q_bias") if self.map.q_scale is None else ("q_scale",)
+        return dict.fromkeys(of_queries, float(np.sqrt(self.map.Q.shape[1])))
 
     @cached_property
     def tensors(self) -> dict[str, Array]:
@@ -75,7 +82,7 @@ class Stored:
             found = {
                 name: _rows(name, x) for name, x in one.arrays.items() if name != "frequencies"
             }
-            found |= {name: self._root * found[name] for name in ("Q", "q_bias") if name in found}
+            found |= {name: x * found[name] for name, x in self._roots.items() if name in found}
             if self.value_bias is not None:
                 found |= {
                     "v_bias": self.value_bias,
@@ -105,7 +112,7 @@ class Stored:
         for name, x in tensors.items():
             if name == "v_bias":
                 continue
-            x = x / self._root if name in ("Q", "q_bias") else x
+            x = x / self._roots.get(name, 1.0)
             arrays[name] = _from_rows(name, x, getattr(one, name))
         if value_bias is not None:
             beside = arrays.get("c", self.tensors.get("c", 0.0))
@@ -126,7 +133,7 @@ class Stored:
             for h, g in enumerate(places):
                 whole[:, :, g] += own[:, :, h]
             return lin.Direct(whole.reshape(*whole.shape[:2], -1))
-        each, root = back(name), self._root if name in ("Q", "q_bias") else 1.0
+        each, root = back(name), self._roots.get(name, 1.0)
         outer = [x for x in each if isinstance(x, lin.Outer)]
         if not outer:
             return lin.Direct(np.concatenate([x.whole for x in each], axis=2) / root)
@@ -222,7 +229,7 @@ def _rows(name: str, x: Array) -> Array:
     """Return what heads have one by one as files have it."""
     if name == "O":
         return np.asarray(x.swapaxes(0, 1).reshape(x.shape[1], -1))
-    return x if name in ("c", "R") else x.reshape(-1, *x.shape[2:])
+    return x if name in ("c", "R", "k_scale", "q_scale") else x.reshape(-1, *x.shape[2:])
 
 
 def _from_rows(name: str, x: Array, like: Array) -> Array:

@@ -39,6 +39,7 @@ ClassName: TypeAlias = Literal[
     "normalised vectors",
     "normalised tokens",
     "smooth feed-forward layer",
+    "whole block",
     "position-dependent",
     "none of these",
     "undecided",
@@ -226,7 +227,8 @@ RECOVERABLE: Mapping[ClassName, str] = {
     "network behind several heads": "From float64 answers, everything they depend on: W_h, query "
     "biases, and the network's first layer for each head. From coarser answers, the network of "
     "single tokens, whose first layer is the sum of these.",
-    "normalised vectors": "From vectors: an attention layer with its residual connection and "
+    "normalised vectors": "Whether a whole block, as BERT's, serves weights that you have: verify "
+    "names what differs. From vectors: an attention layer with its residual connection and "
     "LayerNorm, by AttentionLayerLearner; a feed-forward layer with its residual connection and "
     "LayerNorm or RMSNorm, by FeedForwardLearner.",
     "normalised tokens": "From vectors: an attention layer after a LayerNorm or RMSNorm, with or "
@@ -234,6 +236,9 @@ RECOVERABLE: Mapping[ClassName, str] = {
     "smooth feed-forward layer": "Everything that answers depend on, if it has one hidden layer: "
     "weights and biases of every neuron and its gate, up to their order, and which activation it "
     "is, from all numbers of the answers.",
+    "whole block": "Whether it serves weights that you have: verify names what differs. Of one "
+    "block without positions, from float64 answers: its attention, by BlockLearner. There is no "
+    "learner for the rest; that does not show that it is safe.",
     "position-dependent": "Not established. If positions are rotary, a learner with rotary=True "
     "recovers it: LowRankHead or ExactHead for a single head, MultiHeadLearner for several "
     "(biases=True if keys or queries have biases), AttentionLayerLearner for a layer from vectors "

@@ -339,6 +339,8 @@ def _activated(name: str, _: str, one: Map) -> Map:
 
 
 def _with_eps(eps: float, _: str, one: Map) -> Map:
+    if isinstance(one, Attention) and one.qk_eps is not None:
+        return replace(one, qk_eps=eps)
     if not isinstance(one, LayerNorm):
         return one
     return LayerNorm.from_arrays({**one.arrays(), "eps": eps})

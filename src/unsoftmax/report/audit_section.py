@@ -81,6 +81,9 @@ def _finding(result: Audit) -> tuple[str, Severity, int]:
             Severity.LOW,
             0,
         )
+    if result.whole is not None and result.whole.of_block:
+        said = copied(result.whole.queries, shown=False).replace("this model", "its attention")
+        return said, Severity.HIGH, result.whole.queries
     if needed is not None:
         return copied(needed.queries, shown=False), Severity.HIGH, needed.queries
     if result.target_class == "none of these":
@@ -101,6 +104,8 @@ def _advice(result: Audit, questions: int) -> tuple[str, ...]:
         done = (
             "Treat what the model has learned as known to everyone who could ask that often."
             if result.recovery is not None
+            else "To make sure, copy its attention: unsoftmax learn with --model block."
+            if result.whole is not None and result.whole.of_block
             else "To make sure, copy it: repeat this audit with --recover."
         )
         limit = (
@@ -163,7 +168,8 @@ def _recoverable(result: Audit) -> Part:
     cost, whole = result.cost, result.whole
     if whole is not None:
         of = f"{whole.model}, with rotary positions" if whole.rotary else whole.model
-        said = f"All numbers of the answers together take about {whole.queries:,} queries ({of})."
+        what = "Its attention takes" if whole.of_block else "All numbers of the answers take"
+        said = f"{what} about {whole.queries:,} queries together ({of})."
         blocks.append(Paragraph(said))
     if cost is not None:
         it = "all of it" if whole is None else "one number of the answers"
