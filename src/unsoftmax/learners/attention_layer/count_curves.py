@@ -27,8 +27,8 @@ from unsoftmax.probes import Array
 # Steps of a search, its first damping relative to the equations' diagonal, and what that becomes
 # after a step that gained and after one that did not.
 _STEPS, _DAMPING, _EASED, _TIGHTENED = 60, 1e-3, 0.1, 8.0
-# A search ends where logits move by less, or after so many steps that gained nothing.
-_STILL, _PATIENCE = 1e-14, 8
+# A search ends after so many steps that left more than this share of what is missed.
+_GAINED, _PATIENCE = 0.99, 4
 # Logits are searched for so far beyond those that the ratios show half of.
 _BEYOND = 3.0
 
@@ -52,6 +52,15 @@ class Mixtures:
     beside: Array
     z: Array
     parts: Array
+
+    def reduced(self) -> Mixtures:
+        """Return the same in coordinates of what answers span."""
+        m = self.z.shape[1]
+        rows = np.vstack([self.z, *(self.parts.reshape(-1, m) if self.parts.any() else [])])
+        s, right = np.linalg.svd(rows, full_matrices=False)[1:]
+        within = right[s > np.finfo(np.float64).eps * s[0]].T
+        parts = self.parts @ within if self.parts.any() else self.parts
+        return replace(self, z=self.z @ within, parts=parts)
 
     def weights(self, logits: Array) -> tuple[Array, Array]:
         """Return all p_hi (Q, H, S), and 1/(n_j + Σ n e) (Q, H), for logits (H, S)."""
@@ -126,9 +135,9 @@ class Fit:
         values, vectors = np.linalg.eigh((J / scale[:, None]) @ (J / scale[:, None]).T)
         root = vectors / np.sqrt(np.maximum(values, _SEEN)) / scale[:, None]
         # V follows logits, beside errors of its own
-        follows = np.einsum("kq,aqm,ab->kbm", self.inverse, self._moved(), root)
+        moved = self.inverse @ np.tensordot(root.T, self._moved(), axes=1)
         square = np.sum(self.inverse**2, axis=1) * self.missed.shape[1]
-        of_V = np.sqrt(square + np.sum(follows**2, axis=(1, 2)))
+        of_V = np.sqrt(square + np.sum(moved**2, axis=(0, 2)))
         both = np.linalg.norm(root, axis=1), of_V
         logits, V = (noise * x.reshape(self.logits.shape) for x in both)
         return logits, V
@@ -136,7 +145,7 @@ class Fit:
 
 def fitted(of: Mixtures, start: Array) -> Fit:
     """Search for logits near ``start`` (H, S) that answers miss least."""
-    now, damping, waited = of.solved(start), _DAMPING, 0
+    now, damping, waited = of.reduced().solved(start), _DAMPING, 0
     for _ in range(_STEPS):
         J = now.slopes()
         gram, right = J @ J.T, J @ now.missed.ravel()
@@ -144,16 +153,13 @@ def fitted(of: Mixtures, start: Array) -> Fit:
         system = gram / scale / scale[:, None] + damping * np.eye(start.size)
         step = (np.linalg.solve(system, right / scale) / scale).reshape(start.shape)
         step *= min(1.0, 2.0 / max(float(np.abs(step).max()), TINY))
-        tried = of.solved(now.logits + step)
-        if tried.misfit < now.misfit:
-            now, damping, waited = tried, damping * _EASED, 0
-            if float(np.abs(step).max()) < _STILL:
-                break
-        else:
-            damping, waited = damping * _TIGHTENED, waited + 1
-            if waited == _PATIENCE:
-                break
-    return now
+        tried = now.of.solved(now.logits + step)
+        better, gained = (tried.misfit < share * now.misfit for share in (1.0, _GAINED))
+        now, damping = (tried, damping * _EASED) if better else (now, damping * _TIGHTENED)
+        waited = 0 if gained else waited + 1
+        if waited == _PATIENCE:
+            break
+    return of.solved(now.logits)
 
 
 def pole_start(nu: Array, z: Array, heads: int) -> Array:

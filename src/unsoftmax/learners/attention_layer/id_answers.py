@@ -210,8 +210,7 @@ class TableScores:
         error = np.zeros((scores.shape[1], len(scores)))
         for j, token in enumerate(self.first.tokens):
             for h in range(len(found)):
-                x, grown = _solved(keys - token, scores[j, h], off[j, h])
-                found[h, :, j], error[h, j] = x, np.linalg.norm(grown)
+                found[h, :, j], error[h, j] = _solved(keys - token, scores[j, h], off[j, h])
         return found, error
 
     def solved(self, layer: LayerMap, values: HeadMaps) -> HeadScores:
@@ -228,7 +227,7 @@ class TableScores:
             for j, token in enumerate(self.further.tokens):
                 x, grown = _solved((keys - token) @ space, scores[j, h], off[j, h])
                 rows.append(x[:, None])
-                errors.append(np.array([np.linalg.norm(grown)]))
+                errors.append(np.array([grown]))
             weight = 1 / np.concatenate(errors)
             seen = np.hstack(rows).T * weight[:, None]
             C.append(space)
@@ -236,11 +235,14 @@ class TableScores:
         return HeadScores(C, R)
 
 
-def _solved(A: Array, y: Array, error: Array) -> tuple[Array, Array]:
-    """Solve A x = y by weighted least squares; return x and what errors make of it."""
+def _solved(A: Array, y: Array, error: Array) -> tuple[Array, float]:
+    """Solve A x = y by weighted least squares; return x and the norm of its error.
+
+    Where fewer rows can be read than there are unknowns that is infinite.
+    """
     weight = np.where(np.isfinite(error), 1 / np.maximum(error, TINY), 0.0)
+    if np.count_nonzero(weight) < A.shape[1]:
+        return np.zeros(A.shape[1]), np.inf
     Q, R = np.linalg.qr(A * weight[:, None])
     inverse = np.linalg.inv(R)
-    return inverse @ (Q.T @ (y * weight)), np.linalg.norm(inverse, axis=1)
-
-
+    return inverse @ (Q.T @ (y * weight)), float(np.linalg.norm(inverse))

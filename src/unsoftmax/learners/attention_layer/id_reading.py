@@ -287,10 +287,11 @@ class IdReading:
         most: int,
     ) -> tuple[Array, tuple[int, ...]]:
         """Return columns, and how many singular values of each head's are no errors."""
-        columns, _ = answers.columns(layer, values)
+        columns, error = answers.columns(layer, values)
         other, off = (with_errors(x, self.noise, self.rng) for x in (maps, answers))
         moved, _ = off.columns(other.layer(), other.solved())
-        return columns, ranks_of(columns, moved - columns, most)
+        weighted = columns / error[:, None]
+        return weighted, ranks_of(weighted, moved / error[:, None] - weighted, most)
 
     def _keyed(self, keys: Indices, tokens: Indices, layer: LayerMap, phase: str) -> Asking[IdKeys]:
         """Ask every block of keys (blocks, n) beside every query token."""

@@ -212,7 +212,7 @@ class TableLayer:
         # short tokens first, as their logits are moderate
         lone = lone[np.argsort(np.linalg.norm(affine.y[lone], axis=1), kind="stable")]
         fresh = rng.permutation(np.setdiff1d(among, lone))[:COPIED]
-        weights = lifted[fresh] @ np.linalg.inv(lifted[lone])
+        weights = np.linalg.solve(lifted[lone].T, lifted[fresh].T).T
         grown = np.maximum(1.0, np.linalg.norm(weights, axis=1))
         context = int(self.context)
         told = yield from ask_lone(lone, fresh, context, rng, lambda y: (weights @ y, grown))
