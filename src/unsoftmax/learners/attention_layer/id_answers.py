@@ -11,25 +11,60 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from unsoftmax.learners.attention_layer.count_curves import Fit, Mixtures, fitted, pole_start
+from unsoftmax.learners.attention_layer.count_curves import (
+    Fit,
+    Mixtures,
+    fitted,
+    pole_start,
+    searched,
+)
 from unsoftmax.learners.attention_layer.key_answers import HeadScores, KeyAnswers
 from unsoftmax.learners.attention_layer.value_answers import HeadMaps, LayerMap
+from unsoftmax.measure.token_map import AnswerNoise
 from unsoftmax.models.arrays import TINY
 from unsoftmax.probes import Array, Ids, Indices, Probes, Purpose
 from unsoftmax.solve.full_rank import solved
 
 
+# Fits that miss answers by more, in multiples of their errors, are of other heads. Right ones miss
+# them by less than half as much as errors are taken for.
+EXPLAINED = 4.0
+
+
 @dataclass(frozen=True, slots=True)
 class LoneVectors:
-    """Answers y (D + 1, m) to lone tokens, whose coordinates [y 1] are ``lifted``."""
+    """Answers to lone tokens.
+
+    A target rounds a token's value once, and all answers have the same error of it: beside each
+    other they are more precise than any map of tokens.
+
+    Attributes
+    ----------
+    lifted : array (D + 1, D + 1)
+        Coordinates [y 1].
+    y : array (D + 1, m)
+        The answers.
+    beside : AnswerNoise
+        What answers miss such a map by.
+    moved : array (D + 1, m), optional
+        What was drawn of that.
+    """
 
     lifted: Array
     y: Array
+    beside: AnswerNoise
+    moved: Array | None = None
 
     def layer(self) -> LayerMap:
         """Return c and M."""
-        whole = np.linalg.solve(self.lifted, self.y)
+        y = self.y if self.moved is None else self.y + self.moved
+        whole = np.linalg.solve(self.lifted, y)
         return LayerMap(whole[-1], whole[:-1].T, residual=False)
+
+    def with_errors(self, noise: AnswerNoise, rng: np.random.Generator) -> LoneVectors:
+        """Return the same answers, with errors drawn as large as theirs may be."""
+        y, moved = (self.y + noise.drawn(self.y, rng), self.beside.drawn(self.y, rng))
+        return replace(self, y=y, moved=moved)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +81,8 @@ class CountAnswers:
     own : array (Q,)
         ... of the query token.
     y : array (Q, m)
-    noise : float
-        What a number of an answer is off by.
+    noise : AnswerNoise
+        What answers are off by, beside each other.
     logits : array (H, T)
         About what they are, the heads of all tokens in one order.
     base : int
@@ -60,10 +95,15 @@ class CountAnswers:
     counts: Array
     own: Array
     y: Array
-    noise: float
+    noise: AnswerNoise
     logits: Array = field(default_factory=lambda: np.zeros((0, 0)))
     base: int = 0
     ranks: tuple[int, ...] = ()
+
+    @property
+    def off(self) -> float:
+        """What a number of an answer is off by."""
+        return float(np.median(self.noise.of(self.single.y))) / np.sqrt(self.single.y.shape[1])
 
     def layer(self) -> LayerMap:
         """Return c and M."""
@@ -123,7 +163,8 @@ class CountAnswers:
         rows = np.flatnonzero((self.counts[:, token] > 0) & ~others.any(axis=1))
         of = self.mixtures(tokens, rows, heads, None)
         nu = of.beside[:, 0] / of.counts[:, 0]
-        return fitted(of, pole_start(nu, of.z, heads)[:, None])
+        start = pole_start(nu, of.z, heads)[:, None]
+        return searched(of, start, EXPLAINED * self.off * float(np.sqrt(of.z.size)))
 
     def together(self) -> Fit:
         """Fit the base."""
@@ -144,7 +185,7 @@ class CountAnswers:
         """Yield every head's singular values in units of their errors, and its directions."""
         fits = list(self.fits())
         V = np.concatenate([fit.V for fit in fits], axis=1)
-        off = np.concatenate([fit.errors(self.noise)[1] for fit in fits], axis=1)
+        off = np.concatenate([fit.errors(self.off)[1] for fit in fits], axis=1)
         for own, error in zip(V, off, strict=True):
             s, right = np.linalg.svd(own / error[:, None], full_matrices=False)[1:]
             yield s, right.T
@@ -168,30 +209,70 @@ class IdKeys(KeyAnswers):
         ids = np.hstack([self.key_ids[self.block[which]], own])
         return Ids(ids, phase=phase, purpose=purpose)
 
-    def read(self, layer: LayerMap, values: HeadMaps) -> tuple[Array, Array]:
-        """Return scores (y_t − y_j)·(W_h y_j + w_h), (T, H, blocks·n), and what they are off by."""
+    def read(self, layer: LayerMap, values: HeadMaps) -> ReadScores:
+        """Return scores (y_t − y_j)·(W_h y_j + w_h), up to errors that all of a query share."""
         blocks, n, _ = self.keys.shape
-        H = len(values.U)
-        shape = (len(self.tokens), H, blocks, n)
-        scores, off = np.full(shape, np.nan), np.full(shape, np.inf)
-        growth = [_growth(values, keys) for keys in self.keys]
+        shape = (len(self.tokens), len(values.U), blocks, n)
+        scores, off = np.zeros(shape), np.full(shape, np.inf)
+        shared = np.full(shape[:3], np.inf)
+        grown = [_growth(values, keys) for keys in self.keys]
         for asked, weights in self.weights(layer, values):
-            logits, own = weights.logits(), weights.query[..., None]
-            grown = growth[self.block[asked[0]]]
-            whole = np.linalg.norm(grown, axis=1, keepdims=True)
-            with np.errstate(divide="ignore", invalid="ignore"):
-                error = np.abs(grown / weights.keys) + np.abs(whole / own)
+            each, whole = grown[self.block[asked[0]]]
+            own, p = np.maximum(weights.query, TINY), np.maximum(weights.keys, TINY)
             at = self.token[asked], slice(None), self.block[asked]
-            scores[at] = np.where(np.isfinite(logits), logits, 0.0)
-            off[at] = np.where(np.isfinite(logits), error, np.inf)
-        return scores.reshape(*shape[:2], -1), off.reshape(*shape[:2], -1)
+            scores[at] = np.log(p / own[..., None])
+            off[at] = np.where(weights.keys > 0, each / p, np.inf)
+            shared[at] = np.where(weights.query > 0, whole / own, np.inf)
+        return ReadScores(self.keys, self.tokens, scores, off, shared)
 
 
-def _growth(values: HeadMaps, keys: Array) -> Array:
-    """Return how much errors of answers grow in weights of keys (n, d): (H, n)."""
+def _growth(values: HeadMaps, keys: Array) -> tuple[Array, Array]:
+    """Return how much errors of answers grow in weights of keys (n, d), (H, n), and sums, (H,)."""
     H, n = len(values.U), len(keys)
     R = np.linalg.qr(values.through(keys).reshape(-1, H * n), mode="r")
-    return np.asarray(np.linalg.norm(np.linalg.inv(R), axis=1).reshape(H, n))
+    inverse = np.linalg.inv(R).reshape(H, n, -1)
+    return np.linalg.norm(inverse, axis=2), np.linalg.norm(inverse.sum(axis=1), axis=1)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadScores:
+    """Scores of keys beside query tokens.
+
+    Attributes
+    ----------
+    keys : array (blocks, n, D)
+    tokens : array (T, D)
+    scores, off : array (T, H, blocks, n)
+        And what they are off by, infinite if unread, ...
+    shared : array (T, H, blocks)
+        ... beside what the scores of one answer are off by together: the query token's weight.
+    """
+
+    keys: Array
+    tokens: Array
+    scores: Array
+    off: Array
+    shared: Array
+
+    def solved(self, token: int, head: int, space: Array | None = None) -> tuple[Array, float]:
+        """Return W_h y_j + w_h in a column space (D, r), or in full, and the norm of its error.
+
+        Where too little can be read that is infinite.
+        """
+        steps = (self.keys - self.tokens[token]).reshape(-1, self.keys.shape[2])
+        blocks, n, _ = self.keys.shape
+        A = steps if space is None else steps @ space
+        weight = 1 / np.maximum(self.off[token, head].ravel(), TINY)
+        r = A.shape[1]
+        if np.count_nonzero(weight) < r + blocks:
+            return np.zeros(r), np.inf
+        together = np.repeat(np.eye(blocks), n, axis=0)
+        rows = np.hstack([A, together]) * weight[:, None]
+        given = np.hstack([np.zeros((blocks, r)), np.diag(1 / self.shared[token, head])])
+        Q, R = np.linalg.qr(np.vstack([rows, given]))
+        inverse = np.linalg.inv(R)[:r]
+        right = np.append(self.scores[token, head].ravel() * weight, np.zeros(blocks))
+        return inverse @ (Q.T @ right), float(np.linalg.norm(inverse))
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,45 +285,24 @@ class TableScores:
 
     def columns(self, layer: LayerMap, values: HeadMaps) -> tuple[Array, Array]:
         """Return W_h y_j + w_h of the first query tokens, (H, D, T), and what they are off by."""
-        scores, off = self.first.read(layer, values)
-        keys = self.first.keys.reshape(-1, self.first.keys.shape[2])
-        found = np.zeros((scores.shape[1], keys.shape[1], len(scores)))
-        error = np.zeros((scores.shape[1], len(scores)))
-        for j, token in enumerate(self.first.tokens):
-            for h in range(len(found)):
-                found[h, :, j], error[h, j] = _solved(keys - token, scores[j, h], off[j, h])
-        return found, error
+        read, (H, D) = self.first.read(layer, values), (len(values.U), self.first.keys.shape[2])
+        columns, off = np.zeros((H, D, len(read.tokens))), np.zeros((H, len(read.tokens)))
+        for h, j in np.ndindex(off.shape):
+            columns[h, :, j], off[h, j] = read.solved(j, h)
+        return columns, off
 
     def solved(self, layer: LayerMap, values: HeadMaps) -> HeadScores:
         """Compute all [W_h w_h]."""
-        columns, column_off = self.columns(layer, values)
-        scores, off = self.further.read(layer, values)
-        keys = self.further.keys.reshape(-1, self.further.keys.shape[2])
+        columns, off = self.columns(layer, values)
+        further = self.further.read(layer, values)
         tokens = np.vstack([self.first.tokens, self.further.tokens])
         lifted = np.column_stack([tokens, np.ones(len(tokens))])
         C, R = [], []
         for h, rank in enumerate(self.ranks):
-            space = np.linalg.svd(columns[h] / column_off[h], full_matrices=False)[0][:, :rank]
-            rows, errors = [space.T @ columns[h]], [column_off[h]]
-            for j, token in enumerate(self.further.tokens):
-                x, grown = _solved((keys - token) @ space, scores[j, h], off[j, h])
-                rows.append(x[:, None])
-                errors.append(np.array([grown]))
-            weight = 1 / np.concatenate(errors)
-            seen = np.hstack(rows).T * weight[:, None]
+            space = np.linalg.svd(columns[h] / off[h], full_matrices=False)[0][:, :rank]
+            others = [further.solved(j, h, space) for j in range(len(further.tokens))]
+            weight = 1 / np.append(off[h], [error for _, error in others])[:, None]
+            seen = np.vstack([columns[h].T @ space, *(x for x, _ in others)])
             C.append(space)
-            R.append(solved(lifted * weight[:, None], seen).T)
+            R.append(solved(lifted * weight, seen * weight).T)
         return HeadScores(C, R)
-
-
-def _solved(A: Array, y: Array, error: Array) -> tuple[Array, float]:
-    """Solve A x = y by weighted least squares; return x and the norm of its error.
-
-    Where fewer rows can be read than there are unknowns that is infinite.
-    """
-    weight = np.where(np.isfinite(error), 1 / np.maximum(error, TINY), 0.0)
-    if np.count_nonzero(weight) < A.shape[1]:
-        return np.zeros(A.shape[1]), np.inf
-    Q, R = np.linalg.qr(A * weight[:, None])
-    inverse = np.linalg.inv(R)
-    return inverse @ (Q.T @ (y * weight)), float(np.linalg.norm(inverse))

@@ -9,6 +9,7 @@ import numpy as np
 
 from unsoftmax.learners.attention_layer.count_curves import Fit, matched
 from unsoftmax.learners.attention_layer.id_answers import (
+    EXPLAINED,
     CountAnswers,
     IdKeys,
     LoneVectors,
@@ -18,6 +19,7 @@ from unsoftmax.learners.attention_layer.score_reading import ranks_of
 from unsoftmax.learners.attention_layer.value_answers import HeadMaps, LayerMap
 from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.tokens.table_head import TokenTable, spanning
+from unsoftmax.measure.precision import KAPPA, UNIT
 from unsoftmax.measure.token_map import AnswerNoise, with_errors
 from unsoftmax.probes import Array, Copies, Ids, Indices, Purpose, Round
 from unsoftmax.refusals import Reason
@@ -39,8 +41,8 @@ SPARE_TOKENS = 8
 _HEAD_NOISE, _RANGE_NOISE = 30.0, 12.0
 # Tokens whose logits are known no better are left out.
 _UNREAD = 1e-2
-# Fits that miss answers by more, in multiples of their errors, are of other heads.
-_EXPLAINED = 100.0
+# Answers may be off by so many times what fits of single tokens miss.
+_BESIDE = 2.0
 # Keys per query, as a share of the heads' rank: as many as that are badly conditioned.
 _KEYS = 0.75
 # Keys beyond D, and query tokens beyond the rank and beyond D + 1.
@@ -63,12 +65,6 @@ class IdReading:
     context: int
     rng: np.random.Generator
 
-    @property
-    def off(self) -> float:
-        """What a number of an answer is off by."""
-        sizes = np.linalg.norm(self.single.y, axis=1)
-        return self.noise.relative * float(np.median(sizes)) / np.sqrt(self.single.y.shape[1])
-
     def without_residual(self, answers: CountAnswers) -> tuple[IdReading, CountAnswers]:
         """Leave out what a residual connection adds to the answers there are."""
         x = self.table.vectors[self.lone]
@@ -81,7 +77,7 @@ class IdReading:
         """Ask counts of a few tokens, more of them than heads."""
         places, m = np.arange(1, 1 + min(_BASE, len(self.lone) - 1)), self.single.y.shape[1]
         none = np.zeros((0, len(places))), np.zeros(0), np.zeros((0, m))
-        answers, count = CountAnswers(self.single, places, *none, self.off), 2 * _SPARE_RATIOS
+        answers, count = CountAnswers(self.single, places, *none, self.noise), 2 * _SPARE_RATIOS
         ratios = self._ratios(count)
         while True:
             answers = yield from self._with_ratios(answers, np.arange(len(places)), ratios)
@@ -99,7 +95,7 @@ class IdReading:
         for t in range(len(answers.places)):
             z = answers.shown(np.array([t]), np.flatnonzero(answers.counts[:, t]))
             s = np.linalg.svd(z, compute_uv=False)
-            H = max(H, int(np.sum(s > _HEAD_NOISE * self.off * np.sqrt(max(z.shape)))))
+            H = max(H, int(np.sum(s > _HEAD_NOISE * answers.off * np.sqrt(max(z.shape)))))
         return H
 
     def _ratios(self, count: int) -> Indices:
@@ -155,6 +151,7 @@ class IdReading:
         """Fit the first tokens by themselves, and then together beside mixtures of them."""
         answers = replace(answers, logits=np.zeros((heads, len(answers.places))))
         fits = [answers.alone(t, heads) for t in range(len(answers.places))]
+        answers = replace(answers, noise=_beside(answers, fits))
         answers, fits = self._read(answers, fits, np.arange(len(fits)))
         base = len(fits)
         if base < min(_LEAST_BASE, len(self.lone) - 1):
@@ -179,18 +176,12 @@ class IdReading:
         self, answers: CountAnswers, fits: list[Fit], tokens: Indices
     ) -> tuple[CountAnswers, list[Fit]]:
         """Leave out tokens that cannot be read; the best first."""
-        worst = np.array([self._worst(fit) for fit in fits])
+        worst = np.array([_worst(fit, answers.off) for fit in fits])
         order = np.argsort(worst, kind="stable")
         order = order[worst[order] <= _UNREAD]
         first = np.setdiff1d(np.arange(len(answers.places)), tokens)
         kept = np.append(first, tokens[order]).astype(np.intp)
         return answers.of_tokens(kept), [fits[k] for k in order]
-
-    def _worst(self, fit: Fit) -> float:
-        """Return what the worst logit is off by; infinite where other heads answer."""
-        if fit.misfit > _EXPLAINED * self.off * np.sqrt(fit.missed.size):
-            return np.inf
-        return float(np.max(fit.errors(self.off)[0]))
 
     def _further(self, answers: CountAnswers, most: int) -> Asking[CountAnswers]:
         """Ask further tokens, each by itself and beside the base."""
@@ -288,7 +279,7 @@ class IdReading:
     ) -> tuple[Array, tuple[int, ...]]:
         """Return columns, and how many singular values of each head's are no errors."""
         columns, error = answers.columns(layer, values)
-        other, off = (with_errors(x, self.noise, self.rng) for x in (maps, answers))
+        other, off = (with_errors(x, maps.noise, self.rng) for x in (maps, answers))
         moved, _ = off.columns(other.layer(), other.solved())
         weighted = columns / error[:, None]
         return weighted, ranks_of(weighted, moved / error[:, None] - weighted, most)
@@ -335,6 +326,23 @@ class IdReading:
         """Return how well blocks of keys are told apart, at worst."""
         y = self.table.affine.y
         return min(_least(y[one] @ V.T / np.linalg.norm(V)) for one in blocks for V in frames)
+
+
+def _beside(answers: CountAnswers, fits: list[Fit]) -> AnswerNoise:
+    """Return what answers are off by beside each other, as the fits of single tokens miss them.
+
+    Fits of other heads miss more: the median says it.
+    """
+    missed = [fit.misfit / np.sqrt(fit.missed.size / 2) for fit in fits]
+    size = answers.off / answers.noise.relative
+    return AnswerNoise(max(2 * KAPPA * UNIT, _BESIDE * float(np.median(missed)) / size))
+
+
+def _worst(fit: Fit, off: float) -> float:
+    """Return what the worst logit is off by; infinite where other heads answer."""
+    if fit.misfit > EXPLAINED * off * np.sqrt(fit.missed.size):
+        return np.inf
+    return float(np.max(fit.errors(off)[0]))
 
 
 def _least(A: Array) -> float:

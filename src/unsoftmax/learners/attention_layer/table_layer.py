@@ -181,7 +181,7 @@ class TableLayer:
         answers = TableAnswers(
             values=values, scores=scores, to=affine.to, middle=affine.middle, residual=residual
         )
-        drawn = answers.drawn(reading.noise, rng)
+        drawn = replace(answers.drawn(values.noise, rng), noise=reading.noise)
         fresh = IdSequences(drawn.model, rng, table=self.table, context=self.context)
         conclusion = Conclusion(drawn, fresh, said_of(drawn.model))
         return (yield from mapped(_concluded(conclusion, checks), ask=as_ids))
@@ -219,7 +219,7 @@ class TableLayer:
         size = float(np.median(np.linalg.norm(told.y, axis=1)))
         relative = float(told.precision.error(np.array(size), np.array(size))) / size
         noise = AnswerNoise(max(2 * KAPPA * UNIT, relative))
-        single = LoneVectors(lifted[lone], told.y)
+        single = LoneVectors(lifted[lone], told.y, noise)
         return IdReading(self.table, lone, single, among, noise, context, rng)
 
 
