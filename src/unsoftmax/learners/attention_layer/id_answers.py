@@ -209,6 +209,18 @@ class IdKeys(KeyAnswers):
         ids = np.hstack([self.key_ids[self.block[which]], own])
         return Ids(ids, phase=phase, purpose=purpose)
 
+    def joined(self, more: IdKeys) -> IdKeys:
+        """Put answers of the same keys beside other query tokens behind these."""
+        return replace(
+            self,
+            tokens=np.vstack([self.tokens, more.tokens]),
+            token_ids=np.append(self.token_ids, more.token_ids),
+            block=np.append(self.block, more.block),
+            token=np.append(self.token, more.token + len(self.tokens)),
+            scale=np.append(self.scale, more.scale),
+            y=np.vstack([self.y, more.y]),
+        )
+
     def read(self, layer: LayerMap, values: HeadMaps) -> ReadScores:
         """Return scores (y_t − y_j)·(W_h y_j + w_h), up to errors that all of a query share."""
         blocks, n, _ = self.keys.shape
@@ -220,9 +232,10 @@ class IdKeys(KeyAnswers):
             each, whole = grown[self.block[asked[0]]]
             own, p = np.maximum(weights.query, TINY), np.maximum(weights.keys, TINY)
             at = self.token[asked], slice(None), self.block[asked]
-            scores[at] = np.log(p / own[..., None])
-            off[at] = np.where(weights.keys > 0, each / p, np.inf)
-            shared[at] = np.where(weights.query > 0, whole / own, np.inf)
+            scores[at] = np.log(p) - np.log(own)[..., None]
+            with np.errstate(over="ignore"):
+                off[at] = np.where(weights.keys > 0, each / p, np.inf)
+                shared[at] = np.where(weights.query > 0, whole / own, np.inf)
         return ReadScores(self.keys, self.tokens, scores, off, shared)
 
 

@@ -47,6 +47,9 @@ _BESIDE = 2.0
 _KEYS = 0.75
 # Keys beyond D, and query tokens beyond the rank and beyond D + 1.
 SPARE_KEYS, _SPARE_QUERIES, MORE_QUERIES = 8, 4, 24
+# So many query tokens tell which keys take all the weight in a head whatever the query token: where
+# scores differ by more, in logits, keys of one block are chosen alike.
+_FEW_QUERIES, _WIDE = 4, 3.0
 # Blocks of keys are the best of so many drawn.
 _DRAWS = 64
 
@@ -235,37 +238,47 @@ class IdReading:
 
     def scores(self, maps: CountAnswers) -> Asking[TableScores]:
         """Ask keys beside query tokens."""
-        layer, values, y = maps.layer(), maps.solved(), self.table.affine.y
-        D, m = y.shape[1], len(layer.c)
-        n = min(max(1, int(_KEYS * min(values.ranks))), (m - len(values.U)) // len(values.U))
+        layer, values, table = maps.layer(), maps.solved(), self.table.affine
+        y, D, m, H = table.y, table.y.shape[1], len(layer.c), len(values.U)
+        n = min(max(1, int(_KEYS * min(values.ranks))), (m - H) // H)
         if n < 1:
-            raise Reason.VALUES_SPAN_TOO_LITTLE.error(heads=len(values.U), span=m)
-        blocks = -(-(D + SPARE_KEYS) // n)
-        keys = self.among[spanning(y[self.among], min(blocks * n, len(self.among) // 2))]
-        keys = self._blocks(keys, n, list(values.V))
-        among = np.setdiff1d(self.among, keys)
+            raise Reason.VALUES_SPAN_TOO_LITTLE.error(heads=H, span=m)
         count = min(max(values.ranks) + _SPARE_QUERIES, D + 1)
-        tokens = self.rng.choice(among, count, replace=False)
+        blocks = -(-(D + SPARE_KEYS) // n)
+        ids = self.among[spanning(y[self.among], (blocks + 1) * n)]
+        among = np.setdiff1d(self.among, ids)
+        tokens, few, level = self.rng.permutation(among)[: D + 1], _FEW_QUERIES, np.zeros(len(y))
+        keys = self._blocks(ids[: blocks * n], n, values, level)
+        first = yield from self._keyed(keys, tokens[: min(few, count)], layer, "column spaces")
+        columns, error = TableScores(first, first).columns(layer, values)
+        weight = 1 / error
+        usual = y @ (np.sum(columns * weight[:, None], axis=2) / weight.sum(axis=1)[:, None]).T
+        widest = int(np.argmax(np.std(usual[self.among], axis=0)))
+        if np.std(usual[self.among, widest]) > _WIDE:
+            level = usual[:, widest]
+            keys, few = self._blocks(ids, n, values, level), 0
+            first = yield from self._keyed(keys, tokens[:_FEW_QUERIES], layer, "column spaces")
         while True:
-            first = yield from self._keyed(keys, tokens, layer, "column spaces")
-            answers = TableScores(first, first)
+            more = yield from self._keyed(
+                keys, tokens[len(first.tokens) : count], layer, "column spaces"
+            )
+            answers = TableScores(first := first.joined(more), first)
             columns, ranks = self._ranked(answers, maps, layer, values, count - _SPARE_QUERIES)
             if max(ranks) < count or count == D + 1:
                 break
             count = min(2 * count, D + 1)
-            tokens = self.rng.choice(among, count, replace=False)
         C = [
             np.linalg.svd(part, full_matrices=False)[0][:, :r]
             for part, r in zip(columns, ranks, strict=True)
         ]
-        rest = np.setdiff1d(among, tokens)
-        lifted = self.table.affine.lifted
-        missing = D + 1 - len(tokens) + MORE_QUERIES
-        Q = np.linalg.qr(lifted[tokens].T)[0]
+        rest, lifted = np.setdiff1d(among, tokens[:count]), table.lifted
+        missing = D + 1 - count + MORE_QUERIES
+        Q = np.linalg.qr(lifted[tokens[:count]].T)[0]
         beside = lifted[rest] - (lifted[rest] @ Q) @ Q.T
-        others = rest[spanning(beside, min(missing, len(rest)))]
-        per_head = -(-int(np.ceil(max(1, *ranks) * 1.5)) // n)
-        aimed = self._aimed(np.setdiff1d(self.among, others), C, per_head, n, list(values.V))
+        others = rest[spanning(beside, min(missing, len(rest) // 2))]
+        per_head = -(-int(np.ceil(1.5 * max(1, *ranks))) // n)
+        usual_off = C[widest], level
+        aimed = self._aimed(np.setdiff1d(self.among, others), (per_head, n), C, values, usual_off)
         further = yield from self._keyed(aimed, others, layer, "rows")
         return TableScores(first, further, ranks)
 
@@ -303,29 +316,50 @@ class IdReading:
         [answers] = yield [asked.asked(every, phase, "data")]
         return asked.replaced(every, asked.scale, answers)
 
-    def _blocks(self, ids: Indices, n: int, frames: list[Array]) -> Indices:
-        """Arrange ids in blocks of n (blocks, n), whose weights are told well."""
-        drawn = [self.rng.permutation(ids)[: len(ids) // n * n].reshape(-1, n) for _ in range(_DRAWS)]
-        return max(drawn, key=lambda one: self._told(one, frames))
+    def _blocks(self, ids: Indices, n: int, values: HeadMaps, level: Array) -> Indices:
+        """Arrange ids in blocks of n (blocks, n), whose weights are told well.
+
+        Those of one block have about the same level, or one of them takes all the weight.
+        """
+        drawn = []
+        for _ in range(_DRAWS):
+            order = ids[np.argsort(level[ids] + self.rng.standard_normal(len(ids)))]
+            drawn.append(order[: len(ids) // n * n].reshape(-1, n))
+        return max(drawn, key=lambda one: self._told(one, values))
 
     def _aimed(
-        self, among: Indices, C: list[Array], blocks: int, n: int, frames: list[Array]
+        self,
+        among: Indices,
+        shape: tuple[int, int],
+        C: list[Array],
+        values: HeadMaps,
+        widest: tuple[Array, Array],
     ) -> Indices:
         """Choose keys (blocks, n) that tell what is in every column space."""
-        y = self.table.affine.y
-        drawn = [self.rng.choice(among, (blocks, n), replace=False) for _ in range(_DRAWS)]
+        y, (space, level) = self.table.affine.y, widest
 
         def told(one: Indices) -> float:
-            keys = y[one.ravel()] - y[one.ravel()].mean(axis=0)
-            least = [_least(keys @ C_h) for C_h in C if C_h.shape[1]]
-            return min([*least, self._told(one, frames)])
+            keys = y[one] - y[one].mean(axis=1, keepdims=True)
+            weighed = np.exp(level[one] - level[one].max(axis=1, keepdims=True))
+            every = [(np.ones(one.shape), C_h) for C_h in C if C_h.shape[1]]
+            seen = [_least((p[..., None] * (keys @ C_h)).reshape(-1, C_h.shape[1]))
+                    for p, C_h in [*every, (weighed, space)]]
+            return min([*seen, self._told(one, values)])
 
+        drawn = []
+        for _ in range(_DRAWS):
+            order = among[np.argsort(level[among] + self.rng.standard_normal(len(among)))]
+            width = min(len(among), 4 * shape[1])
+            starts = self.rng.integers(0, len(among) - width + 1, shape[0])
+            blocks = [self.rng.choice(order[k : k + width], shape[1], replace=False) for k in starts]
+            drawn.append(np.array(blocks))
         return max(drawn, key=told)
 
-    def _told(self, blocks: Indices, frames: list[Array]) -> float:
+    def _told(self, blocks: Indices, values: HeadMaps) -> float:
         """Return how well blocks of keys are told apart, at worst."""
         y = self.table.affine.y
-        return min(_least(y[one] @ V.T / np.linalg.norm(V)) for one in blocks for V in frames)
+        pairs = ((y[one], V) for one in blocks for V in values.V)
+        return min(_least(keys @ V.T / np.linalg.norm(V)) for keys, V in pairs)
 
 
 def _beside(answers: CountAnswers, fits: list[Fit]) -> AnswerNoise:
