@@ -4,11 +4,11 @@ Beside one query token j, copies n_i of tokens i and n_j of j itself are answere
 
     z = f − f([j]) = Σ_h Σ_i p_hi V_hi,  p_hi = n_i e_hi / (n_j + Σ_k n_k e_hk),
 
-e_hi = exp(x_i·… − x_j·…) the odds of token i in head h and V_hi = M_h (x_i − x_j). Of one token z is
-Σ_h V_h / (1 + ν/e_h), ν = n_j/n_i: every head has a pole in ν, and ν = 0 is known, Σ_h V_h =
-M (x_i − x_j). Answers are linear in all V, so that these are projected out and the logits l = log e
-alone are searched for (variable projection). Tokens whose odds are known already are levers: beside
-them poles of heads lie elsewhere.
+e_hi = exp((x_i − x_j)·(W_h x_j + w_h)) the odds of token i in head h and V_hi = M_h (x_i − x_j). Of
+one token z is Σ_h V_h / (1 + ν/e_h), ν = n_j/n_i: every head has a pole in ν, and ν = 0 is known,
+Σ_h V_h = M (x_i − x_j). Answers are linear in all V, so that these are projected out and the logits
+l = log e alone are searched for (variable projection). Tokens whose odds are known already are
+levers: beside them poles of heads lie elsewhere.
 
 *Start*: with F the columns 1/(1 + ν/e_h), F + diag(ν) F diag(1/e) = 1. Where U spans F, the
 eigenvalues of the matrix that takes diag(ν) U to −U, both without 1, are the 1/e_h.

@@ -25,7 +25,6 @@ from unsoftmax.models.arrays import TINY
 from unsoftmax.probes import Array, Ids, Indices, Probes, Purpose
 from unsoftmax.solve.full_rank import solved
 
-
 # Fits that miss answers by more, in multiples of their errors, are of other heads. Right ones miss
 # them by less than half as much as errors are taken for.
 EXPLAINED = 4.0
@@ -59,7 +58,7 @@ class LoneVectors:
         """Return c and M."""
         y = self.y if self.moved is None else self.y + self.moved
         whole = np.linalg.solve(self.lifted, y)
-        return LayerMap(whole[-1], whole[:-1].T, residual=False)
+        return LayerMap(whole[-1], np.asarray(whole[:-1].T), residual=False)
 
     def with_errors(self, noise: AnswerNoise, rng: np.random.Generator) -> LoneVectors:
         """Return the same answers, with errors drawn as large as theirs may be."""
@@ -103,7 +102,7 @@ class CountAnswers:
     @property
     def off(self) -> float:
         """What a number of an answer is off by."""
-        return float(np.median(self.noise.of(self.single.y))) / np.sqrt(self.single.y.shape[1])
+        return float(np.median(self.noise.of(self.single.y)) / np.sqrt(self.single.y.shape[1]))
 
     def layer(self) -> LayerMap:
         """Return c and M."""
@@ -112,9 +111,7 @@ class CountAnswers:
     def joined(self, counts: Array, own: Array, y: Array) -> CountAnswers:
         """Put further answers behind these."""
         counts = np.vstack([self.counts, counts])
-        return replace(
-            self, counts=counts, own=np.append(self.own, own), y=np.vstack([self.y, y])
-        )
+        return replace(self, counts=counts, own=np.append(self.own, own), y=np.vstack([self.y, y]))
 
     def with_tokens(self, places: Indices) -> CountAnswers:
         """Take further tokens, that nothing was asked of."""
@@ -208,6 +205,26 @@ class IdKeys(KeyAnswers):
         own = self.token_ids[self.token[which], None]
         ids = np.hstack([self.key_ids[self.block[which]], own])
         return Ids(ids, phase=phase, purpose=purpose)
+
+    @classmethod
+    def of(cls, y: Array, keys: Indices, tokens: Indices, numbers: int) -> IdKeys:
+        """Pair every block of ids (blocks, n) with every query token, not yet answered."""
+        token, block = np.divmod(np.arange(len(keys) * len(tokens)), len(keys))
+        return cls(
+            keys=y[keys],
+            tokens=y[tokens],
+            block=block,
+            token=token,
+            scale=np.ones(len(block)),
+            y=np.zeros((len(block), numbers)),
+            base=np.zeros(y.shape[1]),
+            key_ids=keys,
+            token_ids=tokens,
+        )
+
+    def answered(self, y: Array) -> IdKeys:
+        """Take the answers."""
+        return replace(self, y=y)
 
     def joined(self, more: IdKeys) -> IdKeys:
         """Put answers of the same keys beside other query tokens behind these."""

@@ -1,8 +1,12 @@
-"""What is asked of a layer of ids: counts of tokens, mixtures of them, keys beside query tokens."""
+"""What tells the heads and maps of a layer of ids: counts of tokens, and mixtures of them.
+
+A few tokens at H + 4 ratios each show all heads, and mixtures of these which belong together and
+their odds. Beside this base every other token takes H + 4 ratios and 2H/3 mixtures, until the V_hi
+of all tokens show every head's range.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,17 +15,13 @@ from unsoftmax.learners.attention_layer.count_curves import Fit, matched
 from unsoftmax.learners.attention_layer.id_answers import (
     EXPLAINED,
     CountAnswers,
-    IdKeys,
     LoneVectors,
-    TableScores,
 )
-from unsoftmax.learners.attention_layer.score_reading import ranks_of
-from unsoftmax.learners.attention_layer.value_answers import HeadMaps, LayerMap
 from unsoftmax.learners.compose import Asking
-from unsoftmax.learners.tokens.table_head import TokenTable, spanning
+from unsoftmax.learners.tokens.table_head import TokenTable
 from unsoftmax.measure.precision import KAPPA, UNIT
-from unsoftmax.measure.token_map import AnswerNoise, with_errors
-from unsoftmax.probes import Array, Copies, Ids, Indices, Purpose, Round
+from unsoftmax.measure.token_map import AnswerNoise
+from unsoftmax.probes import Array, Copies, Ids, Indices, Round
 from unsoftmax.refusals import Reason
 
 # Tokens whose heads are told apart together, of which so many must be readable.
@@ -43,15 +43,6 @@ _HEAD_NOISE, _RANGE_NOISE = 30.0, 12.0
 _UNREAD = 1e-2
 # Answers may be off by so many times what fits of single tokens miss.
 _BESIDE = 2.0
-# Keys per query, as a share of the heads' rank: as many as that are badly conditioned.
-_KEYS = 0.75
-# Keys beyond D, and query tokens beyond the rank and beyond D + 1.
-SPARE_KEYS, _SPARE_QUERIES, MORE_QUERIES = 8, 4, 24
-# So many query tokens tell which keys take all the weight in a head whatever the query token: where
-# scores differ by more, in logits, keys of one block are chosen alike.
-_FEW_QUERIES, _WIDE = 4, 3.0
-# Blocks of keys are the best of so many drawn.
-_DRAWS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +53,6 @@ class IdReading:
     lone: Indices
     """Ids that were asked alone; the first one is the query token of counts."""
     single: LoneVectors
-    among: Indices
-    """Ids among which keys and query tokens are chosen."""
     noise: AnswerNoise
     context: int
     rng: np.random.Generator
@@ -114,7 +103,7 @@ class IdReading:
         y = yield from self._counted(self.lone[answers.places[tokens], None], ratios, "counts")
         counts = np.zeros((len(tokens), len(ratios), answers.counts.shape[1]))
         counts[np.arange(len(tokens)), :, tokens] = ratios[:, 0]
-        own = np.tile(ratios[:, 1], len(tokens))
+        own = np.tile(ratios[:, 1], len(tokens)).astype(np.float64)
         return answers.joined(counts.reshape(len(own), -1), own, y.reshape(len(own), -1))
 
     def _counted(self, ids: Indices, counts: Indices, phase: str) -> Asking[Array]:
@@ -161,19 +150,23 @@ class IdReading:
             raise Reason.BAGS_SATURATED.error()
         logits = [fits[0].logits]
         for t in range(1, base):
-            own = [_even(fits[0]), _even(fits[t])]
-            n = self._whole(np.array([*own, 0.0]))
-            y = yield from self._counted(self.lone[answers.places[[0, t]]][None], n[None], "mixtures")
-            counts = np.zeros((1, base))
-            counts[0, [0, t]] = n[:2]
-            order = matched(fits[0], fits[t], n, y[0, 0] - self.single.y[0])
+            n = self._whole(np.array([_even(fits[0]), _even(fits[t]), 1.0]))[None]
+            answers, y = yield from self._with_mixtures(answers, np.array([0, t]), n)
+            order = matched(fits[0], fits[t], n[0] * 1.0, y[0] - self.single.y[0])
             logits.append(fits[t].logits[order])
-            answers = answers.joined(counts, n[2:] * 1.0, y[0])
         answers = replace(answers, logits=np.hstack(logits), base=base)
         counts = self._mixed(answers, _MIXED * heads)
-        y = yield from self._counted(self.lone[answers.places][None], counts, "mixtures")
-        answers = answers.joined(counts[:, :-1] * 1.0, counts[:, -1] * 1.0, y[0])
+        answers, _ = yield from self._with_mixtures(answers, np.arange(base), counts)
         return replace(answers, logits=answers.together().logits)
+
+    def _with_mixtures(
+        self, answers: CountAnswers, tokens: Indices, counts: Indices
+    ) -> Asking[tuple[CountAnswers, Array]]:
+        """Ask counts (R, S + 1) of tokens (S,) and the query token; return the answers as well."""
+        [y] = yield from self._counted(self.lone[answers.places[tokens]][None], counts, "mixtures")
+        rows = np.zeros((len(counts), len(answers.places)))
+        rows[:, tokens] = counts[:, :-1]
+        return answers.joined(rows, counts[:, -1].astype(np.float64), y), y
 
     def _read(
         self, answers: CountAnswers, fits: list[Fit], tokens: Indices
@@ -198,18 +191,20 @@ class IdReading:
         fits = [answers.alone(int(t), H) for t in tokens]
         answers, fits = self._read(answers, fits, tokens)
         tokens, B, base = np.arange(old, len(answers.places)), answers.base, answers.together()
-        even = np.exp(np.mean([np.log(_even(fit)) for fit in fits]))
+        if not len(tokens):
+            raise Reason.BAGS_SATURATED.error()
+        even = float(np.exp(np.mean([np.log(_even(fit)) for fit in fits])))
         counts = self._mixed(answers, max(_LEAST_MIXED, round(_MIXED_BESIDE * H)), even)
         first = self.lone[answers.places[:B]]
         ids = np.column_stack([np.tile(first, (len(tokens), 1)), self.lone[answers.places[tokens]]])
         y = yield from self._counted(ids, counts, "mixtures")
         logits = answers.logits.copy()
-        for t, fit, own in zip(tokens, fits, y, strict=True):
+        for t, fit, own in zip(tokens.tolist(), fits, y, strict=True):
             rows = np.zeros((len(counts), len(answers.places)))
             rows[:, :B], rows[:, t] = counts[:, :B], counts[:, B]
-            answers = answers.joined(rows, counts[:, -1] * 1.0, own)
-            z = own[0] - self.single.y[0]
-            logits[:, t] = fit.logits[matched(base.token(0), fit, counts[0, [0, B, -1]], z), 0]
+            answers = answers.joined(rows, counts[:, -1].astype(np.float64), own)
+            copies, z = counts[0, [0, B, -1]].astype(np.float64), own[0] - self.single.y[0]
+            logits[:, t] = fit.logits[matched(base.token(0), fit, copies, z), 0]
         return replace(answers, logits=logits)
 
     def _mixed(self, answers: CountAnswers, rows: int, even: float | None = None) -> Indices:
@@ -226,140 +221,11 @@ class IdReading:
         return np.array([self._whole(own) for own in counts])
 
     def _whole(self, shares: Array) -> Indices:
-        """Return whole numbers near shares of a context; the last share of 0 is 1."""
-        shares = shares.copy()
-        shares[-1] = shares[-1] or 1.0
+        """Return whole numbers in about these proportions that a context holds."""
         used = shares > 0
-        shares /= shares[used].min()
-        shares *= min(1.0, self.context / shares.sum())
+        shares = shares / shares[used].min()
+        shares = shares * min(1.0, (self.context - len(shares)) / shares.sum())
         return np.where(used, np.maximum(1, np.floor(shares)), 0).astype(np.intp)
-
-    # -- scores
-
-    def scores(self, maps: CountAnswers) -> Asking[TableScores]:
-        """Ask keys beside query tokens."""
-        layer, values, table = maps.layer(), maps.solved(), self.table.affine
-        y, D, m, H = table.y, table.y.shape[1], len(layer.c), len(values.U)
-        n = min(max(1, int(_KEYS * min(values.ranks))), (m - H) // H)
-        if n < 1:
-            raise Reason.VALUES_SPAN_TOO_LITTLE.error(heads=H, span=m)
-        count = min(max(values.ranks) + _SPARE_QUERIES, D + 1)
-        blocks = -(-(D + SPARE_KEYS) // n)
-        ids = self.among[spanning(y[self.among], (blocks + 1) * n)]
-        among = np.setdiff1d(self.among, ids)
-        tokens, few, level = self.rng.permutation(among)[: D + 1], _FEW_QUERIES, np.zeros(len(y))
-        keys = self._blocks(ids[: blocks * n], n, values, level)
-        first = yield from self._keyed(keys, tokens[: min(few, count)], layer, "column spaces")
-        columns, error = TableScores(first, first).columns(layer, values)
-        weight = 1 / error
-        usual = y @ (np.sum(columns * weight[:, None], axis=2) / weight.sum(axis=1)[:, None]).T
-        widest = int(np.argmax(np.std(usual[self.among], axis=0)))
-        if np.std(usual[self.among, widest]) > _WIDE:
-            level = usual[:, widest]
-            keys, few = self._blocks(ids, n, values, level), 0
-            first = yield from self._keyed(keys, tokens[:_FEW_QUERIES], layer, "column spaces")
-        while True:
-            more = yield from self._keyed(
-                keys, tokens[len(first.tokens) : count], layer, "column spaces"
-            )
-            answers = TableScores(first := first.joined(more), first)
-            columns, ranks = self._ranked(answers, maps, layer, values, count - _SPARE_QUERIES)
-            if max(ranks) < count or count == D + 1:
-                break
-            count = min(2 * count, D + 1)
-        C = [
-            np.linalg.svd(part, full_matrices=False)[0][:, :r]
-            for part, r in zip(columns, ranks, strict=True)
-        ]
-        rest, lifted = np.setdiff1d(among, tokens[:count]), table.lifted
-        missing = D + 1 - count + MORE_QUERIES
-        Q = np.linalg.qr(lifted[tokens[:count]].T)[0]
-        beside = lifted[rest] - (lifted[rest] @ Q) @ Q.T
-        others = rest[spanning(beside, min(missing, len(rest) // 2))]
-        per_head = -(-int(np.ceil(1.5 * max(1, *ranks))) // n)
-        usual_off = C[widest], level
-        aimed = self._aimed(np.setdiff1d(self.among, others), (per_head, n), C, values, usual_off)
-        further = yield from self._keyed(aimed, others, layer, "rows")
-        return TableScores(first, further, ranks)
-
-    def _ranked(
-        self,
-        answers: TableScores,
-        maps: CountAnswers,
-        layer: LayerMap,
-        values: HeadMaps,
-        most: int,
-    ) -> tuple[Array, tuple[int, ...]]:
-        """Return columns, and how many singular values of each head's are no errors."""
-        columns, error = answers.columns(layer, values)
-        other, off = (with_errors(x, maps.noise, self.rng) for x in (maps, answers))
-        moved, _ = off.columns(other.layer(), other.solved())
-        weighted = columns / error[:, None]
-        return weighted, ranks_of(weighted, moved / error[:, None] - weighted, most)
-
-    def _keyed(self, keys: Indices, tokens: Indices, layer: LayerMap, phase: str) -> Asking[IdKeys]:
-        """Ask every block of keys (blocks, n) beside every query token."""
-        y, count = self.table.affine.y, len(keys) * len(tokens)
-        token, block = np.divmod(np.arange(count), len(keys))
-        asked = IdKeys(
-            y[keys],
-            y[tokens],
-            block,
-            token,
-            np.ones(count),
-            np.zeros((count, len(layer.c))),
-            base=np.zeros(y.shape[1]),
-            key_ids=keys,
-            token_ids=tokens,
-        )
-        every = np.arange(count)
-        [answers] = yield [asked.asked(every, phase, "data")]
-        return asked.replaced(every, asked.scale, answers)
-
-    def _blocks(self, ids: Indices, n: int, values: HeadMaps, level: Array) -> Indices:
-        """Arrange ids in blocks of n (blocks, n), whose weights are told well.
-
-        Those of one block have about the same level, or one of them takes all the weight.
-        """
-        drawn = []
-        for _ in range(_DRAWS):
-            order = ids[np.argsort(level[ids] + self.rng.standard_normal(len(ids)))]
-            drawn.append(order[: len(ids) // n * n].reshape(-1, n))
-        return max(drawn, key=lambda one: self._told(one, values))
-
-    def _aimed(
-        self,
-        among: Indices,
-        shape: tuple[int, int],
-        C: list[Array],
-        values: HeadMaps,
-        widest: tuple[Array, Array],
-    ) -> Indices:
-        """Choose keys (blocks, n) that tell what is in every column space."""
-        y, (space, level) = self.table.affine.y, widest
-
-        def told(one: Indices) -> float:
-            keys = y[one] - y[one].mean(axis=1, keepdims=True)
-            weighed = np.exp(level[one] - level[one].max(axis=1, keepdims=True))
-            every = [(np.ones(one.shape), C_h) for C_h in C if C_h.shape[1]]
-            seen = [_least((p[..., None] * (keys @ C_h)).reshape(-1, C_h.shape[1]))
-                    for p, C_h in [*every, (weighed, space)]]
-            return min([*seen, self._told(one, values)])
-
-        drawn = []
-        for _ in range(_DRAWS):
-            order = among[np.argsort(level[among] + self.rng.standard_normal(len(among)))]
-            width = min(len(among), 4 * shape[1])
-            starts = self.rng.integers(0, len(among) - width + 1, shape[0])
-            blocks = [self.rng.choice(order[k : k + width], shape[1], replace=False) for k in starts]
-            drawn.append(np.array(blocks))
-        return max(drawn, key=told)
-
-    def _told(self, blocks: Indices, values: HeadMaps) -> float:
-        """Return how well blocks of keys are told apart, at worst."""
-        y = self.table.affine.y
-        pairs = ((y[one], V) for one in blocks for V in values.V)
-        return min(_least(keys @ V.T / np.linalg.norm(V)) for keys, V in pairs)
 
 
 def _beside(answers: CountAnswers, fits: list[Fit]) -> AnswerNoise:
@@ -377,10 +243,6 @@ def _worst(fit: Fit, off: float) -> float:
     if fit.misfit > EXPLAINED * off * np.sqrt(fit.missed.size):
         return np.inf
     return float(np.max(fit.errors(off)[0]))
-
-
-def _least(A: Array) -> float:
-    return float(np.linalg.svd(A, compute_uv=False)[-1])
 
 
 def _even(fit: Fit) -> float:

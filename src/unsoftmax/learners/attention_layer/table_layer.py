@@ -4,7 +4,8 @@ y are the whitened coordinates of the table, D of them; a layer of tokens x is o
 
 1. D + 1 lone tokens: c and M = Σ M_h.
 2. Some tokens beside one query token, each with H + 4 ratios of counts: a pole for each head
-   (`count_curves`). Mixtures of several tokens tell which heads belong together, and fix their odds.
+   (`count_curves`). Mixtures tell which heads of several tokens belong together, and fix their
+   odds.
 3. The V_hi = M_h (y_i − y_j) of all these tokens show every range U_h; V_h = (U⁺)_h M.
 4. Keys and query tokens are ids now: [t_1 … t_n, j] is one joint least squares problem of all
    weights (`key_answers`, around a base token at 0), so (y_t − y_j)·(W_h y_j + w_h). Query tokens
@@ -29,11 +30,11 @@ from unsoftmax.learners.attention_layer.attention_search import (
     said_of,
 )
 from unsoftmax.learners.attention_layer.id_answers import CountAnswers, LoneVectors, TableScores
-from unsoftmax.learners.attention_layer.id_reading import (
+from unsoftmax.learners.attention_layer.id_reading import SPARE_TOKENS, IdReading
+from unsoftmax.learners.attention_layer.id_scores import (
     MORE_QUERIES,
     SPARE_KEYS,
-    SPARE_TOKENS,
-    IdReading,
+    IdScoreReading,
 )
 from unsoftmax.learners.attention_layer.key_answers import HeadScores
 from unsoftmax.learners.compose import Asking, mapped, read_as
@@ -42,11 +43,15 @@ from unsoftmax.learners.tokens.table_head import CANDIDATES, TokenTable, spannin
 from unsoftmax.measure.precision import KAPPA, UNIT
 from unsoftmax.measure.token_map import AnswerNoise
 from unsoftmax.models import AttentionLayer, LayerHead
-from unsoftmax.probes import Array, Ids, Purpose, Round
+from unsoftmax.probes import Array, Ids, Indices, Purpose, Round
 from unsoftmax.protocol import Answers, Plan, Steps
 from unsoftmax.refusals import Reason
 from unsoftmax.theory.costs import Cost
 from unsoftmax.validate.conclude import Conclusion, LayerSequences
+from unsoftmax.validate.drawn_models import Layer
+
+# Tables of fewer ids for each dimension leave too few beside the keys.
+_LEAST_IDS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,10 +169,13 @@ class TableLayer:
         )
         return replace(cost.plan(formula, self.context, known=False), vocabulary=len(self.table))
 
-    def steps(self, checks: int) -> Steps[AttentionLayer]:
+    def steps(self, checks: int) -> Steps[Layer]:
         """Ask, and return what was found; see `unsoftmax.protocol.Learner`."""
         rng, affine = np.random.default_rng(self.seed), self.table.affine
-        reading = yield from self._opened(rng)
+        among = np.sort(
+            rng.choice(len(self.table), min(len(self.table), CANDIDATES), replace=False)
+        )
+        reading = yield from self._opened(among, rng)
         counted = yield from reading.opened()
         heads, residual = reading.heads(counted), False
         if reading.single.y.shape[1] == self.table.vectors.shape[1]:
@@ -176,7 +184,7 @@ class TableLayer:
             residual = other[0].heads(other[1]) < heads
             if residual:
                 reading, counted = other
-        rest = self._rest(reading, counted)
+        rest = self._rest(reading, counted, among)
         values, scores = yield from (read_as(rest, self._without_last) if residual else rest)
         answers = TableAnswers(
             values=values, scores=scores, to=affine.to, middle=affine.middle, residual=residual
@@ -187,26 +195,26 @@ class TableLayer:
         return (yield from mapped(_concluded(conclusion, checks), ask=as_ids))
 
     def _rest(
-        self, reading: IdReading, counted: CountAnswers
+        self, reading: IdReading, counted: CountAnswers, among: Indices
     ) -> Asking[tuple[CountAnswers, TableScores]]:
         """Ask for maps and scores."""
         heads = reading.heads(counted)
         if heads > self.most:
             raise Reason.MORE_HEADS.error(heads=heads, most=self.most)
         maps = yield from reading.maps(counted, self.rank)
-        return maps, (yield from reading.scores(maps))
+        affine, known = self.table.affine, (maps, maps.layer(), maps.solved())
+        return maps, (yield from IdScoreReading(affine, among, *known, reading.rng).run())
 
     def _without_last(self, asked: Round, answers: Answers) -> Answers:
         """Leave out what a residual connection adds to answers."""
         last = [self.table.vectors[probes[0:][:, -1, 0].astype(np.intp)] for probes in asked]
         return [y - x for x, y in zip(last, answers, strict=True)]
 
-    def _opened(self, rng: np.random.Generator) -> Asking[IdReading]:
+    def _opened(self, among: Indices, rng: np.random.Generator) -> Asking[IdReading]:
         """Ask lone tokens."""
         affine, V = self.table.affine, len(self.table)
         D, lifted = affine.y.shape[1], affine.lifted
-        among = np.sort(rng.choice(V, min(V, CANDIDATES), replace=False))
-        if len(among) <= 2 * D + SPARE_KEYS + MORE_QUERIES + COPIED:
+        if len(among) < _LEAST_IDS * D + SPARE_KEYS + MORE_QUERIES + COPIED:
             raise Reason.TABLE_TOO_SMALL.error(ids=V, dimension=D)
         lone = among[spanning(lifted[among], D + 1)]
         # short tokens first, as their logits are moderate
@@ -220,12 +228,10 @@ class TableLayer:
         relative = float(told.precision.error(np.array(size), np.array(size))) / size
         noise = AnswerNoise(max(2 * KAPPA * UNIT, relative))
         single = LoneVectors(lifted[lone], told.y, noise)
-        return IdReading(self.table, lone, single, among, noise, context, rng)
+        return IdReading(self.table, lone, single, noise, context, rng)
 
 
-def _concluded(conclusion: Conclusion[AttentionLayer], checks: int) -> Steps[AttentionLayer]:
+def _concluded(conclusion: Conclusion[Layer], checks: int) -> Steps[Layer]:
     """Ask a few fresh sequences, and then the hold-out."""
     yield from conclusion.confirmed()
     return (yield from conclusion.run(checks))
-
-
