@@ -57,13 +57,57 @@ class Server:
         self.queries += len(ids)
         y = self.truth(ids)
         if self._kind == "noisy":
-            y = y + 1e-3 * self._rng.standard_normal(len(y))
+            y = y + 1e-3 * self._rng.standard_normal(y.shape)
         return y.astype(np.float32) if self._kind == "float32 answers" else y
 
     def logits(self):
         """All G_ij = M_ij − M_jj."""
         M = self.table @ self.W @ self.table.T + (self.table @ self.w)[:, None]
         return M - np.diag(M)
+
+
+class LayerServer(Server):
+    """A whole layer behind a table, with or without a residual connection."""
+
+    def __init__(self, seed, kind="plain", shape=(2, 4, 8), scale=1.0, residual=False, ids=None):
+        self.shape = heads, rank, dim = shape
+        super().__init__(seed, kind, ids or 4 * dim + 100, dim, rank)
+        K, Q, V, O = self._rng.standard_normal((4, heads, rank, dim))  # noqa: E741
+        self.W = scale * np.einsum("hrd,hre->hde", K, Q) / (dim * np.sqrt(rank))
+        self.w = 0.5 * np.einsum("hrd,hr->hd", K, self._rng.standard_normal((heads, rank))) / dim
+        self.M = np.einsum("hrm,hrd->hmd", O, V) / np.sqrt(rank * dim)
+        self.c, self.residual = self._rng.standard_normal(dim), residual
+        if kind == "one head saturated":
+            self.W[0], self.w[0] = 1e4 * self.W[0], 1e4 * self.w[0]
+
+    def truth(self, ids):
+        x = self.vectors(ids)
+        y = self.c + self.residual * x[:, -1]
+        if self._kind == "a nonlinearity":
+            x = x + 0.1 * np.tanh(x)
+        for W, w, M in zip(self.W, self.w, self.M, strict=True):
+            scores = np.einsum("bnd,de,be->bn", x, W, x[:, -1]) + x @ w
+            if self._kind == "turned":
+                scores = scores - 0.1 * np.arange(x.shape[1])[::-1]
+            weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+            pooled = np.einsum("bn,bnd->bd", weights / weights.sum(axis=1, keepdims=True), x)
+            y = y + pooled @ M.T
+        return np.tanh(y) if self._kind == "squashed" else y
+
+    def misses(self, model):
+        """How far the errors of c, M, W and w are, the largest over heads, in the order found."""
+        found = [next(h for h in self._near(head.M)) for head in model.heads]
+        assert sorted(found) == list(range(len(self.M)))
+        pairs = [(head, h) for head, h in zip(model.heads, found, strict=True)]
+        return {
+            name: max(
+                float(np.linalg.norm(getattr(a, name) - getattr(self, name)[h])) for a, h in pairs
+            )
+            for name in ("M", "W", "w")
+        } | {"c": float(np.linalg.norm(model.c - self.c))}
+
+    def _near(self, M):
+        return np.argsort(np.linalg.norm(self.M - M, axis=(1, 2)))
 
 
 def weighed(scores, values):

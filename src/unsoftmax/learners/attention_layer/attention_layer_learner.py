@@ -56,6 +56,7 @@ from unsoftmax.learners.attention_layer.norm_before import (
 )
 from unsoftmax.learners.attention_layer.search_limits import PLAIN, POSITIONED, Pilots, effort_of
 from unsoftmax.learners.attention_layer.soft_gate_reading import SoftGateReading
+from unsoftmax.learners.attention_layer.table_layer import TableLayer
 from unsoftmax.learners.attention_layer.value_answers import (
     LayerMap,
     ValueAnswers,
@@ -64,6 +65,7 @@ from unsoftmax.learners.attention_layer.value_answers import (
 from unsoftmax.learners.compose import Asking, Recorded, as_planned, recorded
 from unsoftmax.learners.normed_tokens import NormedTokens
 from unsoftmax.learners.settings import Configured, one_of, rank_up_to, whole_number
+from unsoftmax.learners.tokens.table_head import TokenTable
 from unsoftmax.measure.token_map import AnswerNoise, TokenMapAnswers
 from unsoftmax.models import Rotary
 from unsoftmax.old_spellings import takes_old_spellings
@@ -349,6 +351,8 @@ class AttentionLayerLearner(Configured):
     seed: int = 0
     rotary: bool | Rotary = field(default=False, kw_only=True)
     rotary_base: float | None = field(default=None, kw_only=True)
+    table: Any = field(default=None, kw_only=True)
+    context: int = field(default=512, kw_only=True)
     tuning: AttentionLayerTuning = field(default=AttentionLayerTuning(), kw_only=True)
 
     revision: ClassVar[int] = 9
@@ -365,6 +369,13 @@ class AttentionLayerLearner(Configured):
         whole_number("max_heads", self.max_heads, 1)
         if self.rank is not None:
             rank_up_to(self.dim, self.rank, 1)
+        if self.table is not None:
+            object.__setattr__(self, "table", TokenTable.of(self.table, int(self.dim)))
+            whole_number("context", self.context, 2)
+            if self._given() is not None or self.norm not in (None, "none") or self.polish:
+                raise ValueError("rotary, norm and polish are not taken beside table.")
+            if self.table.positions > 1:
+                raise ValueError("A layer is learned from a table without positions, (V, d).")
         if self._given() is not None and self.norm not in (None, "none"):
             raise ValueError(
                 f'norm is "{self.norm}" beside rotary: layers with rotary positions are recovered '
@@ -383,8 +394,20 @@ class AttentionLayerLearner(Configured):
         """Return what is known of positions, None where there are none."""
         return given_positions(self.rotary, self.rotary_base, self.rank)
 
+    @property
+    def vocabulary(self) -> int | None:
+        """Number of ids, where a table is known."""
+        return None if self.table is None else len(self.table)
+
+    def _of_ids(self) -> TableLayer:
+        """Return what learns from ids where a table is given."""
+        context, seed = int(self.context), int(self.seed)
+        return TableLayer(self.table, int(self.max_heads), self.rank, context, seed)
+
     def plan(self) -> Plan:
         """Say what learning costs at most; what it takes is known only with the heads."""
+        if self.table is not None:
+            return self._of_ids().plan()
         place = self.norm if self._given() is None else "rotary"
         rank = None if self.rank is None else int(self.rank)
         attempts, shares = self.tuning.attempts, len(self.tuning.soft_shares)
@@ -400,6 +423,8 @@ class AttentionLayerLearner(Configured):
         d, rng = int(self.dim), np.random.default_rng(self.seed)
         wanted, attempts = self._wanted, self.tuning.attempts
         kept: Recorded = []
+        if self.table is not None:
+            return (yield from self._of_ids().steps(checks))
         if wanted.given is not None:
             tokens = yield from self._tokens(rng)
             every = search_with_positions(tokens, wanted, rng, attempts)

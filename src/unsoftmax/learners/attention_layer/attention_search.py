@@ -55,6 +55,7 @@ from unsoftmax.learners.attention_layer.head_search import (
     OpeningSearch,
     with_long_offsets,
 )
+from unsoftmax.learners.attention_layer.id_answers import CountAnswers, TableScores
 from unsoftmax.learners.attention_layer.key_answers import HeadScores
 from unsoftmax.learners.attention_layer.map_reading import DirectionMaps, MapReading
 from unsoftmax.learners.attention_layer.norm_behind import (
@@ -172,8 +173,8 @@ class LayerAnswers:
 
     eps: EpsAnswers | None = None
     """Of a norm behind."""
-    values: ValueAnswers | SoftGates
-    scores: ScoreAnswers | GroupAnswers
+    values: ValueAnswers | SoftGates | CountAnswers
+    scores: ScoreAnswers | GroupAnswers | TableScores
     fitted: AnswerNoise | None = None
     """Of maps that all answers are fitted by, what those are off by."""
 

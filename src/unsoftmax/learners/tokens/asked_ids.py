@@ -34,7 +34,7 @@ class LoneTokens:
 
     Attributes
     ----------
-    y : array (n,)
+    y : array (n,) or (n, m)
         Their answers.
     precision : Precision
         What answers are off by, relative to the size of values.
@@ -82,13 +82,13 @@ def ask_lone(
     ]
     short, long, y, *again = yield asked
     precision = Precision.of_format([y, short, long])
-    middle = float(np.median(np.abs(y)))
+    middle = float(np.median(_sizes(y)))
     if expected is None:
         known, growth = y[np.searchsorted(ids, fresh)], np.ones(len(fresh))
     else:
         known, growth = expected(y)
-    size = np.maximum(np.abs(known), middle or 1.0)
-    missed = np.abs(np.concatenate([np.zeros(0), *again]) - known)
+    size = np.maximum(_sizes(known), middle or 1.0)
+    missed = _sizes(np.concatenate([known[:0], *again]) - known)
     missed /= size * growth * added_up(counts.astype(np.float64))
     unlike, rounding = (float(np.max(x)) for x in (missed, precision.error(size, size) / size))
     most = max(UNLIKE, KAPPA * rounding)
@@ -99,17 +99,22 @@ def ask_lone(
         raise Reason.ANSWERS_VARY.error(noise=noise, size=middle)
     if unlike > most:
         raise Reason.COPIES_DIFFER.error(unlike=unlike)
-    size = np.maximum(np.abs(y), middle or 1.0)
-    moved = [abs(float(np.diff(both)[0])) / float(size.max()) for both in (short, long)]
+    size = np.maximum(_sizes(y), middle or 1.0)
+    moved = [float(_sizes(both[1:] - both[0])[0] / size.max()) for both in (short, long)]
     if max(moved) > most:
         how = "" if moved[0] > most else f" in sequences of {context} ids, and not of {FEW}"
         raise Reason.IDS_ORDER_MATTERS.error(moved=max(moved), how=how, context=context)
     if MORE * unlike > rounding:
         said = f"Copies of an id are answered otherwise by up to {unlike:.1e} of its value"
         precision = precision.with_unit(MORE * unlike / KAPPA, said)
-    if np.ptp(y) <= KAPPA * float(precision.error(size.max(), size.max())):
+    if np.max(np.ptp(y, axis=0)) <= KAPPA * float(precision.error(size.max(), size.max())):
         raise Reason.VALUES_ALIKE.error(value=float(np.mean(y)), why=why(precision))
     return LoneTokens(y, precision)
+
+
+def _sizes(y: Array) -> Array:
+    """Return the sizes of answers: numbers (n,), or rows (n, m)."""
+    return np.asarray(np.linalg.norm(y.reshape(len(y), -1), axis=1))
 
 
 def fresh_bags(count: int, ids: Indices, context: int, rng: np.random.Generator) -> list[Ids]:

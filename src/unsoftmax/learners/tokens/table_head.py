@@ -225,7 +225,7 @@ class TableHead:
         keys = np.sort(rng.choice(V, min(V, CANDIDATES), replace=False))
         if len(keys) <= _keys(D):
             raise Reason.TABLE_TOO_SMALL.error(ids=V, dimension=D)
-        lone = np.sort(keys[_spanning(lifted[keys], D + 1)])
+        lone = np.sort(keys[spanning(lifted[keys], D + 1)])
         fresh = rng.permutation(np.setdiff1d(keys, lone))[:COPIED]
         P = np.linalg.inv(lifted[lone])
 
@@ -249,7 +249,7 @@ class TableHead:
         away = np.abs(u[keys] - np.median(u[keys]))
         far = keys[away >= np.quantile(away, 0.3)] if len(keys) > 4 * D else keys
         far = np.setdiff1d(far, pilots - second)
-        rows = far[_spanning(affine.y[far], min(len(far), KEYS * _keys(D)))]
+        rows = far[spanning(affine.y[far], min(len(far), KEYS * _keys(D)))]
         G, own = yield from _at_keys(reader, rows, pilots, _keys(D), D)
         readings = TableReadings(reader, affine, lone, told.y, rows, pilots, G, own)
         if not r:
@@ -261,9 +261,9 @@ class TableHead:
         rho_error = GROWN * usual * np.sqrt(r) * np.maximum(1.0, leverage)
         columns = Columns(reader=reader, rho=rho, rho_error=rho_error)
         anchors = columns.anchors(np.isin(np.arange(len(rho)), keys), rng)
-        spanning = yield from _read_spanning(columns, lifted, tokens, pilots, anchors, keys)
+        read = yield from _read_spanning(columns, lifted, tokens, pilots, anchors, keys)
         columns.refuse_contradictions()
-        return replace(readings, columns=columns, spanning=spanning)
+        return replace(readings, columns=columns, spanning=read)
 
 
 @dataclass(frozen=True, slots=True)
@@ -392,7 +392,7 @@ def _read_spanning(
         rest = np.setdiff1d(tokens, np.concatenate([good, refused]))
         missing = min(lifted.shape[1] - len(good), len(rest))
         beside = lifted[rest] @ (np.eye(lifted.shape[1]) - _projector(lifted[good]))
-        tried = rest[_spanning(beside, missing)]
+        tried = rest[spanning(beside, missing)]
         yield from columns.read_columns(tried, anchors, keys, "columns", MORE_ROWS)
         bad = columns.bad(tried, VAGUE)
         good, refused = np.append(good, tried[~bad]), np.append(refused, tried[bad])
@@ -409,7 +409,7 @@ def _keys(dimension: int) -> int:
     return dimension + 4 + int(MORE_KEYS * dimension)
 
 
-def _spanning(rows: Array, count: int) -> Indices:
+def spanning(rows: Array, count: int) -> Indices:
     """Choose rows that span best, by pivoted QR; then of the others those that do, and so on."""
     left, chosen = np.arange(len(rows)), np.zeros(0, dtype=np.intp)
     while len(chosen) < count:

@@ -1,0 +1,110 @@
+"""Whole layers from ids of a known table: every head, with a certificate, beside the truth."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import unsoftmax as us
+from tests.behind_vocabularies import LayerServer
+from unsoftmax.theory import counts
+
+# (H, r, d): queries over the unknown numbers per answer at worst, W in the median and at worst
+PROMISED = {
+    (2, 8, 16): (8.2, 1e-11, 1e-8),
+    (4, 8, 32): (4.7, 1e-10, 1e-8),
+    (4, 16, 64): (3.4, 1e-9, 1e-8),
+}
+
+
+def unknown(heads, rank, dim):
+    """Count the free numbers of a layer, over those of an answer."""
+    each = counts.of_rank(dim, rank) + rank * (2 * dim + 1 - rank)
+    return (dim + heads * each) / dim
+
+
+@pytest.mark.parametrize("residual", [False, True], ids=["plain", "residual"])
+@pytest.mark.parametrize("shape", PROMISED, ids=str)
+def test_a_layer_is_recovered_within_its_certificate(shape, residual, trials, evidence):
+    tried = trials(1, 100)
+    over, off, inside, predicted = [], [], [], []
+    for seed in range(tried):
+        server = LayerServer(seed, shape=shape, residual=residual)
+        learner = us.learners.AttentionLayerLearner(shape[2], table=server.table, seed=seed)
+        found = us.learn(us.oracles.from_ids(server, len(server.table)), learner)
+        assert found.queries == server.queries <= learner.plan().at_most + 32
+        assert found.model.residual == residual
+        assert found.evidence.passed
+        over.append((server.queries - 32) / unknown(*shape))
+        misses, errors = server.misses(found.model), found.certificate.errors
+        off.append(misses["W"])
+        inside += [misses[name] / errors[name] for name in misses]
+        ids = np.random.default_rng([8, seed]).integers(len(server.table), size=(50, 20))
+        y = server.truth(ids)
+        predicted.append(float(np.abs(found.model(server.table[ids]) - y).max() / np.abs(y).max()))
+    most, median, worst = PROMISED[shape]
+    assert max(over) <= most
+    assert np.median(off) <= median
+    assert max(off) <= worst
+    assert max(inside) <= 1
+    assert max(predicted) <= 1e-8
+    evidence(
+        f"layer of {shape[0]} heads of {shape[1]} at d = {shape[2]} from ids"
+        + ", with a residual connection" * residual,
+        trials=tried,
+        queries_over_unknown=float(np.median(over)),
+        W_off_by_at_most=max(off),
+        share_of_the_certificate=max(inside),
+        predictions_off_by_at_most=max(predicted),
+    )
+
+
+def test_a_table_in_a_hyperplane(trials):
+    """Outputs of a LayerNorm: what counts is on the span of the table."""
+    for seed in range(trials(1, 20)):
+        server = LayerServer(seed, shape=(2, 4, 12))
+        x = server.table - server.table.mean(axis=1, keepdims=True)
+        server.table = x / x.std(axis=1, keepdims=True) * 1.3 + 0.2
+        found = us.learn(server, us.learners.AttentionLayerLearner(12, table=server.table))
+        ids = np.random.default_rng(seed).integers(len(x), size=(200, 9))
+        predicted = found.model(server.table[ids])
+        np.testing.assert_allclose(predicted, server.truth(ids), rtol=0, atol=1e-9)
+
+
+REFUSED = {
+    "BOS": "NOT_OF_THE_TABLE",
+    "positions": "NOT_OF_THE_TABLE",
+    "other tokenizer": "NOT_OF_THE_TABLE",
+    "turned": "IDS_ORDER_MATTERS",
+    "cut on the left": "IDS_ORDER_MATTERS",
+    "squashed": "NOT_OF_THE_TABLE",
+    "a nonlinearity": "NOT_OF_THE_TABLE",
+    "one head saturated": "BAGS_SATURATED",
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_what_is_no_such_layer_is_refused_by_name(kind, trials, evidence):
+    tried = trials(1, 100)
+    for seed in range(tried):
+        server = LayerServer(seed, kind)
+        with pytest.raises((us.ModelMismatch, us.NotIdentifiable)) as refusal:
+            us.learn(server, us.learners.AttentionLayerLearner(8, table=server.table, seed=seed))
+        assert getattr(refusal.value, "reason", "") == REFUSED[kind]
+    evidence(f"a target of ids that is no layer of its table: {kind}", trials=tried, refused=tried)
+
+
+def test_settings_that_do_not_go_together():
+    table = np.eye(4)
+    for wrong in ({"rotary": True}, {"norm": "post"}, {"polish": True}):
+        with pytest.raises(ValueError, match="beside table"):
+            us.learners.AttentionLayerLearner(4, table=table, **wrong)
+    with pytest.raises(ValueError, match="without positions"):
+        us.learners.AttentionLayerLearner(4, table=np.ones((2, 9, 4)))
+    server = LayerServer(0, shape=(2, 4, 8), ids=30)
+    with pytest.raises(us.NotIdentifiable) as refusal:
+        us.learn(server, us.learners.AttentionLayerLearner(8, table=server.table))
+    assert refusal.value.reason == "TABLE_TOO_SMALL"
+    server = LayerServer(0)
+    with pytest.raises(us.ModelMismatch, match="more than max_heads = 1"):
+        us.learn(server, us.learners.AttentionLayerLearner(8, 1, table=server.table))
