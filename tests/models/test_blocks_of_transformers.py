@@ -230,3 +230,48 @@ def test_blocks_of_a_saved_model(tmp_path, family, positions):
         off = np.abs(told - answer.numpy()).max() / answer.abs().max().item()
         # Llama's kind computes norms, cosines and sines in float32 whatever it is given
         assert off < (1e-12 if family in ("Bert", "OPT", "GPT2") else 1e-5)
+
+
+def qwen3(folder):
+    """A random model that is saved, and its first block as a module of hidden states."""
+    config = transformers.Qwen3Config(
+        **WHOLE["Qwen3"], vocab_size=50, num_hidden_layers=1, attn_implementation="eager"
+    )
+    torch.manual_seed(0)
+    model = random_weights(transformers.Qwen3Model(config), 5).float()
+    model.save_pretrained(folder)
+
+    class Block(torch.nn.Module):  # type: ignore[misc, name-defined]
+        def __init__(self):
+            super().__init__()
+            self.model = model
+            self.eval()
+
+        def forward(self, X):
+            places = torch.arange(X.shape[1])[None]
+            mask = torch.full((X.shape[1],) * 2, -torch.inf, dtype=X.dtype).triu(1)[None, None]
+            answer = self.model.layers[0](
+                X,
+                attention_mask=mask,
+                position_ids=places,
+                position_embeddings=self.model.rotary_emb(X, places),
+            )
+            return answer[0] if isinstance(answer, tuple) else answer
+
+    return Block()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_qwen3s_own_block_is_verified_at_all_positions(dtype, tmp_path):
+    module = qwen3(tmp_path)
+    claim = us.from_checkpoint(tmp_path, 0)
+    module.to(getattr(torch, dtype))
+    oracle = us.oracles.from_torch(module)
+    assert oracle.all(np.ones((2, 3, D))).shape == (2, 3, D)
+    assert us.verify(oracle, claim).verdict == "same"
+    if dtype == "float32":
+        with torch.no_grad():
+            scale = module.model.layers[0].self_attn.k_norm.weight
+            scale += 1e-3 * torch.randn(scale.shape, generator=torch.Generator().manual_seed(0))
+        found = us.verify(oracle, claim)
+        assert (found.verdict, found.tensor) == ("different", "layers.0.self_attn.k_norm.weight")

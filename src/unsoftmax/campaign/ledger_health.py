@@ -199,23 +199,25 @@ def _identify(file: Path, head: bytes) -> None:
     if left := [path.name for path in beside(file) if path.exists()]:
         ours = f"{' and '.join(left)} beside it says that it was one"
     else:
-        ours = "if it was one"
+        ours = "If it was one"
     salvage = f"{ours}: unsoftmax ledger {file} --salvage NEW copies what is sound"
     if not head:
         raise UnreadableLedger(
-            f"{file} is empty, not a ledger; {salvage}."
+            f"{file} is empty, not a ledger. {salvage}."
             if left
             else f"{file} is empty, not a ledger: delete it or name another file.",
             "it is empty",
         )
     if len(head) < 100 or not head.startswith(b"SQLite format 3\x00"):
         raise UnreadableLedger(
-            f"{file} is not a ledger of unsoftmax, it was not touched; {salvage}.",
+            f"{file} is not a ledger of unsoftmax. It was not touched: name another file. "
+            f"{salvage}.",
             "it does not begin as an SQLite file",
         )
     if int.from_bytes(head[68:72], "big") != APPLICATION_ID:
         raise UnreadableLedger(
-            f"{file} is another program's SQLite file, it was not touched; {salvage}.",
+            f"{file} is another program's SQLite file. It was not touched: name another file. "
+            f"{salvage}.",
             "it does not say that it is a ledger",
         )
     if (version := int.from_bytes(head[60:64], "big")) > FORMAT_VERSION:

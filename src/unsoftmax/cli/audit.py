@@ -14,6 +14,7 @@ import unsoftmax as us
 from unsoftmax.cli import targets
 from unsoftmax.cli.commands import WORDS
 from unsoftmax.cli.console import (
+    DIM_IS_MISSING,
     AsJson,
     Debug,
     Refusal,
@@ -81,7 +82,7 @@ def audit(
     oracle = asked.oracle(target)
     known = dim or getattr(oracle, "dim", None)
     if not isinstance(known, Integral):
-        raise Refusal("--dim is missing: the dimension of a token.")
+        raise Refusal(DIM_IS_MISSING)
     prepare(out, (AUDIT_FILE, RECOVERY_FILE, MODEL_FILE))
     book, began = ledger or out / "ledger.sqlite", time.monotonic()
     with sentences(book), watching() as watcher:

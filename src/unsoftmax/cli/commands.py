@@ -184,6 +184,8 @@ def _with_values_shown(parse: Callable[..., Any]) -> Callable[..., Any]:
                 value = (ctx.default_map or {}).get(getattr(error.param, "name", None))
             if value is not None:
                 error.message = _in_our_words(value, error.message)
+            elif not error.message:  # it is missing
+                error.message = getattr(error.param, "help", None) or ""
             raise
 
     return parse_args
@@ -207,6 +209,8 @@ def _in_our_words(value: str, message: str) -> str:
     ):
         if said in message:
             return f"{value!r} was given; {wanted} is wanted."
+    if least := re.search(r"greater than or equal to (\S+)", message):
+        return f"{value!r} was given. It must be at least {least[1]}."
     return message if value in message else f"{value!r} was given. {message}"
 
 

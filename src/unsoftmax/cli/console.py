@@ -70,6 +70,9 @@ class Refusal(Exception):
     """A user's mistake; its message says what to do instead."""
 
 
+DIM_IS_MISSING = "--dim is missing: the dimension of a token, such as --dim 384."
+
+
 class NotServed(ModelMismatch):
     """The target takes or gives other shapes than the weights it is asked about: `verify`'s no."""
 

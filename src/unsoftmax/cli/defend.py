@@ -15,6 +15,7 @@ import unsoftmax as us
 from unsoftmax.cli import targets
 from unsoftmax.cli.console import (
     ALL_ROWS,
+    DIM_IS_MISSING,
     EVERY_S,
     AsJson,
     Debug,
@@ -95,7 +96,7 @@ def defend(
     oracle = asked.oracle(target)
     dim = settings.get("dim", getattr(oracle, "dim", None))
     if not isinstance(dim, Integral):
-        raise Refusal("--dim is missing: the dimension of a token.")
+        raise Refusal(DIM_IS_MISSING)
     with sentences(None):
         question = DefenceQuestion(
             int(dim),

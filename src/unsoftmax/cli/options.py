@@ -41,7 +41,7 @@ from typing import (
 import typer
 
 from unsoftmax import learners
-from unsoftmax.cli.console import Refusal, say, signal_behind, stderr
+from unsoftmax.cli.console import DIM_IS_MISSING, Refusal, say, signal_behind, stderr
 from unsoftmax.cli.targets import found_at, imported
 from unsoftmax.errors import AlgorithmError, UnsoftmaxError
 from unsoftmax.learners import MODELS, MODULES
@@ -74,7 +74,7 @@ def build(model: str, settings: Settings) -> Learner[Model]:
     own = {name: value for name, value in settings.items() if name in known}
     rest = {name: value for name, value in settings.items() if name not in known}
     if ("dim" in known or _parts(learner)) and "dim" not in settings:
-        raise Refusal("--dim is missing: the dimension of a token.")
+        raise Refusal(DIM_IS_MISSING)
     own_parts: set[str] = set()
     try:
         for name, kinds in _parts(learner).items():
@@ -87,7 +87,7 @@ def build(model: str, settings: Settings) -> Learner[Model]:
                 rest = {key: value for key, value in rest.items() if key not in mine}
         for name in rest:
             beside = "".join(f" with {_flag(part)}" for part in _FUNCTIONS if part in own_parts)
-            raise Refusal(f"{_flag(name)} is no setting of --model {model}{beside}.")
+            raise Refusal(f"{_flag(name)} is no setting of --model {model}{beside}. Leave it out.")
         _refuse_missing(learner, own, model)
         made: Learner[Model] = learner(**own)
     except (TypeError, ValueError) as error:
@@ -124,7 +124,8 @@ def _own(named: str, settings: Settings) -> Learner[Model]:
             made = found(**_with_functions(given))
             given = {name: settings[name] for name in settings if name not in {*known, "dim"}}
         if given:
-            raise Refusal(f"{_flag(next(iter(given)))} is no setting of {of_class}.")
+            flag = _flag(next(iter(given)))
+            raise Refusal(f"{flag} is no setting of {of_class}. Leave it out.")
         dim, plan, _ = made.dim, made.plan(), made.settings()
     if not isinstance(plan, Plan):
         raise Refusal(f"{named}.plan() must return a Plan; it returned {type(plan).__name__}.")

@@ -76,8 +76,9 @@ def _named(target: str, endpoint: Mapping[str, Any]) -> Oracle:
     if not colon or "/" in target or not name or not module:
         raise Refusal(
             f"{target!r} is no target: give a .safetensors or .onnx model, "
-            "http(s)://host/v2/models/NAME, or module:function for a function that maps sequences "
-            "(B, N, d) to B numbers, or to B rows of numbers."
+            "http(s)://host/v2/models/NAME, grpc(s)://host:port/NAME, any URL with --request, or "
+            "module:function for a function that maps sequences (B, N, d) to B numbers, or to B "
+            "rows of numbers."
         )
     return imported(target)
 
@@ -106,7 +107,10 @@ def found_at(target: str, what: str) -> Any:
     except (Exception, SystemExit) as error:
         if (end := signal_behind(error)) is not None:
             raise end from error
-        raise Refusal(f"{target} cannot be imported: {type(error).__name__}: {error}") from error
+        said = f"{target} cannot be imported: {type(error).__name__}: {error}"
+        if isinstance(error, ModuleNotFoundError):
+            said += ". Modules are looked for in the current folder and in the environment."
+        raise Refusal(said) from error
     finally:
         sys.path.pop(0)
     return found

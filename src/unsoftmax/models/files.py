@@ -255,7 +255,7 @@ def read(path: str | os.PathLike[str]) -> tuple[str, dict[str, Array]]:
         The file is no model of unsoftmax, is damaged, or is newer than this program.
     """
     if not Path(path).is_file():
-        raise FileNotFoundError(f"There is no model file at {path}.")
+        raise FileNotFoundError(f"There is no model file at {path}. Check the path.")
     with _opened(path) as file:
         kind = _kind(path, file.metadata() or {})
         names = list(file.keys())

@@ -206,7 +206,7 @@ class LabelHead(Configured):
                 f"smaller norm is bounded by 2 as well. It is {self.norm_bound}."
             )
         if (self.bits is None) == (self.error is None):
-            raise ValueError('method="paper" needs either bits or error.')
+            raise ValueError('method="paper" needs either bits or error: give one.')
         if self.bits is not None and self.bits > _MOST_PAPER_BITS:
             raise ValueError(f"bits must be at most {_MOST_PAPER_BITS}; it is {self.bits}.")
         least = math.ldexp(1.0, -_MOST_PAPER_BITS)
