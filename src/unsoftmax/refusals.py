@@ -652,6 +652,12 @@ class Reason(Enum):
         "At no norm of tokens are the gates of all heads between 0 and 1: scores are no x·(W x_N "
         "+ w), those of some heads are a million times those of others, or answers are too coarse.",
     )
+    HEADS_WEIGH_AS_A_MEAN = (
+        NotIdentifiable,
+        "All heads weigh all tokens nearly alike: at the longest tokens that were asked answers "
+        "differ from those of a mean by {off:.1e} of their size at most. They show the sum of all "
+        "maps M_h, and hardly single heads.",
+    )
     SOFT_GATES_UNFOUND = (
         ModelMismatch,
         "The answers to copies of two tokens are no sums of {rank} vectors with weights "

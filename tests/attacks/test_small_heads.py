@@ -55,3 +55,14 @@ def test_a_head_that_is_lost_is_below_the_limit(answers, place, trials, evidence
         limit_in_the_median=float(np.median(sizes)),
         refused=refused,
     )
+
+
+@pytest.mark.parametrize("size", [7e-9, 1e-3])
+def test_heads_of_no_scores_after_a_norm_are_named(size):
+    """Tokens after a norm have a longest length: scores stay small, and weights those of a mean."""
+    target = PlainLayer(np.random.default_rng(9), "pre")
+    target.W *= size / np.linalg.norm(target.W, axis=(1, 2), keepdims=True)
+    target.w *= 0
+    with pytest.raises(us.NotIdentifiable, match="weigh all tokens nearly alike") as refused:
+        us.learn(target, target.learner(0))
+    assert {"c", "M"} <= {*refused.value.determined}

@@ -66,3 +66,54 @@ def test_terms_in_raw_tokens_are_refused_or_within_the_certificate(term, trials,
         ends["within"] += 1
     refused = ends.pop("refused", 0)
     evidence(f"a layer after a norm and a term, {term}", broken=0, refused=refused, **ends)
+
+
+OF_SINGLE_TOKENS = {
+    "the token": lambda x: x,
+    "its square": lambda x: x * x,
+    "its length": lambda x: np.linalg.norm(x, axis=1, keepdims=True),
+    "none": lambda x: 0 * x,
+}
+
+
+def feed_forward(dim: int, seed: int, share: float, term: str, eps: float) -> Any:
+    """A layer of ReLUs after a LayerNorm or RMSNorm, and a term, in plain NumPy."""
+    rng = np.random.default_rng([seed, 7])
+    neurons, centred, residual = dim + 3, bool(seed % 2), bool(seed // 2 % 2)
+    A, b = rng.standard_normal((neurons, dim)) / np.sqrt(dim), rng.standard_normal(neurons) / 2
+    B, c = rng.standard_normal((dim, neurons)) / np.sqrt(neurons), rng.standard_normal(dim)
+    scale = 1 + 0.3 * rng.standard_normal(dim)
+
+    def answer(X: Any) -> Any:
+        x = X[:, -1]
+        n = x - x.mean(axis=1, keepdims=True) if centred else x
+        n = scale * n / np.sqrt(np.mean(n**2, axis=1, keepdims=True) + eps)
+        y = np.maximum(n @ A.T + b, 0) @ B.T + c
+        return y + share * OF_SINGLE_TOKENS[term](x) + residual * x
+
+    return answer
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize("term", OF_SINGLE_TOKENS)
+def test_terms_beside_feed_forward_layers(term, trials, evidence):
+    ends: Counter[str] = Counter()
+    for seed in range(trials(2, 125)):
+        rng = np.random.default_rng([seed, 70])
+        share, eps = 10 ** rng.uniform(-16, -3), 10 ** rng.uniform(-12, -4)
+        target = feed_forward(6, seed, share, term, eps)
+        try:
+            recovery = us.learn(target, us.learners.FeedForwardLearner(6, norm="pre", seed=seed))
+        except (us.ModelMismatch, us.NotIdentifiable):
+            ends["refused"] += 1
+            continue
+        x = rng.standard_normal((40, 6)) * 10 ** rng.uniform(-1, 1, (40, 1))
+        missed = np.linalg.norm(recovery.model(x[:, None]) - target(x[:, None]), axis=1)
+        # beside what a fresh answer may be missed by, as the certificate says
+        allowed = recovery.model.moved_at_most(x, recovery.certificate.errors)
+        allowed += recovery.evidence.tolerance * np.linalg.norm(target(x[:, None]), axis=1)
+        # few of these tokens switch a neuron that may be missing
+        assert np.mean(missed <= allowed) >= 0.9, seed
+        ends["within"] += 1
+    refused = ends.pop("refused", 0)
+    evidence(f"neurons after a norm and a term, {term}", broken=0, refused=refused, **ends)

@@ -157,6 +157,18 @@ def test_lengths_are_said_before_anything_is_asked(folder):
     assert "Questions have" not in run(folder, "learn", "mine:head", *words).stderr  # goes on
 
 
+def test_a_radius_is_kept_to_or_refused_by_the_name_of_the_model(folder):
+    words = ["learn", "mine:head", "--dim", 6, "--radius", 9]
+    done = run(folder, *words, "--out", "near")
+    assert done.returncode == 0, done.stderr
+    assert "none longer than 9 (2-norm)." in done.stderr
+    recovered = json.loads((folder / "near" / "recovery.json").read_text())
+    assert any("No token was longer than 9" in said for said in recovered["certificate"]["assumes"])
+    done = run(folder, *words, "--out", "far", "--model", "relu-network")
+    assert done.returncode == 2
+    assert "ReluNetworkLearner keeps to no radius: it asks tokens beyond every bend" in done.stderr
+
+
 SAMPLERS = """
     def mine(rng):
         return rng.standard_normal((3, 6))

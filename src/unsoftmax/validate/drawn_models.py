@@ -188,7 +188,9 @@ class DrawnModels(Generic[L]):
         """Return the largest miss, in multiples of one error of the parameters and the noise."""
         predicted = self.model(X)
         typical = self._own(X, y)[0] + self._moved(X, predicted)
-        return float(np.max(self._measured(y - predicted) / typical, initial=0.0))
+        missed = self._measured(y - predicted)
+        # neither size nor error, as of a zero token beside c = 0: nothing is told
+        return float(np.max(missed / np.where(typical > 0, typical, np.inf), initial=0.0))
 
     def _measured(self, differences: Array) -> Array:
         by_number = self._norm is not None

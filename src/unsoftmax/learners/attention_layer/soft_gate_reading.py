@@ -86,6 +86,12 @@ class CopiedAnswers:
         vectors = np.linalg.lstsq(gates, rows, rcond=None)[0]
         return np.asarray(vectors), float(np.linalg.norm(rows - gates @ vectors))
 
+    def off_a_mean(self, layer: LayerMap) -> float:
+        """Return what answers differ by from those of heads that weigh all tokens alike."""
+        whole, *rows = self.rows(layer)
+        differ = np.array(rows) - scipy.special.expit(self.shift)[:, None] * whole
+        return float(np.linalg.norm(differ, axis=1).max() / np.linalg.norm(whole))
+
     def joined(self, more: CopiedAnswers) -> CopiedAnswers:
         """Put further answers of the same offset behind these."""
         b, s, copies, y = (
@@ -171,6 +177,9 @@ _OFF_SPAN, _MOST_OFF = (10.0, 1e2, 1e3, 1e4, 1e5), 1e-2
 # What the gates found leave of the answers, at most, in multiples of the noise: one gate that is
 # wrong leaves a share of the answers.
 _EXPLAINED = 30.0
+# Where answers differ from those of a mean by less, logits are below 1/20: gates are straight lines
+# but for shares of 1e-4, and sums of some pass for others.
+_AS_A_MEAN = 1e-2
 # Heads are sought near their gates at the base first, with so many starts for each, and then
 # anywhere.
 _NEAR_STARTS = 8
@@ -256,6 +265,9 @@ class SoftGateReading:
         if rank > self.most:
             raise Reason.MORE_HEADS.error(heads=f"{rank} or more", most=self.most)
         theta = self._searched(found, rank, np.zeros((0, 1 + len(plane))))
+        if theta is None and (off := found.off_a_mean(self.layer)) < _AS_A_MEAN:
+            known = {"c": self.layer.c, "M": self.layer.M}
+            raise Reason.HEADS_WEIGH_AS_A_MEAN.error(known, off=off)
         if theta is None:
             raise Reason.SOFT_GATES_UNFOUND.error(rank=rank)
         return BaseOffset(found, theta, found.vectors(self.layer, theta)[0], plane)
