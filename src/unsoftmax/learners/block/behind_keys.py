@@ -122,7 +122,8 @@ class BehindKeys:
         """Return o behind the key, of tokens x (Q, d); of another layer if one is given."""
         keys = np.broadcast_to(self._seen, (len(x), COPIES, len(self.key)))
         n = self._norm.normalised(self.tokens.within(x))
-        return (layer or self.layer)(np.concatenate([keys, n[:, None]], axis=1))
+        answers: Array = (layer or self.layer)(np.concatenate([keys, n[:, None]], axis=1))
+        return answers
 
     def apart(self, u: Array, others: Sequence[AttentionLayer]) -> Array:
         """Return what other layers add otherwise than this one, at inputs (Q, d): (n, Q, d)."""

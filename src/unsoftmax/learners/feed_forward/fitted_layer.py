@@ -9,7 +9,7 @@ token tells from a linear part, or from none, keeps the error that it had.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -85,11 +85,18 @@ class HingeFit:
         return best, float(np.linalg.norm(misses) / np.sqrt(free))
 
     def errors(
-        self, found: HingeParameters, size: float, rng: np.random.Generator
+        self,
+        found: HingeParameters,
+        size: float,
+        rng: np.random.Generator,
+        beside: Sequence[Array | float] = (0.0,) * DRAWS,
     ) -> list[HingeParameters]:
-        """Return what drawn errors of this weighted size do to the parameters."""
-        shape = self.y.shape
-        drawn = (size * rng.standard_normal(shape) for _ in range(DRAWS))
+        """Return what drawn errors of this weighted size do to the parameters.
+
+        ``beside``: what answers are off by beside each of these.
+        """
+        shape, w = self.y.shape, self.weight[:, None]
+        drawn = [size * rng.standard_normal(shape) + w * off for off in beside]
         return [found.of_flat(self._solved(found, one)) for one in drawn]
 
     def _misses(self, layer: HingeParameters) -> Array:
@@ -127,7 +134,8 @@ class HingeFit:
             return left(bent(change.reshape(len(wide), -1) / wide)).ravel()
 
         def back(misses: Array) -> Array:
-            r = w * left(misses.reshape(self.y.shape))
+            # these are what is left already
+            r = w * misses.reshape(self.y.shape)
             return np.asarray(((active * (r @ layer.B)).T @ x) / wide).ravel()
 
         system = LinearOperator(
