@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from unsoftmax.learners.block.behind_keys import BehindKeys
+from unsoftmax.learners.block.behind_keys import COPIES, BehindKeys
 from unsoftmax.learners.compose import Asking
 from unsoftmax.measure.precision import KAPPA, UNIT
 from unsoftmax.models import AttentionLayer
@@ -61,7 +61,8 @@ def cost(dim: int) -> Cost:
     lengths = len(_LENGTHS) + int(np.log(_NEAREST / _NEAR) / np.log(_RATIO)) + 2
     halvings = int(np.log2(_WIDTH / _LEAST_WIDTH)) + 1
     cells = 3 * _MOST_CELLS + halvings
-    return Cost.of(4 + cells * (dim + 2 + _CHECKED) + _MOST_CELLS * lengths, rounds=cells + lengths)
+    asked = 4 + cells * (dim + 2 + _CHECKED) + 4 * _MOST_CELLS * lengths
+    return Cost.of(asked, tokens=COPIES + 1, rounds=cells + 4 * lengths)
 
 
 @dataclass(frozen=True, slots=True)
