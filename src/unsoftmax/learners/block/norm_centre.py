@@ -101,7 +101,7 @@ class Cell:
         return replace(self, u=self.u[:count], y=self.y[:count], error=self.error[:count])
 
 
-class Fit(NamedTuple):
+class CentreFit(NamedTuple):
     """c and eps that explain answers best."""
 
     c: Array
@@ -128,13 +128,13 @@ class NormCentre:
         Whether it is a LayerNorm.
     frame : ndarray (d, k)
         Orthonormal columns, the range of what the norm sees.
-    fit : Fit
+    fit : CentreFit
     """
 
     keys: BehindKeys
     centred: bool
     frame: Array
-    fit: Fit
+    fit: CentreFit
 
     @property
     def c(self) -> Array:
@@ -165,7 +165,7 @@ class CentreSearch:
         d = self.keys.tokens.dim
         drawn = self.rng.standard_normal((d, d - centred))
         frame = np.linalg.qr(np.column_stack([np.ones((d, int(centred))), drawn]))[0][:, centred:]
-        start = Fit(np.zeros(frame.shape[1]), self.keys.eps, 0.0, np.inf, np.inf, 0.0)
+        start = CentreFit(np.zeros(frame.shape[1]), self.keys.eps, 0.0, np.inf, np.inf, 0.0)
         cells, width, fit = list[Cell](), _WIDTH, start
         while fit.uneven < _UNEVEN:
             if len(cells) == _MOST_CELLS:
@@ -237,11 +237,11 @@ class CentreSearch:
         keys: BehindKeys,
         frame: Array,
         cells: list[Cell],
-        fit: Fit,
+        fit: CentreFit,
         lengths: Array,
         *,
         near: bool = False,
-    ) -> Asking[Fit]:
+    ) -> Asking[CentreFit]:
         """Ask the directions of cells at shorter and shorter lengths, while these are in the cell.
 
         ``cells`` are changed. Near, attention's errors are a part of c.
@@ -269,26 +269,26 @@ class CentreSearch:
             raise Reason.BLOCK_NO_CELL.error()
         return fit
 
-    def _without(self, cells: list[Cell], which: int, fit: Fit) -> Fit:
-        """Fit all but the last answer of a cell."""
+    def _without(self, cells: list[Cell], which: int, fit: CentreFit) -> CentreFit:
+        """CentreFit all but the last answer of a cell."""
         some = [cell.upto(-1) if i == which else cell for i, cell in enumerate(cells)]
         return fitted(some, fit)
 
 
-def fitted(cells: Sequence[Cell], start: Fit) -> Fit:
-    """Fit c and eps to cells' answers: Gauss and Newton.
+def fitted(cells: Sequence[Cell], start: CentreFit) -> CentreFit:
+    """CentreFit c and eps to cells' answers: Gauss and Newton.
 
     Examples
     --------
     >>> rng = np.random.default_rng(0)
     >>> c, eps, cells = np.array([0.3, -0.2, 0.1]), 1e-3, []
     >>> for way in np.eye(3):
-    ...     u = np.vstack([way + 0.1 * np.eye(3), 0.2 * way - c, 0.3 * way - c])
-    ...     v = u + c
+    ...     far = 1e3 * (way + 0.1 * np.eye(3))
+    ...     v = np.vstack([far, np.outer([0.1, 0.2, 0.5, 2.0], way)]) + 0.01 * c
     ...     n = v / np.sqrt(np.sum(v * v, axis=1, keepdims=True) / 3 + eps)
     ...     y = n @ rng.standard_normal((3, 3)) + 1
-    ...     cells.append(Cell(way, u, y, np.full(5, 1e-12), 1.0))
-    >>> found = fitted(cells, Fit(np.zeros(3), 1e-2, 0.0, 0.0, 0.0, 0.0))
+    ...     cells.append(Cell(way, v - c, y, np.full(7, 1e-12), 1.0))
+    >>> found = fitted(cells, CentreFit(0.99 * c, 1.1 * eps, 0.0, 0.0, 0.0, 0.0))
     >>> bool(np.allclose(found.c, c, atol=1e-8)), bool(np.isclose(found.eps, eps, rtol=1e-5))
     (True, True)
     """
@@ -319,7 +319,7 @@ def fitted(cells: Sequence[Cell], start: Fit) -> Fit:
     own = np.linalg.eigvalsh(slope[:, :-1].T @ slope[:, :-1])
     uneven = float(np.sqrt(max(own[0], 0.0) / max(own[-1], TINY)))
     c_error = float(np.linalg.norm(errors[:-1]))
-    return Fit(at[:-1], float(np.exp(at[-1])), missed, c_error, float(errors[-1]), uneven)
+    return CentreFit(at[:-1], float(np.exp(at[-1])), missed, c_error, float(errors[-1]), uneven)
 
 
 def _values(slope: Array) -> tuple[Array, Array, Array]:
