@@ -109,7 +109,9 @@ class WholeBlock:
         errors = {name: widened * error for name, error in self.errors().items()}
         assumed = (*_ASSUMED, *self.claim.within()[1:], *_predicted_within(asked, compared))
         assumed += more_than_usual(widened) if checks else ("Nothing was checked.",)
-        return Found(self.block, Certificate(errors, assumed), judgement.evidence, self.claim.notes)
+        return Found(
+            self.block, Certificate(errors, assumed), judgement.evidence, self.claim.notes[1:]
+        )
 
     def _fresh(self, checks: int, rng: np.random.Generator) -> tuple[Round, list[Round]]:
         """Draw sequences of all lengths and sizes."""
