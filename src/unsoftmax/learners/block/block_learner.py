@@ -137,7 +137,7 @@ class BlockLearner(Configured):
             formula += "; and about 100 + 6d + 11m for m ReLUs, 17m where m is 2d"
             following = FeedForwardLearner(d, "pre", activation="relu").plan()
             asked = Cost.of(following.at_most, tokens=COPIES + 1, rounds=following.rounds)
-            cost += norm_centre.cost(d) + asked
+            cost += steps_of.SEARCHES * (norm_centre.cost(d) + asked)
         return (cost + ending).plan(formula, LONG.most_tokens(d, most), longest, known=False)
 
     def steps(self, checks: int) -> Steps[AttentionLayer | Stack]:

@@ -17,8 +17,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
+from unsoftmax.learners.attention_layer.attention_search import tried
 from unsoftmax.learners.block.behind_keys import BehindKeys
-from unsoftmax.learners.block.block_attention import IN_PARALLEL, ReadBlock, attention_searched
+from unsoftmax.learners.block.block_attention import (
+    IN_PARALLEL,
+    SEARCHES,
+    ReadBlock,
+    attention_searched,
+)
 from unsoftmax.learners.block.norm_centre import CentreSearch, NormCentre
 from unsoftmax.learners.compose import Asking, T, named
 from unsoftmax.learners.feed_forward.after_norm import AfterNorm, BallClaim
@@ -42,7 +48,7 @@ from unsoftmax.validate.judge import Answered, Residuals, fresh_answers, judge, 
 from unsoftmax.validate.sequences import by_length
 
 # Points of chords before what follows is refused.
-ATTEMPTS = 3
+ATTEMPTS = 2
 # Tokens of fresh sequences in turn, and range of log10 of the size of an entry.
 _TOKENS, _SIZES = (1, 2, 4, 8, 16, 32), (np.log10(0.05), np.log10(20.0))
 # Fresh answers may be missed by this share of their size, which widens the bounds, or by what
@@ -163,7 +169,7 @@ def whole_block(
     if (yield from attention.seen(rng)) == IN_PARALLEL:
         raise Reason.BLOCK_IN_PARALLEL.error(known)
     try:
-        found = yield from _following(attention, most_neurons, rng)
+        found = yield from tried(SEARCHES, lambda _: _following(attention, most_neurons, rng))
         return (yield from found.concluded(checks, rng))
     except (ModelMismatch, NotIdentifiable, np.linalg.LinAlgError) as error:
         raise Reason.BLOCK_FOLLOWED_BY_OTHER.error(known, why=error) from error
