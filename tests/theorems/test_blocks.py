@@ -216,3 +216,15 @@ def test_a_recovered_block_is_a_model_as_others(tmp_path):
     assert us.verify(block, recovery.model, errors=recovery.certificate.errors)
     other = drawn((8, 2, 3), 4, F="relu", rms=False)
     assert not us.verify(other, recovery.model, errors=recovery.certificate.errors)
+
+
+@pytest.mark.parametrize("F", ["relu", "swiglu"])
+def test_an_audit_names_a_block_and_what_of_it_is_recoverable(F):
+    audit = us.audit(drawn((8, 2, 3), 3, F=F), 8)
+    assert (audit.target_class, audit.certainty) == ("pre-norm block", "likely")
+    assert "BlockLearner" in audit.recoverable
+
+
+@pytest.mark.parametrize("kind", ["post-norm", "no residual", "two blocks"])
+def test_an_audit_calls_nothing_else_a_block(kind):
+    assert us.audit(drawn((8, 2, 3), 3, F="relu", kind=kind), 8).target_class != "pre-norm block"

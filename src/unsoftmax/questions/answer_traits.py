@@ -21,8 +21,9 @@ from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 
-from unsoftmax.errors import DimensionRefused, OracleError
+from unsoftmax.errors import DimensionRefused, ModelMismatch, NotIdentifiable, OracleError
 from unsoftmax.learners.attention_layer.norm_before import norm_before
+from unsoftmax.learners.block.far_tokens import find_far_tokens
 from unsoftmax.learners.compose import Asking, T
 from unsoftmax.measure.precision import FLOAT32_BITS, Precision, significant_bits
 from unsoftmax.probes import Array, Sequences
@@ -75,6 +76,9 @@ class Traits:
         Whether vectors lie on an ellipsoid, whatever the tokens' lengths.
     after_norm : bool
         Whether answers to single tokens are linear in what a LayerNorm or RMSNorm makes of them.
+    block : bool
+        Whether a very long last token comes back, and what others add beside it does not depend on
+        their length: as in a pre-norm block.
     drowned : bool
         Whether answers differ by no more than when the same question is asked twice.
     radius : float or None
@@ -104,6 +108,7 @@ class Traits:
     singles: SingleTokenShape = "unclear"
     normalised: bool = False
     after_norm: bool = False
+    block: bool = False
     drowned: bool = False
     radius: float | None = None
     residual: bool = False
@@ -118,6 +123,12 @@ class Traits:
         """Whether vectors are a smooth function of one token."""
         exact = self.kind in ("float64", "float32") and not self.drowned
         return exact and self.singles == "smooth" and self.tokens != "all" and self.width > 1
+
+    def may_be_block(self, dim: int) -> bool:
+        """Whether answers to sequences in ``dim`` dimensions may be hidden states of a block."""
+        exact = self.kind == "float64" and self.radius is None and self.width == dim >= 4
+        other = self.ordered or self.normalised or self.after_norm or self.singles == "affine"
+        return exact and self.tokens == "all" and not other
 
     @property
     def layered(self) -> bool:
@@ -184,6 +195,8 @@ def traits_of(dim: int, rng: np.random.Generator) -> Asking[Traits]:
         norm, _ = yield from unless_refused(look, (None, np.inf))
     seen = replace(found, ordered=ordered, normalised=normalised, most_tokens=most)
     seen = replace(seen, after_norm=norm is not None)
+    if seen.may_be_block(dim):
+        seen = replace(seen, block=(yield from unless_refused(_block(dim), False)))
     if seen.of_one_token and radius is None and not (normalised or seen.after_norm):
         growth = yield from unless_refused(_growth(seen, dim, rng), None)
         seen = replace(seen, growth=growth)
@@ -399,6 +412,15 @@ def _shape_along(y: Array, precision: Precision) -> SingleTokenShape:
     if len(squares) == 2 and np.all(np.abs(squares - 16) < 6):
         return "smooth"
     return "unclear"
+
+
+def _block(dim: int) -> Asking[bool]:
+    """Ask a very long token with and without others, which are answered as in a pre-norm block."""
+    try:
+        yield from find_far_tokens(dim, np.random.default_rng(dim))
+    except (ModelMismatch, NotIdentifiable):
+        return False
+    return True
 
 
 def _normalised(far: Array, width: int, rng: np.random.Generator) -> Asking[bool]:

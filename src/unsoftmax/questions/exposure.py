@@ -84,8 +84,8 @@ class Audit(SavedResult):
     target_class : str
         "constant", "linear", "single head", "several heads", "ReLU network", "network behind one
         head", "network behind several heads", "probabilities", "classes", "normalised vectors",
-        "normalised tokens", "smooth feed-forward layer", "position-dependent", "none of these" or
-        "undecided".
+        "normalised tokens", "pre-norm block", "smooth feed-forward layer", "position-dependent",
+        "none of these" or "undecided".
     certainty : {"certain", "likely", "undecided"}
         "certain": the whole target was recovered and fresh answers are predicted within the
         certificate, or an answer contradicts every other class. "likely": the same on a few

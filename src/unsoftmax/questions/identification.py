@@ -420,6 +420,9 @@ SIGHTS: Mapping[tuple[str, target_classes.ClassName], str] = {
     "attention never does.",
     ("after_norm", "normalised tokens"): "Answers to long single tokens u, v and u + v add up with "
     "the tokens' norms as weights: tokens are normalised first (LayerNorm or RMSNorm).",
+    ("block", "pre-norm block"): "A last token of length 2⁵⁶ comes back, and what other tokens add "
+    "beside it depends neither on their length nor on copies: attention after a LayerNorm or "
+    "RMSNorm, with a residual connection, and more behind it, as in a Transformer block.",
     ("layered", "smooth feed-forward layer"): "One token alone counts, and moves answers smoothly: "
     "as in a feed-forward layer with a smooth activation (GELU, SiLU, tanh, softplus){tail}. "
     "Several hidden layers may answer like this, too: recovering it shows that there is one.",

@@ -38,6 +38,7 @@ ClassName: TypeAlias = Literal[
     "classes",
     "normalised vectors",
     "normalised tokens",
+    "pre-norm block",
     "smooth feed-forward layer",
     "position-dependent",
     "none of these",
@@ -231,6 +232,8 @@ RECOVERABLE: Mapping[ClassName, str] = {
     "LayerNorm or RMSNorm, by FeedForwardLearner.",
     "normalised tokens": "From vectors: an attention layer after a LayerNorm or RMSNorm, with or "
     'without a residual connection, by AttentionLayerLearner (norm="pre").',
+    "pre-norm block": "From vectors: its attention, whatever the feed-forward part is, by "
+    'BlockLearner; if that has ReLUs, the whole block, by BlockLearner (part="block").',
     "smooth feed-forward layer": "Everything that answers depend on, if it has one hidden layer: "
     "weights and biases of every neuron and its gate, up to their order, and which activation it "
     "is, from all numbers of the answers.",

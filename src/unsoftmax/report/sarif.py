@@ -96,7 +96,7 @@ def of_verification(verdict: str, target: str, weights: str, tensor: str | None)
 def of_audit(found: Audit, target: str) -> Outcome:
     """Say how an audit ended."""
     recoverable = found.cost is not None or found.recovery is not None or found.whole is not None
-    named = "probabilities", "normalised vectors", "normalised tokens"
+    named = "probabilities", "normalised vectors", "normalised tokens", "pre-norm block"
     said = f"{target}: {found.target_class} ({found.certainty}). "
     if recoverable or found.target_class in named:
         cost = found.cost

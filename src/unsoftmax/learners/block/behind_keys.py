@@ -142,7 +142,7 @@ class BehindKeys:
         return np.concatenate([np.zeros((0, u.shape[1])), *found])
 
     def _solved(self, u: Array) -> Array:
-        x = u - self._maps.sum(axis=0) @ self._seen
+        x: Array = u - self._maps.sum(axis=0) @ self._seen
         for _ in range(_NEWTON):
             o, slope = self._linearised(x)
             missed = u - x - o

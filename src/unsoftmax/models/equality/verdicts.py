@@ -124,10 +124,11 @@ def _with_means_passed_on(row: list[Composition]) -> list[Composition]:
             continue
         if not (isinstance(last, _CONSTANT) and isinstance(its_last, _CONSTANT)):
             continue
-        if last.c.shape != its_last.c.shape:
+        if last.c is None or its_last.c is None or last.c.shape != its_last.c.shape:
             continue
-        mean = float(np.mean(_constant(before, last)))
-        lesser, more = replace(last, c=last.c - mean), replace(its_last, c=its_last.c + mean)
+        mean = np.mean(_constant(before, last))
+        lesser = replace(last, c=np.asarray(last.c - mean))
+        more = replace(its_last, c=np.asarray(its_last.c + mean))
         row[k] = replace(row[k], parts=(*before, (name, lesser)))
         row[k + 1] = replace(following, parts=(*inner, (its_name, more)))
     return row
@@ -137,7 +138,7 @@ def _constant(before: Sequence[tuple[str, Map]], last: Attention | Neurons) -> A
     """Return what is added to every answer: c, and what heads make of the shift before them."""
     if isinstance(last, Neurons) or not (before and isinstance(norm := before[0][1], LayerNorm)):
         return np.asarray(last.c)
-    return last.answers(norm.shift[None, None])[0, -1]
+    return np.asarray(last.answers(norm.shift[None, None])[0, -1])
 
 
 def _looks(maps: Composition) -> list[bool]:
