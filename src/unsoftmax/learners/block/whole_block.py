@@ -34,6 +34,7 @@ from unsoftmax.learners.feed_forward.fitted_layer import (
     HingeParameters,
     balanced_parameters,
     errors_of,
+    real_neurons,
 )
 from unsoftmax.learners.normed_tokens import NormedKind, NormedTokens
 from unsoftmax.measure.precision import UNIT, Precision
@@ -115,9 +116,13 @@ class WholeBlock:
         errors = {name: widened * error for name, error in self.errors().items()}
         assumed = (*_ASSUMED, *self.claim.within()[1:], *_predicted_within(asked, compared))
         assumed += more_than_usual(widened) if checks else ("Nothing was checked.",)
-        return Found(
-            self.block, Certificate(errors, assumed), judgement.evidence, self.claim.notes[1:]
+        count = len(self.claim.model.b)
+        notes = (
+            f"{count} neurons were found; those on one hyperplane are one, and their order and a "
+            "positive factor for each are free.",
+            *self.claim.notes[2:],
         )
+        return Found(self.block, Certificate(errors, assumed), judgement.evidence, notes)
 
     def _fresh(self, checks: int, rng: np.random.Generator) -> tuple[Round, list[Round]]:
         """Draw sequences of all lengths and sizes."""
@@ -231,11 +236,17 @@ def _fitted(
 
     n, model, look = normalised(0.0, centre.fit.eps), claim.model, claim.look
     fit = HingeFit(n, y, 1 / look.size_at(n))
-    found, size = fit.run(HingeParameters(model.A, model.b, model.B, model.c))
-    found = balanced_parameters(found)
-    own, at = look.noise / np.sqrt(y.shape[1]), found.at(n)
-    beside = [at - found.at(normalised(*one)) for one in zip(*others, strict=True)]
-    drawn = fit.errors(found, max(size, own), rng, beside)
+    found = HingeParameters(model.A, model.b, model.B, model.c)
+    while True:
+        found, size = fit.run(found)
+        found = balanced_parameters(found)
+        own, at = look.noise / np.sqrt(y.shape[1]), found.at(n)
+        beside = [at - found.at(normalised(*one)) for one in zip(*others, strict=True)]
+        drawn = fit.errors(found, max(size, own), rng, beside)
+        real = real_neurons(found, drawn)
+        if np.all(real):
+            break
+        found = found.taken(real)
     model = FeedForward(found.A, found.b, found.B, found.c)
     return replace(claim, model=model, errors=errors_of(found, drawn)), found, drawn
 

@@ -56,6 +56,10 @@ class HingeParameters:
         """Add what they are off by."""
         return type(self)(self.A + by.A, self.b + by.b, self.B + by.B, self.c + by.c)
 
+    def taken(self, which: Flags) -> Self:
+        """Return some of the neurons."""
+        return type(self)(self.A[which], self.b[which], self.B[:, which], self.c)
+
     def at(self, x: Array) -> Array:
         """Evaluate the layer, without a residual."""
         return np.asarray(np.maximum(x @ self.A.T + self.b, 0.0) @ self.B.T + self.c)
@@ -217,11 +221,11 @@ class LayerFitting:
             drawn = fit.errors(best, DRAWN * max(size, own / 2), self.rng)
             if size > POOR * own:
                 break  # something is missing or wrong: fresh answers will say so
-            real = _products(best) > GONE * _product_errors(best, drawn)
+            real = real_neurons(best, drawn)
             if np.all(real):
                 break
             kept[kept] = real
-            best = HingeParameters(best.A[real], best.b[real], best.B[:, real], best.c)
+            best = best.taken(real)
         unseen = np.any(self._missing(best.A, best.b, fresh), axis=0)
         errors = errors_of(best, drawn)
         for name, before in found.taken(np.flatnonzero(kept)[unseen]).errors(0.0).items():
@@ -258,6 +262,11 @@ class LayerFitting:
         active = np.sum(tokens @ A.T + b > 0, axis=0)
         wanted = int(SEEN * A.shape[1]) + 1
         return np.asarray(np.maximum(wanted - np.array([active, len(tokens) - active]), 0))
+
+
+def real_neurons(layer: HingeParameters, drawn: list[HingeParameters]) -> Flags:
+    """Tell which neurons are larger than what drawn errors make of them."""
+    return np.asarray(_products(layer) > GONE * _product_errors(layer, drawn))
 
 
 def _products(layer: HingeParameters) -> Array:
