@@ -109,11 +109,15 @@ class CentreFit(NamedTuple):
     eps: float
     missed: float
     """Root mean square of what is left, in errors of answers."""
-    c_error: float
-    eps_error: float
-    """Relative."""
+    spread: Array
+    """What c and log eps are off by is this (k + 1, k + 1) times normal numbers."""
     uneven: float
     """The least, over the largest, of what c's directions change answers by."""
+
+    @property
+    def eps_error(self) -> float:
+        """What eps is off by, relatively."""
+        return float(np.linalg.norm(self.spread[-1]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,11 +169,12 @@ class CentreSearch:
         d = self.keys.tokens.dim
         drawn = self.rng.standard_normal((d, d - centred))
         frame = np.linalg.qr(np.column_stack([np.ones((d, int(centred))), drawn]))[0][:, centred:]
-        start = CentreFit(np.zeros(frame.shape[1]), self.keys.eps, 0.0, np.inf, np.inf, 0.0)
+        k = frame.shape[1]
+        start = CentreFit(np.zeros(k), self.keys.eps, 0.0, np.zeros((k + 1, k + 1)), 0.0)
         cells, width, fit = list[Cell](), _WIDTH, start
         while fit.uneven < _UNEVEN:
             if len(cells) == _MOST_CELLS:
-                raise Reason.BLOCK_CENTRE_OPEN.error(cells=len(cells), dim=frame.shape[1])
+                raise Reason.BLOCK_CENTRE_OPEN.error(cells=len(cells), dim=k)
             for _ in range(_CELLS):
                 cell, width = yield from self._cell(frame, width)
                 cells.append(cell)
@@ -288,7 +293,7 @@ def fitted(cells: Sequence[Cell], start: CentreFit) -> CentreFit:
     ...     n = v / np.sqrt(np.sum(v * v, axis=1, keepdims=True) / 3 + eps)
     ...     y = n @ rng.standard_normal((3, 3)) + 1
     ...     cells.append(Cell(way, v - c, y, np.full(7, 1e-12), 1.0))
-    >>> found = fitted(cells, CentreFit(0.99 * c, 1.1 * eps, 0.0, 0.0, 0.0, 0.0))
+    >>> found = fitted(cells, CentreFit(0.99 * c, 1.1 * eps, 0.0, np.zeros((4, 4)), 0.0))
     >>> bool(np.allclose(found.c, c, atol=1e-8)), bool(np.isclose(found.eps, eps, rtol=1e-5))
     (True, True)
     """
@@ -314,12 +319,10 @@ def fitted(cells: Sequence[Cell], start: CentreFit) -> CentreFit:
             break
     values, vectors, sizes = _values(slope)
     missed = float(np.sqrt(np.mean(left**2)))
-    inverse = (vectors**2) @ (1 / np.maximum(values, TINY)) / sizes**2
-    errors = np.sqrt(inverse)
+    spread = vectors / np.sqrt(np.maximum(values, TINY)) / sizes[:, None]
     own = np.linalg.eigvalsh(slope[:, :-1].T @ slope[:, :-1])
     uneven = float(np.sqrt(max(own[0], 0.0) / max(own[-1], TINY)))
-    c_error = float(np.linalg.norm(errors[:-1]))
-    return CentreFit(at[:-1], float(np.exp(at[-1])), missed, c_error, float(errors[-1]), uneven)
+    return CentreFit(at[:-1], float(np.exp(at[-1])), missed, spread, uneven)
 
 
 def _values(slope: Array) -> tuple[Array, Array, Array]:

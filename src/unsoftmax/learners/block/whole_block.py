@@ -185,7 +185,7 @@ def _following(attention: ReadBlock, most: int, rng: np.random.Generator) -> Ask
     drawn = attention.conclusion.drawn
     keys = BehindKeys.drawn(attention.tokens, attention.inner, attention.eps[0], rng)
     centre = yield from CentreSearch(keys, drawn.others, rng).run()
-    keys, frame, fit = centre.keys, centre.frame, centre.fit
+    keys, frame, fit, dim = centre.keys, centre.frame, centre.fit, attention.tokens.dim
     kind = NormedKind(residual=False, centred=centre.centred)
     normed = NormedTokens(kind, fit.eps, fit.eps_error, 0.0, frame, 0 * frame, Precision())
     kept: list[tuple[Array, Array]] = []
@@ -196,10 +196,14 @@ def _following(attention: ReadBlock, most: int, rng: np.random.Generator) -> Ask
 
     claim = yield from asked(AfterNorm(normed, most, rng, ATTEMPTS).claimed())
     # the norm as other errors of answers would give it
-    k = frame.shape[1]
-    turned = fit.c_error / np.sqrt(k) * rng.standard_normal((DRAWS, k))
-    eps = fit.eps * (1 + fit.eps_error * rng.standard_normal(DRAWS))
-    claim, found, moved = _fitted(claim, centre, kept, (turned, eps), rng)
+    drawn_by = rng.standard_normal((DRAWS, len(fit.spread))) @ fit.spread.T
+    turned, eps = drawn_by[:, :-1], fit.eps * np.exp(drawn_by[:, -1])
+    # what is wrong with attention behind the key is in c, but for what varies with the input
+    unit = np.sqrt(dim * fit.eps)
+    around = np.vstack([np.zeros(dim), unit * frame.T]) - centre.c
+    apart = keys.apart(around, drawn.others[:DRAWS]) @ frame
+    slopes = (apart[:, 1:] - apart[:, :1]) / unit
+    claim, found, moved = _fitted(claim, centre, kept, (turned, slopes, eps), rng)
     claim = yield from asked(claim.beside_hyperplanes(rng))
 
     def block(layer: AttentionLayer, c: Array, eps: float, by: HingeParameters) -> Stack:
@@ -207,9 +211,7 @@ def _following(attention: ReadBlock, most: int, rng: np.random.Generator) -> Ask
         network = FeedForward(by.A @ frame.T, by.b, by.B, by.c - c, True, norm)
         return Stack([attention.layer(layer, c), network])
 
-    # what is wrong with attention behind the key is in c
-    apart = keys.apart(-centre.c[None], drawn.others)[:, 0]
-    constants = centre.c + (turned - apart[:DRAWS] @ frame) @ frame.T
+    constants = centre.c + (turned - apart[:, 0]) @ frame.T
     each = zip(drawn.others, constants, eps, moved, strict=False)
     others = [block(layer, c, one, found.moved(by)) for layer, c, one, by in each]
     whole = block(attention.inner, centre.c, fit.eps, found)
@@ -220,28 +222,32 @@ def _fitted(
     claim: BallClaim,
     centre: NormCentre,
     kept: list[tuple[Array, Array]],
-    others: tuple[Array, Array],
+    others: tuple[Array, Array, Array],
     rng: np.random.Generator,
 ) -> tuple[BallClaim, HingeParameters, list[HingeParameters]]:
     """Fit the layer to all answers at once; return also what drawn errors do to it.
 
-    ``others``: what c is off by (DRAWS, k), and the eps, that these go with.
+    ``others``: what inputs are off by, a constant (DRAWS, k) and slopes (DRAWS, k, k), and the eps,
+    that these go with.
     """
     v, y = (np.vstack(each) for each in zip(*kept, strict=True))
     v = v @ centre.frame
 
-    def normalised(off: Array | float, eps: float) -> Array:
-        square = np.sum((v + off) ** 2, axis=1, keepdims=True) / len(centre.frame)
-        return np.asarray((v + off) / np.sqrt(square + eps))
+    def normalised(moved: Array, eps: float) -> Array:
+        square = np.sum(moved**2, axis=1, keepdims=True) / len(centre.frame)
+        return np.asarray(moved / np.sqrt(square + eps))
 
-    n, model, look = normalised(0.0, centre.fit.eps), claim.model, claim.look
+    n, model, look = normalised(v, centre.fit.eps), claim.model, claim.look
+    as_others = [
+        normalised(v + off + v @ slope, eps) for off, slope, eps in zip(*others, strict=True)
+    ]
     fit = HingeFit(n, y, 1 / look.size_at(n))
     found = HingeParameters(model.A, model.b, model.B, model.c)
     while True:
         found, size = fit.run(found)
         found = balanced_parameters(found)
         own, at = look.noise / np.sqrt(y.shape[1]), found.at(n)
-        beside = [at - found.at(normalised(*one)) for one in zip(*others, strict=True)]
+        beside = [at - found.at(one) for one in as_others]
         drawn = fit.errors(found, max(size, own), rng, beside)
         real = real_neurons(found, drawn)
         if np.all(real):
