@@ -21,7 +21,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # One BLAS thread per test process: two processes share the cores.
 TESTS  := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/pytest
 
-.PHONY: help setup demo demo-layer test coverage package core oldest extras evidence lint bench bench-endpoints docs clean
+.PHONY: help setup demo demo-layer demo-block test coverage package core oldest extras evidence lint bench bench-endpoints docs clean
 .DEFAULT_GOAL := help
 
 help:  ## list what there is
@@ -46,6 +46,9 @@ demo: $(VENV)/.demo  ## recover a head of a real model from its answers alone
 demo-layer: $(VENV)/.demo  ## recover a whole attention layer of it, and put it back into the model
 	$(BIN)/unsoftmax demo --model layer --out demo-layer
 	$(BIN)/python examples/minilm/sentence_embeddings.py demo-layer/model.safetensors
+
+demo-block: $(VENV)/.demo  ## train a block on text, recover it from hidden states, and put it back
+	$(BIN)/python examples/block/trained_block.py
 
 # Without coverage, which costs a half more time: `make coverage` measures it.
 test: setup  ## run the test suite

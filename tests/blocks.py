@@ -35,11 +35,12 @@ class PlainBlock:
         kind: str = "block",
         logits: float = 1.0,
         eps: float = 1e-5,
+        neurons: int | None = None,
     ) -> None:
         self.rng = rng = np.random.default_rng([*shape, seed])
         self.dim, self.heads, self.rank = d, H, r = shape
         self.F, self.rms, self.kind, self.eps = F, rms, kind, eps
-        m = 2 * d
+        m = neurons or 2 * d
 
         def draw(*size: int, over: float = 1.0) -> Any:
             return rng.standard_normal(size) / np.sqrt(over)
@@ -150,6 +151,23 @@ class PlainBlock:
         return {"M": np.array(M), "W": np.array(W), "w": np.array(w), "eps": self.eps}
 
     @property
+    def parameters(self) -> int:
+        """Numbers that the whole block is made of, biases and norms among them."""
+        arrays = (self.Q, self.K, self.V, self.O, self.q_bias, self.k_bias, self.v_bias)
+        own = (self.o_bias, self.A, self.a, self.B, self.c, self.scales, self.shifts)
+        return int(sum(array.size for array in (*arrays, *own)))
+
+    def neurons(self) -> tuple[Any, Any, Any]:
+        """A, a and B of normalised tokens, rows of A as long as columns of B."""
+        d = self.dim
+        A = self.A * self.scales[1]
+        A = A - (not self.rms) * A.mean(axis=1, keepdims=True)
+        a = self.a + self.A @ self.shifts[1]
+        scale = np.sqrt(np.linalg.norm(self.B, axis=0) / np.linalg.norm(A, axis=1))
+        assert A.shape[1] == d
+        return scale[:, None] * A, scale * a, self.B / scale
+
+    @property
     def bound(self) -> float:
         """Numbers that attention has, per number of an answer."""
         d, k, r = self.dim, self.dim - (not self.rms), self.rank
@@ -180,3 +198,47 @@ def errors_of(recovery: Any, block: PlainBlock) -> tuple[dict[str, float], dict[
         relative[name] = float(np.max(missed / [np.linalg.norm(its) for _, its in pairs]))
     absolute["eps"] = abs(recovery.model.norm.eps - block.eps)
     return absolute, relative | {"eps": absolute["eps"] / block.eps}
+
+
+def errors_of_whole(recovery: Any, block: PlainBlock) -> dict[str, float]:
+    """Errors of all parameters of a recovered block, as bounds count them."""
+    attention, network = recovery.model.parts
+    true = block.truth()
+    far = np.array([[np.linalg.norm(head.M - M) for M in true["M"]] for head in attention.heads])
+    assert far.shape == (block.heads, block.heads)
+    rows, columns = linear_sum_assignment(far)
+    errors = {}
+    for name in "MWw":
+        pairs = zip(rows, columns, strict=True)
+        each = (getattr(attention.heads[f], name) - true[name][t] for f, t in pairs)
+        errors[f"{name} of part 0"] = max(float(np.linalg.norm(one)) for one in each)
+    n = np.zeros((1, 1, block.dim)) + block.shifts[0]
+    c = block.attention(n, n[:, -1])[0]
+    off = attention.c - c
+    off -= (not block.rms) * off.mean()
+    errors["c of part 0"] = float(np.linalg.norm(off))
+    errors["eps of part 0"] = abs(attention.norm.eps - block.eps)
+    A, a, B = block.neurons()
+    products = np.concatenate([A, a[:, None]], axis=1)
+    mine = np.concatenate([network.A, network.b[:, None]], axis=1)
+    apart_by = np.linalg.norm(mine[:, None] - products, axis=2)
+    assert apart_by.shape == (len(A), len(A))
+    rows, columns = linear_sum_assignment(apart_by)
+    errors["A of part 1"] = float(np.linalg.norm(network.A[rows] - A[columns]))
+    errors["b of part 1"] = float(np.linalg.norm(network.b[rows] - a[columns]))
+    errors["B of part 1"] = float(np.linalg.norm(network.B[:, rows] - B[:, columns]))
+    errors["c of part 1"] = float(np.linalg.norm(network.c + attention.c - block.c - c))
+    errors["eps of part 1"] = abs(network.norm.eps - block.eps)
+    return errors
+
+
+def predicted_to(model: Any, block: PlainBlock, rng: Any) -> float:
+    """Return the largest error of predictions, of 1 to 32 tokens with entries of .05 to 20."""
+    worst = 0.0
+    for tokens in (1, 2, 8, 32):
+        for size in (0.05, 1.0, 20.0):
+            X = size * rng.standard_normal((20, tokens, block.dim))
+            z = block(X)
+            missed = np.linalg.norm(model(X) - z, axis=1) / np.linalg.norm(z, axis=1)
+            worst = max(worst, float(np.max(missed)))
+    return worst

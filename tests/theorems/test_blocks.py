@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import unsoftmax as us
-from tests.blocks import KINDS_OF_F, PlainBlock, errors_of
+from tests.blocks import KINDS_OF_F, PlainBlock, errors_of, errors_of_whole, predicted_to
 from tests.truth import Counted
 
 Learner = us.learners.BlockLearner
@@ -132,3 +132,99 @@ def test_more_heads_than_allowed_and_other_widths_are_refused():
     with pytest.raises(us.NotIdentifiable) as eps:
         us.learn(bare, Learner(12))
     assert getattr(eps.value, "reason", "") == "EPS_IS_0"
+
+
+def whole(dim: int, seed: int = 0) -> Any:
+    return Learner(dim, part="block", seed=seed)
+
+
+@pytest.mark.parametrize(
+    ("shape", "neurons", "few", "claimed"),
+    [((16, 2, 8), 32, 2, 100), ((32, 4, 8), 128, 0, 20), ((64, 4, 16), 256, 0, 5)],
+    ids=str,
+)
+def test_whole_blocks_are_recovered(shape, neurons, few, claimed, trials, evidence):
+    count, shares, functions, ratios, certified = trials(few, claimed), [], [], [], []
+    for seed in range(count):
+        block = drawn(shape, seed, F="relu", neurons=neurons)
+        oracle = Counted(block)
+        recovery = us.learn(oracle, whole(shape[0], seed))
+        errors, bounds = errors_of_whole(recovery, block), recovery.certificate.errors
+        shares.append(max(errors[name] / bounds[name] for name in errors))
+        assert shares[-1] <= 1, (seed, errors, bounds)
+        assert oracle.queries == recovery.queries
+        functions.append(predicted_to(recovery.model, block, np.random.default_rng(seed)))
+        assert functions[-1] <= 1e-7, seed
+        n = np.random.default_rng(seed).standard_normal((200, shape[0]))
+        n = block.norm(10.0 ** np.linspace(-4, 1, 200)[:, None] * n, 1)
+        y = (n - block.shifts[1]) / block.scales[1]
+        part = recovery.model.parts[1]
+        mine = np.maximum(y @ part.A.T + part.b, 0) @ part.B.T
+        true = block.network(n) - block.c
+        missed = np.linalg.norm(mine - true, axis=1)
+        most = bounds["constant"] + bounds["slope"] * np.linalg.norm(y, axis=1)
+        certified.append(float(np.max(missed / most)))
+        assert certified[-1] <= 1, seed
+        ratios.append((recovery.queries - recovery.counts["check"]) * shape[0] / block.parameters)
+    if not count:
+        return
+    assert np.median(ratios) <= 8
+    evidence(
+        f"whole blocks {shape}, {neurons} neurons",
+        targets=count,
+        broken=0,
+        function=float(np.max(functions)),
+        queries=f"{np.median(ratios):.1f} × the bound",
+        median_looseness=f"{1 / np.median(shares):.0f}×",
+        refused=0,
+    )
+
+
+@pytest.mark.parametrize("F", ["gelu", "swiglu", "mixture", "parallel"])
+def test_what_follows_attention_and_is_no_layer_of_relus_is_named(F, trials, evidence):
+    count = trials(1, 20)
+    for seed in range(count):
+        given = {"kind": F, "F": "relu"} if F == "parallel" else {"F": F}
+        block = drawn((12, 2, 4), seed, **given)
+        with pytest.raises(us.ModelMismatch) as refused:
+            us.learn(block, whole(12, seed))
+        reason = "BLOCK_IN_PARALLEL" if F == "parallel" else "BLOCK_FOLLOWED_BY_OTHER"
+        assert refused.value.reason == reason, refused.value
+        assert 'part="attention"' in str(refused.value)
+        attention, true = refused.value.determined["attention"], block.truth()
+        assert np.allclose(sum(head.M for head in attention.heads), true["M"].sum(0), atol=1e-8)
+    evidence(f"no block of ReLUs: {F}", targets=count, accepted=0, refused=count)
+
+
+@pytest.mark.parametrize("kind", ["no residual", "post-norm", "positions", "dropout", "two blocks"])
+def test_what_is_no_block_is_no_whole_block(kind, trials):
+    for seed in range(trials(1, 20)):
+        block = drawn((12, 2, 4), seed, F="relu", kind=kind)
+        with pytest.raises(us.UnsoftmaxError) as refused:
+            us.learn(block, whole(12, seed))
+        assert getattr(refused.value, "reason", "") in REASONS[kind], refused.value
+
+
+def test_a_recovered_block_is_a_model_as_others(tmp_path):
+    block = drawn((8, 2, 3), 3, F="relu", rms=False)
+    recovery = us.learn(block, whole(8))
+    assert isinstance(recovery.model, us.Stack)
+    recovery.save(tmp_path)
+    again = us.load(tmp_path / "model.safetensors")
+    assert us.equivalent(again, recovery.model)
+    assert us.equivalent(recovery.model, block.model())
+    assert us.verify(block, recovery.model, errors=recovery.certificate.errors)
+    other = drawn((8, 2, 3), 4, F="relu", rms=False)
+    assert not us.verify(other, recovery.model, errors=recovery.certificate.errors)
+
+
+@pytest.mark.parametrize("F", ["relu", "swiglu"])
+def test_an_audit_names_a_block_and_what_of_it_is_recoverable(F):
+    audit = us.audit(drawn((8, 2, 3), 3, F=F), 8)
+    assert (audit.target_class, audit.certainty) == ("whole block", "likely")
+    assert "BlockLearner" in audit.recoverable
+
+
+@pytest.mark.parametrize("kind", ["post-norm", "no residual"])
+def test_an_audit_calls_nothing_else_a_block(kind):
+    assert us.audit(drawn((8, 2, 3), 3, F="relu", kind=kind), 8).target_class != "whole block"

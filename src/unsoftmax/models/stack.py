@@ -150,6 +150,11 @@ class Stack(FrozenModel):
         """How many numbers an answer has, m."""
         return self._parts[-1].outputs
 
+    def parameter_norm(self, name: str) -> float:
+        """Return the norm of a part's parameter, such as ``M of part 0``."""
+        own, _, k = name.rpartition(" of part ")
+        return self._parts[int(k)].parameter_norm(own) if own else super().parameter_norm(name)
+
     def _composed(self) -> Composition:
         return chain([part.maps for part in self._parts]).attending(self.causal)
 

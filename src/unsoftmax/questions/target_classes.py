@@ -237,8 +237,9 @@ RECOVERABLE: Mapping[ClassName, str] = {
     "weights and biases of every neuron and its gate, up to their order, and which activation it "
     "is, from all numbers of the answers.",
     "whole block": "Whether it serves weights that you have: verify names what differs. Of one "
-    "block without positions, from float64 answers: its attention, by BlockLearner. There is no "
-    "learner for the rest; that does not show that it is safe.",
+    "block without positions, from float64 answers: its attention, by BlockLearner; if its "
+    'feed-forward part has ReLUs, the whole block, by BlockLearner (part="block"). For other parts '
+    "there is no learner; that does not show that they are safe.",
     "position-dependent": "Not established. If positions are rotary, a learner with rotary=True "
     "recovers it: LowRankHead or ExactHead for a single head, MultiHeadLearner for several "
     "(biases=True if keys or queries have biases), AttentionLayerLearner for a layer from vectors "

@@ -122,7 +122,8 @@ class BehindKeys:
         """Return o behind the key, of tokens x (Q, d); of another layer if one is given."""
         keys = np.broadcast_to(self._seen, (len(x), COPIES, len(self.key)))
         n = self._norm.normalised(self.tokens.within(x))
-        return (layer or self.layer)(np.concatenate([keys, n[:, None]], axis=1))
+        answers: Array = (layer or self.layer)(np.concatenate([keys, n[:, None]], axis=1))
+        return answers
 
     def apart(self, u: Array, others: Sequence[AttentionLayer]) -> Array:
         """Return what other layers add otherwise than this one, at inputs (Q, d): (n, Q, d)."""
@@ -141,7 +142,7 @@ class BehindKeys:
         return np.concatenate([np.zeros((0, u.shape[1])), *found])
 
     def _solved(self, u: Array) -> Array:
-        x = u - self._maps.sum(axis=0) @ self._seen
+        x: Array = u - self._maps.sum(axis=0) @ self._seen
         for _ in range(_NEWTON):
             o, slope = self._linearised(x)
             missed = u - x - o

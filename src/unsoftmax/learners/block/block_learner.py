@@ -1,4 +1,4 @@
-"""A block of hidden states: its attention, whatever its feed-forward part is.
+"""A block of hidden states: its attention, whatever its feed-forward part is, or all of it.
 
 Target z = y + F(norm₂ y), y = x_N + attention(norm₁ X), F of any kind and unknown: what a server
 of one pre-norm block answers. No paper that we know of recovers one.
@@ -7,6 +7,9 @@ Beside query tokens of length 2⁵⁶ with few coordinates other than 0, F sees 
 differences of answers are those of attention to a roundoff (`far_tokens`). What is left is a layer
 after a norm whose query tokens are on a sphere: its heads are found by soft gates (`gate_reading`),
 its scores beside tokens of one coordinate (`far_scores`); how it ends is `block_attention`.
+
+With attention known, what follows can be asked at any input. If that is a layer of ReLUs it is
+found, and with it the whole block (`whole_block`).
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import numpy as np
 
 from unsoftmax.learners.block import block_attention as steps_of
 from unsoftmax.learners.block import far_scores, gate_reading, norm_centre
+from unsoftmax.learners.block.behind_keys import COPIES
 from unsoftmax.learners.block.far_tokens import FAR
 from unsoftmax.learners.block.whole_block import whole_block
 from unsoftmax.learners.compose import Asking, as_planned
@@ -38,14 +42,15 @@ PARTS = ("attention", "block")
 
 @dataclass(frozen=True, slots=True)
 class BlockLearner(Configured):
-    """Learn the attention of a pre-norm block, from hidden states alone.
+    """Learn the attention of a pre-norm block, or all of a block of ReLUs, from hidden states.
 
     Parameters
     ----------
     dim : int
         Dimension d of a token and of an answer, 4 or more.
-    part : {"attention"}
-        What is recovered of the block.
+    part : {"attention", "block"}
+        What is recovered of the block: its attention, or the whole of it, if its feed-forward part
+        has ReLUs.
     max_heads : int
         More distinct heads than this are refused.
     seed : int
@@ -66,12 +71,19 @@ class BlockLearner(Configured):
     of rank r, k = d − 1, s = 3 from d = 8 on, 4 from 24, 5 from 100, n = min(r, 0.85(d − s − 1)/H):
     240 for two heads of 8 at d = 16, 1,033 for four of 16 at d = 64, 5 times what d numbers per
     answer allow. Strong scores (logits of 10) take 24 more, or a second search.
+    With ``part="block"`` about 100 + 6d + 11m more for m = 4d ReLUs, 17m for 2d: 995 at d = 16
+    and m = 32, 2,290 at (32, 128), 4,100 at (64, 256); 5 to 8 for each d numbers of the block.
+    Feed-forward parts of fewer active ReLUs than dimensions are refused.
     *Determined up to* the order of heads, and an invertible matrix between the factors of M_h and
     of W_h. The scale and the shift of the norm before are parts of M_h, W_h and w_h, the mean that
     a LayerNorm takes off is not in them. c, of value and output biases, is not determined: it is 0
     in the model, and its bound is infinite. So the model's answers differ from one context to
     another, for one query token, as the target's attention's do. *Model*: an `AttentionLayer` with
     a residual connection after its norm, whose eps is found.
+    With ``part="block"`` the model is a `Stack` of attention and a `FeedForward`; c is determined,
+    but for a mean that the second norm takes off, which is in c of the second part. Bounds are
+    named after parts, ``M of part 0``. If what follows attention is no layer of ReLUs the refusal
+    has the attention in its ``determined``.
     *Refused*: no residual connection, post-norm, positions, dropout and noise, float32.
     *Source*: beyond arXiv 2601.16873.
 
@@ -123,9 +135,10 @@ class BlockLearner(Configured):
         ending = Cost.of(2, tokens=2, rounds=2 + LONG.most_rounds)
         longest = 2 * FAR * np.sqrt(d)
         if self.part == "block":
-            formula += ", and 180 + 8d + 9m for m ReLUs, 14m where they are as many as 2d"
+            formula += "; and about 100 + 6d + 11m for m ReLUs, 17m where m is 2d"
             following = FeedForwardLearner(d, "pre", activation="relu").plan()
-            cost += norm_centre.cost(d) + Cost.of_plan(following)
+            asked = Cost.of(following.at_most, tokens=COPIES + 1, rounds=following.rounds)
+            cost += steps_of.SEARCHES * (norm_centre.cost(d) + asked)
         return (cost + ending).plan(formula, LONG.most_tokens(d, most), longest, known=False)
 
     def steps(self, checks: int) -> Steps[AttentionLayer | Stack]:

@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from unsoftmax.learners.block.behind_keys import BehindKeys
+from unsoftmax.learners.block.behind_keys import COPIES, BehindKeys
 from unsoftmax.learners.compose import Asking
 from unsoftmax.measure.precision import KAPPA, UNIT
 from unsoftmax.models import AttentionLayer
@@ -61,7 +61,8 @@ def cost(dim: int) -> Cost:
     lengths = len(_LENGTHS) + int(np.log(_NEAREST / _NEAR) / np.log(_RATIO)) + 2
     halvings = int(np.log2(_WIDTH / _LEAST_WIDTH)) + 1
     cells = 3 * _MOST_CELLS + halvings
-    return Cost.of(4 + cells * (dim + 2 + _CHECKED) + _MOST_CELLS * lengths, rounds=cells + lengths)
+    asked = 4 + cells * (dim + 2 + _CHECKED) + 4 * _MOST_CELLS * lengths
+    return Cost.of(asked, tokens=COPIES + 1, rounds=cells + 4 * lengths)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +101,7 @@ class Cell:
         return replace(self, u=self.u[:count], y=self.y[:count], error=self.error[:count])
 
 
-class Fit(NamedTuple):
+class CentreFit(NamedTuple):
     """c and eps that explain answers best."""
 
     c: Array
@@ -108,11 +109,15 @@ class Fit(NamedTuple):
     eps: float
     missed: float
     """Root mean square of what is left, in errors of answers."""
-    c_error: float
-    eps_error: float
-    """Relative."""
+    spread: Array
+    """What c and log eps are off by is this (k + 1, k + 1) times normal numbers."""
     uneven: float
     """The least, over the largest, of what c's directions change answers by."""
+
+    @property
+    def eps_error(self) -> float:
+        """What eps is off by, relatively."""
+        return float(np.linalg.norm(self.spread[-1]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,13 +132,13 @@ class NormCentre:
         Whether it is a LayerNorm.
     frame : ndarray (d, k)
         Orthonormal columns, the range of what the norm sees.
-    fit : Fit
+    fit : CentreFit
     """
 
     keys: BehindKeys
     centred: bool
     frame: Array
-    fit: Fit
+    fit: CentreFit
 
     @property
     def c(self) -> Array:
@@ -164,11 +169,12 @@ class CentreSearch:
         d = self.keys.tokens.dim
         drawn = self.rng.standard_normal((d, d - centred))
         frame = np.linalg.qr(np.column_stack([np.ones((d, int(centred))), drawn]))[0][:, centred:]
-        start = Fit(np.zeros(frame.shape[1]), self.keys.eps, 0.0, np.inf, np.inf, 0.0)
+        k = frame.shape[1]
+        start = CentreFit(np.zeros(k), self.keys.eps, 0.0, np.zeros((k + 1, k + 1)), 0.0)
         cells, width, fit = list[Cell](), _WIDTH, start
         while fit.uneven < _UNEVEN:
             if len(cells) == _MOST_CELLS:
-                raise Reason.BLOCK_CENTRE_OPEN.error(cells=len(cells), dim=frame.shape[1])
+                raise Reason.BLOCK_CENTRE_OPEN.error(cells=len(cells), dim=k)
             for _ in range(_CELLS):
                 cell, width = yield from self._cell(frame, width)
                 cells.append(cell)
@@ -236,11 +242,11 @@ class CentreSearch:
         keys: BehindKeys,
         frame: Array,
         cells: list[Cell],
-        fit: Fit,
+        fit: CentreFit,
         lengths: Array,
         *,
         near: bool = False,
-    ) -> Asking[Fit]:
+    ) -> Asking[CentreFit]:
         """Ask the directions of cells at shorter and shorter lengths, while these are in the cell.
 
         ``cells`` are changed. Near, attention's errors are a part of c.
@@ -268,26 +274,26 @@ class CentreSearch:
             raise Reason.BLOCK_NO_CELL.error()
         return fit
 
-    def _without(self, cells: list[Cell], which: int, fit: Fit) -> Fit:
-        """Fit all but the last answer of a cell."""
+    def _without(self, cells: list[Cell], which: int, fit: CentreFit) -> CentreFit:
+        """CentreFit all but the last answer of a cell."""
         some = [cell.upto(-1) if i == which else cell for i, cell in enumerate(cells)]
         return fitted(some, fit)
 
 
-def fitted(cells: Sequence[Cell], start: Fit) -> Fit:
-    """Fit c and eps to cells' answers: Gauss and Newton.
+def fitted(cells: Sequence[Cell], start: CentreFit) -> CentreFit:
+    """CentreFit c and eps to cells' answers: Gauss and Newton.
 
     Examples
     --------
     >>> rng = np.random.default_rng(0)
     >>> c, eps, cells = np.array([0.3, -0.2, 0.1]), 1e-3, []
     >>> for way in np.eye(3):
-    ...     u = np.vstack([way + 0.1 * np.eye(3), 0.2 * way - c, 0.3 * way - c])
-    ...     v = u + c
+    ...     far = 1e3 * (way + 0.1 * np.eye(3))
+    ...     v = np.vstack([far, np.outer([0.1, 0.2, 0.5, 2.0], way)]) + 0.01 * c
     ...     n = v / np.sqrt(np.sum(v * v, axis=1, keepdims=True) / 3 + eps)
     ...     y = n @ rng.standard_normal((3, 3)) + 1
-    ...     cells.append(Cell(way, u, y, np.full(5, 1e-12), 1.0))
-    >>> found = fitted(cells, Fit(np.zeros(3), 1e-2, 0.0, 0.0, 0.0, 0.0))
+    ...     cells.append(Cell(way, v - c, y, np.full(7, 1e-12), 1.0))
+    >>> found = fitted(cells, CentreFit(0.99 * c, 1.1 * eps, 0.0, np.zeros((4, 4)), 0.0))
     >>> bool(np.allclose(found.c, c, atol=1e-8)), bool(np.isclose(found.eps, eps, rtol=1e-5))
     (True, True)
     """
@@ -313,12 +319,10 @@ def fitted(cells: Sequence[Cell], start: Fit) -> Fit:
             break
     values, vectors, sizes = _values(slope)
     missed = float(np.sqrt(np.mean(left**2)))
-    inverse = (vectors**2) @ (1 / np.maximum(values, TINY)) / sizes**2
-    errors = np.sqrt(inverse)
+    spread = vectors / np.sqrt(np.maximum(values, TINY)) / sizes[:, None]
     own = np.linalg.eigvalsh(slope[:, :-1].T @ slope[:, :-1])
     uneven = float(np.sqrt(max(own[0], 0.0) / max(own[-1], TINY)))
-    c_error = float(np.linalg.norm(errors[:-1]))
-    return Fit(at[:-1], float(np.exp(at[-1])), missed, c_error, float(errors[-1]), uneven)
+    return CentreFit(at[:-1], float(np.exp(at[-1])), missed, spread, uneven)
 
 
 def _values(slope: Array) -> tuple[Array, Array, Array]:

@@ -9,7 +9,7 @@ token tells from a linear part, or from none, keeps the error that it had.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -56,6 +56,10 @@ class HingeParameters:
         """Add what they are off by."""
         return type(self)(self.A + by.A, self.b + by.b, self.B + by.B, self.c + by.c)
 
+    def taken(self, which: Flags) -> Self:
+        """Return some of the neurons."""
+        return type(self)(self.A[which], self.b[which], self.B[:, which], self.c)
+
     def at(self, x: Array) -> Array:
         """Evaluate the layer, without a residual."""
         return np.asarray(np.maximum(x @ self.A.T + self.b, 0.0) @ self.B.T + self.c)
@@ -85,11 +89,18 @@ class HingeFit:
         return best, float(np.linalg.norm(misses) / np.sqrt(free))
 
     def errors(
-        self, found: HingeParameters, size: float, rng: np.random.Generator
+        self,
+        found: HingeParameters,
+        size: float,
+        rng: np.random.Generator,
+        beside: Sequence[Array | float] = (0.0,) * DRAWS,
     ) -> list[HingeParameters]:
-        """Return what drawn errors of this weighted size do to the parameters."""
-        shape = self.y.shape
-        drawn = (size * rng.standard_normal(shape) for _ in range(DRAWS))
+        """Return what drawn errors of this weighted size do to the parameters.
+
+        ``beside``: what answers are off by beside each of these.
+        """
+        shape, w = self.y.shape, self.weight[:, None]
+        drawn = [size * rng.standard_normal(shape) + w * off for off in beside]
         return [found.of_flat(self._solved(found, one)) for one in drawn]
 
     def _misses(self, layer: HingeParameters) -> Array:
@@ -127,7 +138,8 @@ class HingeFit:
             return left(bent(change.reshape(len(wide), -1) / wide)).ravel()
 
         def back(misses: Array) -> Array:
-            r = w * left(misses.reshape(self.y.shape))
+            # these are what is left already
+            r = w * misses.reshape(self.y.shape)
             return np.asarray(((active * (r @ layer.B)).T @ x) / wide).ravel()
 
         system = LinearOperator(
@@ -209,11 +221,11 @@ class LayerFitting:
             drawn = fit.errors(best, DRAWN * max(size, own / 2), self.rng)
             if size > POOR * own:
                 break  # something is missing or wrong: fresh answers will say so
-            real = _products(best) > GONE * _product_errors(best, drawn)
+            real = real_neurons(best, drawn)
             if np.all(real):
                 break
             kept[kept] = real
-            best = HingeParameters(best.A[real], best.b[real], best.B[:, real], best.c)
+            best = best.taken(real)
         unseen = np.any(self._missing(best.A, best.b, fresh), axis=0)
         errors = errors_of(best, drawn)
         for name, before in found.taken(np.flatnonzero(kept)[unseen]).errors(0.0).items():
@@ -250,6 +262,11 @@ class LayerFitting:
         active = np.sum(tokens @ A.T + b > 0, axis=0)
         wanted = int(SEEN * A.shape[1]) + 1
         return np.asarray(np.maximum(wanted - np.array([active, len(tokens) - active]), 0))
+
+
+def real_neurons(layer: HingeParameters, drawn: list[HingeParameters]) -> Flags:
+    """Tell which neurons are larger than what drawn errors make of them."""
+    return np.asarray(_products(layer) > GONE * _product_errors(layer, drawn))
 
 
 def _products(layer: HingeParameters) -> Array:

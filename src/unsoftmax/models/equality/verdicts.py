@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -42,6 +43,8 @@ from unsoftmax.probes import Array
 Places = list[tuple[int, int]]
 """Heads of one model and of another one; −1 where there is none."""
 Pair = tuple[Form, Form]
+_CONSTANT = (Attention, Neurons)
+"""Maps that end in a constant c."""
 
 NEARLY_ONE = (
     "heads of one model are within the tolerance of each other, and only if they count as one are "
@@ -71,7 +74,7 @@ def compare(
 
     None where they take other sequences, or answer otherwise.
     """
-    first, second = (_in_a_row(one) for one in maps)
+    first, second = (_with_means_passed_on(_in_a_row(one)) for one in maps)
     if len(first) != len(second):
         return Decision(None, float("inf"), [], NO_FORM), None
     found = [_compare_sublayers(*pair, tolerance) for pair in zip(first, second, strict=True)]
@@ -104,6 +107,38 @@ def _in_a_row(maps: Composition) -> list[Composition]:
                 joined = Composition((("", row[-2]), ("norm", one.parts[0][1])))
                 row[-2:] = row[-2:] if read(joined) is None else [joined]
     return row
+
+
+def _with_means_passed_on(row: list[Composition]) -> list[Composition]:
+    """Take off every constant the mean that the next norm does not see, and add it to the next one.
+
+    y and y − m are one input of a centred norm; where y is added behind it only m is missing.
+    """
+    row = list(row)
+    for k, (part, following) in enumerate(pairwise(row)):
+        (*before, (name, last)), after = row[k].parts, following.parts
+        if not (after and following.residual and isinstance(norm := after[0][1], LayerNorm)):
+            continue
+        (*inner, (its_name, its_last)) = after
+        if not (norm.before and norm.centred and part.residual):
+            continue
+        if not (isinstance(last, _CONSTANT) and isinstance(its_last, _CONSTANT)):
+            continue
+        if last.c is None or its_last.c is None or last.c.shape != its_last.c.shape:
+            continue
+        mean = np.mean(_constant(before, last))
+        lesser = replace(last, c=np.asarray(last.c - mean))
+        more = replace(its_last, c=np.asarray(its_last.c + mean))
+        row[k] = replace(row[k], parts=(*before, (name, lesser)))
+        row[k + 1] = replace(following, parts=(*inner, (its_name, more)))
+    return row
+
+
+def _constant(before: Sequence[tuple[str, Map]], last: Attention | Neurons) -> Array:
+    """Return what is added to every answer: c, and what heads make of the shift before them."""
+    if isinstance(last, Neurons) or not (before and isinstance(norm := before[0][1], LayerNorm)):
+        return np.asarray(last.c)
+    return np.asarray(last.answers(norm.shift[None, None])[0, -1])
 
 
 def _looks(maps: Composition) -> list[bool]:
