@@ -141,11 +141,7 @@ class JacobianReadings:
         if self.norm is None:
             return self
         away = outwards(self.across, self.x[self.few], self.ways[self.along.shape[2] :])
-        Q = np.linalg.qr(rows.equations(self.few))[0]
-        left = []
-        for part in (self.across, away):
-            centred = (part - part.mean(axis=0)).reshape(len(Q), -1)
-            left.append(centred - Q @ (Q.T @ centred))
+        left = self._unexplained(rows, self.across), self._unexplained(rows, away)
         more = -float(np.sum(left[0] * left[1]) / max(float(np.sum(left[1] ** 2)), TINY))
         norm = self.norm.with_outwards(1 / (1 + more))
         return replace(self, across=self.across + more * away, norm=norm)
@@ -161,12 +157,28 @@ class JacobianReadings:
             A, b, B, gate = A / part, b / part, B * part, (unit * gate[0], gate[1])
         return FeedForward(A, b, B, layer.c, layer.residual, None, layer.activation, gate)
 
+    def _unexplained(self, rows: Rows, across: Array) -> Array:
+        """Return what no further parts of rows make of derivatives along the other directions."""
+        Q = np.linalg.qr(rows.equations(self.few))[0]
+        centred = (across - across.mean(axis=0)).reshape(len(Q), -1)
+        return np.asarray(centred - Q @ (Q.T @ centred))
+
     def noise(self, layer: FeedForward) -> float:
-        """Return the standard deviation of a number of an answer, by what is beside the span."""
-        rank = len(layer.b) * len(rows_of(layer))
-        s = np.linalg.svd(self.corrected(layer).centred, compute_uv=False)[rank:]
+        """Return the standard deviation of a number of an answer, by what is beside the span.
+
+        After a norm by what the other directions' equations leave, if that is more: all base points
+        have one length, and what goes with the length is not beside the span.
+        """
+        rank, better = len(layer.b) * len(rows_of(layer)), self.corrected(layer)
+        s = np.linalg.svd(better.centred, compute_uv=False)[rank:]
         free = (len(self.x) - 1 - rank) * (self.centred.shape[1] - rank)
-        return float(np.linalg.norm(s) / np.sqrt(max(free, 1)) * self.step / np.sqrt(2))
+        beside = float(np.linalg.norm(s) / np.sqrt(max(free, 1)))
+        if self.norm is not None:
+            rows = Rows.of(better, members_from(layer, better, span_of(better, rank)[0]))
+            left = self._unexplained(rows, better.with_eps(rows).across)
+            free = left.shape[1] * (left.shape[0] - self.y.shape[1] - rank)
+            beside = max(beside, float(np.linalg.norm(left) / np.sqrt(max(free, 1))))
+        return beside * self.step / float(np.sqrt(2))
 
     def disturbed(self, size: float, rng: np.random.Generator) -> JacobianReadings:
         """Return readings of answers that are off by drawn errors."""
