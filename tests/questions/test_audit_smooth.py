@@ -142,6 +142,7 @@ def test_audits_recover_layers_by_themselves(phi, gated, norm):
     assert (result.target_class, result.certainty) == (NAME, "certain")
     assert result.facts == {"neurons": 6} | ({"gated": 1} if gated else {})
     assert result.queries == asked
+    assert result.recovery is not None
     assert us.equivalent(result.recovery.model, true, rtol=1e-6)
 
 

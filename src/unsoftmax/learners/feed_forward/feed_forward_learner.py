@@ -103,6 +103,8 @@ ATTEMPTS, ROUNDS = 3, 1000
 BENDS = tuple(
     reason.name for reason in (Reason.EPS_DIFFERS, Reason.BENDS_OR_NOISE, Reason.LAYER_IS_SMOOTH)
 )
+# Answers whose format is coarser take longer steps.
+COARSE = 1e-10
 # Activations that are recovered; "identity" is none.
 KNOWN = tuple(name for name in ACTIVATIONS if name != "identity")
 
@@ -155,9 +157,9 @@ class FeedForwardLearner(Configured):
     a layer that was not given a name has the second one. Where answers are bounded (sigmoid,
     tanh) more than 6d neurons take their ``activation``. All neurons must have one activation,
     and rows be fewer than 0.8(d − 1)(d_out − 1); after a norm 0.8(d/2 − 1)(d_out − 1), from about
-    d = 8 on. Float64 answers, and no norm behind. Their bound holds up to the length that
-    ``.assumes`` names; after a norm for all tokens. *Tokens* are up to 10⁶ times as long as the
-    distance of a typical hyperplane.
+    d = 8 on; no norm behind. Float32 answers take their ``activation``, no norm, and twice the
+    queries. Their bound holds up to the length that ``.assumes`` names; after a norm for all
+    tokens. *Tokens* are up to 10⁶ times as long as the distance of a typical hyperplane.
     *Source*: beyond arXiv 2601.16873; Section 4.1's A_FFN for vectors.
 
     Examples
@@ -291,7 +293,8 @@ class FeedForwardLearner(Configured):
         bounded = self.activation is None and bool(norms_of(look))
         most = SIGMOIDS_PER_DIM * d if bounded else self._most
         unit = bending_length(look) / np.sqrt(d)
-        search = SmoothSearch(d, unit, most, self.activation, self.gated, rng)
+        coarse = look.rounding > COARSE
+        search = SmoothSearch(d, unit, most, self.activation, self.gated, rng, coarse=coarse)
         return (yield from search.steps(checks))
 
     def _smooth_after_norm(

@@ -112,6 +112,8 @@ class JacobianReadings:
     """Differences there along the other directions, (K, p, d − n)."""
     norm: NormBefore | None = None
     """Before the layer: the first directions are orthogonal to base points then."""
+    central: bool = False
+    """Whether steps were taken both ways."""
 
     def corrected(self, layer: FeedForward) -> JacobianReadings:
         """Return derivatives: differences, less what a layer says they are off by."""
@@ -127,10 +129,16 @@ class JacobianReadings:
             slopes = slopes + self.norm.outwards * outwards(slopes, x, ways)
         found = -slopes
         for k, way in enumerate(ways):
-            moved = x + self.step * way
-            seen = moved if self.norm is None else self.norm.seen(moved)
-            found[:, :, k] += (layer(seen) - at) / self.step
+            ahead = self._answers(layer, x + self.step * way)
+            if self.central:
+                behind = self._answers(layer, x - self.step * way)
+                found[:, :, k] += (ahead - behind) / (2 * self.step)
+            else:
+                found[:, :, k] += (ahead - at) / self.step
         return found
+
+    def _answers(self, layer: FeedForward, x: Array) -> Array:
+        return layer(x if self.norm is None else self.norm.seen(x))
 
     def with_eps(self, rows: Rows) -> JacobianReadings:
         """Return derivatives as a layer has them that sees all of a step outwards; ρ from them.
@@ -178,13 +186,14 @@ class JacobianReadings:
             left = self._unexplained(rows, better.with_eps(rows).across)
             free = left.shape[1] * (left.shape[0] - self.y.shape[1] - rank)
             beside = max(beside, float(np.linalg.norm(left) / np.sqrt(max(free, 1))))
-        return beside * self.step / float(np.sqrt(2))
+        return beside * self.step * float(np.sqrt(2.0 if self.central else 0.5))
 
     def disturbed(self, size: float, rng: np.random.Generator) -> JacobianReadings:
         """Return readings of answers that are off by drawn errors."""
-        errors = size * rng.standard_normal(self.y.shape)
+        errors, each = size * rng.standard_normal(self.y.shape), size / self.step
+        shared, each = (0.0, each / np.sqrt(2)) if self.central else (1 / self.step, each)
         along, across = (
-            part + (size * rng.standard_normal(part.shape) - own[:, :, None]) / self.step
+            part + each * rng.standard_normal(part.shape) - shared * own[:, :, None]
             for part, own in ((self.along, errors), (self.across, errors[self.few]))
         )
         return replace(self, y=self.y + errors, along=along, across=across)
