@@ -144,18 +144,24 @@ def after(
     scale = rng.uniform(0.5, 2, layer.dim) * rng.choice([-1.0, 1.0], layer.dim)
     shift = 0.3 * rng.standard_normal(layer.dim) if centred else None
     norm = us.LayerNorm(scale, shift, eps, before=True, centred=centred)
-    return us.FeedForward(layer.A, layer.b, layer.B, layer.c, residual, norm)
+    sums = layer.A, layer.b, layer.B, layer.c
+    return us.FeedForward(*sums, residual, norm, layer.activation, layer.gate)
 
 
 def seen_through(true: us.FeedForward) -> us.FeedForward:
     """Write a layer after a norm with the norm's scale and shift in A and b."""
     norm = true.norm
     assert norm is not None
-    A, b = true.A * norm.scale, true.b + true.A @ norm.shift
-    if norm.centred:
-        A = A - A.mean(axis=1, keepdims=True)
+
+    def inside(A, b):
+        scaled = A * norm.scale
+        mean = scaled.mean(axis=1, keepdims=True) if norm.centred else 0.0
+        return scaled - mean, b + A @ norm.shift
+
+    gate = None if true.gate is None else inside(*true.gate)
     bare = us.LayerNorm(np.ones(norm.width), None, norm.eps, True, norm.centred)
-    return us.FeedForward(A, b, true.B, true.c, true.residual, bare)
+    A, b = inside(true.A, true.b)
+    return us.FeedForward(A, b, true.B, true.c, true.residual, bare, true.activation, gate)
 
 
 def normalised_tokens(true: us.FeedForward, count: int = 500) -> np.ndarray:
@@ -166,14 +172,14 @@ def normalised_tokens(true: us.FeedForward, count: int = 500) -> np.ndarray:
     return np.asarray(np.sqrt(true.norm.eps) * x)
 
 
-def share_after(recovery, true: us.FeedForward) -> float:
+def share_after(recovery, true: us.FeedForward, errors_of=parameter_errors) -> float:
     """Return the largest share of its bound that an error takes: of parameters and answers."""
     bounds, found = recovery.certificate.errors, recovery.model
     assert true.norm is not None
     shares = [abs(found.norm.eps - true.norm.eps) / bounds["eps"]]
     if np.isfinite(bounds["A"]):
-        errors = parameter_errors(found, seen_through(true))
-        shares += [errors[name] / bounds[name] for name in errors]
+        errors = errors_of(found, seen_through(true))
+        shares += [np.linalg.norm(errors[name]) / bounds[name] for name in errors]
     x = normalised_tokens(true)
     rounding = 1e-15 * (np.linalg.norm(x, axis=1) + np.linalg.norm(true(x), axis=1))
     off = np.linalg.norm(found(x) - true(x), axis=1)

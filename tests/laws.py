@@ -28,6 +28,7 @@ from tests.rotary_heads import rotary_head, several_rotary, within_bounds
 from tests.rotary_layers import rotary_layer
 from tests.rotary_layers import share_of_bounds as share_of_turned_bounds
 from tests.shares import share
+from tests.smooth_layers import smooth_errors, smooth_layer
 from tests.vector_learners import LinearMap, LinearModel
 from unsoftmax.protocol import Learner, Model, Oracle
 
@@ -520,6 +521,14 @@ CASES = [
         layer_share_after,
         single=False,
         accuracy=1e-8,
+    ),
+    _held(
+        "FeedForwardLearner of gated neurons after a norm",
+        _feed_forward_layer(8, activation="silu"),
+        lambda seed: layer_after(smooth_layer(8, 5, seed, "silu", True, False), seed),
+        lambda recovery, true: layer_share_after(recovery, true, smooth_errors),
+        single=False,
+        accuracy=1e-7,
     ),
     _held(
         "FeedForwardLearner behind a LayerNorm",

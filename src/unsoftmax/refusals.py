@@ -918,7 +918,7 @@ class Reason(Enum):
         ModelMismatch,
         "{where} answers bend everywhere: the target is smooth (GELU, SiLU, tanh, attention, a "
         "normalisation), no feed-forward layer of ReLUs, which alone have hyperplanes to be found. "
-        "Smooth layers without a norm are recovered where no activation is given.",
+        "Smooth layers without a norm behind are recovered where no activation is given.",
     )
     JACOBIAN_WITHOUT_GAP = (
         ModelMismatch,
@@ -971,6 +971,10 @@ class Reason(Enum):
         ModelMismatch,
         "Answers do not grow with tokens, as where a norm is before a layer or behind it. With "
         'norm="{first}": {error} With norm="{second}": {other}',
+    )
+    NEITHER_BENT_NOR_SMOOTH = (
+        ModelMismatch,
+        "After a norm, as a layer of ReLUs: {bent} As a smooth one: {smooth}",
     )
     HYPERPLANES_ELSEWHERE = (
         ModelMismatch,

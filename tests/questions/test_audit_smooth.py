@@ -125,6 +125,27 @@ def test_recovery_takes_all_numbers_and_decides(served, monkeypatch):
         assert any(word in result.reasons[0] for word in why.split("|"))
 
 
+@pytest.mark.parametrize(("phi", "gated", "norm"), [("gelu", False, None), ("silu", True, RMS)])
+def test_audits_recover_layers_by_themselves(phi, gated, norm):
+    """The learner of that name finds weights, gates and eps: the name is certain then."""
+    f = layer(phi, gated, norm, seed=3)
+    gate = None if f.gate is None else (f.gate[0][:6], f.gate[1][:6])
+    true = us.FeedForward(f.A[:6], f.b[:6], f.B[:, :6], f.c, True, norm, phi, gate)
+    asked = 0
+
+    def target(X):
+        nonlocal asked
+        asked += len(X)
+        return true(X[:, -1:])
+
+    result = us.audit(target, D, recover=True)
+    assert (result.target_class, result.certainty) == (NAME, "certain")
+    assert result.facts == {"neurons": 6} | ({"gated": 1} if gated else {})
+    assert result.queries == asked
+    assert result.recovery is not None
+    assert us.equivalent(result.recovery.model, true, rtol=1e-6)
+
+
 def test_the_page_says_what_it_costs(tmp_path):
     result = us.audit(layer("silu", gated=True), D)
     result.save(tmp_path)

@@ -166,6 +166,61 @@ def test_new_settings_are_named_only_where_they_are_given():
     assert "12.5m" in given.plan().formula
 
 
+# -- float32
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize(
+    ("activation", "gated"),
+    [("gelu", False), ("silu", True), ("tanh", False), ("softplus", False), ("gelu", True)],
+)
+def test_layers_behind_float32_are_recovered(activation, gated, trials, evidence):
+    """Where the activation is named: longer steps, both ways."""
+    many = trials(0, 1)
+    d, m = (16, 42 if gated else 64) if many else (8, 7 if gated else 16)
+    shares, errors, queries, refused = [], [], [], 0
+    for seed in range(trials(1, 20)):
+        true, asked = smooth_layer(d, m, seed, activation, gated, residual=seed % 2 == 0), 0
+
+        def answer(X, true=true):
+            nonlocal asked
+            asked += len(X)
+            return true(X).astype(np.float32)
+
+        try:
+            recovery = learned(answer, d, activation=activation, seed=seed)
+        except us.ModelMismatch:
+            refused += 1
+            continue
+        off = smooth_errors(recovery.model, true)
+        errors.append(max(float(np.max(one)) for one in off.values()))
+        shares.append(share_of_bounds(recovery, true, 3 * np.sqrt(d)))
+        queries.append(asked / m)
+    assert refused <= trials(0, 1)
+    assert max(errors) < 2e-3
+    assert max(shares) <= 1
+    evidence(
+        f"Smooth layers of {m} {'gated ' if gated else ''}neurons behind float32, {activation}, "
+        f"d = {d}",
+        layers=len(shares),
+        queries_per_neuron=float(np.mean(queries)),
+        largest_error=float(max(errors)),
+        largest_share_of_bounds=float(max(shares)),
+        refused=refused,
+    )
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize("name", ["half SiLU", "Mish", "sine", "two layers", "mixture of experts"])
+def test_impostors_behind_float32_are_refused(name, trials):
+    for seed in range(trials(1, 10)):
+        [target] = [f for known, f, _ in impostors(seed) if known == name]
+        with pytest.raises((us.ModelMismatch, us.NotIdentifiable)):
+            learned(
+                lambda X, f=target: f(X[:, -1]).astype(np.float32), 8, activation="gelu", seed=seed
+            )
+
+
 # -- attacks
 
 

@@ -20,7 +20,8 @@ The mathematics: every neuron is a hyperplane, and across it the Jacobian jumps 
 7. The hold-out confirms or refuses.
 
 Smooth activations, GELU to SwiGLU, have no hyperplanes: where the opening finds that answers bend
-everywhere, or an activation is given, Jacobians at many points tell the neurons (`smooth_layer`).
+everywhere, or an activation is given, Jacobians at many points tell the neurons (`smooth_layer`),
+also after a norm.
 
 Behind a norm answers tell directions alone: `behind_norm` has the same steps without sizes. After a
 norm no token is long: `after_norm` has chords in the place of the line. Which of these there is, if
@@ -102,6 +103,8 @@ ATTEMPTS, ROUNDS = 3, 1000
 BENDS = tuple(
     reason.name for reason in (Reason.EPS_DIFFERS, Reason.BENDS_OR_NOISE, Reason.LAYER_IS_SMOOTH)
 )
+# Answers whose format is coarser take longer steps.
+COARSE = 1e-10
 # Activations that are recovered; "identity" is none.
 KNOWN = tuple(name for name in ACTIVATIONS if name != "identity")
 
@@ -139,8 +142,8 @@ class FeedForwardLearner(Configured):
     7m + (d + 1)(1.2m/d + 2) + 1.1d + 175, 9m at m = 4d, after one about 6.4m + 9d + 250, 9 to 10m
     at m = 4d, and float64 answers only. With ``norm=None`` a layer with a norm takes 31 more, or
     up to 200 if the first guess is wrong; a plain one none. A smooth layer takes about
-    12.5m + 3.3d + 110, a gated one 25m + 3.3d + 110 if d_out is d; more where its rows (m, or 2m)
-    are more than 5.7(d_out − 1).
+    12.5m + 3.3d + 110, a gated one 25m + 3.3d + 110 if d_out is d, after a norm 70 to 200 more;
+    more where its rows (m, or 2m) are more than 5.7(d_out − 1).
     *Determined up to* the order of neurons and a positive factor between row of A and column of B;
     both are returned with equal norms. Neurons on one hyperplane count as one. If they are active
     on opposite sides, or x is a sum of neurons, a linear part remains that takes more neurons, and
@@ -153,9 +156,10 @@ class FeedForwardLearner(Configured):
     between row of A and column of B. z σ(1.702 z) is a SiLU and a sigmoid a tanh of another scale:
     a layer that was not given a name has the second one. Where answers are bounded (sigmoid,
     tanh) more than 6d neurons take their ``activation``. All neurons must have one activation,
-    and rows be fewer than 0.8(d − 1)(d_out − 1); float64 answers, and no norm. Their bound holds
-    up to the length that ``.assumes`` names. *Tokens* are up to 10⁶ times as long as the distance
-    of a typical hyperplane.
+    and rows be fewer than 0.8(d − 1)(d_out − 1); after a norm 0.8(d/2 − 1)(d_out − 1), from about
+    d = 8 on; no norm behind. Float32 answers take their ``activation``, no norm, and twice the
+    queries. Their bound holds up to the length that ``.assumes`` names; after a norm for all
+    tokens. *Tokens* are up to 10⁶ times as long as the distance of a typical hyperplane.
     *Source*: beyond arXiv 2601.16873; Section 4.1's A_FFN for vectors.
 
     Examples
@@ -177,7 +181,7 @@ class FeedForwardLearner(Configured):
     activation: str | None = field(default=None, kw_only=True)
     gated: bool | None = field(default=None, kw_only=True)
 
-    revision: ClassVar[int] = 8
+    revision: ClassVar[int] = 9
     far: ClassVar[str] = "beyond every bend of the layer"
     outputs: ClassVar[Outputs] = "vector"
 
@@ -208,7 +212,7 @@ class FeedForwardLearner(Configured):
         """Say what learning costs at most; what it takes is known only with the neurons."""
         m, d = self._most, int(self.dim)
         cost = ATTEMPTS * Cost.of(m * (PER_NEURON + 2 * d) + 16 * d + 1024, rounds=ROUNDS)
-        smooth = SMOOTH_FORMULA if self.activation != "relu" and self.norm is None else ""
+        smooth = SMOOTH_FORMULA if self.activation != "relu" and self.norm != "post" else ""
         bent = "" if self._smooth else FORMULAS[self.norm]
         formula = (
             f"about {'; '.join(filter(None, (bent, smooth)))}; refused beyond {cost.at_most:,}"
@@ -290,7 +294,8 @@ class FeedForwardLearner(Configured):
         bounded = self.activation is None and bool(norms_of(look))
         most = SIGMOIDS_PER_DIM * d if bounded else self._most
         unit = bending_length(look) / np.sqrt(d)
-        search = SmoothSearch(d, unit, most, self.activation, self.gated, rng)
+        coarse = look.rounding > COARSE
+        search = SmoothSearch(d, unit, most, self.activation, self.gated, rng, coarse=coarse)
         return (yield from search.steps(checks))
 
     def _smooth_after_norm(
@@ -348,8 +353,8 @@ class FeedForwardLearner(Configured):
                 raise
             try:
                 return (yield from self._after_norm(opening.with_means(normed), checks, rng))
-            except ModelMismatch:
-                raise error from None
+            except ModelMismatch as other:
+                raise Reason.NEITHER_BENT_NOR_SMOOTH.error(bent=error, smooth=other) from error
 
     def _from(
         self, look: OpeningLook | NormLook, checks: int, rng: np.random.Generator

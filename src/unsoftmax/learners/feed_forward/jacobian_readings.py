@@ -112,6 +112,8 @@ class JacobianReadings:
     """Differences there along the other directions, (K, p, d − n)."""
     norm: NormBefore | None = None
     """Before the layer: the first directions are orthogonal to base points then."""
+    central: bool = False
+    """Whether steps were taken both ways."""
 
     def corrected(self, layer: FeedForward) -> JacobianReadings:
         """Return derivatives: differences, less what a layer says they are off by."""
@@ -127,10 +129,16 @@ class JacobianReadings:
             slopes = slopes + self.norm.outwards * outwards(slopes, x, ways)
         found = -slopes
         for k, way in enumerate(ways):
-            moved = x + self.step * way
-            seen = moved if self.norm is None else self.norm.seen(moved)
-            found[:, :, k] += (layer(seen) - at) / self.step
+            ahead = self._answers(layer, x + self.step * way)
+            if self.central:
+                behind = self._answers(layer, x - self.step * way)
+                found[:, :, k] += (ahead - behind) / (2 * self.step)
+            else:
+                found[:, :, k] += (ahead - at) / self.step
         return found
+
+    def _answers(self, layer: FeedForward, x: Array) -> Array:
+        return layer(x if self.norm is None else self.norm.seen(x))
 
     def with_eps(self, rows: Rows) -> JacobianReadings:
         """Return derivatives as a layer has them that sees all of a step outwards; ρ from them.
@@ -141,11 +149,7 @@ class JacobianReadings:
         if self.norm is None:
             return self
         away = outwards(self.across, self.x[self.few], self.ways[self.along.shape[2] :])
-        Q = np.linalg.qr(rows.equations(self.few))[0]
-        left = []
-        for part in (self.across, away):
-            centred = (part - part.mean(axis=0)).reshape(len(Q), -1)
-            left.append(centred - Q @ (Q.T @ centred))
+        left = self._unexplained(rows, self.across), self._unexplained(rows, away)
         more = -float(np.sum(left[0] * left[1]) / max(float(np.sum(left[1] ** 2)), TINY))
         norm = self.norm.with_outwards(1 / (1 + more))
         return replace(self, across=self.across + more * away, norm=norm)
@@ -161,18 +165,35 @@ class JacobianReadings:
             A, b, B, gate = A / part, b / part, B * part, (unit * gate[0], gate[1])
         return FeedForward(A, b, B, layer.c, layer.residual, None, layer.activation, gate)
 
+    def _unexplained(self, rows: Rows, across: Array) -> Array:
+        """Return what no further parts of rows make of derivatives along the other directions."""
+        Q = np.linalg.qr(rows.equations(self.few))[0]
+        centred = (across - across.mean(axis=0)).reshape(len(Q), -1)
+        return np.asarray(centred - Q @ (Q.T @ centred))
+
     def noise(self, layer: FeedForward) -> float:
-        """Return the standard deviation of a number of an answer, by what is beside the span."""
-        rank = len(layer.b) * len(rows_of(layer))
-        s = np.linalg.svd(self.corrected(layer).centred, compute_uv=False)[rank:]
+        """Return the standard deviation of a number of an answer, by what is beside the span.
+
+        After a norm by what the other directions' equations leave, if that is more: all base points
+        have one length, and what goes with the length is not beside the span.
+        """
+        rank, better = len(layer.b) * len(rows_of(layer)), self.corrected(layer)
+        s = np.linalg.svd(better.centred, compute_uv=False)[rank:]
         free = (len(self.x) - 1 - rank) * (self.centred.shape[1] - rank)
-        return float(np.linalg.norm(s) / np.sqrt(max(free, 1)) * self.step / np.sqrt(2))
+        beside = float(np.linalg.norm(s) / np.sqrt(max(free, 1)))
+        if self.norm is not None:
+            rows = Rows.of(better, members_from(layer, better, span_of(better, rank)[0]))
+            left = self._unexplained(rows, better.with_eps(rows).across)
+            free = left.shape[1] * (left.shape[0] - self.y.shape[1] - rank)
+            beside = max(beside, float(np.linalg.norm(left) / np.sqrt(max(free, 1))))
+        return beside * self.step * float(np.sqrt(2.0 if self.central else 0.5))
 
     def disturbed(self, size: float, rng: np.random.Generator) -> JacobianReadings:
         """Return readings of answers that are off by drawn errors."""
-        errors = size * rng.standard_normal(self.y.shape)
+        errors, each = size * rng.standard_normal(self.y.shape), size / self.step
+        shared, each = (0.0, each / np.sqrt(2)) if self.central else (1 / self.step, each)
         along, across = (
-            part + (size * rng.standard_normal(part.shape) - own[:, :, None]) / self.step
+            part + each * rng.standard_normal(part.shape) - shared * own[:, :, None]
             for part, own in ((self.along, errors), (self.across, errors[self.few]))
         )
         return replace(self, y=self.y + errors, along=along, across=across)

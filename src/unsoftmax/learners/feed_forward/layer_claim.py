@@ -65,6 +65,8 @@ class LayerClaim:
     make it off by (one standard deviation)."""
     strips: Strips | None = None
     """Where tokens were asked beside hyperplanes."""
+    amplified: float = COARSE
+    """Fresh answers may be missed by so many times their own relative error."""
     longest: ClassVar[float] = np.inf
     """No token is longer."""
     contrary: ClassVar[str] = (
@@ -81,7 +83,7 @@ class LayerClaim:
         missed, size = y - self.model(x), self.look.size_at(x)[:, None]
         own = DEVIATIONS * self.look.error_at(x)[:, None] / width
         allowed = DEVIATIONS * self._bound(x)[:, None]
-        limit = min(COARSE * self.look.noise, COARSEST)
+        limit = min(self.amplified * self.look.noise, COARSEST)
         certified = np.minimum(allowed / np.maximum(size, TINY), CERTIFIED)
         most = np.maximum(max(ACCEPTED, limit), certified)
         compared = Residuals.of(missed, own=own, allowed=allowed, size=size, most=most)

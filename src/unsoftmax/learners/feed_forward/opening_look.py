@@ -70,6 +70,11 @@ class OpeningLook:
     """What was asked along the line, (n, d) and (n, d_out)."""
     why: tuple[str, ...]
 
+    @property
+    def rounding(self) -> float:
+        """How answers are rounded by their format, relatively."""
+        return max(_precision(self.answers).share_of(1.0), UNIT)
+
     def error_at(self, x: Array) -> Array:
         """Return errors of answers to tokens (n, d), 2-norms."""
         return np.asarray(self.noise * self.size_at(x))
@@ -203,7 +208,7 @@ def _far_steps(look: OpeningLook) -> tuple[bool | None, list[tuple[float, ...]]]
 
     And ratios of the last differences that show between answers to tokens eight times as long.
     """
-    d, unit = look.tokens.shape[1], max(_precision(look.answers).share_of(1.0), UNIT)
+    d, unit = look.tokens.shape[1], look.rounding
     half = len(look.tokens) // 2
     for residual in (False, True):
         if residual and look.answers.shape[1] != d:

@@ -11,6 +11,10 @@ Target F(x) = B φ(A x + a) + c (+ x), or B (φ(G x + g) ⊙ (A x + a)) + c (+ x
    are corrected by what the layer found says.
 5. Errors drawn of the size that the differences miss the layer by, through the same equations.
 6. The hold-out confirms or refuses.
+
+After a norm whose eps is known but for a factor, all base points have one length, in a subspace
+that steps are orthogonal to; the other directions' equations give eps (`NormBefore`). Of coarse
+answers steps are long and taken both ways, which doubles the queries.
 """
 
 from __future__ import annotations
@@ -41,7 +45,6 @@ from unsoftmax.learners.feed_forward.opening_look import LINE, OpeningLook, draw
 from unsoftmax.learners.feed_forward.rank_one_members import find_members
 from unsoftmax.learners.feed_forward.search_steps import asks
 from unsoftmax.learners.normed_tokens import INSIDE
-from unsoftmax.measure.precision import UNIT
 from unsoftmax.models.feed_forward import FeedForward
 from unsoftmax.models.neurons import ACTIVATIONS
 from unsoftmax.probes import Array, Indices, Round
@@ -64,6 +67,8 @@ SHARE, LEFT = 0.8, 8
 # Steps, in units. Longer: differences are no derivatives; shorter: rounding shows in them. The
 # second is tried where neurons of very unlike sizes did not show with the first.
 STEPS = 1e-4, 1e-5
+# Of coarse answers steps are long, and taken both ways: differences are off by their square.
+COARSE_STEPS = 0.04, 0.02
 UNSEEN = ("MEMBERS_MISSING", "NO_ACTIVATION_SUITS", "NEURONS_UNLIKE")
 # Base points of the other directions, for as many as there are unknowns; draws of which the best
 # conditioned is taken.
@@ -81,8 +86,10 @@ NORMED = (
     "or RMSNorm."
 )
 OF_GATES = ("Rows of A have the norms of columns of B; errors of gates are those of G and g.",)
+# Fresh answers of coarse targets may be missed by so many times their own error.
+AMPLIFIED = 1e4
 # Fresh tokens are up to so many length scales long.
-PLAIN_REACH, GATED_REACH = 1e3, 8.0
+PLAIN_REACH, GATED_REACH, COARSE_GATED_REACH = 1e3, 8.0, 3.0
 
 
 def bending_length(look: OpeningLook) -> float:
@@ -100,7 +107,7 @@ def bending_length(look: OpeningLook) -> float:
     t, y = LINE[half + 1 :], look.answers
     ahead, behind, at = y[half + 1 :], y[:half][::-1], y[half]
     size = np.maximum(np.linalg.norm(ahead, axis=1), np.linalg.norm(behind, axis=1))
-    noise = 64 * UNIT * np.maximum.accumulate(size + np.linalg.norm(at))
+    noise = 64 * look.rounding * np.maximum.accumulate(size + np.linalg.norm(at))
     odd, even = ahead - behind, ahead + behind - 2 * at
     quadratic = size[-1] > 20 * size[-2]
 
@@ -137,6 +144,8 @@ class SmoothSearch:
     rng: np.random.Generator
     square: float | None = None
     """Of the radius of the ball of tokens, where a norm is before."""
+    coarse: bool = False
+    """Whether answers are: steps are long, and taken both ways."""
 
     def steps(self, checks: int) -> Steps[FeedForward]:
         """Find the layer, draw its errors, test it."""
@@ -145,12 +154,13 @@ class SmoothSearch:
 
     def found(self) -> Generator[Round, Answers, tuple[SmoothClaim, float]]:
         """Find the layer, and draw its errors; return eps of a norm before, in guesses, too."""
-        for step in STEPS:
+        steps = COARSE_STEPS if self.coarse else STEPS
+        for step in steps:
             try:
                 layer, readings = yield from self._searched(step * self.unit)
                 break
             except ModelMismatch as error:
-                if step == STEPS[-1] or error.reason not in UNSEEN:
+                if step == steps[-1] or error.reason not in UNSEEN:
                     raise
         ratio = 1.0 if readings.norm is None else readings.norm.ratio
         return SmoothClaim.of(layer, readings, self.rng), ratio
@@ -204,7 +214,7 @@ class SmoothSearch:
             if readings is not None:
                 x, y = np.vstack([readings.x, x]), np.vstack([readings.y, y])
                 along = np.concatenate([readings.along, along])
-            readings = JacobianReadings(x, y, ways, step, along, none, along[:0], norm)
+            readings = JacobianReadings(x, y, ways, step, along, none, along[:0], norm, self.coarse)
             rank, width = rank_of(readings), y.shape[1]
             most = d if rank else min(d, -(-MOST_DIRECTIONS * max(d, width) // width))
             if (rank or count) > FULL * (n - 1) * (width - 1) and n < most:
@@ -236,8 +246,11 @@ class SmoothSearch:
         self, x: Array, y: Array, ways: Array, step: float, phase: str
     ) -> Generator[Round, Answers, Array]:
         """Ask a step from each point along each direction; return slopes (X, p, directions)."""
-        moved = yield from asks(phase)((x[:, None] + step * ways).reshape(-1, self.dim))
-        slopes = (moved.reshape(len(x), len(ways), -1) - y[:, None]) / step
+        steps = step * (np.concatenate([ways, -ways]) if self.coarse else ways)
+        moved = yield from asks(phase)((x[:, None] + steps).reshape(-1, self.dim))
+        answers = moved.reshape(len(x), len(steps), -1)
+        ahead, behind = answers[:, : len(ways)], answers[:, len(ways) :]
+        slopes = (ahead - behind) / (2 * step) if self.coarse else (ahead - y[:, None]) / step
         return np.asarray(slopes.transpose(0, 2, 1))
 
     def _few(self, rows: Rows, readings: JacobianReadings) -> Indices:
@@ -272,7 +285,8 @@ class SmoothClaim(LayerClaim):
         y, norm, seen = readings.y, readings.norm, readings.seeing(layer)
         x = readings.x if norm is None else readings.x / norm.unit(norm.share)
         length = float(np.median(np.linalg.norm(x, axis=1)))
-        reach = (GATED_REACH if layer.gate else PLAIN_REACH) * length
+        gated = COARSE_GATED_REACH if readings.central else GATED_REACH
+        reach = (gated if layer.gate else PLAIN_REACH) * length
         if norm is not None:
             reach = float(np.sqrt(norm.square))
         sigma, each = readings.noise(layer), []
@@ -296,7 +310,8 @@ class SmoothClaim(LayerClaim):
             why=(),
         )
         notes, normed = _notes(layer, norm), norm is not None
-        return cls(seen, look, errors, notes, True, reach=reach, normed=normed)
+        claim = cls(seen, look, errors, notes, True, reach=reach, normed=normed)
+        return replace(claim, amplified=AMPLIFIED) if readings.central else claim
 
     def tested(self, checks: int, rng: np.random.Generator) -> Steps[FeedForward]:
         """Ask the hold-out; return the layer and how sure it is, or refuse it."""
