@@ -23,12 +23,13 @@ def unknown(heads, rank, dim):
     return (dim + heads * each) / dim
 
 
-@pytest.mark.parametrize("residual", [False, True], ids=["plain", "residual"])
 @pytest.mark.parametrize("shape", PROMISED, ids=str)
-def test_a_layer_is_recovered_within_its_certificate(shape, residual, trials, evidence):
+def test_a_layer_is_recovered_within_its_certificate(shape, trials, evidence):
+    """Every other one has a residual connection."""
     tried = trials(1, 100)
     over, off, inside, predicted = [], [], [], []
     for seed in range(tried):
+        residual = (seed + shape[0]) % 4 > 1
         server = LayerServer(seed, shape=shape, residual=residual)
         learner = us.learners.AttentionLayerLearner(shape[2], table=server.table, seed=seed)
         found = us.learn(us.oracles.from_ids(server, len(server.table)), learner)
@@ -49,8 +50,7 @@ def test_a_layer_is_recovered_within_its_certificate(shape, residual, trials, ev
     assert max(inside) <= 1
     assert max(predicted) <= 1e-8
     evidence(
-        f"layer of {shape[0]} heads of {shape[1]} at d = {shape[2]} from ids"
-        + ", with a residual connection" * residual,
+        f"layer of {shape[0]} heads of {shape[1]} at d = {shape[2]} from ids",
         trials=tried,
         queries_over_unknown=float(np.median(over)),
         W_off_by_at_most=max(off),
@@ -73,7 +73,7 @@ def test_a_table_in_a_hyperplane(trials):
 
 REFUSED = {
     "BOS": "NOT_OF_THE_TABLE",
-    "positions": "NOT_OF_THE_TABLE",
+    "positions": "COPIES_DIFFER",
     "other tokenizer": "NOT_OF_THE_TABLE",
     "turned": "IDS_ORDER_MATTERS",
     "cut on the left": "IDS_ORDER_MATTERS",

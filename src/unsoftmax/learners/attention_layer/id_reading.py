@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from unsoftmax.learners.attention_layer.count_curves import Fit, matched
+from unsoftmax.learners.attention_layer.count_curves import MixtureFit, matched
 from unsoftmax.learners.attention_layer.id_answers import (
     EXPLAINED,
     CountAnswers,
@@ -169,8 +169,8 @@ class IdReading:
         return answers.joined(rows, counts[:, -1].astype(np.float64), y), y
 
     def _read(
-        self, answers: CountAnswers, fits: list[Fit], tokens: Indices
-    ) -> tuple[CountAnswers, list[Fit]]:
+        self, answers: CountAnswers, fits: list[MixtureFit], tokens: Indices
+    ) -> tuple[CountAnswers, list[MixtureFit]]:
         """Leave out tokens that cannot be read; the best first."""
         worst = np.array([_worst(fit, answers.off) for fit in fits])
         order = np.argsort(worst, kind="stable")
@@ -228,7 +228,7 @@ class IdReading:
         return np.where(used, np.maximum(1, np.floor(shares)), 0).astype(np.intp)
 
 
-def _beside(answers: CountAnswers, fits: list[Fit]) -> AnswerNoise:
+def _beside(answers: CountAnswers, fits: list[MixtureFit]) -> AnswerNoise:
     """Return what answers are off by beside each other, as the fits of single tokens miss them.
 
     Fits of other heads miss more: the median says it.
@@ -238,13 +238,13 @@ def _beside(answers: CountAnswers, fits: list[Fit]) -> AnswerNoise:
     return AnswerNoise(max(2 * KAPPA * UNIT, _BESIDE * float(np.median(missed)) / size))
 
 
-def _worst(fit: Fit, off: float) -> float:
+def _worst(fit: MixtureFit, off: float) -> float:
     """Return what the worst logit is off by; infinite where other heads answer."""
     if fit.misfit > EXPLAINED * off * np.sqrt(fit.missed.size):
         return np.inf
     return float(np.max(fit.errors(off)[0]))
 
 
-def _even(fit: Fit) -> float:
+def _even(fit: MixtureFit) -> float:
     """Return about how many copies of a token weigh as much as the query token."""
     return float(np.exp(-np.median(fit.logits[:, 0])))
