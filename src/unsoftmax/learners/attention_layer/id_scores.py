@@ -42,6 +42,8 @@ class IdScoreReading:
     table: Affine
     among: Indices
     """Ids among which keys and query tokens are chosen."""
+    lone: Indices
+    """Ids that were asked alone."""
     maps: CountAnswers
     layer: LayerMap
     values: HeadMaps
@@ -113,7 +115,10 @@ class IdScoreReading:
         if not len(tokens):
             return asked
         [y] = yield [asked.asked(np.arange(len(asked.y)), phase, "data")]
-        return asked.answered(y)
+        # what rounding of coordinates would make of M y_j
+        alone = self.table.predicted(self.lone, self.maps.single.y, tokens)
+        rounded = alone - self.layer.c - self.table.y[tokens] @ self.layer.M.T
+        return asked.answered(y - rounded[asked.token])
 
     # -- which keys
 
