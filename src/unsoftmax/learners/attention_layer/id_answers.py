@@ -296,7 +296,7 @@ class ReadScores:
         A = steps if space is None else steps @ space
         weight = 1 / np.maximum(self.off[token, head].ravel(), TINY)
         r = A.shape[1]
-        if np.count_nonzero(weight) < r + blocks:
+        if np.count_nonzero(weight) + np.isfinite(self.shared[token, head]).sum() < r + blocks:
             return np.zeros(r), np.inf
         together = np.repeat(np.eye(blocks), n, axis=0)
         rows = np.hstack([A, together]) * weight[:, None]

@@ -122,13 +122,16 @@ class IdReading:
         H = self.heads(answers)
         answers = yield from self._based(answers, H)
         count = self._mean_rank(H) if rank is None else rank
+        taken = 1 + min(_BASE, len(self.lone) - 1)
         while True:
-            most = min(count + SPARE_TOKENS, len(self.lone) - 1)
-            answers = yield from self._further(answers, most)
-            known = len(answers.places)
+            missing = max(0, count + SPARE_TOKENS - len(answers.places))
+            answers = yield from self._further(answers, np.arange(len(self.lone))[taken:][:missing])
+            taken, known = taken + missing, len(answers.places)
             ranks = tuple(max(1, int(np.sum(s > _RANGE_NOISE))) for s, _ in answers.ranges())
-            if max(ranks) < known or most == len(self.lone) - 1:
+            if max(ranks) < known or known == len(self.lone) - 1:
                 break
+            if taken >= len(self.lone):
+                raise Reason.BAGS_SATURATED.error()
             count = 2 * known
         m = answers.y.shape[1]
         if sum(ranks) > m:
@@ -179,10 +182,9 @@ class IdReading:
         kept = np.append(first, tokens[order]).astype(np.intp)
         return answers.of_tokens(kept), [fits[k] for k in order]
 
-    def _further(self, answers: CountAnswers, most: int) -> Asking[CountAnswers]:
-        """Ask further tokens, each by itself and beside the base."""
+    def _further(self, answers: CountAnswers, left: Indices) -> Asking[CountAnswers]:
+        """Ask further lone tokens, each by itself and beside the base."""
         H, old = len(answers.logits), len(answers.places)
-        left = np.setdiff1d(np.arange(1, len(self.lone)), answers.places)[: most - old]
         if not len(left):
             return answers
         answers = answers.with_tokens(left)
@@ -192,7 +194,7 @@ class IdReading:
         answers, fits = self._read(answers, fits, tokens)
         tokens, B, base = np.arange(old, len(answers.places)), answers.base, answers.together()
         if not len(tokens):
-            raise Reason.BAGS_SATURATED.error()
+            return answers
         even = float(np.exp(np.mean([np.log(_even(fit)) for fit in fits])))
         counts = self._mixed(answers, max(_LEAST_MIXED, round(_MIXED_BESIDE * H)), even)
         first = self.lone[answers.places[:B]]

@@ -53,7 +53,7 @@ class IdScoreReading:
     def _most_keys(self) -> int:
         """How many keys a query has."""
         H, m = len(self.values.U), len(self.layer.c)
-        n = min(max(1, int(_KEYS * min(self.values.ranks))), (m - H) // H)
+        n = min(max(1, round(_KEYS * min(self.values.ranks))), (m - H) // H)
         if n < 1:
             raise Reason.VALUES_SPAN_TOO_LITTLE.error(heads=H, span=m)
         return n
@@ -90,6 +90,8 @@ class IdScoreReading:
         first = yield from self._keyed(self._blocks(ids[:-n], n, level), few, "column spaces")
         columns, off = TableScores(first, first).columns(self.layer, self.values)
         weight = 1 / off
+        if not np.all(weight.any(axis=1)):
+            raise Reason.BAGS_SATURATED.error()
         usual = np.einsum("hdt,ht->hd", columns, weight) / weight.sum(axis=1, keepdims=True)
         scores = y @ usual.T
         wide = np.std(scores[self.among], axis=0)

@@ -215,7 +215,7 @@ class TableLayer:
         """Ask lone tokens."""
         affine, V = self.table.affine, len(self.table)
         D, lifted = affine.y.shape[1], affine.lifted
-        if len(among) < _LEAST_IDS * D + SPARE_KEYS + MORE_QUERIES + COPIED:
+        if len(among) < _LEAST_IDS * D + 2 * COPIED:
             raise Reason.TABLE_TOO_SMALL.error(ids=V, dimension=D)
         lone = among[spanning(lifted[among], D + 1)]
         # short tokens first, as their logits are moderate
