@@ -71,6 +71,19 @@ def test_a_table_in_a_hyperplane(trials):
         np.testing.assert_allclose(predicted, server.truth(ids), rtol=0, atol=1e-9)
 
 
+@pytest.mark.parametrize(
+    ("kind", "context", "off"), [("float32 answers", 512, 1e-3), ("plain", 6, 1e-8)]
+)
+def test_coarse_answers_and_short_contexts(kind, context, off, trials):
+    for seed in range(trials(1, 20)):
+        server = LayerServer(seed, kind, (2, 8, 16))
+        learner = us.learners.AttentionLayerLearner(16, table=server.table, context=context)
+        found = us.learn(server, learner)
+        misses, errors = server.misses(found.model), found.certificate.errors
+        assert misses["W"] <= off
+        assert all(misses[name] <= errors[name] for name in misses)
+
+
 REFUSED = {
     "BOS": "NOT_OF_THE_TABLE",
     "positions": "COPIES_DIFFER",
@@ -80,6 +93,7 @@ REFUSED = {
     "squashed": "NOT_OF_THE_TABLE",
     "a nonlinearity": "NOT_OF_THE_TABLE",
     "one head saturated": "BAGS_SATURATED",
+    "the last token alone": "FIRST_TOKEN_DOES_NOT_COUNT",
 }
 
 

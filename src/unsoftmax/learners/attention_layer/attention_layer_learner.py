@@ -304,7 +304,7 @@ class AttentionLayerLearner(Configured):
         asked. No norm is there, and ``polish`` is not taken. M, W and w are learned on the span of
         the table. Heads whose weights are 0 or 1 whatever the counts of tokens are refused.
     context : int
-        With a table, the most ids of a sequence that the target takes. Counts of tokens tell heads
+        With a table, the most ids of a sequence that the target takes, 4 or more. Counts of tokens tell heads
         apart: with more heads a longer context helps.
     tuning : AttentionLayerTuning
         Knobs of the algorithm, each with its reason in the source. To change some:
@@ -379,7 +379,7 @@ class AttentionLayerLearner(Configured):
             rank_up_to(self.dim, self.rank, 1)
         if self.table is not None:
             object.__setattr__(self, "table", TokenTable.of(self.table, int(self.dim)))
-            whole_number("context", self.context, 2)
+            whole_number("context", self.context, 4)
             if self._given() is not None or self.norm not in (None, "none") or self.polish:
                 raise ValueError("rotary, norm and polish are not taken beside table.")
             if self.table.positions > 1:

@@ -119,7 +119,9 @@ class IdReading:
 
     def maps(self, answers: CountAnswers, rank: int | None) -> Asking[CountAnswers]:
         """Ask mixtures of the base, and other tokens, until every range is known."""
-        H = self.heads(answers)
+        H, layer = self.heads(answers), answers.layer()
+        if not H:
+            raise Reason.FIRST_TOKEN_DOES_NOT_COUNT.error({"c": layer.c, "M": layer.M})
         answers = yield from self._based(answers, H)
         count = self._mean_rank(H) if rank is None else rank
         taken = 1 + min(_BASE, len(self.lone) - 1)

@@ -47,13 +47,15 @@ class IdScoreReading:
     maps: CountAnswers
     layer: LayerMap
     values: HeadMaps
+    context: int
     rng: np.random.Generator
 
     @property
     def _most_keys(self) -> int:
         """How many keys a query has."""
         H, m = len(self.values.U), len(self.layer.c)
-        n = min(max(1, round(_KEYS * min(self.values.ranks))), (m - H) // H)
+        n = max(1, round(_KEYS * min(self.values.ranks)))
+        n = min(n, (m - H) // H, self.context - 1)
         if n < 1:
             raise Reason.VALUES_SPAN_TOO_LITTLE.error(heads=H, span=m)
         return n

@@ -160,7 +160,7 @@ class TableLayer:
         cost = (
             Cost.of(D + 1 + COPIED + MIXED, rounds=1)
             + Cost.of(counted, tokens=self.context, rounds=40)
-            + Cost.of(scores, tokens=1 + r, rounds=20)
+            + Cost.of(scores, tokens=min(1 + r, self.context), rounds=20)
             + Cost(rounds=3)
         )
         formula = (
@@ -203,7 +203,7 @@ class TableLayer:
             raise Reason.MORE_HEADS.error(heads=heads, most=self.most)
         maps = yield from reading.maps(counted, self.rank)
         known = reading.lone, maps, maps.layer(), maps.solved()
-        scores = IdScoreReading(self.table.affine, among, *known, reading.rng)
+        scores = IdScoreReading(self.table.affine, among, *known, reading.context, reading.rng)
         return maps, (yield from scores.run())
 
     def _without_last(self, asked: Round, answers: Answers) -> Answers:
