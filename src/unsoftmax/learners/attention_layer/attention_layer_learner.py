@@ -304,8 +304,8 @@ class AttentionLayerLearner(Configured):
         asked. No norm is there, and ``polish`` is not taken. M, W and w are learned on the span of
         the table. Heads whose weights are 0 or 1 whatever the counts of tokens are refused.
     context : int
-        With a table, the most ids of a sequence that the target takes, 4 or more. Counts of tokens tell heads
-        apart: with more heads a longer context helps.
+        With a table, the most ids of a sequence that the target takes, 4 or more. Counts of tokens
+        tell heads apart: with more heads a longer context helps.
     tuning : AttentionLayerTuning
         Knobs of the algorithm, each with its reason in the source. To change some:
         ``dataclasses.replace(learner.tuning, …)``, given to a new learner.
