@@ -150,6 +150,7 @@ def _vectors_of(ids: Any) -> Any:
 
 
 _TABLE = np.random.default_rng(6).standard_normal((60, 6))
+_SMALL = 0.25 * _TABLE
 
 
 def _rotary(dim: int, rank: int, **settings: Any) -> Callable[[int], Model]:
@@ -471,6 +472,12 @@ CASES = [
         _odd_part_of_softplus,
     ),
     _one_layer("AttentionLayerLearner", _sublayer(6), _attention_layer(residual=True)),
+    _one_layer(
+        "AttentionLayerLearner behind a table",
+        lambda seed: us.learners.AttentionLayerLearner(6, seed=seed, table=_SMALL, context=64),
+        _attention_layer(residual=True),
+        oracle=lambda target: _one_by_one(lambda X: target(0.25 * _vectors_of(X))),
+    ),
     _held(
         "AttentionLayerLearner with rotary positions",
         _sublayer(8, rotary=True),

@@ -113,7 +113,7 @@ class Reason(Enum):
         ModelMismatch,
         "The target takes ids of a vocabulary, and this learner asks vectors:",
         "TokenHeadLearner(vocabulary=V) learns from ids, LowRankHead(dim, table=E) where the "
-        "vectors of ids are known.",
+        "vectors of ids are known, AttentionLayerLearner(dim, table=E) a whole layer.",
     )
     TAKES_VECTORS = (
         ModelMismatch,
@@ -137,9 +137,9 @@ class Reason(Enum):
     )
     NOT_OF_THE_TABLE = (
         ModelMismatch,
-        "Ids are not answered by v·x + c of their vectors: fresh ones miss it by {missed:.1e} of "
-        "the values. The table is not the target's, or its ids are those of another tokenizer, or "
-        "positions, a norm or a token of the target's own is missing in it.",
+        "Ids are not answered by an affine map of their vectors: fresh ones miss it by "
+        "{missed:.1e} of the values. The table is not the target's, or its ids are those of "
+        "another tokenizer, or positions, a norm or a token of the target's own is missing in it.",
     )
     TABLE_TOO_SMALL = (
         NotIdentifiable,

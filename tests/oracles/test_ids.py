@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import unsoftmax as us
-from tests.behind_vocabularies import Server
+from tests.behind_vocabularies import LayerServer, Server
 from unsoftmax.oracles import model_runtimes
 
 HEAD = us.SingleHead(np.eye(3), np.ones(3))
@@ -100,6 +100,60 @@ def test_torch_modules_of_ids():
     with pytest.raises(us.ModelMismatch):
         us.learn(oracle, us.learners.ExactHead(4))
     assert not hasattr(us.oracles.from_torch(torch.nn.Linear(4, 1).eval()), "vocabulary")
+
+
+def test_onnx_files_of_ids(tmp_path):
+    helper: Any = pytest.importorskip("onnx").helper
+    pytest.importorskip("onnxruntime", reason="the extra onnx")
+    from onnx import TensorProto, numpy_helper
+
+    table = np.random.default_rng(5).standard_normal((20, 4))
+    arrays = {"table": table, "last": np.int64(-1), "axis2": np.array([2]), "v": np.ones((4, 1))}
+    arrays["axes"] = np.array([1, 2])
+    steps = [
+        ("Gather", "table ids", "x", {"axis": 0}),
+        ("Gather", "x last", "query", {"axis": 1}),
+        ("Unsqueeze", "query axis2", "column", {}),
+        ("MatMul", "x column", "scores", {}),
+        ("Softmax", "scores", "weights", {"axis": 1}),
+        ("MatMul", "x v", "values", {}),
+        ("Mul", "weights values", "weighed", {}),
+        ("ReduceSum", "weighed axes", "y", {"keepdims": 0}),
+    ]
+    graph = helper.make_graph(
+        [helper.make_node(op, i.split(), [o], **more) for op, i, o, more in steps],
+        "head",
+        [helper.make_tensor_value_info("ids", TensorProto.INT64, ["batch", "length"])],
+        [helper.make_tensor_value_info("y", TensorProto.DOUBLE, ["batch"])],
+        [numpy_helper.from_array(np.asarray(x), name) for name, x in arrays.items()],
+    )
+    opsets = [helper.make_opsetid("", 18)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=9)
+    (tmp_path / "ids.onnx").write_bytes(model.SerializeToString())
+    oracle = us.oracles.from_onnx(tmp_path / "ids.onnx")
+    found = us.learn(oracle, us.learners.TokenHead(20, context=32))
+    truth = us.SingleHead(np.eye(4), np.ones(4))
+    ids = np.random.default_rng(6).integers(20, size=(30, 9))
+    np.testing.assert_allclose(found.model(ids), truth(table[ids]), rtol=0, atol=1e-9)
+
+
+def test_a_server_of_ids():
+    pytest.importorskip("httpx", reason="the extra http")
+    pytest.importorskip("orjson", reason="the extra http")
+    from tests.oracles.http_server import in_json, serving
+
+    server = LayerServer(0)
+    takes = [{"name": "input_ids", "datatype": "INT64", "shape": [-1, -1]}]
+    metadata = {
+        "inputs": takes,
+        "outputs": [{"name": "y", "datatype": "FP64", "shape": [-1, 8]}],
+    }
+    with serving(in_json(server), metadata) as (url, _):
+        oracle = us.oracles.from_url(url)
+        learner = us.learners.AttentionLayerLearner(8, table=server.table, context=64)
+        layer = us.learn(oracle, learner)
+        assert layer.queries == server.queries
+        assert max(server.misses(layer.model).values()) < 1e-8
 
 
 class Session:

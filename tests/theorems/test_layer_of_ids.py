@@ -23,12 +23,13 @@ def unknown(heads, rank, dim):
     return (dim + heads * each) / dim
 
 
-@pytest.mark.parametrize("residual", [False, True], ids=["plain", "residual"])
 @pytest.mark.parametrize("shape", PROMISED, ids=str)
-def test_a_layer_is_recovered_within_its_certificate(shape, residual, trials, evidence):
+def test_a_layer_is_recovered_within_its_certificate(shape, trials, evidence):
+    """Every other one has a residual connection."""
     tried = trials(1, 100)
     over, off, inside, predicted = [], [], [], []
     for seed in range(tried):
+        residual = (seed + shape[0]) % 4 > 1
         server = LayerServer(seed, shape=shape, residual=residual)
         learner = us.learners.AttentionLayerLearner(shape[2], table=server.table, seed=seed)
         found = us.learn(us.oracles.from_ids(server, len(server.table)), learner)
@@ -49,8 +50,7 @@ def test_a_layer_is_recovered_within_its_certificate(shape, residual, trials, ev
     assert max(inside) <= 1
     assert max(predicted) <= 1e-8
     evidence(
-        f"layer of {shape[0]} heads of {shape[1]} at d = {shape[2]} from ids"
-        + ", with a residual connection" * residual,
+        f"layer of {shape[0]} heads of {shape[1]} at d = {shape[2]} from ids",
         trials=tried,
         queries_over_unknown=float(np.median(over)),
         W_off_by_at_most=max(off),
@@ -71,15 +71,29 @@ def test_a_table_in_a_hyperplane(trials):
         np.testing.assert_allclose(predicted, server.truth(ids), rtol=0, atol=1e-9)
 
 
+@pytest.mark.parametrize(
+    ("kind", "context", "off"), [("float32 answers", 512, 1e-3), ("plain", 6, 1e-8)]
+)
+def test_coarse_answers_and_short_contexts(kind, context, off, trials):
+    for seed in range(trials(1, 20)):
+        server = LayerServer(seed, kind, (2, 8, 16))
+        learner = us.learners.AttentionLayerLearner(16, table=server.table, context=context)
+        found = us.learn(server, learner)
+        misses, errors = server.misses(found.model), found.certificate.errors
+        assert misses["W"] <= off
+        assert all(misses[name] <= errors[name] for name in misses)
+
+
 REFUSED = {
     "BOS": "NOT_OF_THE_TABLE",
-    "positions": "NOT_OF_THE_TABLE",
+    "positions": "COPIES_DIFFER",
     "other tokenizer": "NOT_OF_THE_TABLE",
     "turned": "IDS_ORDER_MATTERS",
     "cut on the left": "IDS_ORDER_MATTERS",
     "squashed": "NOT_OF_THE_TABLE",
     "a nonlinearity": "NOT_OF_THE_TABLE",
     "one head saturated": "BAGS_SATURATED",
+    "the last token alone": "FIRST_TOKEN_DOES_NOT_COUNT",
 }
 
 

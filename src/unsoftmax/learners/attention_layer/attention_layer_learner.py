@@ -299,6 +299,13 @@ class AttentionLayerLearner(Configured):
     rotary_base : float, optional
         Says the frequencies by their base, as ``Rotary.of(rotary_base, r)`` does for the rank r
         that is found: rotary need not be given then. Others are refused.
+    table : array_like, shape (V, d), optional
+        The target takes ids of a vocabulary, without positions, and looks these vectors up: ids are
+        asked. No norm is there, and ``polish`` is not taken. M, W and w are learned on the span of
+        the table. Heads whose weights are 0 or 1 whatever the counts of tokens are refused.
+    context : int
+        With a table, the most ids of a sequence that the target takes, 4 or more. Counts of tokens
+        tell heads apart: with more heads a longer context helps.
     tuning : AttentionLayerTuning
         Knobs of the algorithm, each with its reason in the source. To change some:
         ``dataclasses.replace(learner.tuning, …)``, given to a new learner.
@@ -319,6 +326,8 @@ class AttentionLayerLearner(Configured):
     2d + 61 + (H − 1)r + 2⌈d/r⌉(⌈rG/H⌉ + 1) for G groups: 309 for H, G, r = 4, 2, 16 at d = 64;
     with key and query biases 2d + 81 + (H − 1)r + (⌈rG/H⌉ + 1)(2⌈(d + 2)/n⌉ + ⌈(r + 1)/n⌉ − 1),
     n = ⌊3r/4⌋: 374 there, and about 100 more if biases are as large as keys and queries.
+    With a table of D dimensions about D + 17 + (r + 8)(5H/3 + 6) + 4(D + 8)(r + 4)/3r +
+    2(D + 21 − r): 2,835 for twelve heads of 32 at D = 383.
     *Determined up to* the order of heads, and an invertible r×r matrix between the factors of M_h
     and of W_h. M_h = O V is returned with orthonormal columns of O, W_h = KᵀQ with orthonormal
     rows of K. Key biases, and heads with M_h = 0, have no effect. Value and output biases form one
@@ -371,7 +380,7 @@ class AttentionLayerLearner(Configured):
             rank_up_to(self.dim, self.rank, 1)
         if self.table is not None:
             object.__setattr__(self, "table", TokenTable.of(self.table, int(self.dim)))
-            whole_number("context", self.context, 2)
+            whole_number("context", self.context, 4)
             if self._given() is not None or self.norm not in (None, "none") or self.polish:
                 raise ValueError("rotary, norm and polish are not taken beside table.")
             if self.table.positions > 1:

@@ -71,7 +71,7 @@ class Mixtures:
         whole = 1 / np.maximum(self.beside + odds.sum(axis=2), TINY)
         return odds * whole[..., None], whole
 
-    def solved(self, logits: Array) -> Fit:
+    def solved(self, logits: Array) -> MixtureFit:
         """Solve for all V."""
         Q, (H, S) = len(self.z), logits.shape
         p, whole = self.weights(logits)
@@ -82,7 +82,7 @@ class Mixtures:
         basis = left[:, keep]
         inverse = (right[keep].T / s[keep]) @ basis.T
         V, missed = inverse @ z, z - basis @ (basis.T @ z)
-        return Fit(self, logits, V.reshape(H, S, -1), missed, basis, inverse, p, whole)
+        return MixtureFit(self, logits, V.reshape(H, S, -1), missed, basis, inverse, p, whole)
 
 
 # Columns of weights that are nearly dependent: smaller, and what they multiply is errors alone.
@@ -92,7 +92,7 @@ _SEEN = 1e-16
 
 
 @dataclass(frozen=True, slots=True)
-class Fit:
+class MixtureFit:
     """Logits, all V that fit best beside them, and what is missed."""
 
     of: Mixtures
@@ -114,7 +114,7 @@ class Fit:
         """Norm of all that is missed."""
         return float(np.linalg.norm(self.missed))
 
-    def token(self, s: int) -> Fit:
+    def token(self, s: int) -> MixtureFit:
         """Return what is found of one token."""
         return replace(self, logits=self.logits[:, [s]], V=self.V[:, [s]])
 
@@ -146,7 +146,7 @@ class Fit:
         return logits, V
 
 
-def fitted(of: Mixtures, start: Array) -> Fit:
+def fitted(of: Mixtures, start: Array) -> MixtureFit:
     """Search for logits near ``start`` (H, S) that answers miss least."""
     now, damping, waited = of.reduced().solved(start), _DAMPING, 0
     for _ in range(_STEPS):
@@ -165,7 +165,7 @@ def fitted(of: Mixtures, start: Array) -> Fit:
     return of.solved(now.logits)
 
 
-def searched(of: Mixtures, start: Array, enough: float) -> Fit:
+def searched(of: Mixtures, start: Array, enough: float) -> MixtureFit:
     """Search near ``start``, and near what was found so far, until what is missed is ``enough``."""
     rng, found = np.random.default_rng(0), fitted(of, start)
     for k in range(_RESTARTS):
@@ -190,7 +190,7 @@ def pole_start(nu: Array, z: Array, heads: int) -> Array:
     return np.asarray(-np.log(size))
 
 
-def matched(one: Fit, other: Fit, counts: Array, z: Array) -> Array:
+def matched(one: MixtureFit, other: MixtureFit, counts: Array, z: Array) -> Array:
     """Return the heads of ``other`` in the order of those of ``one``, (H,).
 
     Both are of one token; of both, with so many copies (3,), the

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from unsoftmax.learners.attention_layer.count_curves import (
-    Fit,
+    MixtureFit,
     Mixtures,
     fitted,
     pole_start,
@@ -140,7 +140,9 @@ class CountAnswers:
         y = np.vstack([self.y[rows], self.single.y[self.places[tokens]]])
         return np.asarray(y - self.single.y[0])
 
-    def mixtures(self, tokens: Indices, rows: Indices, heads: int, known: Fit | None) -> Mixtures:
+    def mixtures(
+        self, tokens: Indices, rows: Indices, heads: int, known: MixtureFit | None
+    ) -> Mixtures:
         """Return answers to counts of tokens, ``known`` ones, the base, beside them."""
         z = self.shown(tokens, rows)
         counts = np.vstack([self.counts[np.ix_(rows, tokens)], np.eye(len(tokens))])
@@ -154,7 +156,7 @@ class CountAnswers:
             parts = np.einsum("qs,hs,hsm->qhm", others, odds, known.V)
         return Mixtures(counts, beside, z, parts)
 
-    def alone(self, token: int, heads: int) -> Fit:
+    def alone(self, token: int, heads: int) -> MixtureFit:
         """Fit one token, nothing being known."""
         tokens, others = np.array([token]), np.delete(self.counts, token, axis=1)
         rows = np.flatnonzero((self.counts[:, token] > 0) & ~others.any(axis=1))
@@ -163,13 +165,13 @@ class CountAnswers:
         start = pole_start(nu, of.z, heads)[:, None]
         return searched(of, start, EXPLAINED * self.off * float(np.sqrt(of.z.size)))
 
-    def together(self) -> Fit:
+    def together(self) -> MixtureFit:
         """Fit the base."""
         rows = np.flatnonzero(~self.counts[:, self.base :].any(axis=1))
         of = self.mixtures(np.arange(self.base), rows, len(self.logits), None)
         return fitted(of, self.logits[:, : self.base])
 
-    def fits(self) -> Iterator[Fit]:
+    def fits(self) -> Iterator[MixtureFit]:
         """Fit the base, and every other token beside it."""
         base = self.together()
         yield base
@@ -294,7 +296,7 @@ class ReadScores:
         A = steps if space is None else steps @ space
         weight = 1 / np.maximum(self.off[token, head].ravel(), TINY)
         r = A.shape[1]
-        if np.count_nonzero(weight) < r + blocks:
+        if np.count_nonzero(weight) + np.isfinite(self.shared[token, head]).sum() < r + blocks:
             return np.zeros(r), np.inf
         together = np.repeat(np.eye(blocks), n, axis=0)
         rows = np.hstack([A, together]) * weight[:, None]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from unsoftmax.learners.attention_layer.count_curves import Fit, matched
+from unsoftmax.learners.attention_layer.count_curves import MixtureFit, matched
 from unsoftmax.learners.attention_layer.id_answers import (
     EXPLAINED,
     CountAnswers,
@@ -119,16 +119,21 @@ class IdReading:
 
     def maps(self, answers: CountAnswers, rank: int | None) -> Asking[CountAnswers]:
         """Ask mixtures of the base, and other tokens, until every range is known."""
-        H = self.heads(answers)
+        H, layer = self.heads(answers), answers.layer()
+        if not H:
+            raise Reason.FIRST_TOKEN_DOES_NOT_COUNT.error({"c": layer.c, "M": layer.M})
         answers = yield from self._based(answers, H)
         count = self._mean_rank(H) if rank is None else rank
+        taken = 1 + min(_BASE, len(self.lone) - 1)
         while True:
-            most = min(count + SPARE_TOKENS, len(self.lone) - 1)
-            answers = yield from self._further(answers, most)
-            known = len(answers.places)
+            missing = max(0, count + SPARE_TOKENS - len(answers.places))
+            answers = yield from self._further(answers, np.arange(len(self.lone))[taken:][:missing])
+            taken, known = taken + missing, len(answers.places)
             ranks = tuple(max(1, int(np.sum(s > _RANGE_NOISE))) for s, _ in answers.ranges())
-            if max(ranks) < known or most == len(self.lone) - 1:
+            if max(ranks) < known or known == len(self.lone) - 1:
                 break
+            if taken >= len(self.lone):
+                raise Reason.BAGS_SATURATED.error()
             count = 2 * known
         m = answers.y.shape[1]
         if sum(ranks) > m:
@@ -169,8 +174,8 @@ class IdReading:
         return answers.joined(rows, counts[:, -1].astype(np.float64), y), y
 
     def _read(
-        self, answers: CountAnswers, fits: list[Fit], tokens: Indices
-    ) -> tuple[CountAnswers, list[Fit]]:
+        self, answers: CountAnswers, fits: list[MixtureFit], tokens: Indices
+    ) -> tuple[CountAnswers, list[MixtureFit]]:
         """Leave out tokens that cannot be read; the best first."""
         worst = np.array([_worst(fit, answers.off) for fit in fits])
         order = np.argsort(worst, kind="stable")
@@ -179,10 +184,9 @@ class IdReading:
         kept = np.append(first, tokens[order]).astype(np.intp)
         return answers.of_tokens(kept), [fits[k] for k in order]
 
-    def _further(self, answers: CountAnswers, most: int) -> Asking[CountAnswers]:
-        """Ask further tokens, each by itself and beside the base."""
+    def _further(self, answers: CountAnswers, left: Indices) -> Asking[CountAnswers]:
+        """Ask further lone tokens, each by itself and beside the base."""
         H, old = len(answers.logits), len(answers.places)
-        left = np.setdiff1d(np.arange(1, len(self.lone)), answers.places)[: most - old]
         if not len(left):
             return answers
         answers = answers.with_tokens(left)
@@ -192,7 +196,7 @@ class IdReading:
         answers, fits = self._read(answers, fits, tokens)
         tokens, B, base = np.arange(old, len(answers.places)), answers.base, answers.together()
         if not len(tokens):
-            raise Reason.BAGS_SATURATED.error()
+            return answers
         even = float(np.exp(np.mean([np.log(_even(fit)) for fit in fits])))
         counts = self._mixed(answers, max(_LEAST_MIXED, round(_MIXED_BESIDE * H)), even)
         first = self.lone[answers.places[:B]]
@@ -228,7 +232,7 @@ class IdReading:
         return np.where(used, np.maximum(1, np.floor(shares)), 0).astype(np.intp)
 
 
-def _beside(answers: CountAnswers, fits: list[Fit]) -> AnswerNoise:
+def _beside(answers: CountAnswers, fits: list[MixtureFit]) -> AnswerNoise:
     """Return what answers are off by beside each other, as the fits of single tokens miss them.
 
     Fits of other heads miss more: the median says it.
@@ -238,13 +242,13 @@ def _beside(answers: CountAnswers, fits: list[Fit]) -> AnswerNoise:
     return AnswerNoise(max(2 * KAPPA * UNIT, _BESIDE * float(np.median(missed)) / size))
 
 
-def _worst(fit: Fit, off: float) -> float:
+def _worst(fit: MixtureFit, off: float) -> float:
     """Return what the worst logit is off by; infinite where other heads answer."""
     if fit.misfit > EXPLAINED * off * np.sqrt(fit.missed.size):
         return np.inf
     return float(np.max(fit.errors(off)[0]))
 
 
-def _even(fit: Fit) -> float:
+def _even(fit: MixtureFit) -> float:
     """Return about how many copies of a token weigh as much as the query token."""
     return float(np.exp(-np.median(fit.logits[:, 0])))

@@ -42,16 +42,20 @@ class IdScoreReading:
     table: Affine
     among: Indices
     """Ids among which keys and query tokens are chosen."""
+    lone: Indices
+    """Ids that were asked alone."""
     maps: CountAnswers
     layer: LayerMap
     values: HeadMaps
+    context: int
     rng: np.random.Generator
 
     @property
     def _most_keys(self) -> int:
         """How many keys a query has."""
         H, m = len(self.values.U), len(self.layer.c)
-        n = min(max(1, int(_KEYS * min(self.values.ranks))), (m - H) // H)
+        n = max(1, round(_KEYS * min(self.values.ranks)))
+        n = min(n, (m - H) // H, self.context - 1)
         if n < 1:
             raise Reason.VALUES_SPAN_TOO_LITTLE.error(heads=H, span=m)
         return n
@@ -88,6 +92,8 @@ class IdScoreReading:
         first = yield from self._keyed(self._blocks(ids[:-n], n, level), few, "column spaces")
         columns, off = TableScores(first, first).columns(self.layer, self.values)
         weight = 1 / off
+        if not np.all(weight.any(axis=1)):
+            raise Reason.BAGS_SATURATED.error()
         usual = np.einsum("hdt,ht->hd", columns, weight) / weight.sum(axis=1, keepdims=True)
         scores = y @ usual.T
         wide = np.std(scores[self.among], axis=0)
@@ -113,7 +119,10 @@ class IdScoreReading:
         if not len(tokens):
             return asked
         [y] = yield [asked.asked(np.arange(len(asked.y)), phase, "data")]
-        return asked.answered(y)
+        # what rounding of coordinates would make of M y_j
+        alone = self.table.predicted(self.lone, self.maps.single.y, tokens)
+        rounded = alone - self.layer.c - self.table.y[tokens] @ self.layer.M.T
+        return asked.answered(y - rounded[asked.token])
 
     # -- which keys
 

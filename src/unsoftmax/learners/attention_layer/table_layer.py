@@ -160,7 +160,7 @@ class TableLayer:
         cost = (
             Cost.of(D + 1 + COPIED + MIXED, rounds=1)
             + Cost.of(counted, tokens=self.context, rounds=40)
-            + Cost.of(scores, tokens=1 + r, rounds=20)
+            + Cost.of(scores, tokens=min(1 + r, self.context), rounds=20)
             + Cost(rounds=3)
         )
         formula = (
@@ -202,8 +202,9 @@ class TableLayer:
         if heads > self.most:
             raise Reason.MORE_HEADS.error(heads=heads, most=self.most)
         maps = yield from reading.maps(counted, self.rank)
-        affine, known = self.table.affine, (maps, maps.layer(), maps.solved())
-        return maps, (yield from IdScoreReading(affine, among, *known, reading.rng).run())
+        known = reading.lone, maps, maps.layer(), maps.solved()
+        scores = IdScoreReading(self.table.affine, among, *known, reading.context, reading.rng)
+        return maps, (yield from scores.run())
 
     def _without_last(self, asked: Round, answers: Answers) -> Answers:
         """Leave out what a residual connection adds to answers."""
@@ -214,16 +215,19 @@ class TableLayer:
         """Ask lone tokens."""
         affine, V = self.table.affine, len(self.table)
         D, lifted = affine.y.shape[1], affine.lifted
-        if len(among) < _LEAST_IDS * D + SPARE_KEYS + MORE_QUERIES + COPIED:
+        if len(among) < _LEAST_IDS * D + 2 * COPIED:
             raise Reason.TABLE_TOO_SMALL.error(ids=V, dimension=D)
         lone = among[spanning(lifted[among], D + 1)]
         # short tokens first, as their logits are moderate
         lone = lone[np.argsort(np.linalg.norm(affine.y[lone], axis=1), kind="stable")]
         fresh = rng.permutation(np.setdiff1d(among, lone))[:COPIED]
-        weights = np.linalg.solve(lifted[lone].T, lifted[fresh].T).T
-        grown = np.maximum(1.0, np.linalg.norm(weights, axis=1))
+        grown = np.maximum(1.0, np.linalg.norm(affine.weights(lone, fresh), axis=1))
+
+        def expected(y: Array) -> tuple[Array, Array]:
+            return affine.predicted(lone, y, fresh), grown
+
         context = int(self.context)
-        told = yield from ask_lone(lone, fresh, context, rng, lambda y: (weights @ y, grown))
+        told = yield from ask_lone(lone, fresh, context, rng, expected)
         size = float(np.median(np.linalg.norm(told.y, axis=1)))
         relative = float(told.precision.error(np.array(size), np.array(size))) / size
         noise = AnswerNoise(max(2 * KAPPA * UNIT, relative))
