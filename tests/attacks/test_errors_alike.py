@@ -104,7 +104,7 @@ UNLIKE = {"one coordinate": _of_one_coordinate, "one answer in 100": _of_one_ans
 @pytest.mark.parametrize("of", UNLIKE)
 def test_errors_of_a_few_numbers(of, trials, evidence):
     """Two single tokens tell little of them; all answers that were paid tell more."""
-    count, refused, shares = trials(1, 150), 0, [0.0]
+    count, refused, shares = trials(1, 500), 0, [0.0]
     for seed in range(1, 1 + count):
         disturbed = UNLIKE[of](np.random.default_rng([72, seed]))
         target = PlainLayer(np.random.default_rng([71, seed]), disturbed=disturbed)
