@@ -71,9 +71,9 @@ class BlockLearner(Configured):
     of rank r, k = d − 1, s = 3 from d = 8 on, 4 from 24, 5 from 100, n = min(r, 0.85(d − s − 1)/H):
     240 for two heads of 8 at d = 16, 1,033 for four of 16 at d = 64, 5 times what d numbers per
     answer allow. Strong scores (logits of 10) take 24 more, or a second search.
-    With ``part="block"`` about 100 + 6d + 11m more for m = 4d ReLUs, 17m for 2d: 995 at d = 16
-    and m = 32, 2,290 at (32, 128), 4,100 at (64, 256); 5 to 8 for each d numbers of the block.
-    Feed-forward parts of fewer active ReLUs than dimensions are refused.
+    With ``part="block"`` about 100 + 6d + 11m more for m = 4d ReLUs, 17m for 2d: 1,011 in the
+    median at d = 16 and m = 32, 2,200 at (32, 128), 5 to 7 for each d numbers of the block.
+    Feed-forward parts that do not show their input in all directions are refused.
     *Determined up to* the order of heads, and an invertible matrix between the factors of M_h and
     of W_h. The scale and the shift of the norm before are parts of M_h, W_h and w_h, the mean that
     a LayerNorm takes off is not in them. c, of value and output biases, is not determined: it is 0
