@@ -87,8 +87,9 @@ class Mixtures:
 
 # Columns of weights that are nearly dependent: smaller, and what they multiply is errors alone.
 _DEPENDENT = 1e-14
-# Eigenvalues of the scaled equations below this are rounding.
-_SEEN = 1e-16
+# Eigenvalues of the scaled equations below this are rounding; answers that change by less with a
+# logit do not change at all.
+_SEEN, _FLAT = 1e-16, 1e-60
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +135,7 @@ class MixtureFit:
     def errors(self, noise: float) -> tuple[Array, Array]:
         """Return what errors of that size of every number make of logits, and of V: (H, S) each."""
         J = self.slopes()
-        scale = np.maximum(np.linalg.norm(J, axis=1), TINY)
+        scale = np.maximum(np.linalg.norm(J, axis=1), _FLAT)
         values, vectors = np.linalg.eigh((J / scale[:, None]) @ (J / scale[:, None]).T)
         root = vectors / np.sqrt(np.maximum(values, _SEEN)) / scale[:, None]
         # V follows logits, beside errors of its own
