@@ -123,15 +123,12 @@ class NormCentre:
     ----------
     keys : BehindKeys
         Behind which c is what it is.
-    centred : bool
-        Whether it is a LayerNorm.
     frame : ndarray (d, k)
         Orthonormal columns, the range of what the norm sees.
     fit : Fit
     """
 
     keys: BehindKeys
-    centred: bool
     frame: Array
     fit: Fit
 
@@ -150,8 +147,24 @@ class CentreSearch:
     """Attention as other errors of answers would give it."""
     rng: np.random.Generator
 
-    def run(self) -> Asking[NormCentre]:
-        """Find the norm after attention.
+    def opened(self) -> Asking[tuple[bool, Array]]:
+        """Tell whether the norm is a LayerNorm; return a frame of what it sees, (d, k), too.
+
+        Raises
+        ------
+        ModelMismatch
+            What follows attention is behind no norm.
+        NotIdentifiable
+            It does not show.
+        """
+        centred = yield from self._kind()
+        d = self.keys.tokens.dim
+        drawn = self.rng.standard_normal((d, d - centred))
+        frame = np.linalg.qr(np.column_stack([np.ones((d, int(centred))), drawn]))[0]
+        return centred, frame[:, int(centred) :]
+
+    def run(self, frame: Array) -> Asking[NormCentre]:
+        """Find the norm after attention, whose range is that of the frame.
 
         Raises
         ------
@@ -160,10 +173,7 @@ class CentreSearch:
         NotIdentifiable
             It shows c in some directions alone.
         """
-        centred = yield from self._kind()
         d = self.keys.tokens.dim
-        drawn = self.rng.standard_normal((d, d - centred))
-        frame = np.linalg.qr(np.column_stack([np.ones((d, int(centred))), drawn]))[0][:, centred:]
         start = Fit(np.zeros(frame.shape[1]), self.keys.eps, 0.0, np.inf, np.inf, 0.0)
         cells, width, fit = list[Cell](), _WIDTH, start
         while fit.uneven < _UNEVEN:
@@ -181,7 +191,7 @@ class CentreSearch:
         fit = yield from self._inwards(
             keys, frame, cells, fit, unit * _NEAR * _RATIO**steps, near=True
         )
-        return NormCentre(keys, centred, frame, fit)
+        return NormCentre(keys, frame, fit)
 
     def _asked(self, keys: BehindKeys, u: Array, phase: str) -> Asking[tuple[Array, Array]]:
         """Ask inputs; return answers, and what these are off by."""

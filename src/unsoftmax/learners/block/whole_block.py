@@ -1,13 +1,9 @@
-"""A whole block of ReLUs: attention, then what follows it, read as a layer after a norm by itself.
+"""A whole block: attention, then what follows it, read as a layer after a norm by itself.
 
 1. Attention, up to its constant c (`block_attention`).
-2. Behind copies of one key any input of the second norm is asked (`behind_keys`); c, and that
-   norm, are found from cells of F (`norm_centre`).
-3. F is a feed-forward layer after a norm, which has a learner of its own
-   (`feed_forward.after_norm`), run on G(x − c).
-4. All its answers are fitted once more (`feed_forward.fitted_layer`): what was known one after the
-   other is known together, to 1e-11 instead of 1e-8.
-5. Fresh sequences of 1 to 512 tokens, of lengths from 0.05 to 20, for the block as a whole.
+2. Behind copies of one key any input of the second norm is asked (`behind_keys`): what follows is
+   a feed-forward layer after a norm, which has learners of its own (`read_network`).
+3. Fresh sequences of 1 to 512 tokens, of lengths from 0.05 to 20, for the block as a whole.
 """
 
 from __future__ import annotations
@@ -19,18 +15,14 @@ import numpy as np
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.learners.block.behind_keys import BehindKeys
 from unsoftmax.learners.block.block_attention import IN_PARALLEL, ReadBlock, attention_searched
-from unsoftmax.learners.block.norm_centre import CentreSearch, NormCentre
-from unsoftmax.learners.compose import Asking, T, named
-from unsoftmax.learners.feed_forward.after_norm import AfterNorm, BallClaim
-from unsoftmax.learners.feed_forward.fitted_layer import (
-    HingeFit,
-    HingeParameters,
-    balanced_parameters,
-    errors_of,
-)
+from unsoftmax.learners.block.norm_centre import CentreSearch
+from unsoftmax.learners.block.read_network import ReadNetwork, steepness
+from unsoftmax.learners.compose import Asking
+from unsoftmax.learners.feed_forward.layer_claim import LayerClaim
+from unsoftmax.learners.feed_forward.neuron_fit import NeuronParameters
 from unsoftmax.learners.normed_tokens import NormedKind, NormedTokens
 from unsoftmax.measure.precision import UNIT, Precision
-from unsoftmax.models import AttentionLayer, FeedForward, LayerNorm, Stack
+from unsoftmax.models import AttentionLayer, FeedForward, Stack
 from unsoftmax.models.arrays import TINY
 from unsoftmax.probes import Array, Round
 from unsoftmax.protocol import Certificate, Found
@@ -40,8 +32,6 @@ from unsoftmax.validate.drawn_models import SAFETY
 from unsoftmax.validate.judge import Answered, Residuals, fresh_answers, judge
 from unsoftmax.validate.sequences import by_length
 
-# Points of chords before what follows is refused.
-ATTEMPTS = 3
 # Tokens of fresh sequences in turn, and range of log10 of the size of an entry.
 _TOKENS, _SIZES = (1, 2, 4, 8, 16, 32), (np.log10(0.05), np.log10(20.0))
 # Fresh answers are missed by no more than this share of their size, whatever bounds allow.
@@ -58,8 +48,9 @@ class WholeBlock:
     block: Stack
     others: tuple[Stack, ...]
     attention: ReadBlock
-    claim: BallClaim
-    centre: NormCentre
+    claim: LayerClaim
+    eps_error: float
+    """Of the second norm's, relative: one standard deviation."""
 
     def residuals(self, X: Array, y: Array) -> Residuals:
         """Compare fresh answers (B, d) by their norms."""
@@ -83,7 +74,7 @@ class WholeBlock:
         v = network.norm.without_mean(y, 1)
         shrunk = np.sqrt(np.mean(v * v, axis=1) + network.norm.eps)
         rounded = np.linalg.norm(X[:, -1], axis=1) + np.linalg.norm(y, axis=1)
-        steep = float(np.linalg.norm(network.B, 2) * np.linalg.norm(network.A, 2))
+        steep = steepness(network, v / shrunk[:, None])
         return np.asarray(_ROUNDOFFS * UNIT * (size + rounded * (1 + steep / shrunk)))
 
     def concluded(self, checks: int, rng: np.random.Generator) -> Asking[Found[Stack]]:
@@ -99,7 +90,7 @@ class WholeBlock:
                 model="block",
                 missed=missed,
                 allowed=allowed,
-                contrary="no block of attention and a layer of ReLUs, each after a norm",
+                contrary="no block of attention and a feed-forward layer, each after a norm",
             )
         widened = max(1.0, compared.strain)
         errors = {name: widened * error for name, error in self.errors().items()}
@@ -123,7 +114,7 @@ class WholeBlock:
 
     def errors(self) -> dict[str, float]:
         """Bound the errors of all parameters, and of the feed-forward part's function."""
-        drawn, fit = self.attention.conclusion.drawn, self.centre.fit
+        drawn, network = self.attention.conclusion.drawn, self.block.parts[1]
         first, _ = drawn.bounds(drawn.errors())
         c = self.block.parts[0].arrays()["c"]
         far = [np.linalg.norm(one.parts[0].arrays()["c"] - c) for one in self.others]
@@ -133,16 +124,20 @@ class WholeBlock:
         }
         second = self.claim.bounds()
         second["c"] += first["c"]
-        second["eps"] = fit.eps * (SAFETY * fit.eps_error + _ROUNDOFFS * UNIT)
+        assert isinstance(network, FeedForward)
+        assert network.norm is not None
+        eps = network.norm.eps
+        second["eps"] = eps * (SAFETY * self.eps_error + _ROUNDOFFS * UNIT)
         named = {f"{name} of part 0": first[name] for name in ("M", "W", "w", "c", "eps")}
-        named |= {f"{name} of part 1": second[name] for name in ("A", "b", "B", "c", "eps")}
+        its = [name for name in ("A", "b", "B", "c", "G", "g", "eps") if name in second]
+        named |= {f"{name} of part 1": second[name] for name in its}
         return named | {name: second[name] for name in ("constant", "slope")}
 
 
 def whole_block(
     dim: int, most_heads: int, most_neurons: int, rng: np.random.Generator, checks: int
 ) -> Asking[Found[Stack]]:
-    """Recover a block of attention and ReLUs.
+    """Recover a block of attention and a feed-forward layer, of ReLUs or of smooth neurons.
 
     Raises
     ------
@@ -167,54 +162,33 @@ def _following(attention: ReadBlock, most: int, rng: np.random.Generator) -> Ask
     """Read what follows attention."""
     drawn = attention.conclusion.drawn
     keys = BehindKeys.drawn(attention.tokens, attention.inner, attention.eps[0], rng)
-    centre = yield from CentreSearch(keys, drawn.others, rng).run()
-    keys, frame, fit = centre.keys, centre.frame, centre.fit
-    kind = NormedKind(residual=False, centred=centre.centred)
-    normed = NormedTokens(kind, fit.eps, fit.eps_error, 0.0, frame, 0 * frame, Precision())
-    kept: list[tuple[Array, Array]] = []
+    search = CentreSearch(keys, drawn.others, rng)
+    centred, frame = yield from search.opened()
+    kind = NormedKind(residual=False, centred=centred)
+    normed = NormedTokens(kind, attention.eps[0], 0.0, 0.0, frame, 0 * frame, Precision())
+    try:
+        centre = yield from search.run(frame)
+        read = yield from ReadNetwork.of_relus(centre, normed, most, rng)
+    except ModelMismatch as error:
+        if error.reason != Reason.BLOCK_NO_CELL.name:
+            raise
+        read = yield from ReadNetwork.smooth(keys, normed, most, rng)
+    read, found, moved = read.fitted(len(drawn.others), rng)
+    if read.claim.model.activation == "relu":
+        claim = yield from read.asked(read.claim.beside_hyperplanes(rng))
+        read = replace(read, claim=claim)
 
-    def asked(steps: Asking[T]) -> Asking[T]:
-        own = named(normed.asked_of(steps), "feed-forward part")
-        return keys.run(own, centre.c, kept)
+    def block(layer: AttentionLayer, c: Array, by: NeuronParameters) -> Stack:
+        return Stack([attention.layer(layer, c), read.network(by, c)])
 
-    claim = yield from asked(AfterNorm(normed, most, rng, ATTEMPTS).claimed())
-    claim, found, moved = _fitted(claim, normed, kept, rng)
-    claim = yield from asked(claim.beside_hyperplanes(rng))
-
-    def block(layer: AttentionLayer, c: Array, eps: float, by: HingeParameters) -> Stack:
-        norm = LayerNorm(np.ones(len(c)), None, eps, before=True, centred=centre.centred)
-        network = FeedForward(by.A @ frame.T, by.b, by.B, by.c - c, True, norm)
-        return Stack([attention.layer(layer, c), network])
-
-    apart = keys.apart(-centre.c[None], drawn.others)[:, 0]
+    apart = read.keys.apart(-read.c[None], drawn.others)[:, 0]
     others = []
-    for layer, off, by in zip(drawn.others, apart, moved, strict=False):
-        turned = fit.c_error * rng.standard_normal(frame.shape[1]) / np.sqrt(frame.shape[1])
-        c = centre.c + frame @ (turned - frame.T @ off)
-        eps = fit.eps * (1 + fit.eps_error * rng.standard_normal())
-        others.append(block(layer, c, eps, found.moved(by)))
-    whole = block(attention.inner, centre.c, fit.eps, found)
-    return WholeBlock(whole, tuple(others), attention, claim, centre)
-
-
-def _fitted(
-    claim: BallClaim,
-    normed: NormedTokens,
-    kept: list[tuple[Array, Array]],
-    rng: np.random.Generator,
-) -> tuple[BallClaim, HingeParameters, list[HingeParameters]]:
-    """Fit the layer to all answers at once; return also what drawn errors do to it."""
-    v, y = (np.vstack(each) for each in zip(*kept, strict=True))
-    v = v @ normed.frame
-    n = v / np.sqrt(np.sum(v * v, axis=1, keepdims=True) / len(normed.frame) + normed.eps)
-    model, look = claim.model, claim.look
-    own = look.noise / np.sqrt(y.shape[1])
-    fit = HingeFit(n, y, 1 / look.size_at(n))
-    found, size = fit.run(HingeParameters(model.A, model.b, model.B, model.c))
-    found = balanced_parameters(found)
-    drawn = fit.errors(found, max(size, own), rng)
-    model = FeedForward(found.A, found.b, found.B, found.c)
-    return replace(claim, model=model, errors=errors_of(found, drawn)), found, drawn
+    for layer, off, by in zip(drawn.others, apart, moved, strict=True):
+        turned = by.norm[:-1] - found.norm[:-1] - frame.T @ off
+        others.append(block(layer, read.c + frame @ turned, by))
+    eps_error = max(abs(by.norm[-1] - found.norm[-1]) for by in moved)
+    whole = block(attention.inner, read.c, found)
+    return WholeBlock(whole, tuple(others), attention, read.claim, float(eps_error))
 
 
 def _predicted_within(asked: list[Answered], compared: Residuals) -> tuple[str, ...]:
@@ -230,8 +204,8 @@ def _predicted_within(asked: list[Answered], compared: Residuals) -> tuple[str, 
 
 
 _ASSUMED = (
-    "The target is a block of attention and a feed-forward layer of ReLUs, each after a LayerNorm "
-    "or RMSNorm and with a residual connection, and all heads and neurons were found: the hold-out "
+    "The target is a block of attention and a feed-forward layer, each after a LayerNorm or "
+    "RMSNorm and with a residual connection, and all heads and neurons were found: the hold-out "
     "tests this but cannot prove it.",
     "Bounds named after part 0 are those of attention, of M, W and w the largest over heads; after "
     "part 1 those of the feed-forward layer, in the order of the model and with rows of A as long "
