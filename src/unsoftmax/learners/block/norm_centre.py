@@ -42,6 +42,9 @@ _CELLS, _MOST_CELLS, _UNEVEN = 4, 12, 1e-3
 # Half the width of a cell at first, on a sphere of radius √d, and the least: a smooth F is affine
 # within roundoff on smaller ones.
 _WIDTH, _LEAST_WIDTH = 0.1, 2.0**-12
+# A smooth F: the angle of second differences, and by what share those of half the step differ from
+# a quarter. Too much: a hinge at a third of the angle counts as smooth, and is searched twice.
+_BEND, _SMOOTHLY = 2.0**-6, 0.02
 # Inputs beyond the k that are affinely independent, which tell that a cell is one.
 _CHECKED = 4
 # Lengths on the way in, while the known attention's errors vary; and then, in units of √(d eps),
@@ -61,7 +64,9 @@ def cost(dim: int) -> Cost:
     lengths = len(_LENGTHS) + int(np.log(_NEAREST / _NEAR) / np.log(_RATIO)) + 2
     halvings = int(np.log2(_WIDTH / _LEAST_WIDTH)) + 1
     cells = 3 * _MOST_CELLS + halvings
-    return Cost.of(4 + cells * (dim + 2 + _CHECKED) + _MOST_CELLS * lengths, rounds=cells + lengths)
+    return Cost.of(
+        4 + 9 + cells * (dim + 2 + _CHECKED) + _MOST_CELLS * lengths, rounds=1 + cells + lengths
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +197,23 @@ class CentreSearch:
             keys, frame, cells, fit, unit * _NEAR * _RATIO**steps, near=True
         )
         return NormCentre(keys, frame, fit)
+
+    def bends_everywhere(self, frame: Array) -> Asking[bool]:
+        """Tell whether F is smooth, and no affine function, about one direction far out.
+
+        Second differences along two tangents differ by nothing if it is affine there, and by four
+        times less at half the step if it is smooth.
+        """
+        way, *sides = frame.T[:3]
+        angles = _BEND * np.array([1.0, -1.0, 0.5, -0.5])
+        n = [np.cos(angles)[:, None] * way + np.sin(angles)[:, None] * side for side in sides]
+        u = _FAR * np.vstack([way, *n])
+        y, error = yield from self._asked(self.keys, u, "kind of feed-forward part")
+        bent = y[1:].reshape(2, 2, 2, -1).sum(axis=2)
+        apart = bent[0] - bent[1]
+        whole, half = np.linalg.norm(apart, axis=1)
+        left = np.linalg.norm(apart[0] - 4 * apart[1])
+        return bool(half > KAPPA**3 * error.max() and left < _SMOOTHLY * whole)
 
     def _asked(self, keys: BehindKeys, u: Array, phase: str) -> Asking[tuple[Array, Array]]:
         """Ask inputs; return answers, and what these are off by."""

@@ -166,13 +166,7 @@ def _following(attention: ReadBlock, most: int, rng: np.random.Generator) -> Ask
     centred, frame = yield from search.opened()
     kind = NormedKind(residual=False, centred=centred)
     normed = NormedTokens(kind, attention.eps[0], 0.0, 0.0, frame, 0 * frame, Precision())
-    try:
-        centre = yield from search.run(frame)
-        read = yield from ReadNetwork.of_relus(centre, normed, most, rng)
-    except ModelMismatch as error:
-        if error.reason != Reason.BLOCK_NO_CELL.name:
-            raise
-        read = yield from ReadNetwork.smooth(keys, normed, most, rng)
+    read = yield from _read(search, normed, most, rng)
     read, found, moved = read.fitted(len(drawn.others), rng)
     if read.claim.model.activation == "relu":
         claim = yield from read.asked(read.claim.beside_hyperplanes(rng))
@@ -189,6 +183,27 @@ def _following(attention: ReadBlock, most: int, rng: np.random.Generator) -> Ask
     eps_error = max(abs(by.norm[-1] - found.norm[-1]) for by in moved)
     whole = block(attention.inner, read.c, found)
     return WholeBlock(whole, tuple(others), attention, read.claim, float(eps_error))
+
+
+def _read(
+    search: CentreSearch, normed: NormedTokens, most: int, rng: np.random.Generator
+) -> Asking[ReadNetwork]:
+    """Read ReLUs or smooth neurons: which is likelier a few answers tell."""
+    failed, smooth = None, ReadNetwork.smooth(search.keys, normed, most, rng)
+    if (yield from search.bends_everywhere(normed.frame)):
+        try:
+            return (yield from smooth)
+        except ModelMismatch as error:
+            failed = error
+    try:
+        centre = yield from search.run(normed.frame)
+        return (yield from ReadNetwork.of_relus(centre, normed, most, rng))
+    except ModelMismatch as error:
+        if error.reason != Reason.BLOCK_NO_CELL.name:
+            raise
+        if failed is not None:
+            raise failed from error
+    return (yield from smooth)
 
 
 def _predicted_within(asked: list[Answered], compared: Residuals) -> tuple[str, ...]:
