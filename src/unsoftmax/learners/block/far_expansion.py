@@ -28,8 +28,9 @@ from unsoftmax.probes import Array
 from unsoftmax.refusals import Reason
 from unsoftmax.theory.costs import Cost
 
-# Rays. Of one the component of c along it does not show; of two it hardly does.
-_RAYS = 3
+# Rays at first, and each time F does not show c in all directions along them, as where neurons are
+# fewer than these; and most of them. Of one ray the component of c along it does not show.
+_RAYS, _MOST_RAYS = 3, 12
 # Length of inputs whose differences are derivatives, and their angle: c turns them by 1e-6, and
 # rounding leaves 1e-7 of a difference.
 _FAR, _ANGLE = 2.0**20, 2.0**-9
@@ -39,13 +40,14 @@ _POWERS = 4, 3
 # Lengths, in units of √d, among which is the one at which the norm bends, and a share of the way.
 _BENDING, _HALF = 2.0 ** np.arange(2.0, -26.0, -2.0), 0.5
 # F shows c in a direction by this share of what it does in another, at least.
-_SHOWN = 1e-9
+_SHOWN = 1e-4
 
 
 def cost(dim: int) -> Cost:
     """Bound what is asked."""
     rays = 2 * (dim - 1) + sum(map(len, _LENGTHS))
-    return Cost.of(_RAYS * rays + len(_BENDING) + 1, rounds=1 + len(_LENGTHS) + 1)
+    rounds = _MOST_RAYS // _RAYS + len(_LENGTHS) + 1
+    return Cost.of(_MOST_RAYS * rays + len(_BENDING) + 1, rounds=rounds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +69,16 @@ class FarExpansion:
     def run(self) -> Asking[tuple[Array, float]]:
         """Return c in the frame (k,), and about eps."""
         k = self.frame.shape[1]
-        rays = np.linalg.qr(self.rng.standard_normal((k, k)))[0][: min(_RAYS, k)]
-        slopes = yield from self._slopes(rays)
+        ways = np.linalg.qr(self.rng.standard_normal((k, k)))[0]
+        rays, slopes, shown = ways[:0], np.zeros((0, len(self.frame), k)), 0.0
+        while not shown > _SHOWN:
+            more = ways[len(rays) : min(len(rays) + _RAYS, _MOST_RAYS)]
+            if not len(more):
+                raise Reason.BLOCK_CENTRE_OPEN.error(cells=len(rays), dim=k)
+            further = yield from self._slopes(more)
+            rays, slopes = np.vstack([rays, more]), np.concatenate([slopes, further])
+            s = np.linalg.svd(slopes.reshape(-1, k), compute_uv=False)
+            shown = s[-1] / (s[0] + TINY) if len(s) == k else 0.0
         c = np.zeros(k)
         for lengths, powers in zip(_LENGTHS, _POWERS, strict=True):
             c = yield from self._nearer(rays, slopes, c, lengths, powers)
@@ -101,7 +111,7 @@ class FarExpansion:
             size = np.linalg.norm(inverse[1])
             odd.append(lengths[-1] * (inverse[1] @ (answers / error[:, None])) / size)
             rows.append(slope / size)
-        nearer = np.linalg.lstsq(np.vstack(rows), np.concatenate(odd), rcond=_SHOWN)[0]
+        nearer = np.linalg.lstsq(np.vstack(rows), np.concatenate(odd), rcond=None)[0]
         return np.asarray(c + nearer)
 
     def _bending(self, ray: Array, c: Array) -> Asking[float]:

@@ -11,6 +11,7 @@ all parameters together (`neuron_fit`): rows to 1e-12, c to 1e-14.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -28,7 +29,7 @@ from unsoftmax.learners.feed_forward.search_steps import asks
 from unsoftmax.learners.feed_forward.smooth_layer import layer_errors
 from unsoftmax.learners.normed_tokens import INSIDE, NormedTokens
 from unsoftmax.measure.precision import UNIT
-from unsoftmax.models import FeedForward, LayerNorm
+from unsoftmax.models import AttentionLayer, FeedForward, LayerNorm
 from unsoftmax.probes import Array
 
 # Points of chords before what follows is refused.
@@ -95,9 +96,13 @@ class ReadNetwork:
         return self.keys.run(named(self.normed.asked_of(steps), _PHASE), self.c, self.kept)
 
     def fitted(
-        self, draws: int, rng: np.random.Generator
+        self, others: Sequence[AttentionLayer], rng: np.random.Generator
     ) -> tuple[ReadNetwork, NeuronParameters, list[NeuronParameters]]:
-        """Fit all answers at once; return also the parameters, and others of drawn errors."""
+        """Fit all answers at once; return also the parameters, and others.
+
+        Those are what would have been found with other attention before, and of answers that are
+        off by drawn errors.
+        """
         E, model, normed = self.normed.frame, self.claim.model, self.normed
         v, y = (np.vstack(each) for each in zip(*self.kept, strict=True))
         x = self.keys.tokens_of(v - self.c)
@@ -106,7 +111,11 @@ class ReadNetwork:
         fit = NeuronFit(v @ E, y, 1 / off, model.activation, len(E))
         start = np.append(np.zeros(E.shape[1]), np.log(normed.eps))
         found, size = fit.run(NeuronParameters.of(model, start))
-        moved = [found.moved(by) for by in fit.errors(found, max(size, 1.0), draws, rng)]
+        drawn = max(size, 1.0) * off[:, None]
+        moved = [
+            fit.disturbed(found, apart @ E, drawn * rng.standard_normal(y.shape) - apart)
+            for apart in self.keys.apart(v - self.c, others)
+        ]
         layer, reach = found.layer(model.activation), normed.radius
         each = [layer_errors(layer, by.layer(model.activation), reach, None) for by in moved]
         errors = {name: float(np.sqrt(np.mean([e[name] ** 2 for e in each]))) for name in each[0]}

@@ -167,7 +167,7 @@ def _following(attention: ReadBlock, most: int, rng: np.random.Generator) -> Ask
     kind = NormedKind(residual=False, centred=centred)
     normed = NormedTokens(kind, attention.eps[0], 0.0, 0.0, frame, 0 * frame, Precision())
     read = yield from _read(search, normed, most, rng)
-    read, found, moved = read.fitted(len(drawn.others), rng)
+    read, found, moved = read.fitted(drawn.others, rng)
     if read.claim.model.activation == "relu":
         claim = yield from read.asked(read.claim.beside_hyperplanes(rng))
         read = replace(read, claim=claim)
@@ -175,11 +175,10 @@ def _following(attention: ReadBlock, most: int, rng: np.random.Generator) -> Ask
     def block(layer: AttentionLayer, c: Array, by: NeuronParameters) -> Stack:
         return Stack([attention.layer(layer, c), read.network(by, c)])
 
-    apart = read.keys.apart(-read.c[None], drawn.others)[:, 0]
-    others = []
-    for layer, off, by in zip(drawn.others, apart, moved, strict=True):
-        turned = by.norm[:-1] - found.norm[:-1] - frame.T @ off
-        others.append(block(layer, read.c + frame @ turned, by))
+    others = [
+        block(layer, read.c + frame @ (by.norm - found.norm)[:-1], by)
+        for layer, by in zip(drawn.others, moved, strict=True)
+    ]
     eps_error = max(abs(by.norm[-1] - found.norm[-1]) for by in moved)
     whole = block(attention.inner, read.c, found)
     return WholeBlock(whole, tuple(others), attention, read.claim, float(eps_error))

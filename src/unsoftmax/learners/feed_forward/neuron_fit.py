@@ -12,7 +12,7 @@ tokens that are far apart.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -25,8 +25,9 @@ from unsoftmax.probes import Array
 # this share of what equations are made of. Fewer: directions that the tokens hardly show stay. A
 # step that leaves more than this share of the misses is the last.
 STEPS, ITERATIONS, ENDED, GAINED = 6, 400, 1e-5, 0.9
-# Columns of a neuron are orthogonal to this share of the largest: others stay as they are.
-_INDEPENDENT = 1e-7
+# Rows of so many numbers are made independent together, of more each neuron's by themselves; and
+# of how much, as a share, they are taken not to be.
+_TOGETHER, _RIDGE = 6000, 1e-11
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,12 +117,11 @@ class NeuronFit:
         free = max(1, misses.size - best.flat.size)
         return best, float(np.linalg.norm(misses) / np.sqrt(free))
 
-    def errors(
-        self, found: NeuronParameters, size: float, draws: int, rng: np.random.Generator
-    ) -> list[NeuronParameters]:
-        """Return what drawn errors of this weighted size do to the parameters."""
-        drawn = (size * rng.standard_normal(self.y.shape) for _ in range(draws))
-        return [found.of_flat(self._solved(found, one)) for one in drawn]
+    def disturbed(self, found: NeuronParameters, x: Array, y: Array) -> NeuronParameters:
+        """Return what would have been found had tokens and answers been off by so much more."""
+        other = replace(self, x=self.x + x, y=self.y + y)
+        by = other._solved(found, other._misses(found) - self._misses(found))
+        return found.moved(found.of_flat(by))
 
     def seen(self, norm: Array) -> tuple[Array, Array]:
         """Return what neurons see of tokens (n, k), and by what it was divided (n, 1)."""
@@ -145,53 +145,13 @@ class NeuronFit:
 
     def _solved(self, layer: NeuronParameters, misses: Array) -> Array:
         """Return the change of all parameters that explains the misses best."""
-        # takes long to load, and few runs come here
-        from scipy.sparse.linalg import LinearOperator, lsmr
-
-        w, (n, size) = self.weight[:, None], self.seen(layer.norm)
-        x = _with_ones(n)
-        h, slopes = self._neurons(layer.rows, x)
-        q, m, wide = layer.rows.shape
-        # what B and c explain is taken off
-        design = w * _with_ones(h)
-        tall = np.maximum(np.linalg.norm(design, axis=0), TINY)
-        U, s, Vt = np.linalg.svd(design / tall, full_matrices=False)
-        seen = s > UNIT * len(x) * s[0]
-        U, back_to = U[:, seen], (Vt[seen].T / s[seen]) / tall[:, None]
-        # orthonormal columns of each neuron, and of the norm
-        each = ((w * slopes[..., j].T)[:, :, None] * x[:, None] for j in range(m))
-        sizes = np.maximum(np.linalg.norm(layer.B, axis=0), TINY)[:, None, None]
-        apart = np.array([_inverse_factor(one.reshape(len(x), -1)) for one in each]) / sizes
+        n, size = self.seen(layer.norm)
+        h, slopes = self._neurons(layer.rows, _with_ones(n))
         by_norm = self._by_norm(layer, n, size, slopes)
-        of_norm = _inverse_factor(by_norm.reshape(-1, by_norm.shape[2]))
-
-        def left(y: Array) -> Array:
-            return np.asarray(y - U @ (U.T @ y))
-
-        def bent(rows: Array, norm: Array) -> Array:
-            along = np.sum(slopes * (x @ rows.swapaxes(1, 2)), axis=0)
-            return np.asarray(w * (along @ layer.B.T) + by_norm @ norm)
-
-        def parts(change: Array) -> tuple[Array, Array]:
-            each = np.einsum("jab,jb->ja", apart, change[: apart[:, 0].size].reshape(m, -1))
-            return each.reshape(m, q, wide).swapaxes(0, 1), of_norm @ change[apart[:, 0].size :]
-
-        def ahead(change: Array) -> Array:
-            return left(bent(*parts(change))).ravel()
-
-        def back(misses: Array) -> Array:
-            r = left(misses.reshape(self.y.shape))
-            each = (slopes * ((w * r) @ layer.B)).swapaxes(1, 2) @ x
-            rows = np.einsum("jab,ja->jb", apart, each.swapaxes(0, 1).reshape(m, -1))
-            return np.append(rows, of_norm.T @ np.einsum("ip,ipk->k", r, by_norm))
-
-        unknowns = apart[:, 0].size + len(layer.norm)
-        shape = (misses.size, unknowns)
-        system = LinearOperator(shape, matvec=ahead, rmatvec=back, dtype=np.float64)
-        found = lsmr(system, left(misses).ravel(), atol=ENDED, btol=0, maxiter=ITERATIONS)
-        rows, norm = parts(found[0])
-        outer = back_to @ (U.T @ (misses - bent(rows, norm)))
-        return NeuronParameters(rows, outer[:-1].T, outer[-1], norm).flat
+        design = self.weight[:, None] * _with_ones(h)
+        slopes = self.weight[:, None] * slopes.T
+        equations = _Equations.of(design, slopes, _with_ones(n), layer.B, by_norm)
+        return equations.solved(misses)
 
     def _by_norm(self, layer: NeuronParameters, n: Array, size: Array, slopes: Array) -> Array:
         """Return what the norm's unknowns change weighted answers by, (n, p, k + 1)."""
@@ -206,14 +166,101 @@ class NeuronFit:
         return np.asarray(self.weight[:, None, None] * both)
 
 
+@dataclass(frozen=True, slots=True)
+class _Equations:
+    """Equations of changes of rows and of the norm; what B and c explain is taken off.
+
+    Attributes
+    ----------
+    U : ndarray (n, r)
+        Orthonormal, the range of what B and c are multiplied with.
+    back_to : ndarray (m + 1, r)
+        From coordinates there to B and c.
+    slopes : ndarray (m, n, q)
+        Of neurons along their rows, weighted.
+    x : ndarray (n, k + 1)
+    B : ndarray (p, m)
+    by_norm : ndarray (n, p, k + 1)
+    """
+
+    U: Array
+    back_to: Array
+    slopes: Array
+    x: Array
+    B: Array
+    by_norm: Array
+
+    @classmethod
+    def of(cls, design: Array, slopes: Array, x: Array, B: Array, by_norm: Array) -> _Equations:
+        """Take what B and c are multiplied with, (n, m + 1), off all others."""
+        tall = np.maximum(np.linalg.norm(design, axis=0), TINY)
+        U, s, Vt = np.linalg.svd(design / tall, full_matrices=False)
+        seen = s > UNIT * len(x) * s[0]
+        back_to = (Vt[seen].T / s[seen]) / tall[:, None]
+        return cls(U[:, seen], back_to, slopes, x, B, by_norm)
+
+    def solved(self, misses: Array) -> Array:
+        """Return the changes that explain misses (n, p) best, as `NeuronParameters` has them."""
+        # takes long to load, and few runs come here
+        from scipy.linalg import solve_triangular
+        from scipy.sparse.linalg import LinearOperator, lsmr
+
+        m, _, q = self.slopes.shape
+        wide, count = self.x.shape[1], self.by_norm.shape[2]
+        size = m * q * wide
+        each = m if size <= _TOGETHER else 1
+        factors = [self._factor(slice(j, j + each)) for j in range(0, m, each)]
+        norm = _factor(self.by_norm.reshape(-1, count).T @ self.by_norm.reshape(-1, count))
+
+        def parts(change: Array, trans: int) -> Array:
+            rows = change[:size].reshape(len(factors), -1)
+            pairs = [*zip(factors, rows, strict=True), (norm, change[size:])]
+            solved = [solve_triangular(L, part, trans=trans, lower=True) for L, part in pairs]
+            return np.concatenate(solved)
+
+        def ahead(change: Array) -> Array:
+            return self._left(self._bent(parts(change, 1))).ravel()
+
+        def back(misses: Array) -> Array:
+            r = self._left(misses.reshape(-1, len(self.B)))
+            rows = (self.slopes * (r @ self.B).T[..., None]).swapaxes(1, 2) @ self.x
+            return parts(np.append(rows, np.einsum("ip,ipk->k", r, self.by_norm)), 0)
+
+        shape = (misses.size, size + count)
+        system = LinearOperator(shape, matvec=ahead, rmatvec=back, dtype=np.float64)
+        found = lsmr(system, self._left(misses).ravel(), atol=ENDED, btol=0, maxiter=ITERATIONS)
+        change = parts(found[0], 1)
+        outer = self.back_to @ (self.U.T @ (misses - self._bent(change)))
+        rows = change[:size].reshape(m, q, wide).swapaxes(0, 1)
+        return np.concatenate([rows.ravel(), change[size:], outer[:-1].T.ravel(), outer[-1]])
+
+    def _left(self, y: Array) -> Array:
+        return np.asarray(y - self.U @ (self.U.T @ y))
+
+    def _bent(self, change: Array) -> Array:
+        """Return what a change of rows (m, q, k + 1) and of the norm does to answers, (n, p)."""
+        m, _, q = self.slopes.shape
+        rows = change[: m * q * self.x.shape[1]].reshape(m, q, -1)
+        along = np.sum(self.slopes * (self.x @ rows.swapaxes(1, 2)), axis=2)
+        return np.asarray(along.T @ self.B.T + self.by_norm @ change[rows.size :])
+
+    def _factor(self, which: slice) -> Array:
+        """Return the factor of what some neurons' columns have with each other."""
+        slopes, B = self.slopes[which], self.B[:, which]
+        columns = slopes[..., None] * self.x[:, None]
+        columns = columns.transpose(1, 0, 2, 3).reshape(len(self.x), -1)
+        left = self._left(columns)
+        gram = (left.T @ left).reshape(len(slopes), -1, len(slopes), left.shape[1] // len(slopes))
+        return _factor((gram * (B.T @ B)[:, None, :, None]).reshape(left.shape[1], -1))
+
+
 def _with_ones(x: Array) -> Array:
     return np.column_stack([x, np.ones(len(x))])
 
 
-def _inverse_factor(columns: Array) -> Array:
-    """Return the matrix that makes columns (n, c) orthonormal, (c, c)."""
-    gram = columns.T @ columns
-    sizes = np.sqrt(np.diagonal(gram)) + TINY
-    values, vectors = np.linalg.eigh(gram / sizes[:, None] / sizes)
-    least = _INDEPENDENT**2 * np.max(values, initial=0.0) + TINY
-    return np.asarray(vectors / np.sqrt(np.maximum(values, least)) / sizes[:, None])
+def _factor(gram: Array) -> Array:
+    """Return a triangular L with L Lᵀ nearly a matrix of products: a little is on its diagonal."""
+    diagonal = np.diagonal(gram)
+    size = np.sqrt(np.where(diagonal > 0, diagonal, 1.0))[:, None]
+    L = np.linalg.cholesky(gram / size / size.T + _RIDGE * np.eye(len(gram)))
+    return np.asarray(size * L)
