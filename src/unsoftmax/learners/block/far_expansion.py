@@ -6,12 +6,12 @@ u = r w − ĉ, |w| = 1, the norm makes of the input
     √d w + √d P_w (c − ĉ)/r + O(1/r²),    P_w = 1 − w wᵀ,
 
 and were ĉ exact, G would depend on r by 1/r² alone, whatever F is. So the coefficient of 1/r is
-F's derivative along the sphere times c − ĉ. Differences on the sphere far out give the derivative;
-three rays are k equations and more. Twice, the second time nearer: c to 1e-9. It is known better
-once F is (`neuron_fit`).
+F's derivative along the sphere times c − ĉ. Differences on the sphere far out give the derivative; two
+rays show all of c. Twice, the second time nearer: c to 1e-9. It is known better once F is
+(`neuron_fit`).
 
 The length at which G has gone half the way from far out to 0 shows eps but for a factor.
-3(2k + 8) + 15 queries.
+4k + 29 queries.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from unsoftmax.theory.costs import Cost
 
 # Rays at first, and each time F does not show c in all directions along them, as where neurons are
 # fewer than these; and most of them. Of one ray the component of c along it does not show.
-_RAYS, _MOST_RAYS = 3, 12
+_RAYS, _MOST_RAYS = 2, 12
 # Length of inputs whose differences are derivatives, and their angle: c turns them by 1e-6, and
 # rounding leaves 1e-7 of a difference.
 _FAR, _ANGLE = 2.0**20, 2.0**-9

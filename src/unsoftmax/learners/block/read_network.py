@@ -36,7 +36,7 @@ from unsoftmax.probes import Array
 ATTEMPTS = 3
 # Numbers that are asked for afresh where neurons are smooth, per unknown one: base points are on
 # one sphere of half the dimensions. With 0.5 errors are ten times as large.
-_PER_UNKNOWN = 1.5
+_PER_UNKNOWN = 1.0
 
 
 @dataclass(frozen=True, slots=True)
