@@ -17,7 +17,13 @@ from typing import Any, ClassVar
 import numpy as np
 
 from unsoftmax.learners.block import block_attention as steps_of
-from unsoftmax.learners.block import far_scores, gate_reading, norm_centre
+from unsoftmax.learners.block import (
+    far_expansion,
+    far_scores,
+    gate_reading,
+    norm_centre,
+    read_network,
+)
 from unsoftmax.learners.block.far_tokens import FAR
 from unsoftmax.learners.block.whole_block import whole_block
 from unsoftmax.learners.compose import Asking, as_planned
@@ -122,9 +128,13 @@ class BlockLearner(Configured):
         ending = Cost.of(2, tokens=2, rounds=2 + LONG.most_rounds)
         longest = 2 * FAR * np.sqrt(d)
         if self.part == "block":
-            formula += ", and 180 + 8d + 9m for m ReLUs, 14m where they are as many as 2d"
+            formula += (
+                ", and 180 + 8d + 9m for m ReLUs, 14m where they are as many as 2d; 60 + 4d + 17m "
+                "for m smooth neurons, 30m for gated ones"
+            )
             following = FeedForwardLearner(d, "pre", activation="relu").plan()
             cost += norm_centre.cost(d) + Cost.of_plan(following)
+            cost += far_expansion.cost(d) + read_network.cost(d, NEURONS_PER_DIM * d + NEURONS)
         return (cost + ending).plan(formula, LONG.most_tokens(d, most), longest, known=False)
 
     def steps(self, checks: int) -> Steps[AttentionLayer | Stack]:

@@ -6,8 +6,8 @@ u = r w − ĉ, |w| = 1, the norm makes of the input
     √d w + √d P_w (c − ĉ)/r + O(1/r²),    P_w = 1 − w wᵀ,
 
 and were ĉ exact, G would depend on r by 1/r² alone, whatever F is. So the coefficient of 1/r is
-F's derivative along the sphere times c − ĉ. Differences on the sphere far out give the derivative; two
-rays show all of c. Twice, the second time nearer: c to 1e-9. It is known better once F is
+F's derivative along the sphere times c − ĉ. Differences on the sphere far out give the derivative;
+two rays show all of c. Twice, the second time nearer: c to 1e-9. It is known better once F is
 (`neuron_fit`).
 
 The length at which G has gone half the way from far out to 0 shows eps but for a factor.

@@ -31,12 +31,18 @@ from unsoftmax.learners.normed_tokens import INSIDE, NormedTokens
 from unsoftmax.measure.precision import UNIT
 from unsoftmax.models import AttentionLayer, FeedForward, LayerNorm
 from unsoftmax.probes import Array
+from unsoftmax.theory.costs import Cost
 
 # Points of chords before what follows is refused.
 ATTEMPTS = 3
 # Numbers that are asked for afresh where neurons are smooth, per unknown one: base points are on
 # one sphere of half the dimensions. With 0.5 errors are ten times as large.
 _PER_UNKNOWN = 1.0
+
+
+def cost(dim: int, most: int) -> Cost:
+    """Bound what is asked beside a search of at most so many neurons: tokens all over the ball."""
+    return Cost.of(int(np.ceil(_PER_UNKNOWN * most * (3 * dim + 4) / dim)) + 2, rounds=1)
 
 
 @dataclass(frozen=True, slots=True)
