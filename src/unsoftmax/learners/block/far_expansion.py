@@ -127,4 +127,6 @@ class FarExpansion:
         a, b = share[beyond - 1 : beyond + 1]
         way = (_HALF - a) / (b - a)
         near = max(lengths[beyond], _BENDING[-1])
-        return float(lengths[beyond - 1] ** (2 * (1 - way)) * near ** (2 * way))
+        square = lengths[beyond - 1] ** (2 * (1 - way)) * near ** (2 * way)
+        # √d/2 is what the norm makes of such an input
+        return float(square * (1 / _HALF**2 - 1))
