@@ -13,6 +13,7 @@ tokens that are far apart.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 
@@ -212,24 +213,24 @@ class _Equations:
         factors = [self._factor(slice(j, j + each)) for j in range(0, m, each)]
         norm = _factor(self.by_norm.reshape(-1, count).T @ self.by_norm.reshape(-1, count))
 
-        def parts(change: Array, trans: int) -> Array:
+        def parts(change: Array, trans: Literal["N", "T"]) -> Array:
             rows = change[:size].reshape(len(factors), -1)
             pairs = [*zip(factors, rows, strict=True), (norm, change[size:])]
             solved = [solve_triangular(L, part, trans=trans, lower=True) for L, part in pairs]
             return np.concatenate(solved)
 
         def ahead(change: Array) -> Array:
-            return self._left(self._bent(parts(change, 1))).ravel()
+            return self._left(self._bent(parts(change, "T"))).ravel()
 
         def back(misses: Array) -> Array:
             r = self._left(misses.reshape(-1, len(self.B)))
             rows = (self.slopes * (r @ self.B).T[..., None]).swapaxes(1, 2) @ self.x
-            return parts(np.append(rows, np.einsum("ip,ipk->k", r, self.by_norm)), 0)
+            return parts(np.append(rows, np.einsum("ip,ipk->k", r, self.by_norm)), "N")
 
         shape = (misses.size, size + count)
         system = LinearOperator(shape, matvec=ahead, rmatvec=back, dtype=np.float64)
         found = lsmr(system, self._left(misses).ravel(), atol=ENDED, btol=0, maxiter=ITERATIONS)
-        change = parts(found[0], 1)
+        change = parts(found[0], "T")
         outer = self.back_to @ (self.U.T @ (misses - self._bent(change)))
         rows = change[:size].reshape(m, q, wide).swapaxes(0, 1)
         return np.concatenate([rows.ravel(), change[size:], outer[:-1].T.ravel(), outer[-1]])
