@@ -120,7 +120,7 @@ class PlainBlock:
         return z
 
     def model(self) -> us.Stack:
-        """Return it as a model: of ReLUs or GELUs alone."""
+        """Return it as a model: of ReLUs, GELUs or SwiGLU alone."""
         norms = [
             us.LayerNorm(*both, self.eps, before=True, centred=not self.rms)
             for both in zip(self.scales, self.shifts, strict=True)
@@ -133,7 +133,10 @@ class PlainBlock:
             )
             c = c + self.O[h] @ self.v_bias[h]
         first = us.AttentionLayer(heads, c, True, norms[0])
-        second = us.FeedForward(self.A, self.a, self.B, self.c, True, norms[1], self.F)
+        gated = self.F == "swiglu"
+        name, last = ("silu", 0 * self.c) if gated else (self.F, self.c)
+        gate = (self.G, self.g) if gated else None
+        second = us.FeedForward(self.A, self.a, self.B, last, True, norms[1], name, gate)
         return us.Stack([first, second])
 
     # -- what answers determine of its attention

@@ -789,8 +789,9 @@ class Reason(Enum):
     )
     BLOCK_FOLLOWED_BY_OTHER = (
         ModelMismatch,
-        "Attention is recovered; what follows it is not: it is no feed-forward layer of ReLUs "
-        "after a LayerNorm or RMSNorm, or one that could not be read. {why}",
+        "Attention is recovered; what follows it is not: it is no feed-forward layer (of ReLUs, or "
+        "of smooth neurons such as GELU and SwiGLU) after a LayerNorm or RMSNorm, or one that "
+        "could not be read. {why}",
         'part="attention" returns the attention alone, whatever follows it.',
     )
     BLOCK_NOTHING_FOLLOWS = (
@@ -800,7 +801,7 @@ class Reason(Enum):
     BLOCK_NO_CELL = (
         ModelMismatch,
         "Answers bend about all directions of the norm after attention that were tried: what "
-        "follows is no layer of ReLUs (GELU and SwiGLU bend everywhere), or has too many neurons.",
+        "follows is no layer of ReLUs, or has too many neurons.",
     )
     BLOCK_CENTRE_OPEN = (
         NotIdentifiable,

@@ -20,7 +20,13 @@ from typing import Any, ClassVar
 import numpy as np
 
 from unsoftmax.learners.block import block_attention as steps_of
-from unsoftmax.learners.block import far_scores, gate_reading, norm_centre
+from unsoftmax.learners.block import (
+    far_expansion,
+    far_scores,
+    gate_reading,
+    norm_centre,
+    smooth_network,
+)
 from unsoftmax.learners.block.behind_keys import COPIES
 from unsoftmax.learners.block.far_tokens import FAR
 from unsoftmax.learners.block.whole_block import whole_block
@@ -42,7 +48,7 @@ PARTS = ("attention", "block")
 
 @dataclass(frozen=True, slots=True)
 class BlockLearner(Configured):
-    """Learn the attention of a pre-norm block, or all of a block of ReLUs, from hidden states.
+    """Learn the attention of a pre-norm block, or all of a block, from hidden states.
 
     Parameters
     ----------
@@ -50,7 +56,7 @@ class BlockLearner(Configured):
         Dimension d of a token and of an answer, 4 or more.
     part : {"attention", "block"}
         What is recovered of the block: its attention, or the whole of it, if its feed-forward part
-        has ReLUs.
+        is a layer of ReLUs or of smooth neurons (GELU, SwiGLU).
     max_heads : int
         More distinct heads than this are refused.
     seed : int
@@ -73,7 +79,7 @@ class BlockLearner(Configured):
     answer allow. Strong scores (logits of 10) take 24 more, or a second search.
     With ``part="block"`` about 100 + 6d + 11m more for m = 4d ReLUs, 17m for 2d: 1,011 in the
     median at d = 16 and m = 32, 2,200 at (32, 128), 5 to 7 for each d numbers of the block.
-    Feed-forward parts that do not show their input in all directions are refused.
+    17m of smooth neurons (GELU), 30m of gated ones (SwiGLU). Feed-forward parts that do not show their input in all directions are refused.
     *Determined up to* the order of heads, and an invertible matrix between the factors of M_h and
     of W_h. The scale and the shift of the norm before are parts of M_h, W_h and w_h, the mean that
     a LayerNorm takes off is not in them. c, of value and output biases, is not determined: it is 0
@@ -82,7 +88,7 @@ class BlockLearner(Configured):
     a residual connection after its norm, whose eps is found.
     With ``part="block"`` the model is a `Stack` of attention and a `FeedForward`; c is determined,
     but for a mean that the second norm takes off, which is in c of the second part. Bounds are
-    named after parts, ``M of part 0``. If what follows attention is no layer of ReLUs the refusal
+    named after parts, ``M of part 0``. If what follows attention is no such layer the refusal
     has the attention in its ``determined``.
     *Refused*: no residual connection, post-norm, positions, dropout and noise, float32.
     *Source*: beyond arXiv 2601.16873.
@@ -135,10 +141,15 @@ class BlockLearner(Configured):
         ending = Cost.of(2, tokens=2, rounds=2 + LONG.most_rounds)
         longest = 2 * FAR * np.sqrt(d)
         if self.part == "block":
-            formula += "; and about 100 + 6d + 11m for m ReLUs, 17m where m is 2d"
+            formula += (
+                "; and about 100 + 6d + 11m for m ReLUs, 17m where m is 2d; 60 + 4d + 17m for m "
+                "smooth neurons, 30m for gated ones"
+            )
+            most_neurons = NEURONS_PER_DIM * d + NEURONS
             following = FeedForwardLearner(d, "pre", activation="relu").plan()
             asked = Cost.of(following.at_most, tokens=COPIES + 1, rounds=following.rounds)
             cost += steps_of.SEARCHES * (norm_centre.cost(d) + asked)
+            cost += far_expansion.cost(d) + smooth_network.cost(d, most_neurons)
         return (cost + ending).plan(formula, LONG.most_tokens(d, most), longest, known=False)
 
     def steps(self, checks: int) -> Steps[AttentionLayer | Stack]:

@@ -42,6 +42,9 @@ _CELLS, _MOST_CELLS, _UNEVEN = 4, 12, 1e-3
 # Half the width of a cell at first, on a sphere of radius √d, and the least: a smooth F is affine
 # within roundoff on smaller ones.
 _WIDTH, _LEAST_WIDTH = 0.1, 2.0**-12
+# A smooth F: the angle of second differences, and by what share those of half the step differ from
+# a quarter. Too much: a hinge at a third of the angle counts as smooth, and is searched twice.
+_BEND, _SMOOTHLY = 2.0**-6, 0.02
 # Inputs beyond the k that are affinely independent, which tell that a cell is one.
 _CHECKED = 4
 # Lengths on the way in, while the known attention's errors vary; and then, in units of √(d eps),
@@ -61,8 +64,8 @@ def cost(dim: int) -> Cost:
     lengths = len(_LENGTHS) + int(np.log(_NEAREST / _NEAR) / np.log(_RATIO)) + 2
     halvings = int(np.log2(_WIDTH / _LEAST_WIDTH)) + 1
     cells = 3 * _MOST_CELLS + halvings
-    asked = 4 + cells * (dim + 2 + _CHECKED) + 4 * _MOST_CELLS * lengths
-    return Cost.of(asked, tokens=COPIES + 1, rounds=cells + 4 * lengths)
+    asked = 4 + 9 + cells * (dim + 2 + _CHECKED) + 4 * _MOST_CELLS * lengths
+    return Cost.of(asked, tokens=COPIES + 1, rounds=1 + cells + 4 * lengths)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,15 +131,12 @@ class NormCentre:
     ----------
     keys : BehindKeys
         Behind which c is what it is.
-    centred : bool
-        Whether it is a LayerNorm.
     frame : ndarray (d, k)
         Orthonormal columns, the range of what the norm sees.
     fit : CentreFit
     """
 
     keys: BehindKeys
-    centred: bool
     frame: Array
     fit: CentreFit
 
@@ -155,8 +155,24 @@ class CentreSearch:
     """Attention as other errors of answers would give it."""
     rng: np.random.Generator
 
-    def run(self) -> Asking[NormCentre]:
-        """Find the norm after attention.
+    def opened(self) -> Asking[tuple[bool, Array]]:
+        """Tell whether the norm is a LayerNorm; return a frame of what it sees, (d, k), too.
+
+        Raises
+        ------
+        ModelMismatch
+            What follows attention is behind no norm.
+        NotIdentifiable
+            It does not show.
+        """
+        centred = yield from self._kind()
+        d = self.keys.tokens.dim
+        drawn = self.rng.standard_normal((d, d - centred))
+        frame = np.linalg.qr(np.column_stack([np.ones((d, int(centred))), drawn]))[0]
+        return centred, frame[:, int(centred) :]
+
+    def run(self, frame: Array) -> Asking[NormCentre]:
+        """Find the norm after attention, whose range is that of the frame.
 
         Raises
         ------
@@ -165,10 +181,7 @@ class CentreSearch:
         NotIdentifiable
             It shows c in some directions alone.
         """
-        centred = yield from self._kind()
         d = self.keys.tokens.dim
-        drawn = self.rng.standard_normal((d, d - centred))
-        frame = np.linalg.qr(np.column_stack([np.ones((d, int(centred))), drawn]))[0][:, centred:]
         k = frame.shape[1]
         start = CentreFit(np.zeros(k), self.keys.eps, 0.0, np.zeros((k + 1, k + 1)), 0.0)
         cells, width, fit = list[Cell](), _WIDTH, start
@@ -187,7 +200,24 @@ class CentreSearch:
         fit = yield from self._inwards(
             keys, frame, cells, fit, unit * _NEAR * _RATIO**steps, near=True
         )
-        return NormCentre(keys, centred, frame, fit)
+        return NormCentre(keys, frame, fit)
+
+    def bends_everywhere(self, frame: Array) -> Asking[bool]:
+        """Tell whether F is smooth, and no affine function, about one direction far out.
+
+        Second differences along two tangents differ by nothing if it is affine there, and by four
+        times less at half the step if it is smooth.
+        """
+        way, *sides = frame.T[:3]
+        angles = _BEND * np.array([1.0, -1.0, 0.5, -0.5])
+        n = [np.cos(angles)[:, None] * way + np.sin(angles)[:, None] * side for side in sides]
+        u = _FAR * np.vstack([way, *n])
+        y, error = yield from self._asked(self.keys, u, "kind of feed-forward part")
+        bent = y[1:].reshape(2, 2, 2, -1).sum(axis=2)
+        apart = bent[0] - bent[1]
+        whole, half = np.linalg.norm(apart, axis=1)
+        left = np.linalg.norm(apart[0] - 4 * apart[1])
+        return bool(half > KAPPA**3 * error.max() and left < _SMOOTHLY * whole)
 
     def _asked(self, keys: BehindKeys, u: Array, phase: str) -> Asking[tuple[Array, Array]]:
         """Ask inputs; return answers, and what these are off by."""

@@ -1,12 +1,13 @@
-"""A whole block of ReLUs: attention, then what follows it, read as a layer after a norm by itself.
+"""A whole block: attention, then what follows it, read as a layer after a norm by itself.
 
 1. Attention, up to its constant c (`block_attention`).
-2. Behind copies of one key any input of the second norm is asked (`behind_keys`); c, and that
-   norm, are found from cells of F (`norm_centre`).
-3. F is a feed-forward layer after a norm, which has a learner of its own
-   (`feed_forward.after_norm`), run on G(x − c).
-4. All its answers are fitted once more (`feed_forward.fitted_layer`): what was known one after the
-   other is known together, to 1e-11 instead of 1e-8.
+2. Behind copies of one key any input of the second norm is asked (`behind_keys`). Nine answers tell
+   whether what follows, F, is smooth.
+3. ReLUs: c and the norm's eps are found from cells of F (`norm_centre`), F by the learner of layers
+   after a norm (`feed_forward.after_norm`), run on G(x − c). All its answers are fitted once more
+   (`feed_forward.fitted_layer`): what was known one after the other is known together, to 1e-11
+   instead of 1e-8.
+4. Smooth neurons, plain or gated: `smooth_network`.
 5. Fresh sequences of 1 to 512 tokens, of lengths from 0.05 to 20, for the block as a whole.
 """
 
@@ -26,6 +27,7 @@ from unsoftmax.learners.block.block_attention import (
     attention_searched,
 )
 from unsoftmax.learners.block.norm_centre import CentreSearch, NormCentre
+from unsoftmax.learners.block.smooth_network import SmoothNetwork, steepness
 from unsoftmax.learners.compose import Asking, T, named
 from unsoftmax.learners.feed_forward.after_norm import AfterNorm, BallClaim
 from unsoftmax.learners.feed_forward.fitted_layer import (
@@ -36,6 +38,7 @@ from unsoftmax.learners.feed_forward.fitted_layer import (
     errors_of,
     real_neurons,
 )
+from unsoftmax.learners.feed_forward.layer_claim import LayerClaim
 from unsoftmax.learners.normed_tokens import NormedKind, NormedTokens
 from unsoftmax.measure.precision import UNIT, Precision
 from unsoftmax.models import AttentionLayer, FeedForward, LayerNorm, Stack
@@ -69,8 +72,9 @@ class WholeBlock:
     block: Stack
     others: tuple[Stack, ...]
     attention: ReadBlock
-    claim: BallClaim
-    centre: NormCentre
+    claim: LayerClaim
+    eps_error: float
+    """Of the second norm's, relative: one standard deviation."""
 
     def residuals(self, X: Array, y: Array) -> Residuals:
         """Compare fresh answers (B, d) by their norms."""
@@ -94,7 +98,7 @@ class WholeBlock:
         v = network.norm.without_mean(y, 1)
         shrunk = np.sqrt(np.mean(v * v, axis=1) + network.norm.eps)
         rounded = np.linalg.norm(X[:, -1], axis=1) + np.linalg.norm(y, axis=1)
-        steep = float(np.linalg.norm(network.B, 2) * np.linalg.norm(network.A, 2))
+        steep = steepness(network, v / shrunk[:, None])
         return np.asarray(_ROUNDOFFS * UNIT * (size + rounded * (1 + steep / shrunk)))
 
     def concluded(self, checks: int, rng: np.random.Generator) -> Asking[Found[Stack]]:
@@ -111,18 +115,12 @@ class WholeBlock:
                 model="block",
                 missed=missed,
                 allowed=allowed,
-                contrary="no block of attention and a layer of ReLUs, each after a norm",
+                contrary="no block of attention and a feed-forward layer, each after a norm",
             )
         errors = {name: widened * error for name, error in self.errors().items()}
         assumed = (*_ASSUMED, *self.claim.within()[1:], *_predicted_within(asked, compared))
         assumed += more_than_usual(widened) if checks else ("Nothing was checked.",)
-        count = len(self.claim.model.b)
-        notes = (
-            f"{count} neurons were found; those on one hyperplane are one, and their order and a "
-            "positive factor for each are free.",
-            *self.claim.notes[2:],
-        )
-        return Found(self.block, Certificate(errors, assumed), judgement.evidence, notes)
+        return Found(self.block, Certificate(errors, assumed), judgement.evidence, self.claim.notes)
 
     def _fresh(self, checks: int, rng: np.random.Generator) -> tuple[Round, list[Round]]:
         """Draw sequences of all lengths and sizes."""
@@ -140,7 +138,7 @@ class WholeBlock:
 
     def errors(self) -> dict[str, float]:
         """Bound the errors of all parameters, and of the feed-forward part's function."""
-        drawn, fit = self.attention.conclusion.drawn, self.centre.fit
+        drawn, network = self.attention.conclusion.drawn, self.block.parts[1]
         first, _ = drawn.bounds(drawn.errors())
         c = self.block.parts[0].arrays()["c"]
         far = [np.linalg.norm(one.parts[0].arrays()["c"] - c) for one in self.others]
@@ -150,16 +148,19 @@ class WholeBlock:
         }
         second = self.claim.bounds()
         second["c"] += first["c"]
-        second["eps"] = fit.eps * (SAFETY * fit.eps_error + _ROUNDOFFS * UNIT)
+        assert isinstance(network, FeedForward)
+        assert network.norm is not None
+        second["eps"] = network.norm.eps * (SAFETY * self.eps_error + _ROUNDOFFS * UNIT)
         named = {f"{name} of part 0": first[name] for name in ("M", "W", "w", "c", "eps")}
-        named |= {f"{name} of part 1": second[name] for name in ("A", "b", "B", "c", "eps")}
+        its = [name for name in ("A", "b", "B", "c", "G", "g", "eps") if name in second]
+        named |= {f"{name} of part 1": second[name] for name in its}
         return named | {name: second[name] for name in ("constant", "slope")}
 
 
 def whole_block(
     dim: int, most_heads: int, most_neurons: int, rng: np.random.Generator, checks: int
 ) -> Asking[Found[Stack]]:
-    """Recover a block of attention and ReLUs.
+    """Recover a block of attention and a feed-forward layer, of ReLUs or of smooth neurons.
 
     Raises
     ------
@@ -181,13 +182,60 @@ def whole_block(
 
 
 def _following(attention: ReadBlock, most: int, rng: np.random.Generator) -> Asking[WholeBlock]:
-    """Read what follows attention."""
-    drawn = attention.conclusion.drawn
+    """Read ReLUs or smooth neurons: which is likelier a few answers tell."""
     keys = BehindKeys.drawn(attention.tokens, attention.inner, attention.eps[0], rng)
-    centre = yield from CentreSearch(keys, drawn.others, rng).run()
+    search = CentreSearch(keys, attention.conclusion.drawn.others, rng)
+    centred, frame = yield from search.opened()
+    kind = NormedKind(residual=False, centred=centred)
+    normed = NormedTokens(kind, attention.eps[0], 0.0, 0.0, frame, 0 * frame, Precision())
+    failed, smooth = None, _smooth(attention, keys, normed, most, rng)
+    if (yield from search.bends_everywhere(frame)):
+        try:
+            return (yield from smooth)
+        except ModelMismatch as error:
+            failed = error
+    try:
+        centre = yield from search.run(frame)
+    except ModelMismatch as error:
+        if error.reason != Reason.BLOCK_NO_CELL.name:
+            raise
+        if failed is not None:
+            raise failed from error
+        return (yield from smooth)
+    return (yield from _bent(attention, centre, normed, most, rng))
+
+
+def _smooth(
+    attention: ReadBlock,
+    keys: BehindKeys,
+    normed: NormedTokens,
+    most: int,
+    rng: np.random.Generator,
+) -> Asking[WholeBlock]:
+    """Read smooth neurons."""
+    layers = attention.conclusion.drawn.others
+    read = yield from SmoothNetwork.read(keys, normed, most, rng)
+    read, found, moved = read.fitted(layers, rng)
+    others = []
+    for layer, by in zip(layers, moved, strict=True):
+        c = read.c + normed.frame @ (by.norm - found.norm)[:-1]
+        others.append(Stack([attention.layer(layer, c), read.network(by, c)]))
+    eps_error = max(abs(by.norm[-1] - found.norm[-1]) for by in moved)
+    whole = Stack([attention.layer(attention.inner, read.c), read.network(found, read.c)])
+    return WholeBlock(whole, tuple(others), attention, read.claim, float(eps_error))
+
+
+def _bent(
+    attention: ReadBlock,
+    centre: NormCentre,
+    normed: NormedTokens,
+    most: int,
+    rng: np.random.Generator,
+) -> Asking[WholeBlock]:
+    """Read ReLUs."""
+    drawn = attention.conclusion.drawn
     keys, frame, fit, dim = centre.keys, centre.frame, centre.fit, attention.tokens.dim
-    kind = NormedKind(residual=False, centred=centre.centred)
-    normed = NormedTokens(kind, fit.eps, fit.eps_error, 0.0, frame, 0 * frame, Precision())
+    normed = replace(normed, eps=fit.eps, eps_spread=fit.eps_error)
     kept: list[tuple[Array, Array]] = []
 
     def asked(steps: Asking[T]) -> Asking[T]:
@@ -205,9 +253,15 @@ def _following(attention: ReadBlock, most: int, rng: np.random.Generator) -> Ask
     slopes = (apart[:, 1:] - apart[:, :1]) / unit
     claim, found, moved = _fitted(claim, centre, kept, (turned, slopes, eps), rng)
     claim = yield from asked(claim.beside_hyperplanes(rng))
+    count = len(claim.model.b)
+    notes = (
+        f"{count} neurons were found; those on one hyperplane are one, and their order and a "
+        "positive factor for each are free.",
+        *claim.notes[2:],
+    )
 
     def block(layer: AttentionLayer, c: Array, eps: float, by: HingeParameters) -> Stack:
-        norm = LayerNorm(np.ones(len(c)), None, eps, before=True, centred=centre.centred)
+        norm = LayerNorm(np.ones(len(c)), None, eps, before=True, centred=normed.kind.centred)
         network = FeedForward(by.A @ frame.T, by.b, by.B, by.c - c, True, norm)
         return Stack([attention.layer(layer, c), network])
 
@@ -215,7 +269,8 @@ def _following(attention: ReadBlock, most: int, rng: np.random.Generator) -> Ask
     each = zip(drawn.others, constants, eps, moved, strict=False)
     others = [block(layer, c, one, found.moved(by)) for layer, c, one, by in each]
     whole = block(attention.inner, centre.c, fit.eps, found)
-    return WholeBlock(whole, tuple(others), attention, claim, centre)
+    claim = replace(claim, notes=notes)
+    return WholeBlock(whole, tuple(others), attention, claim, float(fit.eps_error))
 
 
 def _fitted(
@@ -270,8 +325,8 @@ def _predicted_within(asked: list[Answered], compared: Residuals) -> tuple[str, 
 
 
 _ASSUMED = (
-    "The target is a block of attention and a feed-forward layer of ReLUs, each after a LayerNorm "
-    "or RMSNorm and with a residual connection, and all heads and neurons were found: the hold-out "
+    "The target is a block of attention and a feed-forward layer, each after a LayerNorm or "
+    "RMSNorm and with a residual connection, and all heads and neurons were found: the hold-out "
     "tests this but cannot prove it.",
     "Bounds named after part 0 are those of attention, of M, W and w the largest over heads; after "
     "part 1 those of the feed-forward layer, in the order of the model and with rows of A as long "

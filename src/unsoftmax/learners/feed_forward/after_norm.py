@@ -34,7 +34,7 @@ from unsoftmax.learners.feed_forward.opening_look import (
     drawn_directions,
 )
 from unsoftmax.learners.feed_forward.search_steps import asks
-from unsoftmax.learners.feed_forward.smooth_layer import SmoothSearch
+from unsoftmax.learners.feed_forward.smooth_layer import SmoothClaim, SmoothSearch
 from unsoftmax.learners.normed_tokens import INSIDE, NormedTokens
 from unsoftmax.models.feed_forward import FeedForward
 from unsoftmax.models.layer_norm import LayerNorm
@@ -114,13 +114,19 @@ class AfterNorm:
         self, activation: str | None, gated: bool | None, checks: int
     ) -> Asking[Found[FeedForward]]:
         """Find a smooth layer, and eps, which is known but for a factor."""
+        claim, normed = yield from self.smoothly_claimed(activation, gated)
+        found = yield from normed.asked_of(claim.tested(checks, self.rng))
+        return replace(self, normed=normed)._of_tokens(found, found.certificate.errors["eps"])
+
+    def smoothly_claimed(
+        self, activation: str | None, gated: bool | None
+    ) -> Asking[tuple[SmoothClaim, NormedTokens]]:
+        """Find a smooth layer that fresh tokens were not compared with, and the norm's eps."""
         width = self.normed.frame.shape[1]
         square = self.normed.radius**2
         search = SmoothSearch(width, 1.0, self.most, activation, gated, self.rng, square)
         claim, ratio = yield from self.normed.asked_of(search.found())
-        exact = replace(self, normed=replace(self.normed, eps=ratio * self.normed.eps))
-        found = yield from exact.normed.asked_of(claim.tested(checks, self.rng))
-        return exact._of_tokens(found, found.certificate.errors["eps"])
+        return claim, replace(self.normed, eps=ratio * self.normed.eps)
 
     def _of_tokens(self, found: Found[FeedForward], error: float) -> Found[FeedForward]:
         """Return a layer of tokens of the ball as one of tokens x; eps is off by a share."""

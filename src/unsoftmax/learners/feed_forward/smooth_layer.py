@@ -296,7 +296,7 @@ class SmoothClaim(LayerClaim):
             eps = None
             if norm is not None and found.norm is not None:
                 eps = OF_ONE * (found.norm.ratio / norm.ratio - 1)
-            each.append(_errors(seen, found.seeing(other), reach, eps))
+            each.append(layer_errors(seen, found.seeing(other), reach, eps))
         errors = {name: float(np.sqrt(np.mean([e[name] ** 2 for e in each]))) for name in each[0]}
         norms = np.linalg.norm(y, axis=1)
         size = float(np.median(norms))
@@ -326,26 +326,33 @@ class SmoothClaim(LayerClaim):
         most = (INSIDE if self.normed else 1.0) * self.reach
         return np.asarray(np.minimum(lengths, most)[:, None] * x)
 
-    def _assumed(self, checks: int) -> tuple[str, ...]:
+    def within(self) -> tuple[str, ...]:  # noqa: D102
         return (
-            "Errors of A, b, B and c are for neurons in the order of the model.",
-            *(OF_GATES if self.model.gate else ()),
             NORMED
             if self.normed
             else "constant, slope: ``‖F̂(x) − F(x)‖₂`` ≤ constant + slope·‖x‖ for every x of norm "
             f"up to {self.reach:.2g}. Tokens up to that norm were asked.",
+            "A neuron whose part in the Jacobian hardly changes among tokens of norm "
+            f"{self.look.length:.2g} may be missing.",
+        )
+
+    def _assumed(self, checks: int) -> tuple[str, ...]:
+        bound, missing = self.within()
+        return (
+            "Errors of A, b, B and c are for neurons in the order of the model.",
+            *(OF_GATES if self.model.gate else ()),
+            bound,
             "Only single tokens were asked: about sequences of several tokens (attention) nothing "
             "is known.",
             "The target is one hidden layer of neurons of one activation, and all were found: the "
-            "hold-out tests this but cannot prove it. A neuron whose part in the Jacobian hardly "
-            f"changes among tokens of norm {self.look.length:.2g} may be missing.",
+            f"hold-out tests this but cannot prove it. {missing}",
             f"Answers are off by {self.look.noise:.1e} of their size (one standard deviation), as "
             f"differences miss the layer; {DEVIATIONS:g} deviations are taken.",
             *(() if checks else ("Nothing was checked.",)),
         )
 
 
-def _errors(
+def layer_errors(
     layer: FeedForward, other: FeedForward, reach: float, eps: float | None
 ) -> dict[str, float]:
     """Return what another layer differs by: its arrays, and the function up to a length.
