@@ -238,7 +238,7 @@ RECOVERABLE: Mapping[ClassName, str] = {
     "is, from all numbers of the answers.",
     "whole block": "Whether it serves weights that you have: verify names what differs. Of one "
     "block without positions, from float64 answers: its attention, by BlockLearner; if its "
-    'feed-forward part has ReLUs, GELU or SwiGLU, the whole block, by part="block". For other parts '
+    'feed-forward part has ReLUs, GELU or SwiGLU, the whole block (part="block"). For other parts '
     "there is no learner; that does not show that they are safe.",
     "position-dependent": "Not established. If positions are rotary, a learner with rotary=True "
     "recovers it: LowRankHead or ExactHead for a single head, MultiHeadLearner for several "

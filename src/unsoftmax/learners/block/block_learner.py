@@ -79,7 +79,8 @@ class BlockLearner(Configured):
     answer allow. Strong scores (logits of 10) take 24 more, or a second search.
     With ``part="block"`` about 100 + 6d + 11m more for m = 4d ReLUs, 17m for 2d: 1,011 in the
     median at d = 16 and m = 32, 2,200 at (32, 128), 5 to 7 for each d numbers of the block.
-    17m of smooth neurons (GELU), 30m of gated ones (SwiGLU). Feed-forward parts that do not show their input in all directions are refused.
+    60 + 4d + 17m of smooth neurons (GELU), 30m of gated ones (SwiGLU). Feed-forward parts that do
+    not show their input in all directions are refused.
     *Determined up to* the order of heads, and an invertible matrix between the factors of M_h and
     of W_h. The scale and the shift of the norm before are parts of M_h, W_h and w_h, the mean that
     a LayerNorm takes off is not in them. c, of value and output biases, is not determined: it is 0
