@@ -88,7 +88,7 @@ def test_blocks_of_smooth_neurons_are_recovered(
         recovery, asked = learn(block, seed)
         model, bounds = recovery.model, recovery.certificate.errors
         assert isinstance(model, us.Stack)
-        layer = model.parts[1]
+        layer: Any = model.parts[1]
         assert (layer.activation, layer.gate is not None) == (activation, F == "swiglu")
         assert len(layer.b) == neurons
         errors = far_of_parameters(model, block)
