@@ -43,6 +43,10 @@ class OracleError(UnsoftmaxError):
     refused: str = ""
 
 
+class AnswerMisshapen(OracleError):
+    """A target answers in another shape than is wanted, whatever it is asked."""
+
+
 class ServerFailed(ConnectionError):
     """An endpoint failed at a question and said so; it may refuse that one alone."""
 

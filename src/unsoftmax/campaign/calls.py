@@ -33,6 +33,7 @@ from numpy.typing import NDArray
 from unsoftmax.campaign.ledger import Ledger
 from unsoftmax.campaign.limits import Retries, in_seconds
 from unsoftmax.errors import (
+    AnswerMisshapen,
     BadWait,
     DimensionRefused,
     OracleError,
@@ -222,7 +223,7 @@ def ask(
         # a subclass may have left its seconds out, or written anything to them
         raise RetryLater(getattr(refusal, "seconds", None)) from refusal  # type: ignore[arg-type]
     except OracleError as refusal:
-        refusal.refused = _said(refusal)
+        refusal.refused = "" if isinstance(refusal, AnswerMisshapen) else _said(refusal)
         raise
     return checked(raw, span, outputs)
 

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from unsoftmax.errors import OracleError, RetryLater, ServerFailed, missing_extra
+from unsoftmax.errors import AnswerMisshapen, OracleError, RetryLater, ServerFailed, missing_extra
 from unsoftmax.oracles.endpoint_limits import USUAL, HttpLimits, Pace, Secret
 from unsoftmax.oracles.json_template import JsonTemplate
 from unsoftmax.oracles.model_runtimes import Chosen, RunModel
@@ -173,7 +173,7 @@ class HttpOracle(RunModel):
             return np.stack([*answers, *missing])
         except ValueError:
             shapes = sorted({one.shape for one in answers})
-            raise OracleError(f"{self.url} answers in several shapes: {shapes}.") from None
+            raise AnswerMisshapen(f"{self.url} answers in several shapes: {shapes}.") from None
 
     def _post(self, url: str, body: bytes, headers: dict[str, str], X: Array) -> tuple[bytes, Any]:
         """Ask a question when its turn has come."""

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from unsoftmax.errors import OracleError, missing_extra
+from unsoftmax.errors import AnswerMisshapen, OracleError, missing_extra
 from unsoftmax.oracles.open_inference import beside_ids
 from unsoftmax.probes import Array
 
@@ -45,7 +45,7 @@ def of_every_token(y: Any, count: int, tokens: int) -> Any:
     every = len(shape) == 3 and shape[:2] == (count, tokens)
     if every or (shape[:1] == (count,) and len(shape) <= 2):
         return y
-    raise OracleError(
+    raise AnswerMisshapen(
         f"The model answered {count} sequences of {tokens} tokens with shape {shape}: it must give "
         f"({count},), ({count}, m), or a vector per token, ({count}, {tokens}, m)."
     )

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from unsoftmax.errors import OracleError, missing_extra
+from unsoftmax.errors import AnswerMisshapen, missing_extra
 from unsoftmax.probes import Array
 from unsoftmax.protocol import Oracle, as_array, at_all_positions
 
@@ -137,11 +137,11 @@ def vectors(answers: Any, X: Array) -> Any:
     try:
         y = as_array(answers)
     except Exception as error:
-        raise OracleError(f"The target's answer is no array: {error}.") from error
+        raise AnswerMisshapen(f"The target's answer is no array: {error}.") from error
     if y.shape == (len(X),):
         return y[:, None]
     if y.ndim != 2 or len(y) != len(X) or not y.shape[1]:
-        raise OracleError(
+        raise AnswerMisshapen(
             f"The target answered {len(X)} sequences with shape {y.shape} instead of "
             f"({len(X)}, m): coordinate() needs a row of numbers per sequence."
         )
@@ -156,7 +156,7 @@ class _Coordinate(WrappedOracle):
         y = vectors(self.oracle(X), X)
         m = y.shape[1]
         if not -m <= self.k < m:
-            raise OracleError(
+            raise AnswerMisshapen(
                 f"The target gives {m} number{'s' if m != 1 else ''} per sequence: there is no "
                 f"coordinate {self.k}. Choose k from {-m} to {m - 1}."
             )
@@ -170,7 +170,7 @@ class _WeightedSum(WrappedOracle):
     def __call__(self, X: Array, /) -> Any:
         y = vectors(self.oracle(X), X)
         if y.shape[1] != len(self.weights):
-            raise OracleError(
+            raise AnswerMisshapen(
                 f"The target gives {y.shape[1]} numbers per sequence, and there are "
                 f"{len(self.weights)} weights: give coordinate() one weight for each."
             )
