@@ -223,6 +223,7 @@ LAST = {"decoder.layers.0.fc2.weight", "decoder.layers.0.fc2.bias", "layers.0.ml
 """
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", ["bert", "opt", "llama"])
 def test_what_is_served_instead_is_named(tmp_path, kind):
     """A whole block where a sub-layer is claimed, the reverse, and an earlier revision."""

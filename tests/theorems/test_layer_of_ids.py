@@ -23,6 +23,7 @@ def unknown(heads, rank, dim):
     return (dim + heads * each) / dim
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("shape", PROMISED, ids=str)
 def test_a_layer_is_recovered_within_its_certificate(shape, trials, evidence):
     """Every other one has a residual connection."""

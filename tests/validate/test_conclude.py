@@ -82,8 +82,8 @@ def driven(steps, answer):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("checks", [4, 9, 32])
-def test_a_model_within_its_errors_is_believed_and_its_bounds_hold(kind, checks):
-    for seed in range(5):
+def test_a_model_within_its_errors_is_believed_and_its_bounds_hold(kind, checks, trials):
+    for seed in range(trials(2, 20)):
         rng = np.random.default_rng(seed)
         target = KINDS[kind](rng)
         conclusion = concluding(kind, target, rng)

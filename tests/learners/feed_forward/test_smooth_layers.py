@@ -41,6 +41,7 @@ def learned(target, dim, **settings):
 KINDS = [*((name, False) for name in PLAIN), *((name, True) for name in GATED)]
 
 
+@pytest.mark.few(7)
 @pytest.mark.parametrize(("activation", "gated"), KINDS)
 def test_layers_are_recovered(activation, gated, trials, evidence):
     """All of a layer, its activation and residual found, within 15 or 29 queries a neuron."""
