@@ -20,7 +20,7 @@ import pkgutil
 import re
 import types
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, fields
 from itertools import pairwise
@@ -208,26 +208,28 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
         for name, annotation in options.items()
     ]
     run.__signature__ = own.replace(parameters=[*kept, *added])  # type: ignore[attr-defined]
-    run.arrange_help = arrange_help  # type: ignore[attr-defined]
+    arranged = functools.partial(arrange_help, own={*own.parameters})
+    run.arrange_help = arranged  # type: ignore[attr-defined]
     run.__annotations__ = {p.name: p.annotation for p in [*kept, *added]}
     return run
 
 
-def arrange_help(command: Any, args: Sequence[str]) -> None:
+def arrange_help(command: Any, args: Sequence[str], own: Collection[str] = ()) -> None:
     """Show the settings of the model that is named among a command's arguments, and no other's.
 
-    Where none is named the settings that all models share are shown, or all but one.
+    Where none is named the settings that all models share are shown, or all but one. Options of the
+    command's ``own`` are no settings, though one may be called so.
     """
     model = _model_in(args)
     for option in command.params:
         texts = _texts().get(option.name)
-        if texts is None:
+        if texts is None or option.name in own:
             continue
         of_most = len({name for names in texts.values() for name in names}) + 1 >= len(MODELS)
-        own = [text for text, names in texts.items() if model in names]
-        option.hidden = not own and not of_most
-        if own:
-            option.help = " ".join(own)
+        said = [text for text, names in texts.items() if model in names]
+        option.hidden = not said and not of_most
+        if said:
+            option.help = " ".join(said)
             option.rich_help_panel = f"Settings of --model {model}"
         elif of_most:
             usual = max(texts, key=lambda text: len(texts[text]))

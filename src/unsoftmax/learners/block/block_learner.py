@@ -25,7 +25,7 @@ from unsoftmax.learners.block import (
     far_scores,
     gate_reading,
     norm_centre,
-    smooth_network,
+    read_network,
 )
 from unsoftmax.learners.block.behind_keys import COPIES
 from unsoftmax.learners.block.far_tokens import FAR
@@ -150,7 +150,7 @@ class BlockLearner(Configured):
             following = FeedForwardLearner(d, "pre", activation="relu").plan()
             asked = Cost.of(following.at_most, tokens=COPIES + 1, rounds=following.rounds)
             cost += steps_of.SEARCHES * (norm_centre.cost(d) + asked)
-            cost += far_expansion.cost(d) + smooth_network.cost(d, most_neurons)
+            cost += far_expansion.cost(d) + read_network.cost(d, most_neurons)
         return (cost + ending).plan(formula, LONG.most_tokens(d, most), longest, known=False)
 
     def steps(self, checks: int) -> Steps[AttentionLayer | Stack]:

@@ -27,11 +27,10 @@ from unsoftmax.learners.block.block_attention import (
     attention_searched,
 )
 from unsoftmax.learners.block.norm_centre import CentreSearch, NormCentre
-from unsoftmax.learners.block.smooth_network import SmoothNetwork, steepness
+from unsoftmax.learners.block.read_network import ReadNetwork, steepness
 from unsoftmax.learners.compose import Asking, T, named
 from unsoftmax.learners.feed_forward.after_norm import AfterNorm, BallClaim
 from unsoftmax.learners.feed_forward.fitted_layer import (
-    DRAWS,
     HingeFit,
     HingeParameters,
     balanced_parameters,
@@ -41,7 +40,7 @@ from unsoftmax.learners.feed_forward.fitted_layer import (
 from unsoftmax.learners.feed_forward.layer_claim import LayerClaim
 from unsoftmax.learners.normed_tokens import NormedKind, NormedTokens
 from unsoftmax.measure.precision import UNIT, Precision
-from unsoftmax.models import AttentionLayer, FeedForward, LayerNorm, Stack
+from unsoftmax.models import FeedForward, Stack
 from unsoftmax.models.arrays import TINY
 from unsoftmax.probes import Array, Round
 from unsoftmax.protocol import Certificate, Found
@@ -213,16 +212,7 @@ def _smooth(
     rng: np.random.Generator,
 ) -> Asking[WholeBlock]:
     """Read smooth neurons."""
-    layers = attention.conclusion.drawn.others
-    read = yield from SmoothNetwork.read(keys, normed, most, rng)
-    read, found, moved = read.fitted(layers, rng)
-    others = []
-    for layer, by in zip(layers, moved, strict=True):
-        c = read.c + normed.frame @ (by.norm - found.norm)[:-1]
-        others.append(Stack([attention.layer(layer, c), read.network(by, c)]))
-    eps_error = max(abs(by.norm[-1] - found.norm[-1]) for by in moved)
-    whole = Stack([attention.layer(attention.inner, read.c), read.network(found, read.c)])
-    return WholeBlock(whole, tuple(others), attention, read.claim, float(eps_error))
+    return _whole(attention, (yield from ReadNetwork.smooth(keys, normed, most, rng)), rng)
 
 
 def _bent(
@@ -233,25 +223,15 @@ def _bent(
     rng: np.random.Generator,
 ) -> Asking[WholeBlock]:
     """Read ReLUs."""
-    drawn = attention.conclusion.drawn
-    keys, frame, fit, dim = centre.keys, centre.frame, centre.fit, attention.tokens.dim
-    normed = replace(normed, eps=fit.eps, eps_spread=fit.eps_error)
+    normed = replace(normed, eps=centre.fit.eps, eps_spread=centre.fit.eps_error)
     kept: list[tuple[Array, Array]] = []
 
     def asked(steps: Asking[T]) -> Asking[T]:
         own = named(normed.asked_of(steps), "feed-forward part")
-        return keys.run(own, centre.c, kept)
+        return centre.keys.run(own, centre.c, kept)
 
     claim = yield from asked(AfterNorm(normed, most, rng, ATTEMPTS).claimed())
-    # the norm as other errors of answers would give it
-    drawn_by = rng.standard_normal((DRAWS, len(fit.spread))) @ fit.spread.T
-    turned, eps = drawn_by[:, :-1], fit.eps * np.exp(drawn_by[:, -1])
-    # what is wrong with attention behind the key is in c, but for what varies with the input
-    unit = np.sqrt(dim * fit.eps)
-    around = np.vstack([np.zeros(dim), unit * frame.T]) - centre.c
-    apart = keys.apart(around, drawn.others[:DRAWS]) @ frame
-    slopes = (apart[:, 1:] - apart[:, :1]) / unit
-    claim, found, moved = _fitted(claim, centre, kept, (turned, slopes, eps), rng)
+    claim = _without_none(claim, centre, kept, rng)
     claim = yield from asked(claim.beside_hyperplanes(rng))
     count = len(claim.model.b)
     notes = (
@@ -259,57 +239,46 @@ def _bent(
         "positive factor for each are free.",
         *claim.notes[2:],
     )
-
-    def block(layer: AttentionLayer, c: Array, eps: float, by: HingeParameters) -> Stack:
-        norm = LayerNorm(np.ones(len(c)), None, eps, before=True, centred=normed.kind.centred)
-        network = FeedForward(by.A @ frame.T, by.b, by.B, by.c - c, True, norm)
-        return Stack([attention.layer(layer, c), network])
-
-    constants = centre.c + (turned - apart[:, 0]) @ frame.T
-    each = zip(drawn.others, constants, eps, moved, strict=False)
-    others = [block(layer, c, one, found.moved(by)) for layer, c, one, by in each]
-    whole = block(attention.inner, centre.c, fit.eps, found)
-    claim = replace(claim, notes=notes)
-    return WholeBlock(whole, tuple(others), attention, claim, float(fit.eps_error))
+    read = ReadNetwork(centre.keys, normed, centre.c, replace(claim, notes=notes), kept)
+    return _whole(attention, read, rng)
 
 
-def _fitted(
+def _whole(attention: ReadBlock, read: ReadNetwork, rng: np.random.Generator) -> WholeBlock:
+    """Fit all answers at once, with attention as it is and as errors would make it."""
+    layers = attention.conclusion.drawn.others
+    read, found, moved = read.fitted(layers, rng)
+    others = []
+    for layer, by in zip(layers, moved, strict=True):
+        c = read.c + read.normed.frame @ (by.norm - found.norm)[:-1]
+        others.append(Stack([attention.layer(layer, c), read.network(by, c)]))
+    eps_error = max(abs(by.norm[-1] - found.norm[-1]) for by in moved)
+    whole = Stack([attention.layer(attention.inner, read.c), read.network(found, read.c)])
+    return WholeBlock(whole, tuple(others), attention, read.claim, float(eps_error))
+
+
+def _without_none(
     claim: BallClaim,
     centre: NormCentre,
     kept: list[tuple[Array, Array]],
-    others: tuple[Array, Array, Array],
     rng: np.random.Generator,
-) -> tuple[BallClaim, HingeParameters, list[HingeParameters]]:
-    """Fit the layer to all answers at once; return also what drawn errors do to it.
-
-    ``others``: what inputs are off by, a constant (DRAWS, k) and slopes (DRAWS, k, k), and the eps,
-    that these go with.
-    """
+) -> BallClaim:
+    """Fit a layer to all answers at once, and leave out neurons that these do not show."""
     v, y = (np.vstack(each) for each in zip(*kept, strict=True))
     v = v @ centre.frame
-
-    def normalised(moved: Array, eps: float) -> Array:
-        square = np.sum(moved**2, axis=1, keepdims=True) / len(centre.frame)
-        return np.asarray(moved / np.sqrt(square + eps))
-
-    n, model, look = normalised(v, centre.fit.eps), claim.model, claim.look
-    as_others = [
-        normalised(v + off + v @ slope, eps) for off, slope, eps in zip(*others, strict=True)
-    ]
+    n = v / np.sqrt(np.sum(v * v, axis=1, keepdims=True) / len(centre.frame) + centre.fit.eps)
+    model, look = claim.model, claim.look
     fit = HingeFit(n, y, 1 / look.size_at(n))
     found = HingeParameters(model.A, model.b, model.B, model.c)
     while True:
         found, size = fit.run(found)
         found = balanced_parameters(found)
-        own, at = look.noise / np.sqrt(y.shape[1]), found.at(n)
-        beside = [at - found.at(one) for one in as_others]
-        drawn = fit.errors(found, max(size, own), rng, beside)
+        drawn = fit.errors(found, max(size, look.noise / np.sqrt(y.shape[1])), rng)
         real = real_neurons(found, drawn)
         if np.all(real):
             break
         found = found.taken(real)
     model = FeedForward(found.A, found.b, found.B, found.c)
-    return replace(claim, model=model, errors=errors_of(found, drawn)), found, drawn
+    return replace(claim, model=model, errors=errors_of(found, drawn))
 
 
 def _predicted_within(asked: list[Answered], compared: Residuals) -> tuple[str, ...]:

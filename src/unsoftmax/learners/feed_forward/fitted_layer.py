@@ -9,7 +9,7 @@ token tells from a linear part, or from none, keeps the error that it had.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -93,14 +93,9 @@ class HingeFit:
         found: HingeParameters,
         size: float,
         rng: np.random.Generator,
-        beside: Sequence[Array | float] = (0.0,) * DRAWS,
     ) -> list[HingeParameters]:
-        """Return what drawn errors of this weighted size do to the parameters.
-
-        ``beside``: what answers are off by beside each of these.
-        """
-        shape, w = self.y.shape, self.weight[:, None]
-        drawn = [size * rng.standard_normal(shape) + w * off for off in beside]
+        """Return what drawn errors of this weighted size do to the parameters."""
+        drawn = [size * rng.standard_normal(self.y.shape) for _ in range(DRAWS)]
         return [found.of_flat(self._solved(found, one)) for one in drawn]
 
     def _misses(self, layer: HingeParameters) -> Array:

@@ -1,11 +1,12 @@
-"""Smooth neurons behind attention, plain or gated.
+"""What follows attention in a block, as it is read: ReLUs, or smooth neurons, plain or gated.
 
-Behind copies of one key (`behind_keys`) they are a layer after a norm, but for what attention's
-constant c adds to its input: c is found from F's expansion far out (`far_expansion`), then F by
-Jacobians (`feed_forward.after_norm`), which find eps as well, and further tokens all over the ball.
+Behind copies of one key (`behind_keys`) it is a layer after a norm, but for what attention's
+constant c adds to its input. ReLUs: `whole_block`. Smooth ones: c from F's expansion far out
+(`far_expansion`), then F by Jacobians (`feed_forward.after_norm`), which find eps as well, and
+further tokens all over the ball.
 
-All answers, which by then have one key and one c, are fitted once more, by c, eps and all
-parameters together (`neuron_fit`): rows to 1e-12, c to 1e-14.
+Either way all answers, which by then have one key and one c, are fitted once more, by c, eps and
+all parameters together (`neuron_fit`): rows to 1e-12, c to 1e-14.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def cost(dim: int, most: int) -> Cost:
 
 
 @dataclass(frozen=True, slots=True)
-class SmoothNetwork:
+class ReadNetwork:
     """A feed-forward layer after a norm, and the answers that it was read from.
 
     Attributes
@@ -65,9 +66,9 @@ class SmoothNetwork:
     kept: list[tuple[Array, Array]]
 
     @classmethod
-    def read(
+    def smooth(
         cls, keys: BehindKeys, normed: NormedTokens, most: int, rng: np.random.Generator
-    ) -> Asking[SmoothNetwork]:
+    ) -> Asking[ReadNetwork]:
         """Read at most so many smooth neurons."""
         inside, eps = yield from FarExpansion(keys, normed.frame, rng).run()
         c = normed.frame @ inside
@@ -88,7 +89,7 @@ class SmoothNetwork:
 
     def fitted(
         self, others: Sequence[AttentionLayer], rng: np.random.Generator
-    ) -> tuple[SmoothNetwork, NeuronParameters, list[NeuronParameters]]:
+    ) -> tuple[ReadNetwork, NeuronParameters, list[NeuronParameters]]:
         """Fit all answers at once; return also the parameters, and others.
 
         Those are what would have been found with other attention before, and of answers that are
