@@ -215,7 +215,13 @@ def test_a_recovered_block_is_a_model_as_others(tmp_path):
     assert us.equivalent(recovery.model, block.model())
     assert us.verify(block, recovery.model, errors=recovery.certificate.errors)
     other = drawn((8, 2, 3), 4, F="relu", rms=False)
-    assert not us.verify(other, recovery.model, errors=recovery.certificate.errors)
+    errors = recovery.certificate.errors
+    assert not us.verify(other, recovery.model, errors=errors)
+    first, second = recovery.model.parts
+    for by, verdict in ((1e-8, "undecided"), (1e-3, "different")):
+        moved = us.FeedForward.from_arrays({**second.arrays(), "c": second.arrays()["c"] + by})
+        far = us.equivalent(us.Stack([first, moved]), recovery.model, errors=errors)
+        assert far.verdict == verdict
 
 
 @pytest.mark.parametrize("F", ["relu", "swiglu"])

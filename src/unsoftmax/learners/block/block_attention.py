@@ -96,6 +96,8 @@ class KeyLengths:
 
     def eps(self, share: Array, tokens: FarTokens) -> Array:
         """Return the eps with which keys have these shares of √d."""
+        if not np.all(share):
+            raise Reason.NO_NUMBERS.error(error="no key is so short that it shows eps")
         square = np.sum(tokens.within(self.x) ** 2, axis=1) / tokens.dim
         return np.asarray(square * (1 / share**2 - 1))
 
