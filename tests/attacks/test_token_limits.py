@@ -276,3 +276,15 @@ def test_a_wrong_dimension_is_still_one():
 
     with pytest.raises(us.DimensionRefused, match=r"^ValueError: 5 numbers per token, not 4\."):
         us.learn(of_five, us.learners.ExactHead(4))
+
+
+@pytest.mark.parametrize("kind", ["LowRankHead", "ExactHead"])
+def test_biases_are_read_within_a_radius(kind, trials):
+    for seed in range(trials(2, 100)):
+        rng, d = np.random.default_rng([33, seed]), 6
+        w = 0.2 * rng.standard_normal(d)
+        head = us.SingleHead(rng.standard_normal((d, d)) / 2, rng.standard_normal(d), w)
+        learner = getattr(us.learners, kind)(d, biases=True, seed=seed)
+        recovery = us.learn(head, learner, radius=5)
+        far = np.linalg.norm(recovery.model.W - head.W)
+        assert far <= recovery.certificate.W_error <= 1e-9, seed

@@ -25,9 +25,10 @@ def seconds_of(*words):
 
 
 def test_commands_start_within_a_second(trials):
-    """Once more where another program was in the way."""
+    """Up to three times more where another program was in the way."""
     lines = [("--help",), ("plan", "--model", "low-rank", "--dim", "384", "--rank", "32")]
     lines += [(command, "--help") for command in [*COMMANDS][:: trials(4, 1)]]
     slow = {words: seconds_of(*words) for words in lines}
-    slow = {words: min(took, seconds_of(*words)) for words, took in slow.items() if took > MOST_S}
+    for _ in range(3):
+        slow = {words: seconds_of(*words) for words, took in slow.items() if took > MOST_S}
     assert {words: took for words, took in slow.items() if took > MOST_S} == {}

@@ -104,11 +104,13 @@ def beside_bias(shift: Array, split: Split = free, most: float = 2.0) -> Split:
     return beside
 
 
-def shorter(alpha: Array, beta: Array, a: Array, b: Array, longest: float) -> tuple[Array, Array]:
+def shorter(
+    alpha: Array, beta: Array, a: Array, b: Array, longest: float, *, settled: bool = False
+) -> tuple[Array, Array]:
     """Divide scales αβ otherwise where tokens αa + βb would be longer; a and b are their norms.
 
-    Offsets are at most half as long and query tokens longer instead, up to as much: beyond,
-    scales are smaller than wanted.
+    Offsets are at most half as long and query tokens longer instead, up to as much: beyond, or
+    where query tokens' scale is settled, scales are smaller than wanted.
 
     Examples
     --------
@@ -121,8 +123,10 @@ def shorter(alpha: Array, beta: Array, a: Array, b: Array, longest: float) -> tu
         most_alpha, most_beta = (np.exp2(np.floor(np.log2(longest / 2 / norm))) for norm in (a, b))
     beyond = alpha * a + beta * b > longest
     less = np.where(beyond, np.minimum(alpha, most_alpha), alpha)
+    if settled:
+        return less, beta
     more = np.minimum(np.maximum(beta, alpha * beta / less), most_beta)
-    return less, np.where(beyond, more, beta)
+    return less, np.where(beyond & (b > 0), more, beta)  # beside no query token offsets count alone
 
 
 def asked_within(
@@ -369,6 +373,8 @@ class LogitGrid:
     tuning: LogitGridTuning = field(default=LogitGridTuning(), kw_only=True)
     longest: float = field(default=np.inf, kw_only=True)
     """The target refuses longer tokens."""
+    settled: bool = field(default=False, kw_only=True)
+    """Whether query tokens have one scale, which no length of tokens changes."""
     y: Array = field(init=False)
     alpha: Array = field(init=False)
     beta: Array = field(init=False)
@@ -508,7 +514,8 @@ class LogitGrid:
         a, b = float(np.max(self.a.norm[columns], initial=0.0)), self.b.norm[rows, 0]
 
         def made(longest: float) -> Grid:
-            alpha, beta = shorter(*self.split(k), np.full(len(rows), a), b, longest)
+            scales = self.split(k)
+            alpha, beta = shorter(*scales, np.full(len(rows), a), b, longest, settled=self.settled)
             self.alpha[tokens, offsets], self.beta[tokens, offsets] = alpha[:, None], beta[:, None]
             picked = pick(self.offsets, columns), pick(self.queries, rows)
             return Grid(*picked, alpha, beta, phase=self.phase, purpose="data")
@@ -519,7 +526,8 @@ class LogitGrid:
 
     def _scales(self, j: Indices, i: Indices, k: Exponents, longest: float) -> tuple[Array, Array]:
         """Divide a scale for each pair of a query token and an offset, within a length."""
-        return shorter(*self.split(k), self.a.norm[i], self.b.norm[j, 0], longest)
+        norms = self.a.norm[i], self.b.norm[j, 0]
+        return shorter(*self.split(k), *norms, longest, settled=self.settled)
 
     def ask_some(self, j: Indices, i: Indices, k: Exponents, purpose: Purpose) -> Ask:
         """Ask for single pairs of a query token and an offset, at a scale each."""

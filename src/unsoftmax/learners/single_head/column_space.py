@@ -179,7 +179,7 @@ def _first_token(probes: LowRankProbes) -> Asking[tuple[LogitGrid, float, int]]:
     if probes.biases:
         # β = α at the pilot: larger would cost digits, smaller would hide W beside w
         beta = float(grid.beta[0, 0])
-        grid.split = at_query_scale(beta)
+        grid.split, grid.settled = at_query_scale(beta), True
     seen = 1
     for stage in grid.tuning.stages:
         if stage.last is not None and stage.first < grid.shape[1]:
