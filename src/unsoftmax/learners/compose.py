@@ -121,25 +121,13 @@ def limited(
     return mapped(steps, ask=counted)
 
 
-def short(steps: Asking[T], most_tokens: int) -> Asking[T]:
-    """Ask no sequence of more tokens; steps that want to get the refusal a target would give.
-
-    They may do without, as a hold-out does (`validate.judge.fresh_answers`).
-    """
+def answered_by(steps: Asking[T], answer: Callable[[Round], Asking[Answers]]) -> Asking[T]:
+    """Run a generator whose rounds another one has answered; its errors are thrown into it."""
     try:
         asked = next(steps)
         while True:
-            longest = max((probes.tokens for probes in asked), default=0)
-            if longest > most_tokens:
-                asked = steps.throw(
-                    OracleError(
-                        f"Sequences of {longest} tokens were not asked: the limit is "
-                        f"most_tokens = {most_tokens}."
-                    )
-                )
-                continue
             try:
-                answers = yield asked
+                answers = yield from answer(asked)
             except Exception as error:
                 asked = steps.throw(error)
             else:
@@ -149,6 +137,24 @@ def short(steps: Asking[T], most_tokens: int) -> Asking[T]:
         return found
     finally:
         steps.close()
+
+
+def short(steps: Asking[T], most_tokens: int) -> Asking[T]:
+    """Ask no sequence of more tokens; steps that want to get the refusal a target would give.
+
+    They may do without, as a hold-out does (`validate.judge.fresh_answers`).
+    """
+
+    def answer(asked: Round) -> Asking[Answers]:
+        longest = max((probes.tokens for probes in asked), default=0)
+        if longest > most_tokens:
+            raise OracleError(
+                f"Sequences of {longest} tokens were not asked: the limit is most_tokens = "
+                f"{most_tokens}."
+            )
+        return (yield asked)
+
+    return answered_by(steps, answer)
 
 
 # Norms that are tried where a target refuses a token: limits that people set are round numbers.
@@ -228,20 +234,7 @@ class Reach:
         Where the target refuses a round its longest token is asked by itself, and shorter ones
         along it: what is answered is the limit from then on.
         """
-        try:
-            asked = next(steps)
-            while True:
-                try:
-                    answers = yield from self._answers(asked)
-                except Exception as error:
-                    asked = steps.throw(error)
-                else:
-                    asked = steps.send(answers)
-        except StopIteration as end:
-            found: T = end.value
-            return found
-        finally:
-            steps.close()
+        return answered_by(steps, self._answers)
 
     def _answers(self, asked: Round) -> Asking[Answers]:
         if np.isfinite(self.longest):
