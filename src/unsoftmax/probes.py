@@ -12,8 +12,8 @@ Nothing here knows what the probes are for: that is the learner's business.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field, replace
-from typing import Literal, TypeAlias
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, ClassVar, Literal, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +29,25 @@ FARTHEST = 2.0**127
 """Norm of the longest token that float32, in which most targets compute, holds in any direction."""
 
 
-class LazyRows(ABC):
+class Designed(ABC):
+    """A dataclass that a few arrays determine: by default its fields, those that are there."""
+
+    __slots__ = ()
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    def design(self) -> Design:
+        """Everything that determines it, as named arrays."""
+        found: Design = {}
+        for name in (one.name for one in fields(self) if one.name not in ("phase", "purpose")):
+            value = getattr(self, name)
+            if isinstance(value, Designed):
+                found |= {f"{name}.{part}": array for part, array in value.design().items()}
+            elif value is not None:
+                found[name] = np.atleast_1d(value)
+        return found
+
+
+class LazyRows(Designed):
     """Rows of a matrix that are made when they are asked for."""
 
     @property
@@ -43,10 +61,6 @@ class LazyRows(ABC):
     @abstractmethod
     def pick(self, index: Indices) -> LazyRows | Array:
         """Return some of the rows."""
-
-    @abstractmethod
-    def design(self) -> Design:
-        """Everything that determines the rows, as named arrays."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +94,7 @@ def pick(rows: Rows, index: Indices) -> Rows:
 
 
 @dataclass(frozen=True, slots=True)
-class Probes(ABC):
+class Probes(Designed):
     """A lazy family of sequences of one length.
 
     Attributes
@@ -117,10 +131,6 @@ class Probes(ABC):
     def __getitem__(self, span: slice) -> Array:
         """Make the probes of a span: a fresh array of shape (stop − start, N, d)."""
 
-    @abstractmethod
-    def design(self) -> Design:
-        """Everything that determines the probes, as named arrays."""
-
 
 @dataclass(frozen=True, slots=True)
 class Sequences(Probes):
@@ -141,9 +151,6 @@ class Sequences(Probes):
 
     def __getitem__(self, span: slice) -> Array:
         return self.X[span].copy()
-
-    def design(self) -> Design:  # noqa: D102
-        return {"X": self.X}
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,9 +177,6 @@ class Ids(Probes):
     def __getitem__(self, span: slice) -> Array:
         return self.ids[span, :, None].astype(np.float64)
 
-    def design(self) -> Design:  # noqa: D102
-        return {"ids": self.ids}
-
 
 @dataclass(frozen=True, slots=True)
 class Singles(Probes):
@@ -195,9 +199,6 @@ class Singles(Probes):
     def __getitem__(self, span: slice) -> Array:
         picked = np.arange(*span.indices(len(self)))
         return (self.scale * self.rows[picked])[:, None, :]
-
-    def design(self) -> Design:  # noqa: D102
-        return {**_named("rows", self.rows), "scale": np.array([self.scale])}
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,14 +275,6 @@ class Grid(OffsetProbes):
             pair[:, 1] = b[j]
         return X
 
-    def design(self) -> Design:  # noqa: D102
-        return {
-            **_named("offsets", self.offsets),
-            **_named("queries", self.queries),
-            "alpha": self.alpha,
-            "beta": self.beta,
-        }
-
 
 @dataclass(frozen=True, slots=True)
 class Pairs(OffsetProbes):
@@ -302,52 +295,41 @@ class Pairs(OffsetProbes):
         b = self.beta[span, None] * self.queries[self.j[span]]
         return np.stack([self.alpha[span, None] * self.offsets[self.i[span]] + b, b], axis=1)
 
-    def design(self) -> Design:  # noqa: D102
-        return {
-            **_named("offsets", self.offsets),
-            **_named("queries", self.queries),
-            "i": self.i,
-            "j": self.j,
-            "alpha": self.alpha,
-            "beta": self.beta,
-        }
-
 
 @dataclass(frozen=True, slots=True)
-class _Changed(Probes):
+class Changed(Probes):
     """Probes made of others, ``inner``."""
 
     inner: Probes
 
+    @classmethod
+    def of(cls, inner: Probes, *how: Any) -> Self:
+        """Change probes under their own phase and purpose."""
+        made: type[Any] = cls
+        changed: Self = made(inner, *how, phase=inner.phase, purpose=inner.purpose)
+        return changed
+
     @property
-    def tokens(self) -> int:
+    def tokens(self) -> int:  # noqa: D102
         return self.inner.tokens
 
     @property
-    def dim(self) -> int:
+    def dim(self) -> int:  # noqa: D102
         return self.inner.dim
 
     @property
-    def of_ids(self) -> bool:
+    def of_ids(self) -> bool:  # noqa: D102
         return self.inner.of_ids
 
     def __len__(self) -> int:
         return len(self.inner)
 
-    def _within(self) -> Design:
-        return {f"inner.{name}": array for name, array in self.inner.design().items()}
-
 
 @dataclass(frozen=True, slots=True)
-class Embedded(_Changed):
+class Embedded(Changed):
     """Probes of a subspace: every token x of ``inner`` becomes E x, E of shape (d, k)."""
 
     basis: Array
-
-    @classmethod
-    def of(cls, inner: Probes, basis: Array) -> Embedded:
-        """Embed probes under their own phase and purpose."""
-        return cls(inner, basis, phase=inner.phase, purpose=inner.purpose)
 
     @property
     def dim(self) -> int:  # noqa: D102
@@ -356,38 +338,22 @@ class Embedded(_Changed):
     def __getitem__(self, span: slice) -> Array:
         return np.asarray(self.inner[span] @ self.basis.T)
 
-    def design(self) -> Design:  # noqa: D102
-        return {**self._within(), "basis": self.basis}
-
 
 @dataclass(frozen=True, slots=True)
-class Moved(_Changed):
+class Moved(Changed):
     """Probes around another place: every token x of ``inner`` becomes x + b, b (d,)."""
 
     by: Array
 
-    @classmethod
-    def of(cls, inner: Probes, by: Array) -> Moved:
-        """Move probes under their own phase and purpose."""
-        return cls(inner, by, phase=inner.phase, purpose=inner.purpose)
-
     def __getitem__(self, span: slice) -> Array:
         return np.asarray(self.inner[span] + self.by)
 
-    def design(self) -> Design:  # noqa: D102
-        return {**self._within(), "by": self.by}
-
 
 @dataclass(frozen=True, slots=True)
-class Copies(_Changed):
+class Copies(Changed):
     """Probes whose tokens are repeated: the i-th token of every sequence, ``copies[i]`` times."""
 
     copies: Indices
-
-    @classmethod
-    def of(cls, inner: Probes, copies: Indices) -> Copies:
-        """Repeat tokens under the probes' own phase and purpose."""
-        return cls(inner, copies, phase=inner.phase, purpose=inner.purpose)
 
     @property
     def tokens(self) -> int:  # noqa: D102
@@ -396,48 +362,12 @@ class Copies(_Changed):
     def __getitem__(self, span: slice) -> Array:
         return np.repeat(self.inner[span], self.copies, axis=1)
 
-    def design(self) -> Design:  # noqa: D102
-        return {**self._within(), "copies": self.copies}
-
 
 @dataclass(frozen=True, slots=True)
-class Beside(OffsetProbes):
-    """Every token a_i before every query token b_j: [α_j a_i; β_j b_j], by query token first."""
-
-    alpha: Array
-    beta: Array
-
-    def __len__(self) -> int:
-        return int(self.offsets.shape[0]) * int(self.queries.shape[0])
-
-    def table(self, y: Array) -> Array:
-        """Arrange answers as (query tokens, tokens before them)."""
-        return y.reshape(int(self.queries.shape[0]), -1)
-
-    def __getitem__(self, span: slice) -> Array:
-        j, i = np.divmod(np.arange(*span.indices(len(self))), int(self.offsets.shape[0]))
-        a, b = self.alpha[j, None] * self.offsets[i], self.beta[j, None] * self.queries[j]
-        return np.stack([a, b], axis=1)
-
-    def design(self) -> Design:  # noqa: D102
-        return {
-            **_named("offsets", self.offsets),
-            **_named("queries", self.queries),
-            "alpha": self.alpha,
-            "beta": self.beta,
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class Spaced(_Changed):
+class Spaced(Changed):
     """Probes of ``inner`` with zero tokens before the query token: it is so much farther away."""
 
     zeros: int
-
-    @classmethod
-    def of(cls, inner: Probes, zeros: int) -> Spaced:
-        """Space probes under their own phase and purpose."""
-        return cls(inner, zeros, phase=inner.phase, purpose=inner.purpose)
 
     @property
     def tokens(self) -> int:  # noqa: D102
@@ -448,12 +378,9 @@ class Spaced(_Changed):
         zeros = np.zeros((len(X), self.zeros, self.dim))
         return np.concatenate([X[:, :-1], zeros, X[:, -1:]], axis=1)
 
-    def design(self) -> Design:  # noqa: D102
-        return {**self._within(), "zeros": np.array([self.zeros], dtype=np.intp)}
-
 
 @dataclass(frozen=True, slots=True)
-class Parted(_Changed):
+class Parted(Changed):
     """Probes of ``inner``, [a+b; …; a+b; b], as one token before the other: [0; …; ±g a; b/g].
 
     Zero tokens come first, one for each further copy of a+b; a has a minus where there are some.
@@ -461,11 +388,6 @@ class Parted(_Changed):
 
     gain: float
     """g, a power of two."""
-
-    @classmethod
-    def of(cls, inner: Probes, gain: float) -> Parted:
-        """Part tokens under the probes' own phase and purpose."""
-        return cls(inner, gain, phase=inner.phase, purpose=inner.purpose)
 
     def parts(self, span: slice) -> tuple[Array, Array]:
         """Return a and b of a span, (n, d) each."""
@@ -481,12 +403,3 @@ class Parted(_Changed):
         X[:, -2] = (self.gain if self.tokens == 2 else -self.gain) * a
         X[:, -1] = b / self.gain
         return X
-
-    def design(self) -> Design:  # noqa: D102
-        return {**self._within(), "gain": np.array([self.gain])}
-
-
-def _named(name: str, rows: Rows) -> Design:
-    if isinstance(rows, LazyRows):
-        return {f"{name}.{part}": array for part, array in rows.design().items()}
-    return {name: rows}

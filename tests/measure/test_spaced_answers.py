@@ -11,7 +11,7 @@ from tests.rotary_heads import rotary_head
 from unsoftmax.learners.single_head.distances import ask_spaced
 from unsoftmax.measure.precision import Precision
 from unsoftmax.measure.single_tokens import Values
-from unsoftmax.probes import Beside, Spaced
+from unsoftmax.probes import Grid, Spaced
 
 
 def values_of(head, precision):
@@ -42,12 +42,12 @@ def test_scores_at_a_distance_within_their_bounds(zeros, decimals):
 
 def test_probes_are_made_slice_by_slice():
     a, b = np.arange(6.0).reshape(3, 2) + 1, -np.arange(4.0).reshape(2, 2) - 1
-    beside = Beside(a, b, np.array([2.0, 3.0]), np.array([1.0, 0.5]), phase="x", purpose="data")
+    beside = Grid(a, b, np.array([2.0, 3.0]), np.array([1.0, 0.5]), phase="x", purpose="data")
     spaced = Spaced.of(beside, 2)
     assert (len(beside), beside.tokens, beside.dim) == (6, 2, 2)
     assert (len(spaced), spaced.tokens, spaced.dim) == (6, 4, 2)
     whole = spaced[:]
-    assert np.array_equal(whole[4, 0], 3 * a[1])
+    assert np.array_equal(whole[4, 0], 3 * a[1] + 0.5 * b[1])
     assert np.array_equal(whole[4, 3], 0.5 * b[1])
     assert not np.any(whole[:, 1:3])
     assert np.array_equal(np.concatenate([spaced[0:2], spaced[2:6]]), whole)

@@ -15,7 +15,7 @@ import numpy as np
 from unsoftmax.learners.compose import Asking, T, mapped, read_as
 from unsoftmax.measure.precision import KAPPA, UNIT, Precision
 from unsoftmax.models import AttentionLayer, LayerHead, LayerNorm
-from unsoftmax.probes import Array, Design, Probes, Round
+from unsoftmax.probes import Array, Changed, Probes, Round
 from unsoftmax.protocol import Answers
 
 
@@ -41,7 +41,7 @@ def longer(t: Array, dim: int, eps: float) -> Array:
 
 
 @dataclass(frozen=True, slots=True)
-class TokensBefore(Probes):
+class TokensBefore(Changed):
     """Probes of tokens t, as the tokens x that a norm maps to them.
 
     Attributes
@@ -53,28 +53,16 @@ class TokensBefore(Probes):
     eps : float
     """
 
-    inner: Probes
     basis: Array
     eps: float
-
-    @property
-    def tokens(self) -> int:  # noqa: D102
-        return self.inner.tokens
 
     @property
     def dim(self) -> int:  # noqa: D102
         return len(self.basis)
 
-    def __len__(self) -> int:
-        return len(self.inner)
-
     def __getitem__(self, span: slice) -> Array:
         t = self.inner[span]
         return np.asarray(t @ self.basis.T * longer(t, self.dim, self.eps))
-
-    def design(self) -> Design:  # noqa: D102
-        within = {f"inner.{name}": array for name, array in self.inner.design().items()}
-        return {**within, "basis": self.basis, "eps": np.array([self.eps])}
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import scipy
 
-from unsoftmax.probes import Array, Design, Indices, LazyRows, Rows
+from unsoftmax.probes import Array, Indices, LazyRows, Rows
 
 # On this grid offset + unit vector is exact in float32, where many real targets compute.
 _GRID = 2.0**-22
@@ -66,16 +66,6 @@ class MixedRows(LazyRows):
 
     def pick(self, index: Indices) -> MixedRows:  # noqa: D102
         return replace(self, picked=self.picked[index])
-
-    def design(self) -> Design:  # noqa: D102
-        return {
-            "signs": self.signs,
-            "scale": np.array([self.scale]),
-            "left": self.left,
-            "right": self.right,
-            "grid": np.array([self.grid]),
-            "picked": self.picked,
-        }
 
     def times(self, x: Array) -> Array:
         """Return Z x, (rows, n) for x of shape (d, n)."""

@@ -25,7 +25,7 @@ from unsoftmax.learners.compose import Asking, T, mapped
 from unsoftmax.learners.normed_tokens import longer
 from unsoftmax.measure.precision import KAPPA, UNIT, Precision
 from unsoftmax.measure.token_map import AnswerNoise
-from unsoftmax.probes import Array, Design, Flags, Probes, Round, Sequences, Singles
+from unsoftmax.probes import Array, Changed, Flags, Round, Sequences, Singles
 from unsoftmax.protocol import Answers
 from unsoftmax.refusals import Reason
 
@@ -46,7 +46,7 @@ _ALIKE = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class BlockTokens(Probes):
+class BlockTokens(Changed):
     """Sequences of normalised tokens as the tokens of a block, the last one far.
 
     Attributes
@@ -59,30 +59,14 @@ class BlockTokens(Probes):
         Of the norm before attention.
     """
 
-    inner: Probes
     far: Array
     eps: float
-
-    @property
-    def tokens(self) -> int:  # noqa: D102
-        return self.inner.tokens
-
-    @property
-    def dim(self) -> int:  # noqa: D102
-        return self.inner.dim
-
-    def __len__(self) -> int:
-        return len(self.inner)
 
     def __getitem__(self, span: slice) -> Array:
         t = self.inner[span]
         X = t * longer(t, self.dim, self.eps)
         X[:, -1] = FAR * self.far[span]
         return np.asarray(X)
-
-    def design(self) -> Design:  # noqa: D102
-        within = {f"inner.{name}": array for name, array in self.inner.design().items()}
-        return {**within, "far": self.far, "eps": np.array([self.eps])}
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from unsoftmax.learners.compose import Asking
 from unsoftmax.measure import offsets
 from unsoftmax.measure.offsets import Offsets
 from unsoftmax.measure.precision import KAPPA, UNIT
-from unsoftmax.probes import Array, Design, Indices, Pairs, Probes, Purpose, Round, Singles
+from unsoftmax.probes import Array, Indices, Pairs, Probes, Purpose, Round, Singles
 from unsoftmax.protocol import Answers
 from unsoftmax.refusals import Reason
 from unsoftmax.theory import counts
@@ -187,9 +187,6 @@ class Contrasts(Probes):
         X[np.arange(len(i)), 0, i] = self.signs[i]
         X[np.arange(len(i)), 0, p] = -self.rho[span] * self.signs[p]
         return X
-
-    def design(self) -> Design:  # noqa: D102
-        return {"signs": self.signs, "i": self.i, "p": self.p, "rho": self.rho}
 
 
 # -- Where labels flip, and what that bounds: v's ratios, logits, W
