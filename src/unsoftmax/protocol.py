@@ -330,34 +330,10 @@ class Course:
     recorded: int = 0
     paid: int = 0
 
-    def to_json(self) -> dict[str, Any]:
-        """Return it as JSON."""
-        return {
-            "points": [list(point) for point in self.points],
-            "phases": {phase: list(sums) for phase, sums in self.phases.items()},
-            "recorded": self.recorded,
-            "paid": self.paid,
-        }
-
-    @classmethod
-    def of_json(cls, content: Mapping[str, Any]) -> Course:
-        """Undo `to_json`."""
-        return cls(
-            tuple((_amount(s), int(_amount(n)), str(phase)) for s, n, phase in content["points"]),
-            {
-                str(phase): (int(_amount(n)), _amount(s))
-                for phase, (n, s) in content["phases"].items()
-            },
-            int(_amount(content["recorded"])),
-            int(_amount(content["paid"])),
-        )
-
-
-def _amount(number: Any) -> float:
-    """Refuse what is no number of seconds or answers."""
-    if isinstance(number, bool) or not isinstance(number, (int, float)) or not 0 <= number < 1e15:
-        raise ValueError(f"{number!r} seconds or answers")
-    return number
+    def __post_init__(self) -> None:
+        took = [*(s for s, _, _ in self.points), *(s for _, s in self.phases.values())]
+        if not max(took, default=0.0) < 1e15:
+            raise ValueError(f"{max(took)} seconds")
 
 
 @dataclass(frozen=True, slots=True)

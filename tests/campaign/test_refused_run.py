@@ -10,6 +10,7 @@ import pytest
 import unsoftmax as us
 from unsoftmax.campaign.recovery import RefusedRun
 from unsoftmax.campaign.watching import GOING_ON, CourseWatch
+from unsoftmax.models.files import as_json, of_json
 from unsoftmax.protocol import Course
 from unsoftmax.refusals import Reason
 
@@ -98,7 +99,7 @@ def test_a_course_is_what_was_reported():
     ]
     assert {phase: count for phase, (count, _) in course.phases.items()} == {"W": 7, "v": 5}
     assert course.points[-1][0] == pytest.approx(sum(s for _, s in course.phases.values()))
-    assert Course.of_json(json.loads(json.dumps(course.to_json()))) == course
+    assert of_json(Course, json.loads(json.dumps(as_json(course)))) == course
     assert CourseWatch().course() == Course()
 
 

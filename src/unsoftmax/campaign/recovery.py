@@ -9,20 +9,19 @@ import base64
 import html
 import importlib.metadata
 import io
-import json
 import math
 import os
 import platform
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic
+from typing import TYPE_CHECKING, Any, ClassVar, Generic
 
 import numpy as np
 
 from unsoftmax.errors import ModelMismatch, NotIdentifiable, missing_extra
 from unsoftmax.models import load
-from unsoftmax.models.files import read, read_json, replace_file, write
+from unsoftmax.models.files import SavedResult, as_json, of_json, read, read_json, write, write_json
 from unsoftmax.probes import Array
 from unsoftmax.protocol import Certificate, Course, Evidence, FunctionBound, M_co
 
@@ -88,26 +87,16 @@ class Recovery(Generic[M_co]):
 
         The same answers give the same; `save` adds when they came, and what computed it.
         """
-        return {
-            "format_version": FORMAT_VERSION,
-            "learner": dict(self.learner),
+        said = {
+            "learner": self.learner,
             "queries": self.queries,
-            "counts": dict(self.counts),
-            "certificate": {
-                "errors": {name: _finite(e) for name, e in self.certificate.errors.items()},
-                "assumes": list(self.certificate.assumes),
-            },
-            "evidence": {
-                "queries": self.evidence.queries,
-                "max_residual": _finite(self.evidence.max_residual),
-                "rms_residual": _finite(self.evidence.rms_residual),
-                "tolerance": _finite(self.evidence.tolerance),
-                "passed": self.evidence.passed,
-                "residuals": [[_finite(x) for x in pair] for pair in self.evidence.residuals],
-            },
-            **({} if self.function is None else {"function": asdict(self.function)}),
-            "notes": list(self.notes),
+            "counts": self.counts,
+            "certificate": self.certificate,
+            "evidence": self.evidence,
+            **({} if self.function is None else {"function": self.function}),
+            "notes": self.notes,
         }
+        return {"format_version": FORMAT_VERSION, **as_json(said)}
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write ``model.safetensors`` and ``recovery.json`` into a folder, making it."""
@@ -116,10 +105,9 @@ class Recovery(Generic[M_co]):
             raise FileExistsError(f"{target} is a file: name a folder to write into.")
         target.mkdir(parents=True, exist_ok=True)
         self.model.save(str(target / MODEL_FILE))
-        course = {} if self.course is None else {"course": self.course.to_json()}
+        course = {} if self.course is None else {"course": as_json(self.course)}
         content = {**self.to_json(), **course, "versions": dict(self.versions)}
-        text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-        replace_file(target / RECOVERY_FILE, text.encode())
+        write_json(target / RECOVERY_FILE, content)
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> Recovery[Any]:
@@ -141,31 +129,10 @@ class Recovery(Generic[M_co]):
     @classmethod
     def _of(cls, model: Any, content: Mapping[str, Any]) -> Recovery[Any]:
         """Undo `to_json`."""
-        bounds, seen = content["certificate"], content["evidence"]
-        return cls(
-            model,
-            Certificate(
-                {name: _bound(error) for name, error in bounds["errors"].items()},
-                tuple(bounds["assumes"]),
-            ),
-            Evidence(
-                queries=int(seen["queries"]),
-                max_residual=_or_else(math.nan, seen["max_residual"]),
-                rms_residual=_or_else(math.nan, seen["rms_residual"]),
-                tolerance=_or_else(math.nan, seen["tolerance"]),
-                passed=bool(seen["passed"]),
-                residuals=tuple(
-                    (_or_else(math.inf, missed), _or_else(math.inf, allowed))
-                    for missed, allowed in seen.get("residuals", ())
-                ),
-            ),
-            counts={str(name): int(count) for name, count in content["counts"].items()},
-            notes=tuple(content["notes"]),
-            learner=dict(content["learner"]),
-            function=FunctionBound(**content["function"]) if "function" in content else None,
-            course=Course.of_json(content["course"]) if "course" in content else None,
-            versions={str(k): str(v) for k, v in content.get("versions", {}).items()},
-        )
+        found: Recovery[Any] = of_json(cls, {**content, "model": model})
+        named = ("max_residual", "rms_residual", "tolerance")
+        unknown = {name: math.nan for name in named if content["evidence"][name] is None}
+        return replace(found, evidence=replace(found.evidence, **unknown))
 
     def plot(self) -> Figure:
         """Draw W and its spectrum, the certificate, the hold-out, and how the run went.
@@ -215,29 +182,12 @@ class Recovery(Generic[M_co]):
         )
 
 
-def _bound(error: object) -> float:
-    if error is None:
-        return math.inf
-    if not isinstance(error, (int, float)) or not error >= 0:
-        raise ValueError(f"a bound of {error!r}")
-    return float(error)
-
-
-def _or_else(missing: float, number: float | None) -> float:
-    return missing if number is None else float(number)
-
-
-def _finite(number: float) -> float | None:
-    return number if math.isfinite(number) else None
-
-
-REFUSAL_FORMAT = 1
 REFUSAL_FILE = "refusal.json"
 DETERMINED_FILE = "determined.safetensors"
 
 
 @dataclass(frozen=True, slots=True)
-class RefusedRun:
+class RefusedRun(SavedResult):
     """A refusal of `unsoftmax.learn`, as it is kept.
 
     Attributes
@@ -266,6 +216,8 @@ class RefusedRun:
     course: Course
     versions: Mapping[str, str]
 
+    file_name: ClassVar[str] = REFUSAL_FILE
+
     @classmethod
     def of(
         cls, error: NotIdentifiable | ModelMismatch, learner: Mapping[str, Any], course: Course
@@ -276,16 +228,8 @@ class RefusedRun:
 
     def to_json(self) -> dict[str, Any]:
         """Return everything but the arrays as JSON."""
-        return {
-            "format_version": REFUSAL_FORMAT,
-            "kind": self.kind,
-            "reason": self.reason,
-            "message": self.message,
-            "determined": {name: list(array.shape) for name, array in self.determined.items()},
-            "learner": dict(self.learner),
-            "course": self.course.to_json(),
-            "versions": dict(self.versions),
-        }
+        shapes = {name: list(array.shape) for name, array in self.determined.items()}
+        return {**SavedResult.to_json(self), "determined": shapes}
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write ``refusal.json``, and ``determined.safetensors`` where there are arrays."""
@@ -294,8 +238,7 @@ class RefusedRun:
         forget(place)
         if self.determined:
             write(place / DETERMINED_FILE, "Determined", self.determined)
-        text = json.dumps(self.to_json(), indent=2, ensure_ascii=False) + "\n"
-        replace_file(place / REFUSAL_FILE, text.encode())
+        SavedResult.save(self, place)
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> RefusedRun:
@@ -311,18 +254,15 @@ class RefusedRun:
         path = Path(folder) / REFUSAL_FILE
 
         def undone(content: Mapping[str, Any]) -> RefusedRun:
-            named = content["determined"]
-            return cls(
-                str(content["kind"]),
-                str(content.get("reason", "")),  # files of earlier programs have none
-                str(content["message"]),
-                read(path.with_name(DETERMINED_FILE))[1] if named else {},
-                dict(content["learner"]),
-                Course.of_json(content["course"]),
-                {str(name): str(number) for name, number in content["versions"].items()},
-            )
+            named, earlier = (
+                content["determined"],
+                {"reason": ""},
+            )  # which earlier programs left out
+            found: RefusedRun = of_json(cls, {**earlier, **content, "determined": {}})
+            arrays = read(path.with_name(DETERMINED_FILE))[1] if named else {}
+            return replace(found, determined=arrays)
 
-        return read_json(path, REFUSAL_FORMAT, undone)
+        return read_json(path, cls.format_version, undone)
 
 
 def forget(folder: str | os.PathLike[str]) -> None:

@@ -151,6 +151,9 @@ def as_json(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+_BEYOND = {int: 2**63, float: math.inf}
+
+
 def of_json(kind: Any, value: Any) -> Any:
     """Undo `as_json`: return a value of the type that a field declares.
 
@@ -168,20 +171,21 @@ def of_json(kind: Any, value: Any) -> Any:
     if type(None) in parts:  # the other type or None: no other unions are declared
         return None if value is None else of_json(parts[0], value)
     if get_origin(kind) is tuple:
-        return tuple(of_json(parts[0], part) for part in value)
+        each = parts[:1] * len(value) if parts[-1] is Ellipsis else parts
+        return tuple(of_json(own, part) for own, part in zip(each, value, strict=True))
     if isinstance(get_origin(kind), type) and issubclass(get_origin(kind), Mapping):
         return {str(name): of_json(parts[1], part) for name, part in value.items()}
     if get_origin(kind) is Literal and value not in parts:
         raise ValueError(f"{value!r} is none of {', '.join(map(repr, parts))}")
     if is_dataclass(kind):
-        known = [f for f in fields(kind) if f.name in value or f.default is MISSING]
+        optional = {f.name for f in fields(kind) if {f.default, f.default_factory} != {MISSING}}
+        known = [f for f in fields(kind) if f.name in value or f.name not in optional]
         hints = get_type_hints(kind)
         return declared(**{f.name: of_json(hints[f.name], value[f.name]) for f in known})
-    if kind is float:
-        if value is None:
-            return math.inf
-        if isinstance(value, bool) or not 0 <= value < math.inf:
-            raise ValueError(f"a number of {value!r}")
+    if kind is float and value is None:
+        return math.inf
+    if kind in (int, float) and (isinstance(value, bool) or not 0 <= value < _BEYOND[kind]):
+        raise ValueError(f"a number of {value!r}")
     return kind(value) if kind in (str, int, float, bool) else value
 
 

@@ -196,7 +196,7 @@ class Audit(SavedResult):
         """Write ``audit.json`` into a folder, and beside it what `Recovery.save` writes."""
         if self.recovery is not None:
             self.recovery.save(folder)
-        course = {} if self.course is None else {"course": self.course.to_json()}
+        course = {} if self.course is None else {"course": as_json(self.course)}
         content = {**self.to_json(), **course, "versions": dict(self.versions)}
         write_json(Path(folder) / AUDIT_FILE, content)
 
@@ -213,9 +213,8 @@ class Audit(SavedResult):
         """
 
         def undone(content: dict[str, Any]) -> tuple[Audit, bool]:
-            course = Course.of_json(content.pop("course")) if "course" in content else None
             found: Audit = of_json(cls, {**content, "target_class": content["class"]})
-            return replace(found, course=course), bool(content["recovered"])
+            return found, bool(content["recovered"])
 
         found, recovered = read_json(Path(folder) / AUDIT_FILE, cls.format_version, undone)
         return replace(found, recovery=Recovery.load(folder)) if recovered else found

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from unsoftmax.campaign.recovery import versions
-from unsoftmax.models.files import read_json, replace_file
+from unsoftmax.models.files import of_json, read_json, replace_file
 
 COMMANDS_FILE = "commands.json"
 FORMAT_VERSION = 1
@@ -36,7 +36,7 @@ class CommandRecord:
 
     line: str
     at: str
-    versions: Mapping[str, str]
+    versions: Mapping[str, str] = field(default_factory=dict)
     about: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
@@ -45,6 +45,9 @@ class CommandRecord:
         line = shlex.join(["unsoftmax", *map(without_secret, words)])
         named = {name: without_secret(str(what)) for name, what in about.items()}
         return cls(line, f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC", versions(), named)
+
+
+_Records = dict[str, CommandRecord]
 
 
 def without_secret(word: str) -> str:
@@ -73,7 +76,7 @@ def note_command(folder: str | os.PathLike[str], result: str, record: CommandRec
     replace_file(path, (json.dumps(content, indent=2, ensure_ascii=True) + "\n").encode())
 
 
-def commands_of(folder: str | os.PathLike[str]) -> dict[str, CommandRecord]:
+def commands_of(folder: str | os.PathLike[str]) -> _Records:
     """Return the commands that wrote a folder's results; none where nothing is recorded.
 
     Raises
@@ -84,20 +87,4 @@ def commands_of(folder: str | os.PathLike[str]) -> dict[str, CommandRecord]:
     path = Path(folder) / COMMANDS_FILE
     if not path.is_file():
         return {}
-    return read_json(
-        path,
-        FORMAT_VERSION,
-        lambda content: {str(name): _record(one) for name, one in content["commands"].items()},
-    )
-
-
-def _record(content: Mapping[str, object]) -> CommandRecord:
-    # before `about` was recorded there was none
-    known, about = (_texts(content.get(name, {})) for name in ("versions", "about"))
-    return CommandRecord(str(content["line"]), str(content["at"]), known, about)
-
-
-def _texts(content: object) -> dict[str, str]:
-    if not isinstance(content, dict):
-        raise TypeError("names and texts are no object")
-    return {str(name): str(text) for name, text in content.items()}
+    return read_json(path, FORMAT_VERSION, lambda content: of_json(_Records, content["commands"]))
