@@ -57,14 +57,6 @@ class Span:
     def __len__(self) -> int:
         return self.stop - self.start
 
-    def first(self, count: int) -> Span:
-        """Return its first probes."""
-        return Span(self.part, self.start, self.start + count, self.probes)
-
-    def rest(self, count: int) -> Span:
-        """Return all but its first probes."""
-        return Span(self.part, self.start + count, self.stop, self.probes)
-
     def within(self, start: int, stop: int) -> Span:
         """Return the probes from ``start`` to ``stop``, counted from its own first."""
         return Span(self.part, self.start + start, self.start + stop, self.probes)
@@ -324,38 +316,20 @@ class RoundAnswers:
 
 
 class CallOutcome(Enum):
-    """What became of a call."""
+    """What became of a call: what follows, and how the ledger books what did not come."""
 
-    ANSWERED = "answered"
-    PARTLY = "partly answered"
-    FAILED = "failed, may be cured"
-    PUT_OFF = "put off by the target"
-    LOST = "failed for good"
-    OVERDUE = "put off for too long"
-    INTERRUPTED = "interrupted"
+    ANSWERED = "answered", ""
+    PARTLY = "partly answered", "again"
+    FAILED = "failed, may be cured", "again"
+    PUT_OFF = "put off by the target", "again", "put off"
+    LOST = "failed for good", "ends"
+    OVERDUE = "put off for too long", "ends", "put off"
+    INTERRUPTED = "interrupted", "ends"
 
-    # by identity, for the table below: an Enum's own hash is made anew for every call
-    __hash__ = object.__hash__
-
-
-@dataclass(frozen=True, slots=True)
-class Consequence:
-    """What follows from an outcome: how the ledger books what did not come, and what is next."""
-
-    books: Literal["failed", "put off"] = "failed"
-    again: bool = False
-    ends: bool = False
-
-
-CONSEQUENCES = {
-    CallOutcome.ANSWERED: Consequence(),
-    CallOutcome.PARTLY: Consequence(again=True),
-    CallOutcome.FAILED: Consequence(again=True),
-    CallOutcome.PUT_OFF: Consequence("put off", again=True),
-    CallOutcome.LOST: Consequence(ends=True),
-    CallOutcome.OVERDUE: Consequence("put off", ends=True),
-    CallOutcome.INTERRUPTED: Consequence(ends=True),
-}
+    def __init__(
+        self, words: str, follows: str, books: Literal["failed", "put off"] = "failed"
+    ) -> None:
+        self.again, self.ends, self.books = follows == "again", follows == "ends", books
 
 
 class PlannedCall(NamedTuple):
@@ -395,11 +369,6 @@ class CallEnd(NamedTuple):
     put_off_s: float = 0.0
     """How long ago the target first asked to wait."""
 
-    @property
-    def consequence(self) -> Consequence:
-        """What follows from the outcome."""
-        return CONSEQUENCES[self.outcome]
-
     def rows_kept(self) -> list[tuple[int, Array]]:
         """Return the answers that came, by the place of their first: (start, rows)."""
         reply = self.result
@@ -414,7 +383,7 @@ def end_of(call: PlannedCall, result: Result, retries: Retries, now: float) -> C
     if isinstance(result, RetryLater):
         return _put_off(call, result, retries, now)
     outcome = _outcome(result, last=call.failed + 1 >= retries.tries)
-    if not CONSEQUENCES[outcome].again:
+    if not outcome.again:
         return CallEnd(call, outcome, result)
     missing = result.missing if isinstance(result, OracleReply) else ((0, len(call.span)),)
     assert not isinstance(result, BaseException) or isinstance(result, Exception)

@@ -10,10 +10,9 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from concurrent.futures import Executor
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -22,7 +21,6 @@ from unsoftmax.campaign.calls import (
     BatchSizes,
     CallEnd,
     CallOutcome,
-    OracleReply,
     QuestionLimits,
     RoundAnswers,
     Span,
@@ -31,7 +29,6 @@ from unsoftmax.campaign.calls import (
     gaps,
 )
 from unsoftmax.campaign.fingerprint import Fingerprint, Witnesses
-from unsoftmax.campaign.ledger import Ledger
 from unsoftmax.campaign.ledger_file import open_ledger
 from unsoftmax.campaign.limits import Budget, Retries, duration, in_seconds, whole
 from unsoftmax.campaign.recovery import Recovery, versions
@@ -39,7 +36,6 @@ from unsoftmax.campaign.scheduler import Scheduler, Spending, executor
 from unsoftmax.campaign.watching import (
     GOING_ON,
     CourseWatch,
-    Interrupts,
     Progress,
     Watcher,
     interrupts,
@@ -317,19 +313,10 @@ def environment() -> dict[str, Any]:
 
 
 @dataclass(slots=True, kw_only=True)
-class Campaign:
+class Campaign(Scheduler):
     """One run of `learn`: a learner's rounds, answered from the ledger and from the oracle."""
 
-    ask: Callable[[Span], OracleReply]
     outputs: Outputs
-    ledger: Ledger
-    spending: Spending
-    sizes: BatchSizes
-    retries: Retries
-    workers: int
-    pool: Executor
-    timeout_s: float
-    interrupts: Interrupts
     progress: Watcher | None
     sampling: Sampling | None = None
     """What is asked of the user's distribution when a model is found."""
@@ -345,22 +332,6 @@ class Campaign:
     """Deviation of the fingerprint's answers, where a resumed run's change from call to call."""
     witnesses: Witnesses | None = None
     """Recorded questions of a resumed run, until its target is recognised by them."""
-    scheduler: Scheduler = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.scheduler = Scheduler(
-            ask=self.ask,
-            pool=self.pool,
-            workers=self.workers,
-            timeout_s=self.timeout_s,
-            sizes=self.sizes,
-            retries=self.retries,
-            ledger=self.ledger,
-            spending=self.spending,
-            interrupts=self.interrupts,
-            report=self._report,
-            explain=self._explain,
-        )
 
     def recover(self, learner: Learner[M], holdout: int) -> Recovery[M]:
         """Run the learner and add what it cost."""
@@ -440,7 +411,7 @@ class Campaign:
         if waiting:
             self._recognise(waiting)
             with self.interrupts.held():
-                if pending := self.scheduler.run(waiting, answers.put, index):
+                if pending := self.ask_for(waiting, answers.put, index):
                     raise self.spending.exceeded(pending)
         return answers.for_learner(self.ledger.width)
 
@@ -454,7 +425,7 @@ class Campaign:
         if not self._answers_short(parts):
             return refusal
         self.fits = True
-        explained = self._explain(lost)
+        explained = self.explain(lost)
         assert isinstance(explained, OracleError)
         return explained
 
@@ -464,7 +435,7 @@ class Campaign:
         span = Span(0, 0, 1, Sequences(token, phase="a short token", purpose="pilot"))
         answers = dict[int, Array]()
         with suppress(OracleError), self.interrupts.held():
-            self.scheduler.run([span], lambda part, start, y: answers.update({start: y}), None)
+            self.ask_for([span], lambda part, start, y: answers.update({start: y}), None)
         return bool(answers)
 
     def _recognise(self, waiting: list[Span]) -> None:
@@ -490,13 +461,14 @@ class Campaign:
             answers[part, start] = rows
 
         # half a fingerprint recognises nobody
-        if not self.spending.covers(spans) or self.scheduler.run(spans, put, None):
+        if not self.spending.covers(spans) or self.ask_for(spans, put, None):
             raise self.spending.exceeded(waiting)
         return known.in_order(answers)
 
     # -- what is said
 
-    def _report(self, end: CallEnd) -> None:
+    def report(self, end: CallEnd) -> None:
+        """Tell what came, and when the target asks to wait."""
         if end.outcome is CallOutcome.PUT_OFF:
             self._tell(f"waiting {in_seconds(end.pause_s)}: the target asks to")
         elif end.rows_kept():
@@ -509,7 +481,8 @@ class Campaign:
             most = None if expected is None else max(expected, answered)
             self.progress(Progress(phase, answered, most, self.ledger.spent.queries))
 
-    def _explain(self, end: CallEnd) -> BaseException:
+    def explain(self, end: CallEnd) -> BaseException:
+        """Make the error of a call that was lost or interrupted."""
         batch, self._lost = self.sizes.of(end.call.span.probes, self.ledger.width), end
         return failure(end, self.ledger, self.retries, batch, fits=self.fits)
 

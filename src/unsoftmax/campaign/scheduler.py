@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
@@ -204,8 +205,8 @@ class RoundState:
         return Bill(purpose, len(span), span.probes.tokens)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scheduler:
+@dataclass(slots=True, kw_only=True)
+class Scheduler(ABC):
     """Makes the calls of a round."""
 
     ask: Callable[[Span], OracleReply]
@@ -218,12 +219,16 @@ class Scheduler:
     ledger: Ledger
     spending: Spending
     interrupts: Interrupts
-    report: Callable[[CallEnd], None]
-    """Tells the caller's watcher."""
-    explain: Callable[[CallEnd], BaseException]
-    """Makes the error of a call that was lost or interrupted."""
 
-    def run(
+    @abstractmethod
+    def report(self, end: CallEnd) -> None:
+        """Tell the caller's watcher."""
+
+    @abstractmethod
+    def explain(self, end: CallEnd) -> BaseException:
+        """Make the error of a call that was lost or interrupted."""
+
+    def ask_for(
         self, waiting: Iterable[Span], put: Callable[[int, int, Array], None], index: int | None
     ) -> list[Span]:
         """Ask for spans of the round ``index``; return what the budget does not allow.
@@ -309,8 +314,8 @@ class Scheduler:
             return None
         call = source.popleft()
         if count < left:
-            source.appendleft(call.of(span.rest(count)))
-            call = call.of(span.first(count))
+            source.appendleft(call.of(span.within(count, left)))
+            call = call.of(span.within(0, count))
         return call
 
     def _end(self, state: RoundState, running: RunningCall, result: Result) -> None:
@@ -320,7 +325,7 @@ class Scheduler:
         if isinstance(result, OracleReply):
             result = as_wide_as(result, self.ledger.width, running.call.span)
         end = end_of(running.call, result, self.retries, now)
-        ends = end.consequence.ends
+        ends = end.outcome.ends
         slot.own.extendleft(reversed(end.again))
         slot.due, slot.busy = now + end.pause_s, False
         self._notice_interrupts(state)
@@ -346,7 +351,7 @@ class Scheduler:
             answered += len(rows)
             if index is not None:
                 recorded.append(((index, span.part, start), rows))
-        return Settlement(bill, answered, end.consequence.books, recorded)
+        return Settlement(bill, answered, end.outcome.books, recorded)
 
 
 T = TypeVar("T")
