@@ -1,12 +1,17 @@
-"""What is kept to with any endpoint: its limits, a secret that is never shown, and a pace."""
+"""What any endpoint has: limits, a secret that is never shown, a pace, and a client."""
 
 from __future__ import annotations
 
 import os
 import threading
 import time
-from dataclasses import dataclass
+import weakref
+from abc import abstractmethod
+from dataclasses import dataclass, field
 from typing import Any
+
+from unsoftmax.oracles.model_runtimes import RunModel
+from unsoftmax.oracles.open_inference import Signature
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,3 +119,46 @@ class Pace:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.per_minute,)
+
+
+@dataclass(eq=False)
+class EndpointOracle(RunModel):
+    """A model behind a URL; its client is made when it is first asked, in every process anew."""
+
+    url: str
+    auth: str | None
+    input: str | None
+    output: str | None
+    limits: HttpLimits
+    signature: Signature = field(init=False)
+    _client: Any = field(init=False, default=None, repr=False)
+    _lock: Any = field(init=False, default_factory=threading.Lock, repr=False)
+
+    def __post_init__(self) -> None:
+        self.secret, self.pace = Secret(self.auth, self.limits), Pace(self.limits.per_minute)
+        self.secret.value()
+
+    def _speaks(self, signature: Signature) -> None:
+        """Keep what the model takes, as its metadata says."""
+        self.signature = signature
+        if signature.dim is not None:
+            self.dim = signature.dim
+        if signature.beside is not None:
+            self.vocabulary = None  # it takes ids, and does not say how many there are
+
+    @abstractmethod
+    def _made_client(self) -> Any:
+        """Make what asks, which is closed with this oracle."""
+
+    def _connected(self) -> Any:
+        with self._lock:
+            if self._client is None:
+                self._client = self._made_client()
+                weakref.finalize(self, self._client.close)
+            return self._client
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: x for name, x in self.__dict__.items() if not name.startswith("_")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _client=None, _lock=threading.Lock())

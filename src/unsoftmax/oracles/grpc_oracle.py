@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import threading
-import weakref
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
 
-from unsoftmax.errors import OracleError, RetryLater, missing_extra
-from unsoftmax.oracles.endpoint_limits import USUAL, HttpLimits, Pace, Secret
-from unsoftmax.oracles.model_runtimes import Chosen, RunModel
-from unsoftmax.oracles.open_inference import ProtocolError, Signature, beside_ids, signature
+from unsoftmax.errors import OracleError, RetryLater, from_extra
+from unsoftmax.oracles.endpoint_limits import USUAL, EndpointOracle, HttpLimits
+from unsoftmax.oracles.model_runtimes import Chosen
+from unsoftmax.oracles.open_inference import ProtocolError, beside_ids, signature
 from unsoftmax.probes import Array
 
 # What a status means, as for HTTP: the target is busy, it may pass, and all else will not pass.
@@ -70,17 +69,8 @@ def from_grpc(
 
 
 @dataclass(eq=False)
-class GrpcOracle(RunModel):
+class GrpcOracle(EndpointOracle):
     """An endpoint that is asked as an oracle; see `from_grpc`."""
-
-    url: str
-    auth: str | None
-    input: str | None
-    output: str | None
-    limits: HttpLimits
-    signature: Signature = field(init=False)
-    _client: Any = field(init=False, default=None, repr=False)
-    _lock: Any = field(init=False, default_factory=threading.Lock, repr=False)
 
     def __post_init__(self) -> None:
         parts = urlsplit(self.url)
@@ -97,19 +87,14 @@ class GrpcOracle(RunModel):
                 "…/NAME/versions/V."
             )
         self.name, self.version = words[0], words[2] if versioned else ""
-        self.secret, self.pace = Secret(self.auth, self.limits), Pace(self.limits.per_minute)
-        self.secret.value()
+        super().__post_init__()
         try:
             told = self._call("get_model_metadata", self.name, self.version)
-            self.signature = signature(_as_json(told), {}, self.input, self.output)
+            self._speaks(signature(_as_json(told), {}, self.input, self.output))
         except ProtocolError as error:
             raise OracleError(f"{self.url} cannot be asked. {error}") from None
         except (ConnectionError, TimeoutError, RetryLater) as error:
             raise OracleError(f"{self.url} does not answer: {error}") from error
-        if self.signature.dim is not None:
-            self.dim = self.signature.dim
-        if self.signature.beside is not None:
-            self.vocabulary = None  # it takes ids, and does not say how many there are
 
     def _asked(self, X: Array, chosen: Chosen) -> Any:
         triton, to = _triton(), self.signature
@@ -129,7 +114,7 @@ class GrpcOracle(RunModel):
         return chosen(y, *X.shape[:2])
 
     def _call(self, what: str, *words: Any, **options: Any) -> Any:
-        failed = _triton_error()
+        failed = from_extra("tritonclient.utils", "grpc").InferenceServerException
         secret = self.secret.value()
         headers = {} if secret is None else {"authorization": secret}
         try:
@@ -149,23 +134,9 @@ class GrpcOracle(RunModel):
                 raise ConnectionError(said) from None
             raise OracleError(said) from None
 
-    def _connected(self) -> Any:
-        """Return the channel; a copy of another process makes its own."""
-        with self._lock:
-            if self._client is None:
-                parts = urlsplit(self.url)
-                self._client = _triton().InferenceServerClient(
-                    parts.netloc, ssl=parts.scheme == "grpcs"
-                )
-                # nobody closes an oracle: its channel ends with it
-                weakref.finalize(self, self._client.close)
-            return self._client
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: x for name, x in self.__dict__.items() if name not in ("_client", "_lock")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _client=None, _lock=threading.Lock())
+    def _made_client(self) -> Any:
+        parts = urlsplit(self.url)
+        return _triton().InferenceServerClient(parts.netloc, ssl=parts.scheme == "grpcs")
 
 
 def _as_json(told: Any) -> dict[str, Any]:
@@ -177,16 +148,4 @@ def _as_json(told: Any) -> dict[str, Any]:
     return {"inputs": tensors(told.inputs), "outputs": tensors(told.outputs)}
 
 
-def _triton() -> Any:
-    try:
-        import tritonclient.grpc as triton
-    except ImportError as error:
-        raise missing_extra("tritonclient", "grpc") from error
-    return triton
-
-
-def _triton_error() -> Any:
-    _triton()
-    from tritonclient.utils import InferenceServerException
-
-    return InferenceServerException
+_triton = partial(from_extra, "tritonclient.grpc", "grpc")

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import email.utils
 import ssl
-import threading
 import time
-import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import partial
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
 
-from unsoftmax.errors import AnswerMisshapen, OracleError, RetryLater, ServerFailed, missing_extra
-from unsoftmax.oracles.endpoint_limits import USUAL, HttpLimits, Pace, Secret
+from unsoftmax.errors import AnswerMisshapen, OracleError, RetryLater, ServerFailed, from_extra
+from unsoftmax.oracles.endpoint_limits import USUAL, EndpointOracle, HttpLimits
 from unsoftmax.oracles.json_template import JsonTemplate
-from unsoftmax.oracles.model_runtimes import Chosen, RunModel
+from unsoftmax.oracles.model_runtimes import Chosen
 from unsoftmax.oracles.open_inference import (
     ProtocolError,
-    Signature,
     answer,
     in_binary,
     parsed,
@@ -108,23 +106,14 @@ def from_url(
 
 
 @dataclass(eq=False)
-class HttpOracle(RunModel):
+class HttpOracle(EndpointOracle):
     """An endpoint that is asked as an oracle; see `from_url`."""
 
-    url: str
-    auth: str | None
-    input: str | None
-    output: str | None
-    limits: HttpLimits
     template: JsonTemplate | None = None
-    signature: Signature = field(init=False)
-    _client: Any = field(init=False, default=None, repr=False)
-    _lock: Any = field(init=False, default_factory=threading.Lock, repr=False)
 
     def __post_init__(self) -> None:
         self.url = _checked(self.url, any_path=self.template is not None)
-        self.secret, self.pace = Secret(self.auth, self.limits), Pace(self.limits.per_minute)
-        self.secret.value()
+        super().__post_init__()
         if self.template is not None:
             return
         model = self._metadata(self.url)
@@ -133,13 +122,9 @@ class HttpOracle(RunModel):
         except OracleError:
             server = {}  # an endpoint behind a gateway may show its models alone
         try:
-            self.signature = signature(model, server, self.input, self.output)
+            self._speaks(signature(model, server, self.input, self.output))
         except ProtocolError as error:
             raise OracleError(f"{self.url} cannot be asked. {self.secret.hidden(error)}") from None
-        if self.signature.dim is not None:
-            self.dim = self.signature.dim
-        if self.signature.beside is not None:
-            self.vocabulary = None  # it takes ids, and does not say how many there are
 
     def _asked(self, X: Array, chosen: Chosen) -> Any:
         if self.template is None:
@@ -283,32 +268,20 @@ class HttpOracle(RunModel):
             return self.limits.retry_after_s
         return max(0.0, until - time.time())
 
-    def _connected(self) -> Any:
-        """Return the pool of connections; a copy of another process makes its own."""
-        with self._lock:
-            if self._client is None:
-                httpx, most = _httpx(), self.limits.connections
-                from unsoftmax.oracles import bounded_transport as bounded
+    def _made_client(self) -> Any:
+        httpx, most = _httpx(), self.limits.connections
+        from unsoftmax.oracles import bounded_transport as bounded
 
-                self._ends = bounded.CallEnds()
-                transport = bounded.BoundedTransport(self.url, most, self._ends)
-                # no cookies: whoever answers learns nothing of earlier calls, and stores nothing
-                refuse = DefaultCookiePolicy(allowed_domains=[])
-                self._client = httpx.Client(
-                    transport=transport,
-                    timeout=self.limits.timeout_s,
-                    cookies=CookieJar(refuse),
-                    follow_redirects=False,
-                )
-                # nobody closes an oracle: its connections end with it
-                weakref.finalize(self, self._client.close)
-            return self._client
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {n: x for n, x in self.__dict__.items() if n not in ("_client", "_lock", "_ends")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _client=None, _lock=threading.Lock())
+        self._ends = bounded.CallEnds()
+        transport = bounded.BoundedTransport(self.url, most, self._ends)
+        # no cookies: whoever answers learns nothing of earlier calls, and stores nothing
+        refuse = DefaultCookiePolicy(allowed_domains=[])
+        return httpx.Client(
+            transport=transport,
+            timeout=self.limits.timeout_s,
+            cookies=CookieJar(refuse),
+            follow_redirects=False,
+        )
 
 
 def _checked(url: str, *, any_path: bool) -> str:
@@ -354,9 +327,4 @@ def _host_of(location: str) -> str:
         return "another place"
 
 
-def _httpx() -> Any:
-    try:
-        import httpx
-    except ImportError as error:
-        raise missing_extra("httpx", "http") from error
-    return httpx
+_httpx = partial(from_extra, "httpx", "http")

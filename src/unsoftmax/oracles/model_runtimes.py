@@ -11,11 +11,12 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from unsoftmax.errors import AnswerMisshapen, OracleError, missing_extra
+from unsoftmax.errors import AnswerMisshapen, OracleError, from_extra
 from unsoftmax.oracles.open_inference import beside_ids
 from unsoftmax.probes import Array
 
@@ -145,12 +146,7 @@ class TorchOracle(RunModel):
             return y.to("cpu", torch.float64).numpy()
 
 
-def _torch() -> Any:
-    try:
-        import torch
-    except ImportError as error:
-        raise missing_extra("torch", "torch") from error
-    return torch
+_torch = partial(from_extra, "torch", "torch")
 
 
 _IDS = {"tensor(int64)": np.int64, "tensor(int32)": np.int32}
@@ -263,10 +259,7 @@ def _batches(X: Array, size: int | None) -> list[Array]:
 
 
 def _session(path: str, providers: tuple[str, ...]) -> Any:
-    try:
-        import onnxruntime
-    except ImportError as error:
-        raise missing_extra("onnxruntime", "onnx") from error
+    onnxruntime = from_extra("onnxruntime", "onnx")
     try:
         return onnxruntime.InferenceSession(path, providers=list(providers))
     except Exception as error:  # onnxruntime's own kinds derive from RuntimeError, and others

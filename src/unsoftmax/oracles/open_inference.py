@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from unsoftmax.errors import missing_extra
+from unsoftmax.errors import from_extra
 from unsoftmax.probes import Array
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
@@ -229,9 +230,4 @@ def _numbers(tensor: Mapping[str, Any], binary: bytes) -> Array:
     return numbers
 
 
-def _orjson() -> Any:
-    try:
-        import orjson
-    except ImportError as error:
-        raise missing_extra("orjson", "http") from error
-    return orjson
+_orjson = partial(from_extra, "orjson", "http")

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from unsoftmax.errors import AnswerMisshapen, missing_extra
+from unsoftmax.errors import AnswerMisshapen, from_extra
 from unsoftmax.probes import Array
 from unsoftmax.protocol import Oracle, as_array, at_all_positions
 
@@ -210,7 +210,7 @@ def on_dask(client: Any, oracle: Oracle) -> DaskOracle:
     >>> client = Client(n_workers=2)  # doctest: +SKIP
     >>> us.learn(on_dask(client, oracle), learner, workers=4)  # doctest: +SKIP
     """
-    if not isinstance(client, _client_class()):
+    if not isinstance(client, from_extra("distributed", "dask").Client):
         raise TypeError(f"client must be a dask.distributed.Client; it is {type(client).__name__}.")
     return DaskOracle(oracle, client)
 
@@ -250,11 +250,3 @@ def _ask(oracle: Oracle, X: Array) -> Any:
 
 def _ask_at_all_positions(oracle: Oracle, X: Array) -> Any:
     return at_all_positions(oracle)(X)
-
-
-def _client_class() -> Any:
-    try:
-        from distributed import Client
-    except ImportError as error:
-        raise missing_extra("distributed", "dask") from error
-    return Client
