@@ -60,6 +60,18 @@ def test_errors_of_the_network(seed, d, m, exponent):
     assert np.all(np.abs(found - sigma) <= second_order * bound)
 
 
+def test_g_at_the_query_token_takes_off_a_constant_error():
+    network, x, a, sigma, rng = drawn(3, 4, 6)
+    learned = disturbed(network, 1e-4, 0.0, rng)
+    segment = answered(network, x, a, sigma)
+    plain, _ = pooled_positions(learned, segment)
+    corrected, _ = pooled_positions(
+        learned, replace(segment, at_start=network(x) - learned.network(x))
+    )
+    assert np.abs(plain - sigma).min() > 1e-5
+    assert np.abs(corrected - sigma).max() < 1e-14
+
+
 @given(**CASES, exponent=st.integers(-9, -5))
 def test_anchors_leave_an_error_of_second_order(seed, d, m, exponent):
     network, x, a, sigma, rng = drawn(seed, d, m)
