@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -10,17 +9,6 @@ import pytest
 
 import unsoftmax as us
 from tests.feed_forward import layer
-
-
-def loop(f, x):
-    """F(x) for one point, neuron by neuron, as the definition reads."""
-    rows = zip(f.A, f.b, strict=True)
-    z = [math.fsum([b, *(a * t for a, t in zip(row, x, strict=True))]) for row, b in rows]
-    y = [
-        math.fsum([c, *(w * max(0.0, t) for w, t in zip(row, z, strict=True))])
-        for row, c in zip(f.B, f.c, strict=True)
-    ]
-    return np.array(y) + (x if f.residual else 0.0)
 
 
 @pytest.mark.parametrize(

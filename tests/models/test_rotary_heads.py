@@ -26,19 +26,6 @@ def changed(model, **arrays):
     return us.RotaryHeads.from_arrays({**model.arrays(), **arrays})
 
 
-def test_answers_are_the_sum_of_the_heads():
-    model = heads()
-    X = np.random.default_rng(1).standard_normal((7, 6, 5))
-    each = [
-        us.RotaryHead(K, Q, v, ROTARY, k_bias=k, q_bias=q)
-        for K, Q, v, k, q in zip(model.K, model.Q, model.v, model.k_bias, model.q_bias, strict=True)
-    ]
-    assert np.allclose(model(X), sum(head(X) for head in each) + 0.3, rtol=0, atol=1e-13)
-    weights = model.attention(X)
-    assert weights.shape == (7, 3, 6)
-    assert np.allclose(weights[:, 1], each[1].attention(X))
-
-
 def test_without_heads_there_is_the_constant():
     none = us.RotaryHeads.of([], 3, c=2.0)
     assert np.array_equal(none(np.ones((2, 4, 3))), [2.0, 2.0])
