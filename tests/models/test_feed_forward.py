@@ -14,12 +14,7 @@ from tests.feed_forward import layer
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"A": np.ones(3)}, r"A must have shape \(m, d\)"),
         ({"A": np.ones((3, 0))}, "with d ≥ 1"),
-        ({"b": np.ones(2)}, r"b must have shape \(3,\) beside A"),
-        ({"B": np.ones((3, 2))}, r"B must have shape \(2, 3\)"),
-        ({"c": np.ones((2, 1))}, r"c must have shape \(d_out,\)"),
-        ({"c": [1.0, np.nan]}, "c must be finite"),
         ({"B": np.ones((3, 3)), "c": np.ones(3), "residual": True}, "they must be the same"),
         ({"norm": us.LayerNorm(np.ones(3), None, 0.0)}, "A norm behind this layer has 2 numbers"),
         ({"norm": us.LayerNorm(np.ones(3), None, 0.0, True)}, "A norm before this layer has 2"),

@@ -43,31 +43,6 @@ def test_answering_never_forms_W(monkeypatch):
     assert model.parameter_norm("W") == pytest.approx(expected, rel=1e-13)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ((np.eye(2), [1.0, 2.0]), "v must have shape"),
-        (([np.eye(2)], [[1.0, 2.0], [1.0, 2.0]]), "W must have shape"),
-        ((np.zeros((0, 2, 2)), []), "v must have shape"),
-        (([np.eye(2)], [[1.0, 2.0]], [1.0, 2.0]), "w must have shape"),
-        (([np.eye(2)], [[1.0, np.inf]]), "v must be finite"),
-        (([np.eye(2)], [[1.0, 2.0]], None, [1.0]), "c must have shape"),
-    ],
-)
-def test_shapes_that_do_not_fit_are_refused(arguments, said):
-    with pytest.raises(ValueError, match=said):
-        us.MultiHead(*arguments)
-
-
-def test_factors_that_do_not_fit_are_refused():
-    with pytest.raises(ValueError, match="K must have shape"):
-        us.MultiHead.from_factors(np.eye(2), np.eye(2), [[1.0, 2.0]])
-    with pytest.raises(ValueError, match="Q must have shape"):
-        us.MultiHead.from_factors(np.ones((1, 2, 2)), np.ones((1, 1, 2)), [[1.0, 2.0]])
-    with pytest.raises(ValueError, match="takes sequences"):
-        several(2, 3)(np.zeros((1, 2, 4)))
-
-
 def test_no_heads():
     model = us.MultiHead(np.zeros((0, 3, 3)), np.zeros((0, 3)), c=2.0)
     np.testing.assert_array_equal(model(np.ones((2, 4, 3))), [2.0, 2.0])

@@ -26,11 +26,6 @@ def test_no_neurons_is_a_constant():
     [
         ({"A": np.ones(3), "w_o": np.ones(3)}, "A must have shape"),
         ({"A": np.ones((0, 3)), "w_o": np.ones(3)}, "d ≥ 1"),
-        ({"A": np.ones((2, 3)), "w_o": np.ones(2)}, "w_o must have shape"),
-        ({"A": np.ones((2, 3)), "w_o": np.ones(3), "b": np.ones((3, 1))}, "b must have shape"),
-        ({"A": np.ones((2, 3)), "w_o": np.ones(3), "c": [1.0]}, "c must have shape"),
-        ({"A": np.full((2, 3), np.nan), "w_o": np.ones(3)}, "A must be finite"),
-        ({"A": np.ones((2, 3)), "w_o": np.ones(3), "c": np.inf}, "c must be finite"),
     ],
 )
 def test_wrong_parameters(arguments, said):

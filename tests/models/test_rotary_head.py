@@ -134,7 +134,6 @@ def test_exact_equality_is_of_the_numbers_given():
     ("arguments", "named"),
     [
         ({"rotary": us.Rotary([1.0])}, "K must have shape"),
-        ({"rotary": us.Rotary([1.0, 0.1]), "k_bias": np.zeros(3)}, "k_bias must have shape"),
         ({"rotary": us.Rotary([1.0, 0.1]), "w": np.zeros(5)}, "w is no parameter"),
         ({"k_bias": np.zeros(4)}, "beside rotary"),
     ],
@@ -148,7 +147,3 @@ def test_other_wrong_arguments():
     K = np.ones((2, 3))
     with pytest.raises(TypeError, match="rotary must be a Rotary"):
         us.RotaryHead(K, K, np.ones(3), [1.0])  # type: ignore[list-item]
-    with pytest.raises(ValueError, match="v must have shape"):
-        us.RotaryHead(K, K, np.ones((3, 1)), us.Rotary([1.0]))
-    with pytest.raises(ValueError, match="c must have shape"):
-        us.RotaryHead(K, K, np.ones(3), us.Rotary([1.0]), c=np.ones(2))  # type: ignore[arg-type]

@@ -64,43 +64,18 @@ def test_a_pickle_does_not_carry_the_product():
 
 # -- refused, with the fix
 
-NAN, INF = float("nan"), float("inf")
-
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ({"W": np.eye(2), "v": [[1.0, 2.0]]}, r"v must have shape \(d,\).*\(1, 2\)"),
         ({"W": np.eye(2), "v": 1.0}, r"v must have shape \(d,\)"),
         ({"W": np.zeros((0, 0)), "v": []}, "d ≥ 1"),
         ({"W": np.eye(3), "v": [1.0, 2.0]}, r"W must have shape \(2, 2\).*\(3, 3\)"),
-        ({"W": [1.0, 2.0], "v": [1.0, 2.0]}, r"W must have shape \(2, 2\)"),
-        ({"W": np.eye(2), "v": [1.0, 2.0], "w": [1.0]}, r"w must have shape \(2,\)"),
-        ({"W": np.eye(2), "v": [1.0, 2.0], "c": [1.0]}, r"c must have shape \(\)"),
-        ({"W": [[NAN]], "v": [1.0]}, "W must be finite"),
-        ({"W": [[1.0]], "v": [INF]}, "v must be finite"),
-        ({"W": [[1.0]], "v": [1.0], "w": [-INF]}, "w must be finite"),
-        ({"W": [[1.0]], "v": [1.0], "c": NAN}, "c must be finite"),
     ],
 )
 def test_parameters_that_do_not_fit(arguments, says):
     with pytest.raises(ValueError, match=says):
         us.SingleHead(**arguments)
-
-
-@pytest.mark.parametrize(
-    ("K", "Q", "says"),
-    [
-        (np.ones((1, 2)), np.ones((2, 2)), r"Q must have shape \(1, 2\)"),
-        (np.ones((1, 3)), np.ones((1, 3)), r"K must have shape \(r, 2\)"),
-        (np.ones(2), np.ones((1, 2)), r"K must have shape \(r, 2\).*\(2,\)"),
-        (np.full((1, 2), NAN), np.ones((1, 2)), "K must be finite"),
-        (np.ones((1, 2)), np.full((1, 2), INF), "Q must be finite"),
-    ],
-)
-def test_factors_that_do_not_fit(K, Q, says):
-    with pytest.raises(ValueError, match=says):
-        us.SingleHead.from_factors(K, Q, [1.0, 1.0])
 
 
 @pytest.mark.parametrize("W", [[[1j]], np.array([[1 + 2j]]), [["one"]], [[None]]])

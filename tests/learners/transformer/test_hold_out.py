@@ -110,3 +110,20 @@ def test_a_constant_network_leaves_W_free_or_is_contradicted(answer, refusal):
     found = Found(constant, Certificate({"constant": 1e-9, "slope": 0.0}, ()), nothing)
     with pytest.raises(refusal, match=r"constant|Single tokens"):
         learned_network(found, Precision(), np.full(4, answer))
+
+
+def test_closing_sequences_are_those_that_depend_on_the_attention(monkeypatch):
+    """Behind a network that is constant up to distance 30 most sequences tell nothing."""
+    rng = np.random.default_rng(0)
+    A = rng.standard_normal((5, 2))
+    g = us.ReluNetwork(A, np.ones(2), -30 * np.linalg.norm(A, axis=0), 0.3)
+    target = us.Transformer(rng.standard_normal((5, 5)), g)
+
+    def telling():
+        families = sequences(target, 48)
+        moved = [np.abs(target(p.X) - g(p.X.mean(axis=1))) > 1e-6 for p in families]
+        return float(np.mean(np.concatenate(moved)))
+
+    assert telling() > 0.9
+    monkeypatch.setattr(hold_out, "TRIED", 1)
+    assert telling() < 0.75
