@@ -37,11 +37,6 @@ def counted(function):
     return counting, asked
 
 
-def add(pieces, *numbers):
-    """Add a piece given by numbers to a table; return its row, (1,)."""
-    return pieces.add(*(np.array([float(number)]) for number in numbers))
-
-
 def jumping(theta, size, slope=None):
     """An even function, half a jump being size·cos(t − θ_k) + slope·sin(t − θ_k) on each side."""
     theta, size = np.atleast_1d(theta), np.atleast_1d(size)

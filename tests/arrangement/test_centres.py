@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from unsoftmax.arrangement.centres import CellShapes, CentreTuning
-from unsoftmax.measure.reflections import orthogonal_to
 
 
 def cells(rng, D, K, count, upright):
@@ -59,34 +58,3 @@ def test_a_start_in_a_thin_cell_leads_to_where_it_is_wide(thin):
     assert np.all(start @ n.T > 0)
     y = CellShapes(n, False).centres(start)
     assert np.all(y @ n.T > 0.05)
-
-
-@pytest.mark.parametrize("upright", [True, False])
-def test_steps_stay_in_the_cell_and_go_half_the_way(upright):
-    rng = np.random.default_rng(1)
-    n, start = cells(rng, 6, 9, 5, upright)
-    sides, shapes = np.sign(start @ n.T), CellShapes(n, upright)
-    y = shapes.centres(start)
-    steps = shapes.steps(sides, y)
-    assert steps.shape == (5, 5)
-    assert np.all(np.abs(steps) <= shapes.tuning.longest)
-    assert np.all(steps != 0)
-    for j in range(5):
-        E = orthogonal_to(y, np.full(5, j))
-        for times, inside in ((1.0, True), (2.0 + 1e-6, False)):
-            at = y + times * steps[:, j, None] * E
-            walls = np.all(sides * (at @ n.T) > 0, axis=1) & (not upright or at[:, -1] > 0)
-            free = np.abs(steps[:, j]) == shapes.tuning.longest
-            assert np.all((walls == inside) | (free & (not inside)))
-        # backwards it is no farther
-        at = y - (2.0 + 1e-6) * steps[:, j, None] * E
-        walls = np.all(sides * (at @ n.T) > 0, axis=1) & (not upright or at[:, -1] > 0)
-        assert np.all(~walls | (np.abs(steps[:, j]) == shapes.tuning.longest))
-
-
-def test_memory_does_not_decide_the_centres():
-    n, start = cells(np.random.default_rng(2), 5, 7, 9, True)
-    once = CellShapes(n, True).centres(start)
-    in_parts = CellShapes(n, True, CentreTuning(numbers_at_once=40)).centres(start)
-    # Newton steps end for all cells of a part at once
-    assert np.allclose(once, in_parts, atol=0.1)

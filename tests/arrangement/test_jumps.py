@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.arrangement.circles import add, angles, counted, driven, jumping, noisy
+from tests.arrangement.circles import angles, counted, driven, jumping, noisy
 from unsoftmax.arrangement.jumps import (
     Jumps,
     JumpSearch,
@@ -21,7 +21,6 @@ from unsoftmax.arrangement.jumps import (
     slope,
 )
 from unsoftmax.arrangement.kinks import TooManyBreakpoints
-from unsoftmax.errors import ModelMismatch
 
 EXACT = 1e-14
 FLOATS = st.floats(-1e3, 1e3)
@@ -118,33 +117,11 @@ def test_close_pairs_pass_for_one_until_they_are_looked_at(apart):
     assert len(asked) <= 40 + 8 * np.log2(1 / apart)
 
 
-@pytest.mark.parametrize("at", [0.2, 2.9])
-def test_every_value_on_a_piece_makes_it_more_precise(at):
-    """The first piece is that at 0 and, turned, that at π: it is met on either side."""
-    jumps, _ = found(jumping(at, 1.0, np.array([0.5])))
-    assert jumps.pieces.baseline[0] == pytest.approx(1.0)  # at π/2
-
-
 def test_a_pair_that_cancels_is_seen_where_an_interval_ends_between():
     theta = np.array([1.0, 1.2])
     function = jumping(theta, [1.0, -np.cos(0.2)], [0.0, np.sin(0.2)])  # the same outside
     assert len(found(function, start=1)[0]) in (0, 2)
     assert_isolated(found(function, start=32)[0], theta)
-
-
-def test_where_the_first_values_are_zero_more_intervals_are_tried():
-    # the two jumps at 1.0 and 1.1 make a function that is 0 elsewhere
-    theta = np.array([1.0, 1.25])
-    function = jumping(theta, [1.0, -np.cos(0.25)], [0.0, np.sin(0.25)])
-    assert np.allclose(function(np.array([0.0, 0.5, 2.0])), 0, atol=1e-15)
-    assert_isolated(found(function, start=1)[0], theta)
-
-
-def test_nothing_is_found_in_nothing():
-    jumps, asked = found(lambda t: np.zeros(len(t)))
-    assert len(jumps) == 0
-    assert len(jumps.gap()) == 0
-    assert len(asked) == 32
 
 
 @pytest.mark.parametrize("at", [1e-9, 1e-6, np.pi - 1e-6, np.pi - 1e-9])
@@ -254,36 +231,6 @@ def test_a_piece_is_read_from_two_values_to_what_its_leverage_says(x, y, t, base
     assert np.all(error <= 3 * rounding * (1 + pieces.leverage(rows, where)))
 
 
-def test_a_longer_baseline_makes_a_piece_more_precise_and_a_shorter_one_changes_nothing():
-    f, pieces = sinusoid(1.0, 2.0), Pieces.none()
-    row, far = add(pieces, 0.0, f(0.0), (f(1e-8) - f(0.0)) / 1e-8, 1e-8), np.array([2.0])
-    before = abs(pieces.at(row, far)[0] - f(2.0))
-    pieces.extend(row, np.array([0.5]), np.array([f(0.5)]))
-    after = abs(pieces.at(row, far)[0] - f(2.0))
-    assert after < 1e-14 < before
-    assert pieces.baseline[row] == np.sin(0.5)
-    pieces.extend(row, np.array([0.4]), np.array([1e9]))
-    assert pieces.k[row] == pytest.approx(2.0, abs=1e-14)
-
-
-def test_two_values_on_one_piece_extend_it_by_the_farther_one():
-    pieces = Pieces.none()
-    add(pieces, 0.0, 1.0, 0.0, 1e-8)
-    far = np.array([0.3, 0.1])
-    pieces.extend(np.array([0, 0]), far, sinusoid(1.0, 2.0)(far))
-    assert pieces.baseline[0] == np.sin(0.3)
-    assert pieces.k[0] == pytest.approx(2.0, abs=1e-14)
-
-
-def test_a_slope_that_means_nothing_has_no_leverage_and_is_read_anew():
-    pieces = Pieces.none()
-    row = add(pieces, 1.0, 3.0, 99.0, np.inf)
-    assert pieces.leverage(row, np.array([2.0])) == 0
-    pieces.reread(row, np.array([3.0 * np.cos(0.1)]), np.array([-0.1]))
-    assert pieces.k[row] == pytest.approx(0.0, abs=1e-14)
-    assert pieces.baseline[row] == 0.1
-
-
 # -- intervals
 
 
@@ -293,29 +240,3 @@ def intervals(n=3):
     edges, rows = np.arange(n + 1.0), np.arange(n + 1)
     own = np.ones(n), np.zeros(n, dtype=np.intp)
     return Jumps(pieces, edges[:-1], edges[1:], rows[:-1], rows[1:], *own)
-
-
-def test_halves_share_the_cut_and_keep_the_outer_pieces():
-    whole = intervals()
-    first, second = whole.split(np.array([0.5, 1.5, 2.5]), np.array([7, 8, 9]), np.array([4, 5, 6]))
-    assert np.array_equal(first.high, second.low)
-    assert np.array_equal(first.left, whole.left)
-    assert np.array_equal(second.right, whole.right)
-    assert np.array_equal(first.right, [7, 8, 9])
-    assert np.array_equal(second.left, [4, 5, 6])
-
-
-def test_taking_and_joining_keeps_one_table_of_pieces():
-    whole = intervals()
-    joined = Jumps.joined([whole.take(whole.low > 0), whole.take(np.array([0]))])
-    assert joined.pieces is whole.pieces
-    assert np.array_equal(joined.low, [1.0, 2.0, 0.0])
-    assert np.array_equal(joined.right, [2, 3, 1])
-    assert len(Jumps.joined([whole.take(np.zeros(3, dtype=bool))])) == 0
-
-
-def test_too_many_is_a_mismatch_that_says_what_was_seen():
-    few, all_over = TooManyBreakpoints(7), TooManyBreakpoints(7, everywhere=True)
-    assert isinstance(few, ModelMismatch)
-    assert "more than 7" in str(few)
-    assert "everywhere" in str(all_over)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.by_hand import driven
-from unsoftmax.arrangement.kinks import KinkSearch, Piece, TooManyBreakpoints
+from unsoftmax.arrangement.kinks import KinkSearch, TooManyBreakpoints
 from unsoftmax.errors import ModelMismatch
 from unsoftmax.probes import Sequences
 
@@ -79,12 +79,6 @@ def test_errors_of_slopes_are_bounded():
         assert np.all(off <= 8 * (slopes[1:] + slopes[:-1]))
 
 
-def test_more_kinks_than_allowed_are_refused():
-    _, _, f = bends(120, 8, 0)
-    with pytest.raises(TooManyBreakpoints):
-        searched(f, most=50)
-
-
 def test_a_smooth_function_is_refused():
     with pytest.raises(TooManyBreakpoints) as refused:
         searched(lambda X: np.tanh(X[:, 0] * [1.0, 2.0, 3.0, 0.5]), most=100)
@@ -94,13 +88,3 @@ def test_a_smooth_function_is_refused():
 def test_a_jump_is_refused():
     with pytest.raises(ModelMismatch, match="the answers jump"):
         searched(lambda X: (X[:, 0] > 0.3) * [1.0, 2.0, 3.0, 0.5])
-
-
-def test_a_piece_is_read_over_its_longest_distance():
-    piece = Piece.of_pair(1.0, np.array([1.0]), 1.1, np.array([1.2]), 1e-3)
-    assert (piece.low, piece.high, piece.pair) == (1.0, 1.1, True)
-    assert piece.error_at(2.0) == pytest.approx(1e-3 + 2e-2)
-    piece.extend(3.0, np.array([5.2]), 1e-3)
-    np.testing.assert_allclose(piece.slope, [2.1])
-    assert (piece.high, piece.pair) == (3.0, False)
-    assert piece.error_at(2.0) == pytest.approx(2e-3)

@@ -8,7 +8,6 @@ import signal
 from dataclasses import MISSING, fields
 from typing import get_type_hints
 
-import numpy as np
 import pytest
 import typer
 from rich.console import Console
@@ -119,15 +118,6 @@ def test_a_targets_words_move_no_cursor(monkeypatch):
     assert not {"\x1b", "\x07", "\r"} & {*screen.getvalue()}
 
 
-def test_options_come_from_the_learners_with_their_help():
-    drawn = options._options()
-    assert {"dim", "biases", "probes", "seed"} <= drawn.keys()
-    for annotation in drawn.values():
-        [option] = [part for part in annotation.__metadata__]
-        assert isinstance(option, typer.models.OptionInfo)
-        assert option.help
-
-
 @pytest.mark.parametrize("name", us.learners.MODULES)
 def test_the_source_says_of_a_learner_what_its_class_does(name):
     learner = getattr(us.learners, name)
@@ -144,23 +134,6 @@ def test_the_source_says_of_a_learner_what_its_class_does(name):
             assert f"[default: {field.default}]" in found[field.name].text
     parts = [kind.__name__ for kinds in getattr(learner, "parts", {}).values() for kind in kinds]
     assert described.parts == parts
-
-
-def test_settings_of_another_learner_are_refused():
-    with pytest.raises(console.Refusal, match="--rank is no setting"):
-        options.build("exact", {"dim": 3, "rank": 2})
-
-
-def test_targets(tmp_path):
-    us.SingleHead([[1.0]], [2.0]).save(tmp_path / "m.safetensors")
-    model = targets.resolve(str(tmp_path / "m.safetensors"))
-    assert isinstance(model, us.SingleHead)
-    function = targets.resolve("numpy:square")
-    assert function(np.array([2.0])) == 4.0
-    with pytest.raises(console.Refusal, match="no target"):
-        targets.resolve("ftp://127.0.0.1/v2/models/m")
-    with pytest.raises(console.Refusal, match="no model's URL"):
-        targets.resolve("http://127.0.0.1/m")
 
 
 @pytest.mark.usefixtures("signals")

@@ -6,7 +6,6 @@ import gc
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pytest
@@ -40,24 +39,6 @@ def answered(steps, answer):
         return end.value, asked
 
 
-def test_questions_are_yielded_and_answers_returned():
-    def summed(ask):
-        return sum(ask(k) for k in range(2000))
-
-    assert answered(as_generator(summed, 1.0), lambda k: 2 * k) == (1999 * 2000, [*range(2000)])
-
-
-def test_nothing_runs_before_it_is_asked_and_nothing_asked_is_fine():
-    ran: list[int] = []
-    steps: Any = as_generator(lambda ask: ran.append(1), 1.0)
-    assert not ran
-    assert answered(steps, lambda _: None) == (None, [])
-    assert ran == [1]
-    unused: Any = as_generator(lambda ask: ran.append(2), 1.0)
-    unused.close()
-    assert ran == [1]
-
-
 @pytest.mark.parametrize("how", ["close", "forget", "throw"])
 def test_the_function_ends_with_the_generator(how):
     ended: list[type[BaseException]] = []
@@ -81,49 +62,6 @@ def test_the_function_ends_with_the_generator(how):
         del steps
         gc.collect()
     assert ended == [NoMoreAnswers]
-
-
-def test_a_function_that_swallows_everything_is_told_again():
-    told: list[int] = []
-
-    def stubborn(ask):
-        for _ in range(5):
-            try:
-                ask(0)
-            except BaseException:
-                told.append(1)
-        return 3
-
-    steps = as_generator(stubborn, 1.0)
-    next(steps)
-    steps.close()
-    assert told == [1] * 5
-
-
-def test_a_function_that_computes_on_is_left_behind():
-    go_on = threading.Event()
-
-    def busy(ask):
-        try:
-            ask(0)
-        finally:
-            go_on.wait(40)
-
-    steps = as_generator(busy, 0.05)
-    next(steps)
-    began = time.monotonic()
-    steps.close()
-    assert time.monotonic() - began < 20
-    go_on.set()
-
-
-def test_errors_of_the_function_are_raised_with_their_place():
-    def failing(ask):
-        return ask(1) / 0
-
-    with pytest.raises(ZeroDivisionError) as failure:
-        answered(as_generator(failing, 1.0), float)
-    assert any(entry.name == "failing" for entry in failure.traceback)
 
 
 def test_an_error_thrown_in_reaches_the_function_which_may_go_on():

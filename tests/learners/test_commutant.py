@@ -63,64 +63,6 @@ def test_known_blocks_are_found(sizes, seed):
         np.testing.assert_allclose(E.T @ E, np.eye(E.shape[1]), atol=1e-13)
 
 
-@pytest.mark.parametrize("dim", [5, 6, 9])
-def test_what_no_matrix_reaches_is_left_out(dim):
-    A, bases = drawn((2, 3), dim=dim)
-    blocks, subspaces = found(A)
-    assert blocks.within.shape == (dim, 5)
-    assert farthest(subspaces, bases) < 1e-12
-
-
-def test_what_is_found_commutes_and_spans_all_that_does():
-    A, bases = drawn((2, 4, 1))
-    blocks = common_blocks(A, 1e-9)
-    E = blocks.within
-    for X in blocks.null:
-        np.testing.assert_allclose(X, X.T, atol=1e-15)
-        full = E @ X @ E.T
-        np.testing.assert_allclose(full @ A, A @ full, atol=1e-12)
-    null = (E @ blocks.null @ E.T).reshape(3, -1)
-    np.testing.assert_allclose(null @ null.T, np.eye(3), atol=1e-12)
-    for F in bases:
-        P = (F @ F.T).ravel()
-        np.testing.assert_allclose(null.T @ (null @ P), P, atol=1e-12)
-
-
-def test_one_block_is_one_subspace():
-    A, _ = drawn((5,))
-    blocks, [E] = found(A)
-    assert blocks.shape == (5, 1)
-    np.testing.assert_allclose(np.abs(blocks.null[0]), np.eye(5) / np.sqrt(5), atol=1e-13)
-    np.testing.assert_allclose(E @ E.T, np.eye(5), atol=1e-13)
-    assert blocks.smallest > 1e-3
-
-
-def test_all_subspaces_may_be_lines():
-    A, bases = drawn((1,) * 6, count=3)
-    blocks, subspaces = found(A)
-    assert blocks.shape == (6, 6)
-    assert farthest(subspaces, bases) < 1e-12
-
-
-def test_lines_that_one_matrix_does_not_tell_apart_another_does():
-    A = np.array([np.diag([1.0, 1.0, 2.0]), np.diag([3.0, 4.0, 4.0])])
-    assert common_blocks(A[:1], 1e-9).shape == (3, 4)  # any X on the plane, and the third line
-    blocks, subspaces = found(A)
-    assert blocks.shape == (3, 3)
-    assert farthest(subspaces, np.split(np.eye(3), 3, axis=1)) < 1e-14
-
-
-def test_a_single_line_and_nothing():
-    blocks, [E] = found(np.array([np.diag([0.0, 2.0, 0.0])]))
-    assert blocks.shape == (1, 1)
-    np.testing.assert_allclose(np.abs(E[:, 0]), [0, 1, 0], atol=1e-15)
-    assert blocks.smallest == np.inf
-    assert blocks.gap == np.inf
-    nothing, subspaces = found(np.zeros((2, 3, 3)))
-    assert nothing.shape == (0, 0)
-    assert subspaces == []
-
-
 # -- equal spectra
 
 
@@ -136,14 +78,6 @@ def test_blocks_of_equal_spectra_are_told_apart():
     blocks, subspaces = found(A)
     assert blocks.shape == (6, 2)
     assert farthest(subspaces, np.split(np.eye(6), 2, axis=1)) < 1e-12
-
-
-def test_equivalent_blocks_are_more_than_two():
-    """The same block twice: any orthogonal mix of the two subspaces is as good."""
-    B = symmetric(np.random.default_rng(0).standard_normal((4, 3, 3)))
-    A = np.zeros((4, 6, 6))
-    A[:, :3, :3] = A[:, 3:, 3:] = B
-    assert common_blocks(A, 1e-9).shape == (6, 3)
 
 
 # -- noise, and what is nearly one block
@@ -178,15 +112,6 @@ def test_the_gap_says_what_the_limit_decides():
     assert tight.zero < 1e-13
 
 
-def test_the_singular_values_of_a_small_case():
-    """X ↦ [X, diag(1, 2)] is 1 on (e₁e₂ᵀ + e₂e₁ᵀ)/√2 up to √½, 0 on diagonal ones."""
-    blocks = common_blocks(np.array([np.diag([1.0, 2.0]), np.diag([1.0, 1.0])]), 1e-9)
-    assert (blocks.zero, blocks.smallest) == (0.0, 1.0)
-    three = common_blocks(np.array([np.diag([1.0, 2.0, 5.0])]), 1e-9)
-    assert three.shape == (3, 3)
-    assert three.smallest == pytest.approx(1 / 4)  # gaps of eigenvalues: 1 beside 4
-
-
 # -- ill-conditioned
 
 
@@ -202,37 +127,7 @@ def test_a_small_block_beside_a_large_one(small):
     assert common_blocks(A, 10 * small).shape == (3, 1)
 
 
-def test_lines_of_nearly_equal_eigenvalues():
-    A = np.array([np.diag([1.0, 1.0 + 1e-6, 2.0]), np.diag([3.0, 3.0 - 2e-6, 1.0])])
-    Q = np.linalg.qr(np.random.default_rng(0).standard_normal((3, 3)))[0]
-    blocks, subspaces = found(Q @ A @ Q.T)
-    assert blocks.shape == (3, 3)
-    assert farthest(subspaces, np.split(Q, 3, axis=1)) < 1e-8
-    assert 1e-8 < blocks.smallest < 1e-5
-
-
-def test_scaling_changes_nothing():
-    A, _ = drawn((2, 3), dim=6)
-    blocks, scaled = common_blocks(A, 1e-9), common_blocks(1e-120 * A, 1e-9)
-    assert scaled.shape == blocks.shape
-    assert scaled.smallest == pytest.approx(blocks.smallest)
-
-
 # -- one after the other
-
-
-def test_matrices_one_by_one_are_matrices_at_once():
-    A, bases = drawn((2, 3), count=6)
-    commutant = Commutant(1e-9)
-    for x in A:
-        commutant.add(x[None])
-    one_by_one, at_once = commutant.blocks(), common_blocks(A, 1e-9)
-    assert one_by_one.shape == at_once.shape
-    assert one_by_one.smallest == pytest.approx(at_once.smallest)
-    assert farthest(one_by_one.subspaces(np.random.default_rng(0), DRAWS), bases) < 1e-12
-    assert commutant.blocks() is one_by_one
-    assert commutant.settled(3)
-    np.testing.assert_allclose(commutant.blocks().null, one_by_one.null)
 
 
 def test_blocks_settle_where_range_and_number_stay():
@@ -245,23 +140,3 @@ def test_blocks_settle_where_range_and_number_stay():
     # one matrix leaves every eigenline; from two on there are the two blocks
     assert shapes == [(5, 5)] + [(5, 2)] * 5
     assert settled == [False, False, False, True, True, True]
-
-
-def test_a_range_that_grows_does_not_settle():
-    A = np.array([np.diag(row) for row in np.eye(4)])
-    commutant = Commutant(1e-9)
-    for x in A:
-        commutant.add(x[None])
-        assert not commutant.settled(3)
-    for x in A:
-        commutant.add(x[None])
-    assert commutant.settled(3)
-    assert commutant.blocks().shape == (4, 4)
-
-
-def test_the_limit_is_the_largest_that_was_told():
-    commutant = Commutant(1e-9)
-    A, _ = drawn((2, 3))
-    commutant.add(A[:2], 1e-5)
-    commutant.add(A[2:], 1e-7)
-    assert commutant.limit == 1e-5

@@ -82,24 +82,6 @@ def test_what_the_inner_one_returns_passes_through(transformed_one):
     assert len(rounds) == 3
 
 
-def test_one_that_ends_at_once_asks_nothing(transformed_one):
-    with pytest.raises(StopIteration) as end:
-        next(transformed_one(asking(0)))
-    assert end.value.value == ("one", [])
-
-
-def test_an_empty_round_is_a_round(transformed_one):
-    def empty():
-        answers = yield []
-        return answers
-
-    steps = transformed_one(empty())
-    assert next(steps) == []
-    with pytest.raises(StopIteration) as end:
-        steps.send([])
-    assert end.value.value == []
-
-
 def test_an_error_that_is_thrown_in_reaches_the_inner_one(transformed):
     caught: list[Exception] = []
 
@@ -182,29 +164,6 @@ def test_mapped_rounds_and_answers():
     assert [len(parts) for parts in rounds] == [2, 2]
 
 
-def test_an_error_of_the_map_is_not_the_inner_ones():
-    def stubborn():
-        while True:
-            try:
-                yield [probes(1)]
-            except ValueError:
-                raise AssertionError("thrown in") from None
-
-    def no(_):
-        raise ValueError("no")
-
-    inner = stubborn()
-    with pytest.raises(ValueError, match="no"):
-        next(mapped(inner, ask=no))
-    assert getgeneratorstate(inner) == GEN_CLOSED
-    inner = stubborn()
-    steps = mapped(inner, answer=no)
-    next(steps)
-    with pytest.raises(ValueError, match="no"):
-        steps.send([np.zeros(1)])
-    assert getgeneratorstate(inner) == GEN_CLOSED
-
-
 def test_the_antisymmetric_part_of_a_function():
     steps = antisymmetric(asking(2))
     (_, seen), rounds = drive(steps, lambda X: X[:, 0, 0] ** 3 + X[:, 0, 0] ** 2)
@@ -215,14 +174,6 @@ def test_the_antisymmetric_part_of_a_function():
         assert negated.purpose == plain.purpose
         assert negated.design().keys() == plain.design().keys()
         assert (plain.phase, negated.phase) == ("one", "one, −X")
-
-
-def test_several_families_keep_their_pairs():
-    def two():
-        return (yield [probes(1), probes(3)])
-
-    found, _ = drive(antisymmetric(two()), first_of)
-    assert [y.tolist() for y in found] == [[2.0], [6.0, 6.0, 6.0]]
 
 
 def rounds_until(error, steps):

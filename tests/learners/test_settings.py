@@ -18,10 +18,9 @@ import numpy as np
 import pytest
 
 import unsoftmax as us
-from unsoftmax.learners.settings import Configured, as_json, flag, one_of, positive, whole_number
+from unsoftmax.learners.settings import Configured
 from unsoftmax.learners.single_head.exact import ExactTuning
 from unsoftmax.measure.logit_grid import LogitGridTuning, Stage
-from unsoftmax.probes import Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,12 +102,6 @@ def test_numpy_numbers_are_the_numbers_they_hold(plain, numpy):
     assert json.dumps(numpy.settings()) == json.dumps(plain.settings())
     types = {name: type(value) for name, value in numpy.settings().items()}
     assert types == {name: type(value) for name, value in plain.settings().items()}
-
-
-def test_declared_types_say_what_a_number_is():
-    """1 is 1.0 where a float is declared: the identity is that of the value."""
-    assert json.dumps(Toy(4, tolerance=1).settings()["tolerance"]) == "1.0"
-    assert json.dumps(Toy(4, rank=1).settings()["rank"]) == "1"
 
 
 def test_arrays_are_named_by_their_shape_and_bits():
@@ -270,11 +263,6 @@ def test_learners_with_knobs_are_copied_and_cross_process_borders():
     assert pickle.loads(pickle.dumps(tuned)) == tuned == dataclasses.replace(tuned, dim=4)
 
 
-def test_knobs_are_given_by_name():
-    with pytest.raises(TypeError, match="positional"):
-        us.learners.ExactHead(4, False, "balanced", 0, ExactTuning())  # type: ignore[call-arg]
-
-
 def test_a_changed_knob_is_another_learner_to_a_ledger(tmp_path):
     """Probes depend on knobs: a ledger of other knobs is refused, one of the same goes on."""
     rng = np.random.default_rng(0)
@@ -289,65 +277,7 @@ def test_a_changed_knob_is_another_learner_to_a_ledger(tmp_path):
         us.learn(target, us.learners.ExactHead(4), ledger=ledger)
 
 
-def test_a_changed_knob_changes_what_is_done():
-    rng = np.random.default_rng(0)
-    target = us.SingleHead(rng.standard_normal((6, 6)), rng.standard_normal(6))
-    asked = list[Array]()
-    for wanted in (0.5, 0.125):
-        tokens = list[Array]()
-        tuning = ExactTuning(grid=LogitGridTuning(wanted=wanted))
-        recovery = us.learn(
-            lambda X, seen=tokens: (seen.append(X), target(X))[1],
-            us.learners.ExactHead(6, tuning=tuning),
-        )
-        np.testing.assert_allclose(recovery.model.W, target.W, rtol=0, atol=1e-12)
-        asked.append(np.concatenate([np.ravel(X) for X in tokens]))
-    assert not np.array_equal(asked[0], asked[1])
-
-
 # -- what is refused
-
-
-@pytest.mark.parametrize("value", [True, 2.0, "2", None, np.float64(2), [2]])
-def test_what_is_no_whole_number(value):
-    with pytest.raises(TypeError, match="rank must be a whole number"):
-        whole_number("rank", value, 0)
-
-
-def test_whole_numbers_have_a_least():
-    whole_number("rank", np.int32(3), 3)
-    with pytest.raises(ValueError, match="rank must be 3 or more; it is 2"):
-        whole_number("rank", 2, 3)
-
-
-def test_flags():
-    flag("biases", np.False_)
-    for value in (0, 1, "no", None):
-        with pytest.raises(TypeError, match="biases must be True or False"):
-            flag("biases", value)
-
-
-def test_positive_numbers():
-    for right in (1, 1e-60, np.float32(2), 1e60):
-        positive("tolerance", right)
-    for beyond in (0, -1, float("nan"), float("inf"), 1e-61):
-        with pytest.raises(ValueError, match="tolerance must be a number above 0"):
-            positive("tolerance", beyond)
-    for wrong in (True, "1", None):
-        with pytest.raises(TypeError, match="tolerance must be a number"):
-            positive("tolerance", wrong)
-
-
-def test_names():
-    one_of("probes", "a", ("a", "b"))
-    with pytest.raises(ValueError, match='probes must be "a", "b" or "c"; it is'):
-        one_of("probes", "d", ("a", "b", "c"))
-
-
-def test_numbers_alone():
-    assert as_json(None) is None
-    assert as_json("x") == "x"
-    assert as_json((1, 2.5, np.int64(3))) == [1, 2.5, 3]
 
 
 @pytest.mark.parametrize(

@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from itertools import pairwise
-
 import numpy as np
 import pytest
 
 import unsoftmax as us
 from unsoftmax.measure.hessians import (
-    LOGIT,
-    OCTAVES,
     PILOT_QUERIES,
     REMAINDER_MARGIN,
     HessianScale,
     ask_excess,
     find_hessian_scale,
     hessian_queries,
-    saturated_unseen,
-    scale_of,
-    unseen_scores,
 )
 from unsoftmax.measure.precision import Precision
 from unsoftmax.measure.single_tokens import Values
@@ -77,57 +69,6 @@ def test_the_scale_makes_logits_small(size, d):
     assert min(scale.alpha, 1 / scale.beta) == 1.0
 
 
-def test_no_logits_no_scale():
-    target, values = drawn(4)
-    nothing = us.MultiHead(0 * target.W, target.v)
-    assert pilot(nothing, values)[0] is None
-    tiny = us.MultiHead(1e-25 * target.W, target.v)
-    assert pilot(tiny, values)[0] is None
-    bound = unseen_scores(values)
-    assert np.linalg.norm(tiny.W, axis=(1, 2)).max() < bound < 1e-20
-
-
-def test_coarse_answers_get_larger_logits():
-    target, values = drawn(4)
-    coarse = replace(values, precision=Precision(absolute=1e-6))
-    exact, _ = pilot(target, values)
-    rounded, _ = pilot(lambda X: np.round(target(X), 6), coarse)
-    assert rounded.alpha * rounded.beta > 4 * exact.alpha * exact.beta
-    assert rounded.noise > 1e3 * exact.noise
-    assert rounded.limit == np.sqrt(rounded.noise)
-
-
-def test_precision_that_hides_saturated_logits():
-    _, values = drawn(4)
-    assert not saturated_unseen(values)
-    hidden = replace(values, precision=Precision(absolute=0.1 * values.norm))
-    assert saturated_unseen(hidden)
-
-
-def test_the_scale_from_known_answers():
-    """½ z·v tanh(t/2) along two directions, at every octave."""
-    _, values = drawn(4)
-    along = np.array([0.3, -0.4]) * values.norm
-    for logit in (1e-4, 1.0, 1e4):  # at scale 1
-        t = logit * np.exp2(OCTAVES)
-        excess = along * np.tanh(t / 2)[:, None] / 2
-        scale = scale_of(excess, values)
-        assert scale is not None
-        assert 0.1 < logit * scale.alpha * scale.beta / LOGIT < 10
-    assert scale_of(0 * excess, values) is None
-
-
-def test_a_lower_scale_leaves_smaller_orders():
-    scale = HessianScale.at(3.0, 1e-12)
-    assert (scale.alpha, scale.beta) == (8.0, 1.0)
-    lower = scale.lower(1e-2)
-    # orders go as t⁴: from 1e-2 to 1e-6 is a factor of 10, 3.3 octaves, rounded down to 4
-    assert lower.alpha * lower.beta == 8.0 / 16
-    assert lower.noise == pytest.approx(10 * scale.noise)
-    far = HessianScale.at(1e9, 1e-12)
-    assert (far.alpha, far.beta) == (2.0**100, 1.0)
-
-
 # -- Hessians
 
 
@@ -159,24 +100,3 @@ def test_the_remainder_bounds_further_orders():
         shares.append(off / excess.remainder(REMAINDER_MARGIN))
     assert max(shares) < 1
     assert min(shares) > 1e-4
-
-
-def test_orders_of_known_heads_are_subtracted():
-    """Heads in orthogonal subspaces: v_h alone gives u_h, and that all orders."""
-    rng = np.random.default_rng(0)
-    E = np.split(np.linalg.qr(rng.standard_normal((6, 6)))[0], 2, axis=1)
-    W = [e @ rng.standard_normal((3, 3)) @ e.T for e in E]
-    target = us.MultiHead(W, [e @ rng.standard_normal(3) for e in E])
-    values = Values(target.v.sum(axis=0), 0.0, np.zeros(6), 0.0, Precision())
-    b = rng.standard_normal((2, 6)) / np.sqrt(6)
-    scale = HessianScale.at(-2.0, 1e-15)
-    excess, _ = answered(ask_excess(values, b, scale), target)
-    true = np.array([hessian(target, one) for one in b])
-    A = excess.hessians()
-    errors = [np.abs(A - true).max()]
-    for _ in range(8):
-        A = excess.without_orders_of(target.v, A)
-        errors.append(np.abs(A - true).max())
-    assert errors[0] > 1e-5
-    assert all(after < before / 10 for before, after in pairwise(errors[:3]))
-    assert errors[-1] < 1e-12

@@ -6,12 +6,11 @@ import itertools
 
 import numpy as np
 import pytest
-from scipy.special import expit, logit
+from scipy.special import expit
 
 from unsoftmax.learners.single_head.approximate.passes import (
     Pass,
     read_intervals,
-    saturated,
 )
 from unsoftmax.measure.precision import Precision
 from unsoftmax.measure.single_tokens import Values
@@ -70,33 +69,6 @@ def test_an_answer_that_no_logit_gives_is_impossible():
         assert np.isfinite(found.logit)
 
 
-def test_saturated_answers_have_one_open_end():
-    a = b = v = np.ones(4)
-    found = read(20.0, a, b, v, 1e-3, 0.0, [0] * 5)
-    assert np.isinf(found.high)
-    assert np.isfinite(found.low)
-    assert found.logit == pytest.approx(-logit(1e-3 / 8 / 10), abs=0.01)  # a tenth of its error
-    assert read(20.0, a, b, v, 1e-3, 0.0, [0] * 5, most=25.0).high == 25.0
-
-
-def test_an_offset_without_value_says_nothing():
-    a, v = np.array([1.0, -1.0, 0.0, 0.0]), np.ones(4)
-    found = read(1.0, a, v, v, 1e-3, 0.0, [0] * 5)
-    assert (found.low, found.high, found.logit) == (-np.inf, np.inf, 0.0)
-    assert not found.impossible
-    assert read(1.0, a, v, v, 1e-3, 0.0, [0] * 5, most=2.0).error == 2.0
-
-
-def test_saturated_is_not_hidden():
-    ends = np.array([True, True, False, False, False])
-    assert saturated(ends, np.full(5, 1e-6))
-    # answers this coarse would leave ends open at any scale
-    assert not saturated(ends, np.full(5, 0.3))
-    # a few logits out of reach do not make a scale too large
-    assert not saturated(ends & (np.arange(5) < 1), np.full(5, 1e-6))
-    assert saturated(ends & (np.arange(5) < 1), np.full(5, 1e-6), most_open=0.1)
-
-
 def a_pass(d, rng, size=1.0):
     """Offsets, query tokens, scales, and exact answers of a random head."""
     W, v = size * rng.standard_normal((d, d)), rng.standard_normal(d)
@@ -121,27 +93,3 @@ def test_a_pass_reads_every_pair_within_its_bound():
         assert np.all(np.abs(reading.value - truth) <= reading.error)
         assert np.linalg.norm(reading.value - truth) <= reading.total
         assert np.array_equal(reading.value, asked.measured(intervals))
-
-
-def test_a_norm_bound_ends_every_interval_and_may_be_contradicted():
-    rng = np.random.default_rng(4)
-    W, v, asked = a_pass(3, rng, 40.0)
-    values = Values(v, 0.0, np.zeros(3), 0.0, Precision(absolute=1e-3))
-    free = asked.read(values, None)
-    assert free.open.any()
-    bounded = asked.read(values, float(np.linalg.norm(W)))
-    assert not bounded.open.any()
-    assert not bounded.impossible.any()
-    assert asked.read(values, 0.01 * float(np.linalg.norm(W))).impossible.any()
-
-
-def test_the_rounding_of_scores_is_part_of_a_reading():
-    rng = np.random.default_rng(5)
-    W, v, asked = a_pass(3, rng, 0.1)
-    coarse, fine = (
-        Values(v, 0.0, np.zeros(3), 0.0, Precision(unit=unit)) for unit in (2.0**-25, 2.0**-53)
-    )
-    intervals = asked.read(fine, None)
-    assert np.all(
-        asked.reading(intervals, W, coarse).error > asked.reading(intervals, W, fine).error
-    )

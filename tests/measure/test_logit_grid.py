@@ -14,12 +14,8 @@ from scipy.special import expit
 import unsoftmax as us
 from unsoftmax.measure.logit_grid import (
     LogitGrid,
-    LogitGridTuning,
-    Stage,
-    beside_bias,
     free,
     measure,
-    offset_only,
 )
 from unsoftmax.measure.precision import Precision
 from unsoftmax.measure.single_tokens import Values
@@ -77,31 +73,6 @@ def drive(steps, scene, rounds=None):
 # -- what is asked
 
 
-def test_the_stages_are_the_tables():
-    scene, rounds = Scene(d=8), list[Probes]()
-    grid = drive(measure(scene.grid(), 0), scene, rounds)
-    assert [len(probes) for probes in rounds] == [4, 4 * 1, 4 * 3, 4 * 3]
-    assert [probes.purpose for probes in rounds] == ["pilot", "data", "data", "data"]
-    assert grid.again == 0
-    assert np.all(np.isfinite(grid.y))
-
-
-def test_another_table_asks_otherwise():
-    scene, rounds = Scene(d=8), list[Probes]()
-    tuning = LogitGridTuning(stages=(Stage(1, None, 1),))
-    drive(measure(scene.grid(tuning=tuning), 0), scene, rounds)
-    assert [len(probes) for probes in rounds] == [4, 4 * 7]
-    assert tuning.rounds == LogitGridTuning().rounds - 2
-
-
-@pytest.mark.parametrize("d", [1, 2, 4, 5, 6])
-def test_few_offsets_have_fewer_stages(d):
-    scene, rounds = Scene(d=d), list[Probes]()
-    grid = drive(measure(scene.grid(), 8), scene, rounds)
-    assert sum(len(probes) for probes in rounds) == 4 * d + grid.again
-    np.testing.assert_allclose(grid.measured(), scene.M, rtol=1e-9)
-
-
 @pytest.mark.parametrize("octaves", [-60, -20, 0, 20, 40])
 def test_scales_are_found_for_any_size_of_W(octaves):
     """Saturated or unresolved pilots are asked again, twice at most, and only they."""
@@ -115,22 +86,6 @@ def test_scales_are_found_for_any_size_of_W(octaves):
     assert 0.05 < rms < 5
 
 
-def test_every_token_has_its_own_scale():
-    scene = Scene()
-    scene.B = scene.B * 10.0 ** np.array([[-6], [0], [3], [9]])
-    grid = drive(measure(scene.grid(), 16), scene)
-    np.testing.assert_allclose(grid.measured(), scene.M, rtol=1e-9)
-    assert len(set(grid.scale[:, -1])) > 2
-
-
-def test_a_token_whose_column_is_zero_keeps_its_scale():
-    scene = Scene()
-    scene.W[:] = 0.0
-    grid = drive(measure(scene.grid(), 16), scene)
-    np.testing.assert_allclose(grid.measured(), 0.0, atol=1e-15)
-    assert grid.reading(scene.values, np.zeros(4), np.zeros(6), 1.0).bounded
-
-
 def test_no_more_than_spare_is_asked_again():
     for spare in (0, 1, 3):
         scene, rounds = Scene(d=12, scale=2.0**30), list[Probes]()
@@ -141,45 +96,7 @@ def test_no_more_than_spare_is_asked_again():
         assert sum(again) <= spare
 
 
-def test_poor_answers_are_asked_again_at_a_better_scale():
-    """One entry a thousand times the others: at their scale it is saturated, 6 octaves below
-    out of range, and then at a scale of its own."""
-    scene, rounds = Scene(d=8), list[Probes]()
-    scene.W = np.linalg.solve(scene.Z, np.ones((8, 8)))  # M = 1 for unit vectors
-    scene.W[:, 2] = np.linalg.solve(scene.Z, np.append(np.ones(7), 1e3))
-    scene.B = np.eye(8)
-    grid = drive(measure(scene.grid(), 16), scene, rounds)
-    again = [p for p in rounds if isinstance(p, Pairs) and p.purpose == "again"]
-    assert [(list(p.j), list(p.i)) for p in again] == [([2], [7])] * 2
-    assert grid.again == 2
-    np.testing.assert_allclose(grid.measured(), scene.M, rtol=1e-10)
-
-
-# -- with a bias
-
-
-def test_the_bias_is_read_from_the_zero_token_and_taken_off():
-    w = np.linspace(-1, 1, 6)
-    scene = Scene(w=w)
-    zero = LogitGrid(scene.Z, np.zeros((1, 6)), scene.values, offset_only, "w")
-    bare, scene.B = scene.B, np.zeros((1, 6))
-    [shift] = drive(measure(zero, 2), scene).measured()
-    np.testing.assert_allclose(shift, scene.Z @ w, rtol=1e-12)
-    scene.B = bare
-    grid = scene.grid(split=beside_bias(shift), shift=shift)
-    drive(measure(grid, 8), scene)
-    np.testing.assert_allclose(grid.measured(), scene.M, rtol=1e-9, atol=1e-11)
-
-
 # -- what is refused
-
-
-def test_answers_of_no_head_are_refused():
-    scene = Scene()
-    exact = scene.answer
-    scene.answer = lambda probes: 2 * exact(probes)  # type: ignore[method-assign]
-    with pytest.raises(us.ModelMismatch, match="no single attention head"):
-        drive(measure(scene.grid(), 4), scene)
 
 
 def test_hard_attention_is_refused_with_what_is_known():
@@ -227,27 +144,3 @@ def test_readings_under_other_errors_of_v_and_c_are_those_of_a_grid_that_had_the
     as_if = grid.reading(coarse, np.ones(4), np.zeros(6), 1.0)
     np.testing.assert_array_equal(now.error, as_if.error)
     assert now.total == as_if.total > 1e-3
-
-
-def test_more_tokens_and_fewer():
-    scene = Scene()
-    grid = drive(measure(scene.grid(), 4), scene)
-    more = np.vstack([scene.B, scene.rng.standard_normal((2, 6))])
-    wider = grid.widened(more)
-    assert wider.shape == (6, 6)
-    np.testing.assert_array_equal(wider.y[:4], grid.y)
-    assert np.all(np.isnan(wider.y[4:]))
-    kept = wider.kept(np.array([0, 3]))
-    # rows of a smaller product are added up in another order on some processors
-    np.testing.assert_allclose(kept.measured(), grid.measured()[[0, 3]], rtol=1e-12)
-    assert kept.again == grid.again
-
-
-def test_unbounded_logits_are_counted():
-    scene = Scene(precision=Precision(absolute=1e-6))
-    grid = drive(measure(scene.grid(), 4), scene)
-    assert grid.unbounded(scene.values) == ()
-    grid.y[1, 2] = grid.beta[1, 2] * (scene.B @ scene.v)[1]  # p = 0
-    [why] = grid.unbounded(scene.values)
-    assert "1 of 24" in why
-    assert not grid.reading(scene.values, np.ones(4), np.zeros(6), 1.0).bounded

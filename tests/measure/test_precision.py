@@ -19,7 +19,6 @@ from unsoftmax.measure.precision import (
     significant_bits,
     small_by_chance,
 )
-from unsoftmax.measure.precision import why as why_of
 
 seeds = st.integers(0, 2**32)
 
@@ -288,12 +287,6 @@ def test_nothing_to_judge_by(y):
 # -- the bound
 
 
-def test_the_bound_is_what_the_module_says():
-    precision = Precision(unit=1e-3, relative=1e-2, absolute=0.5)
-    bound = precision.error(np.array([2.0, 10.0]), np.array([-3.0, 0.0]))
-    np.testing.assert_allclose(bound, [KAPPA * 2e-3 + 3e-2 + 0.5, KAPPA * 1e-2 + 0.5])
-
-
 @pytest.mark.parametrize("d", [1, 4, 64, 384])
 def test_kappa_covers_the_rounding_of_a_head(d, trials):
     worst = 0.0
@@ -320,29 +313,6 @@ def test_noise_is_bounded_by_several_deviations(trials):
         assert outside / trials(100, 3_000) < 1e-4
 
 
-def test_noise_comes_on_top():
-    precision = Precision(absolute=0.1).with_noise(0.01, 8)
-    assert precision.noise == 0.01
-    assert 0.14 < precision.absolute < 0.3
-    assert "standard deviation about 1.0e-02" in precision.why[-1]
-    assert Precision().with_noise(0.0, 8) == Precision()
-
-
-def test_coarser_arithmetic_is_never_finer():
-    precision = Precision().with_unit(1e-8, "Because")
-    assert precision.unit == 1e-8
-    assert precision.why == ("Because; about 8 digits are assumed (roundoff 1.0e-08).",)
-    assert precision.with_unit(1e-9, "No") is precision
-
-
-def test_coarser_answers_are_coarser_in_everything():
-    precision = Precision(unit=1e-8, relative=1e-7, absolute=1e-6).coarser(3.0, "Because")
-    size, y = np.array([1.0]), np.array([1.0])
-    before = Precision(unit=1e-8, relative=1e-7, absolute=1e-6).error(size, y)
-    assert precision.error(size, y) == pytest.approx(3 * before)
-    assert "3 times as large" in precision.why[0]
-
-
 # -- significant bits
 
 
@@ -367,28 +337,6 @@ def test_significant_bits(y, bits):
 
 
 # -- stated, not recognised
-
-
-@pytest.mark.parametrize("eta", [4e-16, 1e-9, 0.3, 1e-300])
-def test_an_error_relative_to_terms_is_that_to_the_last_bit(eta):
-    """Learners that measured ``eta`` state it so: κ is a power of two and rounds nothing."""
-    size, absolute = np.array([0.0, 1e-7, 3.3, 7e55]), 0.1
-    stated = Precision.relative_to_terms(eta, absolute)
-    np.testing.assert_array_equal(stated.error(size), eta * size + absolute)
-    np.testing.assert_array_equal(stated.error(size, np.full(4, 1e9)), eta * size + absolute)
-    assert Precision.relative_to_terms(eta).error(2.0) == 2 * eta
-
-
-def test_the_share_of_an_answer_as_large_as_its_terms():
-    precision = Precision(unit=1e-9, relative=1e-3, absolute=0.5)
-    assert precision.share_of(100.0) == pytest.approx(4e-9 + 1e-3 + 5e-3)
-    assert precision.share_of(100.0) == pytest.approx(float(precision.error(100.0, 100.0)) / 100)
-
-
-def test_a_declared_tolerance_leaves_the_arithmetic_its_rounding():
-    precision = Precision.declared(1e-3)
-    assert (precision.absolute, precision.unit) == (1e-3, UNIT)
-    assert "as declared" in why_of(precision)
 
 
 def test_numbers_say_what_counts_as_rounded(monkeypatch):

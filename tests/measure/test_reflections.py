@@ -51,10 +51,3 @@ def test_axes_near_the_first_coordinate_do_not_cancel(sign):
     rows = np.concatenate([orthogonal_to(Y, np.array([j])) for j in (0, 1)])
     assert np.abs(rows @ Y[0]).max() <= 2e-16
     assert np.abs(rows @ rows.T - np.eye(2)).max() <= ROUNDING
-
-
-def test_the_vector_0_gets_the_coordinate_axes():
-    frames = HouseholderFrames.of(np.zeros((1, 3)))
-    axes = frames.axes(np.zeros(3, dtype=np.intp), np.arange(3))
-    assert np.abs(axes - np.eye(3)).max() <= ROUNDING
-    assert frames.size[0] == 0

@@ -18,7 +18,7 @@ import unsoftmax as us
 from unsoftmax.measure.precision import Precision
 from unsoftmax.measure.single_tokens import Values
 from unsoftmax.measure.two_tokens import Gates, TwoTokenAnswers, Vectors
-from unsoftmax.probes import Array, UnitVectors
+from unsoftmax.probes import Array
 
 ROUNDING = 1e-12
 """Errors are made this large at least, so that the test's own rounding does not matter."""
@@ -214,15 +214,6 @@ def test_offsets_that_may_be_orthogonal_to_v_have_no_bound():
     assert np.all(np.isinf(gates.logit_error[:, 2]))
 
 
-def test_a_zero_offset_says_nothing():
-    estimates = values(np.array([1.0, 2.0]))
-    zero = Vectors.of(np.zeros((1, 2)), estimates)
-    one = Vectors.of(np.ones((1, 2)), estimates)
-    gates = TwoTokenAnswers(np.array([3.0]), zero, one, np.ones(1), np.ones(1), estimates).gates()
-    assert np.isinf(gates.logit_error).all()
-    assert not gates.margin[0] > 0
-
-
 def test_answers_outside_the_two_values_have_no_bound():
     """p < 0 or p > 1: no logit gives that, and NaN is not silently trusted."""
     estimates = values(np.array([1.0]))
@@ -232,37 +223,3 @@ def test_answers_outside_the_two_values_have_no_bound():
         gates = TwoTokenAnswers(np.array([y]), one, zero, np.ones(1), np.ones(1), estimates).gates()
         assert np.isnan(gates.logit[0])
         assert np.isinf(gates.logit_error[0])
-
-
-# -- the pieces
-
-
-def test_vectors_through_v():
-    estimates = values(np.array([3.0, -4.0]), np.array([0.1, 0.2]))
-    rows = np.array([[1.0, 0.0], [-1.0, 2.0]])
-    seen = Vectors.of(rows, estimates)
-    np.testing.assert_allclose(seen.value, [3.0, -11.0])
-    np.testing.assert_allclose(seen.value_error, [0.1, 0.5])
-    np.testing.assert_allclose(seen.norm, [1.0, np.sqrt(5)])
-    picked = seen.take(np.array([1]))
-    np.testing.assert_allclose(picked.value, [-11.0])
-    assert seen.take((slice(None), None)).norm.shape == (2, 1)
-    assert estimates.norm == 5.0
-
-
-def test_unit_vectors_through_v():
-    estimates = values(np.array([3.0, -4.0, 0.0]), np.array([0.1, 0.2, 0.3]))
-    implicit, explicit = (Vectors.of(rows, estimates) for rows in (UnitVectors(3), np.eye(3)))
-    for name in ("value", "value_error", "norm"):
-        np.testing.assert_array_equal(getattr(implicit, name), getattr(explicit, name))
-
-
-def test_what_an_answer_may_be_off_by():
-    estimates = values(np.array([3.0, 4.0]), 0.0, -2.0, 0.25, unit=0.0, relative=0.1)
-    a, b = (Vectors.of(np.array([x]), estimates) for x in ([1.0, 0.0], [0.0, 1.0]))
-    asked = np.array([-10.0]), a, b, np.array([2.0]), np.array([0.5])
-    bound = TwoTokenAnswers(*asked, estimates).answer_error
-    np.testing.assert_allclose(bound, 0.1 * 10 + 0.25)
-    inside = values(np.array([3.0, 4.0]), 0.0, -2.0, 0.0, unit=0.01)
-    bound = TwoTokenAnswers(*asked, inside).answer_error
-    np.testing.assert_allclose(bound, 4 * 0.01 * (2.5 * 5 + 2))

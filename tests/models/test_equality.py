@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 import unsoftmax as us
 from unsoftmax.models import Equivalence
 
-EPS = np.finfo(float).eps
 PARAMETERS = ("W", "v", "w", "c")
 
 

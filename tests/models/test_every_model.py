@@ -150,6 +150,27 @@ def test_sequences_that_do_not_fit_are_refused(model):
         assert str(shape) in str(refusal.value)
 
 
+@pytest.mark.parametrize("model", ALONE, ids=repr)
+def test_arrays_that_do_not_fit_are_refused_by_name(model):
+    arrays = model.arrays()
+    for name, array in arrays.items():
+        own = name.rpartition(".")[2]
+        for wrong, error, said in (
+            (array[None], ValueError, "have (shape|two axes)"),
+            (np.full_like(array, np.nan), ValueError, "be finite"),
+            (array + 0j, TypeError, "hold real numbers"),
+        ):
+            if wrong.size:
+                with pytest.raises(error, match=f"^{own} must {said}"):
+                    type(model).from_arrays({**arrays, name: wrong})
+        # alone they say how many numbers go in, or come out where there are no heads
+        free = "A" if isinstance(model, us.FeedForward) else "" if getattr(model, "H", 1) else "c"
+        if array.size > 1 and own != free:
+            wider = np.concatenate([array, array[..., :1]], axis=-1)
+            with pytest.raises(ValueError, match=r"must (have shape|be)"):
+                type(model).from_arrays({**arrays, name: wider})
+
+
 # -- equality
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -12,26 +11,10 @@ import unsoftmax as us
 from tests.feed_forward import layer
 
 
-def loop(f, x):
-    """F(x) for one point, neuron by neuron, as the definition reads."""
-    rows = zip(f.A, f.b, strict=True)
-    z = [math.fsum([b, *(a * t for a, t in zip(row, x, strict=True))]) for row, b in rows]
-    y = [
-        math.fsum([c, *(w * max(0.0, t) for w, t in zip(row, z, strict=True))])
-        for row, c in zip(f.B, f.c, strict=True)
-    ]
-    return np.array(y) + (x if f.residual else 0.0)
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"A": np.ones(3)}, r"A must have shape \(m, d\)"),
         ({"A": np.ones((3, 0))}, "with d ≥ 1"),
-        ({"b": np.ones(2)}, r"b must have shape \(3,\) beside A"),
-        ({"B": np.ones((3, 2))}, r"B must have shape \(2, 3\)"),
-        ({"c": np.ones((2, 1))}, r"c must have shape \(d_out,\)"),
-        ({"c": [1.0, np.nan]}, "c must be finite"),
         ({"B": np.ones((3, 3)), "c": np.ones(3), "residual": True}, "they must be the same"),
         ({"norm": us.LayerNorm(np.ones(3), None, 0.0)}, "A norm behind this layer has 2 numbers"),
         ({"norm": us.LayerNorm(np.ones(3), None, 0.0, True)}, "A norm before this layer has 2"),

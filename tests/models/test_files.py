@@ -69,17 +69,6 @@ def assert_same_bits(one, other):
 # -- there and back
 
 
-@pytest.mark.parametrize("model", [dense(), factored(), dense(d=1)], ids=repr)
-def test_every_bit_comes_back(model, path):
-    model.save(path)
-    loaded = us.load(path)
-    assert_same_bits(loaded, model)
-    X = np.random.default_rng(1).standard_normal((7, 3, model.dim))
-    np.testing.assert_array_equal(loaded(X), model(X))
-    assert us.equivalent(loaded, model, rtol=0)
-    assert not loaded.v.flags.writeable
-
-
 @given(data=st.data())
 def test_any_floats_come_back(data, tmp_path):
     d = data.draw(st.integers(1, 3))

@@ -43,43 +43,6 @@ def test_answering_never_forms_W(monkeypatch):
     assert model.parameter_norm("W") == pytest.approx(expected, rel=1e-13)
 
 
-def test_heads_one_by_one():
-    for model in (several(3, 4), several(3, 4, rank=2)):
-        X = np.random.default_rng(0).standard_normal((6, 3, 4))
-        total = sum(head(X) for head in model.heads) + model.c
-        np.testing.assert_allclose(model(X), total, rtol=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ((np.eye(2), [1.0, 2.0]), "v must have shape"),
-        (([np.eye(2)], [[1.0, 2.0], [1.0, 2.0]]), "W must have shape"),
-        ((np.zeros((0, 2, 2)), []), "v must have shape"),
-        (([np.eye(2)], [[1.0, 2.0]], [1.0, 2.0]), "w must have shape"),
-        (([np.eye(2)], [[1.0, np.inf]]), "v must be finite"),
-        (([np.eye(2)], [[1.0, 2.0]], None, [1.0]), "c must have shape"),
-    ],
-)
-def test_shapes_that_do_not_fit_are_refused(arguments, said):
-    with pytest.raises(ValueError, match=said):
-        us.MultiHead(*arguments)
-
-
-def test_factors_that_do_not_fit_are_refused():
-    with pytest.raises(ValueError, match="K must have shape"):
-        us.MultiHead.from_factors(np.eye(2), np.eye(2), [[1.0, 2.0]])
-    with pytest.raises(ValueError, match="Q must have shape"):
-        us.MultiHead.from_factors(np.ones((1, 2, 2)), np.ones((1, 1, 2)), [[1.0, 2.0]])
-    with pytest.raises(ValueError, match="takes sequences"):
-        several(2, 3)(np.zeros((1, 2, 4)))
-
-
-def test_what_it_says_of_itself():
-    assert repr(several(3, 4)) == "MultiHead(H=3, d=4)"
-    assert repr(several(3, 4, rank=2)) == "MultiHead(H=3, d=4, rank ≤ 2)"
-
-
 def test_no_heads():
     model = us.MultiHead(np.zeros((0, 3, 3)), np.zeros((0, 3)), c=2.0)
     np.testing.assert_array_equal(model(np.ones((2, 4, 3))), [2.0, 2.0])
@@ -218,17 +181,6 @@ def test_other_constants_and_other_classes():
         assert (result.verdict, result.witness, result.gap) == ("different", None, np.inf)
 
 
-def test_factors_and_their_product_are_one_function():
-    a = several(3, 6, rank=2)
-    turned = np.linalg.qr(np.random.default_rng(1).standard_normal((2, 2)))[0]
-    b = us.MultiHead.from_factors(turned @ a.arrays()["K"], turned @ a.arrays()["Q"], a.v, a.w, a.c)
-    assert us.equivalent(a, b)
-    product = us.MultiHead(a.W, a.v, a.w, a.c)
-    assert us.equivalent(a, product)
-    # rounded, the product is another matrix: no sequence tells, and nothing else is claimed
-    assert us.equivalent(a, product, rtol=0).verdict == "undecided"
-
-
 # -- undecided
 
 
@@ -257,20 +209,6 @@ def test_nearly_equal_heads_that_change_nothing():
     # one way or the other, a head is missing
     other = nearly_one([v[0] + 1, v[1]])
     assert_told_apart(us.equivalent(nearly_one(v), other), nearly_one(v), other)
-
-
-def test_what_float64_cannot_tell_is_undecided():
-    a = several(3, 8)
-    W = a.W * (1 + 2e-16)
-    result = us.equivalent(a, us.MultiHead(W, a.v, a.w, a.c), rtol=0)
-    assert result.verdict == "undecided"
-    assert 0 < result.gap < 1e-15
-
-
-@pytest.mark.parametrize("other", ["a", None, [1.0]])
-def test_only_models_have_a_canonical_form(other):
-    with pytest.raises(TypeError, match="canonical takes models"):
-        us.canonical(other)
 
 
 @pytest.mark.parametrize("size", [1e-8, 1e-14])

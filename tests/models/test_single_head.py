@@ -7,12 +7,8 @@ import pickle
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import unsoftmax as us
-
-EPS = np.finfo(float).eps
 
 
 def loop(W, v, w, c, x):
@@ -26,50 +22,7 @@ def loop(W, v, w, c, x):
     return pooled / math.fsum(weights) + c
 
 
-def rounding(W, v, w, c, X):
-    """How far two ways to compute f(X) may be apart: values, and scores that move the weights."""
-    size = np.linalg.norm(X, axis=2).max(axis=1)
-    scores = size * (size * np.linalg.norm(W) + np.linalg.norm(w))
-    return 8 * len(v) * EPS * (size * np.linalg.norm(v) * (1 + scores) + abs(c)) + 1e-300
-
-
-@st.composite
-def heads(draw):
-    """Parameters of a head, with factors of W or without, with biases or without."""
-    d = draw(st.integers(1, 6))
-    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
-    biases = draw(st.booleans())
-    rank = draw(st.none() | st.integers(0, d + 1))
-    scale = 10.0 ** draw(st.integers(-3, 2))
-    v, w = rng.standard_normal(d), rng.standard_normal(d) if biases else np.zeros(d)
-    c = float(rng.standard_normal()) if biases else 0.0
-    if rank is None:
-        return us.SingleHead(scale * rng.standard_normal((d, d)), v, w if biases else None, c)
-    K, Q = rng.standard_normal((2, rank, d))
-    return us.SingleHead.from_factors(scale * K, Q, v, w if biases else None, c)
-
-
-@st.composite
-def batches(draw, dim):
-    """Sequences (B, N, d), B = 0 … 3, N = 1 … 6."""
-    shape = draw(st.integers(0, 3)), draw(st.integers(1, 6)), dim
-    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
-    return 10.0 ** draw(st.integers(-2, 1)) * rng.standard_normal(shape)
-
-
 # -- the forward map
-
-
-@given(st.data())
-def test_answers_are_the_definition(data):
-    head = data.draw(heads())
-    X = data.draw(batches(head.dim))
-    answers = head(X)
-    assert answers.shape == (len(X),)
-    assert answers.dtype == np.float64
-    expected = np.array([loop(head.W, head.v, head.w, head.c, x) for x in X])
-    bound = rounding(head.W, head.v, head.w, head.c, X)
-    assert np.all(np.abs(answers - expected) <= bound)
 
 
 def test_factored_answers_never_form_the_matrix():
@@ -109,51 +62,20 @@ def test_a_pickle_does_not_carry_the_product():
     assert len(pickle.dumps(head)) == size
 
 
-def test_repr_says_what_it_is():
-    assert repr(us.SingleHead(np.eye(3), np.ones(3))) == "SingleHead(d=3)"
-    factored = us.SingleHead.from_factors(np.ones((2, 3)), np.ones((2, 3)), np.ones(3))
-    assert repr(factored) == "SingleHead(d=3, rank ≤ 2)"
-
-
 # -- refused, with the fix
-
-NAN, INF = float("nan"), float("inf")
 
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ({"W": np.eye(2), "v": [[1.0, 2.0]]}, r"v must have shape \(d,\).*\(1, 2\)"),
         ({"W": np.eye(2), "v": 1.0}, r"v must have shape \(d,\)"),
         ({"W": np.zeros((0, 0)), "v": []}, "d ≥ 1"),
         ({"W": np.eye(3), "v": [1.0, 2.0]}, r"W must have shape \(2, 2\).*\(3, 3\)"),
-        ({"W": [1.0, 2.0], "v": [1.0, 2.0]}, r"W must have shape \(2, 2\)"),
-        ({"W": np.eye(2), "v": [1.0, 2.0], "w": [1.0]}, r"w must have shape \(2,\)"),
-        ({"W": np.eye(2), "v": [1.0, 2.0], "c": [1.0]}, r"c must have shape \(\)"),
-        ({"W": [[NAN]], "v": [1.0]}, "W must be finite"),
-        ({"W": [[1.0]], "v": [INF]}, "v must be finite"),
-        ({"W": [[1.0]], "v": [1.0], "w": [-INF]}, "w must be finite"),
-        ({"W": [[1.0]], "v": [1.0], "c": NAN}, "c must be finite"),
     ],
 )
 def test_parameters_that_do_not_fit(arguments, says):
     with pytest.raises(ValueError, match=says):
         us.SingleHead(**arguments)
-
-
-@pytest.mark.parametrize(
-    ("K", "Q", "says"),
-    [
-        (np.ones((1, 2)), np.ones((2, 2)), r"Q must have shape \(1, 2\)"),
-        (np.ones((1, 3)), np.ones((1, 3)), r"K must have shape \(r, 2\)"),
-        (np.ones(2), np.ones((1, 2)), r"K must have shape \(r, 2\).*\(2,\)"),
-        (np.full((1, 2), NAN), np.ones((1, 2)), "K must be finite"),
-        (np.ones((1, 2)), np.full((1, 2), INF), "Q must be finite"),
-    ],
-)
-def test_factors_that_do_not_fit(K, Q, says):
-    with pytest.raises(ValueError, match=says):
-        us.SingleHead.from_factors(K, Q, [1.0, 1.0])
 
 
 @pytest.mark.parametrize("W", [[[1j]], np.array([[1 + 2j]]), [["one"]], [[None]]])

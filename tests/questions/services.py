@@ -8,8 +8,6 @@ import numpy as np
 
 import unsoftmax as us
 
-BIASES = ("b", "c", "w", "network.b", "network.c")
-
 
 def served(model: Any, dtype: Any, values: Any = None) -> Any:
     """One head or several computed in ``dtype``: X → scores → softmax → values, summed over heads.

@@ -45,13 +45,3 @@ def test_drawn_errors_are_as_large_as_real_ones():
         ]
         ratios.append(real / np.median(errors))
     assert 0.3 < np.median(ratios) < 1.5
-
-
-def test_parameters_are_one_row_of_numbers():
-    true, start, _, _ = problem(0.0, 0)
-    again = true.of_flat(true.flat)
-    for name in ("A", "b", "B", "c"):
-        np.testing.assert_array_equal(getattr(again, name), getattr(true, name))
-    x = np.random.default_rng(0).standard_normal((5, 6))
-    np.testing.assert_allclose(balanced_parameters(start).at(x), start.at(x), rtol=1e-12)
-    np.testing.assert_array_equal(true.moved(true.of_flat(0 * true.flat)).A, true.A)

@@ -24,9 +24,3 @@ def test_it_is_the_shortest(seed):
 def test_nothing_is_within_opposite_half_spaces():
     a = np.random.default_rng(0).standard_normal(5)
     assert shortest_within(np.array([a, -2 * a])) is None
-
-
-def test_more_inequalities_than_dimensions():
-    angles = np.linspace(-1, 1, 9)
-    y = shortest_within(np.column_stack([np.cos(angles), np.sin(angles)]))
-    assert y == pytest.approx([1 / np.cos(1), 0], abs=1e-9)

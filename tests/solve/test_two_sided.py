@@ -25,16 +25,6 @@ def readings(asked, W):
 
 
 @pytest.mark.parametrize("passes", [1, 2, 5])
-@pytest.mark.parametrize("condition", [1.0, 1e3, 1e6])
-def test_exact_readings_give_W_to_rounding(passes, condition):
-    rng = np.random.default_rng(0)
-    for d in (1, 2, 7):
-        asked, W = system(d, passes, condition, rng), rng.standard_normal((d, d))
-        found = asked.solve(readings(asked, W))
-        assert np.linalg.norm(found - W) <= 1e-14 * condition**2 * np.linalg.norm(W)
-
-
-@pytest.mark.parametrize("passes", [1, 2, 5])
 @pytest.mark.parametrize("condition", [1.0, 1e2, 1e5])
 def test_the_bound_holds_whatever_the_signs(passes, condition):
     rng = np.random.default_rng(1)
@@ -59,29 +49,3 @@ def test_the_bound_is_reached():
     found = asked.solve([readings(asked, W)[0] + errors])
     bound = asked.error([Reading.independent(found, np.abs(errors))], found)
     assert np.linalg.norm(found - W) == pytest.approx(bound, rel=1e-6)
-
-
-def test_passes_average_errors_that_differ():
-    rng = np.random.default_rng(3)
-    off: dict[int, list[float]] = {1: [], 16: []}
-    for passes, errors in off.items():
-        for _ in range(20):
-            asked, W = system(5, passes, 1.0, rng), rng.standard_normal((5, 5))
-            wrong = [M + 1e-3 * rng.standard_normal((5, 5)) for M in readings(asked, W)]
-            errors.append(float(np.linalg.norm(asked.solve(wrong) - W)))
-    assert 3 < np.mean(off[1]) / np.mean(off[16]) < 5
-
-
-def test_offsets_may_be_more_than_dimensions():
-    rng = np.random.default_rng(4)
-    W = rng.standard_normal((3, 3))
-    asked = TwoSidedSystem((rng.standard_normal((8, 3)),), (np.eye(3),))
-    assert np.allclose(asked.solve(readings(asked, W)), W, atol=1e-13)
-
-
-def test_an_unbounded_reading_leaves_no_bound():
-    rng = np.random.default_rng(5)
-    asked, W = system(3, 2, 1.0, rng), rng.standard_normal((3, 3))
-    one, other = (Reading.independent(M, np.zeros((3, 3))) for M in readings(asked, W))
-    assert asked.error([one, other], W) < 1e-13
-    assert asked.error([one, Reading(other.value, other.error, np.inf)], W) == np.inf

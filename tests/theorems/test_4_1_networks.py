@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import unsoftmax as us
-from tests.arrangement.circles import circle_kinks
 from tests.networks import KINDS, distinct, function_error, network, within
 from tests.truth import Counted
 from unsoftmax.theory import counts
@@ -116,45 +115,6 @@ def test_neurons_dead_up_to_1e5_length_scales_are_found_or_refused_never_missed(
         found += 1
     assert found >= 0.9 * count
     evidence("ReLU networks with neurons dead up to 1e5", networks=count, found=found, wrong=0)
-
-
-# -- kinks along a circle
-
-
-@pytest.mark.parametrize("apart", [1e-3, 1e-4, 1e-5, 1e-6])
-def test_close_kinks_are_told_from_one(apart, trials):
-    """Pairs that nearly cancel pass for one kink where nobody looks close to it."""
-    for seed in range(trials(20, 200)):
-        rng = np.random.default_rng([int(-np.log10(apart)), seed])
-        first = rng.uniform(0.05, 3.0, 6)
-        theta = np.sort(np.concatenate([first, first + apart, rng.uniform(0.05, 3.0, 28)]))
-        jump = rng.standard_normal(len(theta)) * 10.0 ** rng.uniform(-2, 0, len(theta))
-        noise = 2e-16 * float(np.abs(jump).sum())
-        asked: list[float] = []
-
-        def line(t, theta=theta, jump=jump, asked=asked):
-            asked += list(t)
-            yield []
-            return np.sin(t) + np.maximum(0, np.sin(t[:, None] - theta)) @ jump
-
-        found, _ = finished(circle_kinks(line, noise, 100))
-        # it is where two lines cross, each within ten deviations 50 times as far as its answers
-        near = 1000 * noise / np.abs(jump)
-        distance = np.abs(found[:, None] - theta)
-        assert np.all(np.min(distance, axis=0) <= near), seed
-        # one may come out twice, which its cells tell, but none is made up
-        assert np.max(np.min(distance, axis=1)) <= np.max(near), seed
-        assert len(found) <= len(theta) + 1
-        assert len(asked) <= 97 + 12 * len(theta) + 120 * len(first)
-
-
-def finished(steps):
-    """What a generator of rounds returns that needs no answers."""
-    try:
-        while True:
-            next(steps)
-    except StopIteration as end:
-        return end.value
 
 
 # -- the cases of the paper's sources

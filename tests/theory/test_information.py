@@ -8,14 +8,12 @@ import pytest
 import unsoftmax as us
 from tests.models.test_attention_layer import NORMS, norm_of
 from unsoftmax.cli.minilm import minilm_layer
-from unsoftmax.models.attention import softmax
 from unsoftmax.theory.counts import multi_head_transformer
 from unsoftmax.theory.information import (
     cramer_rao,
     jacobian,
     layer_parameters,
     least_queries,
-    score_gradient,
 )
 
 
@@ -43,14 +41,6 @@ def test_the_bound_is_what_linearised_least_squares_reaches():
     v_error, W_error = cramer_rao(head, X, sigma)
     assert np.sqrt(np.mean(np.sum(errors[:d] ** 2, axis=0))) == pytest.approx(v_error, rel=0.05)
     assert np.sqrt(np.mean(np.sum(errors[d:] ** 2, axis=0))) == pytest.approx(W_error, rel=0.05)
-
-
-def test_more_answers_never_make_it_larger():
-    rng = np.random.default_rng(1)
-    head = us.SingleHead(rng.standard_normal((2, 2)), rng.standard_normal(2))
-    X = rng.standard_normal((30, 3, 2))
-    bounds = [cramer_rao(head, X[:n], 0.1) for n in (6, 10, 30)]
-    assert bounds == sorted(bounds, reverse=True)
 
 
 # -- layers
@@ -143,23 +133,3 @@ def test_free_parameters_of_heads_before_a_network(H, m, rank, inputs, values):
     known = multi_head_transformer(d, H, m, rank, inputs=inputs, value_rank=values)
     assert found[known - 1] > 1e-5 * found[0]
     assert len(found) == known or found[known] < 1e-6 * found[0]
-
-
-def test_the_score_gradient_is_the_derivative():
-    rng = np.random.default_rng(3)
-    scores, values, h = rng.standard_normal((2, 3, 5)), rng.standard_normal((2, 3, 5)), 1e-6
-
-    def mean(scores):
-        return np.sum(softmax(scores) * values, axis=-1)
-
-    numeric = np.stack(
-        [(mean(scores + h * e) - mean(scores - h * e)) / (2 * h) for e in np.eye(5)], axis=-1
-    )
-    np.testing.assert_allclose(score_gradient(softmax(scores), values), numeric, atol=1e-9)
-
-
-def test_the_score_gradient_sums_to_zero():
-    """Softmax ignores what all scores share."""
-    rng = np.random.default_rng(4)
-    gradient = score_gradient(softmax(rng.standard_normal((50, 7))), rng.standard_normal((50, 7)))
-    np.testing.assert_allclose(gradient.sum(axis=-1), 0.0, atol=1e-15)

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import unsoftmax as us
-from unsoftmax.learners.single_head.exact import ExactTuning
 from unsoftmax.models.attention import token_scores
 from unsoftmax.probes import Sequences
 from unsoftmax.validate.long_sequences import (
@@ -19,7 +18,6 @@ from unsoftmax.validate.long_sequences import (
     draw_long,
     looked_at,
 )
-from unsoftmax.validate.sequences import HoldoutTuning
 
 TUNING = LongSequenceTuning()
 
@@ -41,15 +39,6 @@ def head(W, w=None):
 def own_scores(model, X):
     """The query token's score of each head."""
     return token_scores(X[None, -1:], model.scores_of(X[None, -1])).ravel()
-
-
-@pytest.mark.parametrize("count", [0, 1, 3, 4, 12, 16, 100])
-def test_half_of_the_end_at_most_and_none_of_a_short_one(count):
-    rng = np.random.default_rng(0)
-    model = head(rng.standard_normal((5, 5)))
-    drawn = draw_long(model, count, rng, at_logits(model), TUNING)
-    assert len(drawn) == (min(8, count // 2) if count >= 4 else 0)
-    assert [len(X) for X in drawn] == [shape.tokens for shape in TUNING.of(count, 5)]
 
 
 def test_every_kind_is_what_it_says():
@@ -138,25 +127,3 @@ def test_what_was_answered_is_said():
     assert "did not answer" not in said
     assert "did not answer those of 9 tokens" in looked_at(model, answered[1:], long)
     assert "up to 0 tokens" in looked_at(model, [], [])
-
-
-def test_rounds_are_by_length_and_short_families_go_together():
-    families = [Sequences(np.zeros((1, n, 2)), phase="", purpose="check") for n in (512, 1, 64, 16)]
-    rounds = TUNING.rounds(families)
-    assert [[part.tokens for part in some] for some in rounds] == [[1, 64, 16], [512]]
-    assert TUNING.most_rounds == 2
-
-
-def test_other_shapes_are_settings():
-    shapes = (SequenceShape(7, 1.0),)
-    holdout = HoldoutTuning(long=replace(TUNING, shapes=shapes))
-    learner = us.learners.ExactHead(3, tuning=ExactTuning(holdout=holdout))
-    assert "fresh" in str(learner.settings()["tuning"])
-    recovery = us.learn(us.SingleHead(np.eye(3), np.ones(3)), learner)
-    assert "up to 20 tokens" in recovery.certificate.assumes[-1]
-
-
-def test_a_sequence_is_no_larger_than_a_batch_may_be():
-    assert max(shape.tokens for shape in TUNING.of(99, 512)) == 512
-    assert {shape.tokens for shape in TUNING.of(99, 2048)} == {128, 64, 16, 1}
-    assert {shape.tokens for shape in TUNING.of(99, 10**6)} == {64, 16, 1}

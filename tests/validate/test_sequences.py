@@ -16,7 +16,6 @@ from unsoftmax.validate.long_sequences import LongSequenceTuning
 from unsoftmax.validate.sequences import DriftTuning, HoldoutTuning, Shares
 
 TUNING = HoldoutTuning()
-ORDINARY = HoldoutTuning(long=LongSequenceTuning(long_tokens=99))
 SHORT = HoldoutTuning(long=LongSequenceTuning(shapes=(), long_tokens=99))
 
 
@@ -94,18 +93,6 @@ def test_closing_logits_are_moderate_at_every_scale_of_W(size, biases):
         assert np.median(rms) > min(TUNING.logits) / 3
 
 
-def test_a_gain_lengthens_offsets_and_leaves_logits():
-    model = head(6, np.random.default_rng(3))
-    plain, loud = (
-        closing(model, certificate(), 12, np.random.default_rng(4), tuning=tuning)
-        for tuning in (ORDINARY, replace(ORDINARY, gain=2.0**20))
-    )
-    for one, other in zip(plain, loud, strict=True):
-        assert np.allclose(logits(model, one.X), logits(model, other.X), rtol=1e-5, atol=1e-5)
-        longest = [np.linalg.norm(family.X, axis=2).max(axis=1) for family in (one, other)]
-        assert one.tokens == 1 or np.all(longest[1] > 2.0**15 * longest[0])
-
-
 def test_sizes_stay_where_the_certificate_leaves_logits_known():
     rng = np.random.default_rng(5)
     model = us.SingleHead(1e-9 * np.eye(4), np.ones(4))
@@ -114,34 +101,6 @@ def test_sizes_stay_where_the_certificate_leaves_logits_known():
             query = np.linalg.norm(family.X[:, -1], axis=1)
             away = np.linalg.norm(family.X - family.X[:, -1:], axis=2).max(axis=1)
             assert np.all(W_error * query * away <= TUNING.open_by)
-
-
-def test_without_logits_sizes_go_through_the_powers_of_four():
-    model = us.SingleHead(np.zeros((3, 3)), np.ones(3))
-    rng = np.random.default_rng(6)
-    families = closing(model, certificate(), 32, rng, tuning=SHORT)
-    longest = np.concatenate([np.linalg.norm(f.X, axis=2).max(axis=1) for f in families])
-    assert longest.max() / longest.min() > 4.0**6
-    with_none = closing(model, certificate(np.inf, np.inf), 4, rng, tuning=TUNING)
-    assert sum(len(family) for family in with_none) == 4
-
-
-def test_families_are_one_per_length_in_order_of_appearance():
-    asked = [np.full((n, 2), float(k)) for k, n in enumerate((3, 2, 3, 5, 2))]
-    families = sequences.by_length(asked, "phase", "pilot")
-    assert [family.X.shape for family in families] == [(2, 3, 2), (2, 2, 2), (1, 5, 2)]
-    assert [family.X[:, 0, 0].tolist() for family in families] == [[0, 2], [1, 4], [3]]
-    assert {(family.phase, family.purpose) for family in families} == {("phase", "pilot")}
-    assert sequences.by_length([], "phase") == []
-
-
-def test_noise_is_estimated_from_repeats():
-    rng = np.random.default_rng(9)
-    truth = rng.standard_normal(4000)
-    first, second = (truth + 0.1 * rng.standard_normal(4000) for _ in range(2))
-    assert sequences.noise_of(first, second) == pytest.approx(0.1, rel=0.1)
-    assert sequences.noise_of(truth, truth) == 0
-    assert sequences.noise_of(truth[:0], truth[:0]) == 0
 
 
 @pytest.mark.parametrize("count", [4, 8])

@@ -5,55 +5,24 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
-from unsoftmax.arrangement.jumps import SoftStart, SoftTransition
 from unsoftmax.arrangement.kinks import TooManyBreakpoints
 from unsoftmax.learners.multi_head.search_outcomes import (
     ENDINGS,
     CoincidentJumps,
-    Contradicted,
     Restarts,
     RestartTuning,
     SearchState,
     UnsaturatedGates,
     searched,
 )
-from unsoftmax.measure.windows import NoWindow
 
 TUNING = RestartTuning()
-COARSE = Restarts(bad_luck=25)
 
 
 def counts(restarts):
     return restarts.failures, restarts.bad_luck, restarts.too_many
-
-
-# (failures, bad luck, too many) that one ending adds, with answers as they are and as if coarser
-COUNTED = {
-    Contradicted: ((1, 0, 0), (0, 3, 0)),
-    CoincidentJumps: ((1, 0, 0), (0, 3, 0)),
-    np.linalg.LinAlgError: ((1, 0, 0), (0, 3, 0)),
-    TooManyBreakpoints: ((1, 0, 1), (0, 3, 0)),
-    UnsaturatedGates: ((0, 3, 0), (0, 3, 0)),
-    NoWindow: ((0, 3, 0), (0, 3, 0)),
-    SoftTransition: ((0, 3, 0), (0, 3, 0)),
-    SoftStart: ((0, 1, 0), (0, 1, 0)),
-}
-
-
-def test_the_table_says_what_every_ending_counts_for():
-    assert set(ENDINGS) == set(COUNTED)
-
-
-@pytest.mark.parametrize("ending", ENDINGS)
-@pytest.mark.parametrize("start", [Restarts(), COARSE])
-@pytest.mark.parametrize("soft", [False, True])
-def test_what_every_ending_counts_for(ending, start, soft):
-    after = start.after(ending, soft)
-    assert counts(after) == tuple(np.add(counts(start), COUNTED[ending][start is COARSE]))
-    assert after.state is SearchState.SEARCHING
 
 
 @pytest.mark.parametrize(("soft", "needed"), [(False, 2), (True, 4)])
@@ -63,14 +32,6 @@ def test_too_many_jumps_are_believed_when_seen_often_enough(soft, needed):
         assert restarts.state is SearchState.SEARCHING, n
         restarts = restarts.after(TooManyBreakpoints, soft)
     assert restarts.state is SearchState.TOO_MANY_HEADS
-
-
-def test_where_the_function_is_wanted_too_many_jumps_are_failures_like_others():
-    restarts = Restarts(refuse_many=False)
-    for _ in TUNING.starts:
-        assert restarts.state is SearchState.SEARCHING
-        restarts = restarts.after(TooManyBreakpoints, False)
-    assert restarts.state is SearchState.EXHAUSTED
 
 
 @pytest.mark.parametrize("refuse_many", [False, True])
@@ -111,15 +72,3 @@ def test_searches_end_with_what_one_of_them_finds():
     assert restarts.state is SearchState.FOUND
     assert counts(restarts) == (2, 3, 1)
     assert starts == [TUNING.starts[n] for n in (0, 1, 1, 2)]
-
-
-def test_searches_end_where_none_is_left():
-    def search(_):
-        raise CoincidentJumps
-        yield
-
-    with pytest.raises(StopIteration) as end:
-        next(searched(search, Restarts()))
-    restarts, found = end.value.value
-    assert found is None
-    assert restarts.state is SearchState.EXHAUSTED

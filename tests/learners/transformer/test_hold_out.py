@@ -11,7 +11,6 @@ from tests.networks import network
 from unsoftmax.learners.transformer import hold_out
 from unsoftmax.learners.transformer.attention_recovery import AssumedAttention, RecoveredAttention
 from unsoftmax.learners.transformer.hold_out import (
-    TOKENS,
     HeadsBeforeNetwork,
     TransformerHoldOut,
 )
@@ -25,7 +24,6 @@ from unsoftmax.measure.precision import Precision
 from unsoftmax.probes import Sequences
 from unsoftmax.protocol import Certificate, Evidence, Found
 from unsoftmax.validate.judge import judge
-from unsoftmax.validate.long_sequences import LONG_TOKENS
 
 COARSE = Precision(relative=1e-7)
 
@@ -81,26 +79,6 @@ def test_exact_answers_are_not_excused_by_loose_bounds(monkeypatch):
     assert not judged(wrong, target, 1e-2, Precision()).refuses
 
 
-def test_where_every_logit_is_left_open_nothing_is_told():
-    target = model_of(1)
-    assert judged(target, target, 1e3).blunt
-    assert not judged(target, target, 1e3, Precision()).blunt
-
-
-def test_without_a_bound_on_the_network_one_percent_is_asked_for():
-    target = model_of(2)
-    rng = np.random.default_rng(0)
-    for off, passed in ((1e-6, True), (1.0, False)):
-        found = judged(near(target, off, rng), target, np.inf, constant=np.inf)
-        assert found.evidence.passed is passed
-
-
-def test_no_answers_no_evidence():
-    learned = LearnedNetwork(model_of(0).network, 0.0, 0.0, Precision())
-    found = HeadsBeforeNetwork.of(model_of(0), learned, {"W": 0.0, "w": 0.0})
-    assert not judge(found.residuals([]), 0).evidence.passed
-
-
 @pytest.mark.parametrize(
     ("W_off", "W_error", "refusal", "said"),
     [
@@ -134,9 +112,6 @@ def test_a_constant_network_leaves_W_free_or_is_contradicted(answer, refusal):
         learned_network(found, Precision(), np.full(4, answer))
 
 
-# -- closing sequences
-
-
 def test_closing_sequences_are_those_that_depend_on_the_attention(monkeypatch):
     """Behind a network that is constant up to distance 30 most sequences tell nothing."""
     rng = np.random.default_rng(0)
@@ -152,19 +127,3 @@ def test_closing_sequences_are_those_that_depend_on_the_attention(monkeypatch):
     assert telling() > 0.9
     monkeypatch.setattr(hold_out, "TRIED", 1)
     assert telling() < 0.75
-
-
-def test_all_lengths_and_both_kinds_of_query_tokens_are_asked():
-    families = sequences(model_of(0), 24)
-    assert sorted(part.tokens for part in families) == sorted({*TOKENS, LONG_TOKENS})
-    assert sum(len(part) for part in families) == 24
-    queries = np.concatenate([part.X[:, -1] for part in families])
-    ordinary = [len(part) for part in families if part.tokens != LONG_TOKENS]
-    assert sum(ordinary) == 16
-    assert np.count_nonzero(np.count_nonzero(queries, axis=1) == 1) == 8
-    again = sequences(model_of(0), 24)
-    assert all(np.array_equal(a.X, b.X) for a, b in zip(families, again, strict=True))
-
-
-def test_no_queries_no_sequences():
-    assert sequences(model_of(0), 0) == []

@@ -31,14 +31,6 @@ def drawn(seed, d, m, n=6):
     return network, x, a, rng.uniform(0.02, 0.98, n), rng
 
 
-@given(**CASES)
-def test_exact_answers_of_a_known_network(seed, d, m):
-    network, x, a, sigma, _ = drawn(seed, d, m)
-    found, bound = pooled_positions(exact(network), answered(network, x, a, sigma))
-    assert np.all(np.abs(found - sigma) <= bound)
-    assert bound.max() <= 1e-12
-
-
 @given(**CASES, exponent=st.integers(-12, -3))
 def test_errors_of_answers(seed, d, m, exponent):
     network, x, a, sigma, rng = drawn(seed, d, m)
@@ -96,24 +88,6 @@ def test_anchors_leave_an_error_of_second_order(seed, d, m, exponent):
     assert np.all(bound <= np.maximum(1e-13 + 2e-3 * first_bound, 30 * np.abs(found - first)))
 
 
-def test_only_some_rows_are_anchored():
-    network, x, a, sigma, rng = drawn(8, 3, 5)
-    learned = disturbed(network, 1e-6, 1e-6, rng)
-    segment = answered(network, x, a, sigma)
-    first, bound = pooled_positions(learned, segment)
-    at = x + first[:, None] * a
-    known = np.arange(len(x)) < 2
-    anchored = replace(
-        segment,
-        anchor=np.where(known, first, np.nan),
-        at_anchor=np.where(known, network(at) - learned.network(at), np.nan),
-    )
-    found, sharper = pooled_positions(learned, anchored)
-    assert np.array_equal(found[~known], first[~known])
-    assert np.array_equal(sharper[~known], bound[~known])
-    assert np.all(sharper[known] < bound[known])
-
-
 @pytest.mark.parametrize("flat", [1e-2, 1e-5, 1e-8])
 def test_nearly_flat_pieces_cost_as_much_as_they_are_flat(flat):
     """Slope 1, then ``flat``: the bound follows the smallest slope."""
@@ -125,15 +99,6 @@ def test_nearly_flat_pieces_cost_as_much_as_they_are_flat(flat):
     assert np.all(np.abs(found - sigma) <= bound)
     assert np.all(bound >= eta / flat)
     assert np.all(bound <= 1e-15 + 3 * eta / flat)
-
-
-@pytest.mark.parametrize("change", [-1.0, -1.5, -2.0])
-def test_where_the_network_is_flat_or_turns_there_is_no_bound(change):
-    network = us.ReluNetwork([[1.0, -1.0, 1.0]], [1.0, -1.0, change], [0.0, 0.0, -0.5])
-    segment = answered(network, np.zeros((1, 1)), np.ones((1, 1)), np.array([0.3]))
-    with np.errstate(divide="ignore", invalid="ignore"):
-        found, bound = pooled_positions(exact(network, 1e-9), segment)
-        assert not np.isfinite(logits_of(found, bound).error[0])
 
 
 # -- from σ to logits
@@ -149,19 +114,6 @@ def test_errors_of_logits(t, exponent, sign):
         assert abs(read.value[0] - t) <= read.error[0] + 1e-15 * abs(t) + rounding
     else:
         assert min(sigma[0], 1 - sigma[0]) <= bound[0]
-
-
-def test_bounds_of_logits_are_no_looser_than_needed():
-    """At σ = ½ a small error δ moves the logit by 4δ."""
-    read = logits_of(np.array([0.5]), np.array([1e-6]))
-    assert np.isclose(read.error[0], 4e-6, rtol=1e-5)
-
-
-@pytest.mark.parametrize(("sigma", "t"), [(0.0, -np.inf), (1.0, np.inf)])
-def test_saturated_answers_have_no_logit(sigma, t):
-    read = logits_of(np.array([sigma]), np.array([1e-9]))
-    assert read.value[0] == t
-    assert read.error[0] == np.inf
 
 
 @pytest.mark.parametrize("sigma", [-1e-3, 1 + 1e-3])
