@@ -16,7 +16,6 @@ U_h. As for saturated gates (`value_answers`), V_h = (U⁺)_h M, or all directio
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -175,8 +174,8 @@ class SoftGates:
 # Length of offsets, relative to the longest tokens; query tokens take the rest. A step ``spread``
 # as long is added to offsets.
 _OFFSET = 0.4
-# Beside one query token answers differ from those of a mean by no more than this share where weights
-# are moderate: by half where they are 0 or 1.
+# Beside one query token answers differ from those of a mean by no more than this share where
+# weights are moderate: by half where they are 0 or 1.
 _MODERATE = 0.25
 # Shortest query tokens, relative to the longest.
 _NEAREST = 0.5
@@ -249,8 +248,10 @@ class SoftGateReading:
                 raise  # shorter tokens show less
             refused = refusal
         for length in (yield from self._moderate()):
-            with suppress(ModelMismatch, NotIdentifiable):
+            try:
                 return (yield from self._read(length, whole))
+            except (ModelMismatch, NotIdentifiable):
+                continue
         raise refused
 
     def _read(self, length: float, whole: bool) -> Asking[tuple[BaseOffset, SoftGates]]:
