@@ -359,7 +359,6 @@ class AttentionLayerLearner(Configured):
     tuning: AttentionLayerTuning = field(default=AttentionLayerTuning(), kw_only=True)
 
     revision: ClassVar[int] = 10
-    far: ClassVar[str] = "so long that every gate is 0 or 1"
     outputs: ClassVar[Outputs] = "vector"
 
     def __post_init__(self) -> None:
@@ -384,6 +383,13 @@ class AttentionLayerLearner(Configured):
                 f'norm is "{self.norm}" beside rotary: layers with rotary positions are recovered '
                 "without a norm."
             )
+
+    @property
+    def far(self) -> str:
+        """How long tokens are, whatever the target is."""
+        if self.norm == "pre":
+            return "a thousand times as long as the norm makes them, to find its eps"
+        return "so long that every gate is 0 or 1"
 
     @property
     def _wanted(self) -> Wanted:
