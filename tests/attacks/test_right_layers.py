@@ -23,15 +23,35 @@ def right(recovery: us.Recovery[Any], target: PlainLayer) -> bool:
     return bool(us.equivalent(recovery.model, target.model(), errors=errors))
 
 
-def test_a_norm_whose_scale_is_of_six_decades_is_found(trials, evidence):
+@pytest.mark.parametrize("place", ["post", "pre"])
+def test_a_norm_whose_scale_is_of_six_decades_is_found(place, trials, evidence):
+    """Before a layer it makes scores of twelve decades: moderate weights need short tokens."""
     count = trials(2, 100)
     for seed in range(count):
         rng = np.random.default_rng([3110, seed])
-        target = PlainLayer(rng, "post", shape=(12, 2, 3))
+        target = PlainLayer(rng, place, shape=(12, 2, 3))
         scale, shift, eps = target.norm
         target.norm = scale * 10.0 ** rng.permutation(np.linspace(-3, 3, 12)), shift, eps
         assert right(us.learn(target, Learner(12, seed=seed)), target), seed
-    evidence("a scale of six decades behind a layer is found", layers=count)
+    where = "behind" if place == "post" else "before"
+    evidence(f"a scale of six decades {where} a layer is found", layers=count)
+
+
+def test_scores_that_are_small_after_a_norm(trials, evidence):
+    """Gates are nearly straight lines then: their errors are what curvature leaves of answers'."""
+    count, reasons = trials(4, 200), list[str]()
+    for seed in range(count):
+        rng = np.random.default_rng([3117, seed])
+        target = PlainLayer(rng, "pre", shape=(12, 2, 3))
+        share = 10.0 ** rng.uniform(-2.5, 0)
+        target.W, target.w = share * target.W, share * target.w
+        try:
+            assert right(us.learn(target, target.learner(seed)), target), (seed, share)
+        except us.UnsoftmaxError as error:
+            reasons.append(getattr(error, "reason", ""))
+    assert set(reasons) <= {"HEADS_WEIGH_AS_A_MEAN"}
+    assert len(reasons) <= count / 20
+    evidence("small scores after a norm are found", layers=count, refused=len(reasons))
 
 
 @pytest.mark.parametrize("answers", ["float32", "noise of 1e-9"])
@@ -88,10 +108,8 @@ def test_values_that_cancel_are_recovered_or_named(place, trials, evidence):
 def test_a_maximum_of_tokens_is_not_called_w_0():
     rng = np.random.default_rng(3114)
     M, c = rng.standard_normal((8, 8)), rng.standard_normal(8)
-    few = us.learners.AttentionLayerLearner(8, norm="none").tuning
-    few = type(few)(attempts=few.attempts, soft_shares=(1.0,))
     with pytest.raises(us.NotIdentifiable, match="differs from half") as caught:
-        us.learn(lambda X: c + X.max(axis=1) @ M.T, Learner(8, norm="none", tuning=few))
+        us.learn(lambda X: c + X.max(axis=1) @ M.T, Learner(8, norm="none"))
     assert caught.value.reason == "QUERY_TOKEN_DOES_NOT_COUNT"
 
 

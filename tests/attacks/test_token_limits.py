@@ -243,6 +243,7 @@ FAR: dict[str, Any] = {
     "transformer": us.learners.TransformerLearner(4),
     "heads before a network": us.learners.MultiHeadTransformerLearner(4, 2),
     "layer": us.learners.AttentionLayerLearner(4),
+    "layer after a norm": us.learners.AttentionLayerLearner(4, norm="pre"),
     "feed-forward": us.learners.FeedForwardLearner(8),
     "block": us.learners.BlockLearner(16),
 }

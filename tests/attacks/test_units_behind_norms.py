@@ -69,3 +69,13 @@ def test_eps_is_within_its_bound_or_has_none(linear, trials, evidence):
         largest_share_of_what_answers_may_miss=max(loose),
         refused=refused,
     )
+
+
+def test_a_scale_beside_a_linear_part_is_positive():
+    """More than −x is added here: x has a negative share of the sum, of which no sign is told."""
+    target = PlainNeurons(435, linear=True)
+    learner = us.learners.FeedForwardLearner(target.dim, norm="post", seed=435)
+    recovery = us.learn(target, learner)
+    apart = np.linalg.norm(recovery.model.norm.scale - target.scale)
+    assert apart <= recovery.certificate.errors["scale"]
+    assert any("mostly positive" in one for one in recovery.certificate.assumes)

@@ -164,9 +164,13 @@ def test_a_radius_is_kept_to_or_refused_by_the_name_of_the_model(folder):
     assert "none longer than 9 (2-norm)." in done.stderr
     recovered = json.loads((folder / "near" / "recovery.json").read_text())
     assert any("No token was longer than 9" in said for said in recovered["certificate"]["assumes"])
-    done = run(folder, *words, "--out", "far", "--model", "relu-network")
-    assert done.returncode == 2
-    assert "ReluNetworkLearner keeps to no radius: it asks tokens beyond every bend" in done.stderr
+    planned = run(folder, "plan", *words[2:]).stdout
+    assert "Questions have up to 512 tokens, none longer than 9 (2-norm)." in planned
+    for command in ([*words, "--out", "far"], ["plan", *words[2:]]):
+        done = run(folder, *command, "--model", "relu-network")
+        assert done.returncode == 2
+        said = "ReluNetworkLearner keeps to no radius: it asks tokens beyond every bend"
+        assert said in done.stderr
 
 
 SAMPLERS = """

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import pickle
 import shutil
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -58,3 +60,51 @@ def test_what_does_not_answer_is_named(served):
 def test_what_is_no_models_url_is_refused(url):
     with pytest.raises(ValueError, match="must be grpc"):
         us.oracles.from_grpc(url)
+
+
+@contextmanager
+def serving(model, longest, status):
+    """Serve a model in this process; tokens longer than ``longest`` are refused with a status."""
+    import grpc
+    from tritonclient.grpc import service_pb2 as messages
+    from tritonclient.grpc import service_pb2_grpc as service
+
+    Tensor = messages.ModelMetadataResponse.TensorMetadata
+
+    class Servicer(service.GRPCInferenceServiceServicer):
+        def ModelMetadata(self, request, context):
+            return messages.ModelMetadataResponse(
+                name=request.name,
+                inputs=[Tensor(name="x", datatype="FP64", shape=[-1, -1, DIM])],
+                outputs=[Tensor(name="y", datatype="FP64", shape=[-1])],
+            )
+
+        def ModelInfer(self, request, context):
+            X = np.frombuffer(request.raw_input_contents[0]).reshape(request.inputs[0].shape)
+            if np.linalg.norm(X, axis=2).max() > longest:
+                context.abort(grpc.StatusCode[status], f"vectors longer than {longest} are refused")
+            y = model(X)
+            out = messages.ModelInferResponse.InferOutputTensor(
+                name="y", datatype="FP64", shape=y.shape
+            )
+            return messages.ModelInferResponse(outputs=[out], raw_output_contents=[y.tobytes()])
+
+    server = grpc.server(ThreadPoolExecutor(2))
+    service.add_GRPCInferenceServiceServicer_to_server(Servicer(), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        yield us.oracles.from_grpc(f"grpc://127.0.0.1:{port}/head")
+    finally:
+        server.stop(None)
+
+
+@pytest.mark.parametrize("status", ["INVALID_ARGUMENT", "INTERNAL", "UNKNOWN"])
+def test_a_limit_of_lengths_is_found_and_kept(status, monkeypatch):
+    monkeypatch.setattr(us.Retries, "pause", lambda self, failed: 0.0)
+    with serving(head(0), 3, status) as oracle:
+        recovery = us.learn(oracle, us.learners.ExactHead(DIM, biases=True), retries=2)
+        assert us.equivalent(recovery.model, head(0), rtol=1e-9)
+        assert any("No token was longer than 3" in said for said in recovery.certificate.assumes)
+        with pytest.raises(us.TokensRefused, match="vectors longer than 3 are refused"):
+            us.learn(oracle, us.learners.LabelHead(DIM, 24), retries=2)

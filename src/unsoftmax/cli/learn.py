@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from functools import partial
 from numbers import Integral
 from pathlib import Path
@@ -30,7 +29,7 @@ from unsoftmax.cli.console import (
 )
 from unsoftmax.cli.options import Settings, blamed_on, build, with_settings
 from unsoftmax.cli.out_folder import WithReport, and_more, finish, prepare, refuse_file, written
-from unsoftmax.cli.plan import ModelName
+from unsoftmax.cli.plan import ModelName, within
 from unsoftmax.cli.run_options import (
     Asked,
     KeptIn,
@@ -93,16 +92,11 @@ def learn(
     The same command goes on where an interrupted one stopped: nothing recorded is asked again.
     """
     from unsoftmax.campaign.recovery import RECOVERY_FILE, REFUSAL_FILE, forget
-    from unsoftmax.campaign.runner import kept_to
 
     refuse_file(out)
     learner, oracle = _resolved(target, asked, model, settings)
     sampling = sampling_options(sampler, eps, delta)
-    book, plan = ledger or out / "ledger.sqlite", learner.plan()
-    if radius is not None:
-        with sentences(None):
-            learner = kept_to(learner, radius)
-        plan = replace(learner.plan(), longest_token=radius)
+    book, (learner, plan) = ledger or out / "ledger.sqlite", within(learner, radius)
     if not book.exists():
         _warn_of_budget(asked.limit(), plan, holdout, samples_of(sampling))
         say(plan.lengths, stderr)

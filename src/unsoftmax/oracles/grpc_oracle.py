@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from unsoftmax.errors import OracleError, RetryLater, from_extra
+from unsoftmax.errors import OracleError, RetryLater, ServerFailed, from_extra
 from unsoftmax.oracles.endpoint_limits import USUAL, EndpointOracle, HttpLimits
 from unsoftmax.oracles.model_runtimes import Chosen
 from unsoftmax.oracles.open_inference import ProtocolError, beside_ids, signature
@@ -17,7 +17,9 @@ from unsoftmax.probes import Array
 
 # What a status means, as for HTTP: the target is busy, it may pass, and all else will not pass.
 _BUSY = ("RESOURCE_EXHAUSTED",)
-_MAY_PASS = ("UNAVAILABLE", "INTERNAL", "ABORTED", "UNKNOWN", "CANCELLED", "DATA_LOSS")
+_MAY_PASS = ("UNAVAILABLE", "ABORTED", "CANCELLED", "DATA_LOSS")
+# What a model that raises is answered with, as HTTP's 500: it may pass, or be a limit.
+_FAILED = ("INTERNAL", "UNKNOWN")
 _NUMBERS: dict[str, Any] = {
     **{"FP64": np.float64, "FP32": np.float32, "FP16": np.float16, "BF16": np.float32},
     **{"INT64": np.int64, "INT32": np.int32},
@@ -132,7 +134,7 @@ class GrpcOracle(EndpointOracle):
                 ) from None
             if status in _MAY_PASS:
                 raise ConnectionError(said) from None
-            raise OracleError(said) from None
+            raise (ServerFailed if status in _FAILED else OracleError)(said) from None
 
     def _made_client(self) -> Any:
         parts = urlsplit(self.url)

@@ -81,9 +81,7 @@ from unsoftmax.validate.long_sequences import Ball
 _KEY_ROUNDS = 14 * (1 + limits.AGAIN)
 
 
-def layer_plan(
-    dim: int, heads: int, rank: int | None, place: str | None, attempts: int, shares: int
-) -> Plan:
+def layer_plan(dim: int, heads: int, rank: int | None, place: str | None, attempts: int) -> Plan:
     """Say what a layer of so many heads costs at most; what it takes is known only with them.
 
     Parameters
@@ -96,8 +94,6 @@ def layer_plan(
         Where a norm stands, or that there are positions; None if that is found.
     attempts : int
         Searches of a layer without a norm.
-    shares : int
-        Lengths of tokens in a search by copies.
     """
     d, H, r = dim, heads, max(1, dim // heads) if rank is None else rank
     most_tokens = max(d + 1, LONG.most_tokens(d, *(shape.tokens for shape in SHORT)))
@@ -126,7 +122,7 @@ def layer_plan(
             f"{counts.prenorm_layer_queries(d, H, r):,} for {H} of rank {r}"
         )
     else:
-        plain, behind = _plain(d, H, attempts, shares), _behind(d, H)
+        plain, behind = _plain(d, H, attempts), _behind(d, H)
         cost = plain | behind
         queries = counts.attention_layer_queries(d, H, r)
         formula = (
@@ -155,12 +151,12 @@ def _rounds(attempts: int) -> int:
     return 1 + attempts * every + 1 + LONG.most_rounds
 
 
-def _plain(d: int, H: int, attempts: int, shares: int) -> Cost:
+def _plain(d: int, H: int, attempts: int) -> Cost:
     """Bound a layer without a norm, or after one that is found, or searched by copies."""
     scores = (2 + limits.AGAIN) * d * (d + 1)
     search = _search(d, H, PLAIN) + H * d + scores + unseen_cost(H)
-    # by copies with a residual and without, of lengths that are more
-    soft = 2 * -(-shares // len(limits.SOFT_SHARES)) * _after(d, H)
+    # by copies with a residual and without
+    soft = 2 * _after(d, H)
     queries = d + 8 + attempts * search
     most = max(queries + soft.queries, _behind(d, H).queries)
     return Cost(queries, 2 * most + attempts * scores, _rounds(attempts)) + soft
@@ -199,22 +195,23 @@ def _behind(d: int, H: int) -> Cost:
 
 def _after(d: int, H: int) -> Cost:
     """Bound a layer after a norm."""
-    shares, tries = len(limits.SOFT_SHARES), limits.BALL_TRIES
+    lengths, tries = 1 + limits.SOFT_LENGTHS, limits.BALL_TRIES
     beside = limits.SOFT_COORDINATES + limits.SOFT_SPARE_TOKENS
-    heads = shares * (limits.SOFT_FIRST + 2 * (H + beside + limits.SOFT_TESTED_BY))
-    maps = heads + (1 + limits.SOFT_AGAIN) * d * (H + beside)
+    heads = limits.SOFT_FIRST + 2 * (H + beside + limits.SOFT_TESTED_BY)
+    maps = (1 + limits.SOFT_AGAIN) * d * (H + beside)
     scores = (2 + limits.AGAIN) * d * (d + 1) + 3 * limits.SCORE_PILOTS
-    singles = d + 14 + limits.BALL_RUNGS + 2 * limits.BALL_REFINED
-    search = (
-        Cost.of(maps, tokens=2 + max(map(sum, limits.SOFT_COPIES)))
-        + Cost.of(scores, tokens=3)
-        + Cost.of(CONFIRMING, tokens=2 + max(shape.tokens for shape in SHORT))
-    )
+    singles = d + 14 + limits.BALL_RUNGS + 2 * limits.BALL_REFINED + limits.SOFT_PILOTS
     offsets = (2 + limits.SOFT_AGAIN) * (1 + int(np.log2(d + 1)))
-    searched = shares * (1 + int(np.log2(H + 2))) + offsets
-    asked = limits.SCORE_PILOTS + _KEY_ROUNDS + 4
-    opened = Cost.of(singles, tokens=2, rounds=6 + 1 + LONG.most_rounds)
-    return opened + tries * (search + Cost(rounds=searched + asked))
+    # every length may be searched and read, and the last one read once more for each try
+    soft = Cost.of(
+        lengths * heads + (lengths + tries - 1) * maps,
+        tokens=2 + max(map(sum, limits.SOFT_COPIES)),
+        rounds=lengths * (1 + int(np.log2(H + 2))) + (lengths + tries - 1) * offsets,
+    )
+    search = Cost.of(scores, tokens=3, rounds=limits.SCORE_PILOTS + _KEY_ROUNDS + 4)
+    search += Cost.of(CONFIRMING, tokens=2 + max(shape.tokens for shape in SHORT))
+    opened = Cost.of(singles, tokens=2, rounds=6 + 2 + LONG.most_rounds)
+    return opened + soft + tries * search
 
 
 # Length of the single tokens that read M: long beside a constant c.
@@ -248,9 +245,6 @@ class AttentionLayerTuning:
     attempts: int = field(default=2, metadata={"least": 1})
     """Searches, along other tokens, before a target is refused. Of layers of two heads of rank 1
     in 4 dimensions one in 60 is missed by the first."""
-    soft_shares: tuple[float, ...] = tuple(4.0**-k for k in range(11))
-    """Lengths of tokens in a search by copies, relative to the longest, in turn until gates are
-    neither 0 nor 1: logits of 1/16 each time, of scores from 1e-7 to 1e5 for tokens of 1."""
 
 
 # What `search_limits` calls the values of ``polish``.
@@ -364,8 +358,7 @@ class AttentionLayerLearner(Configured):
     context: int = field(default=512, kw_only=True)
     tuning: AttentionLayerTuning = field(default=AttentionLayerTuning(), kw_only=True)
 
-    revision: ClassVar[int] = 9
-    far: ClassVar[str] = "so long that every gate is 0 or 1"
+    revision: ClassVar[int] = 10
     outputs: ClassVar[Outputs] = "vector"
 
     def __post_init__(self) -> None:
@@ -390,6 +383,13 @@ class AttentionLayerLearner(Configured):
                 f'norm is "{self.norm}" beside rotary: layers with rotary positions are recovered '
                 "without a norm."
             )
+
+    @property
+    def far(self) -> str:
+        """How long tokens are, whatever the target is."""
+        if self.norm == "pre":
+            return "a thousand times as long as the norm makes them, to find its eps"
+        return "so long that every gate is 0 or 1"
 
     @property
     def _wanted(self) -> Wanted:
@@ -419,8 +419,7 @@ class AttentionLayerLearner(Configured):
             return self._of_ids().plan()
         place = self.norm if self._given() is None else "rotary"
         rank = None if self.rank is None else int(self.rank)
-        attempts, shares = self.tuning.attempts, len(self.tuning.soft_shares)
-        return layer_plan(int(self.dim), int(self.max_heads), rank, place, attempts, shares)
+        return layer_plan(int(self.dim), int(self.max_heads), rank, place, self.tuning.attempts)
 
     def steps(self, checks: int) -> Steps[Any]:
         """Ask, and return what was found; see `unsoftmax.protocol.Learner`."""
@@ -461,15 +460,12 @@ class AttentionLayerLearner(Configured):
         self, tokens: TokenMapAnswers, rng: np.random.Generator, refusal: HeadsAlike
     ) -> Asking[Concluded]:
         """Search for heads by copies of tokens, whose gates are neither 0 nor 1."""
-        noise, shares = tokens.noise(), self.tuning.soft_shares
+        noise, most = tokens.noise(), int(self.max_heads)
         for residual in (False, True)[: 1 + (len(tokens.zero) == self.dim)]:
             layer = LayerMap.of(tokens, residual)
-            soft = SoftGateReading(
-                tokens, layer, noise, _SOFT_LENGTH, int(self.max_heads), rng, shares
-            )
+            soft = SoftGateReading(tokens, layer, noise, _SOFT_LENGTH, most, rng)
             try:
-                base = yield from soft.base()
-                return (yield from soft_search(soft, base, self._profile, _SOFT_WIDEST))
+                return (yield from soft_search(soft, self._profile, _SOFT_WIDEST))
             except REFUSALS:
                 continue
         raise reworded(refusal, str(refusal)) from refusal
@@ -490,16 +486,11 @@ class AttentionLayerLearner(Configured):
                 such=", or answers are too noisy",
             )
         soft = SoftGateReading(tokens, LayerMap.of(tokens), noise, reach, int(self.max_heads), rng)
-
-        def searched(last: bool) -> Asking[Concluded]:
-            fresh, least = _FRESH * normed.radius, _LEAST_MOST
-            ball = Ball(normed.radius, normed.least_left, not normed.kind.residual, normed.lengths)
-            found = soft_search(soft, base, self._profile, reach, fresh, ball, least_most=least)
-            return (yield from found)
-
-        base = yield from soft.base()
+        fresh, least = _FRESH * normed.radius, _LEAST_MOST
+        ball = Ball(normed.radius, normed.least_left, not normed.kind.residual, normed.lengths)
         kept: Recorded = []
-        conclusion = yield from recorded(tried(limits.BALL_TRIES, searched), kept)
+        searched = soft_search(soft, self._profile, reach, fresh, ball, least_most=least)
+        conclusion = yield from recorded(searched, kept)
         return (yield from conclusion.run(checks, recorded=kept)), noise
 
     def _searched(self, tokens: TokenMapAnswers, rng: np.random.Generator) -> Asking[Concluded]:

@@ -79,11 +79,7 @@ from unsoftmax.learners.attention_layer.search_limits import (
     effort_behind,
     effort_of,
 )
-from unsoftmax.learners.attention_layer.soft_gate_reading import (
-    BaseOffset,
-    SoftGateReading,
-    SoftGates,
-)
+from unsoftmax.learners.attention_layer.soft_gate_reading import SoftGateReading, SoftGates
 from unsoftmax.learners.attention_layer.value_answers import (
     AffineAnswers,
     DirectionMap,
@@ -391,28 +387,33 @@ def read_layer(
 
 def soft_search(
     reading: SoftGateReading,
-    base: BaseOffset,
     profile: str,
     widest: float,
     fresh: float = np.inf,
     ball: Ball | None = None,
     **least: float,
 ) -> Asking[Concluded]:
-    """Search on from the heads that copies of tokens showed beside one offset.
+    """Search for heads by copies of tokens, whose gates are neither 0 nor 1.
 
     Keys may be as long as ``widest``, fresh tokens as ``fresh``; ``least_most`` is the share of an
     answer up to which a residual is not refused.
     """
     noise, rng = reading.noise, reading.rng
     effort = effort_of(profile, noise.relative)
-    maps = yield from reading.run(base, effort.whole)
-    scores = ScoreReading.of(
-        maps, noise, effort, base.typical(), rng, radius=widest, drawn=_SOFT_DRAWN
-    )
-    answers = LayerAnswers(values=maps, scores=(yield from scores.run()))
-    conclusion = conclusion_of(answers, noise, rng, fresh, ball, **least)
-    yield from conclusion.confirmed()
-    return conclusion
+    base, first = yield from reading.run(effort.whole)
+    found = iter([first])
+
+    def searched(last: bool) -> Asking[Concluded]:
+        maps = next(found, None) or (yield from reading.maps(base, effort.whole))
+        scores = ScoreReading.of(
+            maps, noise, effort, base.typical(), rng, radius=widest, drawn=_SOFT_DRAWN
+        )
+        answers = LayerAnswers(values=maps, scores=(yield from scores.run()))
+        conclusion = conclusion_of(answers, noise, rng, fresh, ball, **least)
+        yield from conclusion.confirmed()
+        return conclusion
+
+    return (yield from tried(limits.BALL_TRIES, searched))
 
 
 def steps_behind(

@@ -171,9 +171,10 @@ BALL_TRIES = 2
 # Lengths at which single tokens are asked to find eps, and directions in which it is then read at
 # the length where it bends most.
 BALL_RUNGS, BALL_REFINED = 9, 4
-# Lengths of tokens, relative to the longest, in turn until the gates are found. Each halves both
-# tokens: logits are a quarter.
-SOFT_SHARES = (1.0, 0.5, 0.25, 0.125, 0.0625)
+# Lengths at which one query token each shows where weights are moderate, each half of the one
+# before: scores may be 10¹² times as large as in the longest tokens they would be moderate in. And
+# at so many of these, in turn, gates are sought.
+SOFT_PILOTS, SOFT_LENGTHS = 20, 3
 # Coordinates of the query tokens, at most. With 2 of MiniLM's twelve heads the gates' columns
 # have a condition of 4,000, with 4 of 800, with 6 of 400; each costs a query per offset.
 SOFT_COORDINATES = 6

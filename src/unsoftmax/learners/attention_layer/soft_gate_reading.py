@@ -35,7 +35,14 @@ from unsoftmax.measure.token_map import AnswerNoise, TokenMapAnswers, with_error
 from unsoftmax.models.arrays import TINY
 from unsoftmax.probes import Array, Copies, Flags, Purpose, Round, Sequences
 from unsoftmax.refusals import Reason
-from unsoftmax.solve.soft_gates import Ends, SoftGateTuning, columns_at, distinct, nearest_gates
+from unsoftmax.solve.soft_gates import (
+    Ends,
+    SoftGateTuning,
+    columns_at,
+    distinct,
+    nearest_gates,
+    settled,
+)
 
 GATES = SoftGateTuning()
 
@@ -78,7 +85,7 @@ class CopiedAnswers:
     def refined(self, layer: LayerMap, theta: Array) -> Array:
         """Return the gates' θ (H, q) near those given, by these answers."""
         span, _ = self.span(layer, len(theta))
-        return nearest_gates(span, self.s, self.shift, theta, GATES).theta
+        return settled(span, self.s, self.shift, theta)
 
     def vectors(self, layer: LayerMap, theta: Array) -> tuple[Array, float]:
         """Return all M_h a (H, m), and the norm of what they leave of the answers."""
@@ -167,6 +174,9 @@ class SoftGates:
 # Length of offsets, relative to the longest tokens; query tokens take the rest. A step ``spread``
 # as long is added to offsets.
 _OFFSET = 0.4
+# Beside one query token answers differ from those of a mean by no more than this share where
+# weights are moderate: by half where they are 0 or 1.
+_MODERATE = 0.25
 # Shortest query tokens, relative to the longest.
 _NEAREST = 0.5
 # Singular values below so many times an answer's noise are noise.
@@ -228,21 +238,42 @@ class SoftGateReading:
     most: int
     """Heads at most."""
     rng: np.random.Generator
-    shares: tuple[float, ...] = limits.SOFT_SHARES
-    """Lengths of tokens, relative to the longest, in turn until the gates are found."""
+
+    def run(self, whole: bool = False) -> Asking[tuple[BaseOffset, SoftGates]]:
+        """Find all heads beside one offset, and their maps, by tokens of moderate weights."""
+        try:
+            return (yield from self._read(self.radius, whole))
+        except (ModelMismatch, NotIdentifiable) as refusal:
+            if refusal.reason == Reason.HEADS_WEIGH_AS_A_MEAN.name:
+                raise  # shorter tokens show less
+            refused = refusal
+        for length in (yield from self._moderate()):
+            try:
+                return (yield from self._read(length, whole))
+            except (ModelMismatch, NotIdentifiable):
+                continue
+        raise refused
+
+    def _read(self, length: float, whole: bool) -> Asking[tuple[BaseOffset, SoftGates]]:
+        base = yield from self._base_at(length)
+        return base, (yield from self.maps(base, whole))
+
+    def _moderate(self) -> Asking[list[float]]:
+        """Ask one query token at each of many lengths; return some at which no weight is hard."""
+        lengths = self.radius * 2.0 ** -np.arange(1, 1 + limits.SOFT_PILOTS)
+        drawn = self.rng.standard_normal((2, len(lengths), self.layer.M.shape[1]))
+        a, b = drawn * (lengths / np.linalg.norm(drawn, axis=2))[..., None]
+        a, b = _OFFSET * a, (1 - _OFFSET) * b
+        pairs = np.stack([a + b, b], axis=1)
+        [y] = yield [Sequences(pairs, phase="heads, lengths", purpose="pilot")]
+        whole = a @ self.layer.heads.T
+        size = np.linalg.norm(whole, axis=1)
+        off = np.linalg.norm(self.layer.beyond(y, b) - whole / 2, axis=1)
+        hard = (off > _MODERATE * size) & (size > _RANK_NOISE * self.noise.of(y))
+        first = 1 + int(np.max(np.flatnonzero(hard), initial=-1))
+        return list(lengths[first : first + limits.SOFT_LENGTHS])
 
     # -- the first offset
-
-    def base(self) -> Asking[BaseOffset]:
-        """Find the heads beside one offset, with shorter and shorter tokens."""
-        refusal: ModelMismatch | NotIdentifiable | None = None
-        for share in self.shares:
-            try:
-                return (yield from self._base_at(share * self.radius))
-            except (ModelMismatch, NotIdentifiable) as error:
-                refusal = refusal or error
-        assert refusal is not None
-        raise refusal
 
     def _base_at(self, reach: float) -> Asking[BaseOffset]:
         d = self.layer.M.shape[1]
@@ -265,12 +296,15 @@ class SoftGateReading:
         if rank > self.most:
             raise Reason.MORE_HEADS.error(heads=f"{rank} or more", most=self.most)
         theta = self._searched(found, rank, np.zeros((0, 1 + len(plane))))
-        if theta is None and (off := found.off_a_mean(self.layer)) < _AS_A_MEAN:
-            known = {"c": self.layer.c, "M": self.layer.M}
-            raise Reason.HEADS_WEIGH_AS_A_MEAN.error(known, off=off)
         if theta is None:
+            self._refuse_a_mean(found)
             raise Reason.SOFT_GATES_UNFOUND.error(rank=rank)
         return BaseOffset(found, theta, found.vectors(self.layer, theta)[0], plane)
+
+    def _refuse_a_mean(self, answers: CopiedAnswers) -> None:
+        if (off := answers.off_a_mean(self.layer)) < _AS_A_MEAN:
+            known = {"c": self.layer.c, "M": self.layer.M}
+            raise Reason.HEADS_WEIGH_AS_A_MEAN.error(known, off=off)
 
     def _rank(self, answers: CopiedAnswers) -> int:
         """Count singular values above the errors."""
@@ -313,7 +347,7 @@ class SoftGateReading:
 
     # -- the others
 
-    def run(self, base: BaseOffset, whole: bool = False) -> Asking[SoftGates]:
+    def maps(self, base: BaseOffset, whole: bool) -> Asking[SoftGates]:
         """Ask offsets until every range is known, or in all directions."""
         d, H = self.layer.M.shape[1], len(base.theta)
         least = _RANK_NOISE * self.noise.relative * np.linalg.norm(self.layer.heads)
@@ -363,6 +397,7 @@ class SoftGateReading:
                 theta[k] = self._matched(base, answers[k], near)
         sure = [k for k, one in enumerate(theta) if one is not None]
         if len(sure) < len(theta):
+            self._refuse_a_mean(base.answers)
             raise Reason.SOFT_GATES_UNFOUND_ELSEWHERE.error(
                 lost=len(theta) - len(sure), offsets=len(theta), heads=H
             )

@@ -111,13 +111,16 @@ def sides_of(
         # with the sides settled, it is told more precisely
         share[m:] = residual.along(linear) / residual.along(residual.matrix)
         whole[m:] = share[m:]
-    if residual is not None:
-        linear = linear - residual.summed(whole[m:])
     added = np.array(whole[m:])
+    rest = linear if residual is None else linear - residual.summed(added)
     adds = bool(np.any(added))
-    if np.linalg.norm(linear) <= ERRORS * error:
+    if np.linalg.norm(rest) <= ERRORS * error:
         return Sides(back, adds, None, known, near, added)
-    U, s, Vt = np.linalg.svd(linear)
+    if residual is not None and residual.free:
+        # x may be any share of the rest, of either sign: scales are positive then
+        added = np.abs(added)
+        rest = linear - residual.summed(added)
+    U, s, Vt = np.linalg.svd(rest)
     root = np.sqrt(s[s > ERRORS * error])[:, None]
     parts = root * U.T[: len(root)], root * Vt[: len(root)]
     return Sides(back, adds, parts, known, near, added)

@@ -287,8 +287,9 @@ class LayerClaim:
             return ()
         return (
             "How much of x is in the sum before the norm is not determined: the sum is known up to "
-            "a factor, by whose square eps goes, so c and eps have no bound. constant and slope "
-            "are for the factor of this model, and count what eps is off by then.",
+            "a factor of either sign, by whose square eps goes, so c and eps have no bound, and "
+            "the bound of scale is for scales that are mostly positive (RMSNorm: all). constant "
+            "and slope are for the factor of this model, and count what eps is off by then.",
         )
 
     def within(self) -> tuple[str, ...]:

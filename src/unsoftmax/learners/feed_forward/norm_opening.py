@@ -57,7 +57,8 @@ class SeenNorm:
     Attributes
     ----------
     shift, gain : ndarray, shape (d,)
-        β and 1/γ; signs are open, of a LayerNorm's gain but one for all.
+        β and 1/γ; signs are open, of a LayerNorm's gain but one for all, and positive (for most of
+        γ) until a residual tells them.
     basis : ndarray, shape (k, d)
         Orthonormal rows: coordinates of what answers tell.
     centred : bool
@@ -193,7 +194,7 @@ class NormOpening:
     def _layer_norm(self, far: Array, found: FoundGain) -> SeenNorm:
         mean = far.mean(axis=0)
         shift, factor = shift_of(far - mean, found)
-        gain = factor * found.gain
+        gain = np.copysign(factor, np.sum(1 / found.gain)) * found.gain
         lengths = np.sum((gain * (far - mean - shift)) ** 2, axis=1) / self.dim
         if np.max(np.abs(lengths - 1)) > OFF:
             raise Reason.HYPERPLANE_WITHOUT_ELLIPSOID.error()
