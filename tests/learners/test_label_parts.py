@@ -9,8 +9,6 @@ import unsoftmax as us
 from unsoftmax.learners.single_head.labels.flips import (
     CERTAIN,
     LENGTHS,
-    ROUNDOFFS,
-    FlipLines,
     at_flips,
     compare_labels,
     refuse_wrong_labels,
@@ -49,21 +47,6 @@ def test_sequences_are_just_outside_of_what_is_uncertain(d, W_error):
         assert np.median(np.abs(y) / off) < 1.5
         assert np.all(np.sign(y[::2]) > 0)
         assert np.all(np.sign(y[1::2]) < 0)
-
-
-@pytest.mark.parametrize("tokens", [2, 7, 512])
-@pytest.mark.parametrize("d", [1, 2, 16])
-def test_the_ends_of_lines_tell_what_coordinates_tell_between_them(d, tokens):
-    rng, model, known = np.random.default_rng([d, tokens]), head(d, scale=3.0), certificate(1e-4)
-    lines = FlipLines.of(model, *rng.standard_normal((2, 3, tokens, d)))
-    place = rng.random(21)
-    at = lines.at(place)
-    X = lines.between(place, np.arange(21))
-    assert np.allclose(X[4], (1 - place[4]) * lines.ones[1] + place[4] * lines.zeros[1])
-    rounding = lines.rounding(ROUNDOFFS)
-    assert np.all(np.abs(at.answers() - model(X)) <= rounding * lines.longest)
-    off = uncertainty(HeadAt.of(model, X), model.v, known)
-    assert np.allclose(at.uncertainty(known), off, rtol=1e-6 if d == 1 else rounding, atol=0)
 
 
 def test_a_head_within_the_certificate_has_all_labels_right_and_one_beyond_does_not():
