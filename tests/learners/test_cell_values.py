@@ -21,7 +21,7 @@ def reader():
     network = us.ReluNetwork(np.eye(3), np.ones(3))
     heads = us.MultiHead(np.zeros((2, 3, 3)), np.ones((2, 3)))
     rng = np.random.default_rng(0)
-    return CellReader(NetworkHinges.of(network, 1e-9), heads, False, False, rng)
+    return CellReader(NetworkHinges.of(network), heads, False, False, rng)
 
 
 def cells(rows):

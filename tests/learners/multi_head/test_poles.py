@@ -1,4 +1,4 @@
-"""Poles of gates along a line: rates and weights of heads from synthetic answers."""
+"""Poles of gates along a line: rates of heads from synthetic answers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from scipy.special import expit
 
 from unsoftmax.learners.multi_head import pole_search
-from unsoftmax.learners.multi_head.pole_search import read_poles
+from unsoftmax.learners.multi_head.pole_search import read_rates
 
 SHIFT = np.log(3.0)
 
@@ -27,7 +27,7 @@ def line(rates, weights, shift=SHIFT, points=200, noise=0.0, seed=0):
 
 def nearest(found, rates):
     """For every rate the nearest that was found."""
-    return [int(np.argmin(np.abs(found.rate - rate))) for rate in rates]
+    return [int(np.argmin(np.abs(found - rate))) for rate in rates]
 
 
 @pytest.mark.parametrize(
@@ -42,50 +42,36 @@ def nearest(found, rates):
     ],
 )
 @pytest.mark.parametrize("shift", [np.log(2.0), SHIFT, np.log(9.0)])
-def test_rates_and_weights_are_read(rates, accuracy, shift):
+def test_rates_are_read(rates, accuracy, shift):
     weights = np.array([1.0, -0.7, 0.4, 0.6])[: len(rates)]
-    found = read_poles(*line(rates, weights, shift))
+    found = read_rates(*line(rates, weights, shift))
     near = nearest(found, rates)
     assert sorted(near) == list(range(len(rates)))  # the surest first
-    np.testing.assert_allclose(found.rate[near], rates, rtol=accuracy)
-    np.testing.assert_allclose(found.weight[near], weights, rtol=100 * accuracy)
-
-
-def test_errors_say_how_far_readings_are_off(trials):
-    ratios = []
-    for seed in range(trials(4, 200)):
-        rng = np.random.default_rng(seed)
-        rates = rng.uniform(0.5, 2, 3) * rng.choice([-1, 1], 3)
-        found = read_poles(*line(rates, rng.standard_normal(3)))
-        near = nearest(found, rates)
-        ratios.append(np.max(np.abs(found.rate[near] - rates) / (found.rate_error[near] + 1e-12)))
-    assert np.median(ratios) < 3
+    np.testing.assert_allclose(found[near], rates, rtol=accuracy)
 
 
 def test_equal_heads_have_one_pole():
-    found = read_poles(*line([1.0, 1.0, -0.6], [2.0, -0.5, 1.0]))
-    assert found.rate[:2] == pytest.approx([1.0, -0.6], abs=1e-6)
-    assert found.weight[:2] == pytest.approx([1.5, 1.0], abs=1e-5)
-    assert np.all(found.rate_error[2:] > 1e-4)
+    found = read_rates(*line([1.0, 1.0, -0.6], [2.0, -0.5, 1.0]))
+    assert found[:2] == pytest.approx([1.0, -0.6], abs=1e-6)
 
 
 @pytest.mark.parametrize("noise", [1e-12, 1e-9, 1e-6])
 def test_noise_is_not_followed(noise):
-    found = read_poles(*line([1.0, 2.0], [1.0, -0.5], noise=noise))
+    found = read_rates(*line([1.0, 2.0], [1.0, -0.5], noise=noise))
     near = nearest(found, [1.0, 2.0])
-    np.testing.assert_allclose(found.rate[near], [1.0, 2.0], rtol=0.1)
+    np.testing.assert_allclose(found[near], [1.0, 2.0], rtol=0.1)
     assert len(found) <= 12
 
 
 def test_nothing_is_read_from_nothing():
     x, y, shift, noise = line([1.0], [0.0])
-    assert len(read_poles(x, y, shift, noise)) == 0
-    assert len(read_poles(x, x**2, shift, noise)) == 0
+    assert len(read_rates(x, y, shift, noise)) == 0
+    assert len(read_rates(x, x**2, shift, noise)) == 0
 
 
 def test_poles_off_their_ray_are_none(monkeypatch):
     monkeypatch.setattr(pole_search, "OFF_RAY", 1e-3)
     x, y, shift, noise = line([1.0, 2.0], [1.0, -0.5])
-    assert len(read_poles(x, y, shift, noise)) == 2
+    assert len(read_rates(x, y, shift, noise)) == 2
     # answers without copies have their poles on the imaginary axis
-    assert len(read_poles(x, x * np.tanh(x), shift, noise)) == 0
+    assert len(read_rates(x, x * np.tanh(x), shift, noise)) == 0
