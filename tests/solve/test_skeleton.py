@@ -96,14 +96,6 @@ def test_more_rows_than_the_rank_are_least_squares_and_show_what_the_span_misses
     assert np.linalg.norm(square.residual(A[:3] @ beyond)) < 1e-12
 
 
-def test_what_the_span_finds_as_a_combination_of_the_columns_themselves():
-    scene = Scene(3, (7, 3))
-    skeleton, _ = scene.solved()
-    K = skeleton.in_columns(scene.C, skeleton.coordinates(scene.rows))
-    np.testing.assert_allclose(scene.C @ K, scene.W, rtol=0, atol=1e-12)
-    assert np.linalg.norm(K, 2) == pytest.approx(dependence(scene.right, scene.X))
-
-
 # -- the span and its rank
 
 
