@@ -33,7 +33,7 @@ def drawn(m, d, seed=0, biases=True, longest=np.inf):
 def test_every_hyperplane_has_a_token_on_either_side(m, d, biases):
     planes, signs, strips, distances = drawn(m, d, biases=biases)
     x = strips.tokens
-    apart = planes.from_each(x)
+    apart = x @ planes.normals.T + planes.offsets
     for side in (1.0, -1.0):
         met = np.abs(apart - side * distances) < 1e-2 * distances
         assert np.all(np.any(met, axis=0))
@@ -53,7 +53,7 @@ def test_farther_tokens_are_beside_the_same_hyperplanes():
     which[-1] = True
     x, members = strips.farther(which), strips.members[-1]
     wanted = -distances[members] * FARTHER ** np.arange(1, len(x) + 1)[:, None]
-    assert np.allclose(planes.from_each(x)[:, members], wanted, rtol=1e-2)
+    assert np.allclose((x @ planes.normals.T + planes.offsets)[:, members], wanted, rtol=1e-2)
     assert FARTHEST / FARTHER < np.abs(wanted[-1]).min() <= FARTHEST
     assert strips.farther(np.zeros_like(which)).shape == (0, 6)
 

@@ -30,7 +30,7 @@ def layer(seed, change):
 def shown(model):
     """What the rays of a cell tell, by hand."""
     network = us.ReluNetwork(*(model.on_single_tokens.arrays()[name] for name in ("A", "w_o", "b")))
-    hinges = NetworkHinges.of(network, 1e-9)
+    hinges = NetworkHinges.of(network)
     hinges = NetworkHinges(
         hinges.linear,
         hinges.c,

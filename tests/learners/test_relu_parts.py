@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import unsoftmax as us
-from unsoftmax.learners.relu_network import lifted_target
+from tests.arrangement.test_cells import answered, random_form
+from unsoftmax.learners.relu_network import lifted_target, network_search
 from unsoftmax.learners.relu_network.claims import NetworkClaim
 from unsoftmax.learners.relu_network.far_neurons import SplitForm
 from unsoftmax.learners.relu_network.lift import Circle, Lift, PiecewiseLinear
@@ -116,7 +117,8 @@ def test_where_every_error_is_refused_the_search_ends_after_its_sweeps(monkeypat
     target, _ = lifted(form, 4, True)
     monkeypatch.setattr(lifted_target, "ACCEPTED", 0.0)
     monkeypatch.setattr(lifted_target, "COARSE", 0.0)
-    search = NetworkSearch(target, 100, False, np.random.default_rng(1), sweeps=2)
+    monkeypatch.setattr(network_search, "SWEEPS", 2)
+    search = NetworkSearch(target, 100, False, np.random.default_rng(1))
     with pytest.raises(us.ModelMismatch, match="After 2 sweeps a network of 6 neurons"):
         answered(search.run(), lift, form)
 

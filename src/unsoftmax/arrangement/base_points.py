@@ -9,43 +9,35 @@ hyperplanes there is a strip, as wide far out as anywhere. Nothing is asked here
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
 import scipy
 
-from unsoftmax.arrangement.centres import CellShapes, CentreTuning
+from unsoftmax.arrangement.centres import CellShapes
 from unsoftmax.models import ReluNetwork
 from unsoftmax.models.relu_network import HingeSum
 from unsoftmax.probes import Array, Flags
 
-
-@dataclass(frozen=True, slots=True)
-class BasePointTuning:
-    """How cells are found and chosen."""
-
-    centres: CentreTuning = field(default=CentreTuning())
-    parallel: float = 1e-9
-    """Neurons whose (A_k, b_k) are as parallel as this are one, as in the network's own search."""
-    drawn: int = 64
-    """Random directions per cell that is needed, the widest of which are kept."""
-    kept: int = 6
-    """So many of them per cell that is needed, from which pivoted QR chooses."""
-    beside: int = 4
-    """Random points of each hyperplane, on both sides of which a cell is taken besides: their
-    (1, s) differ in one neuron, so that all of them span K + 1 dimensions."""
-    first: int = 64
-    """Centres of so many of the widest cells are tried for the first one."""
-    beyond: float = 5.0
-    gates: float = 25.0
-    """Query tokens are so many times as long as the farthest hyperplane on their way, and this over
-    the root of the margin, for W of norm 1: heads' logits may then reach 250."""
-    flat: float = 1e-9
-    """A network is constant where its gradient is below this share of what its terms add up to."""
-    independent: float = 1e-9
-    """Vectors (1, s) span K + 1 dimensions if the last pivot is above this. They are weighted by
-    the room around their points, which is 1e-5 of the length between parallel hyperplanes."""
+# Neurons whose (A_k, b_k) are as parallel as this are one, as in the network's own search.
+PARALLEL = 1e-9
+# Random directions per cell that is needed, the widest of which are kept, and so many of them, from
+# which pivoted QR chooses.
+DRAWN, KEPT = 64, 6
+# Random points of each hyperplane, on both sides of which a cell is taken besides: their (1, s)
+# differ in one neuron, so that all of them span K + 1 dimensions.
+BESIDE = 4
+# Centres of so many of the widest cells are tried for the first one.
+FIRST = 64
+# Query tokens are so many times as long as the farthest hyperplane on their way, and this over the
+# root of the margin, for W of norm 1: heads' logits may then reach 250.
+BEYOND, GATES = 5.0, 25.0
+# A network is constant where its gradient is below this share of what its terms add up to.
+FLAT = 1e-9
+# Vectors (1, s) span K + 1 dimensions if the last pivot is above this. They are weighted by the
+# room around their points, which is 1e-5 of the length between parallel hyperplanes.
+INDEPENDENT = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +54,9 @@ class NetworkHinges:
     """ε (K,)."""
 
     @classmethod
-    def of(cls, network: ReluNetwork, parallel: float) -> Self:
+    def of(cls, network: ReluNetwork) -> Self:
         """Merge parallel neurons; pairs z and −z join the affine part."""
-        parts, d = HingeSum.of(network, 1.0).merged(parallel), network.dim
+        parts, d = HingeSum.of(network, 1.0).merged(PARALLEL), network.dim
         vectors = np.abs(parts.s)[:, None] * parts.u
         linear, c = parts.linear[:d], float(parts.linear[d])
         return cls(linear, c, vectors[:, :d], vectors[:, d], np.sign(parts.s))
@@ -114,19 +106,16 @@ class ConeDirections:
     hinges: NetworkHinges
     x: Array
     """Unit vectors (n, d)."""
-    tuning: BasePointTuning
 
     @classmethod
-    def drawn(
-        cls, hinges: NetworkHinges, rng: np.random.Generator, tuning: BasePointTuning
-    ) -> ConeDirections:
+    def drawn(cls, hinges: NetworkHinges, rng: np.random.Generator) -> ConeDirections:
         """Draw directions; keep the widest of each cone, and the widest cones."""
         needed = len(hinges) + 1
-        x = rng.standard_normal((tuning.drawn * needed, hinges.dim))
+        x = rng.standard_normal((DRAWN * needed, hinges.dim))
         x /= np.linalg.norm(x, axis=1, keepdims=True)
         x = x[np.argsort(-hinges.margin(x), kind="stable")]
         _, first = np.unique(x @ hinges.A.T > 0, axis=0, return_index=True)
-        return cls(hinges, x[np.sort(first)[: tuning.kept * needed]], tuning)
+        return cls(hinges, x[np.sort(first)[: KEPT * needed]])
 
     def widest(self, count: int) -> Array:
         """Return the centres of the widest cones (≤ count, d).
@@ -135,12 +124,12 @@ class ConeDirections:
         hyperplanes, and so long that offsets within the cone switch heads. Cones where the
         network is constant come last: there no head may show.
         """
-        centres = self._centred(self.x[: max(count, self.tuning.first)])
+        centres = self._centred(self.x[: max(count, FIRST)])
         margin, reach = self.hinges.margin(centres), self.hinges.reach(centres)
         with np.errstate(divide="ignore"):
-            length = np.maximum(self.tuning.beyond * reach, self.tuning.gates / np.sqrt(margin))
+            length = np.maximum(BEYOND * reach, GATES / np.sqrt(margin))
         slope = self.hinges.gradients(centres @ self.hinges.A.T > 0)
-        flat = np.linalg.norm(slope, axis=1) <= self.tuning.flat * self.hinges.steepness
+        flat = np.linalg.norm(slope, axis=1) <= FLAT * self.hinges.steepness
         order = np.lexsort((length, flat))
         return np.asarray(centres[order[:count]])
 
@@ -149,7 +138,7 @@ class ConeDirections:
 
         ``active`` (K,) are the neurons of one more cell, which is known already.
         """
-        hinges, tuning, K = self.hinges, self.tuning, len(self.hinges)
+        hinges, K = self.hinges, len(self.hinges)
         cones = np.concatenate([self.x, self._beside(rng)])
         points = np.concatenate([length * cones, self._in_strips(length, rng)])
         weight = np.minimum(hinges.room(points) / length, 1.0)
@@ -159,7 +148,7 @@ class ConeDirections:
         along = rows[0] / np.linalg.norm(rows[0])
         rest = rows[1:] - np.outer(rows[1:] @ along, along)
         R, pivots = scipy.linalg.qr((weight[:, None] * rest).T, mode="r", pivoting=True)
-        if len(rest) < K or np.min(sizes(R, K)) <= tuning.independent:
+        if len(rest) < K or np.min(sizes(R, K)) <= INDEPENDENT:
             return None
         chosen = np.sort(pivots[:K])
         inside = chosen < len(cones)
@@ -169,15 +158,15 @@ class ConeDirections:
 
     def _in_strips(self, length: float, rng: np.random.Generator) -> Array:
         """Draw points far out between parallel hyperplanes, where there is no cone."""
-        d, count = self.hinges.dim, self.tuning.beside
+        d, count = self.hinges.dim, BESIDE
         size = np.linalg.norm(self.hinges.A, axis=1)
         normals, points = self.hinges.A / size[:, None], [np.zeros((0, d))]
         cosine = normals @ normals.T
-        parallel = 1 - np.abs(cosine) < self.tuning.parallel
+        parallel = 1 - np.abs(cosine) < PARALLEL
         for j, k in zip(*np.nonzero(np.triu(parallel, 1)), strict=True):
             n, others = normals[j], normals[~parallel[j]]
             places = [-self.hinges.b[i] / size[i] * np.sign(cosine[i, j]) for i in (j, k)]
-            y = rng.standard_normal((self.tuning.drawn * count, d))
+            y = rng.standard_normal((DRAWN * count, d))
             y -= np.outer(y @ n, n)
             y /= np.linalg.norm(y, axis=1, keepdims=True)
             clear = np.min(np.abs(y @ others.T), axis=1, initial=1.0)
@@ -187,7 +176,7 @@ class ConeDirections:
 
     def _beside(self, rng: np.random.Generator) -> Array:
         """Draw directions on both sides of every hyperplane, none other being between them."""
-        (K, d), count = self.hinges.A.shape, self.tuning.beside
+        (K, d), count = self.hinges.A.shape, BESIDE
         normals = self.hinges.A / np.linalg.norm(self.hinges.A, axis=1, keepdims=True)
         x, k = rng.standard_normal((count * K, d)), np.tile(np.arange(K), count)
         x -= np.sum(x * normals[k], axis=1, keepdims=True) * normals[k]
@@ -202,7 +191,7 @@ class ConeDirections:
         if not len(self.hinges) or not len(x):
             return x
         normals = self.hinges.A / np.linalg.norm(self.hinges.A, axis=1, keepdims=True)
-        return CellShapes(normals, False, self.tuning.centres).centres(x)
+        return CellShapes(normals, False).centres(x)
 
 
 def sizes(R: Array, count: int) -> Array:

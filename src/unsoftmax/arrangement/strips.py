@@ -55,10 +55,6 @@ class Hyperplanes:
     def __len__(self) -> int:
         return len(self.offsets)
 
-    def from_each(self, x: Array) -> Array:
-        """Return signed distances of tokens (n, k), (n, m)."""
-        return np.asarray(x @ self.normals.T + self.offsets)
-
     def moved(self, x: Array, which: Indices, aside: Array | float) -> Array:
         """Move a token (k,) the least way to distances ``aside`` (g,) from some of them."""
         n, o = self.normals[which], self.offsets[which]

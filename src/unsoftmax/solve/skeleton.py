@@ -176,10 +176,6 @@ class Skeleton:
         """Return what no vector of the span explains; 0 but for rounding where n = r."""
         return np.asarray(measured - self.core @ self.coordinates(measured))
 
-    def in_columns(self, columns: Array, coordinates: Array) -> Array:
-        """Return K (r, …) with C K = Q k for the r columns C (d, r) that the basis came from."""
-        return np.asarray(np.linalg.solve(self.basis.T @ columns, coordinates))
-
     def amplification(self) -> Amplification:
         """Return how much errors grow."""
         if not self.basis.shape[1]:

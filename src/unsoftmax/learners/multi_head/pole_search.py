@@ -42,19 +42,16 @@ from unsoftmax.theory.costs import Cost
 #
 #     y(λ) = Σ_h λ w_h (σ(λ t_h + ℓ) − σ(ℓ)) + what is linear in λ,    t_h = e·u_h, w_h = e·v_h
 #
-# a function of one variable with poles where λ t_h = −ℓ + iπ(2k + 1), and residues λ w_h / t_h
-# there. The poles of k = 0 and k = −1, nearest to the real axis, lie on the rays of slope ±π/ℓ;
-# those of another k on steeper ones. So a pole on these rays is a head, whatever the others are:
+# a function of one variable with poles where λ t_h = −ℓ + iπ(2k + 1). The poles of k = 0 and
+# k = −1, nearest to the real axis, lie on the rays of slope ±π/ℓ; those of another k on steeper
+# ones. So a pole on these rays is a head, whatever the others are:
 # heads whose gates switch at the same place on every line (t and 2t, t and −t) have different
 # poles. A rational approximation (AAA) of moderate logits finds the poles; nothing is saturated.
 #
-# Where a pole is off its ray, or a weight is not real, the reading is in error by as much. Nothing
-# is asked or refused here.
+# Where a pole is off its ray the reading is in error by as much. Nothing is asked or refused here.
 #
 # Source: Nakatsukasa, Sète, Trefethen, The AAA algorithm for rational approximation, 2018.
 
-
-Complex = NDArray[np.complex128]
 
 # Accuracy of the approximation, relative to the largest value: finer ones follow rounding, with
 # pairs of a pole and a zero all over the line.
@@ -68,58 +65,33 @@ TERMS = 100
 OFF_RAY = 0.15
 
 
-@dataclass(frozen=True, slots=True)
-class GatePoles:
-    """Heads along a line, the surest first.
+def read_rates(offsets: Array, y: Array, shift: float, noise: Array) -> Array:
+    """Read the t_h of all heads (m,), the surest first, off answers y (n,) at offsets λ (n,).
 
-    Attributes
-    ----------
-    rate, weight : ndarray (m,)
-        t_h and w_h.
-    rate_error, weight_error : ndarray (m,)
-        How far a pole is off its ray, and a weight off the real axis.
+    ``shift`` is ℓ > 0, ``noise`` (n,) what the answers may be off by.
 
     Examples
     --------
     >>> x = np.linspace(-12, 12, 200)
     >>> gate = lambda t: x * (3 / (3 + np.exp(-t * x)) - 0.75)
-    >>> heads = read_poles(x, 2 * gate(1.0) - 5 * gate(2.0), np.log(3.0), np.full(200, 1e-14))
-    >>> heads.rate[:2].round(5).tolist(), heads.weight[:2].round(4).tolist()
-    ([2.0, 1.0], [-5.0, 2.0])
-    """
-
-    rate: Array
-    weight: Array
-    rate_error: Array
-    weight_error: Array
-
-    def __len__(self) -> int:
-        return len(self.rate)
-
-
-def read_poles(offsets: Array, y: Array, shift: float, noise: Array) -> GatePoles:
-    """Read rates and weights off answers y (n,) at offsets λ (n,).
-
-    ``shift`` is ℓ > 0, ``noise`` (n,) what the answers may be off by.
+    >>> y = 2 * gate(1.0) - 5 * gate(2.0)
+    >>> read_rates(x, y, np.log(3.0), np.full(200, 1e-14))[:2].round(5).tolist()
+    [2.0, 1.0]
     """
     largest = float(np.max(np.abs(y)))
     if not largest > 0:
-        return GatePoles(*np.zeros((4, 0)))
+        return np.zeros(0)
     finest = max(FINEST, FIT_NOISES * float(np.median(noise)) / largest)
-    poles, residues = _poles_of(*_approximation(offsets, y, finest * largest, TERMS))
-    upper = (poles.imag > 0) & (poles.real != 0)
-    poles, residues = poles[upper], residues[upper]
+    poles = _poles_of(*_approximation(offsets, y, finest * largest, TERMS))
+    poles = poles[(poles.imag > 0) & (poles.real != 0)]
     towards = -np.sign(poles.real) * 1j * np.pi - shift  # t times the pole, if it is a head's
     rate = np.real(towards * poles.conj()) / np.abs(poles) ** 2
     off = np.abs(towards - rate * poles) / np.abs(towards)
-    order = np.argsort(off)[: np.count_nonzero(off < OFF_RAY)]
-    weight = (residues * rate / poles)[order]
-    rate = rate[order]
-    return GatePoles(rate, weight.real, np.abs(rate) * off[order], np.abs(weight.imag))
+    return np.asarray(rate[np.argsort(off)[: np.count_nonzero(off < OFF_RAY)]])
 
 
-def _approximation(x: Array, y: Array, error: float, terms: int) -> tuple[Array, Array, Array]:
-    """Return support points z, values f and weights w of Σ w f/(x−z) / Σ w/(x−z) (AAA)."""
+def _approximation(x: Array, y: Array, error: float, terms: int) -> tuple[Array, Array]:
+    """Return support points z and weights w of Σ w f/(x−z) / Σ w/(x−z), f being y at z (AAA)."""
     rest = np.ones(len(x), dtype=bool)
     missed = np.abs(y - np.mean(y))
     z = f = w = np.zeros(0)
@@ -136,20 +108,18 @@ def _approximation(x: Array, y: Array, error: float, terms: int) -> tuple[Array,
         missed[rest] = np.nan_to_num(np.abs(y[rest] - values), nan=np.inf)
         if np.max(missed) <= error:
             break
-    return z, f, w
+    return z, w
 
 
-def _poles_of(z: Array, f: Array, w: Array) -> tuple[Complex, Complex]:
-    """Return poles and residues: roots of Σ w/(λ−z) are eigenvalues of an arrowhead pencil."""
+def _poles_of(z: Array, w: Array) -> NDArray[np.complex128]:
+    """Return poles that are not real: roots of Σ w/(λ−z), eigenvalues of an arrowhead pencil."""
     arrow = np.diag(np.append(0.0, z))
     arrow[0, 1:], arrow[1:, 0] = w, 1.0
     finite = np.diag(np.append(0.0, np.ones(len(z))))
     top, bottom = scipy.linalg.eigvals(arrow, finite, homogeneous_eigvals=True)
     ends = np.abs(bottom) > 0
     poles = np.asarray(top[ends] / bottom[ends], dtype=np.complex128)
-    poles = poles[np.isfinite(poles) & (poles.imag != 0)]
-    cauchy = 1 / (poles[:, None] - z)
-    return poles, np.asarray((cauchy @ (w * f)) / -(cauchy**2 @ w))
+    return poles[np.isfinite(poles) & (poles.imag != 0)]
 
 
 # Copies of λe + b, for one line after the other: more of them set poles further apart, which shows
@@ -470,18 +440,18 @@ def _fewest(line: HeadEquations, most: int) -> FittedHeads:
     poles of close heads may show as one.
     """
     offsets, shift = line.a[:, 0], float(line.shift[0])
-    poles = read_poles(offsets, line.y, shift, line.noise)
+    rates = read_rates(offsets, line.y, shift, line.noise)
     best: FittedHeads | None = None
     for count in range(1, most + 1):
         starts = [] if best is None else list(_split(best.M[:, 0, 0]))
-        if count <= len(poles):
-            starts.insert(0, poles.rate[:count])
+        if count <= len(rates):
+            starts.insert(0, rates[:count])
         if not starts:
             break
-        last, best = best, _first(fit_heads(line, rates[:, None, None]) for rates in starts)
+        last, best = best, _first(fit_heads(line, start[:, None, None]) for start in starts)
         if best.missed <= FITS:
             return _without_poles_that_are_none(best, line)
-        if last is not None and count > len(poles) and best.missed > GAIN * last.missed:
+        if last is not None and count > len(rates) and best.missed > GAIN * last.missed:
             break
     raise CoincidentJumps
 

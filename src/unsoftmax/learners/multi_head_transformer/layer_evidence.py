@@ -28,7 +28,11 @@ import numpy as np
 from unsoftmax.arrangement.base_points import NetworkHinges
 from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.multi_head_transformer.layer_search import RecoveredTransformer
-from unsoftmax.learners.transformer.hold_out import HeadsBeforeNetwork, TransformerHoldOut
+from unsoftmax.learners.transformer.hold_out import (
+    HeadsBeforeNetwork,
+    TransformerHoldOut,
+    at_logits,
+)
 from unsoftmax.learners.transformer.learned_network import LearnedNetwork
 from unsoftmax.measure.precision import Precision
 from unsoftmax.models import MultiHeadTransformer, canonical
@@ -248,11 +252,7 @@ class StraddlingSequences:
         b = size * self.rng.standard_normal(d) / np.sqrt(d)
         offsets = self.rng.standard_normal((TOKENS - 1, d)) / np.sqrt(d)
         u = model.scores_of(b[None])[0, attempt % model.H]
-        rms = float(np.sqrt(np.mean((offsets @ u) ** 2)))
-        reach = max(float(np.linalg.norm(b)), self.length)
-        wanted = LOGITS[attempt % len(LOGITS)]
-        stretch = min(wanted / rms, reach) if rms > 0 else reach
-        return np.vstack([b + stretch * offsets, b])
+        return at_logits(u, self.length, offsets, b, LOGITS[attempt % len(LOGITS)])
 
     def _beside(self, group: Indices, wanted: Array, X: Array) -> Array | None:
         """Move tokens until z/s of a group of neurons is what is wanted; None in vain."""

@@ -18,6 +18,7 @@ import scipy
 
 from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.multi_head_transformer.layer_search import RecoveredTransformer
+from unsoftmax.learners.transformer.hold_out import at_logits
 from unsoftmax.learners.transformer.learned_network import LearnedNetwork
 from unsoftmax.measure.precision import KAPPA, UNIT
 from unsoftmax.models import MultiHeadTransformer
@@ -226,9 +227,6 @@ def _drawn(
         b = learned.length * size * rng.standard_normal(d) / np.sqrt(d)
         offsets = rng.standard_normal((TOKENS[n % len(TOKENS)] - 1, d)) / np.sqrt(d)
         u = model.scores_of(b[None])[0, n % model.H]
-        rms = float(np.sqrt(np.mean((offsets @ u) ** 2)))
-        reach = max(float(np.linalg.norm(b)), learned.length)
         wanted = LOGITS[(n // model.H) % len(LOGITS)]
-        stretch = min(wanted / rms, reach) if rms > 0 else reach
-        drawn.append(np.vstack([b + stretch * offsets, b]))
+        drawn.append(at_logits(u, learned.length, offsets, b, wanted))
     return drawn

@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from unsoftmax.arrangement.base_points import BasePointTuning, ConeDirections, NetworkHinges
+from unsoftmax.arrangement.base_points import ConeDirections, NetworkHinges
 from unsoftmax.learners.compose import Asking, T, mapped
 from unsoftmax.learners.multi_head.heads_conclusion import RecoveredHeads
 from unsoftmax.learners.multi_head.pole_search import LINE_COPIES, separated
@@ -79,8 +79,6 @@ class DependentCells(Exception):
     """Fewer cells than neurons tell anything new: none lies between some hyperplanes."""
 
 
-# Which cells of the network are looked for.
-CELLS = BasePointTuning()
 # For each search: intervals that half a circle begins with, and how much longer than usual the
 # baselines between them are. Others begin in another cell.
 STARTS = ((1, 1.0), (1, 1.0), (16, 100.0), (64, 1.0), (16, 100.0))
@@ -141,7 +139,7 @@ class LayerSearch:
         Exception
             One of `search_outcomes.ENDINGS`: another search may do better.
         """
-        cones = ConeDirections.drawn(self.hinges, self.rng, CELLS)
+        cones = ConeDirections.drawn(self.hinges, self.rng)
         wide = cones.widest(len(STARTS))
         x = wide[number % len(wide)]
         share = SHORTER ** max(0, number + 1 - WHOLE_SEARCHES)
@@ -161,7 +159,7 @@ class LayerSearch:
 
     def meets_unseen_neuron(self) -> Asking[bool]:
         """Tell whether a neuron shows that single tokens do not show."""
-        [x] = ConeDirections.drawn(self.hinges, self.rng, CELLS).widest(1)
+        [x] = ConeDirections.drawn(self.hinges, self.rng).widest(1)
         return (yield from unseen_neuron(self.hinges, x, self.rng))
 
     def meets_cancelling_neurons(self) -> Asking[bool]:

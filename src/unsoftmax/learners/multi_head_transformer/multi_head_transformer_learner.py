@@ -24,7 +24,7 @@ It may not know anything of the target but its answers.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -47,7 +47,6 @@ from unsoftmax.learners.multi_head_transformer.layer_evidence import (
 from unsoftmax.learners.multi_head_transformer.layer_polish import LARGEST, SPARE, polished_layer
 from unsoftmax.learners.multi_head_transformer.layer_search import (
     BY_POLES,
-    CELLS,
     LINES,
     STARTS,
     DependentCells,
@@ -87,16 +86,10 @@ PRECISE = 5e-9
 VAGUE = 1e-6
 # What misses by more than this is no layer that only lacks digits.
 NEARLY = 1e-3
+# The network is tried at fewer fresh tokens than by itself: the whole layer is tried later.
+NETWORK = ReluNetworkTuning(first=10, later=12, rehearsed=0)
 # Limits of one search: queries per head beside its parameters, times these, and rounds.
 PER_HEAD, TIMES, ROUNDS = 200, 3, 2000
-
-
-@dataclass(frozen=True, slots=True)
-class MultiHeadTransformerTuning:
-    """Knobs of `MultiHeadTransformerLearner`."""
-
-    network: ReluNetworkTuning = field(default=ReluNetworkTuning(first=10, later=12, rehearsed=0))
-    """The network is tried at fewer fresh tokens than by itself: the whole layer is tried later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,9 +111,6 @@ class MultiHeadTransformerLearner(Configured):
         Correct all parameters from as many moderate sequences again: errors of 1e-14.
     seed : int
         Decides cells, offsets and the hold-out: the same seed asks the same.
-    tuning : MultiHeadTransformerTuning
-        Knobs of the algorithm, each with its reason in the source. To change some:
-        ``dataclasses.replace(learner.tuning, …)``, given to a new learner.
 
     Raises
     ------
@@ -161,7 +151,6 @@ class MultiHeadTransformerLearner(Configured):
     rank: int | None = None
     polish: bool = False
     seed: int = 0
-    tuning: MultiHeadTransformerTuning = field(default=MultiHeadTransformerTuning(), kw_only=True)
 
     revision: ClassVar[int] = 7
     far: ClassVar[str] = "beyond every bend of the network"
@@ -177,13 +166,12 @@ class MultiHeadTransformerLearner(Configured):
 
     @property
     def _network(self) -> ReluNetworkLearner:
-        return ReluNetworkLearner(self.dim, self.biases, seed=self.seed, tuning=self.tuning.network)
+        return ReluNetworkLearner(self.dim, self.biases, seed=self.seed, tuning=NETWORK)
 
     def plan(self) -> Plan:
         """Say what learning costs at most; what it takes is known only with heads and neurons."""
         d, H = int(self.dim), int(self.max_heads)
-        network = self.tuning.network
-        m = network.neurons_per_dim * d + network.neurons
+        m = NETWORK.neurons_per_dim * d + NETWORK.neurons
         cells = (m + 1) * ((H + 1) * d + CHECKS + 1)
         tries = sum(1 for _ in self._searches())
         one = TIMES * (H * d * (d + 3) + cells) + PER_HEAD * (H + 1) + 16 * d
@@ -226,7 +214,7 @@ class MultiHeadTransformerLearner(Configured):
             raise
         errors = found.certificate.errors
         learned = LearnedNetwork(found.model, errors["constant"], errors["slope"], precision)
-        hinges = NetworkHinges.of(found.model, CELLS.parallel)
+        hinges = NetworkHinges.of(found.model)
         if coarse and len(hinges):
             raise self._too_coarse(precision, learned)
         opening = [(held.opening.X, held.answers)]

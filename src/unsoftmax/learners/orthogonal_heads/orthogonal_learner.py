@@ -19,7 +19,7 @@ they are one head, as Proposition 7.1 says.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -35,7 +35,6 @@ from unsoftmax.learners.orthogonal_heads.restricted_head import (
     SubspaceHead,
 )
 from unsoftmax.learners.orthogonal_heads.subspace_search import (
-    UNCHANGED,
     FoundSubspaces,
     SubspaceSearch,
     subspace_cost,
@@ -253,13 +252,6 @@ ORTHONORMAL = 1e-12
 STANDS_OUT = 3.0
 
 
-@dataclass(frozen=True, slots=True)
-class OrthogonalTuning:
-    """Knobs of `OrthogonalHeads`."""
-
-    unchanged: int = UNCHANGED
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class OrthogonalHeads(Configured):
     """Learn heads that live in mutually orthogonal subspaces (Appendix C).
@@ -276,9 +268,6 @@ class OrthogonalHeads(Configured):
         or the paper's e_1 … e_d.
     seed : int
         Decides the random probes and the hold-out: the same seed asks the same.
-    tuning : OrthogonalTuning
-        Knobs of the algorithm, each with its reason in the source. To change some:
-        ``dataclasses.replace(learner.tuning, …)``, given to a new learner.
 
     Raises
     ------
@@ -312,7 +301,6 @@ class OrthogonalHeads(Configured):
     subspaces: Sequence[ArrayLike] | Array | None = None
     tokens: Literal["few", "all"] = "few"
     seed: int = 0
-    tuning: OrthogonalTuning = field(default=OrthogonalTuning(), kw_only=True)
 
     revision: ClassVar[int] = 4
 
@@ -382,7 +370,7 @@ class OrthogonalHeads(Configured):
             found = heads_in(parts, opened.values)
         else:
             opened = yield from ask_first_round(self.dim, checks, rng, FirstRoundSettings())
-            search = SubspaceSearch(self.tokens == "all", rng, self.tuning.unchanged)
+            search = SubspaceSearch(self.tokens == "all", rng)
             found = yield from search.find(opened.values)
         heads = yield from together(
             [

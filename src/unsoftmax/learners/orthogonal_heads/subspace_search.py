@@ -427,13 +427,10 @@ class SubspaceSearch:
         Ask for all of e_1 … e_d instead of random query tokens.
     rng : Generator
         Draws them.
-    unchanged : int
-        The common blocks must stay the same for so many query tokens.
     """
 
     every: bool
     rng: np.random.Generator
-    unchanged: int = UNCHANGED
 
     def find(self, values: Values, level: int = 1, leak: float = 0.0) -> Asking[FoundSubspaces]:
         """Find subspaces, and smaller heads in their complement.
@@ -522,7 +519,7 @@ class SubspaceSearch:
                 break
             excess.append(asked.excess)
             commutant.add(asked.hessians(), remainder)
-            if commutant.settled(self.unchanged) or start + step >= d:
+            if commutant.settled(UNCHANGED) or start + step >= d:
                 return SeenHessians(Excess(scale, np.concatenate(excess)), commutant), remainder
         return None, remainder
 

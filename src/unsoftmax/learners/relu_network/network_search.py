@@ -167,6 +167,8 @@ CIRCLES = 5
 # Largest number of kinks of a residual: so many per neuron and so many more. A wrong neuron
 # leaves two, its own and the true one's; more kinks mean another kind of target.
 LEFT_TIMES, LEFT_MORE = 4, 64
+# Sweeps of the residual after which the target is refused.
+SWEEPS = 8
 # A step is undone if it makes the error this many times as large; chance makes it twice.
 WORSE = 3.0
 # If the relative error of answers is above this, a refusal names it as the reason.
@@ -185,8 +187,6 @@ class NetworkSearch:
     everything: bool
     """Whether all neurons are measured anew, not the coarse ones alone."""
     rng: np.random.Generator
-    sweeps: int = 8
-    """Number of sweeps of the residual after which the target is refused."""
     first: int = 16
     """Number of fresh points after the first sweep. A missing neuron shows in most of them."""
     later: int = 32
@@ -204,7 +204,7 @@ class NetworkSearch:
         seen = yield from self._look(state, self.first)
         sound = self._sound(seen, state.form.spread)
         best, best_seen = state, seen
-        for _ in range(self.sweeps):
+        for _ in range(SWEEPS):
             if sound:
                 state, seen, passed = yield from self._measured_anew(state, seen)
                 if passed:
@@ -367,7 +367,7 @@ class NetworkSearch:
                 noise=target.coarseness, neurons=neurons, missed=seen.share
             )
         return Reason.SWEEPS_MISS_FRESH_ANSWERS.error(
-            sweeps=self.sweeps, neurons=neurons, missed=seen.share
+            sweeps=SWEEPS, neurons=neurons, missed=seen.share
         )
 
 

@@ -76,8 +76,6 @@ class ReluNetworkTuning:
     """Searches from scratch before a target is refused: of networks over six decades the first is
     in vain in one of 150 cases, where a neuron is hidden by the errors of another, or by another
     far one; the second in one of five of these."""
-    sweeps: int = 8
-    """Number of sweeps of a residual after which a search is given up."""
     first: int = 16
     later: int = 32
     """Fresh tokens after the first sweep, of which most show a missing neuron, and later ones."""
@@ -240,13 +238,7 @@ class ReluNetworkLearner(Configured):
         tuning = self.tuning
         for again in reversed(range(tuning.attempts)):
             search = NetworkSearch(
-                target,
-                self._most,
-                bool(self.polish),
-                rng,
-                tuning.sweeps,
-                tuning.first,
-                tuning.later,
+                target, self._most, bool(self.polish), rng, tuning.first, tuning.later
             )
             try:
                 form = yield from search.run()

@@ -18,73 +18,86 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
+import scipy
 
 from unsoftmax.learners.single_head.factored_reading import FactoredReading
+from unsoftmax.measure.logit_grid import LogitGrid
 from unsoftmax.measure.precision import why
 from unsoftmax.measure.single_tokens import Values
-from unsoftmax.measure.two_tokens import TwoTokenAnswers, Vectors
 from unsoftmax.models.arrays import TINY
 from unsoftmax.models.rotary import Rotary
 from unsoftmax.models.rotary_head import RotaryHead
-from unsoftmax.probes import Array, Grid, Round, Spaced
+from unsoftmax.probes import Array, Grid, Round, Rows, Spaced
 from unsoftmax.protocol import Answers
 from unsoftmax.refusals import Reason
 from unsoftmax.solve.turning_planes import TurningPlanes, turning_planes
 from unsoftmax.validate.drawn_models import SAFETY
 from unsoftmax.validate.head_comparison import HeadBounds, PositionErrors
 
-# -- Logits of tokens that are farther from the query token: zero tokens in between
+# -- Logits of tokens one and two before the query token
 #
-# With offsets that are far longer than query tokens, [αa; 0 … 0; βb] with m zeros has the scores
-# t = αβ a·(W(m+1) b), and 0 for all others but for β/α of it. So the first weight is
+# [αa + b; b] and [αa + b; 0; b], b as it is asked: with t the score of the first token and ζ that
+# of the zero token, each less b's own, the answers are b·v + σ(t)·αa·v and, with β = σ(ζ),
 #
-#     p = e^t/(e^t + 1 + m),      t = log p − log(1 − p) + log(1 + m),
+#     (1 − β)b·v + p·(αa·v + β b·v),   p = e^t/(e^t + 1 + e^ζ),   t = log p/(1 − p) − log(1 − β).
 #
-# and what p is read from is the two-token identity. *Queries*: one per logit.
+# Where offsets are far longer than query tokens ζ is 0. *Queries*: one per logit.
 
 
 @dataclass(frozen=True, slots=True)
-class SpacedAnswers:
-    """Answers to every offset with every query token, ``zeros`` tokens apart."""
+class Table:
+    """Answers to all offsets a with all query tokens b, [αa + b; 0, if any; b]."""
 
-    offsets: Array
-    """a, (n, d)."""
-    queries: Array
-    """b, (m, d)."""
-    alpha: float
-    beta: float
-    zeros: int
+    a: Array
+    """(n, d)."""
+    b: Array
+    """(m, d), as asked."""
+    alpha: Array
+    """(m,)."""
     y: Array
-    """(query tokens, offsets)."""
+    """(m, n)."""
 
-    def _answered(self, values: Values) -> TwoTokenAnswers:
-        a, b = Vectors.of(self.offsets, values), Vectors.of(self.queries, values)
-        alpha, beta = np.full_like(self.y, self.alpha), np.full_like(self.y, self.beta)
-        return TwoTokenAnswers(self.y, a, b.take((slice(None), None)), alpha, beta, values)
+    @classmethod
+    def of(cls, grid: LogitGrid) -> Table:
+        """Take the answers of a grid with one scale for each query token."""
+        a, b = (rows[np.arange(rows.shape[0])] for rows in (grid.offsets, grid.queries))
+        return cls(a, grid.beta[:, :1] * b, grid.alpha[:, 0], grid.y)
 
-    @property
-    def _shift(self) -> float:
-        """What the zeros take off every logit, per α."""
-        return float(-np.log1p(self.zeros) / self.alpha)
+    def logits(self, values: Values, zeta: Array | None = None) -> Array:
+        """Return t, (m, n); a zero token between scores ``zeta`` (m,) more than b."""
+        between = 0.0 if zeta is None else scipy.special.expit(zeta)[:, None]
+        bv = (self.b @ values.v)[:, None]
+        rest = self.y - values.c - (1 - between) * bv
+        signal = self.alpha[:, None] * (self.a @ values.v) + between * bv
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return np.asarray(np.log(rest / (signal - rest)) - np.log1p(-between))
 
-    def measured(self, values: Values) -> Array:
-        """Return a·(W(m+1) b), (query tokens, offsets)."""
-        return self._answered(values).measured(self._shift)
+    def solved(self, t: Array, basis: Array | None = None) -> tuple[Array, Array]:
+        """Return u and s of t = αa·u + s, (d, m) and (m,); of u in a basis its coordinates."""
+        a = self.a if basis is None else self.a @ basis
+        both = np.linalg.solve(np.column_stack([a, np.ones(len(a))]), t.T)
+        return both[:-1] / self.alpha, both[-1]
 
-    def moved(self, rng: np.random.Generator, values: Values, score_norm: float) -> SpacedAnswers:
-        """Return answers moved by about as much as they are off."""
-        norms = np.full((len(self.queries), 1), score_norm)
-        return replace(self, y=self._answered(values).moved(rng, norms))
+    def moved(self, rng: np.random.Generator, values: Values, head: RotaryHead) -> Table:
+        """Move all answers by about as much as they are off, rounding of scores included."""
+        offsets, scores = self.alpha[:, None, None] * self.a, head.scores
+        tokens = offsets + self.b[:, None]
+        keys, queries = scores.keys(tokens), scores.queries(self.b)
+        size = np.linalg.norm(tokens, axis=2) * values.norm + abs(values.c)
+        of_scores = np.linalg.norm(keys, axis=2) * np.linalg.norm(queries, axis=1)[:, None]
+        off = values.precision.deviation(size, self.y)
+        off = off + values.precision.unit * of_scores * np.abs(offsets @ values.v) / 8
+        return replace(self, y=self.y + off * rng.standard_normal(self.y.shape))
 
 
 def ask_spaced(
-    offsets: Array, queries: Array, scales: tuple[float, float], zeros: int, phase: str
-) -> Generator[Round, Answers, SpacedAnswers]:
-    """Ask every offset with every query token once, at the scales α and β."""
-    alpha, beta = (np.full(len(queries), scale) for scale in scales)
-    grid = Grid(offsets, queries, alpha, beta, phase=phase, purpose="data")
-    [y] = yield [Spaced.of(grid, zeros)]
-    return SpacedAnswers(offsets, queries, *scales, zeros, grid.table(y))
+    offsets: Rows, queries: Rows, alpha: Array, beta: Array
+) -> Generator[Round, Answers, Table]:
+    """Ask every offset with every query token once, a zero token between, at a scale each."""
+    grid = Grid(offsets, queries, alpha, beta, phase="W(2)", purpose="data")
+    [y] = yield [Spaced.of(grid, 1)]
+    a, b = (rows[np.arange(rows.shape[0])] for rows in (offsets, queries))
+    return Table(a, beta[:, None] * b, alpha, grid.table(y))
 
 
 LOOSE = 0.01
@@ -270,45 +283,25 @@ class StepReadings:
 
 
 @dataclass(frozen=True, slots=True)
-class StepAnswers:
-    """The answers that a head without biases is solved from."""
+class StepAnswers(StepReadings):
+    """The same with the answers that they were read from."""
 
     near: FactoredReading
-    spaced: SpacedAnswers
+    spaced: Table
 
     @classmethod
-    def assuming(cls, near: FactoredReading, spaced: SpacedAnswers, values: Values) -> StepAnswers:
-        """Assume other values and another precision."""
-        return cls(replace(near, values=values), spaced)
-
-    @property
-    def readings(self) -> StepReadings:
-        """W(1) as it was read, and W(2) at r query tokens."""
-        near, X = self.near, self.spaced.queries
-        skeleton, values = near.skeleton, near.values
-        there = skeleton.coordinates(self.spaced.measured(values).T)
-        L = near.right.matrix
-        return StepReadings(values.v, values.c, skeleton.basis, L, X, there, 0.0, 0.0)
-
-    @property
-    def turn(self) -> Array:
-        """T."""
-        return self.readings.turn
-
-    def head(self, still: float, given: Array | None = None) -> RotaryHead:
-        """Return the head."""
-        return self.readings.head(still, given)
-
-    def at(self, distances: Sequence[float]) -> list[Array]:
-        """Return W(Δ) as it was read."""
-        return self.readings.at(distances)
+    def assuming(cls, near: FactoredReading, spaced: Table, values: Values) -> StepAnswers:
+        """Read W(1) and W(2) at r query tokens, assuming other values and another precision."""
+        skeleton, L = near.skeleton, near.right.matrix
+        there = spaced.logits(values, np.zeros(len(spaced.b))) / spaced.alpha[:, None]
+        read = skeleton.basis, L, spaced.b, skeleton.coordinates(there.T), 0.0, 0.0
+        return cls(values.v, values.c, *read, replace(near, values=values), spaced)
 
     def moved(self, rng: np.random.Generator) -> StepAnswers:
         """Move all answers by about as much as they are off, and read all again."""
-        L, X = self.near.right.matrix, self.spaced.queries
-        longest = self.spaced.beta * float(np.linalg.norm(L @ X.T, axis=0).max())
-        spaced = self.spaced.moved(rng, self.near.values, longest)
-        return StepAnswers(self.near.moved(rng), spaced)
+        spaced = self.spaced.moved(rng, self.near.values, self.head(0.0))
+        near = self.near.moved(rng)
+        return self.assuming(near, spaced, near.values)
 
 
 def solved(read: Readings, values: Values, given: Rotary | None, biases: bool = True) -> RotaryHead:

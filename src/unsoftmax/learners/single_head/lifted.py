@@ -19,19 +19,24 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import scipy
 
 from unsoftmax.errors import NotIdentifiable
 from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.single_head.column_space import LowRankProbes
-from unsoftmax.learners.single_head.distances import PositionedReading, StepScores, TurnedKeys
+from unsoftmax.learners.single_head.distances import (
+    PositionedReading,
+    StepScores,
+    Table,
+    TurnedKeys,
+    ask_spaced,
+)
 from unsoftmax.measure import offsets
 from unsoftmax.measure.logit_grid import Exponents, LogitGrid, at_query_scale, even
 from unsoftmax.measure.offsets import DENSE_GRID
 from unsoftmax.measure.single_tokens import Values
 from unsoftmax.models.rotary import Rotary
 from unsoftmax.models.rotary_head import RotaryHead
-from unsoftmax.probes import Array, Grid, Spaced
+from unsoftmax.probes import Array
 from unsoftmax.refusals import Reason, reworded
 from unsoftmax.solve.skeleton import rank_by_gap
 from unsoftmax.solve.turning_planes import turning_planes
@@ -79,52 +84,6 @@ class KeySide:
         """Return M of t = M u_b for tokens a (n, d) before b."""
         keys = self.rotary.turned(a @ self.K.T + self.k_bias, np.array(-1.0))
         return np.asarray(keys - (self.K @ b + self.k_bias))
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """Answers to all offsets a with all query tokens b, [αa + b; 0, if any; b]."""
-
-    a: Array
-    """(n, d)."""
-    b: Array
-    """(m, d), as asked."""
-    alpha: Array
-    """(m,)."""
-    y: Array
-    """(m, n)."""
-
-    @classmethod
-    def of(cls, grid: LogitGrid) -> Table:
-        """Take the answers of a grid with one scale for each query token."""
-        a, b = (rows[np.arange(rows.shape[0])] for rows in (grid.offsets, grid.queries))
-        return cls(a, grid.beta[:, :1] * b, grid.alpha[:, 0], grid.y)
-
-    def logits(self, values: Values, zeta: Array | None = None) -> Array:
-        """Return t, (m, n); a zero token between scores ``zeta`` (m,) more than b."""
-        between = 0.0 if zeta is None else scipy.special.expit(zeta)[:, None]
-        bv = (self.b @ values.v)[:, None]
-        rest = self.y - values.c - (1 - between) * bv
-        signal = self.alpha[:, None] * (self.a @ values.v) + between * bv
-        with np.errstate(invalid="ignore", divide="ignore"):
-            return np.asarray(np.log(rest / (signal - rest)) - np.log1p(-between))
-
-    def solved(self, t: Array, basis: Array | None = None) -> tuple[Array, Array]:
-        """Return u and s of t = αa·u + s, (d, m) and (m,); of u in a basis its coordinates."""
-        a = self.a if basis is None else self.a @ basis
-        both = np.linalg.solve(np.column_stack([a, np.ones(len(a))]), t.T)
-        return both[:-1] / self.alpha, both[-1]
-
-    def moved(self, rng: np.random.Generator, values: Values, head: RotaryHead) -> Table:
-        """Move all answers by about as much as they are off, rounding of scores included."""
-        offsets, scores = self.alpha[:, None, None] * self.a, head.scores
-        tokens = offsets + self.b[:, None]
-        keys, queries = scores.keys(tokens), scores.queries(self.b)
-        size = np.linalg.norm(tokens, axis=2) * values.norm + abs(values.c)
-        of_scores = np.linalg.norm(keys, axis=2) * np.linalg.norm(queries, axis=1)[:, None]
-        off = values.precision.deviation(size, self.y)
-        off = off + values.precision.unit * of_scores * np.abs(offsets @ values.v) / 8
-        return replace(self, y=self.y + off * rng.standard_normal(self.y.shape))
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,10 +213,7 @@ def read_lifted(
     within = offsets.balanced(basis.T @ direction, rng).made() @ basis.T + direction
     rows = np.round(within / DENSE_GRID) * DENSE_GRID
     alpha, beta = even(np.full(rank, k))
-    within_range = _lifted(rows)
-    pairs = Grid(within_range, tokens, alpha, beta, phase="W(2)", purpose="data")
-    [y] = yield [Spaced.of(pairs, 1)]
-    spaced = Table(within_range, answers.near.b, alpha, pairs.table(y))
+    spaced = yield from ask_spaced(_lifted(rows), tokens, alpha, beta)
     answers = replace(answers, spaced=spaced)
     if not np.all(np.isfinite(answers.turn)):
         raise Reason.LOGITS_TWO_APART_OUT_OF_REACH.error({"v": v, "c": grid.values.c}, also=_LARGE)

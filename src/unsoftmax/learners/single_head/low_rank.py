@@ -308,9 +308,9 @@ class LowRankHead(Configured):
         self, probes: LowRankProbes, columns: SpanningColumns, near: FactoredReading
     ) -> Asking[PositionedReading]:
         """Read W(2) where W(1) says how planes turn: r offsets in its range, r query tokens."""
-        alpha, beta = (float(scale[0]) for scale in probes.split(columns.grid.common_scale()[:1]))
         tokens = probes.T.rows[columns.tokens]
-        spaced = yield from ask_spaced(near.skeleton.rows, tokens, (alpha, beta), 1, "W(2)")
+        scales = probes.split(columns.grid.common_scale())
+        spaced = yield from ask_spaced(near.skeleton.rows, tokens, *scales)
         read, given = partial(StepAnswers.assuming, near, spaced), self._positions()[1]
         try:
             head = PositionedReading.of(near.values, read, given, False)

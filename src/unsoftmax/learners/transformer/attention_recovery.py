@@ -102,7 +102,6 @@ def recover_attention(
     assumed: AssumedAttention,
     anchored: bool,
     rng: np.random.Generator,
-    spare: int = SPARE,
 ) -> Generator[Round, Answers, RecoveredAttention]:
     """Ask for W and w.
 
@@ -116,10 +115,8 @@ def recover_attention(
         Ask g once more for every logit.
     rng : Generator
         Makes the query tokens.
-    spare : int
-        See `network_reader.SPARE`.
     """
-    reader = NetworkReader(learned, anchored, spare)
+    reader = NetworkReader(learned, anchored)
     T = _steep_rotation(learned, rng)
     if assumed.rank == 0:
         none = np.zeros((0, assumed.dim))
@@ -148,7 +145,7 @@ def recover_attention(
     return AttentionReadings(T, columns, rest, beside).recovered()
 
 
-def most_queries(assumed: AssumedAttention, anchored: bool, spare: int = SPARE) -> int:
+def most_queries(assumed: AssumedAttention, anchored: bool) -> int:
     """Bound the queries of `recover_attention`, all that are asked again among them."""
     dim, r = assumed.dim, assumed.columns
     blocks = [(r, dim)]  # query tokens, logits of each
@@ -156,7 +153,7 @@ def most_queries(assumed: AssumedAttention, anchored: bool, spare: int = SPARE) 
         blocks += [(1, dim)] * assumed.biases
     else:
         blocks += [(dim - r + assumed.biases, r)]
-    once = sum(k * n + (k * n if anchored else k + k * n // spare) for k, n in blocks)
+    once = sum(k * n + (k * n if anchored else k + k * n // SPARE) for k, n in blocks)
     again = sum(most_again(k * n) for k, n in blocks)
     scales = PILOTS * (SCALED_TOKENS + 1 + assumed.biases) * SCALE_ROUNDS
     return once + again + scales

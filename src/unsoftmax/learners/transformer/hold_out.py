@@ -347,9 +347,16 @@ def _drawn(model: Transformer, learned: LearnedNetwork, n: int, rng: np.random.G
 def _scaled(
     model: Transformer, learned: LearnedNetwork, offsets: Array, query: Array, wanted: float
 ) -> Array:
-    """Make a sequence with logits of an rms, or of less where offsets would be longer than b."""
     b = learned.length * query
-    rms = float(np.sqrt(np.mean((offsets @ model.scores_of(b[None])[0]) ** 2)))
-    reach = max(float(np.linalg.norm(b)), learned.length)
+    return at_logits(model.scores_of(b[None])[0], learned.length, offsets, b, wanted)
+
+
+def at_logits(u: Array, length: float, offsets: Array, b: Array, wanted: float) -> Array:
+    """Make a sequence with logits of an rms, u being W b + w (d,).
+
+    Of less where offsets would be longer than b and than hyperplanes are far, ``length``.
+    """
+    rms = float(np.sqrt(np.mean((offsets @ u) ** 2)))
+    reach = max(float(np.linalg.norm(b)), length)
     alpha = min(wanted / rms, reach) if rms > 0 else reach
     return np.vstack([b + alpha * offsets, b])

@@ -266,13 +266,10 @@ class NetworkReader:
         The network.
     anchored : bool
         Ask g once more for every logit.
-    spare : int
-        See `SPARE`.
     """
 
     learned: LearnedNetwork
     anchored: bool = False
-    spare: int = SPARE
 
     def aim(self, lines: TokenLines, basis: Array | None) -> AimedSegments:
         """Choose segments; see `unsoftmax.learners.transformer.aimed_segments.aim`."""
@@ -326,7 +323,7 @@ class NetworkReader:
         yield from self._shortened(answers)
         rows = answers.every
         if not self.anchored:
-            left = len(rows) // self.spare - answers.again - len(tokens)
+            left = len(rows) // SPARE - answers.again - len(tokens)
             rows = answers.least_determined(max(0, left))
         yield from answers.ask_anchors(rows)
         return answers

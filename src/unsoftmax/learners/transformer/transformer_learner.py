@@ -18,7 +18,7 @@ without biases and A w_o ≠ 0.
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, TypeAlias, cast
 
 import numpy as np
@@ -46,7 +46,6 @@ from unsoftmax.learners.transformer.hold_out import (
     open_hold_out,
 )
 from unsoftmax.learners.transformer.learned_network import LearnedNetwork
-from unsoftmax.learners.transformer.network_reader import SPARE
 from unsoftmax.measure.precision import KAPPA, Precision, why
 from unsoftmax.models import ReluNetwork, SingleHead, Transformer, canonical
 from unsoftmax.models.model import FrozenModel
@@ -62,15 +61,6 @@ Head: TypeAlias = ExactHead | LowRankHead
 # A w_o counts as 0 where it is smaller than this share of what its terms add up to, and a network
 # as unbiased where its biases are: a learned network's errors leave as much.
 CANCELLED = 1e-9
-
-
-@dataclass(frozen=True, slots=True)
-class TransformerTuning:
-    """How a Transformer is learned, beside its network and its single head."""
-
-    spare: int = SPARE
-    """Beside one query per logit every so many-th is spent on what is asked again, and on anchors:
-    on g where the pooled token of a logit lies that leaves most of W open."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +86,6 @@ class TransformerLearner(Configured):
         network's, about 1e-10, to below 1e-12.
     seed : int
         Decides query tokens and the hold-out, and the default learners' seeds.
-    tuning : TransformerTuning
-        Knobs of the algorithm, each with its reason in the source. To change some:
-        ``dataclasses.replace(learner.tuning, …)``, given to a new learner.
 
     Raises
     ------
@@ -131,7 +118,6 @@ class TransformerLearner(Configured):
     attention: Literal["local", "antisymmetric"] = "local"
     anchored: bool = False
     seed: int = 0
-    tuning: TransformerTuning = field(default=TransformerTuning(), kw_only=True)
 
     revision: ClassVar[int] = 4
     far: ClassVar[str] = "beyond every bend of the network"
@@ -212,7 +198,7 @@ class TransformerLearner(Configured):
             head = self._head.plan()
             asked, rounds, formula = 2 * head.at_most, head.rounds, f"2·({head.formula})"
         else:
-            asked = most_queries(self._assumed, bool(self.anchored), self.tuning.spare)
+            asked = most_queries(self._assumed, bool(self.anchored))
             rounds, formula = MOST_ATTENTION_ROUNDS, self._formula
         cost = (
             Cost.of_plan(first)
@@ -239,7 +225,7 @@ class TransformerLearner(Configured):
         learned = learned_network(found, held.precision(), held.answers)
         if self.attention == "local":
             attention = yield from recover_attention(
-                learned, self._assumed, bool(self.anchored), rng, self.tuning.spare
+                learned, self._assumed, bool(self.anchored), rng
             )
         else:
             pairs = held.left // 4  # half of what is left checks the head, two queries each
