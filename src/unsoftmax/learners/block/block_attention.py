@@ -38,6 +38,9 @@ SEARCHES = 2
 # Lengths of one key that find eps, the longest relative to √d, and each to the one before; keys at
 # the length where eps bends most, which give it.
 RUNGS, _LONGEST, _APART, REFINED = 9, 2.0**6, 2.0**-6, 4
+# Keys that are drawn for them, beside how many far tokens, and lengths at which the answers are to
+# differ: strong scores leave most keys without any weight, or with all.
+_DRAWN_KEYS, _BESIDE, _TELLING = 64, 8, np.linspace(0, 1, 5)
 # Values of |n(κ)|/√d that answers are compared with first, and steps from the nearest one.
 _GRID, _STEPS, _STEP = 257, 6, 2.0**-14
 # A key this near to the sphere at its shortest: eps is 0.
@@ -80,10 +83,7 @@ class KeyLengths:
         unit = tokens.on_sphere(self.x)
 
         def answered(share: Array) -> Array:
-            keys = share[..., None] * unit
-            X = np.stack([keys, np.broadcast_to(self.b, keys.shape)], axis=-2)
-            flat = inner(X.reshape(-1, 2, len(self.b))) - inner(self.b[None, None])
-            return np.where(shown, flat, 0.0).reshape(keys.shape)
+            return _beside(share[..., None] * unit, self.b, inner, shown)
 
         grid = np.linspace(0, 1, _GRID)
         each = answered(np.repeat(grid[:, None], len(self.x), axis=1))
@@ -332,9 +332,9 @@ def _read(tokens: FarTokens, most: int, rng: np.random.Generator) -> Asking[Read
     ranks, maps = gates.ranks(tokens.noise, rng), gates.maps()
     scores, whole = yield from FarScoreReading(tokens, gates, maps, ranks, rng).run()
     answers = BlockAnswers(tokens, gates, scores, whole, ranks)
-    inner, b = answers.inner(), scores.tokens[0]
+    inner = answers.inner()
+    b, units = _telling(inner, tokens, scores.tokens[:_BESIDE], rng)
     shown = tokens.shown(b[None])[0]
-    units = tokens.on_sphere(rng.standard_normal((1 + REFINED, tokens.dim)))
     rungs = _LONGEST * _APART ** np.arange(RUNGS)[:, None] * units[:1]
     lengths = yield from _asked(tokens, rungs, b, "eps")
     share = lengths.bent(inner, shown, tokens)
@@ -346,6 +346,25 @@ def _read(tokens: FarTokens, most: int, rng: np.random.Generator) -> Asking[Read
     half = np.sqrt(lengths.eps(share, tokens)[rung]) * units[1:]
     lengths = yield from _asked(tokens, half, b, "eps")
     return ReadBlock.of(replace(answers, lengths=lengths), rng)
+
+
+def _telling(
+    inner: AttentionLayer, tokens: FarTokens, far: Array, rng: np.random.Generator
+) -> tuple[Array, Array]:
+    """Choose a far token, and keys beside it whose lengths show best."""
+    units = tokens.on_sphere(rng.standard_normal((_DRAWN_KEYS, tokens.dim)))
+    keys = _TELLING[:, None, None] * units
+    each = [_beside(keys, b, inner, own) for b, own in zip(far, tokens.shown(far), strict=True)]
+    apart = np.linalg.norm(np.diff(each, axis=1), axis=3).min(axis=1)
+    best = int(np.argmax(np.sort(apart, axis=1)[:, -1 - REFINED]))
+    return far[best], units[np.argsort(-apart[best])[: 1 + REFINED]]
+
+
+def _beside(keys: Array, b: Array, inner: AttentionLayer, shown: Array) -> Array:
+    """Return what keys (…, d), one by one beside b, add in the coordinates that are shown."""
+    X = np.stack([keys, np.broadcast_to(b, keys.shape)], axis=-2)
+    flat = inner(X.reshape(-1, 2, len(b))) - inner(b[None, None])
+    return np.where(shown, flat, 0.0).reshape(keys.shape)
 
 
 def _asked(tokens: FarTokens, x: Array, b: Array, phase: str) -> Asking[KeyLengths]:

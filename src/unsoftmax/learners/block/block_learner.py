@@ -23,6 +23,7 @@ from unsoftmax.learners.block import block_attention as steps_of
 from unsoftmax.learners.block import (
     far_expansion,
     far_scores,
+    far_tokens,
     gate_reading,
     norm_centre,
     read_network,
@@ -116,7 +117,7 @@ class BlockLearner(Configured):
     max_heads: int = 64
     seed: int = 0
 
-    revision: ClassVar[int] = 1
+    revision: ClassVar[int] = 2
     far: ClassVar[str] = "so long that every gate is 0 or 1"
     outputs: ClassVar[Outputs] = "vector"
 
@@ -135,7 +136,7 @@ class BlockLearner(Configured):
             "rank r, s = 3 to 5 coordinates of far tokens, n = min(r, 0.85(d − s)/H): "
             f"{counts.block_attention_queries(d, H, r):,} for {H} of rank {r}"
         )
-        cost = Cost.of(7, tokens=4, rounds=1) + steps_of.SEARCHES * (
+        cost = far_tokens.cost() + steps_of.SEARCHES * (
             gate_reading.cost(d, H) + far_scores.cost(d) + steps_of.cost()
         )
         most = max(gate_reading.MOST_TOKENS, d + 1, *(one.tokens for one in SHORT))
