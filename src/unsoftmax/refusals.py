@@ -767,7 +767,8 @@ class Reason(Enum):
     BLOCK_BY_PLACE = (
         ModelMismatch,
         "Copies of tokens, or their order, change what attention adds by {apart:.1e}: positions "
-        "take part (rotary or others), or a window. Blocks with positions are not recovered.",
+        "take part, or a window. They are not such rotary positions as are recovered, those of a "
+        "block with an RMSNorm, keys without biases and moderate scores: {why}",
     )
     BLOCK_VARIES = (
         ModelMismatch,

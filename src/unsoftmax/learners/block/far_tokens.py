@@ -103,6 +103,8 @@ class FarTokens:
     """Whether that norm is a LayerNorm, which takes the mean off, or an RMSNorm."""
     noise: AnswerNoise
     """Of differences."""
+    by_place: float = 0.0
+    """Share of what attention adds that depends on where tokens are; 0 where it is noise."""
     _sparse: dict[bytes, Array] = field(default_factory=dict)
     _alone: dict[bytes, Array] = field(default_factory=dict)
 
@@ -212,8 +214,7 @@ def find_far_tokens(dim: int, rng: np.random.Generator) -> Asking[FarTokens]:
     Raises
     ------
     ModelMismatch
-        There is no residual connection, no norm before, tokens count by their place, or answers
-        vary or are too coarse.
+        There is no residual connection, no norm before, or answers vary or are too coarse.
     NotIdentifiable
         Other tokens than the last have no effect.
     """
@@ -253,8 +254,8 @@ def _looked(u: Array, x: Array) -> Asking[_FirstLook]:
     return _FirstLook(*np.vstack([first, three, six])[:, shown])
 
 
-def _judged(look: _FirstLook, scale: float, rounding: float) -> tuple[bool, AnswerNoise]:
-    """Tell whether the norm takes the mean off, and how precise differences are."""
+def _judged(look: _FirstLook, scale: float, rounding: float) -> tuple[bool, AnswerNoise, float]:
+    """Tell whether the norm takes the mean off, how precise differences are, and `by_place`."""
     size, longer = look.apart("alone"), look.apart("longer")
     if look.apart("again") > _ALIKE * rounding:
         raise Reason.BLOCK_VARIES.error(apart=look.apart("again") / scale)
@@ -263,7 +264,6 @@ def _judged(look: _FirstLook, scale: float, rounding: float) -> tuple[bool, Answ
     places = max(look.apart("doubled"), look.apart("exchanged"))
     if longer > _ALIKE * rounding:
         raise Reason.BLOCK_WITHOUT_NORM.error(apart=longer / size)
-    if places > _ALIKE * rounding:
-        raise Reason.BLOCK_BY_PLACE.error(apart=places / size)
-    noise = AnswerNoise(2 * KAPPA * UNIT, max(rounding, places, longer))
-    return look.apart("moved") <= _ALIKE * rounding, noise
+    by_place = places > _ALIKE * rounding
+    noise = AnswerNoise(2 * KAPPA * UNIT, max(rounding, longer, 0.0 if by_place else places))
+    return look.apart("moved") <= _ALIKE * rounding, noise, by_place * places / size

@@ -116,7 +116,8 @@ def fitted(answers: CopiedAnswers, theta: Array) -> Fitted:
         slopes -= (slopes @ basis) @ basis.T
         equations = (slopes @ slopes.T) * np.kron(vectors @ vectors.T, np.ones((q, q)))
         right = np.einsum("hqk,kc,hc->hq", slopes.reshape(H, q, -1), left, vectors).ravel()
-        sizes = np.sqrt(np.diag(equations)) + TINY
+        sizes = np.sqrt(np.diag(equations))
+        sizes[sizes == 0] = 1.0  # a gate that is shut beside all tokens
         unit, right = equations / np.outer(sizes, sizes), right / sizes
         for _ in range(_TRIED):
             step = np.linalg.solve(unit + damping * np.eye(H * q), right) / sizes

@@ -29,10 +29,11 @@ from unsoftmax.learners.feed_forward.search_steps import asks
 from unsoftmax.learners.feed_forward.smooth_layer import layer_errors
 from unsoftmax.learners.normed_tokens import INSIDE, NormedTokens
 from unsoftmax.measure.precision import UNIT
-from unsoftmax.models import AttentionLayer, FeedForward, LayerNorm
+from unsoftmax.models import FeedForward, LayerNorm
 from unsoftmax.probes import Array
 from unsoftmax.refusals import Reason
 from unsoftmax.theory.costs import Cost
+from unsoftmax.validate.drawn_models import Layer
 
 # Numbers that are asked for afresh where neurons are smooth, per unknown one: base points are on
 # one sphere of half the dimensions. With 0.5 errors are ten times as large.
@@ -93,7 +94,7 @@ class ReadNetwork:
         return self.keys.run(named(self.normed.asked_of(steps), _PHASE), self.c, self.kept)
 
     def fitted(
-        self, others: Sequence[AttentionLayer], rng: np.random.Generator
+        self, others: Sequence[Layer], rng: np.random.Generator
     ) -> tuple[ReadNetwork, NeuronParameters, list[NeuronParameters]]:
         """Fit all answers at once; return also the parameters, and others.
 
