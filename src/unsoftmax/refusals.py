@@ -650,7 +650,8 @@ class Reason(Enum):
     )
     BLOCK_BY_PLACE = _mismatch(
         "Copies of tokens, or their order, change what attention adds by {apart:.1e}: positions "
-        "take part (rotary or others), or a window. Blocks with positions are not recovered."
+        "take part, or a window. They are not such rotary positions as are recovered, those of a "
+        "block with an RMSNorm, keys without biases and moderate scores: {why}"
     )
     BLOCK_VARIES = _mismatch(
         "The same sequence was answered twice with a difference of {apart:.1e}: dropout is on, or "
@@ -672,6 +673,11 @@ class Reason(Enum):
         "of smooth neurons such as GELU and SwiGLU) after a LayerNorm or RMSNorm, or one that "
         "could not be read. {why}",
         'part="attention" returns the attention alone, whatever follows it.',
+    )
+    BLOCK_EPS_SMALL = _not_identifiable(
+        "The norm after attention has an eps of about {eps:.0e}. Short inputs are made {times:.0e} times "
+        "as long by it, with the roundoffs of what attention adds: these hide the neurons there. "
+        "This eps, and the constant that attention adds, are determined."
     )
     BLOCK_NOTHING_FOLLOWS = _not_identifiable(
         "The same is added to all tokens after attention: nothing of what follows it shows."

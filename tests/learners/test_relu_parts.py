@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import unsoftmax as us
-from tests.arrangement.test_cells import answered, random_form
 from unsoftmax.learners.relu_network import lifted_target, network_search
 from unsoftmax.learners.relu_network.claims import NetworkClaim
 from unsoftmax.learners.relu_network.far_neurons import SplitForm

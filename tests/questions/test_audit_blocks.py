@@ -79,7 +79,8 @@ def test_the_commands_for_a_block_are_named(tmp_path):
         assert done.returncode == 0, done.stderr
         lines = {line.partition(" unsoftmax ")[0]: line for line in done.stdout.splitlines()}
         assert ("Next:" in lines) == learned
-        assert not learned or "--model block --dim 32" in lines["Next:"]
+        if learned:
+            assert "--model block --dim 32 --part block" in lines["Next:"]
         words = lines["Does it serve your weights?"].partition(" unsoftmax ")[2].split()
         weights = tmp_path / kind / "model.npz"
         given = {"CHECKPOINT": weights, "K": "0"}

@@ -403,6 +403,15 @@ def test_an_audits_first_screen(tmp_path, changes, answer, level):
     assert first_screen(tmp_path)[:2] == (answer, level)
 
 
+def test_the_page_of_a_block_says_how_all_of_it_is_copied(tmp_path):
+    whole = WholeCost("block", False, 300)
+    found = replace(audited("x"), cost=None, target_class="whole block", whole=whole)
+    found.save(tmp_path)
+    answer, level, said = first_screen(tmp_path)
+    assert answer == "Anyone who may ask about 300 questions can probably copy its attention."
+    assert (level, "--model block --part block" in said) == ("High", True)
+
+
 def test_an_audit_that_has_copied_is_one_finding_with_its_own_counts(tmp_path):
     recovery = recovery_of(random_heads())
     replace(audited("x"), recovery=recovery, queries=760, money=3.5).save(tmp_path)

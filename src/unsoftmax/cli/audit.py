@@ -139,7 +139,7 @@ def _whole_line(whole: WholeCost, target: str, dim: int, out: Path, auth: str | 
     from unsoftmax.report.command_record import CommandRecord
 
     words = ["learn", target, "--model", whole.model, "--dim", str(dim)]
-    words += ["--rotary"] * whole.rotary + ["--out", str(out / "whole")]
+    words += [*whole.options, "--out", str(out / "whole")]
     return CommandRecord.now([*words, *(["--auth", auth] if auth else [])]).line
 
 

@@ -83,8 +83,13 @@ class WholeCost:
 
     @property
     def part(self) -> str:
-        """What is recovered."""
+        """What these queries recover."""
         return "its attention" if self.of_block else "all numbers of the answers"
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """What `unsoftmax learn` takes beside the model, for all that can be had."""
+        return ("--part", "block") * self.of_block + ("--rotary",) * self.rotary
 
 
 @dataclass(frozen=True, slots=True)

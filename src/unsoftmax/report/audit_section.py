@@ -104,7 +104,8 @@ def _advice(result: Audit, questions: int) -> tuple[str, ...]:
         done = (
             "Treat what the model has learned as known to everyone who could ask that often."
             if result.recovery is not None
-            else "To make sure, copy its attention: unsoftmax learn with --model block."
+            else "To make sure, copy it: unsoftmax learn with --model block --part block. Its "
+            "attention alone takes --part attention."
             if result.whole is not None and result.whole.of_block
             else "To make sure, copy it: repeat this audit with --recover."
         )

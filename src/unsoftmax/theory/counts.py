@@ -392,12 +392,12 @@ def block_attention(dim: int, heads: int, rank: int, *, centred: bool = True) ->
     return heads * rank * (dim + k - rank + 2 * k + 1 - rank)
 
 
-def hidden_coordinates(dim: int, centred: bool = True) -> int:
+def hidden_coordinates(dim: int) -> int:
     """Return of how many coordinates s the far tokens are that show the heads of a block.
 
     Logits are affine in s − 1 of them: fewer leave heads less apart, more hide more of answers.
     """
-    return min(3 + (dim >= 24) + (dim >= 100), max(2, (dim - centred) // 2))
+    return min(3 + (dim >= 24) + (dim >= 100), max(2, (dim - 1) // 2))
 
 
 def block_attention_queries(dim: int, heads: int, rank: int) -> int:

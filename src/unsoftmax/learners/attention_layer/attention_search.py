@@ -258,7 +258,7 @@ REFUSALS = (ModelMismatch, NotIdentifiable, np.linalg.LinAlgError)
 _FITTED_ALONE = 64
 # Heads whose values have the same row space but for this angle share them, or for so many times
 # the noise: behind float32 row spaces are off by 0.02 to 0.05, and random ones are at right angles.
-_SHARED, _SHARED_NOISE = 1e-4, 1e6
+SHARED, _SHARED_NOISE = 1e-4, 1e6
 # Roundoffs that answers behind a norm are perturbed by, relative to y and to the scale; those
 # further than so many from the affine map are perturbed by what they are off.
 _ROUNDOFFS, _NOISY = 4.0, 256.0
@@ -340,7 +340,7 @@ def search(
         spare=effort.spare_offsets,
     ).run()
     if given is not None:
-        groups = groups_of(maps.solved(), min(max(_SHARED, _SHARED_NOISE * noise.relative), 0.5))
+        groups = groups_of(maps.solved(), min(max(SHARED, _SHARED_NOISE * noise.relative), 0.5))
         if noise.relative > limits.EXACT:
             maps = replace(maps, groups=groups)
         of = (LiftedReading if pilots.mirrored else GroupReading).of

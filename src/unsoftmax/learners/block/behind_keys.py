@@ -21,10 +21,11 @@ import scipy
 from unsoftmax.learners.block.far_tokens import FarTokens
 from unsoftmax.learners.compose import Asking, T, mapped
 from unsoftmax.measure.precision import UNIT
-from unsoftmax.models import AttentionLayer, LayerNorm
+from unsoftmax.models import LayerNorm
 from unsoftmax.models.arrays import TINY
 from unsoftmax.probes import Array, Copies, Purpose, Round, Sequences
 from unsoftmax.protocol import Answers
+from unsoftmax.validate.drawn_models import Layer
 
 # Copies of the key. More: o depends less on x, and questions are longer.
 COPIES = 31
@@ -54,7 +55,7 @@ class BehindKeys:
     ----------
     tokens : FarTokens
         Of the norm before attention.
-    layer : AttentionLayer
+    layer : Layer
         Attention of normalised tokens, its constant 0.
     eps : float
         Of that norm.
@@ -63,13 +64,13 @@ class BehindKeys:
     """
 
     tokens: FarTokens
-    layer: AttentionLayer
+    layer: Layer
     eps: float
     key: Array
 
     @classmethod
     def drawn(
-        cls, tokens: FarTokens, layer: AttentionLayer, eps: float, rng: np.random.Generator
+        cls, tokens: FarTokens, layer: Layer, eps: float, rng: np.random.Generator
     ) -> BehindKeys:
         """Choose a key while c is not known."""
         first = tokens.on_sphere(rng.standard_normal((1, tokens.dim)))[0]
@@ -95,9 +96,9 @@ class BehindKeys:
         """Return what a small step of x changes o by, behind each key (K, d), where y is 0."""
         x = -c - keys @ self._maps.sum(axis=0).T
         n, length = self.tokens.on_sphere(x), np.linalg.norm(self.tokens.within(x), axis=1)
-        vectors = self.layer.vectors(n)
-        scores = np.einsum("kd,khd->kh", keys - n, vectors)
-        own = scipy.special.expit(-scores - np.log(COPIES))
+        copies = np.broadcast_to(keys[:, None], (len(keys), COPIES, len(self.key)))
+        scores = self.layer.scored(np.concatenate([copies, n[:, None]], axis=1))
+        own = scipy.special.expit(scores[..., -1] - scipy.special.logsumexp(scores[..., :-1], axis=2))
         sizes = np.linalg.norm(self._maps, 2, axis=(1, 2))
         return np.asarray(self.tokens.radius * np.max(own * sizes, axis=1) / length)
 
@@ -109,23 +110,33 @@ class BehindKeys:
     @cached_property
     def _maps(self) -> Array:
         """All M_h, (H, d, d)."""
-        return np.array([head.M for head in self.layer.heads])
+        return np.array([self.layer.values_of(h).whole for h in range(self.layer.H)])
 
     @cached_property
-    def _scores(self) -> Array:
-        """All W_h, (H, d, d)."""
-        return np.array([head.W for head in self.layer.heads])
+    def _own_scores(self) -> tuple[Array, Array]:
+        """All W_h (H, d, d) and w_h (H, d) at distance 0."""
+        d, forms = len(self.key), [self.layer.score_forms(h)[0] for h in range(self.layer.H)]
+        each = np.array([one.left[:d] @ one.right for one in forms])
+        return each[:, :, :d], each[:, :, d]
+
+    @cached_property
+    def _toward(self) -> tuple[Array, Array]:
+        """What all copies of the key score with tokens (H, COPIES, d), and beside 0 (H, COPIES)."""
+        x = np.vstack([np.zeros(len(self.key)), np.eye(len(self.key))])
+        keys = np.broadcast_to(self._seen, (len(x), COPIES, len(self.key)))
+        scores = self.layer.scored(np.concatenate([keys, x[:, None]], axis=1))[..., :-1]
+        return np.moveaxis(scores[1:] - scores[0], 0, 2), scores[0]
 
     # -- what attention adds
 
-    def adds(self, x: Array, layer: AttentionLayer | None = None) -> Array:
+    def adds(self, x: Array, layer: Layer | None = None) -> Array:
         """Return o behind the key, of tokens x (Q, d); of another layer if one is given."""
         keys = np.broadcast_to(self._seen, (len(x), COPIES, len(self.key)))
         n = self._norm.normalised(self.tokens.within(x))
         answers: Array = (layer or self.layer)(np.concatenate([keys, n[:, None]], axis=1))
         return answers
 
-    def apart(self, u: Array, others: Sequence[AttentionLayer]) -> Array:
+    def apart(self, u: Array, others: Sequence[Layer]) -> Array:
         """Return what other layers add otherwise than this one, at inputs (Q, d): (n, Q, d)."""
         x = self.tokens_of(u)
         mine = self.adds(x)
@@ -152,15 +163,18 @@ class BehindKeys:
         return x
 
     def _linearised(self, x: Array) -> tuple[Array, Array]:
-        """Return o (Q, d) and its derivative by x (Q, d, d), heads weighing one key and x."""
+        """Return o (Q, d) and its derivative by x (Q, d, d), heads weighing copies of a key and x."""
         d, tokens = self.tokens.dim, self.tokens
         v = tokens.within(x)
         size = np.sqrt(np.mean(v * v, axis=1) + self.eps)
         n = v / size[:, None]
-        away, vectors = self._seen - n, self.layer.vectors(n)
-        scores = np.einsum("qd,qhd->hq", away, vectors)
-        p = scipy.special.expit(scores + np.log(COPIES))
-        turn = np.einsum("hij,qi->hqj", self._scores, away) - vectors.swapaxes(0, 1)
+        (W, w), (toward, beside_0), away = self._own_scores, self._toward, self._seen - n
+        keys = np.einsum("hcd,qd->hqc", toward, n) + beside_0[:, None]
+        every = scipy.special.logsumexp(keys, axis=2)
+        vectors = np.einsum("hij,qj->hqi", W, n) + w[:, None]
+        p = scipy.special.expit(every - np.einsum("qi,hqi->hq", n, vectors))
+        turn = np.einsum("hqc,hcd->hqd", np.exp(keys - every[..., None]), toward)
+        turn -= vectors + np.einsum("hij,qi->hqj", W, n)
         mapped = np.einsum("hij,qj->hqi", self._maps, away) * (p * (1 - p))[..., None]
         slope = np.einsum("hqi,hqj->qij", mapped, turn)
         slope += np.einsum("hij,hq->qij", self._maps, 1 - p)

@@ -15,21 +15,28 @@ from typing import Any
 
 import numpy as np
 
-from unsoftmax.learners.attention_layer.attention_search import tried
+from unsoftmax.errors import ModelMismatch, NotIdentifiable
+from unsoftmax.learners.attention_layer.attention_search import SHARED, RecoveredLayer, tried
+from unsoftmax.learners.attention_layer.group_reading import GivenPositions
+from unsoftmax.learners.attention_layer.group_scores import GroupAnswers
+from unsoftmax.learners.attention_layer.search_limits import LEAN
+from unsoftmax.learners.attention_layer.value_answers import LayerMap, groups_of
+from unsoftmax.learners.block.far_groups import FarGroupReading
 from unsoftmax.learners.block.far_scores import FarScoreReading, FarScores
 from unsoftmax.learners.block.far_tokens import UNKNOWN_EPS, FarTokens, find_far_tokens
 from unsoftmax.learners.block.gate_reading import GatedMaps, GateReading
+from unsoftmax.learners.block.zero_gates import TurnedMaps, ZeroGates
 from unsoftmax.learners.compose import Asking, T
 from unsoftmax.measure.precision import UNIT
 from unsoftmax.measure.token_map import with_errors
-from unsoftmax.models import AttentionLayer, LayerHead, LayerNorm
+from unsoftmax.models import LayerNorm
 from unsoftmax.models.arrays import TINY
 from unsoftmax.probes import Array, Round, Sequences, Singles
 from unsoftmax.protocol import Certificate, Found
 from unsoftmax.refusals import Reason
 from unsoftmax.theory.costs import Cost
 from unsoftmax.validate.conclude import CONFIRMING, LONG, SHORT, Conclusion, LayerSequences, Said
-from unsoftmax.validate.drawn_models import DRAWN, SAFETY, DrawnModels
+from unsoftmax.validate.drawn_models import DRAWN, SAFETY, DrawnModels, Layer
 from unsoftmax.validate.long_sequences import SequenceShape
 from unsoftmax.validate.sequences import by_length
 
@@ -38,6 +45,9 @@ SEARCHES = 2
 # Lengths of one key that find eps, the longest relative to √d, and each to the one before; keys at
 # the length where eps bends most, which give it.
 RUNGS, _LONGEST, _APART, REFINED = 9, 2.0**6, 2.0**-6, 4
+# Keys that are drawn for them, beside how many far tokens, and lengths at which the answers are to
+# differ: strong scores leave most keys without any weight, or with all.
+_DRAWN_KEYS, _BESIDE, _TELLING = 64, 8, np.linspace(0, 1, 5)
 # Values of |n(κ)|/√d that answers are compared with first, and steps from the nearest one.
 _GRID, _STEPS, _STEP = 257, 6, 2.0**-14
 # A key this near to the sphere at its shortest: eps is 0.
@@ -75,15 +85,12 @@ class KeyLengths:
     y: Array
     b: Array
 
-    def bent(self, inner: AttentionLayer, shown: Array, tokens: FarTokens) -> Array:
+    def bent(self, inner: Layer, shown: Array, tokens: FarTokens) -> Array:
         """Return |n(κ)|/√d of every key, (Q,)."""
         unit = tokens.on_sphere(self.x)
 
         def answered(share: Array) -> Array:
-            keys = share[..., None] * unit
-            X = np.stack([keys, np.broadcast_to(self.b, keys.shape)], axis=-2)
-            flat = inner(X.reshape(-1, 2, len(self.b))) - inner(self.b[None, None])
-            return np.where(shown, flat, 0.0).reshape(keys.shape)
+            return _beside(share[..., None] * unit, self.b, inner, shown)
 
         grid = np.linspace(0, 1, _GRID)
         each = answered(np.repeat(grid[:, None], len(self.x), axis=1))
@@ -103,34 +110,58 @@ class KeyLengths:
 
 
 @dataclass(frozen=True, slots=True)
-class BlockAnswers:
-    """All answers that a block's attention is computed from."""
+class PlainAnswers:
+    """All answers that heads without positions are computed from."""
 
-    tokens: FarTokens
     gates: GatedMaps
     scores: FarScores
     whole: int
     """Tokens that were asked with keys in all directions."""
     ranks: tuple[int, ...]
     """Of the maps."""
-    lengths: KeyLengths | None = None
 
-    def inner(self) -> AttentionLayer:
-        """Compute attention as a layer of normalised tokens, its constant 0."""
+    def solved(self) -> RecoveredLayer:
+        """Compute the heads, as those of a layer of normalised tokens, its constant 0."""
         maps = self.gates.maps()
         scores, weighed = self.scores.solved(maps, self.gates, self.whole)
         values = self.scores.whole_maps(maps, self.ranks, self.gates, weighed)
-        if not all(np.isfinite(x).all() for x in scores.arrays):
-            raise Reason.ERRORS_LEAVE_NO_WEIGHTS.error(
-                noise=self.tokens.noise.relative, heads=len(self.ranks)
-            )
-        heads = [
-            LayerHead.from_factors(O=U, V=V, K=C.T, Q=R[:, :-1], w=C @ R[:, -1])
-            for U, V, C, R in zip(values.U, values.V, scores.C, scores.R, strict=True)
-        ]
-        return AttentionLayer(heads, np.zeros(self.tokens.dim))
+        d = self.gates.frame.shape[1]
+        nothing = LayerMap(np.zeros(d), np.zeros((d, d)), False)
+        return RecoveredLayer(nothing, values, scores, (), (0.0, 0.0))
 
-    def eps(self, inner: AttentionLayer) -> float:
+
+@dataclass(frozen=True, slots=True)
+class TurnedAnswers:
+    """All answers that heads with rotary positions are computed from."""
+
+    maps: TurnedMaps
+    scores: GroupAnswers
+
+    def solved(self) -> RecoveredLayer:
+        """Compute the heads, as those of a layer of normalised tokens, its constant 0."""
+        layer, values = self.maps.layer(), self.maps.solved()
+        scores = self.scores.solved(layer, values)
+        return RecoveredLayer(layer, values, scores, self.scores.groups, (0.0, 0.0))
+
+
+@dataclass(frozen=True, slots=True)
+class BlockAnswers:
+    """All answers that a block's attention is computed from."""
+
+    tokens: FarTokens
+    heads: PlainAnswers | TurnedAnswers
+    lengths: KeyLengths | None = None
+
+    def inner(self) -> Layer:
+        """Compute attention as a layer of normalised tokens, its constant 0."""
+        found = self.heads.solved()
+        if not all(np.isfinite(x).all() for x in found.scores.arrays):
+            raise Reason.ERRORS_LEAVE_NO_WEIGHTS.error(
+                noise=self.tokens.noise.relative, heads=len(found.values.U)
+            )
+        return found.model()
+
+    def eps(self, inner: Layer) -> float:
         """Compute eps."""
         assert self.lengths is not None
         shown = self.tokens.shown(self.lengths.b[None])[0]
@@ -139,7 +170,7 @@ class BlockAnswers:
 
 
 @dataclass(frozen=True, slots=True)
-class KeyedModels(DrawnModels[AttentionLayer]):
+class KeyedModels(DrawnModels[Layer]):
     """Drawn models whose keys may be longer or shorter, as another eps of the norm makes them."""
 
     eps_off: float = 0.0
@@ -190,7 +221,7 @@ class FarSequences(LayerSequences):
 
 def attention_of_block(
     dim: int, most: int, rng: np.random.Generator, checks: int
-) -> Asking[Found[AttentionLayer]]:
+) -> Asking[Found[Layer]]:
     """Recover the attention of a block.
 
     Raises
@@ -211,11 +242,17 @@ def attention_searched(dim: int, most: int, rng: np.random.Generator) -> Asking[
     tokens = yield from find_far_tokens(dim, rng)
 
     def searched(last: bool) -> Asking[ReadBlock]:
-        block = yield from tokens.differences(_read(tokens, most, rng))
+        reading = _turned(tokens, most, rng) if tokens.by_place else _plain(tokens, most, rng)
+        block = yield from tokens.differences(_read(tokens, reading, rng))
         yield from block.asked(block.conclusion.confirmed())
         return block
 
-    return (yield from tried(SEARCHES, searched))
+    try:
+        return (yield from tried(SEARCHES, searched))
+    except (ModelMismatch, NotIdentifiable, np.linalg.LinAlgError) as error:
+        if not tokens.by_place:
+            raise
+        raise Reason.BLOCK_BY_PLACE.error(apart=tokens.by_place, why=error) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +260,7 @@ class ReadBlock:
     """Attention as it was read, beside others of the same answers, and what is left to ask."""
 
     tokens: FarTokens
-    conclusion: Conclusion[AttentionLayer]
+    conclusion: Conclusion[Layer]
     eps: tuple[float, float]
     """Of the norm before attention, and about what it is off by."""
 
@@ -243,17 +280,19 @@ class ReadBlock:
         )
 
     @property
-    def inner(self) -> AttentionLayer:
+    def inner(self) -> Layer:
         """Attention as a layer of normalised tokens."""
         return self.conclusion.drawn.model
 
-    def layer(self, inner: AttentionLayer | None = None, c: Array | None = None) -> AttentionLayer:
+    def layer(self, inner: Layer | None = None, c: Array | None = None) -> Layer:
         """Return the layer of tokens as they are asked."""
         inner = inner or self.inner
         norm = LayerNorm(
             np.ones(inner.dim), None, self.eps[0], before=True, centred=self.tokens.centred
         )
-        return AttentionLayer(inner.heads, inner.c if c is None else c, True, norm)
+        around = {f"norm.{name}": array for name, array in norm.arrays().items()}
+        c = inner.c if c is None else c
+        return type(inner).from_arrays({**inner.arrays(), "c": c, "residual": True, **around})
 
     @property
     def eps_bound(self) -> float:
@@ -287,7 +326,7 @@ class ReadBlock:
         missed = np.linalg.norm(beside - alone - adds)
         return IN_PARALLEL if missed <= _UNSEEN * np.linalg.norm(adds) else _BEHIND
 
-    def found(self, found: Found[Any], checks: int, note: str) -> Found[AttentionLayer]:
+    def found(self, found: Found[Any], checks: int, note: str) -> Found[Layer]:
         """Return the layer of tokens as they are asked."""
         own = found.certificate
         errors = {**own.errors, "c": np.inf, "eps": self.eps_bound}
@@ -326,15 +365,40 @@ IN_PARALLEL = (
 )
 
 
-def _read(tokens: FarTokens, most: int, rng: np.random.Generator) -> Asking[ReadBlock]:
-    """Ask for maps, scores and eps."""
+def _plain(
+    tokens: FarTokens, most: int, rng: np.random.Generator
+) -> Asking[tuple[PlainAnswers, Array]]:
+    """Ask for maps and scores without positions; return also the far tokens of one coordinate."""
     gates = yield from GateReading(tokens, most, rng).run()
     ranks, maps = gates.ranks(tokens.noise, rng), gates.maps()
     scores, whole = yield from FarScoreReading(tokens, gates, maps, ranks, rng).run()
-    answers = BlockAnswers(tokens, gates, scores, whole, ranks)
-    inner, b = answers.inner(), scores.tokens[0]
+    return PlainAnswers(gates, scores, whole, ranks), scores.tokens
+
+
+def _turned(
+    tokens: FarTokens, most: int, rng: np.random.Generator
+) -> Asking[tuple[TurnedAnswers, Array]]:
+    """Ask for maps and scores with rotary positions; return also far tokens of one coordinate."""
+    maps = yield from ZeroGates(tokens, most, rng).run()
+    groups = groups_of(maps.solved(), SHARED)
+    reading = FarGroupReading.of(
+        maps, tokens.noise, LEAN, (0.0, 0.0), rng, groups=groups, given=GivenPositions(), far=tokens
+    )
+    scores = yield from reading.run()
+    return TurnedAnswers(maps, scores), scores.first.tokens
+
+
+def _read(
+    tokens: FarTokens,
+    reading: Asking[tuple[PlainAnswers | TurnedAnswers, Array]],
+    rng: np.random.Generator,
+) -> Asking[ReadBlock]:
+    """Ask for maps, scores and eps."""
+    heads, far = yield from reading
+    answers = BlockAnswers(tokens, heads)
+    inner = answers.inner()
+    b, units = _telling(inner, tokens, far[:_BESIDE], rng)
     shown = tokens.shown(b[None])[0]
-    units = tokens.on_sphere(rng.standard_normal((1 + REFINED, tokens.dim)))
     rungs = _LONGEST * _APART ** np.arange(RUNGS)[:, None] * units[:1]
     lengths = yield from _asked(tokens, rungs, b, "eps")
     share = lengths.bent(inner, shown, tokens)
@@ -346,6 +410,25 @@ def _read(tokens: FarTokens, most: int, rng: np.random.Generator) -> Asking[Read
     half = np.sqrt(lengths.eps(share, tokens)[rung]) * units[1:]
     lengths = yield from _asked(tokens, half, b, "eps")
     return ReadBlock.of(replace(answers, lengths=lengths), rng)
+
+
+def _telling(
+    inner: Layer, tokens: FarTokens, far: Array, rng: np.random.Generator
+) -> tuple[Array, Array]:
+    """Choose a far token, and keys beside it whose lengths show best."""
+    units = tokens.on_sphere(rng.standard_normal((_DRAWN_KEYS, tokens.dim)))
+    keys = _TELLING[:, None, None] * units
+    each = [_beside(keys, b, inner, own) for b, own in zip(far, tokens.shown(far), strict=True)]
+    apart = np.linalg.norm(np.diff(each, axis=1), axis=3).min(axis=1)
+    best = int(np.argmax(np.sort(apart, axis=1)[:, -1 - REFINED]))
+    return far[best], units[np.argsort(-apart[best])[: 1 + REFINED]]
+
+
+def _beside(keys: Array, b: Array, inner: Layer, shown: Array) -> Array:
+    """Return what keys (…, d), one by one beside b, add in the coordinates that are shown."""
+    X = np.stack([keys, np.broadcast_to(b, keys.shape)], axis=-2)
+    flat = inner(X.reshape(-1, 2, len(b))) - inner(b[None, None])
+    return np.where(shown, flat, 0.0).reshape(keys.shape)
 
 
 def _asked(tokens: FarTokens, x: Array, b: Array, phase: str) -> Asking[KeyLengths]:

@@ -19,13 +19,17 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from unsoftmax.learners.attention_layer.search_limits import LONGEST
 from unsoftmax.learners.block import block_attention as steps_of
 from unsoftmax.learners.block import (
     far_expansion,
+    far_groups,
     far_scores,
+    far_tokens,
     gate_reading,
     norm_centre,
     read_network,
+    zero_gates,
 )
 from unsoftmax.learners.block.behind_keys import COPIES
 from unsoftmax.learners.block.far_tokens import FAR
@@ -37,11 +41,12 @@ from unsoftmax.learners.feed_forward.feed_forward_learner import (
     FeedForwardLearner,
 )
 from unsoftmax.learners.settings import Configured, one_of, whole_number
-from unsoftmax.models import AttentionLayer, Stack
+from unsoftmax.models import Stack
 from unsoftmax.protocol import Found, Outputs, Plan, Steps
 from unsoftmax.theory import counts
 from unsoftmax.theory.costs import Cost
 from unsoftmax.validate.conclude import LONG, SHORT
+from unsoftmax.validate.drawn_models import Layer
 
 PARTS = ("attention", "block")
 
@@ -116,7 +121,7 @@ class BlockLearner(Configured):
     max_heads: int = 64
     seed: int = 0
 
-    revision: ClassVar[int] = 1
+    revision: ClassVar[int] = 2
     far: ClassVar[str] = "so long that every gate is 0 or 1"
     outputs: ClassVar[Outputs] = "vector"
 
@@ -135,10 +140,10 @@ class BlockLearner(Configured):
             "rank r, s = 3 to 5 coordinates of far tokens, n = min(r, 0.85(d − s)/H): "
             f"{counts.block_attention_queries(d, H, r):,} for {H} of rank {r}"
         )
-        cost = Cost.of(7, tokens=4, rounds=1) + steps_of.SEARCHES * (
-            gate_reading.cost(d, H) + far_scores.cost(d) + steps_of.cost()
-        )
-        most = max(gate_reading.MOST_TOKENS, d + 1, *(one.tokens for one in SHORT))
+        plain = gate_reading.cost(d, H) + far_scores.cost(d)
+        turned = zero_gates.cost(d, H) + far_groups.cost(d)
+        cost = far_tokens.cost() + steps_of.SEARCHES * ((plain | turned) + steps_of.cost())
+        most = max(gate_reading.MOST_TOKENS, LONGEST + d + 1, *(one.tokens for one in SHORT))
         ending = Cost.of(2, tokens=2, rounds=2 + LONG.most_rounds)
         longest = 2 * FAR * np.sqrt(d)
         if self.part == "block":
@@ -153,7 +158,7 @@ class BlockLearner(Configured):
             cost += far_expansion.cost(d) + read_network.cost(d, most_neurons)
         return (cost + ending).plan(formula, LONG.most_tokens(d, most), longest, known=False)
 
-    def steps(self, checks: int) -> Steps[AttentionLayer | Stack]:
+    def steps(self, checks: int) -> Steps[Layer | Stack]:
         """Ask, and return what was found; see `unsoftmax.protocol.Learner`."""
         d, most, rng = int(self.dim), int(self.max_heads), np.random.default_rng(self.seed)
         steps: Asking[Found[Any]] = steps_of.attention_of_block(d, most, rng, checks)

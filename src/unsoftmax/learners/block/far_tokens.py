@@ -28,6 +28,7 @@ from unsoftmax.measure.token_map import AnswerNoise
 from unsoftmax.probes import Array, Changed, Flags, Round, Sequences, Singles
 from unsoftmax.protocol import Answers
 from unsoftmax.refusals import Reason
+from unsoftmax.theory.costs import Cost
 
 # Length of query tokens. Shorter than 2⁵³: F sees what attention adds; longer than 2⁶⁰: squares
 # leave float32.
@@ -36,6 +37,9 @@ FAR = 2.0**56
 UNKNOWN_EPS = 1.0
 # Long keys of the first look, and how many times as long they are once more.
 _LONG, _LONGER = 2.0**20, 2.0**6
+# How far they are from the far token, relative to its length, in turn until they count; 1 is
+# anywhere: beside strong scores keys elsewhere may have no weight.
+_NEAR = 1.0, 2.0**-3, 2.0**-6
 # Share that long answers may miss what a residual connection adds by.
 _RESIDUAL = 2.0**-20
 # Coarser answers, relative to what attention adds, are refused: errors of scores are 1e5 times
@@ -43,6 +47,11 @@ _RESIDUAL = 2.0**-20
 COARSEST = 1e-11
 # Differences of answers within so many times the noise are none.
 _ALIKE = 30.0
+
+
+def cost() -> Cost:
+    """Bound the first look."""
+    return len(_NEAR) * Cost.of(7, tokens=6, rounds=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +87,8 @@ class FarTokens:
     """Whether that norm is a LayerNorm, which takes the mean off, or an RMSNorm."""
     noise: AnswerNoise
     """Of differences."""
+    by_place: float = 0.0
+    """Share of what attention adds that depends on where tokens are; 0 where it is noise."""
     _sparse: dict[bytes, Array] = field(default_factory=dict)
     _alone: dict[bytes, Array] = field(default_factory=dict)
 
@@ -174,24 +185,44 @@ class _FirstLook(NamedTuple):
     exchanged: Array
     doubled: Array
 
+    def apart(self, name: str) -> float:
+        """Return by how much an answer differs from the one to two keys."""
+        return float(np.linalg.norm(getattr(self, name) - self.beside))
+
 
 def find_far_tokens(dim: int, rng: np.random.Generator) -> Asking[FarTokens]:
     """Ask seven sequences for the norm before attention, and for what is no such block.
 
+    Where keys have no weight, as many with keys nearer to the far token.
+
     Raises
     ------
     ModelMismatch
-        There is no residual connection, no norm before, tokens count by their place, or answers
-        vary or are too coarse.
+        There is no residual connection, no norm before, or answers vary or are too coarse.
     NotIdentifiable
         Other tokens than the last have no effect.
     """
-    x = FAR * np.eye(dim)[rng.integers(dim)]
+    way = np.eye(dim)[rng.integers(dim)]
     key = np.round(16 * rng.standard_normal(dim)) / 16
-    key = _LONG * (key + (key == 0))
-    # two opposite keys: no query token turns from both
-    u = np.array([key, -key])
+    key = key + (key == 0)
+    for near in _NEAR:
+        # two opposite keys: no query token turns from both
+        around = (near < 1) * np.rint(np.sqrt(dim)) * way
+        u = _LONG * (around + near * np.array([key, -key]))
+        look = yield from _looked(u, FAR * way)
+        scale = float(np.max(np.linalg.norm(np.array(look), axis=1)))
+        format_error = Precision.of_format([np.array(look)]).error(0.0, np.array(look))
+        rounding = float(np.max(np.linalg.norm(format_error, axis=1)))
+        rounding = max(rounding, 2 * KAPPA * UNIT * scale)
+        if not look.apart("alone") <= _ALIKE * rounding:
+            return FarTokens(dim, *_judged(look, scale, rounding))
+    raise Reason.FIRST_TOKEN_DOES_NOT_COUNT.error()
+
+
+def _looked(u: Array, x: Array) -> Asking[_FirstLook]:
+    """Ask two keys (2, d) beside a far token."""
     beside = np.array([u, u, _LONGER * u, u + _LONG, u[::-1]])
+    dim = len(x)
     queries = np.broadcast_to(x, (len(beside), 1, dim))
     twice = np.repeat(np.vstack([u, x]), 2, axis=0)[None]
     first, three, six = yield [
@@ -204,29 +235,19 @@ def find_far_tokens(dim: int, rng: np.random.Generator) -> Asking[FarTokens]:
     shown, own = x == 0, int(np.argmax(x))
     if not np.max(np.abs(first[0] - x)) <= _RESIDUAL * FAR:
         raise Reason.BLOCK_WITHOUT_RESIDUAL.error(share=abs(float(first[0, own])) / FAR)
-    look = _FirstLook(*np.vstack([first, three, six])[:, shown])
-    return FarTokens(dim, *_judged(look))
+    return _FirstLook(*np.vstack([first, three, six])[:, shown])
 
 
-def _judged(look: _FirstLook) -> tuple[bool, AnswerNoise]:
-    """Tell whether the norm takes the mean off, and how precise differences are."""
-    apart = {
-        name: float(np.linalg.norm(getattr(look, name) - look.beside)) for name in look._fields
-    }
-    size, scale = apart["alone"], float(np.max(np.linalg.norm(np.array(look), axis=1)))
-    format_error = Precision.of_format([np.array(look)]).error(0.0, np.array(look))
-    rounding = float(np.max(np.linalg.norm(format_error, axis=1)))
-    rounding = max(rounding, 2 * KAPPA * UNIT * scale)
-    if apart["again"] > _ALIKE * rounding:
-        raise Reason.BLOCK_VARIES.error(apart=apart["again"] / scale)
-    if size <= _ALIKE * rounding:
-        raise Reason.FIRST_TOKEN_DOES_NOT_COUNT.error()
+def _judged(look: _FirstLook, scale: float, rounding: float) -> tuple[bool, AnswerNoise, float]:
+    """Tell whether the norm takes the mean off, how precise differences are, and `by_place`."""
+    size, longer = look.apart("alone"), look.apart("longer")
+    if look.apart("again") > _ALIKE * rounding:
+        raise Reason.BLOCK_VARIES.error(apart=look.apart("again") / scale)
     if rounding > COARSEST * scale:
         raise Reason.BLOCK_TOO_COARSE.error(coarse=rounding / scale, most=COARSEST)
-    places = max(apart["doubled"], apart["exchanged"])
-    if apart["longer"] > _ALIKE * rounding:
-        raise Reason.BLOCK_WITHOUT_NORM.error(apart=apart["longer"] / size)
-    if places > _ALIKE * rounding:
-        raise Reason.BLOCK_BY_PLACE.error(apart=places / size)
-    measured = max(rounding, places, apart["longer"])
-    return apart["moved"] <= _ALIKE * rounding, AnswerNoise(2 * KAPPA * UNIT, measured)
+    places = max(look.apart("doubled"), look.apart("exchanged"))
+    if longer > _ALIKE * rounding:
+        raise Reason.BLOCK_WITHOUT_NORM.error(apart=longer / size)
+    by_place = places > _ALIKE * rounding
+    noise = AnswerNoise(2 * KAPPA * UNIT, max(rounding, longer, 0.0 if by_place else places))
+    return look.apart("moved") <= _ALIKE * rounding, noise, by_place * places / size

@@ -67,7 +67,7 @@ MOST_TOKENS = int(_COPIES.sum(axis=1).max())
 
 def cost(dim: int, heads: int) -> Cost:
     """Bound the reading of maps of so many heads: every length with far tokens of its own."""
-    s = hidden_coordinates(dim, centred=False)
+    s = hidden_coordinates(dim)
     beside = heads + s + _SPARE
     first = 2 * max(_FIRST, 2 * s + 4, 2 * beside)
     others = 2 * (1 + _AGAIN) * dim * beside
@@ -116,7 +116,8 @@ def fitted(answers: CopiedAnswers, theta: Array) -> Fitted:
         slopes -= (slopes @ basis) @ basis.T
         equations = (slopes @ slopes.T) * np.kron(vectors @ vectors.T, np.ones((q, q)))
         right = np.einsum("hqk,kc,hc->hq", slopes.reshape(H, q, -1), left, vectors).ravel()
-        sizes = np.sqrt(np.diag(equations)) + TINY
+        sizes = np.sqrt(np.diag(equations))
+        sizes[sizes == 0] = 1.0  # a gate that is shut beside all tokens
         unit, right = equations / np.outer(sizes, sizes), right / sizes
         for _ in range(_TRIED):
             step = np.linalg.solve(unit + damping * np.eye(H * q), right) / sizes
@@ -152,7 +153,7 @@ class Plane(NamedTuple):
     def drawn(cls, tokens: FarTokens, rng: np.random.Generator) -> Plane:
         """Draw them."""
         d, k = tokens.dim, tokens.rank
-        s = hidden_coordinates(d, tokens.centred)
+        s = hidden_coordinates(d)
         hidden = np.sort(rng.permutation(d)[:s])
         units = tokens.within(np.eye(d)[hidden])
         turned = np.linalg.qr(rng.standard_normal((s, s)))[0]
@@ -162,6 +163,17 @@ class Plane(NamedTuple):
         sparse = np.zeros((s, d))
         sparse[:, hidden] = np.linalg.lstsq(units.T, frame[:s].T, rcond=None)[0].T
         return cls(hidden, frame, sparse, np.zeros((0, s - 1)))
+
+    def longer(self, count: int, rng: np.random.Generator) -> Plane:
+        """Draw t until there are so many, on both sides in turn: of one coordinate there are two.
+
+        As copies are of an odd number of kinds, every kind comes on both sides.
+        """
+        more = rng.standard_normal((count - len(self.t), self.t.shape[1]))
+        side = (-1.0) ** np.arange(len(self.t), count)
+        more[:, 0] = side * np.abs(more[:, 0])
+        more /= np.linalg.norm(more, axis=1, keepdims=True)
+        return self._replace(t=np.vstack([self.t, more]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,9 +258,7 @@ class GateReading:
         count, answers = max(_FIRST, 2 * q + 4), None
         while True:
             if len(plane.t) < count:
-                more = self.rng.standard_normal((count - len(plane.t), q - 1))
-                more /= np.linalg.norm(more, axis=1, keepdims=True)
-                plane = plane._replace(t=np.vstack([plane.t, more]))
+                plane = plane.longer(count, self.rng)
             use = np.arange(0 if answers is None else len(answers.y), count)
             [fresh] = yield from self._asked(plane, length, [turned], use, "heads")
             answers = fresh if answers is None else answers.joined(fresh)
@@ -259,10 +269,11 @@ class GateReading:
                 raise _Unfound(Reason.FIRST_TOKEN_DOES_NOT_COUNT.error())
             if heads > self.most:
                 raise Reason.MORE_HEADS.error(heads=f"{heads} or more", most=self.most)
+            if heads >= answers.y.shape[1]:
+                # far tokens of the others hide one coordinate of these
+                raise Reason.BLOCK_HEADS_FILL.error(heads=heads, shown=answers.y.shape[1])
             if heads + q + _SPARE <= count:
                 break
-            if heads >= answers.y.shape[1]:
-                raise Reason.BLOCK_HEADS_FILL.error(heads=heads, shown=answers.y.shape[1])
             count = 2 * count
         for _ in range(_STARTS):
             found = fitted(answers, _SOFT * self.rng.standard_normal((heads, q)))
@@ -294,9 +305,7 @@ class GateReading:
             lost = [j for j, fit in enumerate(fits) if fit is None]
             if not lost:
                 break
-            more = self.rng.standard_normal((len(use), s - 1))
-            more /= np.linalg.norm(more, axis=1, keepdims=True)
-            plane = plane._replace(t=np.vstack([plane.t, more]))
+            plane = plane.longer(len(plane.t) + len(use), self.rng)
             fresh = np.arange(len(plane.t) - len(use), len(plane.t))
             further = yield from self._asked(
                 plane, length, [turns[j] for j in lost], fresh, "maps, again", "again"

@@ -26,11 +26,11 @@ import numpy as np
 from unsoftmax.learners.block.behind_keys import COPIES, BehindKeys
 from unsoftmax.learners.compose import Asking
 from unsoftmax.measure.precision import KAPPA, UNIT
-from unsoftmax.models import AttentionLayer
 from unsoftmax.models.arrays import TINY
 from unsoftmax.probes import Array
 from unsoftmax.refusals import Reason
 from unsoftmax.theory.costs import Cost
+from unsoftmax.validate.drawn_models import Layer
 
 # Length at which cells are found: c turns directions by 1e-6 there.
 _FAR = 2.0**20
@@ -151,7 +151,7 @@ class CentreSearch:
     """What c and eps are found with."""
 
     keys: BehindKeys
-    others: Sequence[AttentionLayer]
+    others: Sequence[Layer]
     """Attention as other errors of answers would give it."""
     rng: np.random.Generator
 

@@ -16,10 +16,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from unsoftmax.errors import ModelMismatch
 from unsoftmax.learners.block.behind_keys import BehindKeys
 from unsoftmax.learners.block.far_expansion import FarExpansion
 from unsoftmax.learners.compose import Asking, T, named
-from unsoftmax.learners.feed_forward.after_norm import AfterNorm
+from unsoftmax.learners.feed_forward.after_norm import COARSE, AfterNorm
 from unsoftmax.learners.feed_forward.jacobian_readings import derivatives
 from unsoftmax.learners.feed_forward.layer_claim import LayerClaim
 from unsoftmax.learners.feed_forward.neuron_fit import NeuronFit, NeuronParameters
@@ -28,13 +29,17 @@ from unsoftmax.learners.feed_forward.search_steps import asks
 from unsoftmax.learners.feed_forward.smooth_layer import layer_errors
 from unsoftmax.learners.normed_tokens import INSIDE, NormedTokens
 from unsoftmax.measure.precision import UNIT
-from unsoftmax.models import AttentionLayer, FeedForward, LayerNorm
+from unsoftmax.models import FeedForward, LayerNorm
 from unsoftmax.probes import Array
+from unsoftmax.refusals import Reason
 from unsoftmax.theory.costs import Cost
+from unsoftmax.validate.drawn_models import Layer
 
 # Numbers that are asked for afresh where neurons are smooth, per unknown one: base points are on
 # one sphere of half the dimensions. With 0.5 errors are ten times as large.
 _PER_UNKNOWN = 1.0
+# Roundoffs of a sum of attention's and of the token.
+_ROUNDOFFS = 4.0
 
 
 def cost(dim: int, most: int) -> Cost:
@@ -74,7 +79,8 @@ class ReadNetwork:
         c = normed.frame @ inside
         keys, kept = keys.with_key(c, rng), list[tuple[Array, Array]]()
         steps = AfterNorm(replace(normed, eps=eps), most, rng, 1).smoothly_claimed(None, None)
-        claim, normed = yield from keys.run(named(steps, _PHASE), c, kept)
+        asked = keys.run(named(steps, _PHASE), c, kept)
+        claim, normed = yield from beside_eps(asked, c, eps)
         read = cls(keys, normed, c, claim, kept)
         unknown = sum(array.size for array in claim.model.arrays().values()) + len(c)
         count = int(np.ceil(_PER_UNKNOWN * unknown / len(c)))
@@ -88,7 +94,7 @@ class ReadNetwork:
         return self.keys.run(named(self.normed.asked_of(steps), _PHASE), self.c, self.kept)
 
     def fitted(
-        self, others: Sequence[AttentionLayer], rng: np.random.Generator
+        self, others: Sequence[Layer], rng: np.random.Generator
     ) -> tuple[ReadNetwork, NeuronParameters, list[NeuronParameters]]:
         """Fit all answers at once; return also the parameters, and others.
 
@@ -133,6 +139,21 @@ class ReadNetwork:
         gate = None if model.gate is None else (model.gate[0] @ E.T, model.gate[1])
         inside = model.A @ E.T, model.b, model.B, model.c - c
         return FeedForward(*inside, True, norm, model.activation, gate)
+
+
+def beside_eps(steps: Asking[T], c: Array, eps: float) -> Asking[T]:
+    """Run steps that ask inputs of the norm; name its eps where that is why these fail.
+
+    Attention's answers are precise. A small eps makes much of their roundoffs.
+    """
+    try:
+        return (yield from steps)
+    except ModelMismatch as error:
+        times = 1 / np.sqrt(eps)
+        if not _ROUNDOFFS * UNIT * times > COARSE:
+            raise
+        known = {"c of part 0": c, "eps of part 1": eps}
+        raise Reason.BLOCK_EPS_SMALL.error(known, eps=eps, times=times) from error
 
 
 def steepness(layer: FeedForward, n: Array) -> Array:

@@ -27,7 +27,7 @@ from unsoftmax.learners.block.block_attention import (
     attention_searched,
 )
 from unsoftmax.learners.block.norm_centre import CentreSearch, NormCentre
-from unsoftmax.learners.block.read_network import ReadNetwork, steepness
+from unsoftmax.learners.block.read_network import ReadNetwork, beside_eps, steepness
 from unsoftmax.learners.compose import Asking, T, named
 from unsoftmax.learners.feed_forward.after_norm import AfterNorm, BallClaim
 from unsoftmax.learners.feed_forward.fitted_layer import (
@@ -150,7 +150,8 @@ class WholeBlock:
         assert isinstance(network, FeedForward)
         assert network.norm is not None
         second["eps"] = network.norm.eps * (SAFETY * self.eps_error + _ROUNDOFFS * UNIT)
-        named = {f"{name} of part 0": first[name] for name in ("M", "W", "w", "c", "eps")}
+        its = [name for name in ("M", "W", "w", "c", "eps") if name in first]
+        named = {f"{name} of part 0": first[name] for name in its}
         its = [name for name in ("A", "b", "B", "c", "G", "g", "eps") if name in second]
         named |= {f"{name} of part 1": second[name] for name in its}
         return named | {name: second[name] for name in ("constant", "slope")}
@@ -177,6 +178,7 @@ def whole_block(
         found = yield from tried(SEARCHES, lambda _: _following(attention, most_neurons, rng))
         return (yield from found.concluded(checks, rng))
     except (ModelMismatch, NotIdentifiable, np.linalg.LinAlgError) as error:
+        known |= getattr(error, "determined", {})
         raise Reason.BLOCK_FOLLOWED_BY_OTHER.error(known, why=error) from error
 
 
@@ -187,7 +189,7 @@ def _following(attention: ReadBlock, most: int, rng: np.random.Generator) -> Ask
     centred, frame = yield from search.opened()
     kind = NormedKind(residual=False, centred=centred)
     normed = NormedTokens(kind, attention.eps[0], 0.0, 0.0, frame, 0 * frame, Precision())
-    failed, smooth = None, _smooth(attention, keys, normed, most, rng)
+    smooth, failed = _smooth(attention, keys, normed, most, rng), None
     if (yield from search.bends_everywhere(frame)):
         try:
             return (yield from smooth)
@@ -195,13 +197,13 @@ def _following(attention: ReadBlock, most: int, rng: np.random.Generator) -> Ask
             failed = error
     try:
         centre = yield from search.run(frame)
+        return (yield from _bent(attention, centre, normed, most, rng))
     except ModelMismatch as error:
+        if failed is not None:  # a smooth one is why there are no ReLUs
+            raise failed from error
         if error.reason != Reason.BLOCK_NO_CELL.name:
             raise
-        if failed is not None:
-            raise failed from error
         return (yield from smooth)
-    return (yield from _bent(attention, centre, normed, most, rng))
 
 
 def _smooth(
@@ -230,7 +232,8 @@ def _bent(
         own = named(normed.asked_of(steps), "feed-forward part")
         return centre.keys.run(own, centre.c, kept)
 
-    claim = yield from asked(AfterNorm(normed, most, rng, ATTEMPTS).claimed())
+    steps = asked(AfterNorm(normed, most, rng, ATTEMPTS).claimed())
+    claim = yield from beside_eps(steps, centre.c, centre.fit.eps)
     claim = _without_none(claim, centre, kept, rng)
     claim = yield from asked(claim.beside_hyperplanes(rng))
     count = len(claim.model.b)

@@ -1,0 +1,540 @@
+"""Every head's map where scores turn with distance: far query tokens behind tokens 0.
+
+After an RMSNorm, and without biases, a token 0 scores 0 at every distance and adds nothing. So with
+m of them the answer beside a far token b tells, without any other key,
+
+    −z = Σ_h σ(log m − o_h(b)) M_h b,    o_h(b) = b·W_h(0) b its own score.
+
+1. Beside one b, m alone changes: gates of one unknown each, whose vectors are M_h b. Several b of s
+   coordinates give M_h b and o_h(b), one by one. Heads are put in one order by three b's in each
+   plane, whose vectors have to add up. Then one fit of them all: o_h is a quadratic form.
+2. With a key κ next to b, [0 × m; κ; b], E_h = m + exp(o_h(b)) and l_h(b) = κ·W_h(1) b linear in b,
+
+       z = Σ_h σ(l_h(b) − log E_h) (M_h κ − M_h b) − (1 − σ(…)) (m/E_h) M_h b:
+
+   one fit gives M_h κ. All κ are 45° from one whose M_h κ is known, and whose gates are a start.
+3. Beside b = √d e_j of the other coordinates o_h(b) follows from [0 × m; b], and from the same
+   answers the rows of M_h in the s coordinates that were hidden so far.
+
+Queries: (s + 1)s/2·(H + 2) + 2, (d − s)(H + 3) + s, 2(d − s), and the far tokens by themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from typing import NamedTuple
+
+import numpy as np
+import scipy
+
+from unsoftmax.learners.attention_layer.value_answers import HeadMaps, LayerMap
+from unsoftmax.learners.block.far_tokens import FarTokens
+from unsoftmax.learners.compose import Asking
+from unsoftmax.measure.token_map import AnswerNoise, with_errors
+from unsoftmax.models.arrays import TINY
+from unsoftmax.probes import Array, Copies, Indices, Probes, Sequences
+from unsoftmax.refusals import Reason
+from unsoftmax.theory.costs import Cost
+from unsoftmax.theory.counts import hidden_coordinates
+
+# Tokens 0 in turn: any first few are far apart.
+_ZEROS = np.array([1, 32, 4, 12, 2, 20, 8, 48, 3, 6, 16, 24, 10, 5, 40, 7, 28, 14, 64, 9, 36, 18])
+# Those beside the first b at first, and beyond heads there and beside the others.
+_FIRST, _SPARE = 8, 2
+# Tokens 0 before a key, in turn, and tokens beyond heads. The second is no multiple of the first.
+_BEFORE, _BESIDE = np.array([0, 1, 4, 16, 2, 8, 0, 32, 3]), 3
+# Tokens 0 beside the tokens of one coordinate, the second where equations for the rows of maps that
+# were hidden are fewer than so many times the unknown numbers.
+_CORNER, _EQUATIONS = np.array([1, 6]), 1.25
+# The angle of keys to the known one, and two coordinates of that: it is none of the b's.
+_TURN, _KNOWN = np.pi / 4, np.array([-0.6, 0.8])
+# Singular values, and what a fit leaves, below so many times the noise are noise. Errors of what
+# is known beside a key add to the second.
+_NOISE, _KNOWN_NOISE = 30.0, 300.0
+# Starts of a fit, and how far they are drawn.
+_STARTS, _AWAY, _FARTHER, _OWN = 100, 0.1, 0.03, 2.0
+# Steps of a fit, and damping relative to the equations' diagonal: what it is at first, after a step
+# that gained and one that did not; below the last it would not keep equations from singular.
+_STEPS, _TRIED, _DAMPED, _EASED, _TIGHTENED, _LEAST_DAMPED = 80, 12, 1e-3, 0.1, 5.0, 1e-13
+# Steps are no longer: a gate changes from 0.1 to 0.9 over 4.4. Steps below the second are rounding.
+_LONGEST, _STILL = 2.0, 1e-13
+# Weights are taken to be no nearer to 0 and 1.
+_EXTREME = 1e-12
+
+
+def cost(dim: int, heads: int) -> Cost:
+    """Bound the reading of maps of so many heads."""
+    s = hidden_coordinates(dim)
+    forms = s * (s + 1) // 2
+    own = len(_ZEROS) + forms * (heads + _SPARE + 3)
+    keys = dim * (heads + _BESIDE) + s
+    return Cost.of(own + keys + (len(_CORNER) + 1) * dim, tokens=int(_ZEROS.max()) + 2, rounds=6)
+
+
+class Gated(NamedTuple):
+    """Answers y_t = Σ_h σ(design_t·θ_h + shift_th) (Σ_p features_tp v_hp + known_th)."""
+
+    design: Array
+    """(T, q)."""
+    shift: Array
+    """(T, H)."""
+    features: Array
+    """(T, p)."""
+    known: Array
+    """(T, H, m)."""
+    y: Array
+    """(T, m)."""
+
+    def left(self, theta: Array) -> tuple[Array, Array, Array, Array]:
+        """Return gates (T, H), their columns (T, H p), vectors (H p, m) and what is left."""
+        gates: Array = scipy.special.expit(self.design @ theta.T + self.shift)
+        columns = (gates[:, :, None] * self.features[:, None]).reshape(len(gates), -1)
+        y = self.y - np.einsum("th,thm->tm", gates, self.known)
+        vectors = np.linalg.lstsq(columns, y, rcond=None)[0]
+        return gates, columns, vectors, y - columns @ vectors
+
+    def slopes(self, gates: Array, columns: Array, vectors: Array) -> Array:
+        """Return derivatives of y by θ, as far as no vectors make up for them, (H q, T m)."""
+        H, p = gates.shape[1], self.features.shape[1]
+        whole = np.einsum("tp,hpm->thm", self.features, vectors.reshape(H, p, -1)) + self.known
+        each = np.einsum("th,tq,thm->hqtm", gates * (1 - gates), self.design, whole)
+        each = each.reshape(-1, *self.y.shape)
+        basis = np.linalg.qr(columns)[0]
+        within = np.einsum("tb,jtm->jbm", basis, each)
+        return np.asarray((each - np.einsum("tb,jbm->jtm", basis, within)).reshape(len(each), -1))
+
+
+class GatedFit(NamedTuple):
+    """Where a fit ended."""
+
+    theta: Array
+    """(H, q)."""
+    vectors: Array
+    """(H, p, m)."""
+    missed: float
+    """Norm of what is left of the answers."""
+
+
+def fitted(answers: Gated, theta: Array) -> GatedFit:
+    """Fit gates and vectors to answers, from θ (H, q) on: variable projection.
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(0)
+    >>> design, shift = rng.standard_normal((12, 2)), rng.standard_normal((12, 2))
+    >>> features, known = np.ones((12, 1)), rng.standard_normal((12, 2, 5))
+    >>> theta, vectors = rng.standard_normal((2, 2)), rng.standard_normal((2, 5))
+    >>> gates = scipy.special.expit(design @ theta.T + shift)
+    >>> y = np.einsum("th,thm->tm", gates, known + vectors)
+    >>> found = fitted(Gated(design, shift, features, known, y), theta + 0.2)
+    >>> bool(np.allclose(found.theta, theta) and np.allclose(found.vectors[:, 0], vectors))
+    True
+    """
+    (gates, columns, vectors, left), damping = answers.left(theta), _DAMPED
+    square = float(np.sum(left * left))
+    for _ in range(_STEPS):
+        slopes = answers.slopes(gates, columns, vectors)
+        equations, right = slopes @ slopes.T, slopes @ left.ravel()
+        sizes = np.sqrt(np.diag(equations))
+        sizes[sizes == 0] = 1.0  # a gate that is shut beside all tokens
+        unit, right = equations / np.outer(sizes, sizes), right / sizes
+        for _ in range(_TRIED):
+            step = np.linalg.solve(unit + damping * np.eye(len(unit)), right) / sizes
+            length = float(np.abs(step).max(initial=0.0))
+            moved = theta + step.reshape(theta.shape) * min(1.0, _LONGEST / max(length, TINY))
+            tried = answers.left(moved)
+            if (less := float(np.sum(tried[3] ** 2))) < square:
+                break
+            damping *= _TIGHTENED
+        else:
+            break
+        theta, (gates, columns, vectors, left), square = moved, tried, less
+        damping = max(damping * _EASED, _LEAST_DAMPED)
+        if length < _STILL:
+            break
+    each = vectors.reshape(len(theta), -1, vectors.shape[1])
+    return GatedFit(theta, each, float(np.sqrt(square)))
+
+
+@dataclass(frozen=True, slots=True)
+class OwnAnswers:
+    """Answers to tokens 0 beside far tokens of few coordinates.
+
+    Attributes
+    ----------
+    beta : ndarray (T, s)
+        The far tokens.
+    zeros : ndarray (T,)
+    y : ndarray (T, m)
+    theta : ndarray (H, s(s + 1)/2)
+        The forms −o_h.
+    """
+
+    beta: Array
+    zeros: Array
+    y: Array
+    theta: Array
+
+    def gated(self) -> Gated:
+        """Return what is fitted."""
+        H = len(self.theta)
+        shift = np.log(self.zeros)[:, None] * np.ones(H)
+        known = np.zeros((len(self.y), H, self.y.shape[1]))
+        return Gated(_squares(self.beta), shift, self.beta, known, -self.y)
+
+
+class OwnScores(NamedTuple):
+    """Own scores of far tokens of few coordinates, and what heads make of these."""
+
+    theta: Array
+    """(H, s(s + 1)/2)."""
+    along: Array
+    """(H, s, m): M_h of the coordinates."""
+
+    def own(self, beta: Array) -> Array:
+        """Return o_h of tokens (T, s), (T, H)."""
+        return np.asarray(-_squares(beta) @ self.theta.T)
+
+    def beside(self, beta: Array, zeros: Array, y: Array) -> Gated:
+        """Return what is fitted to answers with one key next to the token."""
+        own = np.einsum("ts,hsm->thm", beta, self.along)
+        weights = zeros[:, None] + np.exp(self.own(beta))
+        share = (zeros[:, None] / weights)[:, :, None]
+        known, one = -(1 - share) * own, np.ones((len(y), 1))
+        return Gated(beta, -np.log(weights), one, known, y + np.sum(share * own, axis=1))
+
+
+@dataclass(frozen=True, slots=True)
+class KeyGates:
+    """Answers to one key next to far tokens of few coordinates.
+
+    Attributes
+    ----------
+    key : ndarray (d,)
+    beta : ndarray (T, s)
+    zeros : ndarray (T,)
+    y : ndarray (T, m)
+    theta : ndarray (H, s)
+        W_h(1)ᵀκ in the few coordinates.
+    """
+
+    key: Array
+    beta: Array
+    zeros: Array
+    y: Array
+    theta: Array
+
+
+@dataclass(frozen=True, slots=True)
+class CornerAnswers:
+    """Answers to tokens 0 beside tokens √d e_j.
+
+    Attributes
+    ----------
+    corner, zeros : ndarray (Q,)
+    y : ndarray (Q, d)
+    """
+
+    corner: Indices
+    zeros: Array
+    y: Array
+
+
+@dataclass(frozen=True, slots=True)
+class SphereMap(LayerMap):
+    """A layer's map, and the own scores of its query tokens √d e_j."""
+
+    own: Array
+    """(d, H)."""
+
+
+@dataclass(frozen=True, slots=True)
+class TurnedMaps:
+    """All answers that maps M_h are computed from.
+
+    Attributes
+    ----------
+    hidden, shown : ndarray
+        The few coordinates, and the others.
+    """
+
+    hidden: Indices
+    shown: Indices
+    few: OwnAnswers
+    keys: tuple[KeyGates, ...]
+    corners: CornerAnswers
+    ranks: tuple[int, ...] = ()
+
+    def own(self) -> OwnScores:
+        """Compute the own scores of tokens of few coordinates."""
+        return own_scores(self.few)
+
+    def maps(self) -> Array:
+        """Compute all M_h in the coordinates that are shown, (H, m, d)."""
+        own, d = self.own(), len(self.hidden) + len(self.shown)
+        read = [
+            fitted(own.beside(one.beta, one.zeros, one.y), one.theta).vectors for one in self.keys
+        ]
+        vectors = np.concatenate([own.along, *read], axis=1)
+        keys = np.vstack([np.eye(d)[self.hidden], *(one.key for one in self.keys)])
+        flat = np.linalg.solve(keys, vectors.swapaxes(0, 1).reshape(d, -1))
+        return np.asarray(flat.reshape(d, len(vectors), -1).transpose(1, 2, 0))
+
+    def _whole(self) -> tuple[HeadMaps, Array]:
+        """Compute all M_h in all coordinates, and own scores (d, H)."""
+        maps, asked, own = self.maps(), self.corners, self.own()
+        d, H = maps.shape[2], len(maps)
+        radius = np.sqrt(d)
+        scores, shares = np.zeros((d, H)), np.zeros((len(asked.y), H))
+        scores[self.hidden] = own.own(radius * np.eye(len(self.hidden)))
+        for j in self.shown:
+            own_rows, rows = asked.corner == j, self.shown != j
+            columns = -radius * maps[:, rows, j].T
+            y = asked.y[np.ix_(own_rows, self.shown[rows])].T
+            weight = np.linalg.lstsq(columns, y, rcond=None)[0].T
+            zeros = asked.zeros[own_rows, None]
+            weight = np.clip(weight, _EXTREME, 1 - _EXTREME)
+            # every number of tokens 0 tells it
+            scores[j] = np.mean(np.log(zeros) + np.log(1 / weight - 1), axis=0)
+            shares[own_rows] = zeros / (zeros + np.exp(scores[j]))
+        O, V = [], []  # noqa: E741 - the projections' own names
+        for M, rank in zip(maps, self.ranks, strict=True):
+            left, singular, right = np.linalg.svd(M, full_matrices=False)
+            O.append(np.zeros((d, rank)))
+            O[-1][self.shown] = left[:, :rank]
+            V.append(singular[:rank, None] * right[:rank])
+        adds = [-radius * rows[:, asked.corner].T for rows in V]
+        design = np.hstack([share[:, None] * one for share, one in zip(shares.T, adds, strict=True)])
+        hidden = np.linalg.lstsq(design, asked.y[:, self.hidden], rcond=None)[0]
+        for own_part, part in zip(O, np.split(hidden, np.cumsum(self.ranks)[:-1]), strict=True):
+            own_part[self.hidden] = part.T
+        return HeadMaps.of_maps([U @ rows for U, rows in zip(O, V, strict=True)], self.ranks), scores
+
+    def solved(self) -> HeadMaps:
+        """Compute all M_h, their ranks cut."""
+        return self._whole()[0]
+
+    def layer(self) -> SphereMap:
+        """Compute the sum of all M_h, and own scores."""
+        values, own = self._whole()
+        M = sum(U @ V for U, V in zip(values.U, values.V, strict=True))
+        return SphereMap(np.zeros(len(own)), np.asarray(M), False, own)
+
+    def ranked(self, noise: AnswerNoise, rng: np.random.Generator) -> TurnedMaps:
+        """Count singular values of each head's map above what drawn errors make."""
+        maps = self.maps()
+        moved = with_errors(self, noise, rng).maps() - maps
+        ranks = []
+        for M, error in zip(maps, moved, strict=True):
+            floor = _NOISE * float(np.linalg.norm(error, 2))
+            singular = np.linalg.svd(M, compute_uv=False)
+            ranks.append(max(1, int(np.count_nonzero(singular > floor))))
+        return replace(self, ranks=tuple(ranks))
+
+
+def own_scores(few: OwnAnswers) -> OwnScores:
+    """Fit own scores, and maps of few coordinates."""
+    found = fitted(few.gated(), few.theta)
+    return OwnScores(found.theta, found.vectors)
+
+
+@dataclass(frozen=True, slots=True)
+class ZeroGates:
+    """What maps are read with."""
+
+    tokens: FarTokens
+    most: int
+    """Heads at most."""
+    rng: np.random.Generator
+
+    def run(self) -> Asking[TurnedMaps]:
+        """Find the heads, then read their maps."""
+        d = self.tokens.dim
+        hidden = np.sort(self.rng.permutation(d)[: hidden_coordinates(d)])
+        shown = np.setdiff1d(np.arange(d), hidden)
+        few = yield from self._few(hidden, shown)
+        keys = yield from self._keys(hidden, shown, few)
+        nothing = CornerAnswers(shown[:0], np.zeros(0), np.zeros((0, d)))
+        maps = TurnedMaps(hidden, shown, few, keys, nothing).ranked(self.tokens.noise, self.rng)
+        again = int(_EQUATIONS * sum(maps.ranks)) - len(shown)
+        corner = np.concatenate([shown, shown[: max(0, again)]])
+        zeros = _CORNER[np.arange(len(corner)) // len(shown)]
+        y = yield from self._answered(None, np.eye(d)[corner], zeros, "own scores")
+        return replace(maps, corners=CornerAnswers(corner, zeros.astype(float), y))
+
+    def _answered(self, key: Array | None, x: Array, zeros: Indices, phase: str) -> Asking[Array]:
+        """Ask [0 × zeros; key; norm(x)] of tokens x, one key or one for each, (T, d)."""
+        b = self.tokens.of(x)
+        keys = () if key is None else (np.broadcast_to(key, b.shape),)
+        tokens, y = np.stack([np.zeros_like(b), *keys, b], axis=1), np.zeros_like(b)
+        places, families = list[Indices](), list[Probes]()
+        for count in np.unique(zeros):
+            places.append(np.flatnonzero(zeros == count))
+            copies = np.array([count, *np.ones(len(keys) + 1, dtype=np.intp)])
+            own = Sequences(tokens[places[-1]], phase=phase, purpose="data")
+            families.append(Copies.of(own, copies))
+        answers = yield families
+        for own_rows, one in zip(places, answers, strict=True):
+            y[own_rows] = one
+        return y
+
+    def _noise(self, y: Array) -> float:
+        """Return what answers together may be off by."""
+        return _NOISE * float(np.linalg.norm(self.tokens.noise.of(y)))
+
+    # -- tokens of few coordinates
+
+    def _few(self, hidden: Indices, shown: Indices) -> Asking[OwnAnswers]:
+        """Ask tokens 0 beside one token until there are more than heads, then beside others."""
+        s, d = len(hidden), self.tokens.dim
+        beta, x = np.sqrt(d) * _forms(s), _forms(s) @ np.eye(d)[hidden]
+        y, count, heads = np.zeros((0, len(shown))), _FIRST, 0
+        while True:
+            zeros = _ZEROS[len(y) : count]
+            asked = yield from self._answered(None, x[:1].repeat(len(zeros), 0), zeros, "heads")
+            y = np.vstack([y, asked[:, shown]])
+            heads = int(np.count_nonzero(np.linalg.svd(y, compute_uv=False) > self._noise(y)))
+            if not heads:
+                raise Reason.FIRST_TOKEN_DOES_NOT_COUNT.error()
+            if heads > self.most:
+                raise Reason.MORE_HEADS.error(heads=f"{heads} or more", most=self.most)
+            if heads + _SPARE <= count:
+                break
+            if count >= len(_ZEROS) or heads >= len(shown):
+                raise Reason.BLOCK_HEADS_FILL.error(heads=heads, shown=len(shown))
+            count = min(2 * count, len(_ZEROS))
+        zeros, place = _ZEROS[: heads + _SPARE], np.repeat(np.arange(1, len(beta)), heads + _SPARE)
+        asked = yield from self._answered(
+            None, x[place], np.tile(zeros, len(beta) - 1), "own scores of few coordinates"
+        )
+        where = np.concatenate([np.zeros(count, dtype=np.intp), place])
+        every = np.concatenate([_ZEROS[:count], np.tile(zeros, len(beta) - 1)])
+        y = np.vstack([y, asked[:, shown]])
+        own, vectors = self._one_by_one(where, every, y, heads)
+        own = _in_one_order(beta, own, vectors)
+        theta = -np.linalg.lstsq(_squares(beta), own, rcond=None)[0].T
+        answers = OwnAnswers(beta[where], every.astype(float), y, theta)
+        found = fitted(answers.gated(), theta)
+        if not found.missed <= self._noise(y):
+            raise Reason.SOFT_GATES_UNFOUND.error(rank=heads)
+        return replace(answers, theta=found.theta)
+
+    def _one_by_one(
+        self, where: Indices, zeros: Indices, y: Array, heads: int
+    ) -> tuple[Array, Array]:
+        """Return own scores (b, H) and M_h b (b, H, m), heads in any order."""
+        own, vectors = [], []
+        for b in np.unique(where):
+            rows = np.flatnonzero(where == b)
+            one, known = np.ones((len(rows), 1)), np.zeros((len(rows), heads, y.shape[1]))
+            shift = np.log(zeros[rows])[:, None] * np.ones(heads)
+            answers = Gated(one, shift, one, known, -y[rows])
+            found = self._found(answers, np.zeros((heads, 1)), _OWN, self._noise(y))
+            if found is None:
+                raise Reason.SOFT_GATES_UNFOUND.error(rank=heads)
+            own.append(-found.theta[:, 0])
+            vectors.append(found.vectors[:, 0])
+        return np.array(own), np.array(vectors)
+
+    def _found(self, answers: Gated, start: Array, away: float, noise: float) -> GatedFit | None:
+        """Fit from ever farther away of a start."""
+        for n in range(_STARTS):
+            drawn = (n > 0 or away == _OWN) * (away + _FARTHER * n)
+            found = fitted(answers, start + drawn * self.rng.standard_normal(start.shape))
+            if found.missed <= noise:
+                return found
+        return None
+
+    # -- keys
+
+    def _keys(self, hidden: Indices, shown: Indices, few: OwnAnswers) -> Asking[tuple[KeyGates, ...]]:
+        """Ask keys next to tokens of few coordinates."""
+        d, s, own = self.tokens.dim, len(hidden), own_scores(few)
+        H = len(own.theta)
+        frame, units = np.eye(d)[hidden], np.vstack([_forms(s), -_forms(s)])
+        # a key of few coordinates: its gates follow by least squares
+        known = _KNOWN @ np.eye(s)[:2]
+        start = yield from self._gates_of(known, units[: 2 * s : 2], own, frame, shown)
+        count = H + _BESIDE
+        token = np.arange(count) % len(units)
+        beta = np.sqrt(d) * units
+        zeros = _BEFORE[np.arange(count) % len(_BEFORE)]
+        others = np.zeros((d - s, d))
+        others[:, shown] = np.linalg.qr(self.rng.standard_normal((d - s, d - s)))[0]
+        keys = np.sqrt(d) * (np.cos(_TURN) * known @ frame + np.sin(_TURN) * others)
+        asked = np.tile(units[token], (len(keys), 1)) @ frame
+        y = yield from self._answered(
+            keys.repeat(count, axis=0), asked, np.tile(zeros, len(keys)), "maps"
+        )
+        read = []
+        for key, rows in zip(keys, y.reshape(len(keys), count, d)[:, :, shown], strict=True):
+            answers = own.beside(beta[token], zeros.astype(float), rows)
+            noise = _KNOWN_NOISE / _NOISE * self._noise(rows)
+            found = self._found(answers, np.cos(_TURN) * start, _AWAY, noise)
+            if found is None:
+                raise Reason.SOFT_GATES_UNFOUND_ELSEWHERE.error(lost=1, offsets=len(keys), heads=H)
+            read.append(KeyGates(key, beta[token], zeros.astype(float), rows, found.theta))
+        return tuple(read)
+
+    def _gates_of(
+        self, key: Array, units: Array, own: OwnScores, frame: Array, shown: Indices
+    ) -> Asking[Array]:
+        """Return θ of a key √d (s,) of few coordinates, (H, s)."""
+        radius, zeros = self.tokens.radius, _BEFORE[np.arange(len(units)) % len(_BEFORE)]
+        y = yield from self._answered(
+            radius * key @ frame, units @ frame, zeros, "a key of few coordinates"
+        )
+        answers = own.beside(radius * units, zeros.astype(float), y[:, shown])
+        vectors = radius * np.einsum("s,hsm->hm", key, own.along) + answers.known
+        each = zip(vectors, answers.y, strict=True)
+        weights = [np.linalg.lstsq(columns.T, row, rcond=None)[0] for columns, row in each]
+        weights = np.clip(weights, _EXTREME, 1 - _EXTREME)
+        logits = scipy.special.logit(weights) - answers.shift
+        return np.asarray(np.linalg.lstsq(answers.design, logits, rcond=None)[0].T)
+
+
+def _squares(beta: Array) -> Array:
+    """Return all products of two coordinates of tokens (T, s), (T, s(s + 1)/2)."""
+    one, other = np.triu_indices(beta.shape[1])
+    return np.asarray(beta[:, one] * beta[:, other])
+
+
+def _forms(s: int) -> Array:
+    """Return unit vectors that show a quadratic form: all axes, and sums of two."""
+    axes = np.eye(s)
+    rows = [axes[0]]
+    for e in axes[1:]:
+        rows += [e, (axes[0] + e) / np.sqrt(2)]
+    return np.array([*rows, *((e + f) / np.sqrt(2) for e, f in combinations(axes[1:], 2))])
+
+
+def _in_one_order(beta: Array, own: Array, vectors: Array) -> Array:
+    """Put heads of all tokens (b, s) in the order of the first one's; return own scores (b, H).
+
+    Vectors M_h b of three tokens in a plane add up as these do.
+    """
+    s, H = beta.shape[1], own.shape[1]
+    own, vectors = own.copy(), vectors.copy()
+
+    def ordered(b: int, order: Indices) -> None:
+        own[b], vectors[b] = own[b][order], vectors[b][order]
+
+    for one in range(1, 2 * s - 1, 2):
+        first, second = np.linalg.lstsq(beta[[0, one]].T, beta[one + 1], rcond=None)[0]
+        sums = first * vectors[0][:, None] + second * vectors[one]
+        apart = np.linalg.norm(sums[:, :, None] - vectors[one + 1], axis=3)
+        best = [np.unravel_index(np.argmin(each), (H, H)) for each in apart]
+        ordered(one, np.array([int(i) for i, _ in best]))
+        ordered(one + 1, np.array([int(j) for _, j in best]))
+    known = slice(0, 2 * s - 1)
+    flat = np.linalg.lstsq(beta[known], vectors[known].reshape(2 * s - 1, -1), rcond=None)[0]
+    for b in range(2 * s - 1, len(beta)):
+        expected = (beta[b] @ flat).reshape(H, -1)
+        ordered(b, np.argmin(_apart(expected, vectors[b]), axis=1))
+    return own
+
+
+def _apart(rows: Array, others: Sequence[Array] | Array) -> Array:
+    return np.asarray(np.linalg.norm(rows[:, None] - np.asarray(others), axis=2))
