@@ -28,7 +28,14 @@ import scipy
 from numpy.typing import ArrayLike
 
 from unsoftmax.learners.compose import Asking, as_planned
-from unsoftmax.learners.tokens.asked_ids import COPIED, MIXED, ask_lone, fresh_bags, held_out
+from unsoftmax.learners.tokens.asked_ids import (
+    COPIED,
+    MIXED,
+    LoneTokens,
+    ask_lone,
+    fresh_bags,
+    held_out,
+)
 from unsoftmax.learners.tokens.vocabulary_factors import (
     GROWTHS,
     MORE_AIMS,
@@ -246,15 +253,9 @@ class TableHead:
         if len(keys) <= _keys(D):
             raise Reason.TABLE_TOO_SMALL.error(ids=V, dimension=D)
         lone = np.sort(keys[spanning(lifted[keys], D + 1)])
-        fresh = rng.permutation(np.setdiff1d(keys, lone))[:COPIED]
-        every = np.arange(len(lifted))
+        context, every = 2 if self._placed else self.context, np.arange(len(lifted))
+        told = yield from ask_spanning(affine, lone, keys, context, rng, positions=self._placed)
         grown = np.linalg.norm(affine.weights(lone, every), axis=1)
-
-        def expected(y: Array) -> tuple[Array, Array]:
-            return affine.predicted(lone, y, fresh), np.maximum(1.0, grown[fresh])
-
-        context = 2 if self._placed else self.context
-        told = yield from ask_lone(lone, fresh, context, rng, expected, positions=self._placed)
         u, grows = affine.predicted(lone, told.y, every), float(np.median(grown[keys]))
         precision = told.precision.with_unit(max(1.0, grows) * told.precision.unit, "")
         names = np.tile(np.arange(V), 2) if self._placed else None
@@ -283,6 +284,31 @@ class TableHead:
         read = yield from _read_spanning(columns, lifted, tokens, pilots, anchors, keys)
         columns.refuse_contradictions()
         return replace(readings, columns=columns, spanning=read)
+
+
+def ask_spanning(
+    affine: Affine,
+    lone: Indices,
+    among: Indices,
+    context: int,
+    rng: np.random.Generator,
+    *,
+    positions: bool = False,
+) -> Asking[LoneTokens]:
+    """Ask ids alone whose vectors span all, and fresh ones whose answers follow from these.
+
+    Raises
+    ------
+    ModelMismatch, NotIdentifiable
+        They do not follow, or as `ask_lone` raises them.
+    """
+    fresh = rng.permutation(np.setdiff1d(among, lone))[:COPIED]
+    grown = np.maximum(1.0, np.linalg.norm(affine.weights(lone, fresh), axis=1))
+
+    def expected(y: Array) -> tuple[Array, Array]:
+        return affine.predicted(lone, y, fresh), grown
+
+    return (yield from ask_lone(lone, fresh, context, rng, expected, positions=positions))
 
 
 @dataclass(frozen=True, slots=True)
