@@ -72,20 +72,25 @@ class IdReading:
     def few_heads(self) -> Asking[tuple[int, bool]]:
         """Return how many heads counts of ids show, and whether the last id adds something itself.
 
-        Vectors of ids are not used. A head that weighs the last id alone, whatever the counts, is
-        no other than what that id adds itself.
+        With a table that is a residual connection. Without one vectors of ids are not used.
 
         Raises
         ------
         ModelMismatch, NotIdentifiable
-            Heads do not answer counts like this, or answers have too few numbers to tell.
+            Heads do not answer counts like this, or answers have too few numbers to tell; or the
+            last id adds what is not its vector.
         """
         answers = yield from self.opened()
         curves = replace(answers, lone=False)
-        H = self.heads(curves)
-        if H:
-            self._refuse_other_curves(curves, self._alone(curves, H))
-        return H, self.heads(answers) > H
+        H, adds = self.heads(curves), self._jumps(answers)
+        if not H:
+            raise Reason.FIRST_TOKEN_DOES_NOT_COUNT.error()
+        self._refuse_other_curves(curves, self._alone(curves, H))
+        if adds and self.table is not None:
+            same = self.table.vectors.shape[1] == answers.y.shape[1]
+            left = self.without_residual(answers)[1] if same else answers
+            yield from self.refuse_what_the_last_adds(left)
+        return H, adds
 
     def refuse_what_the_last_adds(self, answers: CountAnswers) -> Asking[None]:
         """Refuse a layer whose last id adds to answers what no residual connection does.
@@ -109,7 +114,7 @@ class IdReading:
         raise Reason.LAST_ID_ADDS.error()
 
     def _jumps(self, answers: CountAnswers) -> bool:
-        """Tell whether lone ids are answered by more than counts of them beside another one show."""
+        """Tell whether lone ids show more than counts of them beside another one."""
         return self.heads(answers) > self.heads(replace(answers, lone=False))
 
     def _with_first(self, t: int) -> IdReading:
@@ -321,7 +326,7 @@ def _worst(fit: MixtureFit, off: float) -> float:
 
 def _misses(fit: MixtureFit, off: float) -> bool:
     """Tell whether answers miss a fit: other heads answer, or none."""
-    return fit.misfit > EXPLAINED * off * np.sqrt(fit.missed.size)
+    return bool(fit.misfit > EXPLAINED * off * np.sqrt(fit.missed.size))
 
 
 def _even(fit: MixtureFit) -> float:

@@ -40,7 +40,6 @@ from unsoftmax.learners.attention_layer.key_answers import HeadScores
 from unsoftmax.learners.compose import Asking, mapped, read_as
 from unsoftmax.learners.tokens.asked_ids import COPIED, MIXED, fresh_bags
 from unsoftmax.learners.tokens.table_head import (
-    CANDIDATES,
     TokenTable,
     ask_spanning,
     spanning,
@@ -177,9 +176,7 @@ class TableLayer:
     def steps(self, checks: int) -> Steps[Layer]:
         """Ask, and return what was found; see `unsoftmax.protocol.Learner`."""
         rng, affine = np.random.default_rng(self.seed), self.table.affine
-        among = np.sort(
-            rng.choice(len(self.table), min(len(self.table), CANDIDATES), replace=False)
-        )
+        among = affine.candidates(rng, len(self.table))
         reading = yield from self._opened(among, rng)
         counted = yield from reading.opened()
         heads, residual = reading.heads(counted), False
