@@ -94,6 +94,14 @@ class LayerServer(Server):
             weights = np.exp(scores - scores.max(axis=1, keepdims=True))
             pooled = np.einsum("bn,bnd->bd", weights / weights.sum(axis=1, keepdims=True), x)
             y = y + pooled @ M.T
+        if self._kind == "half a residual":
+            y = y + x[:, -1] / 2
+        if self._kind == "the last token turned":
+            y = y + x[:, -1] @ self._other[0]
+        if self._kind == "normed behind":
+            y = y / np.linalg.norm(y, axis=1, keepdims=True)
+        numbers = {"one number": 1, "a number for each head": len(self.W), "few numbers": 5}
+        y = y[:, : numbers.get(self._kind)]
         return np.tanh(y) if self._kind == "squashed" else y
 
     def misses(self, model):

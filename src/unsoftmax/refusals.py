@@ -136,6 +136,22 @@ class Reason(Enum):
         "{missed:.1e} of the values. The table is not the target's, or its ids are those of "
         "another tokenizer, or positions, a norm or a token of the target's own is missing in it."
     )
+    LAST_ID_ADDS = _mismatch(
+        "The last id adds something itself to answers, whatever stands before it, and that is not "
+        "its vector: a residual connection that is scaled or projected, or a head that weighs the "
+        "last token alone.",
+        "Take it off the answers, or ask what stands before it is added.",
+    )
+    CURVES_OF_NO_HEADS = _mismatch(
+        "Copies of an id beside another one are not answered as {heads} heads or fewer do, whose "
+        "weights are shares of the counts: a norm or a network stands behind them, or weights are "
+        "no softmax."
+    )
+    NUMBERS_TOO_FEW = _not_identifiable(
+        "Answers have {span} numbers, too few for {heads} heads or more: what their values are is "
+        "not told apart.",
+        "Take more numbers of the answers: H heads of rank r need H times r, and at least 2H.",
+    )
     TABLE_TOO_SMALL = _not_identifiable(
         "The table has {ids} ids and spans {dimension} dimensions: too few ids are left to ask.",
         "TokenHeadLearner learns the function of ids without a table.",

@@ -123,7 +123,7 @@ def test_the_source_says_of_a_learner_what_its_class_does(name):
     learner = getattr(us.learners, name)
     hints = get_type_hints(learner)
     kinds = {field.name: options._kind(hints[field.name]) for field in fields(learner)}
-    kinds |= {name: str for name in kinds if name in options._FUNCTIONS}
+    kinds |= {name: str for name in kinds if name in (*options._FUNCTIONS, *options._ARRAYS)}
     described = options._described(name)
     found = {setting.name: setting for setting in described.settings}
     assert {name: setting.kind for name, setting in found.items()} == {

@@ -95,6 +95,12 @@ REFUSED = {
     "a nonlinearity": "NOT_OF_THE_TABLE",
     "one head saturated": "BAGS_SATURATED",
     "the last token alone": "FIRST_TOKEN_DOES_NOT_COUNT",
+    "half a residual": "LAST_ID_ADDS",
+    "the last token turned": "LAST_ID_ADDS",
+    "normed behind": "NOT_OF_THE_TABLE",
+    "one number": "ONE_NUMBER",
+    "a number for each head": "NUMBERS_TOO_FEW",
+    "few numbers": "NUMBERS_TOO_FEW",
 }
 
 

@@ -54,6 +54,17 @@ def audit(
         int | None,
         typer.Option(min=1, help="Dimension d of a token. Needed, unless the target knows it."),
     ] = None,
+    vocabulary: Annotated[
+        int | None,
+        typer.Option(min=2, help="Number of ids, where TARGET takes ids and does not say it."),
+    ] = None,
+    table: Annotated[
+        Path | None,
+        typer.Option(help="Vectors of ids (V, d), where they are known: an .npy file."),
+    ] = None,
+    context: Annotated[
+        int, typer.Option(min=2, help="Most ids of a sequence that are asked.")
+    ] = 512,
     recover: Annotated[
         bool, typer.Option("--recover", help="Recover it as well, if the budget allows that.")
     ] = False,
@@ -74,21 +85,26 @@ def audit(
     The same command, with --recover too, goes on where an interrupted one stopped.
     """
     from unsoftmax.campaign.recovery import MODEL_FILE, RECOVERY_FILE
+    from unsoftmax.cli.model_files import numbers_in
     from unsoftmax.questions.exposure import AUDIT_FILE
     from unsoftmax.report.sarif import of_audit, write_sarif
 
     refuse_file(out)
     refuse_no_file(sarif)
     oracle = asked.oracle(target)
-    known = dim or getattr(oracle, "dim", None)
-    if not isinstance(known, Integral):
+    known, of_ids = dim or getattr(oracle, "dim", None), hasattr(oracle, "vocabulary")
+    if table is None and vocabulary is None and not of_ids and not isinstance(known, Integral):
         raise Refusal(DIM_IS_MISSING)
+    rows = None if table is None else numbers_in(table, "--table")
     prepare(out, (AUDIT_FILE, RECOVERY_FILE, MODEL_FILE))
     book, began = ledger or out / "ledger.sqlite", time.monotonic()
     with sentences(book), watching() as watcher:
         result = us.audit(
             oracle,
-            int(known),
+            int(known) if isinstance(known, Integral) else None,
+            vocabulary=vocabulary,
+            table=rows,
+            context=context,
             recover=recover,
             price=price,
             token_price=token_price,
@@ -115,7 +131,7 @@ def audit(
         said = and_more(f"{out}/{name}" for name in (*files, *more)).removeprefix(", ")
         say(f"Written: {said}", soft_wrap=True)
         if result.whole is not None:
-            line = _whole_line(result.whole, target, int(known), out, asked.auth)
+            line = _whole_line(result.whole, target, int(known or 0), out, asked.auth)
             say(f"Next: {line}", soft_wrap=True)
         if result.target_class in ("whole block", "normalised vectors"):
             say(f"Does it serve your weights? {_verify_line(target, asked.auth)}", soft_wrap=True)

@@ -139,7 +139,7 @@ def _resolved(
 ) -> tuple[Learner[AnyModel], Oracle]:
     """Make the learner and the oracle; a target that knows its dimension need not be told."""
     # with these nothing of the target runs before the settings are checked
-    learner = build(model, settings) if {"dim", "vocabulary"} & {*settings} else None
+    learner = build(model, settings) if {"dim", "vocabulary", "table"} & {*settings} else None
     oracle = asked.oracle(target)
     if learner is None:
         name = "vocabulary" if hasattr(oracle, "vocabulary") else "dim"

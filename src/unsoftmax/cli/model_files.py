@@ -5,12 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
+
 from unsoftmax.campaign import Recovery
 from unsoftmax.campaign.recovery import MODEL_FILE, RECOVERY_FILE
 from unsoftmax.cli.console import Refusal
 from unsoftmax.models import FeedForward, from_checkpoint, has_parameters, load, load_weights
 from unsoftmax.models.checkpoint import PARTS, Part
 from unsoftmax.models.files import is_model
+
+
+def numbers_in(path: Path, flag: str) -> Any:
+    """Read the array of an .npy file that an option names."""
+    try:
+        return np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise Refusal(f"{flag} {path} is no .npy file of numbers: {error}") from error
 
 
 def model_path(path: Path) -> Path:

@@ -3,7 +3,7 @@
 A command that takes ``settings: Settings`` gets one option per field of the learners in
 `MODELS`; it receives those that were given. Adding a learner needs no change here. A field
 that is itself a learner (`TransformerLearner.parts` says which) gets the settings that its
-owner does not know. Settings that are arrays have no option: they are given in Python. One that
+owner does not know. Other settings that are arrays than `_ARRAYS` have no option. One that
 is a function, `NetworkAlgorithm.algorithm`, is named as module:function and imported; so is a
 learner of the user's own, which takes those of these options that it has settings for.
 
@@ -24,6 +24,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, fields
 from itertools import pairwise
+from pathlib import Path
 from traceback import walk_tb
 from typing import (
     TYPE_CHECKING,
@@ -57,6 +58,8 @@ _WRITTEN = (int, float, bool, str)
 
 # Settings that are functions, and their options: A_FFN takes the place of a network's learner.
 _FUNCTIONS = {"algorithm": "network"}
+# Settings that are arrays, read from files.
+_ARRAYS = ("table",)
 
 
 def build(model: str, settings: Settings) -> Learner[Model]:
@@ -69,7 +72,9 @@ def build(model: str, settings: Settings) -> Learner[Model]:
             f"{model!r}."
         )
     learner = getattr(learners, MODELS[model])
-    settings = _with_functions(_respelled(MODELS[model], settings))
+    settings = _with_values(_respelled(MODELS[model], settings))
+    if "table" in settings:
+        settings = {"dim": settings["table"].shape[-1], **settings}
     known = {field.name for field in fields(learner)}
     own = {name: value for name, value in settings.items() if name in known}
     rest = {name: value for name, value in settings.items() if name not in known}
@@ -121,7 +126,7 @@ def _own(named: str, settings: Settings) -> Learner[Model]:
                     f"{_flag(absent)} is missing: {of_class} needs it. Where there is no such "
                     "option make an object in the module, and name that."
                 )
-            made = found(**_with_functions(given))
+            made = found(**_with_values(given))
             given = {name: settings[name] for name in settings if name not in {*known, "dim"}}
         if given:
             flag = _flag(next(iter(given)))
@@ -167,11 +172,16 @@ def _refuse_missing(learner: type[Any], given: Settings, model: str) -> None:
             raise Refusal(f"{_flag(field.name)} is missing: --model {model} needs it (see --help).")
 
 
-def _with_functions(settings: Settings) -> Settings:
-    """Import the functions among the settings; nothing is imported where there are none."""
-    return {
-        name: imported(value) if name in _FUNCTIONS else value for name, value in settings.items()
-    }
+def _with_values(settings: Settings) -> Settings:
+    """Import the functions among the settings, and read the arrays, where there are any."""
+    values = dict(settings)
+    for name in settings.keys() & _FUNCTIONS.keys():
+        values[name] = imported(settings[name])
+    for name in settings.keys() & {*_ARRAYS}:
+        from unsoftmax.cli.model_files import numbers_in
+
+        values[name] = numbers_in(Path(settings[name]), _flag(name))
+    return values
 
 
 def _parts(learner: type) -> Mapping[str, tuple[type[Any], ...]]:
@@ -340,7 +350,7 @@ def _described(name: str) -> _Described:
         if not isinstance(field, ast.AnnAssign) or not isinstance(field.target, ast.Name):
             continue
         own, hint, value = field.target.id, _hint(field.annotation), field.value
-        kind = str if own in _FUNCTIONS else _kind(hint)
+        kind = str if own in (*_FUNCTIONS, *_ARRAYS) else _kind(hint)
         if kind in _WRITTEN:
             text = _text(own, hint, _default(value), helps.get(own, ""))
             learner.settings.append(_Setting(own, kind, text))
@@ -376,6 +386,8 @@ def _text(name: str, hint: Any, default: Any, text: str) -> str:
         text += " Needed, unless the target knows it."
     elif name in _FUNCTIONS:
         text += " As module:function, which is imported and run."
+    elif name in _ARRAYS:
+        text += " As an .npy file."
     elif default is MISSING:
         text += " Needed."
     return text

@@ -120,6 +120,7 @@ def verify(
         certified_errors,
         claimed_model,
         model_path,
+        numbers_in,
         other_parts,
     )
     from unsoftmax.questions.claim import can_be_claimed
@@ -147,7 +148,7 @@ def verify(
             f"verify does not know {models}: recover the target with `unsoftmax learn`, then "
             "compare what was recovered with these weights by `unsoftmax compare`."
         )
-    inputs = None if like is None else _inputs(like)
+    inputs = None if like is None else numbers_in(like, "--like")
     others = {str(one): claimed_model(model_path(one), layers, part) for one in alternative or ()}
     oracle = asked.oracle(target)
     if out is not None:
@@ -207,16 +208,6 @@ def _command_of(target: str, weights: str, layers: str | None, part: str | None)
     words = ["unsoftmax", "verify", target, "--weights", weights]
     words += [] if layers is None else ["--layers", layers]
     return f"Verify that: {shlex.join([*words, '--part', str(part)])}"
-
-
-def _inputs(path: Path) -> Any:
-    """Read ordinary inputs."""
-    import numpy as np
-
-    try:
-        return np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise Refusal(f"--like {path} is no .npy file of numbers: {error}") from error
 
 
 def _of_this_time(book: Path, result: Path) -> Path:

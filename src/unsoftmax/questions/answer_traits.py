@@ -99,6 +99,12 @@ class Traits:
         or 2, 3 for anything else. None where that was not asked.
     added : bool
         Whether answers to long tokens are these tokens, and what their direction alone decides.
+    copied : bool
+        Of ids: whether copies of one are answered otherwise than it is.
+    beside : bool
+        Of ids: whether copies are weighed against tokens of the target's own.
+    context : int or None
+        Of ids: how many are answered as shorter sequences are, where more are not.
     """
 
     width: int
@@ -120,6 +126,9 @@ class Traits:
     outcome: Outcome | None = None
     growth: int | None = None
     added: bool = False
+    copied: bool = False
+    beside: bool = False
+    context: int | None = None
 
     @property
     def of_one_token(self) -> bool:
@@ -182,8 +191,8 @@ def traits_of(dim: int, rng: np.random.Generator) -> Asking[Traits]:
         most = yield from _most_tokens(long[:1], 2 * short.shape[1])
     if most is not None and most > 1:
         several = yield from _in_other_words(short[:, -most:], rng, most)
-    found = replace(_seen(singles, along, several), radius=radius, most_tokens=most)
-    found = replace(found, outcome=_outcome(np.concatenate([singles[0], *along]), found))
+    found = replace(first_seen(singles, along, several), radius=radius, most_tokens=most)
+    found = replace(found, outcome=outcome_of(np.concatenate([singles[0], *along]), found))
     if found.beyond is not None or found.constant or found.drowned or found.outcome:
         return found
     ordered, normalised, norm = found.ordered, False, None
@@ -193,7 +202,7 @@ def traits_of(dim: int, rng: np.random.Generator) -> Asking[Traits]:
             most = yield from _most_tokens(long[:1], long.shape[1], 2 * short.shape[1])
             both = yield from _in_two_orders(long[:, -most:], rng)
         here, there = (y[:, found.coordinate] for y in both)
-        ordered = ordered or _differ(here, there, found.precision)
+        ordered = ordered or differ(here, there, found.precision)
     if found.width > 2 and radius is None:  # two numbers lie on an ellipse too easily
         normalised = yield from unless_refused(_normalised(far, found.width, rng), False)
     if found.singles in ("smooth", "unclear") and radius is None and not normalised:
@@ -324,7 +333,7 @@ def _permuted(X: Array, rng: np.random.Generator) -> Array:
 # -- what it says
 
 
-def _seen(singles: list[Array], along: list[Array], several: list[Array]) -> Traits:
+def first_seen(singles: list[Array], along: list[Array], several: list[Array]) -> Traits:
     """Say what answers show: to single tokens, along lines, and to several tokens."""
     largest, width = float(np.max(np.abs(singles[0]))), singles[0].shape[1]
     k = int(np.argmax(np.ptp(singles[0], axis=0)))
@@ -336,16 +345,19 @@ def _seen(singles: list[Array], along: list[Array], several: list[Array]) -> Tra
     drifts = bool(kind == "noisy" and abs(np.sum(np.sign(change))) == len(change) >= 10)
     # beyond these float64 has no room to compute with
     beyond = largest if largest and not 1e-100 <= largest <= 1e100 else None
-    shape = min((_shape_along(y, precision) for y in along), key=get_args(SingleTokenShape).index)
+    shapes: tuple[SingleTokenShape, ...] = get_args(SingleTokenShape)
+    shape: SingleTokenShape = "unclear"
+    if along:
+        shape = min((_shape_along(y, precision) for y in along), key=shapes.index)
     found = Traits(width, k, kind, precision, singles=shape, drifts=drifts, beyond=beyond)
     found = replace(found, drowned=bool(np.std(y) < 2 * precision.noise))
     if not several:
         return replace(found, tokens="one alone")
     once, permuted, doubled, others, _, *fewer = several
     # a label hides most
-    count = kind == "labels" or _differ(once, others, precision, share=0.0)
-    ordered = _differ(once, permuted, precision)
-    counted = _differ(fewer[0] if fewer else once, doubled, precision)
+    count = kind == "labels" or differ(once, others, precision, share=0.0)
+    ordered = differ(once, permuted, precision)
+    counted = differ(fewer[0] if fewer else once, doubled, precision)
     return replace(found, tokens="all" if count else "the last", ordered=ordered, counted=counted)
 
 
@@ -366,7 +378,7 @@ def _kind(y: Array, changes: Array) -> tuple[AnswerKind, Precision]:
     return ("float32" if bits == FLOAT32_BITS else "rounded"), precision
 
 
-def _outcome(y: Array, found: Traits) -> Outcome | None:
+def outcome_of(y: Array, found: Traits) -> Outcome | None:
     """Say whether answers (n, m) to single tokens, short ones and long ones, are a classifier's."""
     if found.kind in ("constant", "labels"):
         return None
@@ -386,7 +398,7 @@ def _outcome(y: Array, found: Traits) -> Outcome | None:
     return "sigmoid"
 
 
-def _differ(one: Array, two: Array, precision: Precision, share: float = 1e-4) -> bool:
+def differ(one: Array, two: Array, precision: Precision, share: float = 1e-4) -> bool:
     """Whether some answers differ by more than eight times what both may be off by.
 
     And by that share of the largest: the terms of an answer may be 1,000 times as large as the

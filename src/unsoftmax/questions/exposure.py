@@ -12,6 +12,8 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
+
 from unsoftmax.campaign import Budget, Recovery, Retries, Watcher
 from unsoftmax.campaign.limits import whole
 from unsoftmax.campaign.notebook import shown
@@ -19,10 +21,12 @@ from unsoftmax.campaign.recovery import versions
 from unsoftmax.campaign.runner import opened_campaign
 from unsoftmax.campaign.watching import CourseWatch
 from unsoftmax.learners.settings import at_least_0
+from unsoftmax.learners.tokens.table_head import TokenTable
 from unsoftmax.models.files import SavedResult, as_json, of_json, read_json, write_json
-from unsoftmax.protocol import Course, Oracle, outputs_of
+from unsoftmax.protocol import Course, Oracle, outputs_of, vocabulary_of
 from unsoftmax.questions import target_classes
 from unsoftmax.questions.answer_traits import Traits
+from unsoftmax.questions.id_identification import IdIdentifier
 from unsoftmax.questions.identification import NOT_RECOVERED, Certainty, Identifier, Identity
 from unsoftmax.theory import counts
 
@@ -102,7 +106,8 @@ class Audit(SavedResult):
         "constant", "linear", "single head", "several heads", "ReLU network", "network behind one
         head", "network behind several heads", "probabilities", "classes", "normalised vectors",
         "normalised tokens", "smooth feed-forward layer", "whole block", "position-dependent",
-        "none of these" or "undecided".
+        "head behind a table", "head behind a vocabulary", "layer behind a table", "several heads
+        behind a vocabulary", "tokens of its own", "none of these" or "undecided".
     certainty : {"certain", "likely", "undecided"}
         "certain": the whole target was recovered and fresh answers are predicted within the
         certificate, or an answer contradicts every other class. "likely": the same on a few
@@ -116,8 +121,9 @@ class Audit(SavedResult):
     facts : dict of str to int
         What else is known: ``heads``, ``rank`` or ``rank_at_least``, ``neurons``, ``biases``,
         ``rotary``, ``gated``, ``residual`` where the last token reaches a network behind several
-        heads by itself, and ``most_tokens``, the most tokens that are answered, where a sequence
-        of up to 64 tokens was refused.
+        heads by itself, ``most_tokens``, the most tokens that are answered, where a sequence
+        of up to 64 tokens was refused, and ``context``, how many ids a target takes that cuts
+        longer sequences.
     reasons : tuple of str
         What the class rests on, and what was excluded.
     recoverable : str
@@ -169,7 +175,7 @@ class Audit(SavedResult):
     @property
     def known(self) -> tuple[tuple[str, str], ...]:
         """The facts in words."""
-        flags, flagged = {0: "no", 1: "yes"}, ("biases", "rotary", "gated")
+        flags, flagged = {0: "no", 1: "yes"}, ("biases", "rotary", "gated", "residual")
         said = ((name, flags[n] if name in flagged else f"{n:,}") for name, n in self.facts.items())
         return tuple((name.replace("_", " "), word) for name, word in said)
 
@@ -227,8 +233,11 @@ class Audit(SavedResult):
 
 def audit(
     oracle: Oracle,
-    dim: int,
+    dim: int | None = None,
     *,
+    vocabulary: int | None = None,
+    table: Any = None,
+    context: int = 512,
     recover: bool = False,
     price: float = 0.0,
     token_price: float = 0.0,
@@ -249,8 +258,14 @@ def audit(
     ----------
     oracle : callable
         The target, as `unsoftmax.learn` takes it; vectors are looked at by one coordinate.
-    dim : int
-        Dimension d of a token.
+    dim : int, optional
+        Dimension d of a token, where it takes vectors.
+    vocabulary : int, optional
+        Number of ids, where it takes ids; by default what the target says, or the table's.
+    table : array_like, shape (V, d), optional
+        Vectors of ids, where they are known; by position and id, (P, V, d), with positions.
+    context : int
+        The most ids of a sequence that are asked.
     recover : bool
         Whether to recover it as well, where the budget allows what that typically takes.
     price, token_price : float
@@ -292,7 +307,13 @@ def audit(
     at_least_0("price", price)
     at_least_0("token_price", token_price)
     most = budget if isinstance(budget, Budget) else Budget(queries=budget)
-    identifier = Identifier(dim, seed, within=most if recover else None)
+    within = most if recover else None
+    asks = _asked_ids(oracle, dim, vocabulary, table)
+    identifier = (
+        Identifier(dim, seed, within=within)  # type: ignore[arg-type]
+        if asks is None
+        else IdIdentifier(*asks, min(context, most_tokens or context), seed, within=within)
+    )
     watch = CourseWatch(progress)
     settings = most, ledger, batch, workers, watch, retries, timeout, most_tokens
     with opened_campaign(oracle, identifier, 0, None, *settings) as campaign:
@@ -313,17 +334,39 @@ def audit(
         at_most = learner.plan().at_most + holdout
         cost = RecoveryCost(learner.settings(), *needed, at_most, money(*needed), counted)
     renamed = {"singles": "single_tokens", "radius": "longest_token"}
-    shown = ("kind", "width", "coordinate", "tokens", "singles", "radius", "residual")
+    of_vectors = () if asks else ("tokens", "singles", "radius", "residual")
+    shown = ("kind", "width", "coordinate", *of_vectors)
     answers = {renamed.get(name, name): getattr(traits, name) for name in shown}
     answers["precision"] = list(traits.precision.why)
-    all_numbers, by_vectors = _whole(found, int(dim), holdout)
-    limit = {} if traits.most_tokens is None else {"most_tokens": traits.most_tokens}
+    all_numbers, by_vectors = (None, "") if asks else _whole(found, int(dim or 0), holdout)
+    limits = {"most_tokens": traits.most_tokens, "context": traits.context}
+    limit = {name: most for name, most in limits.items() if most is not None}
     said = found.target_class, found.certainty, answers, {**found.facts, **limit}, found.reasons
     recoverable = target_classes.RECOVERABLE[found.target_class]
     paid = spent.queries, spent.tokens, money(spent.queries, spent.tokens)
-    notes = (*_notes(found, by_vectors, wanted=recover), *noticed)
+    notes = (*_notes(found, by_vectors, wanted=recover, ids=asks is not None), *noticed)
     done = recovery, notes, not found.beyond if recover else None
     return Audit(*said, recoverable, cost, *paid, *done, course, versions(), all_numbers)
+
+
+def _asked_ids(
+    oracle: Oracle, dim: int | None, vocabulary: int | None, table: Any
+) -> tuple[int, TokenTable | None] | None:
+    """Return how many ids there are, and their table; None where vectors are asked."""
+    if table is not None:
+        vectors = np.asarray(table, dtype=np.float64)
+        known = TokenTable.of(vectors, dim or vectors.shape[-1])
+        if vocabulary not in (None, len(known)):
+            raise ValueError(f"table holds {len(known)} ids; vocabulary is {vocabulary}.")
+        return len(known), known
+    V = vocabulary if vocabulary is not None else vocabulary_of(oracle)
+    if V is not None:
+        return V, None
+    if hasattr(oracle, "vocabulary"):
+        raise ValueError("The target takes ids and does not say how many: give vocabulary.")
+    if dim is None:
+        raise TypeError("audit needs dim, the dimension of a token; of ids vocabulary or table.")
+    return None
 
 
 # The fewest dimensions of `BlockLearner`, and for heads of which size its queries are counted.
@@ -374,7 +417,7 @@ def _limit(traits: Traits) -> str:
     )
 
 
-def _notes(found: Identity, by_vectors: str, *, wanted: bool) -> list[str]:
+def _notes(found: Identity, by_vectors: str, *, wanted: bool, ids: bool) -> list[str]:
     """Say what a user should know of one number of the answers, and of a recovery's end."""
     traits = found.traits
     if found.reasons[0].startswith(NOT_RECOVERED):
@@ -387,6 +430,9 @@ def _notes(found: Identity, by_vectors: str, *, wanted: bool) -> list[str]:
     elif found.of_vectors:
         why = "audit recovers one number of each answer. AttentionLayerLearner with rotary=True "
         why += "recovers all numbers of such a layer together."
+    elif ids:
+        why = "no learner recovers it from ids as they are asked. What is recoverable says of what "
+        why += "there is one."
     elif traits.ordered:
         why = "audit recovers rotary positions only, and biases or several heads only from "
         why += "float64 answers. These positions, or these answers, are different."
@@ -396,6 +442,7 @@ def _notes(found: Identity, by_vectors: str, *, wanted: bool) -> list[str]:
     nothing = named and found.found is None and found.learner is None
     takes = "; ".join(found.beyond)
     of_all = found.learner is not None and outputs_of(found.learner) == "vector"
+    of_all |= found.target_class == "several heads behind a vocabulary"
     notes = {
         f"Answers are vectors of {traits.width} numbers; this audit is about number "
         f"{traits.coordinate}, which varies most. us.oracles.coordinate chooses "

@@ -17,7 +17,7 @@ Queries: about 110 for the first look; 80 for a single head, 250 for several, 60
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar, Literal, TypeAlias
@@ -39,8 +39,8 @@ from unsoftmax.learners.compose import (
 )
 from unsoftmax.learners.positions_named import OrderQuestions, in_words
 from unsoftmax.learners.settings import Configured, whole_number
-from unsoftmax.models import FeedForward, ReluNetwork
-from unsoftmax.probes import FARTHEST, Array, Probes, Round, Sequences
+from unsoftmax.models import AttentionLayer, FeedForward, ReluNetwork
+from unsoftmax.probes import FARTHEST, Array, Flags, Indices, Probes, Round, Sequences
 from unsoftmax.protocol import Answers, Found, Learner, Outputs, Plan, outputs_of
 from unsoftmax.questions import target_classes
 from unsoftmax.questions.answer_traits import Traits, traits_of, unless_refused
@@ -51,6 +51,7 @@ Certainty: TypeAlias = Literal["certain", "likely", "undecided"]
 
 NOT_RECOVERED = "The whole target was not recovered: "
 """How the reason begins why recovering the whole was tried, and refused."""
+RECOVERED = "The whole target was recovered, and predicts fresh sequences within its certificate."
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,13 +103,51 @@ class Identity:
     def of(cls, found: Found[Any], traits: Traits, *reasons: str) -> Identity:
         """Say what a target is that was recovered as a whole."""
         name, facts = target_classes.read(found, traits, int(found.model.dim))
-        sure = _certainty(traits, "float32")
+        sure = certainty_of(traits, "float32")
         return cls(name, sure, traits, reasons, facts, found=found)
 
     @property
     def of_vectors(self) -> bool:
         """Whether scores may turn, and a learner of vectors takes all numbers at once."""
         return self.turning is not None and self.traits.width > 1
+
+
+@dataclass(slots=True)
+class Paid:
+    """What was asked so far."""
+
+    queries: int = 0
+    tokens: int = 0
+
+    def count(self, asked: Round) -> Round:
+        """Add a round."""
+        self.queries += sum(map(len, asked))
+        self.tokens += sum(len(some) * some.tokens for some in asked)
+        return asked
+
+    def beyond(self, within: Budget, needed: tuple[int, int]) -> tuple[str, ...]:
+        """Say what so many more queries and tokens take that a budget does not allow."""
+        return tuple(
+            f"{more:,} more {unit}, and {max(0, limit - paid):,} are left of the budget of "
+            f"{limit:,} {unit}"
+            for unit, more in zip(("queries", "tokens"), needed, strict=True)
+            if (limit := getattr(within, unit)) is not None
+            and (paid := getattr(self, unit)) + more > limit
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class First:
+    """The first questions and their answers."""
+
+    asked: list[Probes] = field(default_factory=list)
+    answers: list[Array] = field(default_factory=list)
+
+    def keep(self, asked: Round, answers: Answers) -> Answers:
+        """Add a round."""
+        self.asked.extend(asked)
+        self.answers.extend(answers)
+        return answers
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,25 +187,13 @@ class Identifier(Configured):
 
     def steps(self, checks: int) -> Generator[Round, Answers, Identity]:
         """Ask, and say what the answers mean."""
-        asked, first = {"queries": 0, "tokens": 0}, (list[Probes](), list[Array]())
-
-        def count(probes: Round) -> Round:
-            asked["queries"] += sum(map(len, probes))
-            asked["tokens"] += sum(len(some) * some.tokens for some in probes)
-            return probes
-
-        def keep(probes: Round, answers: Answers) -> Answers:
-            first[0].extend(probes)
-            first[1].extend(answers)
-            return answers
-
-        rng = np.random.default_rng(self.seed)
-        look = read_as(traits_of(int(self.dim), rng), keep)
-        identity = yield from mapped(self._identified(look, rng, asked, checks), ask=count)
-        return identity if identity.certainty != "certain" else uncontradicted(identity, *first)
+        rng, asked, first = np.random.default_rng(self.seed), Paid(), First()
+        look = read_as(traits_of(int(self.dim), rng), first.keep)
+        identity = yield from mapped(self._identified(look, rng, asked, checks), ask=asked.count)
+        return identity if identity.certainty != "certain" else uncontradicted(identity, first)
 
     def _identified(
-        self, look: Asking[Traits], rng: np.random.Generator, asked: Mapping[str, int], checks: int
+        self, look: Asking[Traits], rng: np.random.Generator, asked: Paid, checks: int
     ) -> Asking[Identity]:
         """Name the class, and recover the whole where that is wanted; ``asked`` is paid already."""
         d, traits = int(self.dim), (yield from look)
@@ -189,24 +216,17 @@ class Identifier(Configured):
             return identity
         return (yield from self._recovered(identity, asked, checks))
 
-    def _recovered(
-        self, identity: Identity, asked: Mapping[str, int], checks: int
-    ) -> Asking[Identity]:
+    def _recovered(self, identity: Identity, asked: Paid, checks: int) -> Asking[Identity]:
         """Recover the whole target, where what that typically takes is left of the budget."""
         learner, facts, traits = identity.learner, identity.facts, identity.traits
         assert learner is not None
+        assert self.within is not None
         needed = target_classes.typical_cost(learner, facts, traits, checks)
-        beyond = tuple(
-            f"{more:,} more {unit}, and {max(0, limit - paid):,} are left of the budget of "
-            f"{limit:,} {unit}"
-            for (unit, paid), more in zip(asked.items(), needed, strict=True)
-            if (limit := getattr(self.within, unit)) is not None and paid + more > limit
-        )
-        if beyond:
+        if beyond := asked.beyond(self.within, needed):
             return replace(identity, beyond=beyond)
         steps = _tried_out(learner.steps(checks), traits, np.random.default_rng([self.seed, 1]))
         whole = outputs_of(learner) == "vector"
-        found = yield from _learned(steps, traits, "recovery", whole=whole)
+        found = yield from learned(steps, traits, "recovery", whole=whole)
         if isinstance(found, Exception):
             one = traits.kind == "float64" and not isinstance(learner, MultiHeadLearner)
             if traits.ordered and one:
@@ -224,10 +244,7 @@ class Identifier(Configured):
             return Identity("undecided", "undecided", traits, identity.reasons, facts)
         if not target_classes.is_sharp(found):
             return replace(identity, found=found)
-        reason = (
-            "The whole target was recovered, and predicts fresh sequences within its certificate."
-        )
-        return replace(Identity.of(found, traits, reason, *identity.reasons), learner=learner)
+        return replace(Identity.of(found, traits, RECOVERED, *identity.reasons), learner=learner)
 
 
 def of_positions(identity: Identity, dim: int) -> Asking[Identity]:
@@ -236,7 +253,7 @@ def of_positions(identity: Identity, dim: int) -> Asking[Identity]:
     if traits.singles in ("bent", "smooth") or traits.coarse or traits.radius is not None:
         return identity
     look = OrderQuestions(dim, most=traits.most_tokens or np.inf).position_kind()
-    found = yield from unless_refused(read_as(look, partial(_looked_at, traits)), None)
+    found = yield from unless_refused(read_as(look, partial(looked_at, traits)), None)
     if found is None:
         return identity
     vectors, facts = traits.width > 1, {}
@@ -289,7 +306,7 @@ class Sketching:
         steps = _tried_out(steps, traits, self.rng)
         if k < self.dim:
             steps = restricted(steps, signed_groups(self.dim, k, self.rng))
-        found = yield from _learned(steps, traits, name)
+        found = yield from learned(steps, traits, name)
         if isinstance(found, Exception):
             contradicts = isinstance(found, ModelMismatch) and not traits.coarse
             said = "Not decided," if isinstance(found, OracleError) else "Not"
@@ -339,7 +356,7 @@ def not_tried(sketch: target_classes.Sketch) -> Refused:
     return Refused(f"Not {sketch.name}: {sketch.unfit}.", contradicts=True)
 
 
-def _learned(
+def learned(
     steps: Asking[T], traits: Traits, name: str, *, whole: bool = False
 ) -> Asking[T | Exception]:
     """Return what a learner finds of the number that is looked at, or why it finds nothing.
@@ -347,7 +364,7 @@ def _learned(
     One of vectors looks at the ``whole``.
     """
     if not whole:
-        steps = read_as(steps, partial(_looked_at, traits))
+        steps = read_as(steps, partial(looked_at, traits))
     if traits.most_tokens is not None:
         steps = short(steps, traits.most_tokens)
     try:
@@ -387,7 +404,7 @@ def _tried_out(
     raise reason.error(missed=second, size=size)
 
 
-def _certainty(traits: Traits, *more: str) -> Certainty:
+def certainty_of(traits: Traits, *more: str) -> Certainty:
     """Return how sure a class is: labels and coarse answers may hide another one.
 
     Of a model that was recovered float32 answers may as well: a second head of a thousandth of the
@@ -419,6 +436,9 @@ SIGHTS: Mapping[tuple[str, target_classes.ClassName], str] = {
     "several, with a norm before each part{order}.",
     ("ordered", "position-dependent"): "The answer changes when tokens before the last one change "
     "places, which attention without positions never does.",
+    ("beside", "tokens of its own"): "Copies of an id are answered as if something stood beside "
+    "them that is weighed, too, and their order does not count: the target puts tokens of its own "
+    "beside the ids (BOS, EOS, CLS, a prompt).",
     ("counted", "none of these"): "The answer changes when a sequence is repeated, which softmax "
     "attention never does.",
     ("after_norm", "normalised tokens"): "Answers to long single tokens u, v and u + v add up with "
@@ -446,7 +466,7 @@ def at_first_sight(traits: Traits) -> Identity | None:
         if getattr(traits, trait):
             sure: Certainty = "undecided" if name == "undecided" else "likely"
             if trait in ("ordered", "counted"):  # no noise of such answers looks like that
-                sure = _certainty(traits)
+                sure = certainty_of(traits)
             tail = TAILS.get(traits.growth, "")
             order = ORDER if traits.ordered else ""
             said = why.format(beyond=traits.beyond, outcome=traits.outcome, tail=tail, order=order)
@@ -460,7 +480,7 @@ def _largest(y: Array) -> Array:
     return np.asarray(np.max(np.abs(y).reshape(len(y), -1), axis=1))
 
 
-def _looked_at(traits: Traits, asked: Round, answers: Answers) -> Answers:
+def looked_at(traits: Traits, asked: Round, answers: Answers) -> Answers:
     """Return the number that is looked at, of vector answers (B, m)."""
     k, numbers = traits.coordinate, [y[:, traits.coordinate] for y in answers]
     if not traits.residual:
@@ -468,29 +488,36 @@ def _looked_at(traits: Traits, asked: Round, answers: Answers) -> Answers:
     return [y - probes[:][:, -1, k] for probes, y in zip(asked, numbers, strict=True)]
 
 
-def uncontradicted(identity: Identity, asked: Round, answers: Answers) -> Identity:
+def uncontradicted(
+    identity: Identity, first: First, vectors: Callable[[Indices], Array] | None = None
+) -> Identity:
     """Return what a target is, undecided where what was recovered cannot explain first answers.
 
     A target that is one thing where a learner reads and another elsewhere is recovered, within a
     certificate and with a hold-out that passed. The first questions were asked before anything was
-    known of it, at other lengths of tokens and sizes of scores.
+    known of it, at other lengths of tokens and sizes of scores. ``vectors`` are those of ids.
     """
     if (found := identity.found) is None:
         return identity
-    model, numbers = found.model, answers
-    if not isinstance(model, FeedForward):
-        numbers = _looked_at(identity.traits, asked, answers)
+    model, numbers = found.model, first.answers
+    if not isinstance(model, FeedForward | AttentionLayer):
+        numbers = looked_at(identity.traits, first.asked, first.answers)
     claim, slope = Claim(model, found.certificate.errors), np.linalg.norm(getattr(model, "v", 0.0))
     beyond = []
-    for probes, y in zip(asked, numbers, strict=True):
+    for probes, y in zip(first.asked, numbers, strict=True):
         # of a network no token but the last one counts
         X = probes[:][:, -1:] if isinstance(model, ReluNetwork | FeedForward) else probes[:]
+        X = X if vectors is None else vectors(X[:, :, 0].astype(np.intp))
         at, longest = claim.at(X), np.linalg.norm(X, axis=2).max(axis=1)
         # twice what the claim leaves open, as where `verify` says "different", and a millionth of
         # an answer's size; right models miss at most a fiftieth of it
         allowed = 1e-6 * (longest * slope + _largest(y)) + 2 * _largest(at.open)
         beyond.append(_largest(y - at.predicted) > allowed)
-    missed = np.concatenate(beyond)
+    return unless_missed(identity, np.concatenate(beyond))
+
+
+def unless_missed(identity: Identity, missed: Flags) -> Identity:
+    """Return what a target is, undecided where its model misses first answers."""
     if not missed.any():
         return identity
     reason = (

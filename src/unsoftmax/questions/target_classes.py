@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike
 
 from unsoftmax import learners, models
 from unsoftmax.probes import Array
-from unsoftmax.protocol import Found, Learner
+from unsoftmax.protocol import Found, Learner, vocabulary_of
 from unsoftmax.questions.answer_traits import Traits
 from unsoftmax.theory import counts
 from unsoftmax.validate.long_sequences import LongSequenceTuning
@@ -41,6 +41,11 @@ ClassName: TypeAlias = Literal[
     "smooth feed-forward layer",
     "whole block",
     "position-dependent",
+    "head behind a table",
+    "head behind a vocabulary",
+    "layer behind a table",
+    "several heads behind a vocabulary",
+    "tokens of its own",
     "none of these",
     "undecided",
 ]
@@ -243,7 +248,21 @@ RECOVERABLE: Mapping[ClassName, str] = {
     "position-dependent": "Not established. If positions are rotary, a learner with rotary=True "
     "recovers it: LowRankHead or ExactHead for a single head, MultiHeadLearner for several "
     "(biases=True if keys or queries have biases), AttentionLayerLearner for a layer from vectors "
-    "without a LayerNorm or RMSNorm.",
+    "without a LayerNorm or RMSNorm. Of ids: where positions are added to tokens and known, one "
+    "head, by LowRankHead(dim, table=vectors by position and id).",
+    "head behind a table": "Everything that ids can show: W (keys and queries), biases, and v "
+    "(values and output) on the span of the table. Prompts and training data never.",
+    "head behind a vocabulary": "The function on all sequences of ids, with a bound for each: the "
+    "value of every id, and the score of every id for every query token. Not W, and not the table: "
+    "with the table W as well.",
+    "layer behind a table": "Everything that ids can show: values, W and biases of every head, on "
+    "the span of the table, and whether there is a residual connection.",
+    "several heads behind a vocabulary": "With the table of vectors, the whole layer, by "
+    "AttentionLayerLearner(dim, table=E). Without it there is no learner; that does not show that "
+    "it is safe.",
+    "tokens of its own": "What is behind its tokenizer, if ids are asked there: a head, or a layer "
+    "whose table is known. Beside tokens of its own there is no learner; that does not show that "
+    "it is safe.",
     "probabilities": "What learners of numbers recover: log-ratios of probabilities are "
     "differences of logits. Audit us.oracles.log_ratios(oracle), which says what they are of.",
     "classes": "By labels, where two classes alone are answered: W, and v up to its norm, by "
@@ -289,6 +308,16 @@ def read(found: Found[Any], traits: Traits, dim: int) -> tuple[ClassName, Facts]
     return "single head", facts
 
 
+def read_of_ids(found: Found[Any]) -> tuple[ClassName, Facts]:
+    """Return the class of a model that was recovered from ids, and what is known of it."""
+    model = found.model
+    if isinstance(model, models.TokenHead):
+        return "head behind a vocabulary", {"rank": model.rank}
+    if isinstance(model, models.AttentionLayer):
+        return "layer behind a table", {"heads": model.H, "residual": int(model.residual)}
+    return "head behind a table", {"rank": model.arrays()["K"].shape[0]}
+
+
 def _biased(norms: ArrayLike, errors: Mapping[str, float], c: float = 0.0) -> int:
     """Whether answers show biases of queries or keys, or a constant."""
     seen = np.any(np.asarray(norms) > errors.get("w", 0.0)) or abs(c) > errors.get("c", 0.0)
@@ -309,7 +338,8 @@ def is_sharp(found: Found[Any]) -> bool:
 
     A result that leaves more open than a fiftieth fits targets of other classes.
     """
-    if not found.evidence.passed:
+    # ids that could not be read are predicted by nothing
+    if not found.evidence.passed or found.certificate.errors.get("G") == np.inf:
         return False
     sharp, model, errors = 0.02, found.model, found.certificate.errors
     network = getattr(model, "network", model)
@@ -337,6 +367,8 @@ def typical_cost(
 
     Of positions what one head takes, or as many as are known, of rank d unless that is known.
     """
+    if vocabulary_of(learner) is not None:
+        return _cost_of_ids(learner, facts, holdout)
     plan, fresh = learner.plan(), _holdout_tokens(learner, holdout)
     if plan.queries is not None:
         return plan.queries + holdout, plan.tokens + fresh
@@ -366,8 +398,34 @@ def typical_cost(
     return queries + holdout, 2 * queries - alone + fresh
 
 
+# Tokens of a query on average, copies included: of a head, and of a layer.
+_HEAD_TOKENS, _LAYER_TOKENS = 4, 40
+
+
+def _cost_of_ids(learner: Any, facts: Facts, holdout: int) -> tuple[int, int]:
+    """Return queries and tokens of a learner of ids; half of its hold-out fills the context."""
+    each, rank = _HEAD_TOKENS, facts.get("rank", facts.get("rank_at_least", int(learner.dim)))
+    if isinstance(learner, learners.TokenHeadLearner):
+        queries = counts.token_head_queries(int(learner.vocabulary), rank)
+    else:
+        D, heads = learner.table.affine.y.shape[1], facts.get("heads", 0)
+        queries = counts.table_head_queries(D, min(rank, D))
+        if heads:
+            each = _LAYER_TOKENS
+            queries = counts.table_layer_queries(D, heads, max(1, D // heads))
+    fresh = holdout // 2 * int(learner.context) + 12 * holdout
+    return queries + holdout, each * queries + fresh
+
+
 def counted_for(learner: Learner[Any], facts: Facts) -> str:
     """Say what that is counted for where neurons, heads that turn or their rank are not known."""
+    if vocabulary_of(learner) is not None:
+        if "heads" in facts:
+            return "if its heads share the dimensions of the table"
+        least = facts.get("rank_at_least")
+        if least is not None:
+            return f"if its rank is {least}; it is that or higher"
+        return "" if "rank" in facts else f"if its rank is {learner.dim}, fewer if it is lower"
     if isinstance(learner, learners.FeedForwardLearner) and "neurons" not in facts:
         plain, gated = (counts.SMOOTH_PER_NEURON[gated] for gated in (False, True))
         m = _usual_neurons(int(learner.dim), bool(facts.get("gated")))

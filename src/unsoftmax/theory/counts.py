@@ -61,6 +61,57 @@ def token_head(vocabulary: int, rank: int) -> int:
     return vocabulary + rank * (2 * vocabulary - 1 - rank)
 
 
+def _block_queries(rank: int) -> int:
+    """Count about what a block of logits takes that shows a rank: it grows in steps."""
+    size = round(1.2 * (rank + 3))
+    return size * (size + 1)
+
+
+def token_head_queries(vocabulary: int, rank: int) -> int:
+    """Count about what a head takes behind a vocabulary of V ids whose table is unknown.
+
+    V + 16 lone ids, a block, r + 1 columns of all ids, and all others at r + 1 anchors.
+
+    Examples
+    --------
+    >>> token_head_queries(200, 4), token_head_queries(1000, 8)
+    (2263, 19117)
+    """
+    pairs = (rank + 1) * (2 * vocabulary - rank - 1)
+    return min(vocabulary + 16 + _block_queries(rank) + pairs, vocabulary**2)
+
+
+def table_head_queries(dimension: int, rank: int) -> int:
+    """Count about what a head takes behind a known table of D dimensions.
+
+    D + 17 lone ids, a block, r + 1 columns of 1.1 D + 4 keys, and D − r others at r + 3.
+
+    Examples
+    --------
+    >>> table_head_queries(383, 32)
+    28516
+    """
+    pilots = (rank + 1) * round(1.1 * dimension + 4)
+    others = (dimension - rank) * (rank + 3)
+    return dimension + 17 + _block_queries(rank) + pilots + others
+
+
+def table_layer_queries(dimension: int, heads: int, rank: int) -> int:
+    """Count about what a layer of heads of that rank takes behind a table of D dimensions.
+
+    D + 17 lone ids, and counts of r + 8 others beside one, 5H/3 + 6 each; keys, 3r/4 at a time,
+    beside r + 4 query tokens and then beside D + 21 − r others, twice.
+
+    Examples
+    --------
+    >>> table_layer_queries(383, 12, 32), table_layer_queries(16, 2, 8)
+    (2770, 288)
+    """
+    counted = (rank + 8) * (5 * heads / 3 + 6)
+    scores = 4 * (dimension + 8) * (rank + 4) / (3 * rank) + 2 * (dimension + 21 - rank)
+    return round(dimension + 17 + counted + scores)
+
+
 def table_head(dimension: int, rank: int) -> int:
     """Count what ids of a known table determine of a head behind it.
 

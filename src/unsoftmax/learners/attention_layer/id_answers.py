@@ -87,6 +87,8 @@ class CountAnswers:
     base : int
         So many tokens are solved for together, and each other one beside them.
     ranks : tuple of int
+    lone : bool
+        Whether what lone tokens say counts as well, ν = 0.
     """
 
     single: LoneVectors
@@ -98,6 +100,7 @@ class CountAnswers:
     logits: Array = field(default_factory=lambda: np.zeros((0, 0)))
     base: int = 0
     ranks: tuple[int, ...] = ()
+    lone: bool = True
 
     @property
     def off(self) -> float:
@@ -137,16 +140,17 @@ class CountAnswers:
 
     def shown(self, tokens: Indices, rows: Indices) -> Array:
         """Return what tokens add to answers, and behind it what lone ones say: ν = 0."""
-        y = np.vstack([self.y[rows], self.single.y[self.places[tokens]]])
-        return np.asarray(y - self.single.y[0])
+        alone = self.single.y[self.places[tokens if self.lone else tokens[:0]]]
+        return np.asarray(np.vstack([self.y[rows], alone]) - self.single.y[0])
 
     def mixtures(
         self, tokens: Indices, rows: Indices, heads: int, known: MixtureFit | None
     ) -> Mixtures:
         """Return answers to counts of tokens, ``known`` ones, the base, beside them."""
         z = self.shown(tokens, rows)
-        counts = np.vstack([self.counts[np.ix_(rows, tokens)], np.eye(len(tokens))])
-        own = np.append(self.own[rows], np.zeros(len(tokens)))
+        alone = np.eye(len(tokens))[: len(z) - len(rows)]
+        counts = np.vstack([self.counts[np.ix_(rows, tokens)], alone])
+        own = np.append(self.own[rows], np.zeros(len(alone)))
         beside, parts = np.repeat(own[:, None], heads, axis=1), np.zeros((len(own), 1, 1))
         if known is not None:
             others = np.zeros((len(own), self.base))

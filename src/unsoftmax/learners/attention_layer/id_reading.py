@@ -41,6 +41,9 @@ SPARE_TOKENS = 8
 _HEAD_NOISE, _RANGE_NOISE = 30.0, 12.0
 # Tokens whose logits are known no better are left out.
 _UNREAD = 1e-2
+# Fits that miss answers by so many times as much are of no heads: what answers are off by is known
+# only from fits themselves, up to two times as much as lone tokens and copies show.
+_NO_HEADS = 25.0
 # Answers may be off by so many times what fits of single tokens miss.
 _BESIDE = 2.0
 
@@ -49,7 +52,7 @@ _BESIDE = 2.0
 class IdReading:
     """What a layer of ids is read with."""
 
-    table: TokenTable
+    table: TokenTable | None
     lone: Indices
     """Ids that were asked alone; the first one is the query token of counts."""
     single: LoneVectors
@@ -59,27 +62,90 @@ class IdReading:
 
     def without_residual(self, answers: CountAnswers) -> tuple[IdReading, CountAnswers]:
         """Leave out what a residual connection adds to the answers there are."""
+        assert self.table is not None
         x = self.table.vectors[self.lone]
         single = replace(self.single, y=self.single.y - x)
         return replace(self, single=single), replace(answers, single=single, y=answers.y - x[0])
 
     # -- heads
 
+    def few_heads(self) -> Asking[tuple[int, bool]]:
+        """Return how many heads counts of ids show, and whether the last id adds something itself.
+
+        With a table that is a residual connection. Without one vectors of ids are not used.
+
+        Raises
+        ------
+        ModelMismatch, NotIdentifiable
+            Heads do not answer counts like this, or answers have too few numbers to tell; or the
+            last id adds what is not its vector.
+        """
+        answers = yield from self.opened()
+        curves = replace(answers, lone=False)
+        H, adds = self.heads(curves), self._jumps(answers)
+        if not H:
+            raise Reason.FIRST_TOKEN_DOES_NOT_COUNT.error()
+        self._refuse_other_curves(curves, self._alone(curves, H))
+        if adds and self.table is not None:
+            same = self.table.vectors.shape[1] == answers.y.shape[1]
+            left = self.without_residual(answers)[1] if same else answers
+            yield from self.refuse_what_the_last_adds(left)
+        return H, adds
+
+    def refuse_what_the_last_adds(self, answers: CountAnswers) -> Asking[None]:
+        """Refuse a layer whose last id adds to answers what no residual connection does.
+
+        Lone ids are answered then by something that counts of them beside another id never show. A
+        saturated head may do so, too, but as a rule not beside each of several query tokens.
+
+        Raises
+        ------
+        ModelMismatch
+            The last id adds something itself.
+        """
+        count = self.heads(answers) + _SPARE_RATIOS
+        for t in answers.places.tolist():
+            if not self._jumps(answers):
+                return
+            other = self._with_first(t)
+            answers = yield from other._with_ratios(
+                other._unasked(np.array([1])), np.array([0]), self._ratios(count)
+            )
+        raise Reason.LAST_ID_ADDS.error()
+
+    def _jumps(self, answers: CountAnswers) -> bool:
+        """Tell whether lone ids show more than counts of them beside another one."""
+        return self.heads(answers) > self.heads(replace(answers, lone=False))
+
+    def _with_first(self, t: int) -> IdReading:
+        """Take another lone token as the query token."""
+        order = np.append(t, np.setdiff1d(np.arange(len(self.lone)), t))
+        single = replace(self.single, y=self.single.y[order], lifted=self.single.lifted[order])
+        return replace(self, lone=self.lone[order], single=single)
+
+    def _unasked(self, places: Indices) -> CountAnswers:
+        """Return answers to counts of some lone tokens, none yet."""
+        none = np.zeros((0, len(places))), np.zeros(0), np.zeros((0, self.single.y.shape[1]))
+        return CountAnswers(self.single, places, *none, self.noise)
+
     def opened(self) -> Asking[CountAnswers]:
         """Ask counts of a few tokens, more of them than heads."""
-        places, m = np.arange(1, 1 + min(_BASE, len(self.lone) - 1)), self.single.y.shape[1]
-        none = np.zeros((0, len(places))), np.zeros(0), np.zeros((0, m))
-        answers, count = CountAnswers(self.single, places, *none, self.noise), 2 * _SPARE_RATIOS
+        answers = self._unasked(np.arange(1, 1 + min(_BASE, len(self.lone) - 1)))
+        places, count = answers.places, 2 * _SPARE_RATIOS
         ratios = self._ratios(count)
         while True:
             answers = yield from self._with_ratios(answers, np.arange(len(places)), ratios)
             asked = len(answers.own) // len(places)
             if self.heads(answers) <= asked + 1 - _SPARE_RATIOS:
-                return answers
+                break
             count = 2 * count - 1
             if count > 4 * self.context:
-                raise Reason.BAGS_SATURATED.error()
+                raise Reason.CURVES_OF_NO_HEADS.error(heads=self.heads(answers))
             ratios = self._ratios(count)[1::2]
+        span = answers.y.shape[1]
+        if self.heads(answers) == span:
+            raise Reason.NUMBERS_TOO_FEW.error(heads=span, span=span)
+        return answers
 
     def heads(self, answers: CountAnswers) -> int:
         """Count heads: the rank of what a token adds."""
@@ -137,7 +203,7 @@ class IdReading:
             count = 2 * known
         m = answers.y.shape[1]
         if sum(ranks) > m:
-            raise Reason.VALUES_SPAN_TOO_LITTLE.error(heads=H, span=m)
+            raise Reason.NUMBERS_TOO_FEW.error(heads=H, span=m)
         return replace(answers, ranks=ranks)
 
     def _mean_rank(self, heads: int) -> int:
@@ -147,7 +213,8 @@ class IdReading:
     def _based(self, answers: CountAnswers, heads: int) -> Asking[CountAnswers]:
         """Fit the first tokens by themselves, and then together beside mixtures of them."""
         answers = replace(answers, logits=np.zeros((heads, len(answers.places))))
-        fits = [answers.alone(t, heads) for t in range(len(answers.places))]
+        fits = self._alone(answers, heads)
+        self._refuse_other_curves(answers, fits)
         answers = replace(answers, noise=_beside(answers, fits))
         answers, fits = self._read(answers, fits, np.arange(len(fits)))
         base = len(fits)
@@ -163,6 +230,16 @@ class IdReading:
         counts = self._mixed(answers, _MIXED * heads)
         answers, _ = yield from self._with_mixtures(answers, np.arange(base), counts)
         return replace(answers, logits=answers.together().logits)
+
+    def _alone(self, answers: CountAnswers, heads: int) -> list[MixtureFit]:
+        """Fit every token by itself."""
+        return [answers.alone(t, heads) for t in range(len(answers.places))]
+
+    def _refuse_other_curves(self, answers: CountAnswers, fits: list[MixtureFit]) -> None:
+        """Refuse what answers counts of most tokens otherwise than so many heads do."""
+        missed = [_misses(fit, _NO_HEADS * answers.off) for fit in fits]
+        if sum(missed) > len(fits) // 2:
+            raise Reason.CURVES_OF_NO_HEADS.error(heads=fits[0].logits.shape[0])
 
     def _with_mixtures(
         self, answers: CountAnswers, tokens: Indices, counts: Indices
@@ -244,9 +321,12 @@ def _beside(answers: CountAnswers, fits: list[MixtureFit]) -> AnswerNoise:
 
 def _worst(fit: MixtureFit, off: float) -> float:
     """Return what the worst logit is off by; infinite where other heads answer."""
-    if fit.misfit > EXPLAINED * off * np.sqrt(fit.missed.size):
-        return np.inf
-    return float(np.max(fit.errors(off)[0]))
+    return np.inf if _misses(fit, off) else float(np.max(fit.errors(off)[0]))
+
+
+def _misses(fit: MixtureFit, off: float) -> bool:
+    """Tell whether answers miss a fit: other heads answer, or none."""
+    return bool(fit.misfit > EXPLAINED * off * np.sqrt(fit.missed.size))
 
 
 def _even(fit: MixtureFit) -> float:

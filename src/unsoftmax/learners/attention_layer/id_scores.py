@@ -57,7 +57,7 @@ class IdScoreReading:
         n = max(1, round(_KEYS * min(self.values.ranks)))
         n = min(n, (m - H) // H, self.context - 1)
         if n < 1:
-            raise Reason.VALUES_SPAN_TOO_LITTLE.error(heads=H, span=m)
+            raise Reason.NUMBERS_TOO_FEW.error(heads=H, span=m)
         return n
 
     def run(self) -> Asking[TableScores]:

@@ -38,8 +38,12 @@ from unsoftmax.learners.attention_layer.id_scores import (
 )
 from unsoftmax.learners.attention_layer.key_answers import HeadScores
 from unsoftmax.learners.compose import Asking, mapped, read_as
-from unsoftmax.learners.tokens.asked_ids import COPIED, MIXED, ask_lone, fresh_bags
-from unsoftmax.learners.tokens.table_head import CANDIDATES, TokenTable, spanning
+from unsoftmax.learners.tokens.asked_ids import COPIED, MIXED, fresh_bags
+from unsoftmax.learners.tokens.table_head import (
+    TokenTable,
+    ask_spanning,
+    spanning,
+)
 from unsoftmax.measure.precision import KAPPA, UNIT
 from unsoftmax.measure.token_map import AnswerNoise
 from unsoftmax.models import AttentionLayer, LayerHead
@@ -172,9 +176,7 @@ class TableLayer:
     def steps(self, checks: int) -> Steps[Layer]:
         """Ask, and return what was found; see `unsoftmax.protocol.Learner`."""
         rng, affine = np.random.default_rng(self.seed), self.table.affine
-        among = np.sort(
-            rng.choice(len(self.table), min(len(self.table), CANDIDATES), replace=False)
-        )
+        among = affine.candidates(rng, len(self.table))
         reading = yield from self._opened(among, rng)
         counted = yield from reading.opened()
         heads, residual = reading.heads(counted), False
@@ -198,6 +200,7 @@ class TableLayer:
         self, reading: IdReading, counted: CountAnswers, among: Indices
     ) -> Asking[tuple[CountAnswers, TableScores]]:
         """Ask for maps and scores."""
+        yield from reading.refuse_what_the_last_adds(counted)
         heads = reading.heads(counted)
         if heads > self.most:
             raise Reason.MORE_HEADS.error(heads=heads, most=self.most)
@@ -220,14 +223,12 @@ class TableLayer:
         lone = among[spanning(lifted[among], D + 1)]
         # short tokens first, as their logits are moderate
         lone = lone[np.argsort(np.linalg.norm(affine.y[lone], axis=1), kind="stable")]
-        fresh = rng.permutation(np.setdiff1d(among, lone))[:COPIED]
-        grown = np.maximum(1.0, np.linalg.norm(affine.weights(lone, fresh), axis=1))
-
-        def expected(y: Array) -> tuple[Array, Array]:
-            return affine.predicted(lone, y, fresh), grown
-
         context = int(self.context)
-        told = yield from ask_lone(lone, fresh, context, rng, expected)
+        told = yield from ask_spanning(affine, lone, among, context, rng)
+        if told.y.ndim == 1 or told.y.shape[1] == 1:
+            raise Reason.ONE_NUMBER.error(
+                instead="LowRankHead(dim, table=E) learns one head from one number, of ids"
+            )
         size = float(np.median(np.linalg.norm(told.y, axis=1)))
         relative = float(told.precision.error(np.array(size), np.array(size))) / size
         noise = AnswerNoise(max(2 * KAPPA * UNIT, relative))

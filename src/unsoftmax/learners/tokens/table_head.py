@@ -28,7 +28,14 @@ import scipy
 from numpy.typing import ArrayLike
 
 from unsoftmax.learners.compose import Asking, as_planned
-from unsoftmax.learners.tokens.asked_ids import COPIED, MIXED, ask_lone, fresh_bags, held_out
+from unsoftmax.learners.tokens.asked_ids import (
+    COPIED,
+    MIXED,
+    LoneTokens,
+    ask_lone,
+    fresh_bags,
+    held_out,
+)
 from unsoftmax.learners.tokens.vocabulary_factors import (
     GROWTHS,
     MORE_AIMS,
@@ -48,6 +55,9 @@ from unsoftmax.validate.judge import Residuals
 
 # Singular values of a table below this share of the largest are none: it is float32, or coarser.
 FLAT = 2.0**-20
+# Rows so many times as far from the median of all as usual count less where all are whitened.
+# Smaller: trained tables have such rows; larger: rows of 1e6 hide what the others span.
+OUTLYING = 1e3
 # Ids among which lone tokens, keys and query tokens are chosen.
 CANDIDATES = 3000
 # Keys beside as many as there are unknowns: a share of them for pilots, so many for other columns.
@@ -139,11 +149,25 @@ class Affine:
     @classmethod
     def of(cls, x: Array) -> Affine:
         """Whiten vectors (n, d)."""
-        middle = x.mean(axis=0)
-        s, V = np.linalg.svd(np.linalg.qr(x - middle, mode="r"))[1:]
+        far = outlying(x)
+        middle = x[far <= 1].mean(axis=0)
+        near = (x - middle) / np.where(far > 1, OUTLYING * far, 1.0)[:, None]
+        s, V = np.linalg.svd(np.linalg.qr(near, mode="r"))[1:]
         D = int(np.sum(s > FLAT * max(s, default=0.0)))
         to = V[:D].T / s[:D] * np.sqrt(len(x))
         return cls((x - middle) @ to, middle, to, x)
+
+    def candidates(self, rng: np.random.Generator, rows: int) -> Indices:
+        """Draw ids among which all are chosen that are asked, of the first ``rows``.
+
+        Of ids with equal vectors one is enough, and where others span as much those of another
+        size are left out: all weigh 0 or 1 beside them.
+        """
+        drawn = np.sort(rng.choice(rows, min(rows, CANDIDATES), replace=False))
+        own = np.sort(np.unique(self.x[drawn], axis=0, return_index=True)[1])
+        near = drawn[own[outlying(self.x)[drawn[own]] <= 1]]
+        spanned = np.linalg.matrix_rank(self.lifted[near]) == self.y.shape[1] + 1
+        return near if spanned else drawn[own]
 
     @property
     def lifted(self) -> Array:
@@ -242,19 +266,13 @@ class TableHead:
         """Ask lone tokens, the block, pilot columns, and the other query tokens."""
         affine, V = self.table.affine, len(self.table)
         D, lifted = affine.y.shape[1], affine.lifted
-        keys = np.sort(rng.choice(V, min(V, CANDIDATES), replace=False))
+        keys = affine.candidates(rng, V)
         if len(keys) <= _keys(D):
             raise Reason.TABLE_TOO_SMALL.error(ids=V, dimension=D)
         lone = np.sort(keys[spanning(lifted[keys], D + 1)])
-        fresh = rng.permutation(np.setdiff1d(keys, lone))[:COPIED]
-        every = np.arange(len(lifted))
+        context, every = 2 if self._placed else self.context, np.arange(len(lifted))
+        told = yield from ask_spanning(affine, lone, keys, context, rng, positions=self._placed)
         grown = np.linalg.norm(affine.weights(lone, every), axis=1)
-
-        def expected(y: Array) -> tuple[Array, Array]:
-            return affine.predicted(lone, y, fresh), np.maximum(1.0, grown[fresh])
-
-        context = 2 if self._placed else self.context
-        told = yield from ask_lone(lone, fresh, context, rng, expected, positions=self._placed)
         u, grows = affine.predicted(lone, told.y, every), float(np.median(grown[keys]))
         precision = told.precision.with_unit(max(1.0, grows) * told.precision.unit, "")
         names = np.tile(np.arange(V), 2) if self._placed else None
@@ -283,6 +301,31 @@ class TableHead:
         read = yield from _read_spanning(columns, lifted, tokens, pilots, anchors, keys)
         columns.refuse_contradictions()
         return replace(readings, columns=columns, spanning=read)
+
+
+def ask_spanning(
+    affine: Affine,
+    lone: Indices,
+    among: Indices,
+    context: int,
+    rng: np.random.Generator,
+    *,
+    positions: bool = False,
+) -> Asking[LoneTokens]:
+    """Ask ids alone whose vectors span all, and fresh ones whose answers follow from these.
+
+    Raises
+    ------
+    ModelMismatch, NotIdentifiable
+        They do not follow, or as `ask_lone` raises them.
+    """
+    fresh = rng.permutation(np.setdiff1d(among, lone))[:COPIED]
+    grown = np.maximum(1.0, np.linalg.norm(affine.weights(lone, fresh), axis=1))
+
+    def expected(y: Array) -> tuple[Array, Array]:
+        return affine.predicted(lone, y, fresh), grown
+
+    return (yield from ask_lone(lone, fresh, context, rng, expected, positions=positions))
 
 
 @dataclass(frozen=True, slots=True)
@@ -426,6 +469,12 @@ def _read_spanning(
 def _keys(dimension: int) -> int:
     """Return how many keys pilot columns are read at."""
     return dimension + 4 + int(MORE_KEYS * dimension)
+
+
+def outlying(x: Array) -> Array:
+    """Return how far rows are from the median of all, above 1 where they are of another size."""
+    far = np.linalg.norm(x - np.median(x, axis=0), axis=1)
+    return np.asarray(far / (OUTLYING * max(float(np.median(far)), TINY)))
 
 
 def spanning(rows: Array, count: int) -> Indices:
