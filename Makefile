@@ -21,7 +21,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # One BLAS thread per test process: two processes share the cores.
 TESTS  := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/pytest
 
-.PHONY: help setup demo demo-layer demo-block test coverage package core oldest extras evidence lint bench bench-endpoints docs clean
+.PHONY: help setup demo demo-layer demo-block test coverage package core ways oldest extras evidence lint bench bench-endpoints docs clean
 .DEFAULT_GOAL := help
 
 help:  ## list what there is
@@ -71,6 +71,11 @@ core: package  ## see that the wheel runs with the core dependencies alone, and 
 	$(PYTHON) -m venv --clear $(VENV)-core
 	$(VENV)-core/$(PIP_INSTALL) --no-compile dist/*.whl
 	$(VENV)-core/bin/python tests/core_alone.py
+
+ways: package  ## go three users' ways with the wheel in an environment of its own (needs chromium)
+	$(PYTHON) -m venv --clear $(VENV)-ways
+	$(VENV)-ways/$(PIP_INSTALL) "$$(echo dist/*.whl)[http,report]" pytest hypothesis axe-playwright-python
+	$(VENV)-ways/bin/pytest tests/report/test_ways_of_users.py
 
 oldest:  ## run laws of learners and oracles with the oldest versions that pyproject.toml allows
 	$(PYTHON) -m venv $(VENV)-oldest
@@ -139,4 +144,4 @@ bench-endpoints: $(VENV)-extras/.ready
 	$(VENV)-extras/bin/python benchmarks/float32.py
 
 clean:  ## remove what make made
-	rm -rf $(VENV) $(VENV)-package dist $(VENV)-core $(VENV)-oldest $(VENV)-extras $(VENV)-mlserver $(VENV)-kserve demo docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage*
+	rm -rf $(VENV) $(VENV)-package dist $(VENV)-core $(VENV)-ways $(VENV)-oldest $(VENV)-extras $(VENV)-mlserver $(VENV)-kserve demo docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage*

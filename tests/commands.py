@@ -67,7 +67,7 @@ def run(folder: Path, *words: Any, columns: int = 200) -> Done:
     return Done(status, *texts)
 
 
-def started(folder: Path, *words: Any) -> subprocess.CompletedProcess[str]:
+def started(folder: Path, *words: Any, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
     """Run a command as the process that a user starts."""
     environment = {**os.environ, "COLUMNS": "200", "NO_COLOR": "1", "PYTHONWARNINGS": "error"}
     return subprocess.run(
@@ -76,5 +76,5 @@ def started(folder: Path, *words: Any) -> subprocess.CompletedProcess[str]:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=timeout_s,
     )

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-
 import pytest
 
 import unsoftmax as us
@@ -12,23 +9,7 @@ from tests.report.results import COURSE, audited, compared, fill, random_heads, 
 from unsoftmax.campaign.recovery import RefusedRun
 from unsoftmax.report.page import write_page
 
-CHROMIUM = shutil.which("chromium")
-FLAGS = ("--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking")
 PLACES = [(1280, "light"), (1280, "dark"), (390, "dark"), (390, "light")]
-
-
-@pytest.fixture(scope="module")
-def browser():
-    if CHROMIUM is None and "CI" in os.environ:
-        pytest.fail("CI must have chromium: .ci/run installs Debian's.")
-    if CHROMIUM is None:
-        pytest.skip("There is no chromium here: apt-get install chromium.")
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=[*FLAGS])
-        yield opened
-        opened.close()
 
 
 @pytest.fixture(scope="module")

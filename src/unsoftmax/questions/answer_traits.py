@@ -43,6 +43,8 @@ LONG, ADDED = 2.0**12, 0.03
 # Differences count as 0 below this share of answers. Smaller: neurons along which tokens hardly
 # move have not bent yet; larger: a power with a small factor is lost.
 STRAIGHT = 1e-5
+# So often at most: from 10⁴ to 0.04, where v is nearly orthogonal to the first token.
+QUARTERS = 10
 # A token of a limit's own length may be beyond it by a roundoff: its direction is scaled by this.
 WITHIN = 1 - 2.0**-40
 
@@ -272,17 +274,18 @@ def _in_all_directions(
 ) -> Asking[tuple[float, float | None]]:
     """Shorten a limit that tokens of these directions do not keep: a saturated output has such.
 
-    The longest of each is asked at that length, and again at a quarter until all are answered.
+    The longest of each is asked at that length, in both directions, for a constant makes one of
+    them the shorter; and again at a quarter until all are answered.
     """
     if radius is None:
         return reach, radius
     longest = [X[[int(np.argmax(np.linalg.norm(X[:, 0], axis=1)))]] for X in tokens]
-    X = np.concatenate(longest)
+    X = np.concatenate([sign * x for x in longest for sign in (1.0, -1.0)])
     X = WITHIN * X / np.linalg.norm(X, axis=2, keepdims=True)
-    for factor in (1.0, 0.25, 0.0625):
+    for factor in 0.25 ** np.arange(QUARTERS):
         asked = _answers("how long tokens may be", factor * reach * X)
         if (yield from unless_refused(asked, [])):
-            return factor * reach, factor * radius
+            return float(factor * reach), float(factor * radius)
     return reach, radius
 
 

@@ -49,6 +49,10 @@ from unsoftmax.refusals import Reason
 
 Certainty: TypeAlias = Literal["certain", "likely", "undecided"]
 
+# The longest tokens are found to this factor. Larger: heads that hardly switch are lost; smaller:
+# questions for nothing.
+CLOSE = 1.05
+
 NOT_RECOVERED = "The whole target was not recovered: "
 """How the reason begins why recovering the whole was tried, and refused."""
 RECOVERED = "The whole target was recovered, and predicts fresh sequences within its certificate."
@@ -168,7 +172,7 @@ class Identifier(Configured):
     seed: int = 0
     within: Budget | None = field(default=None, kw_only=True)
 
-    revision: ClassVar[int] = 4
+    revision: ClassVar[int] = 5
     outputs: ClassVar[Outputs] = "vector"
 
     def __post_init__(self) -> None:
@@ -224,7 +228,8 @@ class Identifier(Configured):
         needed = target_classes.typical_cost(learner, facts, traits, checks)
         if beyond := asked.beyond(self.within, needed):
             return replace(identity, beyond=beyond)
-        steps = _tried_out(learner.steps(checks), traits, np.random.default_rng([self.seed, 1]))
+        steps = _within_answered(learner, checks, traits)
+        steps = _tried_out(steps, traits, np.random.default_rng([self.seed, 1]))
         whole = outputs_of(learner) == "vector"
         found = yield from learned(steps, traits, "recovery", whole=whole)
         if isinstance(found, Exception):
@@ -302,7 +307,8 @@ class Sketching:
         most = max(sketch.queries, 4 * k * k)  # not too many where a rank is looked for
         stopped = Reason.TOO_MANY_TO_FIND.error(most=most)
         # from 32 checks on a hold-out looks at large logits of 512 tokens as well
-        steps: Asking[Found[Any]] = limited(learner.steps(32), stopped, queries=most)
+        steps: Asking[Found[Any]] = _within_answered(learner, 32, traits)
+        steps = limited(steps, stopped, queries=most)
         steps = _tried_out(steps, traits, self.rng)
         if k < self.dim:
             steps = restricted(steps, signed_groups(self.dim, k, self.rng))
@@ -313,8 +319,11 @@ class Sketching:
             why, final = f"{said} {name}: {found}", contradicts or found is stopped
             return Refused(why, contradicts, final)
         if not target_classes.is_sharp(found):
-            reason = "its learner finds one, but answers are too coarse to exclude anything else."
-            return Refused(f"Not {name}: {reason}", contradicts=False, final=False)
+            reason = "its learner finds one, but answers are too coarse to exclude anything else"
+            if "W" in (errors := found.certificate.errors):
+                size = found.model.parameter_norm("W")
+                reason += f": W is known to {errors['W']:.1e}, its norm is {size:.1e}"
+            return Refused(f"Not {name}: {reason}.", contradicts=False, final=False)
         return found
 
     def _named(self, sketch: target_classes.Sketch, found: Found[Any], k: int) -> Asking[Identity]:
@@ -373,6 +382,49 @@ def learned(
         raise
     except (ModelMismatch, NotIdentifiable, OracleError) as refusal:
         return refusal
+
+
+def _within_answered(learner: Learner[Any], checks: int, traits: Traits) -> Asking[Found[Any]]:
+    """Run a learner; coarse heads' with tokens as long as are answered in every direction.
+
+    A sigmoid of which float32 leaves few digits saturates soon, along v first. Single tokens tell
+    v, and the longest along ±v that are answered are the limit: of shorter ones heads hardly
+    switch, and their errors grow. Polishing halves these, for few questions more.
+    """
+    if traits.coarse and traits.radius is not None and isinstance(learner, MultiHeadLearner):
+        radius = yield from _longest_answered(learner.dim, float(learner.radius or traits.radius))
+        learner = replace(learner, radius=radius, polish=True)
+    return (yield from learner.steps(checks))
+
+
+def _longest_answered(dim: int, radius: float) -> Asking[float]:
+    """Return the norm of tokens that are answered along ±v, near ``radius`` or far from it."""
+    axes, y = np.vstack([np.eye(dim), -np.eye(dim)[:1]])[:, None], None
+    for shorter in (1.0, 0.25, 0.0625):
+        length = shorter * radius
+        if (y := (yield from _if_answered("single tokens", length * axes))) is not None:
+            break
+    if y is None or not np.any(v := y[:-1] - (y[0] + y[-1]) / 2):
+        return radius
+    ends = np.stack([v, -v])[:, None] / np.linalg.norm(v)
+    answered, refused, tried = 0.0, np.inf, length
+    while refused > answered * CLOSE and length / FARTHEST < tried < FARTHEST:
+        if (yield from _if_answered("how long tokens may be", tried * ends)) is not None:
+            answered = tried
+        else:
+            refused = tried
+        middle = float(np.sqrt(answered) * np.sqrt(refused))
+        tried = tried / 2 if not answered else 2 * answered if refused == np.inf else middle
+    return answered or radius
+
+
+def _if_answered(phase: str, X: Array) -> Asking[Array | None]:
+    asked = Sequences(X, phase=phase, purpose="pilot")
+
+    def steps() -> Asking[Array]:
+        return (yield [asked])[0]
+
+    return (yield from unless_refused(steps(), None))
 
 
 def _tried_out(

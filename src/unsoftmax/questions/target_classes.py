@@ -108,7 +108,9 @@ def sketches(traits: Traits) -> tuple[Sketch, ...]:
     # one are hardly told apart; ranks below six are found at once. Networks of up to about 350
     # neurons take 5,000 queries; heads that switch at the same places 2,700, others a few hundred,
     # and a learner that searches longer searches in vain, sooner where coarse answers hide poles.
-    most, few = 5000, 1500 if traits.coarse else 3500
+    # Coarse heads under a cap hardly switch: 4,400.
+    far = traits.radius is not None
+    most, few = 5000, (5000 if far else 1500) if traits.coarse else 3500
 
     one_or_more = [
         Sketch("a single head", 6, few, unless("far", *heads), _head),
