@@ -154,9 +154,9 @@ def test_onnx_files_that_cannot_be_asked(onnx_file, tmp_path):
     (tmp_path / "text.onnx").write_text("no model")
     with pytest.raises(ValueError, match="no model that onnxruntime can run"):
         us.oracles.from_onnx(tmp_path / "text.onnx")
-    with pytest.raises(ValueError, match="takes X, not Y"):
+    with pytest.raises(ValueError, match="no input Y, but X"):
         us.oracles.from_onnx(onnx_file, input="Y")
-    with pytest.raises(ValueError, match=r"gives .*, not Z"):
+    with pytest.raises(ValueError, match="no output Z, but "):
         us.oracles.from_onnx(onnx_file, output="Z")
     whole = exported(tmp_path / "int.onnx", (4, 2, 4), torch.float16)
     assert us.oracles.from_onnx(whole)(np.ones((2, 2, 4))).shape == (2, 3)

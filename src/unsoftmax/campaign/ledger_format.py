@@ -11,6 +11,7 @@ import sqlite3
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import add
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -134,16 +135,9 @@ class Totals(NamedTuple):
         queries, tokens, settled = asked
         return cls(queries, tokens, settled, answered)
 
-    def plus(
-        self, *, queries: int = 0, tokens: int = 0, settled: int = 0, answered: int = 0
-    ) -> Totals:
+    def plus(self, **more: int) -> Totals:
         """Return these and so many more."""
-        return Totals(
-            self.queries + queries,
-            self.tokens + tokens,
-            self.settled + settled,
-            self.answered + answered,
-        )
+        return Totals(*map(add, self, Totals(**more)))
 
     def most(self, other: Totals) -> Totals:
         """Return the larger one of each."""

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic
 
 import numpy as np
 
+from unsoftmax.campaign.notebook import shown
 from unsoftmax.errors import ModelMismatch, NotIdentifiable, missing_extra
 from unsoftmax.models import load
 from unsoftmax.models.files import SavedResult, as_json, of_json, read, read_json, write, write_json
@@ -131,7 +132,9 @@ class Recovery(Generic[M_co]):
         """Undo `to_json`."""
         found: Recovery[Any] = of_json(cls, {**content, "model": model})
         named = ("max_residual", "rms_residual", "tolerance")
-        unknown = {name: math.nan for name in named if content["evidence"][name] is None}
+        unknown: dict[str, Any] = {
+            name: math.nan for name in named if content["evidence"][name] is None
+        }
         return replace(found, evidence=replace(found.evidence, **unknown))
 
     def plot(self) -> Figure:
@@ -156,17 +159,14 @@ class Recovery(Generic[M_co]):
         return arranged(panels, f"{self.model!r}, recovered with {self.queries:,} queries")
 
     def _repr_html_(self) -> str:
-        rows = {
-            "queries": f"{self.queries:,}",
-            **{f"‖Δ{name}‖ ≤": f"{e:.1e}" for name, e in self.certificate.errors.items()},
-            "hold-out": f"{self.evidence.max_residual:.1e} of {self.evidence.tolerance:.1e} passed"
-            if self.evidence.passed
-            else "not checked",
-        }
-        cells = "".join(
-            f"<tr><th>{html.escape(name)}</th><td>{value}</td></tr>" for name, value in rows.items()
-        )
-        table = f"<table><caption>{html.escape(repr(self.model))}</caption>{cells}</table>"
+        seen, bounds = self.evidence, self.certificate.errors
+        checked = f"{seen.max_residual:.1e} of {seen.tolerance:.1e} passed"
+        rows = [
+            ("queries", f"{self.queries:,}"),
+            *((f"‖Δ{name}‖ ≤", f"{error:.1e}") for name, error in bounds.items()),
+            ("hold-out", checked if seen.passed else "not checked"),
+        ]
+        table = shown(repr(self.model), rows)
         try:
             figure = self.plot()
         except ImportError:

@@ -394,7 +394,7 @@ def _object(path: Path) -> Mapping[str, Any]:
     return content
 
 
-class _Shards(Mapping[str, Array]):
+class _Shards(_Stored):
     """Arrays in several files of a folder, as the index there says."""
 
     def __init__(self, index: Path) -> None:
@@ -402,17 +402,11 @@ class _Shards(Mapping[str, Array]):
         # a name with a path in it would be a file elsewhere
         if not isinstance(shards, dict) or any(Path(str(x)).name != x for x in shards.values()):
             raise ValueError(f"{index} is damaged: its weight_map names no files of the folder.")
-        self._of: dict[str, str] = shards
-        self._files = {file: load_weights(index.parent / file) for file in set(self._of.values())}
+        self._names = shards
+        self._files = {file: load_weights(index.parent / file) for file in set(shards.values())}
 
     def __getitem__(self, name: str) -> Array:
-        return self._files[self._of[name]][name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._of)
-
-    def __len__(self) -> int:
-        return len(self._of)
+        return self._files[self._names[name]][name]
 
 
 class _Npz(_Stored):

@@ -7,20 +7,17 @@ Qwen3 has such layers. Its scores are no bilinear form of tokens, so no learner 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from unsoftmax.models.arrays import Length, Parameter, axes
-from unsoftmax.models.attention_map import Attention
-from unsoftmax.models.layer_norm import SubLayer
-from unsoftmax.models.rotary_layer import RotaryLayer, shared_in_groups
+from unsoftmax.models.arrays import Parameter, axes
+from unsoftmax.models.rotary_layer import GroupedLayer, RotaryLayer
 from unsoftmax.probes import Array
 
 
-class QkNormLayer(SubLayer):
+class QkNormLayer(GroupedLayer):
     """o(X) = Σ_h O_h V_g Σ_i α_hi x_i + c with α_h = softmax_i(n_k(k_i)·R(Δ_i) n_q(q_N)).
 
     k_i = K_g x_i + b_k,g and q_N = Q_h x_N + b_q,h as in `RotaryLayer`, and
@@ -58,7 +55,6 @@ class QkNormLayer(SubLayer):
     (QkNormLayer(H=1, G=1, d=2), array([[0.074, 4.877]]))
     """
 
-    _noun, _part = "layer", "heads"
     _tensors: ClassVar[Mapping[str, str]] = {
         **RotaryLayer._tensors,
         **{name: f"heads.{name}" for name in ("k_scale", "q_scale")},
@@ -74,28 +70,11 @@ class QkNormLayer(SubLayer):
         self._set({**layer.arrays(), **own})
 
     def _inside(self, given: Mapping[str, Any]) -> dict[str, Array]:
-        arrays = shared_in_groups(super()._inside(given))
+        arrays = super()._inside(given)
         if not arrays["qk_eps"] >= 0:
             raise ValueError(f"eps must be 0 or more; it is {arrays['qk_eps']}.")
         return arrays
 
-    H = Length("H", "Number of heads.")
-    G = Length("G", "Number of groups.")
     k_scale = Parameter(np.asarray, "What normalised keys are multiplied by, (r,).")
     q_scale = Parameter(np.asarray, "What normalised queries are multiplied by, (r,).")
     qk_eps = Parameter(float, "What the norms of keys and queries add to the mean of squares.")
-
-    @cached_property
-    def _map(self) -> Attention:
-        names = ("O", "V", "K", "Q", "k_bias", "q_bias", "c", "k_scale", "q_scale")
-        parts: dict[str, Any] = {name: self._arrays[name] for name in names}
-        theta = np.tile(self._arrays["frequencies"], (self.G, 1))
-        groups = self._arrays["groups"].astype(np.intp)
-        return Attention(**parts, frequencies=theta, groups=groups, qk_eps=self.qk_eps)
-
-    def _entries(self, tokens: int) -> int:
-        return self.maps.entries(tokens, False)
-
-    def _sizes(self) -> tuple[str, ...]:
-        m = () if self.outputs == self.dim else (f"m={self.outputs}",)
-        return f"H={self.H}", f"G={self.G}", f"d={self.dim}", *m, *self._around()

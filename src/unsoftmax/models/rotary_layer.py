@@ -24,23 +24,56 @@ from unsoftmax.models.rotary_heads import RotaryHeads
 from unsoftmax.probes import Array, Indices
 
 
-def shared_in_groups(arrays: dict[str, Array]) -> dict[str, Array]:
-    """Check which group every head is in; H/G heads each where that is not said."""
-    H, G = len(arrays["Q"]), len(arrays["K"])
-    groups = arrays.setdefault("groups", frozen("groups", np.arange(H) // max(1, H // max(1, G))))
-    if not np.array_equal(np.unique(groups), np.arange(G)):
-        raise ValueError(
-            f"groups must name each of the {G} groups from 0 for {H} heads, which H/G heads "
-            f"each do where H is a multiple of G; here they are {groups.tolist()}."
-        )
-    return arrays
+class GroupedLayer(SubLayer):
+    """A sub-layer of heads whose scores turn with distance, in groups that share keys and values.
+
+    What class it is says which arrays its map has.
+    """
+
+    _noun, _part = "layer", "heads"
+
+    def _inside(self, given: Mapping[str, Any]) -> dict[str, Array]:
+        arrays = super()._inside(given)
+        H, G = len(arrays["Q"]), len(arrays["K"])
+        in_turn = np.arange(H) // max(1, H // max(1, G))
+        groups = arrays.setdefault("groups", frozen("groups", in_turn))
+        if not np.array_equal(np.unique(groups), np.arange(G)):
+            raise ValueError(
+                f"groups must name each of the {G} groups from 0 for {H} heads, which H/G heads "
+                f"each do where H is a multiple of G; here they are {groups.tolist()}."
+            )
+        return arrays
+
+    H = Length("H", "Number of heads.")
+    G = Length("G", "Number of groups.")
+
+    @property
+    def groups(self) -> Indices:
+        """The group of every head (H,)."""
+        return self._arrays["groups"].astype(np.intp)
+
+    @cached_property
+    def _map(self) -> Attention:
+        names = ("O", "V", "K", "Q", "k_bias", "q_bias", "c", "k_scale", "q_scale")
+        parts: dict[str, Any] = {name: self._arrays[name] for name in names if name in self._arrays}
+        if "qk_eps" in self._arrays:
+            parts["qk_eps"] = float(self._arrays["qk_eps"])
+        theta = np.tile(self._arrays["frequencies"], (self.G, 1))
+        return Attention(**parts, frequencies=theta, groups=self.groups)
+
+    def _entries(self, tokens: int) -> int:
+        return self.maps.entries(tokens, False)
+
+    def _sizes(self) -> tuple[str, ...]:
+        m = () if self.outputs == self.dim else (f"m={self.outputs}",)
+        return f"H={self.H}", f"G={self.G}", f"d={self.dim}", *m, *self._around()
 
 
 FARTHEST_BOUNDED = 20
 """Bounds on the errors of scores are those of W(Δ) up to this distance: beyond it they grow."""
 
 
-class RotaryLayer(SubLayer, HeadsModel, TurnedProjections):
+class RotaryLayer(GroupedLayer, HeadsModel, TurnedProjections):
     """o(X) = Σ_h O_h V_g Σ_i α_hi x_i + c, g the group of head h, plus x_N with a residual.
 
     α_h = softmax_i((K_g x_i + b_k,g)·R(Δ_i)(Q_h x_N + b_q,h)), Δ_i = N − 1 − i tokens before the
@@ -107,7 +140,6 @@ class RotaryLayer(SubLayer, HeadsModel, TurnedProjections):
         **{"k_bias": "G 2p = 0", "q_bias": "H 2p = 0", "groups": "H = none"},
         **{"frequencies": "p≥0", "residual": "= 0"},
     )
-    _noun, _part = "layer", "heads"
 
     def __init__(
         self,
@@ -130,27 +162,14 @@ class RotaryLayer(SubLayer, HeadsModel, TurnedProjections):
         others = {"groups": groups, "frequencies": rotary.frequencies, "residual": bool(residual)}
         self._set({**given, **others}, norm)
 
-    def _inside(self, given: Mapping[str, Any]) -> dict[str, Array]:
-        arrays = shared_in_groups(super()._inside(given))
-        self._rotary = Rotary(arrays["frequencies"])
-        return arrays
-
-    H = Length("H", "Number of heads.")
-    G = Length("G", "Number of groups.")
-
-    @property
+    @cached_property
     def rotary(self) -> Rotary:
         """The frequencies of its planes."""
-        return self._rotary
+        return Rotary(self._arrays["frequencies"])
 
     O = Parameter(np.asarray, "Output projections (H, m, s).")  # noqa: E741 - the projections' own names
     V = Parameter(np.asarray, "Value projections (G, s, d).")
     c = Parameter(np.asarray, "Constant (m,) of every answer, before a norm behind.")
-
-    @property
-    def groups(self) -> Indices:
-        """The group of every head, (H,)."""
-        return self._arrays["groups"].astype(np.intp)
 
     def scores_of(self, head: int) -> RotaryScores:
         """Return how a head scores tokens."""
@@ -214,19 +233,8 @@ class RotaryLayer(SubLayer, HeadsModel, TurnedProjections):
             return least(np.array([self.values_of(h).norm for h in range(self.H)]))
         return super().parameter_norm(name)
 
-    @cached_property
-    def _map(self) -> Attention:
-        names = ("O", "V", "K", "Q", "k_bias", "q_bias", "c")
-        parts: dict[str, Any] = {name: self._arrays[name] for name in names}
-        theta = np.tile(self.rotary.frequencies, (self.G, 1))
-        return Attention(**parts, frequencies=theta, groups=self.groups)
-
-    def _entries(self, tokens: int) -> int:
-        return self.maps.entries(tokens, False)
-
     def _scored(self, X: Array) -> Array:
         return self._map.scores(X)[:, :, 0]
 
     def _sizes(self) -> tuple[str, ...]:
-        m = () if self.outputs == self.dim else (f"m={self.outputs}",)
-        return f"H={self.H}", f"G={self.G}", f"d={self.dim}", *m, *self._around(), "rotary"
+        return *super()._sizes(), "rotary"

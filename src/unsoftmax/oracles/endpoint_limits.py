@@ -138,14 +138,6 @@ class EndpointOracle(RunModel):
         self.secret, self.pace = Secret(self.auth, self.limits), Pace(self.limits.per_minute)
         self.secret.value()
 
-    def _speaks(self, signature: Signature) -> None:
-        """Keep what the model takes, as its metadata says."""
-        self.signature = signature
-        if signature.dim is not None:
-            self.dim = signature.dim
-        if signature.beside is not None:
-            self.vocabulary = None  # it takes ids, and does not say how many there are
-
     @abstractmethod
     def _made_client(self) -> Any:
         """Make what asks, which is closed with this oracle."""

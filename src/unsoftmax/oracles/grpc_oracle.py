@@ -12,7 +12,7 @@ import numpy as np
 from unsoftmax.errors import OracleError, RetryLater, ServerFailed, from_extra
 from unsoftmax.oracles.endpoint_limits import USUAL, EndpointOracle, HttpLimits
 from unsoftmax.oracles.model_runtimes import Chosen
-from unsoftmax.oracles.open_inference import ProtocolError, beside_ids, signature
+from unsoftmax.oracles.open_inference import ProtocolError, signature
 from unsoftmax.probes import Array
 
 # What a status means, as for HTTP: the target is busy, it may pass, and all else will not pass.
@@ -100,8 +100,7 @@ class GrpcOracle(EndpointOracle):
 
     def _asked(self, X: Array, chosen: Chosen) -> Any:
         triton, to = _triton(), self.signature
-        given = [(to.input, to.datatype, X)]
-        given += [(name, kind, beside_ids(name, X)) for name, kind in (to.beside or {}).items()]
+        given = to.tensors(X)
         tensors = [triton.InferInput(name, list(x.shape), kind) for name, kind, x in given]
         for tensor, (_, kind, x) in zip(tensors, given, strict=True):
             with np.errstate(over="ignore"):

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from unsoftmax.errors import AnswerMisshapen, OracleError, from_extra
-from unsoftmax.oracles.open_inference import beside_ids
+from unsoftmax.oracles.open_inference import NUMPY, ProtocolError, Signature, signature
 from unsoftmax.probes import Array
 
 Chosen: TypeAlias = Callable[[Any, int, int], Any]
@@ -66,6 +66,14 @@ class RunModel(ABC):
     @abstractmethod
     def _asked(self, X: Array, chosen: Chosen) -> Any:
         """Ask the model, and return what is chosen of its answer."""
+
+    def _speaks(self, signature: Signature) -> None:
+        """Keep what the model takes, as it says itself."""
+        self.signature = signature
+        if signature.dim is not None:
+            self.dim = signature.dim
+        if signature.beside is not None:
+            self.vocabulary = None  # it takes ids, and does not say how many there are
 
 
 def from_torch(
@@ -149,8 +157,10 @@ class TorchOracle(RunModel):
 _torch = partial(from_extra, "torch", "torch")
 
 
-_IDS = {"tensor(int64)": np.int64, "tensor(int32)": np.int32}
-_TYPES = {"tensor(float)": np.float32, "tensor(double)": np.float64, "tensor(float16)": np.float16}
+_DATATYPES = {
+    **{"tensor(float)": "FP32", "tensor(double)": "FP64", "tensor(float16)": "FP16"},
+    **{"tensor(int64)": "INT64", "tensor(int32)": "INT32"},
+}
 
 
 def from_onnx(
@@ -208,44 +218,37 @@ class OnnxOracle(RunModel):
     ) -> None:
         self._made_of = path, input, output, providers
         self._session = _session(path, providers)
-        inputs = self._session.get_inputs()
-        ids = [one for one in inputs if one.name == "input_ids" and input is None]
-        takes = _named(ids or inputs, input, f"{path} takes", only=True)
-        self._beside: dict[str, Any] = {}
-        if takes.type in _IDS and len(takes.shape) == 2:
-            self.vocabulary = None  # it takes ids, and does not say how many there are
-            self._beside = {x.name: _IDS[x.type] for x in inputs if x.type in _IDS}
-            self._beside.pop(takes.name)
-        elif takes.type not in _TYPES or len(takes.shape) != 3:
-            raise ValueError(
-                f"{path}: input {takes.name} is {takes.type} of shape {takes.shape}; it must be "
-                "floats (B, N, d), or ids (B, N)."
-            )
-        gives = _named(self._session.get_outputs(), output, f"{path} gives", only=False)
-        self._input, self._output = takes.name, gives.name
-        self._dtype = {**_TYPES, **_IDS}[takes.type]
-        self._shape = [size if isinstance(size, int) else None for size in takes.shape]
-        if self._shape[2:] not in ([], [None]):
-            self.dim = self._shape[2]
+        shapes = {one.name: _sizes(one) for one in self._session.get_inputs()}
+        inputs = [
+            {"name": one.name, "datatype": _DATATYPES.get(one.type, one.type), "shape": _sizes(one)}
+            for one in self._session.get_inputs()
+        ]
+        outputs = [{"name": one.name} for one in self._session.get_outputs()]
+        try:
+            told = signature({"inputs": inputs, "outputs": outputs}, {}, input, output)
+        except ProtocolError as error:
+            raise ValueError(f"{path} cannot be asked. {error}") from None
+        self._speaks(told)
+        self._batch, self._length, *_ = shapes[told.input]
 
     def _asked(self, X: Array, chosen: Chosen) -> Array:
-        batch, length = self._shape[:2]
-        if length not in (None, X.shape[1]):
+        if self._length not in (-1, X.shape[1]):
             raise OracleError(
-                f"The ONNX model takes sequences of {length} tokens alone; one of {X.shape[1]} was "
-                "asked. Export it with a dynamic sequence length."
+                f"The ONNX model takes sequences of {self._length} tokens alone; one of "
+                f"{X.shape[1]} was asked. Export it with a dynamic sequence length."
             )
-        with np.errstate(over="ignore"):
-            numbers = X.astype(self._dtype)
-        parts = [self._run(part, batch, chosen) for part in _batches(numbers, batch)]
+        parts = [self._run(part, chosen) for part in _batches(X, self._batch)]
         return np.concatenate(parts)[: len(X)]
 
-    def _run(self, X: Array, batch: int | None, chosen: Chosen) -> Array:
+    def _run(self, X: Array, chosen: Chosen) -> Array:
         # a fixed batch is filled up, and what is too much is left out
-        missing = 0 if batch is None else batch - len(X)
+        missing = 0 if self._batch < 0 else self._batch - len(X)
         padded = np.concatenate([X, np.zeros((missing, *X.shape[1:]), X.dtype)]) if missing else X
-        beside = {x: beside_ids(x, padded).astype(kind) for x, kind in self._beside.items()}
-        [y] = self._session.run([self._output], {self._input: padded, **beside})
+        with np.errstate(over="ignore"):
+            given = {
+                name: x.astype(NUMPY[kind]) for name, kind, x in self.signature.tensors(padded)
+            }
+        [y] = self._session.run([self.signature.output], given)
         answers: Array = chosen(y, *padded.shape[:2])[: len(X)]
         return answers
 
@@ -253,8 +256,8 @@ class OnnxOracle(RunModel):
         return type(self), self._made_of
 
 
-def _batches(X: Array, size: int | None) -> list[Array]:
-    step = size or max(1, len(X))
+def _batches(X: Array, size: int) -> list[Array]:
+    step = size if size > 0 else max(1, len(X))
     return [X[start : start + step] for start in range(0, max(1, len(X)), step)]
 
 
@@ -266,14 +269,6 @@ def _session(path: str, providers: tuple[str, ...]) -> Any:
         raise ValueError(f"{path} is no model that onnxruntime can run: {error}") from error
 
 
-def _named(those: Sequence[Any], name: str | None, what: str, *, only: bool) -> Any:
-    """Return the one that is named; else the first, or the only one."""
-    names = ", ".join(one.name for one in those) or "nothing"
-    if name is None and (not those or (only and len(those) > 1)):
-        raise ValueError(f"{what} {names}: name one of them.")
-    if name is None:
-        return those[0]
-    for one in those:
-        if one.name == name:
-            return one
-    raise ValueError(f"{what} {names}, not {name}.")
+def _sizes(tensor: Any) -> list[int]:
+    """Return how long a tensor's axes are, −1 for any length."""
+    return [size if isinstance(size, int) else -1 for size in tensor.shape]

@@ -22,6 +22,7 @@ HEADER_LENGTH = "Inference-Header-Content-Length"
 DATATYPES: Mapping[str, str] = {"FP64": "<f8", "FP32": "<f4", "FP16": "<f2", "BF16": "<u2"}
 """Types of numbers in binary. NumPy has no bfloat16, the upper half of a float32; nor has JSON."""
 IDS: Mapping[str, str] = {"INT64": "<i8", "INT32": "<i4"}
+NUMPY = {**DATATYPES, **IDS}
 
 
 class ProtocolError(Exception):
@@ -41,6 +42,11 @@ class Signature:
     """Whether the server is known to take and give tensors in binary."""
     beside: Mapping[str, str] | None = None
     """Of a model of ids the tensors beside them, by name with their types; None: of vectors."""
+
+    def tensors(self, X: NDArray[Any]) -> list[tuple[str, str, NDArray[Any]]]:
+        """Return what a question is made of: names, types and numbers."""
+        beside = ((name, kind, beside_ids(name, X)) for name, kind in (self.beside or {}).items())
+        return [(self.input, self.datatype, X), *beside]
 
 
 def signature(
@@ -135,9 +141,7 @@ def request(X: Array, to: Signature) -> tuple[bytes, dict[str, str]]:
     the parameter; one that heeds it speaks the extension, whether its metadata says so or not.
     """
     tensors, blobs = list[dict[str, Any]](), []
-    given = [(to.input, to.datatype, X)]
-    given += [(name, kind, beside_ids(name, X)) for name, kind in (to.beside or {}).items()]
-    for name, datatype, x in given:
+    for name, datatype, x in to.tensors(X):
         numbers = _as_datatype(x, datatype)
         tensor: dict[str, Any] = {"name": name, "shape": list(x.shape), "datatype": datatype}
         if to.binary:
@@ -169,7 +173,7 @@ def _as_datatype(X: Array, datatype: str) -> Array:
     """Round to a model's type, bfloat16 to the nearest even."""
     with np.errstate(over="ignore"):
         if datatype != "BF16":
-            return np.ascontiguousarray(X, dtype={**DATATYPES, **IDS}[datatype])
+            return np.ascontiguousarray(X, dtype=NUMPY[datatype])
         bits = np.ascontiguousarray(X, dtype="<f4").view("<u4").astype(np.uint64)
         return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2")
 

@@ -139,16 +139,13 @@ def canonical(model: M) -> M:
     """
     if not isinstance(model, FrozenModel):
         raise TypeError(_refusal("canonical takes", model))
-    if isinstance(model, TokenHead):
-        head: Any = canonical_head(model)
-        own: M = head
-        return own
-    if type(model) not in CANONICAL:
+    one: Any = canonical_head if isinstance(model, TokenHead) else CANONICAL.get(type(model))
+    if one is None:
         raise TypeError(
             f"No canonical form is known of a {type(model).__name__}: of sub-layers in a row take "
             "that of each."
         )
-    found: M = CANONICAL[type(model)](model)
+    found: M = one(model)
     return found
 
 
@@ -212,9 +209,7 @@ def equivalent(
     if found.by is not None:
         return Equivalence("equal", None, found.gap, found.by)
     witness = None if found.undecided is NEARLY_ONE else search((a, b), forms, found.places)
-    result = Equivalence("different", witness, found.gap, "witness")
-    if witness is None:
-        result = Equivalence("undecided", None, found.gap, "nothing", reason=found.undecided)
+    result = _told(witness, found.gap, found.undecided)
     if errors and forms is not None:
         return _within_certificate(result, share_of_bounds((a, b), forms, errors))
     if errors and witness is not None and isinstance(a, Stack) and isinstance(b, Stack):
@@ -241,14 +236,19 @@ def _of_ids(
     gap, equal = gap_between(a, b, tolerance)
     if equal:
         return Equivalence("equal", None, gap)
-    witness = witness_between(a, b)
-    result = Equivalence("different", witness, gap, "witness")
-    if witness is None:
-        said = "no sequence was found that float64 answers otherwise"
-        result = Equivalence("undecided", None, gap, "nothing", reason=said)
+    result = _told(
+        witness_between(a, b), gap, "no sequence was found that float64 answers otherwise"
+    )
     if errors and {"u", "G"} <= {*errors}:
         return _within_certificate(result, share_of_errors(a, b, dict(errors)))
     return result
+
+
+def _told(witness: Array | None, gap: float, otherwise: str) -> Equivalence:
+    """Say what a witness, or that none was found, makes of models whose forms differ."""
+    if witness is None:
+        return Equivalence("undecided", None, gap, "nothing", reason=otherwise)
+    return Equivalence("different", witness, gap, "witness")
 
 
 def _within_certificate(result: Equivalence, share: float) -> Equivalence:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from unsoftmax.models.arrays import UNIT
-from unsoftmax.models.products import Tolerance
+from unsoftmax.models.products import Product, Tolerance, apart
 from unsoftmax.models.token_head import TokenHead
 from unsoftmax.probes import Array, Indices
 
@@ -25,34 +25,16 @@ ROUNDOFFS = 2.0**8
 
 def canonical_head(model: TokenHead) -> TokenHead:
     """Return the head of the same function with centred scores and balanced factors."""
-    left, right = _centred(model)
-    (Q_l, R_l), (Q_r, R_r) = np.linalg.qr(left), np.linalg.qr(right)
-    U, s, Vt = np.linalg.svd(R_l @ R_r.T)
-    rank = int(np.sum(s > UNIT * len(left) * max(s, default=0.0)))
-    rho, x = Q_l @ U[:, :rank] * np.sqrt(s[:rank]), Q_r @ Vt[:rank].T * np.sqrt(s[:rank])
-    largest = np.take_along_axis(rho, np.argmax(np.abs(rho), axis=0)[None], axis=0)
-    sign = np.where(largest < 0, -1.0, 1.0)
-    return TokenHead(model.u, sign * rho, sign * x)
+    M = _centred(model).compact()
+    root = np.sqrt(np.linalg.norm(M.right, axis=1))
+    return TokenHead(model.u, root * M.left, M.right.T / root)
 
 
 def gap_between(a: TokenHead, b: TokenHead, tolerance: Tolerance) -> tuple[float, bool]:
     """Return the largest difference of values and centred scores, relative; whether it is none."""
-    mine, other = a.arrays(), b.arrays()
-    if all(np.array_equal(mine[name], other[name]) for name in mine):
-        return 0.0, True
-    pairs = [
-        (float(np.linalg.norm(a.u - b.u)), max(_norm(x.u[:, None], np.eye(1)) for x in (a, b)))
-    ]
-    (l_a, r_a), (l_b, r_b) = _centred(a), _centred(b)
-    pairs.append(
-        (
-            _norm(np.hstack([l_a, l_b]), np.hstack([r_a, -r_b])),
-            max(_norm(l_a, r_a), _norm(l_b, r_b)),
-        )
-    )
-    gap = max(float(apart / size) if size else 0.0 for apart, size in pairs)
-    equal = all(apart <= tolerance.rtol * size + tolerance.atol for apart, size in pairs)
-    return gap, equal
+    alike, gap = tolerance.compare(a.u, b.u)
+    M = apart(_centred(a), _centred(b))
+    return max(gap, M.relative), alike and tolerance.allows(M.difference, M.size, M.unit)
 
 
 def witness_between(a: TokenHead, b: TokenHead) -> Array | None:
@@ -64,9 +46,9 @@ def witness_between(a: TokenHead, b: TokenHead) -> Array | None:
     tried: list[Indices] = [np.arange(a.vocabulary)[:, None], pairs]
     tried.append(np.column_stack([far, pairs]))
     for ids in tried:
-        apart = np.abs(a(ids) - b(ids))
-        n = int(np.argmax(apart))
-        if apart[n] > ROUNDOFFS * UNIT * max(np.abs(a.u).max(), np.abs(b.u).max()):
+        off = np.abs(a(ids) - b(ids))
+        n = int(np.argmax(off))
+        if off[n] > ROUNDOFFS * UNIT * max(np.abs(a.u).max(), np.abs(b.u).max()):
             return np.asarray(ids[n])
     return None
 
@@ -75,10 +57,8 @@ def share_of_errors(a: TokenHead, b: TokenHead, errors: dict[str, float]) -> flo
     """Return the largest share of the bounds on u and on all G that the differences take."""
     every = np.arange(a.vocabulary)
     G = max(float(np.max(np.abs(part))) for part in _differences(a, b, every))
-    apart = {"u": float(np.max(np.abs(a.u - b.u))), "G": G}
-    return max(
-        (apart[n] / errors[n] if errors[n] else np.inf) if apart[n] else 0.0 for n in ("u", "G")
-    )
+    off = {"u": float(np.max(np.abs(a.u - b.u))), "G": G}
+    return max((off[n] / errors[n] if errors[n] else np.inf) if off[n] else 0.0 for n in off)
 
 
 def _differences(a: TokenHead, b: TokenHead, j: Indices) -> Iterator[Array]:
@@ -90,14 +70,8 @@ def _differences(a: TokenHead, b: TokenHead, j: Indices) -> Iterator[Array]:
         yield M - M[own, np.arange(len(own))]
 
 
-def _centred(model: TokenHead) -> tuple[Array, Array]:
-    """Return factors of the scores whose columns have mean 0; none where all values are alike."""
+def _centred(model: TokenHead) -> Product:
+    """Return the part of M that counts."""
     if np.ptp(model.u) == 0:
-        return np.zeros((model.vocabulary, 0)), np.zeros((model.vocabulary, 0))
-    return model.rho - model.rho.mean(axis=0), model.x
-
-
-def _norm(left: Array, right: Array) -> float:
-    """Return ‖left rightᵀ‖_F without the product."""
-    R_l, R_r = np.linalg.qr(left)[1], np.linalg.qr(right)[1]
-    return float(np.linalg.norm(R_l @ R_r.T))
+        return Product.zeros(model.vocabulary, model.vocabulary)
+    return Product(model.rho - model.rho.mean(axis=0), model.x.T)
