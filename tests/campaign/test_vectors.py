@@ -15,7 +15,7 @@ import pytest
 
 import unsoftmax as us
 from tests.campaign.lives import account
-from tests.campaign.script import Script, answers_of, sequences
+from tests.campaign.script import Script, answers_of, first_number, sequences
 from tests.truth import Counted
 from tests.vector_learners import LinearMap, LinearModel
 from unsoftmax.measure.precision import Precision
@@ -37,10 +37,6 @@ def rows(width):
         return X[:, 0, :1] + 100 * weights
 
     return answer
-
-
-def first_number(X):
-    return X[:, 0, 0].copy()
 
 
 # -- rows stay rows

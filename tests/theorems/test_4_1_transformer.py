@@ -11,17 +11,12 @@ import pytest
 
 import unsoftmax as us
 from tests.networks import KINDS, network, within
-from tests.truth import Counted, relative
+from tests.truth import Counted, hidden, relative
 from unsoftmax.probes import Singles
 from unsoftmax.protocol import Certificate, Evidence, Found, Plan
 
 Learner = us.learners.TransformerLearner
 SIZES = [(16, 32), (32, 64), (64, 128), (128, 256)]
-
-
-def hidden(target):
-    """Nothing but a callable."""
-    return lambda X: target(X)
 
 
 def transformer(kind, d, m, seed, biases=True, size=1.0, bias=0.0, rank=None):
