@@ -268,16 +268,6 @@ def test_a_second_and_a_third_ctrl_c_end_it_at_once(folder):
     assert time.monotonic() - began < 7  # it has 8 s for what is in flight
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize("workers", [1, 3])
-def test_a_call_that_takes_too_long_has_failed_and_is_asked_again(workers, folder):
-    words = ["--batch", 4, "--workers", workers, "--timeout", 0.5, "--json"]
-    process = begin(folder, "once_late", ["exact"], *words)
-    said = end(process)
-    assert process.returncode == 0, said
-    assert '"failed": 4' in said, said
-
-
 def test_a_target_that_hangs_for_good_is_an_oracle_error(folder):
     words = ["--batch", 4, "--timeout", 0.3, "--retries", 2]
     process = begin(folder, "hanging", ["exact"], *words)
