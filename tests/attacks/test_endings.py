@@ -69,18 +69,6 @@ def hanging(X):
         time.sleep(3600)
     return head(X)
 
-def once_late(X):
-    if asked_before() >= 40 and is_first():
-        time.sleep(3600)
-    return head(X)
-
-def is_first():
-    try:
-        pathlib.Path("hangs").touch(exist_ok=False)  # of several threads one alone makes it
-    except FileExistsError:
-        return False
-    return True
-
 def asked_before():
     log = pathlib.Path("asked.txt")
     return sum(map(int, log.read_text().split())) if log.exists() else 0
