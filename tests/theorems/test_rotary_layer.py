@@ -465,6 +465,11 @@ def test_values_of_a_lower_rank_than_keys(outputs, trials, evidence):
     evidence(f"rotary layer, d = 32, {what}", runs=len(scores), W=max(scores))
 
 
+def test_where_the_order_of_tokens_is_not_the_reason_the_refusal_stays_as_it_was():
+    with pytest.raises(us.ModelMismatch, match="are not affine"):
+        us.learn(lambda X: np.tanh(X[:, -1]) ** 2, us.learners.AttentionLayerLearner(4))
+
+
 # -- the parts
 
 
