@@ -116,13 +116,12 @@ def in_this_process(code, folder, reports):
 def run_page(page, folder, *more_path):
     """Run a page's sh blocks in order, in a folder with its files, and see what they print.
 
-    Pages whose blocks start servers or are interrupted have processes of their own.
+    Pages whose blocks start servers have processes of their own, and so has a block that is
+    interrupted or not of plain commands.
     """
     found = snippets(page)
     reports = "report.html" in page.read_text(encoding="utf-8")
-    apart = any(
-        word in snippet.code for snippet in found for word in ("# Ctrl-C", "||", "&", "\\\n")
-    )
+    serves = any("&" in snippet.code for snippet in found)
     if any("cd examples/" in snippet.code for snippet in found):
         shutil.copytree(ROOT / "examples", folder / "examples")
     for snippet in found:
@@ -130,7 +129,7 @@ def run_page(page, folder, *more_path):
             (folder / snippet.file).write_text(snippet.code, encoding="utf-8")
     for snippet in found:
         if snippet.language == "sh":
-            if apart:
+            if serves or any(word in snippet.code for word in ("# Ctrl-C", "||", "\\\n")):
                 status, printed, stderr = shell(snippet.code, folder, *more_path, reports=reports)
             else:
                 status, printed, stderr = in_this_process(snippet.code, folder, reports)

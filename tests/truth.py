@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import numpy as np
 
@@ -27,3 +28,8 @@ def relative(found: np.ndarray, true: np.ndarray) -> float:
     """Norm of the error over the norm of the truth."""
     size = float(np.linalg.norm(true))
     return float(np.linalg.norm(found - true)) / (size or 1.0)
+
+
+def hidden(target: Any) -> Any:
+    """Nothing of a target to look at but its answers."""
+    return lambda X: target(X)

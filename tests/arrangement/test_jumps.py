@@ -13,17 +13,14 @@ from unsoftmax.arrangement.jumps import (
     JumpSearch,
     JumpTuning,
     Pieces,
-    SoftStart,
     SoftTransition,
     bisect,
     find_jumps,
     isolate,
-    slope,
 )
 from unsoftmax.arrangement.kinks import TooManyBreakpoints
 
 EXACT = 1e-14
-FLOATS = st.floats(-1e3, 1e3)
 
 
 def sinusoid(x, y):
@@ -117,28 +114,6 @@ def test_close_pairs_pass_for_one_until_they_are_looked_at(apart):
     assert len(asked) <= 40 + 8 * np.log2(1 / apart)
 
 
-def test_a_pair_that_cancels_is_seen_where_an_interval_ends_between():
-    theta = np.array([1.0, 1.2])
-    function = jumping(theta, [1.0, -np.cos(0.2)], [0.0, np.sin(0.2)])  # the same outside
-    assert len(found(function, start=1)[0]) in (0, 2)
-    assert_isolated(found(function, start=32)[0], theta)
-
-
-@pytest.mark.parametrize("at", [1e-9, 1e-6, np.pi - 1e-6, np.pi - 1e-9])
-def test_a_jump_near_an_end(at):
-    theta = np.sort([at, 1.4])
-    # values are exact to 1e-16: a baseline of 1e-11 leaves five digits of a slope
-    jumps, _ = found(jumping(theta, [1.0, 0.6], [0.3, -0.4]), baseline=1e-11)
-    assert_isolated(jumps, theta)
-
-
-@pytest.mark.parametrize("size", [1e-3, 1e-6, 1e-9])
-def test_a_jump_much_smaller_than_others(size):
-    theta = np.array([0.4, 1.7, 2.8])
-    jumps, _ = found(jumping(theta, [1.0, size, -1.0]), start=16, longer=100.0)
-    assert_isolated(jumps, theta)
-
-
 def test_a_jump_smaller_than_errors_is_not_made_up():
     theta = np.array([0.4, 1.7, 2.8])
     jumps, _ = found(jumping(theta, [1.0, 1e-15, -1.0]), start=16)
@@ -194,14 +169,6 @@ def test_intervals_stay_as_wide_as_transitions(width):
     assert np.all(jumps.width <= max(0.3, 40 * width))
 
 
-def test_a_start_in_a_transition_is_said():
-    theta = np.array([0.0])
-    steps = find_jumps(search(), 1, 1.0)
-    first = next(steps)
-    with pytest.raises(SoftStart):
-        steps.send(softened(jumping(theta, [1.0]), theta, 1e-3)(first))
-
-
 def test_a_transition_that_has_to_be_cut_and_cannot_is_said():
     theta = np.array([1.0])
     function = softened(jumping(theta, [1.0]), theta, 1e-3)
@@ -214,21 +181,6 @@ def test_a_transition_that_has_to_be_cut_and_cannot_is_said():
         jumps, _ = driven(bisect(inside, np.array([True]), own), function)
     with pytest.raises(SoftTransition):
         driven(bisect(jumps, np.array([True]), own), function)
-
-
-# -- pieces
-
-
-@given(x=FLOATS, y=FLOATS, t=st.floats(0, 3), baseline=st.floats(1e-6, 0.5))
-def test_a_piece_is_read_from_two_values_to_what_its_leverage_says(x, y, t, baseline):
-    f, pieces = sinusoid(x, y), Pieces.none()
-    first, second = np.array([f(t)]), np.array([f(t + baseline)])
-    turn = np.array([(t + baseline) - t])
-    pieces.add(np.array([t]), first, slope(first, second, turn), np.sin(turn))
-    where, rows = np.linspace(0, np.pi, 7), np.zeros(7, dtype=np.intp)
-    error = np.abs(pieces.at(rows, where) - f(where))
-    rounding = 1e-15 * (abs(x) + abs(y)) + 1e-300
-    assert np.all(error <= 3 * rounding * (1 + pieces.leverage(rows, where)))
 
 
 # -- intervals

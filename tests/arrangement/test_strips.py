@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from unsoftmax.arrangement.strips import FARTHER, FARTHEST, TOGETHER, Hyperplanes, Strips
+from unsoftmax.arrangement.strips import TOGETHER, Hyperplanes, Strips
 
 NEAR = 1e-7
 
@@ -45,17 +45,6 @@ def test_every_hyperplane_has_a_token_on_either_side(m, d, biases):
     # where hyperplanes meet far away they do not share a token
     assert len(x) <= 2 * (2.0 * m / together + 2)
     assert np.all(np.linalg.norm(x, axis=1) < 20 * (1 + np.abs(planes.offsets).max()))
-
-
-def test_farther_tokens_are_beside_the_same_hyperplanes():
-    planes, _, strips, distances = drawn(12, 6)
-    which = np.zeros(2 * len(strips), dtype=bool)
-    which[-1] = True
-    x, members = strips.farther(which), strips.members[-1]
-    wanted = -distances[members] * FARTHER ** np.arange(1, len(x) + 1)[:, None]
-    assert np.allclose((x @ planes.normals.T + planes.offsets)[:, members], wanted, rtol=1e-2)
-    assert FARTHEST / FARTHER < np.abs(wanted[-1]).min() <= FARTHEST
-    assert strips.farther(np.zeros_like(which)).shape == (0, 6)
 
 
 def test_hyperplanes_out_of_reach_are_said():

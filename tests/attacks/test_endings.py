@@ -69,18 +69,6 @@ def hanging(X):
         time.sleep(3600)
     return head(X)
 
-def once_late(X):
-    if asked_before() >= 40 and is_first():
-        time.sleep(3600)
-    return head(X)
-
-def is_first():
-    try:
-        pathlib.Path("hangs").touch(exist_ok=False)  # of several threads one alone makes it
-    except FileExistsError:
-        return False
-    return True
-
 def asked_before():
     log = pathlib.Path("asked.txt")
     return sum(map(int, log.read_text().split())) if log.exists() else 0
@@ -266,16 +254,6 @@ def test_a_second_and_a_third_ctrl_c_end_it_at_once(folder):
     end(process)
     assert process.returncode == 130
     assert time.monotonic() - began < 7  # it has 8 s for what is in flight
-
-
-@pytest.mark.few(1)
-@pytest.mark.parametrize("workers", [1, 3])
-def test_a_call_that_takes_too_long_has_failed_and_is_asked_again(workers, folder):
-    words = ["--batch", 4, "--workers", workers, "--timeout", 0.5, "--json"]
-    process = begin(folder, "once_late", ["exact"], *words)
-    said = end(process)
-    assert process.returncode == 0, said
-    assert '"failed": 4' in said, said
 
 
 def test_a_target_that_hangs_for_good_is_an_oracle_error(folder):

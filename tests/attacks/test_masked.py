@@ -6,14 +6,10 @@ import numpy as np
 import pytest
 
 import unsoftmax as us
-from tests.campaign.script import Script, answers_of, sequences
+from tests.campaign.script import Script, answers_of, first_number, sequences
 from unsoftmax.protocol import as_array
 
 MASK = np.arange(6) == 2
-
-
-def first_number(X):
-    return X[:, 0, 0].copy()
 
 
 def masked(y, mask):

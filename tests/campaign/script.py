@@ -73,3 +73,8 @@ def sequences(count: int, tokens: int = 2, dim: int = 2, seed: int = 0, purpose:
     """Generic probes."""
     X = np.random.default_rng(seed).standard_normal((count, tokens, dim))
     return Sequences(X, phase=f"part {seed}", purpose=purpose)
+
+
+def first_number(X: np.ndarray) -> np.ndarray:
+    """A target whose bits depend on nothing but the probe."""
+    return X[:, 0, 0].copy()

@@ -12,7 +12,7 @@ import pytest
 
 import unsoftmax as us
 from tests import laws
-from tests.campaign.script import Script, answers_of, sequences
+from tests.campaign.script import Script, answers_of, first_number, sequences
 from tests.truth import Counted
 
 HOLDOUT = 12
@@ -34,10 +34,6 @@ TOKENS = 5 * 3 + 4 + 4 * 2 + 16 * 2 + 3 * LONGEST
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch):
     monkeypatch.setattr(us.Retries, "pause", lambda self, failed: 0.0)
-
-
-def first_number(X):
-    return X[:, 0, 0].copy()
 
 
 def spend(oracle, ledger, budget, learner=None, **settings):

@@ -30,7 +30,7 @@ from tests.campaign.lives import (
     checkpoint_once,
     one_by_one,
 )
-from tests.campaign.script import Script, answers_of, sequences
+from tests.campaign.script import Script, answers_of, first_number, sequences
 from tests.truth import Counted
 from unsoftmax.campaign.ledger import Ledger, _differences, rescued
 from unsoftmax.campaign.ledger_file import open_ledger
@@ -60,11 +60,6 @@ class OneByOne:
 
     def __call__(self, X):
         return one_by_one(self.target, X)
-
-
-def first_number(X):
-    """A target whose bits depend on nothing but the probe."""
-    return X[:, 0, 0].copy()
 
 
 ORACLE = OneByOne(head())

@@ -18,7 +18,7 @@ import pytest
 
 import unsoftmax as us
 from tests.campaign.lives import PATIENCE_S, Life, account
-from tests.campaign.script import Script, answers_of, sequences
+from tests.campaign.script import Script, answers_of, first_number, sequences
 from tests.truth import Counted
 from unsoftmax.campaign import calls, scheduler
 from unsoftmax.campaign.calls import (
@@ -35,10 +35,6 @@ from unsoftmax.campaign.watching import Interrupts
 pytestmark = pytest.mark.usefixtures("signals")
 
 AT_ONCE = us.Retries(pause_s=0.0)
-
-
-def first_number(X):
-    return X[:, 0, 0].copy()
 
 
 class Clock:

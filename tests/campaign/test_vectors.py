@@ -15,7 +15,7 @@ import pytest
 
 import unsoftmax as us
 from tests.campaign.lives import account
-from tests.campaign.script import Script, answers_of, sequences
+from tests.campaign.script import Script, answers_of, first_number, sequences
 from tests.truth import Counted
 from tests.vector_learners import LinearMap, LinearModel
 from unsoftmax.measure.precision import Precision
@@ -37,10 +37,6 @@ def rows(width):
         return X[:, 0, :1] + 100 * weights
 
     return answer
-
-
-def first_number(X):
-    return X[:, 0, 0].copy()
 
 
 # -- rows stay rows
@@ -157,13 +153,6 @@ def test_another_shape_is_refused(spoil, words, workers, tmp_path):
     assert account(ledger).recorded == 7
     answers = answers_of(us.learn(rows(5), script, ledger=ledger))
     assert np.array_equal(answers[1][0], rows(5)(script.rounds[1][0].X))
-
-
-def test_twelve_rows_of_five_are_never_fifteen_of_four():
-    script = Vectors([[sequences(15)]])
-    for shape in ((12, 5), (5, 12), (60,), (30, 2)):
-        with pytest.raises(us.OracleError, match="instead of"):
-            us.learn(lambda X, shape=shape: np.arange(60.0).reshape(shape), script, batch=15)
 
 
 @pytest.mark.parametrize("workers", [1, 3])
@@ -319,17 +308,6 @@ def test_noise_on_vectors_is_estimated(tmp_path):
 # -- the file
 
 
-def test_rows_are_there_for_a_second_connection(tmp_path):
-    ledger, script = tmp_path / "ledger", Vectors([[sequences(5)]])
-    us.learn(rows(3), script, ledger=ledger, batch=2)
-    with closing(sqlite3.connect(f"file:{ledger}?mode=ro", uri=True)) as db:
-        recorded = db.execute("SELECT start, count, width, data FROM answers").fetchall()
-        assert db.execute("PRAGMA user_version").fetchone() == (3,)
-    for start, count, width, data in recorded:
-        y = np.frombuffer(data, dtype="<f8").reshape(count, width)
-        assert np.array_equal(y, rows(3)(script.rounds[0][0].X[start : start + count]))
-
-
 @pytest.mark.parametrize("change", ["width = 1", "width = 6 WHERE start = 0", "count = 4"])
 def test_a_size_that_does_not_fit_is_damage(change, tmp_path):
     ledger, script = tmp_path / "ledger", Vectors([[sequences(6)]])
@@ -366,17 +344,6 @@ def test_memory_is_bounded_by_the_batch():
     assert set(sizes[2:-1]) == {2**21 // width}
     # the round itself, and two batches of 16 MiB: one arrives, one is recorded
     assert peak < 400 * width * 8 + 4 * 2**24
-
-
-def test_short_vectors_are_asked_in_large_batches():
-    sizes = []
-
-    def oracle(X):
-        sizes.append(len(X))
-        return rows(3)(X)
-
-    us.learn(oracle, Vectors([[sequences(5000)]]))
-    assert sizes == [32, 32, 2048, 2048, 840]
 
 
 def test_a_linear_map_of_many_numbers_is_learned(tmp_path):

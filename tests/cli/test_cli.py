@@ -236,8 +236,6 @@ def test_plan(folder):
     assert plan["formula"] == "d + d²"
 
 
-PAPER = ["--dim", 2, "--method", "paper"]
-ANTISYMMETRIC = ["--attention", "antisymmetric"]
 NETWORK = ["--dim", 3, "--network", "ffn:axes"]
 
 
@@ -278,14 +276,8 @@ NETWORK = ["--dim", 3, "--network", "ffn:axes"]
             (["plan", "--model", model, *settings], says)
             for model, settings, says in [
                 ("labels", ["--dim", 4], "bits must be given for bisection"),
-                ("labels", [*PAPER, "--norm-bound", 2, "--margin", 0.5], "bits or error"),
                 ("labels", ["--bits", 8], "--dim is missing"),
-                ("labels", ["--dim", 4, "--bits", 8, "--margin", 0.9], "margin must be at most"),
-                ("labels", [*PAPER, "--bits", 8], "needs norm_bound"),
                 ("transformer", ["--dim", 4, "--bits", 8], "--bits is no setting"),
-                ("transformer", ["--dim", 4, *ANTISYMMETRIC, "--anchored"], "anchored"),
-                ("transformer", ["--dim", 4, *ANTISYMMETRIC, "--biases"], "query biases"),
-                ("transformer", ["--dim", 4, "--rank", 5], "rank must be at most"),
                 ("transformer", ["--rank", 2], "--dim is missing"),
                 ("transformer", [*NETWORK[:-1], "ffn"], "give module:function"),
                 ("exact", NETWORK, "--network is no setting of --model exact"),

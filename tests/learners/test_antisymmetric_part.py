@@ -118,11 +118,6 @@ def test_an_even_function_leaves_W_free():
     assert np.array_equal(refusal.value.determined["v"], np.zeros(4))
 
 
-def test_another_dimension_is_refused_as_ever():
-    with pytest.raises(us.DimensionRefused):
-        us.learn(us.SingleHead(np.eye(3), np.ones(3)), Antisymmetric(Exact(4)))
-
-
 def test_what_it_costs_and_is():
     one = us.learners.LowRankHead(9, 2)
     both = Antisymmetric(one)
@@ -142,16 +137,3 @@ def test_what_it_costs_and_is():
         Antisymmetric(3)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="biases"):
         Antisymmetric(Exact(3, biases=True))
-
-
-def test_learners_of_vectors_serve_as_well():
-    M = np.random.default_rng(0).standard_normal((3, 4))
-    recovery = us.learn(lambda X: X[:, -1] @ M.T + 7.0, Antisymmetric(LinearMap(4, 0)))
-    assert np.allclose(recovery.model.M, 2 * M, rtol=0, atol=1e-12)
-
-
-def test_an_odd_number_of_checks_is_rounded_down():
-    target, _ = layer(4, 6, 0, ODD["GELU"])
-    for checks, asked in ((0, 0), (1, 0), (9, 8)):
-        recovery = us.learn(target, Antisymmetric(Exact(4)), holdout=checks)
-        assert recovery.counts.get("check", 0) == asked

@@ -295,14 +295,3 @@ def test_a_head_on_a_subspace_is_a_head():
     asked = sum(len(probes) for parts in rounds for probes in parts)
     assert asked >= 3 + 9 + 32
     assert all(probes.dim == 7 for parts in rounds for probes in parts)
-
-
-def test_a_head_out_of_a_network_is_a_head():
-    rng = np.random.default_rng(1)
-    network = us.ReluNetwork(rng.standard_normal((3, 5)), rng.standard_normal(5))
-    target = us.Transformer(rng.standard_normal((3, 3)), network)
-    found, rounds = drive(antisymmetric(us.learners.ExactHead(3).steps(8)), target)
-    np.testing.assert_allclose(found.model.W, target.W, atol=1e-12)
-    np.testing.assert_allclose(found.model.v, network.A @ network.w_o, atol=1e-13)
-    plain = [len(part) for parts in rounds for part in parts[: len(parts) // 2]]
-    assert 2 * sum(plain) == sum(len(part) for parts in rounds for part in parts)

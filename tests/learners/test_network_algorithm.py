@@ -11,7 +11,6 @@ import pytest
 
 import unsoftmax as us
 from tests.truth import Counted, relative
-from unsoftmax.learners.network_algorithm import AlgorithmTuning
 
 Algorithm = us.learners.NetworkAlgorithm
 RNG = np.random.default_rng(0)
@@ -123,14 +122,6 @@ def test_a_refused_question_may_be_caught_and_nothing_is_paid_for_it():
     assert oracle.queries == 2 * D + 32
 
 
-def test_no_points_are_no_question():
-    def careful(oracle):
-        assert oracle(np.zeros((0, D))).shape == (0,)
-        return axes(oracle)
-
-    assert us.learn(NETWORK, Algorithm(D, careful)).queries == 2 * D + 32
-
-
 def test_errors_of_unsoftmax_pass_as_they_are():
     def honest(oracle):
         raise us.ModelMismatch("This is no network of mine.")
@@ -220,11 +211,3 @@ def test_wrong_settings(wrong, error, name):
 def test_what_is_no_algorithm(network):
     with pytest.raises(TypeError, match="a function from an oracle to a ReluNetwork"):
         us.learners.TransformerLearner(D, network=network)
-
-
-def test_knobs_and_names_are_settings():
-    plain = Algorithm(D, axes).settings()
-    assert plain["algorithm"] == f"{__name__}:axes"
-    assert "tuning" not in plain
-    tuned = Algorithm(D, axes, tuning=AlgorithmTuning(roughly=0.1)).settings()
-    assert tuned["tuning"] == {"roughly": 0.1}

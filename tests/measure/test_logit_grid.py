@@ -99,6 +99,14 @@ def test_no_more_than_spare_is_asked_again():
 # -- what is refused
 
 
+def test_answers_of_no_head_are_refused():
+    scene = Scene()
+    exact = scene.answer
+    scene.answer = lambda probes: 2 * exact(probes)  # type: ignore[method-assign]
+    with pytest.raises(us.ModelMismatch, match="no single attention head"):
+        drive(measure(scene.grid(), 4), scene)
+
+
 def test_hard_attention_is_refused_with_what_is_known():
     scene = Scene()
     scene.W *= 1e300

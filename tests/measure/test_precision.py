@@ -171,13 +171,6 @@ def test_zeros_between_do_not_hide_a_format(seed, decimals):
         assert np.all(np.abs(rounded[: len(y)] - y) <= precision.error(np.abs(y), rounded[:24]))
 
 
-def test_the_coarser_of_two_formats_counts():
-    y = sample(0)
-    precision = Precision.of_format([float32(y), float16(y)])
-    assert precision.relative == FLOAT32_UNIT
-    assert Precision.of_format([float32(y), y]) == Precision()
-
-
 def test_a_float32_target_that_rounds_to_decimals():
     y = sample(0)
     assert Precision.of_format([float32(np.round(y, 2))]).relative == FLOAT32_UNIT
@@ -257,26 +250,6 @@ def test_heads_that_pass_a_token_through_cost_nothing_but_a_wider_bound(W, v):
     assert error <= 1e-11 * np.linalg.norm(target.W)
     assert error <= recovery.certificate.W_error
     assert recovery.evidence.passed
-
-
-@pytest.mark.parametrize("step", [1.0, 0.5, 2.0**-10])
-def test_multiples_of_a_power_of_two(step):
-    y = sample(0, scale=10.0)
-    rounded = np.round(y / step) * step
-    assert_bounds(Precision.of_format([rounded]), y, rounded, 8)
-
-
-@pytest.mark.parametrize("step", [0.001, 0.05])
-def test_multiples_of_a_decimal(step):
-    y = sample(0, scale=10.0)
-    rounded = np.round(y / step) * step
-    assert_bounds(Precision.of_format([rounded]), y, rounded, 30)
-
-
-def test_decimals_in_float32():
-    y = sample(0, scale=10.0)
-    rounded = float32(np.round(y, 3))
-    assert_bounds(Precision.of_format([rounded]), y, rounded, 30)
 
 
 @pytest.mark.parametrize("y", [[], [0.5], [0.5, 0.25, 1.0], [0.0] * 50])

@@ -227,6 +227,8 @@ def test_what_is_no_model_is_refused():
     one: Any = [1.0]
     with pytest.raises(TypeError, match="equivalent compares models; this is a list"):
         us.equivalent(one, us.SingleHead([[1.0]], [1.0]))
+    with pytest.raises(TypeError, match="canonical takes models"):
+        us.canonical(one)
 
 
 # -- tolerances

@@ -113,27 +113,6 @@ def total(model, x):
         return sum((exact(head, x) for head in model.heads), Decimal(model.c))
 
 
-@given(
-    st.integers(1, 4),
-    st.integers(1, 4),
-    st.integers(0, 2**32),
-    st.sampled_from("Wvw"),
-    st.floats(-7, 0.5),
-)
-def test_a_difference_beyond_the_tolerance_is_shown(H, d, seed, name, exponent):
-    a = several(H, d, seed)
-    rng = np.random.default_rng(seed)
-    arrays = {**a.arrays()}
-    moved = arrays[name].copy()
-    moved[rng.integers(H)] += 10.0**exponent * rng.standard_normal(moved.shape[1:])
-    b = us.MultiHead.from_arrays({**arrays, name: moved})
-    order = rng.permutation(H)
-    b = us.MultiHead(b.W[order], b.v[order], b.w[order], b.c)
-    result = us.equivalent(a, b, rtol=1e-12)
-    assert_told_apart(result, a, b)
-    assert us.equivalent(b, a, rtol=1e-12).verdict == "different"
-
-
 @pytest.mark.parametrize("d", [1, 3, 6])
 def test_what_two_tokens_cannot_tell(d):
     """σ(t) = 1 − σ(−t): only repeats or a third token show it."""

@@ -10,8 +10,7 @@ from tests.commands import run
 from tests.nearly_rotary import answered
 from tests.rotary_heads import rotary_head, within_bounds
 from tests.rotary_layers import rotary_layer
-from tests.theorems.test_4_1 import hidden
-from tests.truth import Counted
+from tests.truth import Counted, hidden
 
 
 @pytest.mark.parametrize(("d", "r"), [(16, 8), (8, 8)])

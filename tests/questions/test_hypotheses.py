@@ -15,7 +15,7 @@ from tests.rotary_layers import rotary_layer
 from unsoftmax.measure.precision import Precision
 from unsoftmax.questions.answer_errors import AnswerErrors, Seen
 from unsoftmax.questions.claim import Claim
-from unsoftmax.questions.hypotheses import RESIDUAL, Block, Fit, Hypotheses
+from unsoftmax.questions.hypotheses import RESIDUAL, Block, Hypotheses
 
 MODELS = {
     "heads": lambda: several(2, 4, 0, biases=True),
@@ -90,14 +90,6 @@ def test_misses_that_no_bound_measures_are_not_looked_at():
     claim, rng = Claim(several(2, 4, 0)), np.random.default_rng(0)
     block = block_of(claim, lambda X: np.full(len(X), 1e80), rng)
     assert Hypotheses.of(claim).fit(block, ["c"]).left == np.inf
-
-
-def test_an_explanation_by_far_more_says_nothing():
-    fit = Fit(0.1, 4.0, 1e-3)
-    assert fit.simpler(Fit(0.1, 12.0, 1e-3))
-    assert fit.simpler(Fit(0.1, 4.0, 10.0))
-    assert not fit.simpler(Fit(0.2, 4.0, 2e-3))
-    assert fit.beside(Fit(0.3, 1.0, 1e-4)) == Fit(0.3, 5.0, 1e-3)
 
 
 def test_equal_models_in_other_parameters_leave_nothing_to_explain():

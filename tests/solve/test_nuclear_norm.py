@@ -56,10 +56,11 @@ def reference(measured, mu=None):
 GRID = list(itertools.product([(4, 1), (6, 2), (8, 1), (10, 2)], (1.0, 1.6, 2.3), (0, 1)))
 
 
-def test_the_optimum_is_cvxpys(way, evidence):
+def test_the_optimum_is_cvxpys(way, trials, evidence):
     """Also where it is not the W that was measured: polishing must not hide a wrong optimum."""
     recovered, values, matrices = 0, [], []
-    for (d, rank), ratio, seed in GRID:
+    problems = GRID[:: trials(5, 1)]
+    for (d, rank), ratio, seed in problems:
         W, measured = problem(d, rank, ratio, seed)
         found = minimise(measured)
         X, value = reference(measured)
@@ -74,10 +75,10 @@ def test_the_optimum_is_cvxpys(way, evidence):
     # what an interior-point method reaches
     assert max(values) <= 1e-6
     assert max(matrices) <= 1e-3
-    assert len(GRID) / 4 <= recovered <= 3 * len(GRID) / 4
+    assert len(problems) / 4 <= recovered <= 3 * len(problems) / 4
     evidence(
         f"nuclear norm against CVXPY (Clarabel), d = 4 to 10, {way}",
-        problems=len(GRID),
+        problems=len(problems),
         of_these_recover_W=recovered,
         value_differs_by=max(values),
         minimiser_by=max(matrices),

@@ -45,14 +45,6 @@ def test_all_gates_are_found_and_no_others(heads, coordinates, size):
     assert farthest(theta, found) < 1e-7
 
 
-def test_constant_gates_and_opposite_ones_are_found():
-    theta, design, shift = drawn(3, 3, 24)
-    theta[1], theta[2] = 0, -theta[0]
-    found = searched(span_of(theta, design, shift), design, shift, 1e-9)
-    assert farthest(theta, found) < 1e-7
-    assert len(found) == 3
-
-
 def test_spans_without_gates_have_none():
     rng = np.random.default_rng(2)
     _, design, shift = drawn(3, 3, 30)

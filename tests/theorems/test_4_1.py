@@ -14,7 +14,7 @@ import pytest
 from scipy.special import expit
 
 import unsoftmax as us
-from tests.truth import Counted, relative
+from tests.truth import Counted, hidden, relative
 
 
 def value_vectors(d, rng):
@@ -55,11 +55,6 @@ def head(d, seed, case=("generic", "dense"), scale=1.0, biases=False):
     W, v = scale * score_matrices(d, rng)[case[0]], value_vectors(d, rng)[case[1]]
     w = rng.standard_normal(d) / np.sqrt(d) if biases else None
     return us.SingleHead(W, v, w, 0.4 * float(np.linalg.norm(v)) if biases else 0.0)
-
-
-def hidden(target):
-    """A bare function: nothing of the target to look at but its answers."""
-    return lambda X: target(X)
 
 
 # -- what is promised: counts and accuracy

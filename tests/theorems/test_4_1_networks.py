@@ -9,15 +9,10 @@ import pytest
 
 import unsoftmax as us
 from tests.networks import KINDS, distinct, function_error, network, within
-from tests.truth import Counted
+from tests.truth import Counted, hidden
 from unsoftmax.theory import counts
 
 Learner = us.learners.ReluNetworkLearner
-
-
-def hidden(target):
-    """Nothing but a callable."""
-    return lambda X: target(X)
 
 
 def parameters(d, m, biases):

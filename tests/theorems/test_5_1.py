@@ -15,8 +15,8 @@ import pytest
 
 import unsoftmax as us
 from tests.by_hand import driven
-from tests.theorems.test_4_1 import hidden, impostors
-from tests.truth import Counted, relative
+from tests.theorems.test_4_1 import impostors
+from tests.truth import Counted, hidden, relative
 from unsoftmax.errors import NotIdentifiable
 from unsoftmax.learners.single_head.column_space import LowRankProbes, find_columns
 from unsoftmax.learners.single_head.factored_reading import check_rank, read_rows

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import unsoftmax as us
-from tests.truth import Counted, relative
+from tests.truth import Counted, hidden, relative
 from unsoftmax.learners.single_head.sensing import nuclear_norm, rank_one
 from unsoftmax.learners.single_head.sensing.sensing_head import (
     GaussianReadings,
@@ -37,11 +37,6 @@ def low_rank(d, rank, seed, v="dense", scale=1.0):
 
 
 V_SHAPES = ("dense", "half zeros", "one-hot", "1e-8 beside 1")
-
-
-def hidden(target):
-    """A bare function: nothing of the target to look at but its answers."""
-    return lambda X: target(X)
 
 
 # -- what is promised: counts and accuracy

@@ -16,7 +16,7 @@ from scipy.special import expit, logit
 
 import unsoftmax as us
 from tests.hostile import ADVERSARIES, hostile
-from tests.truth import Counted
+from tests.truth import Counted, hidden
 from unsoftmax.learners.positions_named import LENGTHS
 from unsoftmax.theory.information import jacobian
 
@@ -42,11 +42,6 @@ def head(d, seed, W_norm=2.0, v_norm=1.0, zeros=0.0, margin=0.0, shape="generic"
 
 
 SHAPES_OF_W = ("generic", "identity", "rank one", "one entry")
-
-
-def hidden(target):
-    """A bare function: nothing of the target to look at but its answers."""
-    return lambda X: target(X)
 
 
 def errors(recovery, target):

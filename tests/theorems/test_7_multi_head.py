@@ -10,17 +10,12 @@ import pytest
 
 import unsoftmax as us
 from tests.heads import errors, hostile, minilm_tokens, several
-from tests.truth import Counted
+from tests.truth import Counted, hidden
 from unsoftmax.cli.minilm import minilm_heads
 from unsoftmax.protocol import Oracle
 
 Learner = us.learners.MultiHeadLearner
 CHECKS = 32
-
-
-def hidden(target):
-    """Nothing but a callable."""
-    return lambda X: target(X)
 
 
 def parameters(heads, dim, rank=None):

@@ -12,15 +12,10 @@ import scipy
 
 import unsoftmax as us
 from tests.shares import share
-from tests.truth import Counted
+from tests.truth import Counted, hidden
 from unsoftmax.theory import counts
 
 Learner = us.learners.MultiHeadTransformerLearner
-
-
-def hidden(target):
-    """Nothing but a callable."""
-    return lambda X: target(X)
 
 
 def transformer(heads, dim, neurons, seed, change=None):

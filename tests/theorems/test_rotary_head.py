@@ -16,8 +16,7 @@ from tests.rotary_heads import (
     scores_apart,
     within_bounds,
 )
-from tests.theorems.test_4_1 import hidden
-from tests.truth import Counted
+from tests.truth import Counted, hidden
 
 NEAR = range(21)
 
@@ -256,14 +255,6 @@ def test_keys_of_a_rank_below_that_of_their_planes_are_refused():
     K[4] = K[0]
     with pytest.raises((us.ModelMismatch, us.NotIdentifiable)):
         learn(us.RotaryHead(K, target.Q, target.v, target.rotary), 8)
-
-
-@pytest.mark.parametrize(
-    "learner", [us.learners.ExactHead(8), us.learners.LowRankHead(8), us.learners.SensingHead(8, 8)]
-)
-def test_learners_without_positions_name_them(learner):
-    with pytest.raises(us.ModelMismatch, match=r"depend on positions.*rotary=True"):
-        us.learn(hidden(rotary_head(8, 8, 0)), learner)
 
 
 def test_exact_head_asks_balanced_offsets_alone():

@@ -10,8 +10,7 @@ import pytest
 import unsoftmax as us
 from tests.nearly_rotary import nearly_rotary
 from tests.rotary_heads import biased, changed, longest_miss, several_rotary
-from tests.theorems.test_4_1 import hidden
-from tests.truth import Counted
+from tests.truth import Counted, hidden
 from unsoftmax.models.equality.verdicts import match
 
 BASES = (1e4, 5e5, 1e6)
@@ -429,11 +428,3 @@ def test_key_biases_that_were_not_announced_are_named():
     like = biased(2, 6, 4, 0, 0.3)
     with pytest.raises(us.ModelMismatch, match="have biases: then biases=True"):
         learn(changed(like, c=0.0, q_bias=0 * like.q_bias), max_heads=2)
-
-
-def test_a_learner_without_positions_names_them():
-    with pytest.raises(us.ModelMismatch, match=r"depend on positions.*rotary=True"):
-        learn(several_rotary(2, 4, 2, 0), rotary=False, max_heads=2)
-    with pytest.raises(us.ModelMismatch) as refused:
-        learn(lambda_of(lambda X: np.tanh(X.sum(axis=(1, 2))), 4), rotary=False)
-    assert "positions" not in str(refused.value)

@@ -21,8 +21,7 @@ from tests.rotary_layers import (
     share_of_bounds,
     whole_error,
 )
-from tests.theorems.test_4_1 import hidden
-from tests.truth import Counted
+from tests.truth import Counted, hidden
 from unsoftmax.learners.attention_layer.key_answers import KeyAnswers
 from unsoftmax.learners.attention_layer.value_answers import HeadMaps, LayerMap
 from unsoftmax.theory import counts
@@ -466,10 +465,7 @@ def test_values_of_a_lower_rank_than_keys(outputs, trials, evidence):
     evidence(f"rotary layer, d = 32, {what}", runs=len(scores), W=max(scores))
 
 
-def test_a_learner_without_positions_names_them():
-    with pytest.raises(us.ModelMismatch, match=r"depend on positions.*rotary=True"):
-        learn(rotary_layer(16, 4, 2, 4, 0), rotary=False)
-    # where the order of tokens is not the reason, the refusal stays as it was
+def test_where_the_order_of_tokens_is_not_the_reason_the_refusal_stays_as_it_was():
     with pytest.raises(us.ModelMismatch, match="are not affine"):
         us.learn(lambda X: np.tanh(X[:, -1]) ** 2, us.learners.AttentionLayerLearner(4))
 
