@@ -5,9 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from unsoftmax.solve.soft_gates import SoftGateTuning, columns_at, distinct, nearest_gates
-
-TUNING = SoftGateTuning()
+from unsoftmax.solve.soft_gates import columns_at, distinct, nearest_gates
 
 
 def drawn(heads, coordinates, rows, seed=0, size=1.0):
@@ -29,7 +27,7 @@ def span_of(theta, design, shift, noise=0.0, seed=0):
 
 def searched(span, design, shift, most, seed=1):
     starts = 2 * np.random.default_rng(seed).standard_normal((400, design.shape[1]))
-    return distinct(nearest_gates(span, design, shift, starts, TUNING), most, TUNING)
+    return distinct(nearest_gates(span, design, shift, starts), most)
 
 
 def farthest(theta, found):
@@ -50,7 +48,7 @@ def test_errors_of_gates_are_those_of_the_span():
     errors = []
     for noise in (1e-10, 1e-7, 1e-4):
         span = span_of(theta, design, shift, noise)
-        ends = nearest_gates(span, design, shift, theta, TUNING)
+        ends = nearest_gates(span, design, shift, theta)
         errors.append(np.max(np.abs(ends.theta - theta)) / noise)
     assert max(errors) < 1e3
     assert max(errors) < 30 * min(errors)

@@ -37,14 +37,17 @@ from unsoftmax.probes import Array, Copies, Flags, Purpose, Round, Sequences
 from unsoftmax.refusals import Reason
 from unsoftmax.solve.soft_gates import (
     Ends,
-    SoftGateTuning,
     columns_at,
     distinct,
     nearest_gates,
     settled,
 )
 
-GATES = SoftGateTuning()
+# Starts of a search for gates, and so many more for each head: nearly every one ends at a head
+# where logits are moderate. More: heads of small basins, in proportion to time.
+_STARTS, _STARTS_PER_HEAD = 128, 16
+# Standard deviation of the numbers of a start: gates are soft up to logits of 4 or so.
+_STARTS_SPREAD = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,15 +330,15 @@ class SoftGateReading:
         far = _SPREAD * float(np.sqrt(np.mean(near**2))) if len(near) else 0.0
         around = [near + far * drawn(near.shape) for _ in range(_NEAR_STARTS)]
         few = np.vstack([near, *around])
-        anywhere = GATES.starts + GATES.starts_per_head * heads
-        many = GATES.spread * drawn((anywhere, q))
+        anywhere = _STARTS + _STARTS_PER_HEAD * heads
+        many = _STARTS_SPREAD * drawn((anywhere, q))
         ends = np.zeros((0, q)), np.zeros(0)
         for starts in (few, many) if len(near) else (many,):
-            found = nearest_gates(span, answers.s, answers.shift, starts, GATES)
+            found = nearest_gates(span, answers.s, answers.shift, starts)
             joined = [np.concatenate(parts) for parts in zip(ends, found, strict=True)]
             ends = joined[0], joined[1]
             for most in allowed:
-                theta = distinct(Ends(*ends), most, GATES)
+                theta = distinct(Ends(*ends), most)
                 if len(theta) == heads and self._explained(answers, theta):
                     return theta
         return None
