@@ -392,7 +392,7 @@ class ScoreReading(KeyAsking):
             if asked == d + 1 or max(ranks) < asked:
                 break
             more = self.grid(keys, tokens[asked : 2 * asked])
-            first = _joined(first, (yield from self.asked(more, "column spaces")))
+            first = first.joined((yield from self.asked(more, "column spaces")))
         reading = self._closed(first)
         further = yield from reading._further(columns, ranks, directions, lengths)
         return ScoreAnswers(first, further, ranks)
@@ -453,18 +453,6 @@ def ranks_of(parts: Iterable[Array], errors: Iterable[Array], most: int) -> tupl
             noise = limits.OVER_SPARE * float(spare[0])
         ranks.append(int(np.count_nonzero(singular > noise)))
     return tuple(ranks)
-
-
-def _joined(first: KeyAnswers, more: KeyAnswers) -> KeyAnswers:
-    """Put answers of the same keys beside other query tokens behind the first."""
-    return KeyAnswers(
-        first.keys,
-        np.vstack([first.tokens, more.tokens]),
-        np.concatenate([first.block, more.block]),
-        np.concatenate([first.token, more.token + len(first.tokens)]),
-        np.concatenate([first.scale, more.scale]),
-        np.vstack([first.y, more.y]),
-    )
 
 
 @dataclass(frozen=True, slots=True)

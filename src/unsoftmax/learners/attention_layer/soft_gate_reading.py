@@ -170,8 +170,7 @@ class SoftGates:
             return HeadMaps.of_spans(ranges, self.layer())
         steps = self._steps()
         directions = steps / np.linalg.norm(steps, axis=1, keepdims=True)
-        maps = [np.linalg.lstsq(directions, span, rcond=None)[0].T for span in spans]
-        return HeadMaps.of_maps(maps, self.ranks)
+        return HeadMaps.of_directions(directions, spans, self.ranks)
 
 
 # Length of offsets, relative to the longest tokens; query tokens take the rest. A step ``spread``
