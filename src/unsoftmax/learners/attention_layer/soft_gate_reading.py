@@ -7,8 +7,9 @@ themselves (`solve.soft_gates`); the M_h a follow by least squares, and those of
 U_h. As for saturated gates (`value_answers`), V_h = (U⁺)_h M, or all directions are asked.
 
 1. One offset a_1 beside K query tokens of a few coordinates, each with copies of its own: the rank
-   of the answers is H, and H gates lie in their span, or all is asked again
-   with shorter tokens: where logits are large, gates are hard and nearly all starts are lost.
+   of the answers is H, and H gates lie in their span. Where logits are large gates are hard, and
+   nearly all starts are lost: then one query token at each of 20 lengths shows at which weights
+   are moderate, and all is asked again there.
 2. Offsets a_j = a_1 + η‖a_1‖δ_j, each beside H + q + 3 query tokens. Each is solved by itself; its
    heads are those of a_1 whose M_h a and logits have nearly its directions: what a_1 has is a part.
 3. Where ranges are dependent, offsets in all directions are asked.
