@@ -5,9 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from unsoftmax.solve.gate_columns import GateColumnTuning, gate_columns
-
-TUNING = GateColumnTuning()
+from unsoftmax.solve.gate_columns import gate_columns
 
 
 def gates(rows, heads, seed=0):
@@ -32,13 +30,13 @@ def as_set(columns):
 @pytest.mark.parametrize("noise", [0.0, 1e-4])
 def test_all_columns_are_found_and_no_others(heads, noise):
     true = gates(heads + 40, heads)
-    assert as_set(gate_columns(span_of(true, noise=noise), TUNING)) == as_set(true)
+    assert as_set(gate_columns(span_of(true, noise=noise))) == as_set(true)
 
 
 def test_a_column_of_halves_makes_every_complement_a_column():
     true = gates(40, 3)
     true[1:, 2] = 1 / 2
-    found = as_set(gate_columns(span_of(true), TUNING))
+    found = as_set(gate_columns(span_of(true)))
     flipped = true[:, :2].copy()
     flipped[1:] = 1 - flipped[1:]
     assert found >= as_set(true[:, :2]) | as_set(flipped)
@@ -46,4 +44,4 @@ def test_a_column_of_halves_makes_every_complement_a_column():
 
 def test_spans_without_such_columns_have_none():
     rng = np.random.default_rng(1)
-    assert gate_columns(rng.standard_normal((30, 4)), TUNING).shape == (30, 0)
+    assert gate_columns(rng.standard_normal((30, 4))).shape == (30, 0)

@@ -5,9 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from unsoftmax.solve.soft_gates import SoftGateTuning, columns_at, distinct, nearest_gates
-
-TUNING = SoftGateTuning()
+from unsoftmax.solve.soft_gates import columns_at, distinct, nearest_gates
 
 
 def drawn(heads, coordinates, rows, seed=0, size=1.0):
@@ -29,7 +27,7 @@ def span_of(theta, design, shift, noise=0.0, seed=0):
 
 def searched(span, design, shift, most, seed=1):
     starts = 2 * np.random.default_rng(seed).standard_normal((400, design.shape[1]))
-    return distinct(nearest_gates(span, design, shift, starts, TUNING), most, TUNING)
+    return distinct(nearest_gates(span, design, shift, starts), most)
 
 
 def farthest(theta, found):

@@ -14,7 +14,6 @@ from unsoftmax.measure.single_tokens import Values
 from unsoftmax.models.attention import token_scores
 from unsoftmax.validate.head_comparison import (
     HeadAt,
-    JudgeTuning,
     PositionErrors,
     for_any_error,
     of_straight,
@@ -78,7 +77,7 @@ def test_errors_of_the_values_are_the_answers_own():
         at = HeadAt.of(model, X)
         errors = {"W": 0.0, "w": 0.0}
         assert judge(for_any_error(at, y, values, 0.0), 30).evidence.passed == passes
-        first = to_first_order(at, y, values, errors, JudgeTuning())
+        first = to_first_order(at, y, values, errors)
         assert judge(first, 30).evidence.passed == passes
         assert np.all(first.own >= at.through_values(values.v_error))
 
@@ -88,36 +87,35 @@ def test_to_first_order_random_errors_stay_within_their_share(W_error):
     # certificates are loose: errors are an eighth of their bounds or less
     errors = {"W": 8 * W_error, "w": 0.0}
     rng = np.random.default_rng(3)
-    tuning, strains = JudgeTuning(), []
+    strains = []
     for _ in range(50):
         model = head(8, rng)
         X = rng.standard_normal((30, 4, 8))
         y = moved_by(model, W_error, rng)(X)
         at = HeadAt.of(model, X)
-        judgement = judge(to_first_order(at, y, known(model), errors, tuning), 30)
+        judgement = judge(to_first_order(at, y, known(model), errors), 30)
         assert judgement.evidence.passed
         strains.append(judgement.strain)
     # the bound is of the size of what it bounds
     assert 0.05 < max(strains) < 0.5
 
 
-def test_what_the_certificate_leaves_open_is_not_telling():
+def test_what_the_certificate_leaves_open_is_not_telling(monkeypatch):
     rng = np.random.default_rng(4)
     model = head(4, rng)
     X = rng.standard_normal((20, 3, 4)) * 10.0 ** np.arange(-10, 10)[:, None, None]
     at = HeadAt.of(model, X)
-    tuning = JudgeTuning()
-    compared = to_first_order(at, model(X), known(model), {"W": 1e-3, "w": 0.0}, tuning)
+    compared = to_first_order(at, model(X), known(model), {"W": 1e-3, "w": 0.0})
     assert compared.telling[:10].all()
     assert not compared.telling[-5:].any()
     # no finite bound: every sequence counts, and the head must be right to a share all the same
     errors = {"W": np.inf, "w": 0.0}
-    free = to_first_order(at, 1.5 * model(X), known(model), errors, tuning)
+    free = to_first_order(at, 1.5 * model(X), known(model), errors)
     assert free.telling.all()
     assert np.isfinite(free.allowed).all()
     assert judge(free, 20).refuses
-    wider = replace(tuning, most_moved=np.inf)
-    assert to_first_order(at, model(X), known(model), {"W": 1e-3, "w": 0.0}, wider).telling.all()
+    monkeypatch.setattr("unsoftmax.validate.head_comparison.MOST_MOVED", np.inf)
+    assert to_first_order(at, model(X), known(model), {"W": 1e-3, "w": 0.0}).telling.all()
 
 
 def test_single_tokens_are_straight_within_the_precision():
@@ -159,19 +157,19 @@ def test_with_positions_errors_count_by_distance(biases):
     sizes = plain.score_sizes(X)[:, 0]
     vectors = np.linalg.norm(plain.scores_of(X[:, -1]), axis=1)
     assert np.allclose(sizes, np.linalg.norm(X, axis=2) * vectors[:, None], rtol=1e-13)
-    at, tuning = HeadAt.of(turned, X), JudgeTuning()
+    at = HeadAt.of(turned, X)
     errors, near = {"W": 1e-6, "w": 0.0}, PositionErrors(1e-8, 1e-9, bool(biases))
     arrays = turned.arrays()
     arrays["Q"] = arrays["Q"] * (1 + 1e-9)
     y = us.RotaryHead.from_arrays(arrays)(X)
     values = known(turned)
-    compared = to_first_order(at, y, values, errors, tuning, near)
+    compared = to_first_order(at, y, values, errors, near)
     assert judge(compared, 30).evidence.passed
-    wider = to_first_order(at, y, values, errors, tuning, replace(near, turning=1e-7))
+    wider = to_first_order(at, y, values, errors, replace(near, turning=1e-7))
     assert np.all(wider.allowed > compared.allowed)
     # without a bound the head must be right
     none = PositionErrors(np.inf, np.inf)
-    free = to_first_order(at, y, values, {"W": np.inf}, tuning, none)
+    free = to_first_order(at, y, values, {"W": np.inf}, none)
     assert free.telling.all()
     assert np.all(free.allowed < compared.allowed)
 

@@ -12,8 +12,8 @@ from tests.rotary_heads import rotary_head
 from unsoftmax.models import RotaryHeads
 from unsoftmax.protocol import Certificate
 from unsoftmax.validate import sequences
-from unsoftmax.validate.long_sequences import LongSequenceTuning
-from unsoftmax.validate.sequences import DriftTuning, HoldoutTuning, Shares
+from unsoftmax.validate.long_sequences import FAR, LongSequenceTuning
+from unsoftmax.validate.sequences import HoldoutTuning, Shares
 
 TUNING = HoldoutTuning()
 SHORT = HoldoutTuning(long=LongSequenceTuning(shapes=(), long_tokens=99))
@@ -110,7 +110,7 @@ def test_answers_that_all_move_alike_drift(count, size):
     first = 4.0 ** rng.integers(-4, 4, count) * rng.standard_normal(count)
     for second in (first * (1 + size), first + size * 1e3):
         with pytest.raises(us.ModelMismatch, match="drifts from query to query"):
-            sequences.refuse_drift(first, second, DriftTuning())
+            sequences.refuse_drift(first, second)
 
 
 def test_noise_and_rounding_are_no_drift(trials):
@@ -124,10 +124,10 @@ def test_noise_and_rounding_are_no_drift(trials):
             first * (1 + 1e-9 * rng.standard_normal(8)),
             np.round(first + 1e-3 * rng.standard_normal(8), 3) + 1e-12,
         ):
-            sequences.refuse_drift(first, second, DriftTuning())
+            sequences.refuse_drift(first, second)
     # too few, or answers of 0, tell nothing
-    sequences.refuse_drift(np.ones(3), 2 * np.ones(3), DriftTuning())
-    sequences.refuse_drift(np.zeros(8), np.ones(8), DriftTuning())
+    sequences.refuse_drift(np.ones(3), 2 * np.ones(3))
+    sequences.refuse_drift(np.zeros(8), np.ones(8))
 
 
 @pytest.mark.parametrize("biases", [0.0, 0.5])
@@ -150,17 +150,17 @@ def test_sizes_of_logits_at_every_scale(biases):
 
 def test_sequences_at_distances_are_moderate_for_each_head():
     heads = [rotary_head(6, 4, seed, biases=0.3, scale=4.0**seed) for seed in range(2)]
-    tuning = sequences.DistanceTuning()
+    long = LongSequenceTuning()
     near, far = sequences.at_distances(
-        RotaryHeads.of(heads, 6), 20, np.random.default_rng(0), tuning, lambda X: False
+        RotaryHeads.of(heads, 6), 20, np.random.default_rng(0), lambda X: False
     )
     families = [*near, *(part for [part] in far)]
     assert sum(len(part) for part in families) == 20
     lengths = [part.tokens for part in families]
     assert lengths == sorted(set(lengths))
-    assert max(lengths) == tuning.most_tokens(6) == 512
-    assert all(part.tokens <= tuning.together for part in near)
-    wanted = [size for _, size in (*tuning.short, *tuning.long)]
+    assert max(lengths) == long.most_tokens(6) == 512
+    assert all(part.tokens <= long.together for part in near)
+    wanted = [shape.logits for shape in (*sequences.NEAR, *FAR)]
     for part in families:
         if part.tokens == 1:
             continue

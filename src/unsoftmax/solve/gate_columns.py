@@ -9,42 +9,32 @@ tried at once. Nothing is asked here and nothing is known of answers: a span in,
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import scipy
 
 from unsoftmax.probes import Array
 
-
-@dataclass(frozen=True, slots=True)
-class GateColumnTuning:
-    """Knobs of the search for columns of zeros and ones."""
-
-    most: int = 15
-    """Most heads whose 2^(H−1) columns are tried: 16,384, in milliseconds. Each head more doubles
-    it."""
-    off_by: float = 0.02
-    """How far entries may be from 0 or 1. Larger: chance columns, which fail in some of a dozen
-    rows; smaller: noise of weak heads, a share of noise over their share of the answers."""
-    at_once: int = 4096
-    """Columns tried at a time: memory alone."""
+# Most heads whose 2^(H−1) columns are tried: 16,384, in milliseconds. Each head more doubles it.
+MOST = 15
+# How far entries may be from 0 or 1. Larger: chance columns, which fail in some of a dozen rows;
+# smaller: noise of weak heads, a share of noise over their share of the answers.
+OFF_BY = 0.02
+# Columns tried at a time: memory alone.
+AT_ONCE = 4096
 
 
-def gate_columns(span: Array, tuning: GateColumnTuning) -> Array:
+def gate_columns(span: Array) -> Array:
     """Return all columns of zeros and ones in a span that begin with a 1, as (K, found).
 
     Parameters
     ----------
     span : ndarray (K, H)
-        Independent columns, H ≤ ``tuning.most``. The first row is the one where all gates are 1.
-    tuning : GateColumnTuning
-        Knobs.
+        Independent columns. The first row is the one where all gates are 1.
 
     Examples
     --------
     >>> gates = np.array([[1, 1], [0, 1], [1, 0], [1, 1], [0, 0], [0, 1.0]])
-    >>> found = gate_columns(gates @ [[1.0, 2.0], [0.5, 3.0]], GateColumnTuning())
+    >>> found = gate_columns(gates @ [[1.0, 2.0], [0.5, 3.0]])
     >>> sorted(found.T.astype(int).tolist())
     [[1, 0, 1, 1, 0, 0], [1, 1, 0, 1, 0, 1]]
     """
@@ -54,13 +44,13 @@ def gate_columns(span: Array, tuning: GateColumnTuning) -> Array:
         return np.zeros((K, 0))
     others = np.linalg.solve(span[rows].T, span.T).T  # every row from the chosen ones
     found = []
-    for start in range(0, 2 ** (H - 1), tuning.at_once):
-        numbers = np.arange(start, min(start + tuning.at_once, 2 ** (H - 1)))
+    for start in range(0, 2 ** (H - 1), AT_ONCE):
+        numbers = np.arange(start, min(start + AT_ONCE, 2 ** (H - 1)))
         chosen = np.ones((H, len(numbers)))
         chosen[1:] = numbers >> np.arange(H - 1)[:, None] & 1
         entries = others @ chosen
         rounded = np.rint(entries)
-        fits = (np.abs(entries - rounded) <= tuning.off_by) & (rounded >= 0) & (rounded <= 1)
+        fits = (np.abs(entries - rounded) <= OFF_BY) & (rounded >= 0) & (rounded <= 1)
         found.append(rounded[:, fits.all(axis=0)])
     return np.concatenate(found, axis=1)
 

@@ -11,7 +11,6 @@ in H. Nothing is asked here: a span in, θ out.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -19,34 +18,20 @@ import scipy
 
 from unsoftmax.probes import Array
 
-
-@dataclass(frozen=True, slots=True)
-class SoftGateTuning:
-    """Knobs of the search for gates in a span."""
-
-    starts: int = 128
-    """Starts of a search, ..."""
-    starts_per_head: int = 16
-    """... and so many more for each head. Nearly every one ends at a head where logits are
-    moderate. More: heads of small basins, in proportion to time."""
-    spread: float = 2.0
-    """Standard deviation of the numbers of a start: gates are soft up to logits of 4 or so."""
-    steps: int = 40
-    """Steps at most. From good starts 5 are enough."""
-    damping: float = 1e-2
-    """Damping of the first step, relative to the equations' diagonal."""
-    eased: float = 0.2
-    """Damping after a step that gained, ..."""
-    tightened: float = 4.0
-    """... and after one that did not, in multiples of what it was."""
-    longest: float = 2.0
-    """Steps are no longer: a gate changes from 0.1 to 0.9 over 4.4."""
-    still: float = 1e-13
-    """The search ends where no start moves by more than that, ..."""
-    patience: int = 4
-    """... so many times in a row: a step that did not gain is tried again shorter."""
-    apart: float = 1e-3
-    """Ends nearer to each other than this are one."""
+# Steps of a search at most. From good starts 5 are enough.
+STEPS = 40
+# Damping of the first step, relative to the equations' diagonal, and what that becomes after a step
+# that gained and after one that did not.
+DAMPING, EASED, TIGHTENED = 1e-2, 0.2, 4.0
+# Steps are no longer: a gate changes from 0.1 to 0.9 over 4.4.
+LONGEST = 2.0
+# The search ends where no start moves by more than that, so many times in a row: a step that did
+# not gain is tried again shorter.
+STILL, PATIENCE = 1e-13, 4
+# Ends nearer to each other than this are one.
+APART = 1e-3
+# Full steps that settle gates.
+SETTLED = 3
 
 
 class Ends(NamedTuple):
@@ -64,9 +49,7 @@ def columns_at(theta: Array, design: Array, shift: Array) -> Array:
     return np.concatenate([np.ones((len(gates), 1)), gates], axis=1)
 
 
-def nearest_gates(
-    span: Array, design: Array, shift: Array, starts: Array, tuning: SoftGateTuning
-) -> Ends:
+def nearest_gates(span: Array, design: Array, shift: Array, starts: Array) -> Ends:
     """Move each start to where its column is nearest to the span.
 
     Parameters
@@ -79,8 +62,6 @@ def nearest_gates(
         s.
     starts : ndarray (B, q)
         Where to begin.
-    tuning : SoftGateTuning
-        Knobs.
 
     Examples
     --------
@@ -88,34 +69,34 @@ def nearest_gates(
     >>> design, shift = np.column_stack([np.ones(12), rng.standard_normal(12)]), np.arange(12) - 6.0
     >>> theta = np.array([[0.5, -1.0], [-0.3, 0.8]])
     >>> span = np.linalg.qr(columns_at(theta, design, shift).T)[0]
-    >>> ends = nearest_gates(span, design, shift, theta + 0.3, SoftGateTuning())
+    >>> ends = nearest_gates(span, design, shift, theta + 0.3)
     >>> bool(np.allclose(ends.theta, theta))
     True
     """
-    theta, damping = starts, np.full(len(starts), tuning.damping)
+    theta, damping = starts, np.full(len(starts), DAMPING)
     r, J = _residuals(span, design, shift, theta)
     waited = 0
-    for _ in range(tuning.steps):
+    for _ in range(STEPS):
         equations = np.swapaxes(J, 1, 2) @ J
         damped = damping[:, None] * np.einsum("bqq->bq", equations) + np.finfo(float).tiny
         equations = equations + damped[:, None] * np.eye(design.shape[1])
         step = _solved(equations, (r[:, None] @ J)[:, 0])
         length = np.linalg.norm(step, axis=1, keepdims=True)
-        step = step * np.minimum(1.0, tuning.longest / np.maximum(length, tuning.longest))
+        step = step * np.minimum(1.0, LONGEST / np.maximum(length, LONGEST))
         tried = theta - step
         other, J_other = _residuals(span, design, shift, tried)
         better = np.sum(other**2, axis=1) < np.sum(r**2, axis=1)
         theta = np.where(better[:, None], tried, theta)
         r, J = np.where(better[:, None], other, r), np.where(better[:, None, None], J_other, J)
-        damping = damping * np.where(better, tuning.eased, tuning.tightened)
-        moving = bool(np.any(better & (length[:, 0] > tuning.still)))
+        damping = damping * np.where(better, EASED, TIGHTENED)
+        moving = bool(np.any(better & (length[:, 0] > STILL)))
         waited = 0 if moving else waited + 1
-        if waited >= tuning.patience:
+        if waited >= PATIENCE:
             break
     return Ends(theta, np.linalg.norm(r, axis=1))
 
 
-def settled(span: Array, design: Array, shift: Array, theta: Array, steps: int = 3) -> Array:
+def settled(span: Array, design: Array, shift: Array, theta: Array) -> Array:
     """Take full Gauss-Newton steps from gates θ (H, q) that answers show up to their errors.
 
     Where logits are small all gates are nearly straight lines: what is missed falls by less than it
@@ -129,19 +110,19 @@ def settled(span: Array, design: Array, shift: Array, theta: Array, steps: int =
     >>> bool(np.allclose(settled(span, design, shift, 1.0001 * theta), theta, rtol=1e-7, atol=0))
     True
     """
-    for _ in range(steps):
+    for _ in range(SETTLED):
         r, J = _residuals(span, design, shift, theta)
         theta = theta - (np.linalg.pinv(J) @ r[..., None])[..., 0]
     return np.asarray(theta)
 
 
-def distinct(ends: Ends, most: float, tuning: SoftGateTuning) -> Array:
+def distinct(ends: Ends, most: float) -> Array:
     """Return the different θ whose columns are in the span, up to ``most``, the nearest first."""
     found: list[Array] = []
     for k in np.argsort(ends.missed):
         if not ends.missed[k] <= most:
             break
-        if all(np.linalg.norm(ends.theta[k] - one) > tuning.apart for one in found):
+        if all(np.linalg.norm(ends.theta[k] - one) > APART for one in found):
             found.append(ends.theta[k])
     return np.array(found).reshape(-1, ends.theta.shape[1])
 

@@ -8,7 +8,6 @@ for either.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 import scipy
@@ -19,34 +18,31 @@ OF_HEADS = ("W", "w", "v", "M")
 """Parameters of single heads."""
 
 
-@dataclass(frozen=True, slots=True)
-class CloseHeads:
-    """When heads are close, and what is said of them then."""
+# Bounds hold for no head where they are above this share of the smallest distance between the [W w]
+# of two heads: how answers depend on two heads is not linear over that. Larger: of 120 pairs of
+# heads 1 % apart behind float32, some bounds were broken by up to a fifth.
+CLOSE = 0.5
 
-    share: float = 0.5
-    """Bounds hold for no head where they are above this share of the smallest distance between two
-    heads' [W w]: how answers depend on two heads is not linear over that. Larger: of 120 pairs of
-    heads 1 % apart behind float32, some bounds were broken by up to a fifth."""
 
-    def bounds(
-        self, errors: Mapping[str, float], apart: float
-    ) -> tuple[dict[str, float], tuple[str, ...]]:
-        """Return bounds on the errors of heads that are ``apart``, and what they assume.
+def bounds_of_close(
+    errors: Mapping[str, float], apart: float
+) -> tuple[dict[str, float], tuple[str, ...]]:
+    """Return bounds on the errors of heads that are ``apart``, and what they assume.
 
-        Examples
-        --------
-        >>> CloseHeads().bounds({"W": 1e-3, "v": 1e-9, "c": 0.0}, 1.0)
-        ({'W': 0.001, 'v': 1e-09, 'c': 0.0}, ())
-        >>> CloseHeads().bounds({"W": 1e-3, "v": 1e-9, "c": 0.0}, 1e-3)[0]
-        {'W': inf, 'v': inf, 'c': 0.0}
-        """
-        if np.hypot(errors["W"], errors.get("w", 0.0)) <= self.share * apart:
-            return dict(errors), ()
-        open_ones = {name: np.inf for name in OF_HEADS if name in errors}
-        return {**errors, **open_ones}, (
-            f"Two heads differ by {apart:.1e} in W, about as much as the answers leave "
-            "undetermined: no first-order bound holds for heads so close. They may be one head.",
-        )
+    Examples
+    --------
+    >>> bounds_of_close({"W": 1e-3, "v": 1e-9, "c": 0.0}, 1.0)
+    ({'W': 0.001, 'v': 1e-09, 'c': 0.0}, ())
+    >>> bounds_of_close({"W": 1e-3, "v": 1e-9, "c": 0.0}, 1e-3)[0]
+    {'W': inf, 'v': inf, 'c': 0.0}
+    """
+    if np.hypot(errors["W"], errors.get("w", 0.0)) <= CLOSE * apart:
+        return dict(errors), ()
+    open_ones = {name: np.inf for name in OF_HEADS if name in errors}
+    return {**errors, **open_ones}, (
+        f"Two heads differ by {apart:.1e} in W, about as much as the answers leave "
+        "undetermined: no first-order bound holds for heads so close. They may be one head.",
+    )
 
 
 def nearest(scores: Array) -> float:

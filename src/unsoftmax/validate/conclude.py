@@ -36,6 +36,7 @@ from unsoftmax.validate.judge import (
     more_than_usual,
 )
 from unsoftmax.validate.long_sequences import (
+    FAR,
     Ball,
     LongSequenceTuning,
     LongTokens,
@@ -57,14 +58,6 @@ SHORT = (
     SequenceShape(5, 1.0),
 )
 """Short sequences, in turn: few tokens show one logit at a time, many how logits compete."""
-FAR = (
-    SequenceShape(512, 2.0),
-    SequenceShape(64, 6.0),
-    SequenceShape(512, 0.5),
-    SequenceShape(200, 2.0),
-    SequenceShape(1, 2.0),
-)
-"""Long sequences where scores depend on distance, the most telling first."""
 LONG = LongSequenceTuning()
 WITH_EPS = 8
 """A hold-out of so many sequences has a token at which the eps of a norm behind counts."""
@@ -99,7 +92,7 @@ class LayerSequences:
         left = count - len(own)
         if self.by_distance:
             shapes = [FAR[n % len(FAR)] for n in range((left + 1) // 2)]
-            most = max(LONG.together, LONG.most_numbers // self.model.dim)
+            most = LONG.most(self.model.dim)
             long = [self._drawn(one._replace(tokens=min(one.tokens, most))) for one in shapes]
         else:
             drawn = draw_long(self.model, left, self.rng, self._at, LONG)

@@ -22,7 +22,7 @@ from unsoftmax.models.layer_norm import LayerNorm
 from unsoftmax.models.products import Product
 from unsoftmax.models.rotary_layer import RotaryLayer
 from unsoftmax.probes import Array
-from unsoftmax.validate.close_heads import CloseHeads, nearest
+from unsoftmax.validate.close_heads import bounds_of_close, nearest
 from unsoftmax.validate.head_comparison import mean_shift
 from unsoftmax.validate.judge import Residuals
 
@@ -133,7 +133,7 @@ class DrawnModels(Generic[L]):
         """Return bounds of heads that may be close to each other, and what they assume."""
         x = np.random.default_rng(0).standard_normal((32, self.model.dim))
         rows = self.model.vectors(x).swapaxes(0, 1).reshape(self.model.H, -1) / np.sqrt(len(x))
-        return CloseHeads().bounds(errors, nearest(rows))
+        return bounds_of_close(errors, nearest(rows))
 
     # -- predictions
 

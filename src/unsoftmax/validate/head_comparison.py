@@ -13,7 +13,7 @@ Two bounds on what moved scores do, for two kinds of learners:
 
 - `to_first_order`: Σ α_i |y_i − f|·m_i, for certificates so small that scores hardly move. A
   sequence whose scores may move further is not telling. Random directions meet a ‖ΔW‖_F in a
-  small share of its size only (`JudgeTuning.alignment`).
+  small share of its size only (`ALIGNMENT`).
 - `for_any_error`: for bounds that are rigorous and not small, whatever the direction. Scores
   that move by at most m move the answer by at most (e^m − 1)·e^m·Σ α_i |y_i − f|, and never by
   more than max_i |y_i − f| (`unsoftmax.models.attention.largest_mean_shift`).
@@ -109,19 +109,15 @@ def sum_rounding(weights: Array, values: Array, unit: float) -> Array:
     return np.asarray(2 * unit * further * np.sum(weights * np.abs(values), axis=-1))
 
 
-@dataclass(frozen=True, slots=True)
-class JudgeTuning:
-    """Knobs of judging a head to first order in the errors of its scores."""
-
-    alignment: float = 2.0
-    """Random directions meet ‖ΔW‖_F in about 1/d of its size, one random direction in 1/√d; a
-    residual may be this many times that. Smaller: right heads are refused by chance; larger:
-    wrong ones pass. Certificates are loose enough for the rest: residuals of heads of 5 and more
-    dimensions (2,000 measured) stayed below a fifth of what 8 times would allow."""
-    most_moved: float = 0.01
-    """A sequence whose scores the certificate lets move by more than this is left out, and no
-    score is counted as moving further. Larger: tolerances of such sequences pass any model;
-    smaller: fewer sequences count."""
+# Random directions meet ‖ΔW‖_F in about 1/d of its size, one random direction in 1/√d; a residual
+# may be this many times that. Smaller: right heads are refused by chance; larger: wrong ones pass.
+# Certificates are loose enough for the rest: residuals of heads of 5 and more dimensions (2,000
+# measured) stayed below a fifth of what 8 times would allow.
+ALIGNMENT = 2.0
+# A sequence whose scores the certificate lets move by more than this is left out, and no score is
+# counted as moving further. Larger: tolerances of such sequences pass any model; smaller: fewer
+# sequences count.
+MOST_MOVED = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,22 +205,21 @@ def to_first_order(
     y: Array,
     values: Values,
     errors: Mapping[str, float],
-    tuning: JudgeTuning,
     positions: PositionErrors | None = None,
 ) -> Residuals:
     """Compare answers with a head whose certificate leaves scores nearly as they are.
 
     ``errors`` holds the certificate's bounds on W and w, ``positions`` those on W at all distances
     where it has positions. Without finite ones every sequence is telling, and the head must be
-    right to ``most_moved`` all the same.
+    right to `MOST_MOVED` all the same.
     """
     d, unit = int(at.X.shape[2]), values.precision.unit
     W_error, w_error = (min(errors.get(name, 0.0), UNBOUNDED) for name in "Ww")
     bounded = max(W_error, w_error) < UNBOUNDED
     dense = np.count_nonzero(at.X[:, -1], axis=1) > 1
-    met = np.minimum(1.0, tuning.alignment / np.where(dense, d, np.sqrt(d)))
+    met = np.minimum(1.0, ALIGNMENT / np.where(dense, d, np.sqrt(d)))
     if positions is None:
-        met_w = min(1.0, tuning.alignment / np.sqrt(d))
+        met_w = min(1.0, ALIGNMENT / np.sqrt(d))
         moved = at.score_moves(unit, met * W_error, met_w * w_error)
     else:
         moved = at.score_moves_at(unit, positions, met)
@@ -235,9 +230,9 @@ def to_first_order(
     return Residuals.of(
         y - at.predicted,
         own=own + sum_rounding(at.weights, tokens, unit),
-        allowed=mean_shift(at.weights, deviations, np.minimum(moved, tuning.most_moved)),
+        allowed=mean_shift(at.weights, deviations, np.minimum(moved, MOST_MOVED)),
         size=size,
-        telling=np.max(moved, axis=1) <= tuning.most_moved if bounded else True,
+        telling=np.max(moved, axis=1) <= MOST_MOVED if bounded else True,
     )
 
 

@@ -47,6 +47,17 @@ class SequenceShape(NamedTuple):
     kind: Literal["fresh", "repeats", "near", "permuted"] = "fresh"
 
 
+FAR = (
+    SequenceShape(512, 2.0),
+    SequenceShape(64, 6.0),
+    SequenceShape(512, 0.5),
+    SequenceShape(200, 2.0),
+    SequenceShape(1, 2.0),
+)
+"""Long sequences where scores depend on distance, the most telling first: frequencies that change,
+and windows, show beyond their length alone."""
+
+
 @dataclass(frozen=True, slots=True)
 class LongSequenceTuning:
     """Knobs of long sequences."""
@@ -90,9 +101,12 @@ class LongSequenceTuning:
 
     def of(self, count: int, dim: int) -> list[SequenceShape]:
         """Return what an end of ``count`` queries asks of a target of ``dim`` dimensions."""
-        most = max(self.together, self.most_numbers // dim)
         asked = self.shapes[: count // self.share if count >= self.least else 0]
-        return [shape._replace(tokens=min(shape.tokens, most)) for shape in asked]
+        return [shape._replace(tokens=min(shape.tokens, self.most(dim))) for shape in asked]
+
+    def most(self, dim: int) -> int:
+        """Return how many tokens a sequence may have."""
+        return max(self.together, self.most_numbers // dim)
 
     def rounds(self, families: Iterable[Probes]) -> list[Round]:
         """Divide families into the rounds in which they are asked, shorter ones first."""
@@ -106,8 +120,7 @@ class LongSequenceTuning:
 
         ``beside`` are the lengths of its other sequences; opening ones have three tokens.
         """
-        most = max(self.together, self.most_numbers // dim)
-        return max([3, *beside, *(min(shape.tokens, most) for shape in self.shapes)])
+        return max([3, *beside, *(min(shape.tokens, self.most(dim)) for shape in self.shapes)])
 
     @property
     def most_rounds(self) -> int:

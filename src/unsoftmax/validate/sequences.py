@@ -30,7 +30,13 @@ from unsoftmax.probes import Array, Purpose, Round, Sequences
 from unsoftmax.protocol import Certificate
 from unsoftmax.refusals import Reason
 from unsoftmax.validate.head_comparison import UNBOUNDED, score_shift
-from unsoftmax.validate.long_sequences import LongSequenceTuning, LongTokens, draw_long
+from unsoftmax.validate.long_sequences import (
+    FAR,
+    LongSequenceTuning,
+    LongTokens,
+    SequenceShape,
+    draw_long,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +50,7 @@ class HoldoutTuning:
     """Root mean squares of closing logits, in turn: nearly linear, typical, nearly hard."""
     open_by: float = 0.01
     """Where possible, sizes are chosen at which the certificate leaves logits open by no more
-    than this: beyond, a residual says little (`JudgeTuning.most_moved`)."""
+    than this: beyond, a residual says little (`head_comparison.MOST_MOVED`)."""
     gain: float = 1.0
     """Offsets are so many times as long as the logits ask for, query tokens as much shorter:
     logits without a bias stay, answers grow beside their noise."""
@@ -52,39 +58,23 @@ class HoldoutTuning:
     """The long sequences."""
 
 
-@dataclass(frozen=True, slots=True)
-class DistanceTuning:
-    """Knobs of the sequences that heads with positions are asked."""
-
-    short: tuple[tuple[int, float], ...] = ((2, 0.5), (3, 2.0), (7, 6.0), (20, 2.0), (33, 0.5))
-    """Tokens and root mean square of the logits of every other sequence, in turn."""
-    long: tuple[tuple[int, float], ...] = ((512, 2.0), (64, 6.0), (512, 0.5), (200, 2.0), (1, 2.0))
-    """The same of the others, the most telling first: frequencies that change, and windows,
-    show beyond their length alone."""
-    together: int = 64
-    """Families of up to so many tokens are asked in one round, each longer one in its own."""
-    most_numbers: int = 2**18
-    """Entries of one sequence: from 513 dimensions on long sequences have fewer tokens."""
-    powers: int = 60
-    """Lengths of tokens are tried from 2 to minus so many, to 2 to so many."""
-
-    def most_tokens(self, dim: int) -> int:
-        """Return the length of the longest sequence."""
-        most = max(self.together, self.most_numbers // dim)
-        return max(3, *(min(n, most) for n, _ in (*self.short, *self.long)))
-
-
-@dataclass(frozen=True, slots=True)
-class DriftTuning:
-    """When answers that changed count as drifting."""
-
-    least: int = 4
-    """Fewer repeated questions tell nothing."""
-    alike: float = 50.0
-    """They have moved alike where their mean move is so many times its standard deviation: with
-    noise that is so by chance with a probability of 2e-6 (four answers; eight: 2e-13). A drift of
-    δ a query moves all by the same multiple of δ, but for rounding: it is seen from 100 roundoffs
-    between the two askings on."""
+# Every other sequence of heads with positions, in turn; the others are those of `FAR`.
+NEAR = (
+    SequenceShape(2, 0.5),
+    SequenceShape(3, 2.0),
+    SequenceShape(7, 6.0),
+    SequenceShape(20, 2.0),
+    SequenceShape(33, 0.5),
+)
+# Lengths of their tokens are tried from 2 to minus so many, to 2 to so many.
+POWERS = 60
+# Fewer repeated questions tell no drift.
+LEAST_REPEATS = 4
+# Answers have moved alike where their mean move is so many times its standard deviation: with noise
+# that is so by chance with a probability of 2e-6 (four answers; eight: 2e-13). A drift of δ a query
+# moves all by the same multiple of δ, but for rounding: it is seen from 100 roundoffs between the
+# two askings on.
+ALIKE = 50.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +124,7 @@ def noise_of(first: Array, second: Array) -> float:
     return float(np.sqrt(np.mean((first - second) ** 2) / 2)) if len(first) else 0.0
 
 
-def refuse_drift(first: Array, second: Array, tuning: DriftTuning) -> None:
+def refuse_drift(first: Array, second: Array) -> None:
     """Refuse answers that have all moved alike between two askings.
 
     Noise moves every answer otherwise; a drift moves all by the same share, or all by the same.
@@ -147,12 +137,12 @@ def refuse_drift(first: Array, second: Array, tuning: DriftTuning) -> None:
     ModelMismatch
         They have.
     """
-    if len(first) < tuning.least or not np.all(first):
+    if len(first) < LEAST_REPEATS or not np.all(first):
         return
     moved = second - first
     for alike in (moved / first, moved):
         mean, deviation = float(np.mean(alike)), float(np.std(alike, ddof=1))
-        if abs(mean) > tuning.alike * deviation:
+        if abs(mean) > ALIKE * deviation:
             raise Reason.ANSWERS_DRIFT.error(share=np.max(np.abs(moved / first)))
 
 
@@ -293,7 +283,6 @@ def at_distances(
     model: RotaryHead | RotaryHeads,
     count: int,
     rng: np.random.Generator,
-    tuning: DistanceTuning,
     tells: Callable[[Array], bool],
 ) -> tuple[list[Sequences], list[Round]]:
     """Draw ``count`` sequences for heads with positions: short ones, and rounds of longer ones.
@@ -304,26 +293,26 @@ def at_distances(
     (N, d) nearly alike.
     """
     dim, heads = model.dim, model.heads if isinstance(model, RotaryHeads) else [model]
-    most = max(tuning.together, tuning.most_numbers // dim)
+    long = LongSequenceTuning()
 
     def ordinary(n: int) -> Array:
-        shapes = tuning.long if n % 2 == 0 else tuning.short
-        tokens, wanted = shapes[n // 2 % len(shapes)]
-        X = rng.standard_normal((min(tokens, most), dim)) / np.sqrt(dim)
+        shapes = FAR if n % 2 == 0 else NEAR
+        shape = shapes[n // 2 % len(shapes)]
+        X = rng.standard_normal((min(shape.tokens, long.most(dim)), dim)) / np.sqrt(dim)
         if heads:
             # each head meets each shape
             head = heads[(n // 2 + n // (2 * len(shapes))) % len(heads)]
             if head.scores.norm and len(X) > 1:
-                s = np.exp2(np.arange(-tuning.powers, tuning.powers + 1.0))
+                s = np.exp2(np.arange(-POWERS, POWERS + 1.0))
                 logits = logit_sizes(head, X[:-1] - X[-1], X[-1], s, s)
                 # of all tokens: the last one's logit is 0
-                X *= s[_nearest(logits * np.sqrt(1 - 1 / len(X)), wanted)]
+                X *= s[_nearest(logits * np.sqrt(1 - 1 / len(X)), shape.logits)]
         return np.asarray(X.astype(np.float32), dtype=np.float64)
 
     drawn = LongTokens(model, tells).among(count, rng, ordinary)
     families = sorted(by_length(drawn, "hold-out, closing"), key=lambda part: part.tokens)
-    near = [part for part in families if part.tokens <= tuning.together]
-    return near, [[part] for part in families if part.tokens > tuning.together]
+    near = [part for part in families if part.tokens <= long.together]
+    return near, [[part] for part in families if part.tokens > long.together]
 
 
 def _checked(phase: str, X: Array, radius: float) -> Sequences:

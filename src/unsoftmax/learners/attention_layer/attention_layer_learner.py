@@ -81,7 +81,7 @@ from unsoftmax.validate.long_sequences import Ball
 _KEY_ROUNDS = 14 * (1 + limits.AGAIN)
 
 
-def layer_plan(dim: int, heads: int, rank: int | None, place: str | None, attempts: int) -> Plan:
+def layer_plan(dim: int, heads: int, rank: int | None, place: str | None) -> Plan:
     """Say what a layer of so many heads costs at most; what it takes is known only with them.
 
     Parameters
@@ -92,13 +92,11 @@ def layer_plan(dim: int, heads: int, rank: int | None, place: str | None, attemp
         Of every M_h.
     place : {"none", "post", "pre", "rotary"}, optional
         Where a norm stands, or that there are positions; None if that is found.
-    attempts : int
-        Searches of a layer without a norm.
     """
     d, H, r = dim, heads, max(1, dim // heads) if rank is None else rank
     most_tokens = max(d + 1, LONG.most_tokens(d, *(shape.tokens for shape in SHORT)))
     if place == "rotary":
-        cost, longest = _with_positions(d, H, attempts)
+        cost, longest = _with_positions(d, H)
         queries = counts.rotary_layer_queries(d, H, H, r)
         biased = counts.rotary_layer_queries(d, H, H, r, biases=True)
         formula = (
@@ -122,7 +120,7 @@ def layer_plan(dim: int, heads: int, rank: int | None, place: str | None, attemp
             f"{counts.prenorm_layer_queries(d, H, r):,} for {H} of rank {r}"
         )
     else:
-        plain, behind = _plain(d, H, attempts), _behind(d, H)
+        plain, behind = _plain(d, H), _behind(d, H)
         cost = plain | behind
         queries = counts.attention_layer_queries(d, H, r)
         formula = (
@@ -151,25 +149,26 @@ def _rounds(attempts: int) -> int:
     return 1 + attempts * every + 1 + LONG.most_rounds
 
 
-def _plain(d: int, H: int, attempts: int) -> Cost:
+def _plain(d: int, H: int) -> Cost:
     """Bound a layer without a norm, or after one that is found, or searched by copies."""
     scores = (2 + limits.AGAIN) * d * (d + 1)
     search = _search(d, H, PLAIN) + H * d + scores + unseen_cost(H)
     # by copies with a residual and without
     soft = 2 * _after(d, H)
+    attempts = limits.ATTEMPTS
     queries = d + 8 + attempts * search
     most = max(queries + soft.queries, _behind(d, H).queries)
     return Cost(queries, 2 * most + attempts * scores, _rounds(attempts)) + soft
 
 
-def _with_positions(d: int, H: int, attempts: int) -> tuple[Cost, int]:
+def _with_positions(d: int, H: int) -> tuple[Cost, int]:
     """Bound a layer with positions; return the tokens of its longest sequence as well."""
     keys = (1 + limits.AGAIN) * 4 * d * (d + 1)
-    # as many searches again, for biases
+    attempts = 2 * limits.ATTEMPTS  # as many searches again, for biases
     search = Cost.of(_search(d, H, POSITIONED), tokens=2)
     longest = max(limits.LONGEST, limits.LONGEST_COARSE) + d + 1
-    singles = Cost.of(d + 8, tokens=2, rounds=_rounds(2 * attempts) + LONG.most_rounds)
-    return singles + 2 * attempts * (search + Cost.of(keys, tokens=2 + longest)), longest
+    singles = Cost.of(d + 8, tokens=2, rounds=_rounds(attempts) + LONG.most_rounds)
+    return singles + attempts * (search + Cost.of(keys, tokens=2 + longest)), longest
 
 
 def _behind(d: int, H: int) -> Cost:
@@ -238,15 +237,6 @@ _FRESH = 0.9995
 _LEAST_MOST = 1e-5
 
 
-@dataclass(frozen=True, slots=True)
-class AttentionLayerTuning:
-    """Knobs of `AttentionLayerLearner`."""
-
-    attempts: int = field(default=2, metadata={"least": 1})
-    """Searches, along other tokens, before a target is refused. Of layers of two heads of rank 1
-    in 4 dimensions one in 60 is missed by the first."""
-
-
 # What `search_limits` calls the values of ``polish``.
 _PROFILES: Mapping[bool | str | None, str] = {
     None: "auto",
@@ -300,9 +290,6 @@ class AttentionLayerLearner(Configured):
     context : int
         With a table, the most ids of a sequence that the target takes, 4 or more. Counts of tokens
         tell heads apart: with more heads a longer context helps.
-    tuning : AttentionLayerTuning
-        Knobs of the algorithm, each with its reason in the source. To change some:
-        ``dataclasses.replace(learner.tuning, …)``, given to a new learner.
 
     Raises
     ------
@@ -356,7 +343,6 @@ class AttentionLayerLearner(Configured):
     rotary_base: float | None = field(default=None, kw_only=True)
     table: Any = field(default=None, kw_only=True)
     context: int = field(default=512, kw_only=True)
-    tuning: AttentionLayerTuning = field(default=AttentionLayerTuning(), kw_only=True)
 
     revision: ClassVar[int] = 10
     outputs: ClassVar[Outputs] = "vector"
@@ -419,7 +405,7 @@ class AttentionLayerLearner(Configured):
             return self._of_ids().plan()
         place = self.norm if self._given() is None else "rotary"
         rank = None if self.rank is None else int(self.rank)
-        return layer_plan(int(self.dim), int(self.max_heads), rank, place, self.tuning.attempts)
+        return layer_plan(int(self.dim), int(self.max_heads), rank, place)
 
     def steps(self, checks: int) -> Steps[Any]:
         """Ask, and return what was found; see `unsoftmax.protocol.Learner`."""
@@ -429,13 +415,13 @@ class AttentionLayerLearner(Configured):
 
     def _steps(self, checks: int) -> Steps[Any]:
         d, rng = int(self.dim), np.random.default_rng(self.seed)
-        wanted, attempts = self._wanted, self.tuning.attempts
+        wanted = self._wanted
         kept: Recorded = []
         if self.table is not None:
             return (yield from self._of_ids().steps(checks))
         if wanted.given is not None:
             tokens = yield from self._tokens(rng)
-            every = search_with_positions(tokens, wanted, rng, attempts)
+            every = search_with_positions(tokens, wanted, rng)
             conclusion = yield from recorded(every, kept)
             return (yield from conclusion.run(checks, recorded=kept))
         found = yield from find_norm(d, self.seed, self.norm)
@@ -448,7 +434,7 @@ class AttentionLayerLearner(Configured):
                 return (yield from steps_behind(d, wanted, rng, checks))
             tokens = yield from self._tokens(rng)
             try:
-                every = tried(attempts, lambda last: self._searched(tokens, rng))
+                every = tried(limits.ATTEMPTS, lambda last: self._searched(tokens, rng))
                 conclusion = yield from recorded(every, kept)
             except HeadsAlike as refusal:
                 conclusion = yield from recorded(self._softly(tokens, rng, refusal), kept)

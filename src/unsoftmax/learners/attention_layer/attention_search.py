@@ -468,7 +468,7 @@ def steps_behind(
 
 
 def search_with_positions(
-    tokens: TokenMapAnswers, wanted: Wanted, rng: np.random.Generator, attempts: int
+    tokens: TokenMapAnswers, wanted: Wanted, rng: np.random.Generator
 ) -> Asking[Concluded]:
     """Recover a layer with positions: without biases of keys and queries, then with them."""
     noise, whole = tokens.noise().relative, LayerMap.of(tokens)
@@ -479,7 +479,7 @@ def search_with_positions(
 
     def searched(pilots: Pilots, last: bool) -> Asking[Concluded]:
         # ranges of trained heads may be too nearly dependent for fewer directions
-        dense = effort.whole or (last and attempts > 1 and coarse)
+        dense = effort.whole or (last and coarse)
         read = read_layer(tokens, wanted, effort._replace(whole=dense), rng, pilots)
         if not pilots.mirrored:
             read = with_long_offsets(read, whole)
@@ -488,7 +488,7 @@ def search_with_positions(
         return conclusion
 
     try:
-        return (yield from tried(attempts, partial(searched, pilots), REFUSALS))
+        return (yield from tried(limits.ATTEMPTS, partial(searched, pilots), REFUSALS))
     except REFUSALS as refused:
         still = isinstance(refused, HeadsStill)
         if coarse:
@@ -496,7 +496,7 @@ def search_with_positions(
                 raise
             raise _naming_biases(refused, _TOO_COARSE) from refused
         try:
-            return (yield from tried(attempts, partial(searched, limits.BIASED), REFUSALS))
+            return (yield from tried(limits.ATTEMPTS, partial(searched, limits.BIASED), REFUSALS))
         except REFUSALS as again:
             if "frequencies" in getattr(again, "determined", {}):
                 raise  # they are not the given ones: biases have been read

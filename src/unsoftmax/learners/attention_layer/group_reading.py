@@ -127,7 +127,7 @@ class GroupReading(KeyAsking):
         """Ask all parts."""
         d, n = self.layer.M.shape[1], self.keys
         aims = KeyAims(self._frames(), [np.eye(d)])
-        units = chosen_keys(aims, -(-(d + 2 * self.lift) // n), n, self.rng, limits.KEYS)
+        units = chosen_keys(aims, -(-(d + 2 * self.lift) // n), n, self.rng)
         directions = self._directions(d)
         reading, lengths, answers = yield from self._begun(units, directions)
         between = reading._shift(answers)
@@ -320,7 +320,7 @@ class GroupReading(KeyAsking):
         n, r = self.keys, answers.rank
         found, rotary = answers.keys(seen)
         aims = [_turned_back(one.K, rotary, n)[:, :, :r] for one in found]
-        return chosen_keys(KeyAims(self._frames(), aims), -(-r // n), n, self.rng, limits.KEYS)
+        return chosen_keys(KeyAims(self._frames(), aims), -(-r // n), n, self.rng)
 
 
 def _turned_back(K: Array, rotary: Rotary, n: int) -> Array:

@@ -58,7 +58,7 @@ from unsoftmax.models.arrays import TINY
 from unsoftmax.probes import Array, Indices, Purpose, Round, Sequences
 from unsoftmax.protocol import Answers
 from unsoftmax.refusals import Reason
-from unsoftmax.solve.gate_columns import GateColumnTuning, gate_columns
+from unsoftmax.solve.gate_columns import MOST, OFF_BY, gate_columns
 from unsoftmax.solve.least_distance import shortest_within
 from unsoftmax.theory.costs import Cost
 from unsoftmax.validate.drawn_models import Layer
@@ -126,7 +126,6 @@ _HALVINGS = 24
 # Root mean square of logits at which heads are counted that long tokens do not tell apart: σ(l)
 # and σ(2l) are then as different as they are anywhere.
 _UNSEEN_LOGITS = 2.0
-_COLUMNS = GateColumnTuning()
 
 
 class HeadsAlike(NotIdentifiable):
@@ -184,10 +183,10 @@ class HeadSearch:
                 continue
             if rank > self.most + 1:
                 raise Reason.MORE_HEADS.error(heads=f"{rank - 1} or more", most=self.most)
-            if rank > _COLUMNS.most:
+            if rank > MOST:
                 return (yield from self._on_half_circle(a, y, b, length))
             self._refuse_uniform(span, self.layer.M @ a, self.layer.beyond(y, b), y)
-            columns = gate_columns(span, _COLUMNS)
+            columns = gate_columns(span)
             if columns.shape[1] == rank:
                 return self._named(a, b, y, columns[1:])
         whole, z = self.layer.M @ a, self.layer.beyond(y, b)
@@ -219,12 +218,12 @@ class HeadSearch:
         half = np.full(len(span), 1 / 2)
         half[0] = 1.0
         half /= np.linalg.norm(half)
-        if np.linalg.norm(half - span @ (span.T @ half)) <= _COLUMNS.off_by:
+        if np.linalg.norm(half - span @ (span.T @ half)) <= OFF_BY:
             known = {"c": self.layer.c, "M": self.layer.M}
             if self._rank(z - z[0], y):
                 raise Reason.TOKENS_WEIGHED_ALIKE.error(known, kind=HeadsAlike)
             missed = np.linalg.norm(z[0] - whole / 2)
-            if missed <= _COLUMNS.off_by * np.linalg.norm(whole):
+            if missed <= OFF_BY * np.linalg.norm(whole):
                 raise Reason.TOKENS_WEIGHED_ALIKE.error(known, kind=HeadsStill)
             raise Reason.QUERY_TOKEN_DOES_NOT_COUNT.error(
                 known, kind=HeadsStill, tokens=len(z), missed=missed / np.linalg.norm(whole)

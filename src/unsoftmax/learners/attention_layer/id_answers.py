@@ -234,15 +234,8 @@ class IdKeys(KeyAnswers):
 
     def joined(self, more: IdKeys) -> IdKeys:
         """Put answers of the same keys beside other query tokens behind these."""
-        return replace(
-            self,
-            tokens=np.vstack([self.tokens, more.tokens]),
-            token_ids=np.append(self.token_ids, more.token_ids),
-            block=np.append(self.block, more.block),
-            token=np.append(self.token, more.token + len(self.tokens)),
-            scale=np.append(self.scale, more.scale),
-            y=np.vstack([self.y, more.y]),
-        )
+        ids = np.append(self.token_ids, more.token_ids)
+        return replace(super(IdKeys, self).joined(more), token_ids=ids)
 
     def read(self, layer: LayerMap, values: HeadMaps) -> ReadScores:
         """Return scores (y_t − y_j)·(W_h y_j + w_h), up to errors that all of a query share."""

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Self
 
 import numpy as np
 
@@ -215,6 +216,17 @@ class KeyAnswers:
                 logits = (logits + np.log1p(self.between)) / self.scale[asked, None, None]
             scores[self.token[asked], :, self.block[asked]] = logits
         return scores.reshape(len(self.tokens), len(values.U), blocks * n)
+
+    def joined(self, more: Self) -> Self:
+        """Put answers of the same keys beside other query tokens behind these."""
+        return replace(
+            self,
+            tokens=np.vstack([self.tokens, more.tokens]),
+            block=np.append(self.block, more.block),
+            token=np.append(self.token, more.token + len(self.tokens)),
+            scale=np.append(self.scale, more.scale),
+            y=np.vstack([self.y, more.y]),
+        )
 
     def replaced(self, again: Indices, scale: Array, y: Array) -> KeyAnswers:
         """Return the answers with some of them asked again, at other scales."""

@@ -49,7 +49,7 @@ from unsoftmax.measure.precision import UNIT
 from unsoftmax.models.arrays import TINY
 from unsoftmax.probes import Array, Indices, Pairs, Sequences, Singles, UnitVectors
 from unsoftmax.refusals import Reason, RefusalError
-from unsoftmax.solve.gate_columns import GateColumnTuning, gate_columns
+from unsoftmax.solve.gate_columns import gate_columns
 
 # Length of tokens at which c and eps no longer change an answer: c is 2⁻⁵² of them. Longer:
 # squares leave float32's range.
@@ -318,7 +318,7 @@ _PLANE = 64
 # Largest coefficient in the plane: query tokens are exactly of it.
 _COEFFICIENT = 7
 # Gates from sums of them: 2^(H − 1) columns are tried for H heads.
-_COLUMNS = GateColumnTuning(most=18)
+_MOST_HEADS = 18
 # Singular values below so many times the noise are noise.
 _RANK = 30.0
 # A share of the residual below this is none.
@@ -368,10 +368,8 @@ class PatternAnswers:
         room = len(frame.M) - inside.shape[1]
         if room <= H:
             raise too_few(frame)
-        if min(_COLUMNS.most, len(known) - 2) < H:
-            raise Reason.TOO_MANY_HEADS_BEHIND.error(
-                heads=H, most=min(_COLUMNS.most, len(known) - 2)
-            )
+        if min(_MOST_HEADS, len(known) - 2) < H:
+            raise Reason.TOO_MANY_HEADS_BEHIND.error(heads=H, most=min(_MOST_HEADS, len(known) - 2))
         null = right[H:].T
         # an answer that no combination of others explains has a row of 0 there: its scale is free
         told = np.linalg.norm(null, axis=1) * np.linalg.norm(w, axis=1)
@@ -384,7 +382,7 @@ class PatternAnswers:
         sigma, rows = _with_total(frame, asked.a, sums, H)
         if gates is None:
             # those of the first row are all 1
-            gates = gate_columns(np.linalg.svd(rows, full_matrices=False)[0][:, :H], _COLUMNS)[1:]
+            gates = gate_columns(np.linalg.svd(rows, full_matrices=False)[0][:, :H])[1:]
             if gates.shape[1] > H:
                 found, plane = gates.shape[1], self.plane.shape[1]
                 counted = {"heads": H}

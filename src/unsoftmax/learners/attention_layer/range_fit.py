@@ -221,14 +221,19 @@ class RangeFit:
         self._given = layer, seen, keyed, noise
         self._cuts = np.cumsum(values.ranks)[:-1]
         self._U = np.concatenate(list(values.U), axis=1)
-        self._parts = [*self._gates(), *self._keys()]
+        self._parts = [self._singles(), *self._gates(), *self._keys()]
         self._pooled = [part.pooled(values.V) for part in self._parts]
-        m = len(layer.c)
-        assert isinstance(seen.single, AffineAnswers)
-        tokens = seen.single.tokens
-        self._singles = np.sqrt(m) * tokens.scale / noise.of(tokens.units)
 
     # -- the answers
+
+    def _singles(self) -> LinearAnswers:
+        """Return those to single tokens e_j, to which all heads give the weight 1."""
+        layer, seen, _, noise = self._given
+        assert isinstance(seen.single, AffineAnswers)
+        tokens, (d, heads) = seen.single.tokens, (layer.M.shape[1], len(self.values.U))
+        each = np.broadcast_to(np.eye(d)[:, None], (d, heads, d))
+        scale = tokens.scale * _scale(tokens.units, noise)
+        return LinearAnswers(np.eye(d), range(heads), each, layer.heads.T, scale)
 
     def _gates(self) -> Iterator[LinearAnswers]:
         """Return those of saturated gates."""
@@ -263,28 +268,22 @@ class RangeFit:
 
     @cached_property
     def residual(self) -> Array:  # noqa: D102
-        layer = self._given[0]
-        V = np.vstack(list(self.values.V))
-        singles = self._singles[:, None] * (layer.heads.T - V.T @ self._U.T)
         parts = zip(self._parts, self._pooled, strict=True)
         rows = [part.scaled(part.z - pooled @ self._U.T) for part, pooled in parts]
-        return np.concatenate([x.ravel() for x in (singles, *rows)])
+        return np.concatenate([x.ravel() for x in rows])
 
     def forward(self, x: Array) -> Array:  # noqa: D102
         dU, dV = self._changes(x)
-        V, split = np.vstack(list(self.values.V)), np.split(dV, self._cuts)
-        rows = [self._singles[:, None] * (V.T @ dU.T + dV.T @ self._U.T)]
-        for part, pooled in zip(self._parts, self._pooled, strict=True):
-            rows.append(part.scaled(pooled @ dU.T + part.pooled(split) @ self._U.T))
+        split, parts = np.split(dV, self._cuts), zip(self._parts, self._pooled, strict=True)
+        rows = [
+            part.scaled(pooled @ dU.T + part.pooled(split) @ self._U.T) for part, pooled in parts
+        ]
         return np.concatenate([x.ravel() for x in rows])
 
     def back(self, rows: Array) -> Array:  # noqa: D102
-        m = len(self._U)
-        each = np.split(rows.reshape(-1, m), np.cumsum([len(self._singles), *self._sizes])[:-1])
-        first = self._singles[:, None] * each[0]
-        of_U = first.T @ np.vstack(list(self.values.V)).T
-        of_V = self._U.T @ first.T
-        for part, pooled, y in zip(self._parts, self._pooled, each[1:], strict=True):
+        each = np.split(rows.reshape(-1, len(self._U)), np.cumsum(self._sizes)[:-1])
+        of_U, of_V = np.zeros_like(self._U), np.zeros((self._U.shape[1], len(self._among)))
+        for part, pooled, y in zip(self._parts, self._pooled, each, strict=True):
             scaled = part.scaled(y)
             of_U += scaled.T @ pooled
             of_V += np.vstack(part.back(np.split(scaled @ self._U, self._cuts, axis=1)))
@@ -338,7 +337,8 @@ class RangeFit:
 
     @cached_property
     def _among(self) -> Array:
-        gram = np.diag(self._singles**2)
+        d = self.values.V[0].shape[1]
+        gram = np.zeros((d, d))
         for part in self._parts:
             scaled = part.scale[:, None, None] * part.weights
             flat = scaled.reshape(-1, len(part.keys))

@@ -379,7 +379,7 @@ class ScoreReading(KeyAsking):
         d, n = self.layer.M.shape[1], self.keys
         blocks = -(-d // n)
         whole = KeyAims(self.values.frames(), [np.eye(d)])
-        units = chosen_keys(whole, blocks, n, self.rng, limits.KEYS)
+        units = chosen_keys(whole, blocks, n, self.rng)
         directions = self._directions(d)
         lengths = yield from self.piloted(units, directions[-d:])
         keys, tokens = self.tokens(units, directions, lengths)
@@ -392,7 +392,7 @@ class ScoreReading(KeyAsking):
             if asked == d + 1 or max(ranks) < asked:
                 break
             more = self.grid(keys, tokens[asked : 2 * asked])
-            first = _joined(first, (yield from self.asked(more, "column spaces")))
+            first = first.joined((yield from self.asked(more, "column spaces")))
         reading = self._closed(first)
         further = yield from reading._further(columns, ranks, directions, lengths)
         return ScoreAnswers(first, further, ranks)
@@ -415,7 +415,7 @@ class ScoreReading(KeyAsking):
         aims = KeyAims(self.values.frames(), [C_h for C_h in C if C_h.shape[1]])
         keys = np.zeros((0, n, d))
         if len(rest):
-            keys = chosen_keys(aims, blocks, n, self.rng, limits.KEYS)
+            keys = chosen_keys(aims, blocks, n, self.rng)
         grid = self.grid(*self.tokens(keys, rest, lengths))
         return (yield from self.asked(grid, "rows"))
 
@@ -453,18 +453,6 @@ def ranks_of(parts: Iterable[Array], errors: Iterable[Array], most: int) -> tupl
             noise = limits.OVER_SPARE * float(spare[0])
         ranks.append(int(np.count_nonzero(singular > noise)))
     return tuple(ranks)
-
-
-def _joined(first: KeyAnswers, more: KeyAnswers) -> KeyAnswers:
-    """Put answers of the same keys beside other query tokens behind the first."""
-    return KeyAnswers(
-        first.keys,
-        np.vstack([first.tokens, more.tokens]),
-        np.concatenate([first.block, more.block]),
-        np.concatenate([first.token, more.token + len(first.tokens)]),
-        np.concatenate([first.scale, more.scale]),
-        np.vstack([first.y, more.y]),
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -517,7 +505,7 @@ class DirectionScores(ScoreReading):
             plain = super(DirectionScores, self)._further(columns, ranks, directions, lengths)
             return (yield from plain)
         aims = KeyAims([*self.values.frames(), *(one.T for one in C if one.shape[1] >= n)], [])
-        units = chosen_keys(aims, blocks, n, self.rng, limits.KEYS)
+        units = chosen_keys(aims, blocks, n, self.rng)
         best, least = self._drawn(units, directions, columns.shape[2], extras, lengths), np.inf
         for _ in range(_TRIES):
             drawn = self._drawn(units, directions, columns.shape[2], extras, lengths)

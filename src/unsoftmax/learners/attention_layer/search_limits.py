@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from unsoftmax.solve.key_blocks import KeyBlockTuning
-
 
 class Effort(NamedTuple):
     """What a profile spends queries on."""
@@ -130,7 +128,6 @@ SATURATED = 2.0**20
 OFFSET_ROUNDS, FLIP_ROUNDS = 6, 3
 # Saturated queries that test the maps, and searches for maps, each with half the step.
 CHECKED, TRIES = 6, 3
-KEYS = KeyBlockTuning()
 # Answers with a weight below so many times the noise are asked again, so often, each time with keys
 # half as long.
 WEIGHT_NOISE, AGAIN = 200.0, 4
@@ -138,6 +135,10 @@ WEIGHT_NOISE, AGAIN = 200.0, 4
 # the target's own, of scores for example, are larger than those drawn. Those so many times the
 # largest spare one are none, whose singular values are within a factor of 2.
 SCORE_NOISE, OVER_SPARE = 10.0, 2.0
+
+# Searches, along other tokens, before a target is refused. Of layers of two heads of rank 1 in 4
+# dimensions one in 60 is missed by the first.
+ATTEMPTS = 2
 
 # -- behind a norm
 

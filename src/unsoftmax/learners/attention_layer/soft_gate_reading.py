@@ -7,8 +7,9 @@ themselves (`solve.soft_gates`); the M_h a follow by least squares, and those of
 U_h. As for saturated gates (`value_answers`), V_h = (U⁺)_h M, or all directions are asked.
 
 1. One offset a_1 beside K query tokens of a few coordinates, each with copies of its own: the rank
-   of the answers is H, and H gates lie in their span, or all is asked again
-   with shorter tokens: where logits are large, gates are hard and nearly all starts are lost.
+   of the answers is H, and H gates lie in their span. Where logits are large gates are hard, and
+   nearly all starts are lost: then one query token at each of 20 lengths shows at which weights
+   are moderate, and all is asked again there.
 2. Offsets a_j = a_1 + η‖a_1‖δ_j, each beside H + q + 3 query tokens. Each is solved by itself; its
    heads are those of a_1 whose M_h a and logits have nearly its directions: what a_1 has is a part.
 3. Where ranges are dependent, offsets in all directions are asked.
@@ -37,14 +38,17 @@ from unsoftmax.probes import Array, Copies, Flags, Purpose, Round, Sequences
 from unsoftmax.refusals import Reason
 from unsoftmax.solve.soft_gates import (
     Ends,
-    SoftGateTuning,
     columns_at,
     distinct,
     nearest_gates,
     settled,
 )
 
-GATES = SoftGateTuning()
+# Starts of a search for gates, and so many more for each head: nearly every one ends at a head
+# where logits are moderate. More: heads of small basins, in proportion to time.
+_STARTS, _STARTS_PER_HEAD = 128, 16
+# Standard deviation of the numbers of a start: gates are soft up to logits of 4 or so.
+_STARTS_SPREAD = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,8 +171,7 @@ class SoftGates:
             return HeadMaps.of_spans(ranges, self.layer())
         steps = self._steps()
         directions = steps / np.linalg.norm(steps, axis=1, keepdims=True)
-        maps = [np.linalg.lstsq(directions, span, rcond=None)[0].T for span in spans]
-        return HeadMaps.of_maps(maps, self.ranks)
+        return HeadMaps.of_directions(directions, spans, self.ranks)
 
 
 # Length of offsets, relative to the longest tokens; query tokens take the rest. A step ``spread``
@@ -327,15 +330,15 @@ class SoftGateReading:
         far = _SPREAD * float(np.sqrt(np.mean(near**2))) if len(near) else 0.0
         around = [near + far * drawn(near.shape) for _ in range(_NEAR_STARTS)]
         few = np.vstack([near, *around])
-        anywhere = GATES.starts + GATES.starts_per_head * heads
-        many = GATES.spread * drawn((anywhere, q))
+        anywhere = _STARTS + _STARTS_PER_HEAD * heads
+        many = _STARTS_SPREAD * drawn((anywhere, q))
         ends = np.zeros((0, q)), np.zeros(0)
         for starts in (few, many) if len(near) else (many,):
-            found = nearest_gates(span, answers.s, answers.shift, starts, GATES)
+            found = nearest_gates(span, answers.s, answers.shift, starts)
             joined = [np.concatenate(parts) for parts in zip(ends, found, strict=True)]
             ends = joined[0], joined[1]
             for most in allowed:
-                theta = distinct(Ends(*ends), most, GATES)
+                theta = distinct(Ends(*ends), most)
                 if len(theta) == heads and self._explained(answers, theta):
                     return theta
         return None

@@ -261,12 +261,12 @@ class HeadMaps:
         return cls(list(U), np.split(through, cuts), np.split(right[rank:].T, cuts))
 
     @classmethod
-    def of_maps(cls, M: Sequence[Array], ranks: Sequence[int]) -> HeadMaps:
-        """Take maps that were read in every direction."""
-        U = [
-            np.linalg.svd(M_h, full_matrices=False)[0][:, :r]
-            for M_h, r in zip(M, ranks, strict=True)
-        ]
+    def of_directions(cls, directions: Array, spans: Array, ranks: Sequence[int]) -> HeadMaps:
+        """Take M_h of unit vectors (J, d) in every direction, (H, J, m)."""
+        flat = spans.transpose(1, 0, 2).reshape(len(directions), -1)
+        maps = np.linalg.lstsq(directions, flat, rcond=None)[0].reshape(-1, *spans.shape[::2])
+        M = maps.transpose(1, 2, 0)
+        U = [leading(M_h.T, r) for M_h, r in zip(M, ranks, strict=True)]
         return cls(U, [U_h.T @ M_h for U_h, M_h in zip(U, M, strict=True)])
 
     @property
@@ -381,11 +381,7 @@ class ValueAnswers:
     def solved(self) -> HeadMaps:
         """Compute all M_h."""
         if self.whole:
-            seen = self.spans()
-            flat = seen.transpose(1, 0, 2).reshape(seen.shape[1], -1)
-            maps = np.linalg.lstsq(self.offsets.directions(), flat, rcond=None)[0]
-            apart = maps.reshape(-1, *seen.shape[::2]).transpose(1, 2, 0)
-            return HeadMaps.of_maps(list(apart), self.ranks)
+            return HeadMaps.of_directions(self.offsets.directions(), self.spans(), self.ranks)
         layer = self.layer()
         spans = list(self.spans()) if self.saturated is None else self.saturated.spans(layer)
         U = [leading(s, r) for s, r in zip(spans, self.ranks, strict=True)]

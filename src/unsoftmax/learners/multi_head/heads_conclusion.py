@@ -32,11 +32,12 @@ from unsoftmax.models import MultiHead, RotaryHeads, canonical
 from unsoftmax.probes import Array, Flags, Purpose, Round
 from unsoftmax.protocol import Certificate, Evidence, Found, Steps
 from unsoftmax.refusals import Reason
-from unsoftmax.validate.close_heads import CloseHeads, nearest
+from unsoftmax.validate.close_heads import bounds_of_close, nearest
 from unsoftmax.validate.drawn_models import SAFETY
 from unsoftmax.validate.head_comparison import (
+    ALIGNMENT,
+    MOST_MOVED,
     HeadAt,
-    JudgeTuning,
     PositionErrors,
     mean_shift,
     score_shift,
@@ -49,7 +50,7 @@ from unsoftmax.validate.long_sequences import (
     draw_long,
     looked_at,
 )
-from unsoftmax.validate.sequences import DistanceTuning, at_distances, by_length
+from unsoftmax.validate.sequences import at_distances, by_length
 
 # Tokens of the short sequences, in turn.
 LENGTHS = (3, 4, 5, 6)
@@ -58,7 +59,7 @@ LOGIT = 2.0
 # Sizes where no head has logits: what seems to have none at one size has some at another.
 SIZES = (1.0, 1e-1, 1e-2, 1e-3, 1e-4)
 # The long sequences of the hold-out, and those of heads with positions.
-LONG, FAR = LongSequenceTuning(), DistanceTuning()
+LONG = LongSequenceTuning()
 # The logits of other sequences than short ones are so many times larger, at most.
 STEEPER = max([LOGIT, *(shape.logits for shape in LONG.shapes)]) / LOGIT
 # Times that the model is moved at random by its errors, to see what those do to answers.
@@ -83,7 +84,6 @@ PILOTS = 96
 # δ: the bound is right with confidence 1 − δ.
 DELTA = 0.01
 # How the bounds on W(Δ) leave a sequence open.
-JUDGING = JudgeTuning()
 # A largest residual above this share of the answers is refused: such a target is no attention.
 WORST = 1e-3
 
@@ -222,7 +222,7 @@ class RecoveredHeads:
             name: SAFETY * self.times_off * error
             for name, error in {**self.largest, "c": c_error}.items()
         }
-        errors, close = CloseHeads().bounds(errors, heads_apart(self.model))
+        errors, close = bounds_of_close(errors, heads_apart(self.model))
         how = (
             f"Bounds are {SAFETY:.0f} times the first-order effect of that precision, with "
             "independent errors of answers; each is the largest over heads.",
@@ -260,11 +260,11 @@ class PositionedHeads:
 
     def telling(self, X: Array) -> Flags:
         """Tell at which sequences the bounds on W(Δ) leave scores nearly as they are."""
-        met = np.full(len(X), min(1.0, JUDGING.alignment / X.shape[2]))
+        met = np.full(len(X), min(1.0, ALIGNMENT / X.shape[2]))
         tells, unit = np.ones(len(X), dtype=bool), self.reduced.precision.unit
         for head, errors in zip(self.model.heads, self.errors, strict=True):
             moved = HeadAt.of(head, X).score_moves_at(unit, errors, met)
-            tells &= moved.max(axis=1) <= JUDGING.most_moved
+            tells &= moved.max(axis=1) <= MOST_MOVED
         return tells
 
     @property
@@ -296,7 +296,7 @@ class PositionedHeads:
             most = STEEPER * _most_missed(reduced) * _size(self.model, reduced, X)
             return bool(self.telling(X)[0] and np.all(away <= most))
 
-        return at_distances(self.model, count, rng, FAR, tells)
+        return at_distances(self.model, count, rng, tells)
 
     def refusal(self, judgement: Judgement, explained: bool) -> UnsoftmaxError:
         """Say why fresh answers contradict the heads, or confirm nothing."""

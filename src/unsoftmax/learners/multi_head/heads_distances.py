@@ -63,7 +63,7 @@ from unsoftmax.models.rotary_heads import RotaryHeads
 from unsoftmax.probes import Array, Parted, Probes, Round, Sequences, Singles, UnitVectors
 from unsoftmax.protocol import Answers
 from unsoftmax.refusals import Reason
-from unsoftmax.validate.close_heads import CloseHeads, nearest
+from unsoftmax.validate.close_heads import CLOSE, nearest
 from unsoftmax.validate.drawn_models import SAFETY
 from unsoftmax.validate.head_comparison import PositionErrors
 
@@ -288,7 +288,7 @@ class HeadDistances:
         others = tuple(RotaryHeads.of(each, d, c) for each in moved)
         apart = nearest(np.array([one.head.scores.whole(1).ravel() for one in heads]))
         far = max((float(one.near) for one in errors), default=0.0)
-        if far > CloseHeads().share * apart:
+        if far > CLOSE * apart:
             errors = tuple(PositionErrors(np.inf, np.inf, one.biases) for one in errors)
         still = (STILL,) if model.H and not np.any(model.frequencies) else ()
         farthest = FARTHEST_BOUNDED

@@ -37,7 +37,6 @@ import numpy as np
 from unsoftmax.learners.compose import Asking, as_planned
 from unsoftmax.learners.multi_head.distance_readings import TRIES
 from unsoftmax.learners.multi_head.heads_conclusion import (
-    FAR,
     LENGTHS,
     LONG,
     PILOTS,
@@ -407,10 +406,9 @@ class MultiHeadLearner(Configured):
             + pole_cost(H, d, self.biases)
         )
         usual, formula = self._usual(r)
-        more = (FAR.most_tokens(d),) * turns
         return cost.plan(
             f"{formula}: {usual:,} for {H} of rank {r}",
-            LONG.most_tokens(d, *LENGTHS, *POLE_LENGTHS, *more),
+            LONG.most_tokens(d, *LENGTHS, *POLE_LENGTHS),
             FARTHEST if self.radius is None else float(self.radius),
             known=False,
         )

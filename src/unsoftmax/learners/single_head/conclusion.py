@@ -24,10 +24,16 @@ from unsoftmax.probes import Array, Round
 from unsoftmax.protocol import Certificate, Evidence, Found
 from unsoftmax.refusals import Reason
 from unsoftmax.validate import sequences
-from unsoftmax.validate.head_comparison import HeadAt, HeadBounds, JudgeTuning, to_first_order
+from unsoftmax.validate.head_comparison import (
+    ALIGNMENT,
+    MOST_MOVED,
+    HeadAt,
+    HeadBounds,
+    to_first_order,
+)
 from unsoftmax.validate.judge import Answered, Judgement, Residuals, fresh_answers, judge
 from unsoftmax.validate.long_sequences import looked_at
-from unsoftmax.validate.sequences import DistanceTuning, HoldoutTuning
+from unsoftmax.validate.sequences import HoldoutTuning
 
 # To explain the hold-out, float64 answers may be this many times as coarse as they look. A second
 # head that is 1e-5 of the first would take 10⁵ times and more.
@@ -48,7 +54,7 @@ NOTICED = 3.0
 # called passed.
 LEAST_TESTED = 8
 
-_HOLDOUT, JUDGE = HoldoutTuning(), JudgeTuning()
+_HOLDOUT = HoldoutTuning()
 
 UNTESTED = (
     "No fresh answer tests the scores: W and w are known so coarsely that no answer that depends "
@@ -143,12 +149,12 @@ def _drawn(
         def tells(X: Array) -> bool:
             positions = bounds.positions
             assert positions is not None
-            met = np.array([min(1.0, JUDGE.alignment / model.dim)])
+            met = np.array([min(1.0, ALIGNMENT / model.dim)])
             moved = HeadAt.of(model, X[None]).score_moves_at(unit, positions, met)
-            return bool(moved.max() <= JUDGE.most_moved)
+            return bool(moved.max() <= MOST_MOVED)
 
         unit = head.values.precision.unit
-        near, far = sequences.at_distances(model, count, rng, DistanceTuning(), tells)
+        near, far = sequences.at_distances(model, count, rng, tells)
         return [*near], far
     certificate = Certificate(bounds.errors, ())
     closing, long = sequences.closing(model, certificate, count, rng, tuning=holdout)
@@ -243,7 +249,7 @@ def _compared(
 ) -> list[Residuals]:
     """Compare answers with the head, one family after the other."""
     errors, positions = bounds.errors, bounds.positions
-    return [to_first_order(at, y, head.values, errors, JUDGE, positions) for at, y in seen]
+    return [to_first_order(at, y, head.values, errors, positions) for at, y in seen]
 
 
 def _refuse(head: RecoveredHead, judgement: Judgement, bounded: bool, otherwise: str) -> NoReturn:

@@ -82,7 +82,7 @@ from unsoftmax.protocol import Plan, Steps
 from unsoftmax.refusals import reworded
 from unsoftmax.theory import counts
 from unsoftmax.theory.costs import Cost
-from unsoftmax.validate.sequences import DistanceTuning, HoldoutTuning
+from unsoftmax.validate.sequences import HoldoutTuning
 
 # With a tolerance offsets are so many times as long as logits ask for, query tokens as much
 # shorter: logits stay, and additive noise matters so many times less.
@@ -224,7 +224,7 @@ class LowRankHead(Configured):
             spare = PILOTS * LENGTHS if biases else 2 * (r + 1)
             rounds, farther = 30, r * (r + biases)
             formula = "1 + d + 2dr + 3r" if biases else "d + 2dr"
-            most_tokens = DistanceTuning().most_tokens(d)
+            most_tokens = holdout.long.most_tokens(d)
         else:
             noisy = self.tolerance is not None
             queries = counts.low_rank_head(d, r, biases=biases) + d * r * noisy

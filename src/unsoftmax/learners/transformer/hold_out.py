@@ -40,7 +40,7 @@ from unsoftmax.validate.long_sequences import (
     looked_at,
     second_score,
 )
-from unsoftmax.validate.sequences import DriftTuning, by_length
+from unsoftmax.validate.sequences import by_length
 
 # One in so many queries of the hold-out goes to the network's learner, and as many to the first
 # sequences, which tell the precision of the answers; half as many repeat these.
@@ -117,7 +117,7 @@ def open_hold_out(
         [answers] = yield [opening]
     if repeats := part // 2:
         [repeated] = yield [holdout.repeated(opening, repeats)]
-        holdout.refuse_drift(answers[:repeats], repeated, DriftTuning())
+        holdout.refuse_drift(answers[:repeats], repeated)
     left = queries - 2 * part - len(repeated)
     return TransformerHoldOut(opening, answers, repeated, left, queries)
 
