@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,14 +14,12 @@ from unsoftmax.learners.multi_head.search_outcomes import (
     CoincidentJumps,
     Contradicted,
     Restarts,
-    RestartTuning,
     SearchState,
     UnsaturatedGates,
     searched,
 )
 from unsoftmax.measure.windows import NoWindow
 
-TUNING = RestartTuning()
 COARSE = Restarts(bad_luck=25)
 
 
@@ -67,7 +64,7 @@ def test_too_many_jumps_are_believed_when_seen_often_enough(soft, needed):
 
 def test_where_the_function_is_wanted_too_many_jumps_are_failures_like_others():
     restarts = Restarts(refuse_many=False)
-    for _ in TUNING.starts:
+    for _ in Restarts().starts:
         assert restarts.state is SearchState.SEARCHING
         restarts = restarts.after(TooManyBreakpoints, False)
     assert restarts.state is SearchState.EXHAUSTED
@@ -76,7 +73,7 @@ def test_where_the_function_is_wanted_too_many_jumps_are_failures_like_others():
 @pytest.mark.parametrize("refuse_many", [False, True])
 def test_every_sequence_of_endings_ends(refuse_many):
     """Any state within reach leads on to a counted one; the longest way is bad luck."""
-    todo, seen = [Restarts(replace(TUNING, most_unlucky=8), refuse_many)], set()
+    todo, seen = [Restarts(most_unlucky=8, refuse_many=refuse_many)], set()
     while todo:
         restarts = todo.pop()
         if restarts in seen:
@@ -91,7 +88,7 @@ def test_every_sequence_of_endings_ends(refuse_many):
     states = {restarts.state for restarts in seen}
     never = set() if refuse_many else {SearchState.TOO_MANY_HEADS}
     assert states == set(SearchState) - never - {SearchState.FOUND}
-    assert all(restarts.failures <= len(TUNING.starts) for restarts in seen)
+    assert all(restarts.failures <= len(Restarts().starts) for restarts in seen)
 
 
 def test_searches_end_with_what_one_of_them_finds():
@@ -110,7 +107,7 @@ def test_searches_end_with_what_one_of_them_finds():
     assert found == "heads"
     assert restarts.state is SearchState.FOUND
     assert counts(restarts) == (2, 3, 1)
-    assert starts == [TUNING.starts[n] for n in (0, 1, 1, 2)]
+    assert starts == [Restarts().starts[n] for n in (0, 1, 1, 2)]
 
 
 def test_searches_end_where_none_is_left():
