@@ -53,6 +53,7 @@ from unsoftmax.learners.multi_head_transformer.neurons_beyond_tokens import (
     cancelling_neurons,
     unseen_neuron,
 )
+from unsoftmax.learners.relu_network.network_search import flipped, with_linear
 from unsoftmax.learners.transformer.learned_network import LearnedNetwork
 from unsoftmax.models import MultiHead, MultiHeadTransformer
 from unsoftmax.probes import Array, Flags, Moved, Round
@@ -70,8 +71,6 @@ QUERY_SHARE = 0.4
 # Neurons count as turned where what they leave of ℓ is at most this share of the neurons' size:
 # errors of v are 1e-10.
 LEFT_OF_LINEAR = 1e-7
-# Neurons tell F if their singular values are above this share of the largest.
-DEPENDENT = 1e-8
 
 
 class DependentCells(Exception):
@@ -321,34 +320,12 @@ def layer_of_one_head(hinges: NetworkHinges) -> SolvedFirstLayers:
 
 def _in_neurons(hinges: NetworkHinges, rest: Array, E: Array, inverse: Array) -> SolvedFirstLayers:
     """Write ℓ (Hd,) and E (K, Hd) as neurons."""
-    signs, b, c = hinges.signs.copy(), hinges.b.copy(), hinges.c
-    B, turned = signs[:, None] * E, _turned(E, rest)
-    if turned is not None:
-        c += float(np.sum((signs * b)[turned]))
-        b, B = np.where(turned, -b, b), np.where(turned[:, None], -B, B)
-        rest = np.zeros(len(rest))
-    linear = bool(np.any(rest))
-    if linear:
-        B = np.concatenate([B, rest[None], -rest[None]])
-        signs, b = np.append(signs, [1.0, -1.0]), np.append(b, [0.0, 0.0])
+    signs, size = hinges.signs, float(np.linalg.norm(E, axis=1).sum())
+    turned = flipped(E, rest, LEFT_OF_LINEAR * size)
+    rows = signs[:, None] * E
+    B, w_o, b, c = with_linear(rows, signs, hinges.b, hinges.c, rest, turned)
     B = B.reshape(len(B), -1, hinges.dim).transpose(1, 0, 2)
-    return SolvedFirstLayers(B, signs, b, c, inverse, turned, linear)
-
-
-def _turned(E: Array, rest: Array) -> Flags | None:
-    """Return the neurons that make up −ℓ, None where it is no such sum."""
-    size = np.linalg.norm(E, axis=1)
-    if not len(E) or len(E) > E.shape[1] or not np.all(size > 0):
-        return None
-    shares, _, rank, _ = np.linalg.lstsq((E / size[:, None]).T, -rest, rcond=DEPENDENT)
-    if rank < len(E):
-        return None
-    shares = shares / size
-    whole = np.round(shares)
-    left = np.linalg.norm(rest + whole @ E)
-    if np.any((whole != 0) & (whole != 1)) or left > LEFT_OF_LINEAR * float(size.sum()):
-        return None
-    return np.asarray(whole == 1)
+    return SolvedFirstLayers(B, w_o, b, c, inverse, turned, len(w_o) > len(signs))
 
 
 def heads_by_poles(
