@@ -310,12 +310,8 @@ class DirectionKinkSearch(KinkSearch):
         met = self._met(p, q)
         return None if met is None else met[0]
 
-    def _placed(self, p: Piece, q: Piece, t: float, value: Array) -> Piece | None:
-        for piece in (p, q):
-            if self._on(piece, t, value):
-                self._extend(piece, t, value)
-                return piece
-        if self.thorough or len(value) < 5:
+    def _between_kinks(self, p: Piece, q: Piece, t: float, value: Array) -> Piece | None:
+        if len(value) < 5:
             return None
         half = (q.low - p.high) / 2
         columns = [p.at(t), half * p.slope, q.at(t), half * q.slope]
