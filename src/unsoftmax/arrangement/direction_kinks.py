@@ -14,7 +14,7 @@ and ratios tell the scale of q (four columns: answers of six numbers or more tel
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import ClassVar
 
@@ -63,17 +63,17 @@ class DirectionPiece(Piece):
 
     def turned(self, t: float) -> float:
         """Return how fast the piece moves across its own direction."""
-        at = self.at(t)
-        across = self.slope - at * float(self.slope @ at) / float(at @ at)
-        return float(np.linalg.norm(across)) or float(np.finfo(float).tiny)
+        return float(np.linalg.norm(self.across(t))) or float(np.finfo(float).tiny)
 
     def tilted(self, direction: Array) -> float:
         """Return what a direction in the piece's plane may be off by outside of it."""
-        across = self.slope - self.value * float(
-            self.slope @ self.value / (self.value @ self.value)
-        )
-        size = float(np.linalg.norm(across)) or float(np.finfo(float).tiny)
-        return abs(float(across @ direction)) / size * self.tilt_error / size
+        size = self.turned(self.t)
+        return abs(float(self.across(self.t) @ direction)) / size * self.tilt_error / size
+
+    def across(self, t: float) -> Array:
+        """Return the part of the slope across what the piece is at t."""
+        at = self.at(t)
+        return np.asarray(self.slope - at * float(self.slope @ at) / float(at @ at))
 
     def beside(self, x: Array) -> tuple[Array, Array]:
         """Divide a vector into a part in the piece's plane and one outside."""
@@ -243,18 +243,8 @@ class DirectionKinkSearch(KinkSearch):
 
     def _scaled(self, piece: Piece, factor: float) -> DirectionPiece:
         assert isinstance(piece, DirectionPiece)
-        return DirectionPiece(
-            piece.t,
-            factor * piece.value,
-            factor * piece.slope,
-            factor * piece.error,
-            factor * piece.slope_error,
-            piece.low,
-            piece.high,
-            piece.ends,
-            points=piece.points,
-            tilt_error=factor * piece.tilt_error,
-        )
+        scaled = ("value", "slope", "error", "slope_error", "tilt_error")
+        return replace(piece, **{name: factor * getattr(piece, name) for name in scaled})
 
     def _same(self, p: Piece, q: Piece) -> bool:
         return self._on(p, q.t, q.value / np.linalg.norm(q.value)) and self._on(
@@ -266,8 +256,7 @@ class DirectionKinkSearch(KinkSearch):
         assert isinstance(p, DirectionPiece)
         assert isinstance(q, DirectionPiece)
         base, other = (p, q) if p.tilt_error < q.tilt_error else (q, p)
-        at, slope = other.at(other.t), other.slope
-        across = slope - at * float(slope @ at) / float(at @ at)
+        at, across = other.at(other.t), other.across(other.t)
         outside = float(np.linalg.norm(base.beside(across)[1]))
         apart = float(np.linalg.norm(base.beside(at)[1]))
         reach = FAINT * float(np.linalg.norm(across))
@@ -321,12 +310,8 @@ class DirectionKinkSearch(KinkSearch):
         met = self._met(p, q)
         return None if met is None else met[0]
 
-    def _placed(self, p: Piece, q: Piece, t: float, value: Array) -> Piece | None:
-        for piece in (p, q):
-            if self._on(piece, t, value):
-                self._extend(piece, t, value)
-                return piece
-        if self.thorough or len(value) < 5:
+    def _between_kinks(self, p: Piece, q: Piece, t: float, value: Array) -> Piece | None:
+        if len(value) < 5:
             return None
         half = (q.low - p.high) / 2
         columns = [p.at(t), half * p.slope, q.at(t), half * q.slope]

@@ -550,7 +550,11 @@ class KinkSearch:
             if self._on(piece, t, value):
                 self._extend(piece, t, value)
                 return piece
-        if self.thorough or len(value) < 3:
+        return None if self.thorough else self._between_kinks(p, q, t, value)
+
+    def _between_kinks(self, p: Piece, q: Piece, t: float, value: Array) -> Piece | None:
+        """Return the piece that a value is on between one kink with p and one with q."""
+        if len(value) < 3:
             return None
         P, Q, turn = value - p.at(t), value - q.at(t), q.slope - p.slope
         share, *_ = np.linalg.lstsq(np.column_stack([P, Q]), turn, rcond=None)

@@ -3,26 +3,41 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from unsoftmax.arrangement.jumps import SoftStart, SoftTransition
 from unsoftmax.arrangement.kinks import TooManyBreakpoints
 from unsoftmax.learners.multi_head.search_outcomes import (
     ENDINGS,
     CoincidentJumps,
+    Contradicted,
     Restarts,
-    RestartTuning,
     SearchState,
     UnsaturatedGates,
     searched,
 )
+from unsoftmax.measure.windows import NoWindow
 
-TUNING = RestartTuning()
+COARSE = Restarts(bad_luck=25)
 
 
 def counts(restarts):
     return restarts.failures, restarts.bad_luck, restarts.too_many
+
+
+# (failures, bad luck, too many) that one ending adds, with answers as they are and as if coarser
+COUNTED = {
+    Contradicted: ((1, 0, 0), (0, 3, 0)),
+    CoincidentJumps: ((1, 0, 0), (0, 3, 0)),
+    np.linalg.LinAlgError: ((1, 0, 0), (0, 3, 0)),
+    TooManyBreakpoints: ((1, 0, 1), (0, 3, 0)),
+    UnsaturatedGates: ((0, 3, 0), (0, 3, 0)),
+    NoWindow: ((0, 3, 0), (0, 3, 0)),
+    SoftTransition: ((0, 3, 0), (0, 3, 0)),
+    SoftStart: ((0, 1, 0), (0, 1, 0)),
+}
 
 
 @pytest.mark.parametrize(("soft", "needed"), [(False, 2), (True, 4)])
@@ -37,7 +52,7 @@ def test_too_many_jumps_are_believed_when_seen_often_enough(soft, needed):
 @pytest.mark.parametrize("refuse_many", [False, True])
 def test_every_sequence_of_endings_ends(refuse_many):
     """Any state within reach leads on to a counted one; the longest way is bad luck."""
-    todo, seen = [Restarts(replace(TUNING, most_unlucky=8), refuse_many)], set()
+    todo, seen = [Restarts(most_unlucky=8, refuse_many=refuse_many)], set()
     while todo:
         restarts = todo.pop()
         if restarts in seen:
@@ -52,7 +67,7 @@ def test_every_sequence_of_endings_ends(refuse_many):
     states = {restarts.state for restarts in seen}
     never = set() if refuse_many else {SearchState.TOO_MANY_HEADS}
     assert states == set(SearchState) - never - {SearchState.FOUND}
-    assert all(restarts.failures <= len(TUNING.starts) for restarts in seen)
+    assert all(restarts.failures <= len(Restarts().starts) for restarts in seen)
 
 
 def test_searches_end_with_what_one_of_them_finds():
@@ -71,4 +86,4 @@ def test_searches_end_with_what_one_of_them_finds():
     assert found == "heads"
     assert restarts.state is SearchState.FOUND
     assert counts(restarts) == (2, 3, 1)
-    assert starts == [TUNING.starts[n] for n in (0, 1, 1, 2)]
+    assert starts == [Restarts().starts[n] for n in (0, 1, 1, 2)]

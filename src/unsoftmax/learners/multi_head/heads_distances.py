@@ -46,7 +46,7 @@ from unsoftmax.learners.multi_head.search_outcomes import (
     SearchState,
     searched,
 )
-from unsoftmax.learners.multi_head.token_search import MultiHeadTuning, SoughtHeads
+from unsoftmax.learners.multi_head.token_search import SoughtHeads
 from unsoftmax.learners.single_head.distances import (
     FARTHEST_BOUNDED,
     POSITION_GAIN,
@@ -73,9 +73,6 @@ QUERY_BIAS_SEED = 0x626961
 ALIKE = 1e-12
 # ... and are half of a single token's to this share where all tokens weigh alike.
 EVENLY = 1e-6
-# Rows more than its rank that a column is asked with while the rank is found: the shift is a row
-# more already.
-EXTRA = 1
 # Key biases that miss their equations by more than this share of the shifts are none.
 MISSED = 1e-3
 # Nor are those that miss them by more than this share of what they miss them by once all that was
@@ -130,7 +127,6 @@ class HeadDistances:
 
     told: Rotary | None
     """The frequencies, where they are known."""
-    tuning: MultiHeadTuning
     rng: np.random.Generator
 
     # -- without biases
@@ -196,7 +192,7 @@ class HeadDistances:
                     raise reason.error(found, also=noticed, seen=biased) from None
                 raise
 
-        restarts, found = yield from searched(search, Restarts(self.tuning.restarts))
+        restarts, found = yield from searched(search, Restarts())
         if found is not None:
             return found
         if restarts.state is SearchState.TOO_MANY_HEADS:

@@ -48,7 +48,7 @@ from unsoftmax.learners.multi_head.heads_conclusion import (
     fresh_residuals,
     predicting,
 )
-from unsoftmax.learners.multi_head.heads_distances import EXTRA, HeadDistances, refuse_query_biases
+from unsoftmax.learners.multi_head.heads_distances import HeadDistances, refuse_query_biases
 from unsoftmax.learners.multi_head.newton_correction import NoHeadsNearby, corrected, polished
 from unsoftmax.learners.multi_head.pole_search import (
     LINE_COPIES,
@@ -72,7 +72,6 @@ from unsoftmax.learners.multi_head.search_outcomes import (
     CoincidentJumps,
     Contradicted,
     Restarts,
-    RestartTuning,
     SearchState,
     searched,
 )
@@ -116,10 +115,12 @@ VAGUE = 0.01
 # thirtieth of that apart become one.
 PRECISIONS = (1e-9, 1e-7, 1e-5)
 # Restarts at each length of tokens that is tried for coarse answers: others follow.
-SHORTER = RestartTuning(starts=((1, 1.0), (16, 100.0)), most_unlucky=30)
+SHORTER = Restarts(starts=((1, 1.0), (16, 100.0)), most_unlucky=30)
 # Lines are asked in one number of copies after another.
-LINE_STARTS = RestartTuning(
-    starts=tuple((LINE_COPIES[n % len(LINE_COPIES)], 1.0) for n in range(LINES)), most_unlucky=0
+LINE_STARTS = Restarts(
+    starts=tuple((LINE_COPIES[n % len(LINE_COPIES)], 1.0) for n in range(LINES)),
+    most_unlucky=0,
+    refuse_many=False,
 )
 
 Way = Callable[[Restarts], Asking[RecoveredHeads]]
@@ -150,15 +151,14 @@ class HeadSearches:
         first, coarse = self.reduced, self.reduced.eta > COARSE
         self.restarts, found = yield from self._searched(self._half_circle, self.restarts)
         if found is None and coarse and self.reduced.scale > 0 and not self.reduced.lengths.soft:
-            starts = Restarts(SILENT_STARTS, refuse_many=False)
-            _, found = yield from self._searched(self._silent, starts)
+            _, found = yield from self._searched(self._silent, SILENT_STARTS)
         states, contradicted = [], self.contradicted
         main = self.reduced
         for lengths in first.lengths.for_coarse(first.eta, self.sought.biases):
             if found is not None:
                 return found
             self.reduced, self.contradicted = replace(first, lengths=lengths), []
-            shorter = Restarts(SHORTER, self.restarts.refuse_many)
+            shorter = replace(SHORTER, refuse_many=self.restarts.refuse_many)
             ended, found = yield from self._searched(self._half_circle, shorter)
             states.append(ended.state)
         if found is None:
@@ -173,12 +173,11 @@ class HeadSearches:
 
     def by_poles(self) -> Asking[RecoveredHeads | None]:
         """Read all heads off the poles of lines, until a model is confirmed."""
-        starts = Restarts(LINE_STARTS, refuse_many=False)
-        return (yield from self._searched(self._of_line, starts))[1]
+        return (yield from self._searched(self._of_line, LINE_STARTS))[1]
 
     def as_if_coarser(self) -> Asking[None]:
         """Search as if answers were coarser, which do not tell close heads apart."""
-        start, confirm = self.restarts.tuning.starts[0], self.sought.tuning.confirm
+        start, confirm = self.restarts.starts[0], self.sought.tuning.confirm
         for eta in PRECISIONS:
             coarser = self.reduced.coarser(eta)
             try:
@@ -299,9 +298,6 @@ class MultiHeadLearner(Configured):
     rotary_base : float, optional
         Says the frequencies by their base, as ``Rotary.of(rotary_base, rank)`` does: rotary need
         not be given beside it, rank must be.
-    tuning : MultiHeadTuning
-        Knobs of the algorithm, nested by step, each with its reason in the source. To change
-        some: ``dataclasses.replace(learner.tuning, …)``, given to a new learner.
 
     Raises
     ------
@@ -341,7 +337,6 @@ class MultiHeadLearner(Configured):
     functional: bool = False
     radius: float | None = None
     seed: int = 0
-    tuning: MultiHeadTuning = field(default=MultiHeadTuning(), kw_only=True)
     rotary: bool | Rotary = field(default=False, kw_only=True)
     rotary_base: float | None = field(default=None, kw_only=True)
 
@@ -382,14 +377,14 @@ class MultiHeadLearner(Configured):
 
     def plan(self) -> Plan:
         """Say what learning costs at most; what it takes is known only with the heads."""
-        tuning, d, H = self.tuning, int(self.dim), int(self.max_heads)
+        d, H = int(self.dim), int(self.max_heads)
         r = d if self.rank is None else int(self.rank)
         turns = self._positions()[0]
         shifted = self.biases and turns
         bulk = H * (r + shifted) * (2 * d + self.biases - r)
-        tries = len(tuning.restarts.starts) + len(PRECISIONS) * self.functional
+        tries = len(Restarts().starts) + len(PRECISIONS) * self.functional
         soft = TokenLengths.under(self.radius, self.biases).soft
-        unlucky = tuning.restarts.most_unlucky if soft else 0
+        unlucky = Restarts().most_unlucky if soft else 0
         shorter = len(LENGTH_NOISES) * len(SHORTER.starts)  # for coarse answers
         half_circles = tries + unlucky + shorter
         searches = tries * 4 * H * d + half_circles * PER_HEAD * (H + 1)
@@ -436,9 +431,9 @@ class MultiHeadLearner(Configured):
     def _steps(self, checks: int) -> Steps[Any]:
         rng = np.random.default_rng(self.seed)
         if self._positions()[0]:
-            turned = yield from self._turned(rng, self.tuning.with_positions())
+            turned = yield from self._turned(rng)
             return (yield from concluded(turned, turned.reduced, checks, True, rng))
-        searches, found = yield from self._searched(rng, self.tuning)
+        searches, found = yield from self._searched(rng)
         reduced = searches.reduced
         if found is None and self.functional and self.dim > 1:
             yield from searches.as_if_coarser()
@@ -452,36 +447,40 @@ class MultiHeadLearner(Configured):
             raise self._refusal(searches)
         return (yield from concluded(found, reduced, checks, self.biases, rng))
 
-    def _turned(self, rng: np.random.Generator, tuning: MultiHeadTuning) -> Asking[PositionedHeads]:
-        """Find heads with positions, or refuse."""
-        distances = HeadDistances(self._positions()[1], tuning, rng)
-        if self.biases:
-            tuning = replace(tuning, columns=replace(tuning.columns, extra=EXTRA))
-            sought = SoughtHeads(self.max_heads, True, self.rank, tuning, shifted=True)
-            return (yield from distances.lifted(sought, (yield from self._sums(rng, tuning))))
-        yield from refuse_query_biases(self.dim, self.seed)
-        return (yield from distances.after(self._found(rng, tuning)))
+    @property
+    def _tuning(self) -> MultiHeadTuning:
+        """How heads are searched for."""
+        if not self._positions()[0]:
+            return MultiHeadTuning()
+        return MultiHeadTuning().with_positions(self.biases)
 
-    def _found(
-        self, rng: np.random.Generator, tuning: MultiHeadTuning
-    ) -> Asking[tuple[ReducedAnswers, RecoveredHeads]]:
+    def _turned(self, rng: np.random.Generator) -> Asking[PositionedHeads]:
+        """Find heads with positions, or refuse."""
+        distances = HeadDistances(self._positions()[1], rng)
+        if self.biases:
+            sought = SoughtHeads(self.max_heads, True, self.rank, self._tuning, shifted=True)
+            return (yield from distances.lifted(sought, (yield from self._sums(rng))))
+        yield from refuse_query_biases(self.dim, self.seed)
+        return (yield from distances.after(self._found(rng)))
+
+    def _found(self, rng: np.random.Generator) -> Asking[tuple[ReducedAnswers, RecoveredHeads]]:
         """Find heads, or refuse; not by poles: what these tell apart no filler does."""
-        searches, found = yield from self._searched(rng, tuning)
+        searches, found = yield from self._searched(rng)
         if found is None:
             raise self._refusal(searches)
         return searches.reduced, found
 
-    def _sums(self, rng: np.random.Generator, tuning: MultiHeadTuning) -> Asking[ReducedAnswers]:
-        lengths = TokenLengths.under(self.radius, self.biases)
+    def _sums(self, rng: np.random.Generator) -> Asking[ReducedAnswers]:
+        lengths, tuning = TokenLengths.under(self.radius, self.biases), self._tuning
         return read_head_sums(self.dim, self.biases, lengths, rng, tuning.line, tuning.pairs)
 
     def _searched(
-        self, rng: np.random.Generator, tuning: MultiHeadTuning
+        self, rng: np.random.Generator
     ) -> Asking[tuple[HeadSearches, RecoveredHeads | None]]:
         """Search along half circles; correct what is found where that was asked for."""
-        reduced = yield from self._sums(rng, tuning)
-        sought = SoughtHeads(self.max_heads, self.biases, self.rank, tuning)
-        restarts = Restarts(tuning.restarts, refuse_many=not self.functional)
+        reduced = yield from self._sums(rng)
+        sought = SoughtHeads(self.max_heads, self.biases, self.rank, self._tuning)
+        restarts = Restarts(refuse_many=not self.functional)
         searches = HeadSearches(sought, reduced, self.functional, rng, restarts)
         # half a circle needs a plane
         found = (yield from searches.run()) if self.dim > 1 else None
@@ -511,7 +510,7 @@ class MultiHeadLearner(Configured):
                 return Reason.GATES_STAY_OPEN.error(also=noticed)
             return Reason.TOKENS_TOO_SHORT.error(also=noticed, radius=self.radius)
         positions = self._positions()[0]
-        circles = f"{len(self.tuning.restarts.starts)} searches along half circles"
+        circles = f"{len(restarts.starts)} searches along half circles"
         poles = f"{LINES} for poles along lines"
         if not positions and not self.functional:
             best = "With functional=True the heads that predict answers best are returned."

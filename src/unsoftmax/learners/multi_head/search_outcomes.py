@@ -19,7 +19,7 @@ another query token may do better. There are two reasons, which call for differe
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from types import MappingProxyType
 from typing import NamedTuple
@@ -97,8 +97,8 @@ class SearchState(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class RestartTuning:
-    """How many searches there are, and with what each begins."""
+class Restarts:
+    """How many searches there are, with what each begins, and how those so far ended."""
 
     starts: tuple[tuple[int, float], ...] = (
         (1, 1.0),
@@ -116,13 +116,6 @@ class RestartTuning:
     """Bad luck after which the target is refused; 0: it counts as failure. Fewer refuses caps under
     which some half circle shows all heads; more takes as many more rounds before a cap that is too
     tight is refused."""
-
-
-@dataclass(frozen=True, slots=True)
-class Restarts:
-    """How the searches so far ended."""
-
-    tuning: RestartTuning = field(default=RestartTuning())
     refuse_many: bool = True
     """Whether too many jumps end the search: not where only the function is wanted."""
     failures: int = 0
@@ -133,7 +126,7 @@ class Restarts:
     @property
     def coarse(self) -> float:
         """Precision that answers are taken for, 0 for their own."""
-        part = self.bad_luck * len(COARSER) // max(1, self.tuning.most_unlucky)
+        part = self.bad_luck * len(COARSER) // max(1, self.most_unlucky)
         return COARSER[min(part, len(COARSER) - 1)]
 
     @property
@@ -144,21 +137,21 @@ class Restarts:
     @property
     def start(self) -> tuple[int, float]:
         """Intervals that the next search begins with, and how much longer baselines are."""
-        return self.tuning.starts[self.failures]
+        return self.starts[self.failures]
 
     def after(self, ending: type[Exception], soft: bool = False) -> Restarts:
         """Count what ended a search.
 
         ``soft`` says whether gates are open even at the longest offsets.
         """
-        counts, most = ENDINGS.get(ending, ENDINGS[CoincidentJumps])[self.coarse > 0], self.tuning
-        if not most.most_unlucky:
+        counts = ENDINGS.get(ending, ENDINGS[CoincidentJumps])[self.coarse > 0]
+        if not self.most_unlucky:
             counts = FAILED
         failures, bad_luck = self.failures + counts.failures, self.bad_luck + counts.bad_luck
         too_many, state = self.too_many + counts.too_many, SearchState.SEARCHING
         if self.refuse_many and counts.too_many and too_many == (SURE_SOFT if soft else SURE):
             state = SearchState.TOO_MANY_HEADS
-        elif failures >= len(most.starts) or bad_luck >= most.most_unlucky > 0:
+        elif failures >= len(self.starts) or bad_luck >= self.most_unlucky > 0:
             state = SearchState.EXHAUSTED
         return replace(self, failures=failures, bad_luck=bad_luck, too_many=too_many, state=state)
 

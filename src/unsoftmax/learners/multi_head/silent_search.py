@@ -28,7 +28,7 @@ from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.multi_head.heads_conclusion import RecoveredHeads
 from unsoftmax.learners.multi_head.reduced_answers import ReducedAnswers
 from unsoftmax.learners.multi_head.rough_heads import SearchPlane
-from unsoftmax.learners.multi_head.search_outcomes import CoincidentJumps, RestartTuning
+from unsoftmax.learners.multi_head.search_outcomes import CoincidentJumps, Restarts
 from unsoftmax.learners.multi_head.token_search import SoughtHeads, TokenSearch
 from unsoftmax.learners.multi_head.window_sweeps import TokenHeads, read_base
 from unsoftmax.measure.windows import ReducedError, Window, WindowedHeads, predicted
@@ -51,7 +51,7 @@ SHARE = 8.0
 # Query tokens that are tried: two of the heads may be too close on one half circle. Intervals that
 # a half circle begins with, and how much longer than usual baselines are: short ones read pieces
 # too coarsely.
-SILENT_STARTS = RestartTuning(starts=((64, 100.0),) * 6, most_unlucky=0)
+SILENT_STARTS = Restarts(starts=((64, 100.0),) * 6, most_unlucky=0, refuse_many=False)
 # Values of the half circle are taken to be off by so many times their error: scores of many terms
 # are rounded more often than answers to single tokens.
 CIRCLE_NOISES = 3.0

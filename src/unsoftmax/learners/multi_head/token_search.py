@@ -33,11 +33,7 @@ from unsoftmax.learners.multi_head.rough_heads import (
     read_out_of_plane,
     read_values,
 )
-from unsoftmax.learners.multi_head.search_outcomes import (
-    CoincidentJumps,
-    RestartTuning,
-    UnsaturatedGates,
-)
+from unsoftmax.learners.multi_head.search_outcomes import CoincidentJumps, UnsaturatedGates
 from unsoftmax.learners.multi_head.window_sweeps import TokenHeads, WindowAnswers, read_base
 from unsoftmax.measure.windows import OffsetRoom, WindowedHeads, choose_windows, with_shift
 from unsoftmax.models import MultiHead
@@ -62,9 +58,8 @@ class MultiHeadTuning:
     """Fresh sequences that a model must predict before it is believed, the hold-out apart."""
     alike: bool = False
     """Whether these have one token many times but for the last."""
-    restarts: RestartTuning = field(default=RestartTuning())
 
-    def with_positions(self) -> MultiHeadTuning:
+    def with_positions(self, biases: bool = False) -> MultiHeadTuning:
         """Return the knobs of a search among heads with positions (`heads_distances`)."""
         return replace(
             self,
@@ -78,7 +73,8 @@ class MultiHeadTuning:
             move=0.3,
             value_over_jump=1e4,
             # W(2), which has to have the same range, and fresh sequences show what more rows would
-            columns=replace(self.columns, checked=0, extra=2),
+            # (with biases the shift is a row more already)
+            columns=replace(self.columns, checked=0, extra=1 if biases else 2),
             # one answer at each size of logits before W(2) is asked for
             confirm=3,
             alike=True,

@@ -22,7 +22,8 @@ In these coordinates x an offset a with gates γ is answered Σ_h γ_h a·v_h = 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 import numpy as np
 import scipy
@@ -156,64 +157,6 @@ class SolvedCell:
 
 
 @dataclass(frozen=True, slots=True)
-class CellValues:
-    """Cells that were read."""
-
-    cells: tuple[SolvedCell, ...]
-
-    def __len__(self) -> int:
-        return len(self.cells)
-
-    @property
-    def v(self) -> Array:
-        """All v_h (C, H, d)."""
-        return np.array([one.v for one in self.cells])
-
-    @property
-    def active(self) -> Flags:
-        """Active neurons (C, K)."""
-        return np.array([one.system.at.active for one in self.cells])
-
-    @property
-    def weights(self) -> Array:
-        """Return 1 for cells missed by no more than the median one, less for others, (C,)."""
-        rows = np.array([one.row for one in self.cells])
-        usual = np.median(rows)
-        return np.asarray(usual / np.maximum(rows, usual)) if usual > 0 else np.ones(len(rows))
-
-    def error(self, hinges: NetworkHinges) -> Array:
-        """Estimate the errors of all v_h of every cell, (C,)."""
-        rows = np.array([one.row for one in self.cells])
-        off = MISSES * float(np.sqrt(np.mean(rows**2)))
-        each = off + self.rounding(hinges)
-        return np.asarray(each * np.array([one.inverse for one in self.cells]))
-
-    def rounding(self, hinges: NetworkHinges) -> Array:
-        """Return what rounding of answers leaves of a row of every cell, (C,)."""
-        at = [one.system.at for one in self.cells]
-        far = np.array([float(np.linalg.norm(one.b)) / one.radius for one in at])
-        return np.asarray(FLOAT64 * hinges.steepness * far)
-
-    def joined(self, other: CellValues) -> CellValues:
-        """Add the cells of another reading."""
-        return CellValues((*self.cells, *other.cells))
-
-    def completed(self, index: Indices, other: CellValues) -> CellValues:
-        """Replace some cells, and add those that follow."""
-        inside = index < len(self)
-        count = int(np.sum(inside))
-        replaced = self.with_cells(index[inside], CellValues(other.cells[:count]))
-        return replaced.joined(CellValues(other.cells[count:]))
-
-    def with_cells(self, index: Indices, other: CellValues) -> CellValues:
-        """Replace some cells."""
-        cells = list(self.cells)
-        for k, one in zip(index.tolist(), other.cells, strict=True):
-            cells[k] = one
-        return CellValues(tuple(cells))
-
-
-@dataclass(frozen=True, slots=True)
 class CellReader:
     """Reads values around base points, W and w being known."""
 
@@ -222,69 +165,111 @@ class CellReader:
     residual: bool
     moderate: bool
     """Whether gates may be open: where heads have hyperplanes in common."""
+    points: Array
+    """Base points (C, d)."""
     rng: np.random.Generator
+    cells: dict[int, SolvedCell] = field(default_factory=dict)
+    """What was read, by the number of the base point."""
+    shares: dict[int, float] = field(default_factory=dict)
+    """Shares of the usual lengths of offsets that this took."""
 
     @property
     def every(self) -> ValueCoordinates:
         """Coordinates in which nothing is known of the values but their sum."""
         return ValueCoordinates.every(self.heads.H + self.residual, self.heads.dim)
 
-    def read(
-        self, points: Array, shares: Array, unknown: ValueCoordinates, checks: int
-    ) -> Asking[tuple[CellValues, Array]]:
-        """Read the v_h around base points (C, d); return what shares they took, too.
+    # -- what was read, cells in their order
 
-        ``shares`` (C,) multiply the usual lengths of offsets.
-        """
-        hinges, shares = self.hinges, shares.copy()
-        left = np.arange(len(points))
-        found: dict[int, SolvedCell] = {}
-        for _ in range(HALVINGS):
-            systems = self._systems(points[left], shares[left], unknown, checks)
-            parted = _parted(systems, (yield _round_of(systems)))
-            for k, one, N, y in zip(left.tolist(), systems, *parted, strict=True):
-                found[k] = one.solved(y, N, hinges.gradients(one.at.active[None])[0])
-            wrong = AGREES * hinges.steepness
-            left = np.array([k for k in left.tolist() if found[k].missed > wrong], dtype=np.intp)
-            if not len(left):
-                return CellValues(tuple(found[k] for k in range(len(points)))), shares
-            shares[left] /= 2
-        raise CoincidentJumps
+    @property
+    def v(self) -> Array:
+        """All v_h (C, H, d)."""
+        return np.array([one.v for one in self._ordered])
 
-    def settled(
-        self,
-        values: CellValues,
-        points: Array,
-        shares: Array,
-        unknown: ValueCoordinates,
-        checks: int,
-    ) -> Asking[tuple[CellValues, Array]]:
-        """Read cells again, with shorter offsets, that are missed by far more than the others."""
-        shares = shares.copy()
-        for _ in range(SETTLINGS):
-            left = np.flatnonzero(~self.usual(values) & (shares > 0.5**SETTLINGS))
-            if not len(left):
-                break
-            try:
-                again, now = yield from self.read(points[left], shares[left] / 2, unknown, checks)
-            except CoincidentJumps:
-                break  # what cells are off by is in their errors
-            shares[left], values = now, values.with_cells(left, again)
-        return values, shares
+    @property
+    def active(self) -> Flags:
+        """Active neurons (C, K)."""
+        return np.array([one.system.at.active for one in self._ordered])
 
-    def usual(self, values: CellValues) -> Flags:
+    @property
+    def weights(self) -> Array:
+        """Return 1 for cells missed by no more than the median one, less for others, (C,)."""
+        usual = np.median(self._rows)
+        below = usual / np.maximum(self._rows, usual) if usual > 0 else np.ones(len(self.cells))
+        return np.asarray(below)
+
+    @property
+    def usual(self) -> Flags:
         """Tell which cells are missed by about as much as the others, (C,)."""
-        rows = np.array([one.row for one in values.cells])
-        if len(rows) < ENOUGH:
-            return np.full(len(rows), True)
-        usual = np.maximum(np.median(rows), values.rounding(self.hinges))
-        return np.asarray(rows <= OUTLIER * usual)
+        if len(self.cells) < ENOUGH:
+            return np.full(len(self.cells), True)
+        usual = np.maximum(np.median(self._rows), self._rounding)
+        return np.asarray(self._rows <= OUTLIER * usual)
+
+    @property
+    def error(self) -> Array:
+        """Estimate the errors of all v_h of every cell, (C,)."""
+        off = MISSES * float(np.sqrt(np.mean(self._rows**2)))
+        inverse = np.array([one.inverse for one in self._ordered])
+        return np.asarray((off + self._rounding) * inverse)
+
+    @property
+    def _ordered(self) -> list[SolvedCell]:
+        return [self.cells[k] for k in sorted(self.cells)]
+
+    @property
+    def _rows(self) -> Array:
+        return np.array([one.row for one in self._ordered])
+
+    @property
+    def _rounding(self) -> Array:
+        """What rounding of answers leaves of a row of every cell, (C,)."""
+        at = [one.system.at for one in self._ordered]
+        far = np.array([float(np.linalg.norm(one.b)) / one.radius for one in at])
+        return np.asarray(FLOAT64 * self.hinges.steepness * far)
+
+    # -- reading
+
+    def read(
+        self, wanted: Iterable[int], unknown: ValueCoordinates, checks: int, share: float = 1.0
+    ) -> Asking[None]:
+        """Read the v_h around some base points, with offsets a ``share`` as long as before.
+
+        Shorter ones follow where rows that check disagree; and for all cells that are missed by far
+        more than the others, as long as that helps.
+
+        Raises
+        ------
+        CoincidentJumps
+            Rows that check disagree however short offsets are.
+        """
+        wrong = AGREES * self.hinges.steepness
+        left = list(wanted)
+        for k in left:
+            self.cells.pop(k, None)
+        for _ in range(HALVINGS):
+            for k in left:
+                self.shares[k] = share * self.shares.get(k, 1.0)
+            systems = self._systems(left, unknown, checks)
+            parted = _parted(systems, (yield _round_of(systems)))
+            for k, one, N, y in zip(left, systems, *parted, strict=True):
+                found = one.solved(y, N, self.hinges.gradients(one.at.active[None])[0])
+                if k not in self.cells or found.missed <= wrong:
+                    self.cells[k] = found
+            order, share = np.array(sorted(self.cells)), 0.5
+            again = order[~self.usual].tolist()
+            left = [k for k in left if self.cells[k].missed > wrong]
+            left += [k for k in again if k not in left and self.shares[k] > 0.5**SETTLINGS]
+            if not left:
+                return
+        if any(self.cells[k].missed > wrong for k in left):
+            raise CoincidentJumps
 
     def _systems(
-        self, points: Array, shares: Array, unknown: ValueCoordinates, checks: int
+        self, which: list[int], unknown: ValueCoordinates, checks: int
     ) -> list[CellSystem]:
-        hinges = self.hinges
+        hinges, points = self.hinges, self.points[which]
         u, active = self.heads.scores_of(points), hinges.active(points)
+        shares = np.array([self.shares[k] for k in which])
         radius = OFFSET_SHARE * shares * np.minimum(hinges.room(points), LENGTH)
         each = zip(points, active, radius.tolist(), u, strict=True)
         cells = [CellPoint(*at, self.residual) for at in each]

@@ -40,7 +40,6 @@ from unsoftmax.learners.multi_head_transformer.cell_values import (
     SPACE_STEPS,
     SPARE_CELLS,
     CellReader,
-    CellValues,
     fewer_unknowns,
 )
 from unsoftmax.learners.multi_head_transformer.first_cell import (
@@ -54,9 +53,10 @@ from unsoftmax.learners.multi_head_transformer.neurons_beyond_tokens import (
     cancelling_neurons,
     unseen_neuron,
 )
+from unsoftmax.learners.relu_network.network_search import flipped, with_linear
 from unsoftmax.learners.transformer.learned_network import LearnedNetwork
 from unsoftmax.models import MultiHead, MultiHeadTransformer
-from unsoftmax.probes import Array, Flags, Indices, Moved, Round
+from unsoftmax.probes import Array, Flags, Moved, Round
 
 # Where heads are read off poles: few lines of each cell, for others have other cells.
 LINES = 2
@@ -71,8 +71,6 @@ QUERY_SHARE = 0.4
 # Neurons count as turned where what they leave of ℓ is at most this share of the neurons' size:
 # errors of v are 1e-10.
 LEFT_OF_LINEAR = 1e-7
-# Neurons tell F if their singular values are above this share of the largest.
-DEPENDENT = 1e-8
 
 
 class DependentCells(Exception):
@@ -196,80 +194,65 @@ class LayerSearch:
     def _with_values(
         self, cell: FirstCell, found: RecoveredHeads, points: Array, together: bool
     ) -> Asking[RecoveredTransformer]:
-        heads = found.model
+        first = found.model.v
+        if cell.residual is not None:
+            first = np.vstack([first, cell.residual])
         residual = cell.residual is not None
-        reader = CellReader(self.hinges, heads, residual, together, self.rng)
-        first = heads.v if cell.residual is None else np.vstack([heads.v, cell.residual])
-        values, shares = yield from self._values(reader, first, cell.active, points)
+        reader = CellReader(self.hinges, found.model, residual, together, points, self.rng)
+        reader = yield from self._read_cells(reader, first, cell.active)
         for _ in range(CORRECTIONS):
-            v = np.concatenate([first[None], values.v])
-            active = np.concatenate([cell.active[None], values.active])
+            v = np.concatenate([first[None], reader.v])
+            active = np.concatenate([cell.active[None], reader.active])
             solved = solve_layer(self.hinges, v, active)
-            left = self._left(solved, values)
-            if not len(left):
+            left = self._left(solved, reader)
+            if not left:
                 break
-            shares[left] /= 2
-            again, now = yield from reader.read(points[left], shares[left], reader.every, CHECKS)
-            shares[left], values = now, values.with_cells(left, again)
+            yield from reader.read(left, reader.every, CHECKS, 0.5)
         else:
             raise CoincidentJumps
-        each = values.error(self.hinges)
-        slope = solved.slope(np.append(found.largest["v"], each))
+        slope = solved.slope(np.append(found.largest["v"], reader.error))
         return self._assembled(found, solved, SAFETY * slope)
 
-    def _values(
-        self, reader: CellReader, first: Array, at: Flags, points: Array
-    ) -> Asking[tuple[CellValues, Array]]:
+    def _read_cells(self, reader: CellReader, first: Array, at: Flags) -> Asking[CellReader]:
         """Read the values of all cells: in full, until those so far leave fewer unknowns.
 
         The first cell, of the active neurons ``at``, has the values ``first``.
         """
-        heads, K = reader.heads, len(points)
-        every, shares = reader.every, np.ones(K)
-        values: CellValues | None = None
-        done = 0
+        K, done = len(reader.points), 0
         while done < K:
             ahead = min(K, done + max(1, done // SPACE_STEPS))
-            if done > heads.dim + SPARE_CELLS:  # nothing more can show
+            if done > reader.heads.dim + SPARE_CELLS:  # nothing more can show
                 ahead = K
-            now = slice(done, ahead)
-            new, shares[now] = yield from reader.read(points[now], shares[now], every, CHECKS)
-            values, done = new if values is None else values.joined(new), ahead
-            read = slice(done)
-            values, shares[read] = yield from reader.settled(
-                values, points[read], shares[read], every, CHECKS
-            )
-            good = reader.usual(values)
-            v = np.concatenate([first[None], values.v[good]])
-            active = np.concatenate([at[None], values.active[good]])
-            weight = np.append(1.0, values.weights[good])
+            yield from reader.read(range(done, ahead), reader.every, CHECKS)
+            done, good = ahead, reader.usual
+            v = np.concatenate([first[None], reader.v[good]])
+            active = np.concatenate([at[None], reader.active[good]])
+            weight = np.append(1.0, reader.weights[good])
             fewer = fewer_unknowns(v, self.hinges.gradients(active), weight)
             if fewer is None or done == K:
                 continue
-            rest = np.append(np.flatnonzero(~good), np.arange(done, K))
+            trial = replace(reader, cells=dict(reader.cells), shares=dict(reader.shares))
             try:
-                new, taken = yield from reader.read(points[rest], shares[rest], fewer, SPACE_CHECKS)
-                new, shares[rest] = yield from reader.settled(
-                    new, points[rest], taken, fewer, SPACE_CHECKS
-                )
+                rest = [*np.flatnonzero(~good).tolist(), *range(done, K)]
+                yield from trial.read(rest, fewer, SPACE_CHECKS)
             except CoincidentJumps:
                 continue
-            values, done = values.completed(rest, new), K
-        assert values is not None
-        return values, shares
+            return trial
+        return reader
 
-    def _left(self, solved: SolvedFirstLayers, values: CellValues) -> Indices:
+    def _left(self, solved: SolvedFirstLayers, reader: CellReader) -> list[int]:
         """Return the cells that some pooled token left, as the layer has it."""
         K = len(self.hinges)
         # neurons as they were learned: turned ones are back again
         turned = solved.turned if solved.turned is not None else np.zeros(K, dtype=np.bool_)
         left = []
-        for k, system in enumerate(one.system for one in values.cells):
+        for k, one in sorted(reader.cells.items()):
+            system = one.system
             z = np.einsum("nhd,hkd->nk", system.pooled(), solved.B[:, :K]) + solved.b[:K]
             active: Flags = (z > 0) != turned
             if np.any(active != system.at.active):
                 left.append(k)
-        return np.array(left, dtype=np.intp)
+        return left
 
     def _notes(self, found: RecoveredHeads, solved: SolvedFirstLayers) -> tuple[str, ...]:
         H, K = found.model.H, len(self.hinges)
@@ -337,34 +320,12 @@ def layer_of_one_head(hinges: NetworkHinges) -> SolvedFirstLayers:
 
 def _in_neurons(hinges: NetworkHinges, rest: Array, E: Array, inverse: Array) -> SolvedFirstLayers:
     """Write ℓ (Hd,) and E (K, Hd) as neurons."""
-    signs, b, c = hinges.signs.copy(), hinges.b.copy(), hinges.c
-    B, turned = signs[:, None] * E, _turned(E, rest)
-    if turned is not None:
-        c += float(np.sum((signs * b)[turned]))
-        b, B = np.where(turned, -b, b), np.where(turned[:, None], -B, B)
-        rest = np.zeros(len(rest))
-    linear = bool(np.any(rest))
-    if linear:
-        B = np.concatenate([B, rest[None], -rest[None]])
-        signs, b = np.append(signs, [1.0, -1.0]), np.append(b, [0.0, 0.0])
+    signs, size = hinges.signs, float(np.linalg.norm(E, axis=1).sum())
+    turned = flipped(E, rest, LEFT_OF_LINEAR * size)
+    rows = signs[:, None] * E
+    B, w_o, b, c = with_linear(rows, signs, hinges.b, hinges.c, rest, turned)
     B = B.reshape(len(B), -1, hinges.dim).transpose(1, 0, 2)
-    return SolvedFirstLayers(B, signs, b, c, inverse, turned, linear)
-
-
-def _turned(E: Array, rest: Array) -> Flags | None:
-    """Return the neurons that make up −ℓ, None where it is no such sum."""
-    size = np.linalg.norm(E, axis=1)
-    if not len(E) or len(E) > E.shape[1] or not np.all(size > 0):
-        return None
-    shares, _, rank, _ = np.linalg.lstsq((E / size[:, None]).T, -rest, rcond=DEPENDENT)
-    if rank < len(E):
-        return None
-    shares = shares / size
-    whole = np.round(shares)
-    left = np.linalg.norm(rest + whole @ E)
-    if np.any((whole != 0) & (whole != 1)) or left > LEFT_OF_LINEAR * float(size.sum()):
-        return None
-    return np.asarray(whole == 1)
+    return SolvedFirstLayers(B, w_o, b, c, inverse, turned, len(w_o) > len(signs))
 
 
 def heads_by_poles(

@@ -113,29 +113,24 @@ def network_of(form: PiecewiseLinear, lift: Lift) -> ReluNetwork:
     U, w = form.a[:, :d] / lift.length, form.g0[:d] / lift.length
     b = form.a[:, d] if lift.biases else np.zeros(len(U))
     c = float(form.g0[d]) if lift.biases else 0.0
-    eps = form.eps
     errors = form.g_error + float(np.sum(form.error))
     error = max(FLIPS_LEAVE * errors, FLIPS_ROUND * float(np.sum(form.sizes)))
-    flips = _flips(eps[:, None] * U, w, FLIPPED, error / lift.length)
-    linear = w
-    if flips is not None:
-        c += float(np.sum((eps * b)[flips]))
-        sign = np.where(flips, -1.0, 1.0)
-        U, b, linear = sign[:, None] * U, sign * b, np.zeros(d)
-    if np.linalg.norm(linear) * lift.length <= form.g_error:
-        linear = np.zeros(d)
-    if np.any(linear):
-        U = np.vstack([U, linear, -linear])
-        b, eps = np.concatenate([b, [0.0, 0.0]]), np.concatenate([eps, [1.0, -1.0]])
+    flips = flipped(form.eps[:, None] * U, w, error / lift.length, FLIPPED)
+    if flips is None and np.linalg.norm(w) * lift.length <= form.g_error:
+        w = np.zeros(d)
+    U, eps, b, c = with_linear(U, form.eps, b, c, w, flips)
     return ReluNetwork(U.T, eps, b, c)
 
 
-def _flips(jumps: Array, w: Array, close: float, error: float) -> Flags | None:
-    """Find the neurons whose flips make up the linear part but for its error, if some do."""
-    if not len(jumps) or len(jumps) > jumps.shape[1] or not np.any(w):
-        return None
+def flipped(jumps: Array, w: Array, error: float, close: float = np.inf) -> Flags | None:
+    """Find the neurons whose flips make up the linear part but for its error, if some do.
+
+    ``close``: how near shares of their jumps (K, n) in −w have to be to 0 or 1.
+    """
     # neurons of unlike size count alike
     size = np.linalg.norm(jumps, axis=1)
+    if not len(jumps) or len(jumps) > jumps.shape[1] or not np.any(w) or not np.all(size > 0):
+        return None
     share, _, rank, _ = np.linalg.lstsq((jumps / size[:, None]).T, -w, rcond=1e-10)
     if rank < len(jumps):
         return None
@@ -145,6 +140,22 @@ def _flips(jumps: Array, w: Array, close: float, error: float) -> Flags | None:
     if np.any(np.abs(share - whole) > close) or np.any((whole != 0) & (whole != 1)):
         return None
     return None if left > error else whole == 1
+
+
+def with_linear(
+    rows: Array, eps: Array, b: Array, c: float, linear: Array, flips: Flags | None
+) -> tuple[Array, Array, Array, float]:
+    """Write Σ_k ε_k relu(rows_k·x + b_k) + linear·x + c as neurons; return rows, ε, b and c.
+
+    ``flips`` make up the linear part; else two neurons more carry what there is of it.
+    """
+    if flips is not None:
+        c, sign = c + float(np.sum((eps * b)[flips])), np.where(flips, -1.0, 1.0)
+        return sign[:, None] * rows, eps, sign * b, c
+    if np.any(linear):
+        rows = np.vstack([rows, linear, -linear])
+        b, eps = np.append(b, [0.0, 0.0]), np.append(eps, [1.0, -1.0])
+    return rows, eps, b, c
 
 
 # A neuron is missing if fresh points are missed by more than this many standard deviations of the

@@ -20,15 +20,23 @@ from dataclasses import replace
 
 import numpy as np
 
+from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.single_head.labels.bisection import Labels, read_labels
 from unsoftmax.measure.precision import KAPPA, UNIT
 from unsoftmax.models import SingleHead
 from unsoftmax.models.attention import largest_mean_shift
-from unsoftmax.probes import Array, Flags, Sequences
-from unsoftmax.protocol import Certificate
+from unsoftmax.probes import Array, Flags, Round, Sequences
+from unsoftmax.protocol import Certificate, Evidence
 from unsoftmax.refusals import Reason
 from unsoftmax.validate.head_comparison import UNBOUNDED, HeadAt, sum_rounding
-from unsoftmax.validate.judge import Answered, Judgement, Residuals, from_the_side, judge
+from unsoftmax.validate.judge import (
+    Answered,
+    Judgement,
+    Residuals,
+    fresh_answers,
+    from_the_side,
+    judge,
+)
 from unsoftmax.validate.long_sequences import LongSequenceTuning, draw_long, looked_at
 from unsoftmax.validate.sequences import by_length
 
@@ -193,26 +201,44 @@ def compare_labels(
     )
 
 
-def judge_labels(
-    model: SingleHead, certificate: Certificate, answered: list[Answered], checks: int
-) -> Judgement:
-    """Judge a head by its hold-out's labels; refuse one that some label contradicts.
+def conclude_labels(
+    model: SingleHead,
+    certificate: Certificate,
+    opened: Answered,
+    checks: int,
+    rng: np.random.Generator,
+    ends: Round = (),
+) -> Asking[tuple[Certificate, Evidence]]:
+    """Ask the rest of the hold-out, ``opened`` being its first sequences with their labels.
+
+    ``ends`` are asked beside it, in turn below flips, where labels are 1, and above.
 
     Raises
     ------
     ModelMismatch
-        By more than its certificate allows.
+        Some label contradicts the head by more than its certificate allows, or a flip.
     """
+    left = checks - len(opened[1])
+    long = long_at_flips(model, certificate, left, rng)
+    closing = at_flips(model, certificate, left - sum(map(len, long)), rng)
+    fresh = yield from fresh_answers([*ends, *closing])
+    labels = read_labels([y for _, y in fresh])
+    _refuse_contradictions(labels[: len(ends)])
+    read = [(X, y.astype(np.float64)) for (X, _), y in zip(fresh, labels, strict=True)]
+    answered = yield from fresh_answers([], [opened, *read[len(ends) :]], LONG.rounds(long))
     labels = read_labels([y for _, y in answered])
-    judgement = judge(
-        (
-            compare_labels(model, certificate, X, label)
-            for (X, _), label in zip(answered, labels, strict=True)
-        ),
-        checks,
-    )
+    each = zip(answered, labels, strict=True)
+    compared = (compare_labels(model, certificate, X, label) for (X, _), label in each)
+    judgement = judge(compared, checks)
     refuse_wrong_labels(judgement, model.dim)
-    return judgement
+    return _with_lengths(certificate, model, answered, long), judgement.evidence
+
+
+def _refuse_contradictions(labels: list[Labels]) -> None:
+    """Refuse labels of the end checks that say that a flip is outside of its interval."""
+    wrong = sum(int(np.count_nonzero(y == bool(n % 2))) for n, y in enumerate(labels))
+    if wrong:
+        raise Reason.FLIPS_CONTRADICT.error(wrong=wrong, asked=sum(map(len, labels)))
 
 
 def refuse_wrong_labels(judgement: Judgement, dim: int) -> None:
@@ -222,7 +248,7 @@ def refuse_wrong_labels(judgement: Judgement, dim: int) -> None:
         raise Reason.LABELS_UNPREDICTED.error(missed=evidence.max_residual, dim=dim)
 
 
-def with_lengths(
+def _with_lengths(
     certificate: Certificate, model: SingleHead, answered: list[Answered], long: list[Sequences]
 ) -> Certificate:
     """Say in a certificate up to which length and size of logits labels were looked at."""

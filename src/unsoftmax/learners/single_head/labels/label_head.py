@@ -44,19 +44,8 @@ from unsoftmax.learners.single_head.labels.bisection import (
     first_ratios,
     read_labels,
 )
-from unsoftmax.learners.single_head.labels.flips import (
-    LENGTHS,
-    LONG,
-    at_flips,
-    judge_labels,
-    long_at_flips,
-    with_lengths,
-)
-from unsoftmax.learners.single_head.labels.proved_head import (
-    ProvedHead,
-    refuse_contradictions,
-    refuse_scale,
-)
+from unsoftmax.learners.single_head.labels.flips import LENGTHS, LONG, conclude_labels
+from unsoftmax.learners.single_head.labels.proved_head import ProvedHead, refuse_scale
 from unsoftmax.learners.single_head.labels.sphere_average import (
     SAMPLES,
     Promise,
@@ -70,7 +59,6 @@ from unsoftmax.theory import counts
 from unsoftmax.theory.costs import Cost
 from unsoftmax.theory.counts import FIRST_BITS, GROUP, label_head_again
 from unsoftmax.validate import sequences
-from unsoftmax.validate.judge import fresh_answers
 
 # v = 0 and a constant added to the answers show at a token scaled down by this, which float32
 # holds.
@@ -314,17 +302,8 @@ def learn_by_bisection(dim: int, bits: int, checks: int, seed: int) -> Steps[Sin
     found = ProvedHead.of(pairs, logits, ratios)
     if octave < HIGHEST_OCTAVE:
         refuse_scale(found, pilots, 2.0**octave)
-    certificate, left = found.certificate(checks), checks - len(opened)
-    long = long_at_flips(found.model, certificate, left, rng)
-    short = left - sum(map(len, long))
-    closing = at_flips(found.model, certificate, short, rng)
-    ends = found.end_checks()
-    fresh = yield from fresh_answers([*ends, *closing])
-    labels = read_labels([y for _, y in fresh])
-    refuse_contradictions(ends, labels[: len(ends)])
-    read = [(X, y.astype(np.float64)) for (X, _), y in zip(fresh, labels, strict=True)]
-    before = [(opening.X, opened.astype(np.float64)), *read[len(ends) :]]
-    answered = yield from fresh_answers([], before, LONG.rounds(long))
-    judgement = judge_labels(found.model, certificate, answered, checks)
-    certificate = with_lengths(certificate, found.model, answered, long)
-    return Found(found.model, certificate, judgement.evidence, found.notes(certificate))
+    before, ends = (opening.X, opened.astype(np.float64)), found.end_checks()
+    certificate, evidence = yield from conclude_labels(
+        found.model, found.certificate(checks), before, checks, rng, ends
+    )
+    return Found(found.model, certificate, evidence, found.notes(certificate))

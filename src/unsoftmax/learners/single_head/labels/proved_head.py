@@ -16,7 +16,6 @@ from unsoftmax.learners.single_head.labels.bisection import (
     ONE_OUTSIDE,
     PILOT,
     PILOT_ERROR,
-    Labels,
     ScaledBrackets,
     ThroughValues,
     TokenPairs,
@@ -161,16 +160,6 @@ def _logit_rounding(
     a_norm, b_norm = (np.linalg.norm(rows, axis=1) for rows in (pairs.a_rows, pairs.b_rows))
     reach = np.tile(a_norm, d) + np.repeat(b_norm, d) / ratio
     return logit_rounding(farthest, np.tile(a, d), scale * np.repeat(score, d), reach)
-
-
-def refuse_contradictions(probes: Round, labels: list[Labels]) -> None:
-    """Refuse labels of the end checks that say that a flip is outside of its interval."""
-    wrong = asked = 0
-    for n, label in enumerate(labels):
-        wrong += int(np.count_nonzero(label == bool(n % 2)))
-        asked += len(probes[n])
-    if wrong:
-        raise Reason.FLIPS_CONTRADICT.error(wrong=wrong, asked=asked)
 
 
 def refuse_scale(found: ProvedHead, pilots: Indices, scale: float) -> None:

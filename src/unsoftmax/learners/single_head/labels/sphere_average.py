@@ -22,20 +22,13 @@ import scipy
 
 from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.single_head.labels.bisection import Labels, read_labels
-from unsoftmax.learners.single_head.labels.flips import (
-    LONG,
-    at_flips,
-    judge_labels,
-    long_at_flips,
-    with_lengths,
-)
+from unsoftmax.learners.single_head.labels.flips import conclude_labels
 from unsoftmax.models import SingleHead
 from unsoftmax.probes import Array, Design, Pairs, Probes, Sequences, UnitVectors
 from unsoftmax.protocol import Certificate, Found, Steps
 from unsoftmax.refusals import Reason
 from unsoftmax.theory import counts
 from unsoftmax.validate import sequences
-from unsoftmax.validate.judge import fresh_answers
 
 # Samples per round: 8 MiB of answers. A multiple of the block that samples are made in.
 SAMPLES = 2**20
@@ -149,15 +142,11 @@ def learn_by_averaging(
     model = SingleHead(W, v)
     bounds = {"W": error, "v": float(np.sqrt(dim)) * v_error}
     certificate = Certificate(bounds, _assumes(promise))
-    left = checks - len(opened)
-    long = long_at_flips(model, certificate, left, rng)
-    closing = at_flips(model, certificate, left - sum(map(len, long)), rng)
-    before = [(opening.X, opened.astype(np.float64))]
-    answered = yield from fresh_answers(closing, before, LONG.rounds(long))
-    judgement = judge_labels(model, certificate, answered, checks)
-    certificate = with_lengths(certificate, model, answered, long)
+    before = opening.X, opened.astype(np.float64)
+    steps = conclude_labels(model, certificate, before, checks, rng)
+    certificate, evidence = yield from steps
     notes = ("Labels do not determine ‖v‖: v is returned with ‖v‖ = 1, to within its error.",)
-    return Found(model, certificate, judgement.evidence, notes)
+    return Found(model, certificate, evidence, notes)
 
 
 def _assumes(promise: Promise) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
+import scipy
 
 from unsoftmax.learners.single_head.sensing.rank_one import (
     FIT_ROUNDING,
@@ -74,22 +75,19 @@ class GramSystem:
             y = self.inverse @ c
             return y, self.measured.adjoint(y)
         left = c - self.measured.of(back) - self.ridge * y
-        shrink = EXACTLY if exactly else SHRINK
-        along, square = np.zeros_like(left), np.inf
+        shape = (len(y), len(y))
+        system = scipy.sparse.linalg.LinearOperator(shape, matvec=self._of, dtype=np.float64)
         # rows of 𝒜 have norm 1, so that 1 + D is G + D's diagonal: the preconditioner
-        scale = 1 / (1 + self.ridge)
-        beside = c if exactly else left
-        wanted = shrink**2 * float(beside @ (scale * beside))
-        for _ in range(PRODUCTS):
-            before, square = square, float(left @ (scale * left))
-            if square <= wanted:
-                break
-            along = scale * left + (square / before) * along
-            image = self.measured.adjoint(along)
-            length = square / float(np.sum(image**2) + along @ (self.ridge * along))
-            y, back = y + length * along, back + length * image
-            left = left - length * (self.measured.of(image) + self.ridge * along)
-        return y, back
+        scale = scipy.sparse.diags(1 / (1 + self.ridge))
+        close = float(EXACTLY * np.linalg.norm(c) if exactly else SHRINK * np.linalg.norm(left))
+        more, _ = scipy.sparse.linalg.cg(
+            system, left, rtol=0.0, atol=close, maxiter=PRODUCTS, M=scale
+        )
+        return y + more, back + self.measured.adjoint(more)
+
+    def _of(self, y: Array) -> Array:
+        """Return (G + D) y."""
+        return np.asarray(self.measured.of(self.measured.adjoint(y)) + self.ridge * y)
 
 
 # -- The matrix of least nuclear norm with given rank-one measurements a_k·(W b_k) = t_k
