@@ -12,11 +12,11 @@ m of them the answer beside a far token b tells, without any other key,
 
        z = Σ_h σ(l_h(b) − log E_h) (M_h κ − M_h b) − (1 − σ(…)) (m/E_h) M_h b:
 
-   one fit gives M_h κ. All κ are 45° from one whose M_h κ is known, and whose gates are a start.
+   one fit gives M_h κ. All κ are 45° or less from one whose M_h κ is known; its gates are a start.
 3. Beside b = √d e_j of the other coordinates o_h(b) follows from [0 × m; b], and from the same
    answers the rows of M_h in the s coordinates that were hidden so far.
 
-Queries: (s + 1)s/2·(H + 2) + 2, (d − s)(H + 3) + s, 2(d − s), and the far tokens by themselves.
+Queries: (s + 1)s/2·(H + 2) + 2, (d − s)(H + 2) + s, up to 2(d − s), and the far tokens by themselves.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from unsoftmax.learners.attention_layer.value_answers import HeadMaps, LayerMap
 from unsoftmax.learners.block.far_tokens import FarTokens
 from unsoftmax.learners.compose import Asking
 from unsoftmax.measure.token_map import AnswerNoise, with_errors
+from unsoftmax.models import AttentionLayer, LayerHead
 from unsoftmax.models.arrays import TINY
 from unsoftmax.probes import Array, Copies, Indices, Probes, Sequences
 from unsoftmax.refusals import Reason
@@ -44,12 +45,13 @@ _ZEROS = np.array([1, 32, 4, 12, 2, 20, 8, 48, 3, 6, 16, 24, 10, 5, 40, 7, 28, 1
 # Those beside the first b at first, and beyond heads there and beside the others.
 _FIRST, _SPARE = 8, 2
 # Tokens 0 before a key, in turn, and tokens beyond heads. The second is no multiple of the first.
-_BEFORE, _BESIDE = np.array([0, 1, 4, 16, 2, 8, 0, 32, 3]), 3
+_BEFORE, _BESIDE = np.array([0, 1, 4, 16, 2, 8, 0, 32, 3]), 2
 # Tokens 0 beside the tokens of one coordinate, the second where equations for the rows of maps that
 # were hidden are fewer than so many times the unknown numbers.
 _CORNER, _EQUATIONS = np.array([1, 6]), 1.25
-# The angle of keys to the known one, and two coordinates of that: it is none of the b's.
-_TURN, _KNOWN = np.pi / 4, np.array([-0.6, 0.8])
+# Angles of keys to the known one, in turn until their gates are found, and two coordinates of that:
+# it is none of the b's.
+_TURNS, _KNOWN = np.pi * np.array([1 / 4, 1 / 8, 1 / 16]), np.array([-0.6, 0.8])
 # Singular values, and what a fit leaves, below so many times the noise are noise. Errors of what
 # is known beside a key add to the second.
 _NOISE, _KNOWN_NOISE = 30.0, 300.0
@@ -69,8 +71,9 @@ def cost(dim: int, heads: int) -> Cost:
     s = hidden_coordinates(dim)
     forms = s * (s + 1) // 2
     own = len(_ZEROS) + forms * (heads + _SPARE + 3)
-    keys = dim * (heads + _BESIDE) + s
-    return Cost.of(own + keys + (len(_CORNER) + 1) * dim, tokens=int(_ZEROS.max()) + 2, rounds=6)
+    keys = len(_TURNS) * dim * (heads + _BESIDE) + s
+    asked = own + keys + (len(_CORNER) + 1) * dim
+    return Cost.of(asked, tokens=int(_ZEROS.max()) + 2, rounds=5 + len(_TURNS))
 
 
 class Gated(NamedTuple):
@@ -306,11 +309,15 @@ class TurnedMaps:
             O[-1][self.shown] = left[:, :rank]
             V.append(singular[:rank, None] * right[:rank])
         adds = [-radius * rows[:, asked.corner].T for rows in V]
-        design = np.hstack([share[:, None] * one for share, one in zip(shares.T, adds, strict=True)])
+        design = np.hstack(
+            [share[:, None] * one for share, one in zip(shares.T, adds, strict=True)]
+        )
         hidden = np.linalg.lstsq(design, asked.y[:, self.hidden], rcond=None)[0]
         for own_part, part in zip(O, np.split(hidden, np.cumsum(self.ranks)[:-1]), strict=True):
             own_part[self.hidden] = part.T
-        return HeadMaps.of_maps([U @ rows for U, rows in zip(O, V, strict=True)], self.ranks), scores
+        return HeadMaps.of_maps(
+            [U @ rows for U, rows in zip(O, V, strict=True)], self.ranks
+        ), scores
 
     def solved(self) -> HeadMaps:
         """Compute all M_h, their ranks cut."""
@@ -321,6 +328,29 @@ class TurnedMaps:
         values, own = self._whole()
         M = sum(U @ V for U, V in zip(values.U, values.V, strict=True))
         return SphereMap(np.zeros(len(own)), np.asarray(M), False, own)
+
+    def beside_one(self) -> tuple[AttentionLayer, Array, Array]:
+        """Return a layer that adds what keys do, of any length, next to one token (1, d); these.
+
+        Without positions: a key has the score that it has next to the token, which has its own.
+        """
+        d, s = self.keys[0].key.size, len(self.hidden)
+        b, beta = np.eye(d)[self.hidden[:1]], np.sqrt(d) * np.eye(s)[:1]
+        keys = np.array([one.key for one in self.keys])
+        scores = np.vstack([*(beta @ one.theta.T for one in self.keys), self.own().own(beta)])
+        vectors = np.linalg.lstsq(np.vstack([keys, np.sqrt(d) * b]), scores, rcond=None)[0]
+        values = self.solved()
+        heads = [
+            LayerHead(U @ V, vector[:, None] * b / np.sqrt(d))
+            for U, V, vector in zip(values.U, values.V, vectors.T, strict=True)
+        ]
+        return AttentionLayer(heads, np.zeros(d)), b, keys
+
+    @property
+    def typical(self) -> float:
+        """Root mean square score of keys next to tokens, in the head where it is largest."""
+        scores = np.array([one.beta @ one.theta.T for one in self.keys])
+        return float(np.sqrt(np.max(np.mean(scores**2, axis=(0, 1)))))
 
     def ranked(self, noise: AnswerNoise, rng: np.random.Generator) -> TurnedMaps:
         """Count singular values of each head's map above what drawn errors make."""
@@ -449,7 +479,9 @@ class ZeroGates:
 
     # -- keys
 
-    def _keys(self, hidden: Indices, shown: Indices, few: OwnAnswers) -> Asking[tuple[KeyGates, ...]]:
+    def _keys(
+        self, hidden: Indices, shown: Indices, few: OwnAnswers
+    ) -> Asking[tuple[KeyGates, ...]]:
         """Ask keys next to tokens of few coordinates."""
         d, s, own = self.tokens.dim, len(hidden), own_scores(few)
         H = len(own.theta)
@@ -457,26 +489,34 @@ class ZeroGates:
         # a key of few coordinates: its gates follow by least squares
         known = _KNOWN @ np.eye(s)[:2]
         start = yield from self._gates_of(known, units[: 2 * s : 2], own, frame, shown)
-        count = H + _BESIDE
-        token = np.arange(count) % len(units)
-        beta = np.sqrt(d) * units
-        zeros = _BEFORE[np.arange(count) % len(_BEFORE)]
         others = np.zeros((d - s, d))
         others[:, shown] = np.linalg.qr(self.rng.standard_normal((d - s, d - s)))[0]
-        keys = np.sqrt(d) * (np.cos(_TURN) * known @ frame + np.sin(_TURN) * others)
-        asked = np.tile(units[token], (len(keys), 1)) @ frame
-        y = yield from self._answered(
-            keys.repeat(count, axis=0), asked, np.tile(zeros, len(keys)), "maps"
-        )
-        read = []
-        for key, rows in zip(keys, y.reshape(len(keys), count, d)[:, :, shown], strict=True):
-            answers = own.beside(beta[token], zeros.astype(float), rows)
-            noise = _KNOWN_NOISE / _NOISE * self._noise(rows)
-            found = self._found(answers, np.cos(_TURN) * start, _AWAY, noise)
-            if found is None:
-                raise Reason.SOFT_GATES_UNFOUND_ELSEWHERE.error(lost=1, offsets=len(keys), heads=H)
-            read.append(KeyGates(key, beta[token], zeros.astype(float), rows, found.theta))
-        return tuple(read)
+        read: list[KeyGates | None] = [None] * len(others)
+        for n, turn in enumerate(_TURNS):
+            lost = [place for place, one in enumerate(read) if one is None]
+            if not lost:
+                break
+            token = np.arange(n, n + H + _BESIDE) % len(units)
+            zeros = _BEFORE[np.arange(n, n + H + _BESIDE) % len(_BEFORE)]
+            keys = self.tokens.radius * (np.cos(turn) * known @ frame + np.sin(turn) * others[lost])
+            asked = np.tile(units[token], (len(keys), 1)) @ frame
+            every = keys.repeat(len(token), axis=0)
+            y = yield from self._answered(every, asked, np.tile(zeros, len(keys)), "maps")
+            y = y.reshape(len(keys), len(token), d)[:, :, shown]
+            beta = self.tokens.radius * units[token]
+            for place, key, rows in zip(lost, keys, y, strict=True):
+                answers = own.beside(beta, zeros.astype(float), rows)
+                noise = _KNOWN_NOISE / _NOISE * self._noise(rows)
+                found = self._found(answers, np.cos(turn) * start, _AWAY, noise)
+                if found is not None:
+                    theta = found.theta
+                    read[place] = KeyGates(key, beta, zeros.astype(float), rows, theta)
+        sure = tuple(one for one in read if one is not None)
+        if len(sure) < len(read):
+            raise Reason.SOFT_GATES_UNFOUND_ELSEWHERE.error(
+                lost=len(read) - len(sure), offsets=len(read), heads=H
+            )
+        return sure
 
     def _gates_of(
         self, key: Array, units: Array, own: OwnScores, frame: Array, shown: Indices
