@@ -797,8 +797,9 @@ class Reason(Enum):
     )
     BLOCK_EPS_SMALL = (
         NotIdentifiable,
-        "The norm after attention has an eps of about {eps:.0e}. Short inputs are made {times:.0e} times "
-        "as long by it, with the roundoffs of what attention adds: these hide the neurons there. "
+        "The norm after attention has an eps of about {eps:.0e}. Short inputs are made {times:.0e} "
+        "times as long by it, with the roundoffs of what attention adds: these hide the neurons "
+        "there. "
         "This eps, and the constant that attention adds, are determined.",
     )
     BLOCK_NOTHING_FOLLOWS = (

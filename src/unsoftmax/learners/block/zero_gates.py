@@ -16,7 +16,7 @@ m of them the answer beside a far token b tells, without any other key,
 3. Beside b = √d e_j of the other coordinates o_h(b) follows from [0 × m; b], and from the same
    answers the rows of M_h in the s coordinates that were hidden so far.
 
-Queries: (s + 1)s/2·(H + 2) + 2, (d − s)(H + 2) + s, up to 2(d − s), and the far tokens by themselves.
+Queries: (s + 1)s/2·(H + 2) + 2, (d − s)(H + 2) + s, up to 2(d − s), and all far tokens alone.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ import scipy
 
 from unsoftmax.learners.attention_layer.value_answers import HeadMaps, LayerMap
 from unsoftmax.learners.block.far_tokens import FarTokens
+from unsoftmax.learners.block.gated_fit import Gated, GatedFit, fitted
 from unsoftmax.learners.compose import Asking
 from unsoftmax.measure.token_map import AnswerNoise, with_errors
 from unsoftmax.models import AttentionLayer, LayerHead
-from unsoftmax.models.arrays import TINY
 from unsoftmax.probes import Array, Copies, Indices, Probes, Sequences
 from unsoftmax.refusals import Reason
 from unsoftmax.theory.costs import Cost
@@ -57,11 +57,6 @@ _TURNS, _KNOWN = np.pi * np.array([1 / 4, 1 / 8, 1 / 16]), np.array([-0.6, 0.8])
 _NOISE, _KNOWN_NOISE = 30.0, 300.0
 # Starts of a fit, and how far they are drawn.
 _STARTS, _AWAY, _FARTHER, _OWN = 100, 0.1, 0.03, 2.0
-# Steps of a fit, and damping relative to the equations' diagonal: what it is at first, after a step
-# that gained and one that did not; below the last it would not keep equations from singular.
-_STEPS, _TRIED, _DAMPED, _EASED, _TIGHTENED, _LEAST_DAMPED = 80, 12, 1e-3, 0.1, 5.0, 1e-13
-# Steps are no longer: a gate changes from 0.1 to 0.9 over 4.4. Steps below the second are rounding.
-_LONGEST, _STILL = 2.0, 1e-13
 # Weights are taken to be no nearer to 0 and 1.
 _EXTREME = 1e-12
 
@@ -74,91 +69,6 @@ def cost(dim: int, heads: int) -> Cost:
     keys = len(_TURNS) * dim * (heads + _BESIDE) + s
     asked = own + keys + (len(_CORNER) + 1) * dim
     return Cost.of(asked, tokens=int(_ZEROS.max()) + 2, rounds=5 + len(_TURNS))
-
-
-class Gated(NamedTuple):
-    """Answers y_t = Σ_h σ(design_t·θ_h + shift_th) (Σ_p features_tp v_hp + known_th)."""
-
-    design: Array
-    """(T, q)."""
-    shift: Array
-    """(T, H)."""
-    features: Array
-    """(T, p)."""
-    known: Array
-    """(T, H, m)."""
-    y: Array
-    """(T, m)."""
-
-    def left(self, theta: Array) -> tuple[Array, Array, Array, Array]:
-        """Return gates (T, H), their columns (T, H p), vectors (H p, m) and what is left."""
-        gates: Array = scipy.special.expit(self.design @ theta.T + self.shift)
-        columns = (gates[:, :, None] * self.features[:, None]).reshape(len(gates), -1)
-        y = self.y - np.einsum("th,thm->tm", gates, self.known)
-        vectors = np.linalg.lstsq(columns, y, rcond=None)[0]
-        return gates, columns, vectors, y - columns @ vectors
-
-    def slopes(self, gates: Array, columns: Array, vectors: Array) -> Array:
-        """Return derivatives of y by θ, as far as no vectors make up for them, (H q, T m)."""
-        H, p = gates.shape[1], self.features.shape[1]
-        whole = np.einsum("tp,hpm->thm", self.features, vectors.reshape(H, p, -1)) + self.known
-        each = np.einsum("th,tq,thm->hqtm", gates * (1 - gates), self.design, whole)
-        each = each.reshape(-1, *self.y.shape)
-        basis = np.linalg.qr(columns)[0]
-        within = np.einsum("tb,jtm->jbm", basis, each)
-        return np.asarray((each - np.einsum("tb,jbm->jtm", basis, within)).reshape(len(each), -1))
-
-
-class GatedFit(NamedTuple):
-    """Where a fit ended."""
-
-    theta: Array
-    """(H, q)."""
-    vectors: Array
-    """(H, p, m)."""
-    missed: float
-    """Norm of what is left of the answers."""
-
-
-def fitted(answers: Gated, theta: Array) -> GatedFit:
-    """Fit gates and vectors to answers, from θ (H, q) on: variable projection.
-
-    Examples
-    --------
-    >>> rng = np.random.default_rng(0)
-    >>> design, shift = rng.standard_normal((12, 2)), rng.standard_normal((12, 2))
-    >>> features, known = np.ones((12, 1)), rng.standard_normal((12, 2, 5))
-    >>> theta, vectors = rng.standard_normal((2, 2)), rng.standard_normal((2, 5))
-    >>> gates = scipy.special.expit(design @ theta.T + shift)
-    >>> y = np.einsum("th,thm->tm", gates, known + vectors)
-    >>> found = fitted(Gated(design, shift, features, known, y), theta + 0.2)
-    >>> bool(np.allclose(found.theta, theta) and np.allclose(found.vectors[:, 0], vectors))
-    True
-    """
-    (gates, columns, vectors, left), damping = answers.left(theta), _DAMPED
-    square = float(np.sum(left * left))
-    for _ in range(_STEPS):
-        slopes = answers.slopes(gates, columns, vectors)
-        equations, right = slopes @ slopes.T, slopes @ left.ravel()
-        sizes = np.sqrt(np.diag(equations))
-        sizes[sizes == 0] = 1.0  # a gate that is shut beside all tokens
-        unit, right = equations / np.outer(sizes, sizes), right / sizes
-        for _ in range(_TRIED):
-            step = np.linalg.solve(unit + damping * np.eye(len(unit)), right) / sizes
-            length = float(np.abs(step).max(initial=0.0))
-            moved = theta + step.reshape(theta.shape) * min(1.0, _LONGEST / max(length, TINY))
-            tried = answers.left(moved)
-            if (less := float(np.sum(tried[3] ** 2))) < square:
-                break
-            damping *= _TIGHTENED
-        else:
-            break
-        theta, (gates, columns, vectors, left), square = moved, tried, less
-        damping = max(damping * _EASED, _LEAST_DAMPED)
-        if length < _STILL:
-            break
-    each = vectors.reshape(len(theta), -1, vectors.shape[1])
-    return GatedFit(theta, each, float(np.sqrt(square)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -444,7 +354,7 @@ class ZeroGates:
         y = np.vstack([y, asked[:, shown]])
         own, vectors = self._one_by_one(where, every, y, heads)
         own = _in_one_order(beta, own, vectors)
-        theta = -np.linalg.lstsq(_squares(beta), own, rcond=None)[0].T
+        theta = np.asarray(-np.linalg.lstsq(_squares(beta), own, rcond=None)[0].T, dtype=np.float64)
         answers = OwnAnswers(beta[where], every.astype(float), y, theta)
         found = fitted(answers.gated(), theta)
         if not found.missed <= self._noise(y):
