@@ -21,11 +21,11 @@ Learner = us.learners.BlockLearner
 SHAPES = {(16, 4, 2, 4): 20, (16, 2, 1, 8): 20, (32, 4, 2, 8): 10}
 
 
-def shares(model: Any, bounds: dict[str, float], block: LlamaBlock) -> float:
+def shares(model: Any, bounds: Any, block: LlamaBlock) -> float:
     """The largest share of its bound that an error of attention takes."""
     errors = largest_errors(model, block.truth())
     errors |= {"eps": abs(model.norm.eps - block.eps)}
-    return max(errors[name] / bounds[name] for name in ("M", "W", "eps"))
+    return float(max(errors[name] / bounds[name] for name in ("M", "W", "eps")))
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -35,7 +35,7 @@ def test_attention_is_recovered_whatever_follows(shape, trials, evidence):
     for seed in range(count):
         block = LlamaBlock.drawn(shape, seed, base=(1e4, 5e5)[seed % 2])
         oracle = Counted(block)
-        recovery = us.learn(oracle, Learner(shape[0], seed=seed))
+        recovery: Any = us.learn(oracle, Learner(shape[0], seed=seed))
         model, bounds = recovery.model, recovery.certificate.errors
         assert oracle.queries == recovery.queries
         assert isinstance(model, us.RotaryLayer)
@@ -76,7 +76,7 @@ def test_whole_blocks_are_recovered(shape, neurons, few, claimed, trials, eviden
     for seed in range(count):
         block = LlamaBlock(LlamaBlock.drawn(shape, seed).attention, seed, neurons)
         oracle = Counted(block)
-        recovery = us.learn(oracle, Learner(shape[0], part="block", seed=seed))
+        recovery: Any = us.learn(oracle, Learner(shape[0], part="block", seed=seed))
         assert oracle.queries == recovery.queries
         attention, network = recovery.model.parts
         assert (network.activation, len(network.b)) == ("silu", neurons)
