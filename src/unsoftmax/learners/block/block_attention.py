@@ -26,6 +26,7 @@ from unsoftmax.learners.block.far_groups import FarGroupReading
 from unsoftmax.learners.block.far_scores import FarScoreReading, FarScores
 from unsoftmax.learners.block.far_tokens import FarTokens, find_far_tokens
 from unsoftmax.learners.block.gate_reading import GatedMaps, GateReading
+from unsoftmax.learners.block.gated_fit import ranks_of_maps
 from unsoftmax.learners.block.key_lengths import BESIDE, DRAWN_KEYS, KeyLengths, read_lengths
 from unsoftmax.learners.block.zero_gates import TurnedMaps, ZeroGates
 from unsoftmax.learners.compose import Asking, T
@@ -321,7 +322,7 @@ def _plain(
 ) -> Asking[tuple[PlainAnswers, KeyLengths]]:
     """Ask for maps and scores without positions, and for eps."""
     gates = yield from GateReading(tokens, most, rng).run()
-    ranks, maps = gates.ranks(tokens.noise, rng), gates.maps()
+    ranks, maps = ranks_of_maps(gates, tokens.noise, rng), gates.maps()
     scores, whole = yield from FarScoreReading(tokens, gates, maps, ranks, rng).run()
     heads = PlainAnswers(gates, scores, whole, ranks)
     units = tokens.on_sphere(rng.standard_normal((DRAWN_KEYS, tokens.dim)))

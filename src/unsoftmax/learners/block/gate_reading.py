@@ -26,12 +26,11 @@ import numpy as np
 import scipy
 
 from unsoftmax.learners.attention_layer.soft_gate_reading import CopiedAnswers
-from unsoftmax.learners.block.far_tokens import FarTokens
-from unsoftmax.learners.block.gated_fit import Gated, GatedFit, fitted
+from unsoftmax.learners.block.far_tokens import FarTokens, asked_copies
+from unsoftmax.learners.block.gated_fit import NOISE, Gated, GatedFit, fitted
 from unsoftmax.learners.compose import Asking
-from unsoftmax.measure.token_map import AnswerNoise, with_errors
 from unsoftmax.models.arrays import TINY
-from unsoftmax.probes import Array, Copies, Indices, Purpose, Round, Sequences
+from unsoftmax.probes import Array, Indices, Purpose
 from unsoftmax.refusals import Reason, RefusalError
 from unsoftmax.theory.costs import Cost
 from unsoftmax.theory.counts import hidden_coordinates
@@ -50,8 +49,6 @@ _TURN = 0.15
 _FIRST = 12
 # ... and of the others beyond heads and coordinates. With none the equations are square.
 _SPARE = 3
-# Singular values, and what a fit leaves, below so many times the noise are noise.
-_NOISE = 30.0
 # Starts of the first fit, and of each other one, whose starts are drawn ever farther away.
 _STARTS, _STARTS_NEAR, _NEAR, _FARTHER = 200, 60, 0.15, 0.03
 # How often offsets whose gates were not found are asked again beside as many tokens more.
@@ -146,17 +143,6 @@ class GatedMaps:
             np.einsum("khm,kd->hmd", flat.reshape(-1, *vectors.shape[1:]), self.frame)
         )
 
-    def ranks(self, noise: AnswerNoise, rng: np.random.Generator) -> tuple[int, ...]:
-        """Count singular values of each head's map above what drawn errors make."""
-        maps = self.maps()
-        moved = with_errors(self, noise, rng).maps() - maps
-        counted = []
-        for M, error in zip(maps, moved, strict=True):
-            floor = _NOISE * float(np.linalg.norm(error, 2))
-            singular = np.linalg.svd(M, compute_uv=False)
-            counted.append(max(1, int(np.count_nonzero(singular > floor))))
-        return tuple(counted)
-
     @property
     def typical(self) -> float:
         """Root mean square logit of offsets of length 1, in the head where it is largest."""
@@ -225,7 +211,7 @@ class GateReading:
 
     def _noise(self, answers: CopiedAnswers) -> float:
         """Return what answers together may be off by."""
-        return _NOISE * float(np.linalg.norm(self.tokens.noise.of(answers.y)))
+        return NOISE * float(np.linalg.norm(self.tokens.noise.of(answers.y)))
 
     # -- the others
 
@@ -297,7 +283,7 @@ class GateReading:
     ) -> Asking[list[CopiedAnswers]]:
         """Ask offsets beside tokens: of each how f and F are turned in B, and e."""
         t, kinds = plane.t[use], _COPIES[use % len(_COPIES)]
-        places, asked, made = [], list[tuple[Array, Array]](), list[Array]()
+        asked, made = list[tuple[Array, Array]](), list[Array]()
         for turn, e in turns:
             slant = _TURN if e.any() else 0.0
             along, across = length / np.hypot(1, slant), length * slant / np.hypot(1, slant)
@@ -307,16 +293,8 @@ class GateReading:
             a = along * turn[0] @ plane.frame[: len(turn)] + across * e
             asked.append((a, b))
             made.append(np.stack([b + a, b], axis=1))
-        pairs, copies = np.concatenate(made), np.tile(kinds, (len(turns), 1))
-        families: Round = []
-        for kind in np.unique(copies, axis=0):
-            own = np.flatnonzero((copies == kind).all(axis=1))
-            places.append(own)
-            families.append(Copies.of(Sequences(pairs[own], phase=phase, purpose=purpose), kind))
-        answers = yield families
-        y = np.zeros((len(pairs), self.tokens.dim))
-        for own, one in zip(places, answers, strict=True):
-            y[own] = one
+        copies = np.tile(kinds, (len(turns), 1))
+        y = yield from asked_copies(np.concatenate(made), copies, phase, purpose)
         shown = np.setdiff1d(np.arange(self.tokens.dim), plane.hidden)
         design = np.hstack([np.ones((len(t), 1)), t])
         parts = np.reshape(y[:, shown], (len(turns), len(t), -1))

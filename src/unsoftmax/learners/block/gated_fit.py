@@ -7,14 +7,17 @@ Gauss–Newton steps in what is left of answers.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import scipy
 
+from unsoftmax.measure.token_map import AnswerNoise, with_errors
 from unsoftmax.models.arrays import TINY
 from unsoftmax.probes import Array
 
+# Singular values, and what a fit leaves, below so many times the noise are noise.
+NOISE = 30.0
 # Steps of a fit, and damping relative to the equations' diagonal: what it is at first, after a step
 # that gained and one that did not; below the last it would not keep equations from singular.
 _STEPS, _TRIED, _DAMPED, _EASED, _TIGHTENED, _LEAST_DAMPED = 80, 12, 1e-3, 0.1, 5.0, 1e-13
@@ -105,3 +108,20 @@ def fitted(answers: Gated, theta: Array) -> GatedFit:
             break
     each = vectors.reshape(len(theta), -1, vectors.shape[1])
     return GatedFit(theta, each, float(np.sqrt(square)))
+
+
+class Mapped(Protocol):
+    """Answers that maps are computed from."""
+
+    def maps(self) -> Array:
+        """Compute all M_h, (H, m, d)."""
+
+
+def ranks_of_maps(answers: Mapped, noise: AnswerNoise, rng: np.random.Generator) -> tuple[int, ...]:
+    """Count singular values of each head's map above what drawn errors make."""
+    maps, counted = answers.maps(), []
+    for M, error in zip(maps, with_errors(answers, noise, rng).maps() - maps, strict=True):
+        floor = NOISE * float(np.linalg.norm(error, 2))
+        singular = np.linalg.svd(M, compute_uv=False)
+        counted.append(max(1, int(np.count_nonzero(singular > floor))))
+    return tuple(counted)

@@ -30,12 +30,11 @@ import numpy as np
 import scipy
 
 from unsoftmax.learners.attention_layer.value_answers import HeadMaps, LayerMap
-from unsoftmax.learners.block.far_tokens import FarTokens
-from unsoftmax.learners.block.gated_fit import Gated, GatedFit, fitted
+from unsoftmax.learners.block.far_tokens import FarTokens, asked_copies
+from unsoftmax.learners.block.gated_fit import NOISE, Gated, GatedFit, fitted, ranks_of_maps
 from unsoftmax.learners.compose import Asking
-from unsoftmax.measure.token_map import AnswerNoise, with_errors
 from unsoftmax.models import AttentionLayer, LayerHead
-from unsoftmax.probes import Array, Copies, Indices, Probes, Sequences
+from unsoftmax.probes import Array, Indices
 from unsoftmax.refusals import Reason
 from unsoftmax.theory.costs import Cost
 from unsoftmax.theory.counts import hidden_coordinates
@@ -52,9 +51,8 @@ _CORNER, _EQUATIONS = np.array([1, 6]), 1.25
 # Angles of keys to the known one, in turn until their gates are found, and two coordinates of that:
 # it is none of the b's.
 _TURNS, _KNOWN = np.pi * np.array([1 / 4, 1 / 8, 1 / 16]), np.array([-0.6, 0.8])
-# Singular values, and what a fit leaves, below so many times the noise are noise. Errors of what
-# is known beside a key add to the second.
-_NOISE, _KNOWN_NOISE = 30.0, 300.0
+# What a fit beside a key leaves adds up of errors of what is known there, so many times the noise.
+_KNOWN_NOISE = 300.0
 # Starts of a fit, and how far they are drawn.
 _STARTS, _AWAY, _FARTHER, _OWN = 100, 0.1, 0.03, 2.0
 # Weights are taken to be no nearer to 0 and 1.
@@ -262,17 +260,6 @@ class TurnedMaps:
         scores = np.array([one.beta @ one.theta.T for one in self.keys])
         return float(np.sqrt(np.max(np.mean(scores**2, axis=(0, 1)))))
 
-    def ranked(self, noise: AnswerNoise, rng: np.random.Generator) -> TurnedMaps:
-        """Count singular values of each head's map above what drawn errors make."""
-        maps = self.maps()
-        moved = with_errors(self, noise, rng).maps() - maps
-        ranks = []
-        for M, error in zip(maps, moved, strict=True):
-            floor = _NOISE * float(np.linalg.norm(error, 2))
-            singular = np.linalg.svd(M, compute_uv=False)
-            ranks.append(max(1, int(np.count_nonzero(singular > floor))))
-        return replace(self, ranks=tuple(ranks))
-
 
 def own_scores(few: OwnAnswers) -> OwnScores:
     """Fit own scores, and maps of few coordinates."""
@@ -297,32 +284,26 @@ class ZeroGates:
         few = yield from self._few(hidden, shown)
         keys = yield from self._keys(hidden, shown, few)
         nothing = CornerAnswers(shown[:0], np.zeros(0), np.zeros((0, d)))
-        maps = TurnedMaps(hidden, shown, few, keys, nothing).ranked(self.tokens.noise, self.rng)
-        again = int(_EQUATIONS * sum(maps.ranks)) - len(shown)
+        maps = TurnedMaps(hidden, shown, few, keys, nothing)
+        ranks = ranks_of_maps(maps, self.tokens.noise, self.rng)
+        again = int(_EQUATIONS * sum(ranks)) - len(shown)
         corner = np.concatenate([shown, shown[: max(0, again)]])
         zeros = _CORNER[np.arange(len(corner)) // len(shown)]
         y = yield from self._answered(None, np.eye(d)[corner], zeros, "own scores")
-        return replace(maps, corners=CornerAnswers(corner, zeros.astype(float), y))
+        return replace(maps, ranks=ranks, corners=CornerAnswers(corner, zeros.astype(float), y))
 
     def _answered(self, key: Array | None, x: Array, zeros: Indices, phase: str) -> Asking[Array]:
         """Ask [0 × zeros; key; norm(x)] of tokens x, one key or one for each, (T, d)."""
         b = self.tokens.of(x)
         keys = () if key is None else (np.broadcast_to(key, b.shape),)
-        tokens, y = np.stack([np.zeros_like(b), *keys, b], axis=1), np.zeros_like(b)
-        places, families = list[Indices](), list[Probes]()
-        for count in np.unique(zeros):
-            places.append(np.flatnonzero(zeros == count))
-            copies = np.array([count, *np.ones(len(keys) + 1, dtype=np.intp)])
-            own = Sequences(tokens[places[-1]], phase=phase, purpose="data")
-            families.append(Copies.of(own, copies))
-        answers = yield families
-        for own_rows, one in zip(places, answers, strict=True):
-            y[own_rows] = one
-        return y
+        tokens = np.stack([np.zeros_like(b), *keys, b], axis=1)
+        copies = np.ones(tokens.shape[:2], dtype=np.intp)
+        copies[:, 0] = zeros
+        return (yield from asked_copies(tokens, copies, phase))
 
     def _noise(self, y: Array) -> float:
         """Return what answers together may be off by."""
-        return _NOISE * float(np.linalg.norm(self.tokens.noise.of(y)))
+        return NOISE * float(np.linalg.norm(self.tokens.noise.of(y)))
 
     # -- tokens of few coordinates
 
@@ -416,7 +397,7 @@ class ZeroGates:
             beta = self.tokens.radius * units[token]
             for place, key, rows in zip(lost, keys, y, strict=True):
                 answers = own.beside(beta, zeros.astype(float), rows)
-                noise = _KNOWN_NOISE / _NOISE * self._noise(rows)
+                noise = _KNOWN_NOISE / NOISE * self._noise(rows)
                 found = self._found(answers, np.cos(turn) * start, _AWAY, noise)
                 if found is not None:
                     theta = found.theta
