@@ -14,6 +14,7 @@ from scipy.special import erf, expit
 
 import unsoftmax as us
 from tests.attention_layers import largest_errors
+from tests.rotary_layers import rotary_layer
 
 KINDS_OF_F = ("relu", "gelu", "swiglu", "mixture")
 
@@ -245,3 +246,44 @@ def predicted_to(model: Any, block: PlainBlock, rng: Any) -> float:
             missed = np.linalg.norm(model(X) - z, axis=1) / np.linalg.norm(z, axis=1)
             worst = max(worst, float(np.max(missed)))
     return worst
+
+
+class LlamaBlock:
+    """Attention of normalised tokens and SwiGLU, each behind an RMSNorm, all of it random."""
+
+    def __init__(self, attention: Any, seed: int, neurons: int = 24, eps: float = 1e-5) -> None:
+        self.attention, self.eps, self.dim = attention, eps, int(attention.dim)
+        rng, d = np.random.default_rng([seed, 35]), self.dim
+        self.scales = 1 + rng.standard_normal((2, d)) / np.sqrt(10)
+        self.A, self.G = rng.standard_normal((2, neurons, d)) / np.sqrt(d)
+        self.B = rng.standard_normal((d, neurons)) / np.sqrt(neurons)
+
+    @classmethod
+    def drawn(cls, shape: tuple[int, int, int, int], seed: int, **settings: Any) -> LlamaBlock:
+        """Draw attention of d dimensions, H heads in G groups and rank r; logits are about 1."""
+        layer = rotary_layer(*shape, seed, **settings)
+        size = np.sqrt(shape[0])
+        arrays = {**layer.arrays(), "K": layer.K / size, "k_bias": layer.k_bias / size}
+        return cls(us.RotaryLayer.from_arrays(arrays), seed)
+
+    def __call__(self, X: Any) -> Any:
+        y = X[:, -1] + self.attention(self.norm(X, 0))
+        n = self.norm(y, 1)
+        gate = n @ self.G.T
+        return y + (gate * expit(gate) * (n @ self.A.T)) @ self.B.T
+
+    def norm(self, x: Any, which: int) -> Any:
+        size = np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + self.eps)
+        return self.scales[which] * x / size
+
+    def truth(self) -> us.RotaryLayer:
+        """Its attention as a layer of tokens that are only divided by their size."""
+        arrays = self.attention.arrays()
+        scaled = {name: arrays[name] * self.scales[0] for name in "VKQ"}
+        return us.RotaryLayer.from_arrays({**arrays, **scaled})
+
+    def numbers(self, *, whole: bool = False) -> int:
+        """How many numbers its attention has, or all of it."""
+        (H, d, r), G = self.attention.O.shape, self.attention.G
+        heads = r * (G * d + H * d - G) + H * d * r + G * r * d - G * r * r
+        return int(heads + whole * 3 * self.A.size)

@@ -246,7 +246,7 @@ def naming_positions(steps: Asking[T], learner: Learner[Any]) -> Asking[T]:
     except (NotIdentifiable, ModelMismatch) as refusal:
         if not np.any(refusal.determined.get("v", 1.0)):
             raise  # no answer depends on scores
-        if refusal.reason == Reason.QUERIES_HAVE_BIASES.name:
+        if refusal.reason in (Reason.QUERIES_HAVE_BIASES.name, Reason.BLOCK_BY_PLACE.name):
             raise  # it says already how scores depend on positions
         try:
             how = yield from _named(learner)

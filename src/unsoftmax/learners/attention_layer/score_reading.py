@@ -36,12 +36,11 @@ from unsoftmax.learners.attention_layer import search_limits as limits
 from unsoftmax.learners.attention_layer.key_answers import HeadScores, KeyAnswers, columns_of
 from unsoftmax.learners.attention_layer.norm_behind import too_few
 from unsoftmax.learners.attention_layer.search_limits import Effort
-from unsoftmax.learners.attention_layer.soft_gate_reading import SoftGates
 from unsoftmax.learners.attention_layer.value_answers import (
     DirectionMap,
     HeadMaps,
     LayerMap,
-    ValueAnswers,
+    ReadMaps,
 )
 from unsoftmax.learners.compose import Asking
 from unsoftmax.measure.binary_grid import on_one_grid
@@ -74,7 +73,7 @@ class Lengths(NamedTuple):
 class KeyAsking:
     """What keys are asked with."""
 
-    maps: ValueAnswers | SoftGates
+    maps: ReadMaps
     layer: LayerMap
     values: HeadMaps
     noise: AnswerNoise
@@ -95,7 +94,7 @@ class KeyAsking:
     @classmethod
     def of(
         cls,
-        maps: ValueAnswers | SoftGates,
+        maps: ReadMaps,
         noise: AnswerNoise,
         effort: Effort,
         typical: tuple[float, float],

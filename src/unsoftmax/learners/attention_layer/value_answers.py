@@ -338,6 +338,13 @@ class MapAnswers(Protocol):
         """Return c and M."""
 
 
+class ReadMaps(MapAnswers, Protocol):
+    """What every head's map follows from as well."""
+
+    def solved(self) -> HeadMaps:
+        """Compute them."""
+
+
 @dataclass(frozen=True, slots=True)
 class AffineAnswers:
     """Answers of single tokens."""

@@ -98,7 +98,9 @@ class BehindKeys:
         n, length = self.tokens.on_sphere(x), np.linalg.norm(self.tokens.within(x), axis=1)
         copies = np.broadcast_to(keys[:, None], (len(keys), COPIES, len(self.key)))
         scores = self.layer.scored(np.concatenate([copies, n[:, None]], axis=1))
-        own = scipy.special.expit(scores[..., -1] - scipy.special.logsumexp(scores[..., :-1], axis=2))
+        own = scipy.special.expit(
+            scores[..., -1] - scipy.special.logsumexp(scores[..., :-1], axis=2)
+        )
         sizes = np.linalg.norm(self._maps, 2, axis=(1, 2))
         return np.asarray(self.tokens.radius * np.max(own * sizes, axis=1) / length)
 
@@ -163,7 +165,7 @@ class BehindKeys:
         return x
 
     def _linearised(self, x: Array) -> tuple[Array, Array]:
-        """Return o (Q, d) and its derivative by x (Q, d, d), heads weighing copies of a key and x."""
+        """Return o (Q, d) and its derivative by x (Q, d, d), beside copies of a key."""
         d, tokens = self.tokens.dim, self.tokens
         v = tokens.within(x)
         size = np.sqrt(np.mean(v * v, axis=1) + self.eps)

@@ -21,10 +21,13 @@ from unsoftmax.learners.attention_layer.group_reading import GivenPositions
 from unsoftmax.learners.attention_layer.group_scores import GroupAnswers
 from unsoftmax.learners.attention_layer.search_limits import LEAN
 from unsoftmax.learners.attention_layer.value_answers import LayerMap, groups_of
+from unsoftmax.learners.block import key_lengths
 from unsoftmax.learners.block.far_groups import FarGroupReading
 from unsoftmax.learners.block.far_scores import FarScoreReading, FarScores
-from unsoftmax.learners.block.far_tokens import UNKNOWN_EPS, FarTokens, find_far_tokens
+from unsoftmax.learners.block.far_tokens import FarTokens, find_far_tokens
 from unsoftmax.learners.block.gate_reading import GatedMaps, GateReading
+from unsoftmax.learners.block.gated_fit import ranks_of_maps
+from unsoftmax.learners.block.key_lengths import BESIDE, DRAWN_KEYS, KeyLengths, read_lengths
 from unsoftmax.learners.block.zero_gates import TurnedMaps, ZeroGates
 from unsoftmax.learners.compose import Asking, T
 from unsoftmax.measure.precision import UNIT
@@ -42,16 +45,6 @@ from unsoftmax.validate.sequences import by_length
 
 # Searches along other tokens before a target is refused.
 SEARCHES = 2
-# Lengths of one key that find eps, the longest relative to √d, and each to the one before; keys at
-# the length where eps bends most, which give it.
-RUNGS, _LONGEST, _APART, REFINED = 9, 2.0**6, 2.0**-6, 4
-# Keys that are drawn for them, beside how many far tokens, and lengths at which the answers are to
-# differ: strong scores leave most keys without any weight, or with all.
-_DRAWN_KEYS, _BESIDE, _TELLING = 64, 8, np.linspace(0, 1, 5)
-# Values of |n(κ)|/√d that answers are compared with first, and steps from the nearest one.
-_GRID, _STEPS, _STEP = 257, 6, 2.0**-14
-# A key this near to the sphere at its shortest: eps is 0.
-_UNBENT = 1e-3
 # Answers to a short token that attention by itself explains but for this share: F sees nothing of
 # what it adds. And how long the key beside it is.
 _UNSEEN, _LONG_KEY = 1e-6, 2.0**10
@@ -66,47 +59,7 @@ _NEARER = 2.0 ** -np.arange(9)
 def cost() -> Cost:
     """Bound what a search asks beside maps and scores: keys that show eps, and fresh sequences."""
     fresh = Cost.of(2 * CONFIRMING, tokens=max(shape.tokens for shape in SHORT), rounds=1)
-    return Cost.of(RUNGS + REFINED, tokens=2, rounds=2) + fresh
-
-
-@dataclass(frozen=True, slots=True)
-class KeyLengths:
-    """Answers to keys of chosen lengths, that eps is read from.
-
-    Attributes
-    ----------
-    x, y : ndarray (Q, d)
-        Keys, as they are asked, and the differences.
-    b : ndarray (d,)
-        The far token.
-    """
-
-    x: Array
-    y: Array
-    b: Array
-
-    def bent(self, inner: Layer, shown: Array, tokens: FarTokens) -> Array:
-        """Return |n(κ)|/√d of every key, (Q,)."""
-        unit = tokens.on_sphere(self.x)
-
-        def answered(share: Array) -> Array:
-            return _beside(share[..., None] * unit, self.b, inner, shown)
-
-        grid = np.linspace(0, 1, _GRID)
-        each = answered(np.repeat(grid[:, None], len(self.x), axis=1))
-        share = grid[np.argmin(np.linalg.norm(each - self.y, axis=2), axis=0)]
-        for _ in range(_STEPS):
-            slope = (answered(share + _STEP) - answered(share - _STEP)) / (2 * _STEP)
-            missed = np.sum(slope * (self.y - answered(share)), axis=1)
-            share = share + missed / np.maximum(np.sum(slope**2, axis=1), TINY)
-        return np.asarray(share)
-
-    def eps(self, share: Array, tokens: FarTokens) -> Array:
-        """Return the eps with which keys have these shares of √d."""
-        if not np.all(share):
-            raise Reason.NO_NUMBERS.error(error="no key is so short that it shows eps")
-        square = np.sum(tokens.within(self.x) ** 2, axis=1) / tokens.dim
-        return np.asarray(square * (1 / share**2 - 1))
+    return key_lengths.cost() + fresh
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,9 +117,7 @@ class BlockAnswers:
     def eps(self, inner: Layer) -> float:
         """Compute eps."""
         assert self.lengths is not None
-        shown = self.tokens.shown(self.lengths.b[None])[0]
-        share = self.lengths.bent(inner, shown, self.tokens)
-        return float(np.mean(self.lengths.eps(share, self.tokens)))
+        return self.lengths.mean_eps(inner, self.tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,8 +193,9 @@ def attention_searched(dim: int, most: int, rng: np.random.Generator) -> Asking[
     tokens = yield from find_far_tokens(dim, rng)
 
     def searched(last: bool) -> Asking[ReadBlock]:
-        reading = _turned(tokens, most, rng) if tokens.by_place else _plain(tokens, most, rng)
-        block = yield from tokens.differences(_read(tokens, reading, rng))
+        plain = tokens.differences(_plain(tokens, most, rng))
+        reading = _turned(tokens, most, rng) if tokens.by_place else plain
+        block = ReadBlock.of(BlockAnswers(tokens, *(yield from reading)), rng)
         yield from block.asked(block.conclusion.confirmed())
         return block
 
@@ -367,74 +319,37 @@ IN_PARALLEL = (
 
 def _plain(
     tokens: FarTokens, most: int, rng: np.random.Generator
-) -> Asking[tuple[PlainAnswers, Array]]:
-    """Ask for maps and scores without positions; return also the far tokens of one coordinate."""
+) -> Asking[tuple[PlainAnswers, KeyLengths]]:
+    """Ask for maps and scores without positions, and for eps."""
     gates = yield from GateReading(tokens, most, rng).run()
-    ranks, maps = gates.ranks(tokens.noise, rng), gates.maps()
+    ranks, maps = ranks_of_maps(gates, tokens.noise, rng), gates.maps()
     scores, whole = yield from FarScoreReading(tokens, gates, maps, ranks, rng).run()
-    return PlainAnswers(gates, scores, whole, ranks), scores.tokens
+    heads = PlainAnswers(gates, scores, whole, ranks)
+    units = tokens.on_sphere(rng.standard_normal((DRAWN_KEYS, tokens.dim)))
+    inner = BlockAnswers(tokens, heads).inner()
+    return heads, (yield from read_lengths(tokens, inner, scores.tokens[:BESIDE], units))
 
 
 def _turned(
     tokens: FarTokens, most: int, rng: np.random.Generator
-) -> Asking[tuple[TurnedAnswers, Array]]:
-    """Ask for maps and scores with rotary positions; return also far tokens of one coordinate."""
-    maps = yield from ZeroGates(tokens, most, rng).run()
-    groups = groups_of(maps.solved(), SHARED)
+) -> Asking[tuple[TurnedAnswers, KeyLengths]]:
+    """Ask for maps with rotary positions, for eps, and for scores, with keys of any length."""
+
+    def with_maps() -> Asking[tuple[TurnedMaps, KeyLengths]]:
+        maps = yield from ZeroGates(tokens, most, rng).run()
+        inner, b, keys = maps.beside_one()
+        return maps, (yield from read_lengths(tokens, inner, tokens.of(b), keys))
+
+    maps, lengths = yield from tokens.differences(with_maps())
     reading = FarGroupReading.of(
-        maps, tokens.noise, LEAN, (0.0, 0.0), rng, groups=groups, given=GivenPositions(), far=tokens
+        maps,
+        tokens.noise,
+        LEAN,
+        (maps.typical, 0.0),
+        rng,
+        groups=groups_of(maps.solved(), SHARED),
+        given=GivenPositions(),
+        far=tokens,
     )
-    scores = yield from reading.run()
-    return TurnedAnswers(maps, scores), scores.first.tokens
-
-
-def _read(
-    tokens: FarTokens,
-    reading: Asking[tuple[PlainAnswers | TurnedAnswers, Array]],
-    rng: np.random.Generator,
-) -> Asking[ReadBlock]:
-    """Ask for maps, scores and eps."""
-    heads, far = yield from reading
-    answers = BlockAnswers(tokens, heads)
-    inner = answers.inner()
-    b, units = _telling(inner, tokens, far[:_BESIDE], rng)
-    shown = tokens.shown(b[None])[0]
-    rungs = _LONGEST * _APART ** np.arange(RUNGS)[:, None] * units[:1]
-    lengths = yield from _asked(tokens, rungs, b, "eps")
-    share = lengths.bent(inner, shown, tokens)
-    if share[-1] > 1 - _UNBENT:
-        raise Reason.EPS_IS_0.error()
-    rung = int(np.argmin(np.abs(share**2 - 1 / 2)))
-    if not 0 < share[rung] < 1:
-        raise Reason.NO_TOKEN_HALF_BENT.error()
-    half = np.sqrt(lengths.eps(share, tokens)[rung]) * units[1:]
-    lengths = yield from _asked(tokens, half, b, "eps")
-    return ReadBlock.of(replace(answers, lengths=lengths), rng)
-
-
-def _telling(
-    inner: Layer, tokens: FarTokens, far: Array, rng: np.random.Generator
-) -> tuple[Array, Array]:
-    """Choose a far token, and keys beside it whose lengths show best."""
-    units = tokens.on_sphere(rng.standard_normal((_DRAWN_KEYS, tokens.dim)))
-    keys = _TELLING[:, None, None] * units
-    each = [_beside(keys, b, inner, own) for b, own in zip(far, tokens.shown(far), strict=True)]
-    apart = np.linalg.norm(np.diff(each, axis=1), axis=3).min(axis=1)
-    best = int(np.argmax(np.sort(apart, axis=1)[:, -1 - REFINED]))
-    return far[best], units[np.argsort(-apart[best])[: 1 + REFINED]]
-
-
-def _beside(keys: Array, b: Array, inner: Layer, shown: Array) -> Array:
-    """Return what keys (…, d), one by one beside b, add in the coordinates that are shown."""
-    X = np.stack([keys, np.broadcast_to(b, keys.shape)], axis=-2)
-    flat = inner(X.reshape(-1, 2, len(b))) - inner(b[None, None])
-    return np.where(shown, flat, 0.0).reshape(keys.shape)
-
-
-def _asked(tokens: FarTokens, x: Array, b: Array, phase: str) -> Asking[KeyLengths]:
-    """Ask keys x (Q, d) as they are, one by one beside b."""
-    # of this length after a norm with the eps that they are made with
-    keys = x / np.sqrt(np.sum(x * x, axis=1, keepdims=True) / tokens.dim + UNKNOWN_EPS)
-    X = np.stack([keys, np.broadcast_to(b, keys.shape)], axis=1)
-    [y] = yield [Sequences(X, phase=phase, purpose="data")]
-    return KeyLengths(x, y, b)
+    eps = lengths.mean_eps(maps.beside_one()[0], tokens)
+    return TurnedAnswers(maps, (yield from tokens.differences(reading.run(), eps))), lengths

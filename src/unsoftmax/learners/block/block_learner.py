@@ -124,6 +124,8 @@ class BlockLearner(Configured):
     revision: ClassVar[int] = 2
     far: ClassVar[str] = "so long that every gate is 0 or 1"
     outputs: ClassVar[Outputs] = "vector"
+    rotary: ClassVar[bool] = True
+    """Rotary positions are known: refusals are not for them."""
 
     def __post_init__(self) -> None:
         whole_number("dim", self.dim, 4)

@@ -8,7 +8,7 @@ answers to tokens 0 (`zero_gates`). With ρ_h = e^o/(e^o + m), m tokens 0 betwee
     log(p_h,i/(1 − Σ p_h)) + log(m + e^o) = (K a_i)·R(Δ_i) Q_h b,
 
 linear in the weights again, in the d − 1 coordinates that e_j does not hide; the rest is as there.
-Keys are on the sphere as well: no eps is needed.
+Keys are as long as scores are moderate, at most √d.
 """
 
 from __future__ import annotations
@@ -20,24 +20,26 @@ import numpy as np
 from unsoftmax.learners.attention_layer.group_reading import GroupReading
 from unsoftmax.learners.attention_layer.key_answers import KeyAnswers, KeyedTokens, Weights
 from unsoftmax.learners.attention_layer.score_reading import Lengths
-from unsoftmax.learners.attention_layer.search_limits import LONGEST
+from unsoftmax.learners.attention_layer.search_limits import AGAIN, LONGEST
 from unsoftmax.learners.attention_layer.value_answers import HeadMaps, LayerMap
 from unsoftmax.learners.block.far_tokens import FarTokens
 from unsoftmax.learners.block.zero_gates import SphereMap
 from unsoftmax.learners.compose import Asking
+from unsoftmax.models.arrays import TINY
 from unsoftmax.probes import Array, Indices, Probes, Purpose
-from unsoftmax.refusals import Reason
 from unsoftmax.theory.costs import Cost
 
 # Equations for each weight that is solved for, at least 1: fewer keys leave smaller errors.
 EQUATIONS = 1 / 0.85
+# Logits of keys, as root mean square of the strongest head.
+_LOGITS = 1.0
 
 
 def cost(dim: int) -> Cost:
     """Bound the reading of scores: one key at a time, beside all tokens near and far."""
-    first = 2 * dim * dim
-    asked = Cost.of(first + 3 * dim * dim, tokens=LONGEST + dim + 1)
-    return asked + Cost.of(dim, rounds=4 + int(np.log2(dim + 1)))
+    parts, again = 2 + 3, 1 + AGAIN
+    asked = Cost.of(again * parts * dim * dim, tokens=LONGEST + dim + 1)
+    return asked + Cost.of(dim, rounds=again * (4 + int(np.log2(dim + 1))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,7 @@ class FarKeyAnswers(KeyAnswers):
             shown, others = np.arange(len(y)) != corner[token], self.between
             own = np.exp(layer.own[corner[token]])
             share, b = own / (own + others), beside[:, :, token]
-            columns = along[block] - (share * b)[:, :, None]
+            columns = self.scale[q] * along[block] - (share * b)[:, :, None]
             right = y + b @ (1 - share)
             found = np.linalg.lstsq(columns.reshape(len(y), -1)[shown], right[shown], rcond=None)[0]
             keys[q] = found.reshape(H, n)
@@ -84,23 +86,17 @@ class FarGroupReading(GroupReading):
         return np.eye(d)[self.rng.permutation(d)]
 
     def piloted(self, units: Array, directions: Array) -> Asking[Lengths]:
-        """Return the one length that there is."""
+        """Return lengths at which logits are moderate."""
         yield from ()
-        return Lengths(self.far.radius, self.far.radius)
+        longest = min(1.0, _LOGITS / max(self.typical[0], TINY))
+        return Lengths(longest * self.far.radius, self.far.radius)
 
     def tokens(self, units: Array, directions: Array, lengths: Lengths) -> tuple[Array, Array]:
-        """Return keys and query tokens on the sphere."""
-        return self.far.on_sphere(units), self.far.of(directions)
+        """Return keys of one length, and query tokens on the sphere."""
+        return lengths.keys / self.far.radius * self.far.on_sphere(units), self.far.of(directions)
 
     def grid(self, keys: Array, tokens: Array, between: int = 0) -> KeyAnswers:
         """Pair every block with every query token, not yet answered."""
         plain = GroupReading.grid(self, keys, tokens, between)
         asked = plain.keys, plain.tokens, plain.block, plain.token, plain.scale, plain.y
         return FarKeyAnswers(*asked, between)
-
-    def mended_part(self, answers: KeyAnswers, phase: str) -> Asking[KeyAnswers]:
-        """Refuse weights that are not positive: there are no shorter keys."""
-        yield from ()
-        if len(self._small(answers, 0.0)):
-            raise Reason.WEIGHTS_BELOW_0.error()
-        return answers

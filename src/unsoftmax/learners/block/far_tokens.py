@@ -25,7 +25,18 @@ from unsoftmax.learners.compose import Asking, T, mapped
 from unsoftmax.learners.normed_tokens import longer
 from unsoftmax.measure.precision import KAPPA, UNIT, Precision
 from unsoftmax.measure.token_map import AnswerNoise
-from unsoftmax.probes import Array, Changed, Flags, Round, Sequences, Singles
+from unsoftmax.probes import (
+    Array,
+    Changed,
+    Copies,
+    Flags,
+    Indices,
+    Probes,
+    Purpose,
+    Round,
+    Sequences,
+    Singles,
+)
 from unsoftmax.protocol import Answers
 from unsoftmax.refusals import Reason
 from unsoftmax.theory.costs import Cost
@@ -172,6 +183,22 @@ class FarTokens:
 
         fresh: list[bytes] = []
         return mapped(steps, ask, answer)
+
+
+def asked_copies(
+    tokens: Array, copies: Indices, phase: str, purpose: Purpose = "data"
+) -> Asking[Array]:
+    """Ask sequences (Q, n, d) whose i-th token is there ``copies[:, i]`` times, (Q, d)."""
+    y, places, families = np.zeros_like(tokens[:, -1]), list[Indices](), list[Probes]()
+    for kind in np.unique(copies, axis=0):
+        places.append(np.flatnonzero((copies == kind).all(axis=1)))
+        families.append(
+            Copies.of(Sequences(tokens[places[-1]], phase=phase, purpose=purpose), kind)
+        )
+    answers = yield families
+    for own, one in zip(places, answers, strict=True):
+        y[own] = one
+    return y
 
 
 class _FirstLook(NamedTuple):

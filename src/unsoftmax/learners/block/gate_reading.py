@@ -26,11 +26,11 @@ import numpy as np
 import scipy
 
 from unsoftmax.learners.attention_layer.soft_gate_reading import CopiedAnswers
-from unsoftmax.learners.block.far_tokens import FarTokens
+from unsoftmax.learners.block.far_tokens import FarTokens, asked_copies
+from unsoftmax.learners.block.gated_fit import NOISE, Gated, GatedFit, fitted
 from unsoftmax.learners.compose import Asking
-from unsoftmax.measure.token_map import AnswerNoise, with_errors
 from unsoftmax.models.arrays import TINY
-from unsoftmax.probes import Array, Copies, Indices, Purpose, Round, Sequences
+from unsoftmax.probes import Array, Indices, Purpose
 from unsoftmax.refusals import Reason, RefusalError
 from unsoftmax.theory.costs import Cost
 from unsoftmax.theory.counts import hidden_coordinates
@@ -49,15 +49,8 @@ _TURN = 0.15
 _FIRST = 12
 # ... and of the others beyond heads and coordinates. With none the equations are square.
 _SPARE = 3
-# Singular values, and what a fit leaves, below so many times the noise are noise.
-_NOISE = 30.0
 # Starts of the first fit, and of each other one, whose starts are drawn ever farther away.
 _STARTS, _STARTS_NEAR, _NEAR, _FARTHER = 200, 60, 0.15, 0.03
-# Steps of a fit, and damping relative to the equations' diagonal: what it is at first, after a step
-# that gained and one that did not; below the last it would not keep equations from singular.
-_STEPS, _TRIED, _DAMPED, _EASED, _TIGHTENED, _LEAST_DAMPED = 60, 12, 1e-3, 0.1, 5.0, 1e-13
-# Steps are no longer: a gate changes from 0.1 to 0.9 over 4.4. Steps below the second are rounding.
-_LONGEST, _STILL = 2.0, 1e-13
 # How often offsets whose gates were not found are asked again beside as many tokens more.
 _AGAIN = 2
 
@@ -75,66 +68,11 @@ def cost(dim: int, heads: int) -> Cost:
     return Cost.of(_LENGTHS * first + others, tokens=MOST_TOKENS, rounds=rounds)
 
 
-class Fitted(NamedTuple):
-    """Where a fit ended."""
-
-    theta: Array
-    """(H, q)."""
-    vectors: Array
-    """(H, m)."""
-    missed: float
-    """Norm of what is left of the answers."""
-
-
-def fitted(answers: CopiedAnswers, theta: Array) -> Fitted:
-    """Fit gates σ(S θ_h + s) times vectors to answers, from θ (H, q) on.
-
-    Examples
-    --------
-    >>> rng = np.random.default_rng(0)
-    >>> s = np.column_stack([np.ones(9), rng.standard_normal((9, 2))])
-    >>> theta, vectors = rng.standard_normal((2, 3)), rng.standard_normal((2, 5))
-    >>> copies = _COPIES[np.arange(9) % 7]
-    >>> y = scipy.special.expit(theta @ s.T + np.log(copies[:, 0] / copies[:, 1])).T @ vectors
-    >>> found = fitted(CopiedAnswers(np.zeros(5), np.zeros((9, 5)), s, copies, y), theta + 0.2)
-    >>> bool(np.allclose(found.theta, theta) and np.allclose(found.vectors, vectors))
-    True
-    """
-    design, shift, y = answers.s, answers.shift, answers.y
-    H, q = theta.shape
-
-    def at(theta: Array) -> tuple[Array, Array, Array]:
-        gates: Array = scipy.special.expit(theta @ design.T + shift).T
-        vectors = np.asarray(np.linalg.lstsq(gates, y, rcond=None)[0], dtype=np.float64)
-        return gates, vectors, y - gates @ vectors
-
-    (gates, vectors, left), damping = at(theta), _DAMPED
-    square = float(np.sum(left * left))
-    for _ in range(_STEPS):
-        basis = np.linalg.qr(gates)[0]
-        slopes = np.einsum("kh,kq->hqk", gates * (1 - gates), design).reshape(H * q, -1)
-        slopes -= (slopes @ basis) @ basis.T
-        equations = (slopes @ slopes.T) * np.kron(vectors @ vectors.T, np.ones((q, q)))
-        right = np.einsum("hqk,kc,hc->hq", slopes.reshape(H, q, -1), left, vectors).ravel()
-        sizes = np.sqrt(np.diag(equations))
-        sizes[sizes == 0] = 1.0  # a gate that is shut beside all tokens
-        unit, right = equations / np.outer(sizes, sizes), right / sizes
-        for _ in range(_TRIED):
-            step = np.linalg.solve(unit + damping * np.eye(H * q), right) / sizes
-            step = step.reshape(H, q)
-            length = float(np.abs(step).max(initial=0.0))
-            tried = at(theta + step * min(1.0, _LONGEST / max(length, TINY)))
-            if (less := float(np.sum(tried[2] ** 2))) < square:
-                break
-            damping *= _TIGHTENED
-        else:
-            break
-        theta = theta + step * min(1.0, _LONGEST / max(length, TINY))
-        (gates, vectors, left), square = tried, less
-        damping = max(damping * _EASED, _LEAST_DAMPED)
-        if length < _STILL:
-            break
-    return Fitted(theta, vectors, float(np.sqrt(square)))
+def gated(answers: CopiedAnswers, theta: Array) -> Gated:
+    """Return what is fitted to answers: gates of heads θ (H, q), each times one vector."""
+    H, (T, m) = len(theta), answers.y.shape
+    shift, nothing = answers.shift[:, None] * np.ones(H), np.zeros((T, H, m))
+    return Gated(answers.s, shift, np.ones((T, 1)), nothing, answers.y)
 
 
 class Plane(NamedTuple):
@@ -198,23 +136,12 @@ class GatedMaps:
     def maps(self) -> Array:
         """Compute all M_h in the coordinates that are shown, (H, m, d)."""
         pairs = zip(self.offsets, self.theta, strict=True)
-        vectors = np.array([fitted(one, theta).vectors for one, theta in pairs])
+        vectors = np.array([fitted(gated(*pair), pair[1]).vectors[:, 0] for pair in pairs])
         steps = np.array([one.a for one in self.offsets]) @ self.frame.T
         flat = np.linalg.lstsq(steps, vectors.reshape(len(steps), -1), rcond=None)[0]
         return np.asarray(
             np.einsum("khm,kd->hmd", flat.reshape(-1, *vectors.shape[1:]), self.frame)
         )
-
-    def ranks(self, noise: AnswerNoise, rng: np.random.Generator) -> tuple[int, ...]:
-        """Count singular values of each head's map above what drawn errors make."""
-        maps = self.maps()
-        moved = with_errors(self, noise, rng).maps() - maps
-        counted = []
-        for M, error in zip(maps, moved, strict=True):
-            floor = _NOISE * float(np.linalg.norm(error, 2))
-            singular = np.linalg.svd(M, compute_uv=False)
-            counted.append(max(1, int(np.count_nonzero(singular > floor))))
-        return tuple(counted)
 
     @property
     def typical(self) -> float:
@@ -252,7 +179,7 @@ class GateReading:
 
     # -- the first offset
 
-    def _base(self, plane: Plane, length: float) -> Asking[tuple[Plane, CopiedAnswers, Fitted]]:
+    def _base(self, plane: Plane, length: float) -> Asking[tuple[Plane, CopiedAnswers, GatedFit]]:
         """Ask one offset until there are more tokens than heads and coordinates."""
         q, turned = len(plane.sparse), (np.eye(len(plane.sparse)), self._simplex(plane)[0])
         count, answers = max(_FIRST, 2 * q + 4), None
@@ -276,19 +203,20 @@ class GateReading:
                 break
             count = 2 * count
         for _ in range(_STARTS):
-            found = fitted(answers, _SOFT * self.rng.standard_normal((heads, q)))
+            start = _SOFT * self.rng.standard_normal((heads, q))
+            found = fitted(gated(answers, start), start)
             if found.missed <= self._noise(answers):
                 return plane, answers, found
         raise _Unfound(Reason.SOFT_GATES_UNFOUND.error(rank=heads))
 
     def _noise(self, answers: CopiedAnswers) -> float:
         """Return what answers together may be off by."""
-        return _NOISE * float(np.linalg.norm(self.tokens.noise.of(answers.y)))
+        return NOISE * float(np.linalg.norm(self.tokens.noise.of(answers.y)))
 
     # -- the others
 
     def _others(
-        self, plane: Plane, length: float, base: CopiedAnswers, found: Fitted
+        self, plane: Plane, length: float, base: CopiedAnswers, found: GatedFit
     ) -> Asking[GatedMaps]:
         s, H = len(plane.sparse), len(found.theta)
         simplex = self._simplex(plane)
@@ -322,15 +250,16 @@ class GateReading:
         theta = (found.theta, *(fit.theta for fit in sure))
         return GatedMaps(shown, plane.frame, (base, *answers), theta)
 
-    def _near(self, answers: CopiedAnswers, base: Fitted) -> Fitted | None:
+    def _near(self, answers: CopiedAnswers, base: GatedFit) -> GatedFit | None:
         """Fit the gates of another offset, heads in the order of the first one's."""
         for n in range(_STARTS_NEAR):
             away = (n > 0) * (_NEAR + _FARTHER * n) * self.rng.standard_normal(base.theta.shape)
-            found = fitted(answers, base.theta + away)
+            found = fitted(gated(answers, base.theta), base.theta + away)
             if found.missed <= self._noise(answers):
-                alike = _cosines(base.vectors, found.vectors) + _cosines(base.theta, found.theta)
+                alike = _cosines(base.vectors[:, 0], found.vectors[:, 0])
+                alike += _cosines(base.theta, found.theta)
                 order = scipy.optimize.linear_sum_assignment(-alike)[1]
-                return Fitted(found.theta[order], found.vectors[order], found.missed)
+                return GatedFit(found.theta[order], found.vectors[order], found.missed)
         return None
 
     # -- asking
@@ -354,7 +283,7 @@ class GateReading:
     ) -> Asking[list[CopiedAnswers]]:
         """Ask offsets beside tokens: of each how f and F are turned in B, and e."""
         t, kinds = plane.t[use], _COPIES[use % len(_COPIES)]
-        places, asked, made = [], list[tuple[Array, Array]](), list[Array]()
+        asked, made = list[tuple[Array, Array]](), list[Array]()
         for turn, e in turns:
             slant = _TURN if e.any() else 0.0
             along, across = length / np.hypot(1, slant), length * slant / np.hypot(1, slant)
@@ -364,16 +293,8 @@ class GateReading:
             a = along * turn[0] @ plane.frame[: len(turn)] + across * e
             asked.append((a, b))
             made.append(np.stack([b + a, b], axis=1))
-        pairs, copies = np.concatenate(made), np.tile(kinds, (len(turns), 1))
-        families: Round = []
-        for kind in np.unique(copies, axis=0):
-            own = np.flatnonzero((copies == kind).all(axis=1))
-            places.append(own)
-            families.append(Copies.of(Sequences(pairs[own], phase=phase, purpose=purpose), kind))
-        answers = yield families
-        y = np.zeros((len(pairs), self.tokens.dim))
-        for own, one in zip(places, answers, strict=True):
-            y[own] = one
+        copies = np.tile(kinds, (len(turns), 1))
+        y = yield from asked_copies(np.concatenate(made), copies, phase, purpose)
         shown = np.setdiff1d(np.arange(self.tokens.dim), plane.hidden)
         design = np.hstack([np.ones((len(t), 1)), t])
         parts = np.reshape(y[:, shown], (len(turns), len(t), -1))

@@ -150,8 +150,8 @@ class WholeBlock:
         assert isinstance(network, FeedForward)
         assert network.norm is not None
         second["eps"] = network.norm.eps * (SAFETY * self.eps_error + _ROUNDOFFS * UNIT)
-        its = [name for name in ("M", "W", "w", "c", "eps") if name in first]
-        named = {f"{name} of part 0": first[name] for name in its}
+        heads = [name for name in ("M", "W", "w", "c", "eps") if name in first]
+        named = {f"{name} of part 0": first[name] for name in heads}
         its = [name for name in ("A", "b", "B", "c", "G", "g", "eps") if name in second]
         named |= {f"{name} of part 1": second[name] for name in its}
         return named | {name: second[name] for name in ("constant", "slope")}

@@ -12,11 +12,11 @@ m of them the answer beside a far token b tells, without any other key,
 
        z = Σ_h σ(l_h(b) − log E_h) (M_h κ − M_h b) − (1 − σ(…)) (m/E_h) M_h b:
 
-   one fit gives M_h κ. All κ are 45° from one whose M_h κ is known, and whose gates are a start.
+   one fit gives M_h κ. All κ are 45° or less from one whose M_h κ is known; its gates are a start.
 3. Beside b = √d e_j of the other coordinates o_h(b) follows from [0 × m; b], and from the same
    answers the rows of M_h in the s coordinates that were hidden so far.
 
-Queries: (s + 1)s/2·(H + 2) + 2, (d − s)(H + 3) + s, 2(d − s), and the far tokens by themselves.
+Queries: (s + 1)s/2·(H + 2) + 2, (d − s)(H + 2) + s, up to 2(d − s), and all far tokens alone.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ import numpy as np
 import scipy
 
 from unsoftmax.learners.attention_layer.value_answers import HeadMaps, LayerMap
-from unsoftmax.learners.block.far_tokens import FarTokens
+from unsoftmax.learners.block.far_tokens import FarTokens, asked_copies
+from unsoftmax.learners.block.gated_fit import NOISE, Gated, GatedFit, fitted, ranks_of_maps
 from unsoftmax.learners.compose import Asking
-from unsoftmax.measure.token_map import AnswerNoise, with_errors
-from unsoftmax.models.arrays import TINY
-from unsoftmax.probes import Array, Copies, Indices, Probes, Sequences
+from unsoftmax.models import AttentionLayer, LayerHead
+from unsoftmax.probes import Array, Indices
 from unsoftmax.refusals import Reason
 from unsoftmax.theory.costs import Cost
 from unsoftmax.theory.counts import hidden_coordinates
@@ -44,22 +44,17 @@ _ZEROS = np.array([1, 32, 4, 12, 2, 20, 8, 48, 3, 6, 16, 24, 10, 5, 40, 7, 28, 1
 # Those beside the first b at first, and beyond heads there and beside the others.
 _FIRST, _SPARE = 8, 2
 # Tokens 0 before a key, in turn, and tokens beyond heads. The second is no multiple of the first.
-_BEFORE, _BESIDE = np.array([0, 1, 4, 16, 2, 8, 0, 32, 3]), 3
+_BEFORE, _BESIDE = np.array([0, 1, 4, 16, 2, 8, 0, 32, 3]), 2
 # Tokens 0 beside the tokens of one coordinate, the second where equations for the rows of maps that
 # were hidden are fewer than so many times the unknown numbers.
 _CORNER, _EQUATIONS = np.array([1, 6]), 1.25
-# The angle of keys to the known one, and two coordinates of that: it is none of the b's.
-_TURN, _KNOWN = np.pi / 4, np.array([-0.6, 0.8])
-# Singular values, and what a fit leaves, below so many times the noise are noise. Errors of what
-# is known beside a key add to the second.
-_NOISE, _KNOWN_NOISE = 30.0, 300.0
+# Angles of keys to the known one, in turn until their gates are found, and two coordinates of that:
+# it is none of the b's.
+_TURNS, _KNOWN = np.pi * np.array([1 / 4, 1 / 8, 1 / 16]), np.array([-0.6, 0.8])
+# What a fit beside a key leaves adds up of errors of what is known there, so many times the noise.
+_KNOWN_NOISE = 300.0
 # Starts of a fit, and how far they are drawn.
 _STARTS, _AWAY, _FARTHER, _OWN = 100, 0.1, 0.03, 2.0
-# Steps of a fit, and damping relative to the equations' diagonal: what it is at first, after a step
-# that gained and one that did not; below the last it would not keep equations from singular.
-_STEPS, _TRIED, _DAMPED, _EASED, _TIGHTENED, _LEAST_DAMPED = 80, 12, 1e-3, 0.1, 5.0, 1e-13
-# Steps are no longer: a gate changes from 0.1 to 0.9 over 4.4. Steps below the second are rounding.
-_LONGEST, _STILL = 2.0, 1e-13
 # Weights are taken to be no nearer to 0 and 1.
 _EXTREME = 1e-12
 
@@ -69,93 +64,9 @@ def cost(dim: int, heads: int) -> Cost:
     s = hidden_coordinates(dim)
     forms = s * (s + 1) // 2
     own = len(_ZEROS) + forms * (heads + _SPARE + 3)
-    keys = dim * (heads + _BESIDE) + s
-    return Cost.of(own + keys + (len(_CORNER) + 1) * dim, tokens=int(_ZEROS.max()) + 2, rounds=6)
-
-
-class Gated(NamedTuple):
-    """Answers y_t = Σ_h σ(design_t·θ_h + shift_th) (Σ_p features_tp v_hp + known_th)."""
-
-    design: Array
-    """(T, q)."""
-    shift: Array
-    """(T, H)."""
-    features: Array
-    """(T, p)."""
-    known: Array
-    """(T, H, m)."""
-    y: Array
-    """(T, m)."""
-
-    def left(self, theta: Array) -> tuple[Array, Array, Array, Array]:
-        """Return gates (T, H), their columns (T, H p), vectors (H p, m) and what is left."""
-        gates: Array = scipy.special.expit(self.design @ theta.T + self.shift)
-        columns = (gates[:, :, None] * self.features[:, None]).reshape(len(gates), -1)
-        y = self.y - np.einsum("th,thm->tm", gates, self.known)
-        vectors = np.linalg.lstsq(columns, y, rcond=None)[0]
-        return gates, columns, vectors, y - columns @ vectors
-
-    def slopes(self, gates: Array, columns: Array, vectors: Array) -> Array:
-        """Return derivatives of y by θ, as far as no vectors make up for them, (H q, T m)."""
-        H, p = gates.shape[1], self.features.shape[1]
-        whole = np.einsum("tp,hpm->thm", self.features, vectors.reshape(H, p, -1)) + self.known
-        each = np.einsum("th,tq,thm->hqtm", gates * (1 - gates), self.design, whole)
-        each = each.reshape(-1, *self.y.shape)
-        basis = np.linalg.qr(columns)[0]
-        within = np.einsum("tb,jtm->jbm", basis, each)
-        return np.asarray((each - np.einsum("tb,jbm->jtm", basis, within)).reshape(len(each), -1))
-
-
-class GatedFit(NamedTuple):
-    """Where a fit ended."""
-
-    theta: Array
-    """(H, q)."""
-    vectors: Array
-    """(H, p, m)."""
-    missed: float
-    """Norm of what is left of the answers."""
-
-
-def fitted(answers: Gated, theta: Array) -> GatedFit:
-    """Fit gates and vectors to answers, from θ (H, q) on: variable projection.
-
-    Examples
-    --------
-    >>> rng = np.random.default_rng(0)
-    >>> design, shift = rng.standard_normal((12, 2)), rng.standard_normal((12, 2))
-    >>> features, known = np.ones((12, 1)), rng.standard_normal((12, 2, 5))
-    >>> theta, vectors = rng.standard_normal((2, 2)), rng.standard_normal((2, 5))
-    >>> gates = scipy.special.expit(design @ theta.T + shift)
-    >>> y = np.einsum("th,thm->tm", gates, known + vectors)
-    >>> found = fitted(Gated(design, shift, features, known, y), theta + 0.2)
-    >>> bool(np.allclose(found.theta, theta) and np.allclose(found.vectors[:, 0], vectors))
-    True
-    """
-    (gates, columns, vectors, left), damping = answers.left(theta), _DAMPED
-    square = float(np.sum(left * left))
-    for _ in range(_STEPS):
-        slopes = answers.slopes(gates, columns, vectors)
-        equations, right = slopes @ slopes.T, slopes @ left.ravel()
-        sizes = np.sqrt(np.diag(equations))
-        sizes[sizes == 0] = 1.0  # a gate that is shut beside all tokens
-        unit, right = equations / np.outer(sizes, sizes), right / sizes
-        for _ in range(_TRIED):
-            step = np.linalg.solve(unit + damping * np.eye(len(unit)), right) / sizes
-            length = float(np.abs(step).max(initial=0.0))
-            moved = theta + step.reshape(theta.shape) * min(1.0, _LONGEST / max(length, TINY))
-            tried = answers.left(moved)
-            if (less := float(np.sum(tried[3] ** 2))) < square:
-                break
-            damping *= _TIGHTENED
-        else:
-            break
-        theta, (gates, columns, vectors, left), square = moved, tried, less
-        damping = max(damping * _EASED, _LEAST_DAMPED)
-        if length < _STILL:
-            break
-    each = vectors.reshape(len(theta), -1, vectors.shape[1])
-    return GatedFit(theta, each, float(np.sqrt(square)))
+    keys = len(_TURNS) * dim * (heads + _BESIDE) + s
+    asked = own + keys + (len(_CORNER) + 1) * dim
+    return Cost.of(asked, tokens=int(_ZEROS.max()) + 2, rounds=5 + len(_TURNS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,11 +217,15 @@ class TurnedMaps:
             O[-1][self.shown] = left[:, :rank]
             V.append(singular[:rank, None] * right[:rank])
         adds = [-radius * rows[:, asked.corner].T for rows in V]
-        design = np.hstack([share[:, None] * one for share, one in zip(shares.T, adds, strict=True)])
+        design = np.hstack(
+            [share[:, None] * one for share, one in zip(shares.T, adds, strict=True)]
+        )
         hidden = np.linalg.lstsq(design, asked.y[:, self.hidden], rcond=None)[0]
         for own_part, part in zip(O, np.split(hidden, np.cumsum(self.ranks)[:-1]), strict=True):
             own_part[self.hidden] = part.T
-        return HeadMaps.of_maps([U @ rows for U, rows in zip(O, V, strict=True)], self.ranks), scores
+        return HeadMaps.of_maps(
+            [U @ rows for U, rows in zip(O, V, strict=True)], self.ranks
+        ), scores
 
     def solved(self) -> HeadMaps:
         """Compute all M_h, their ranks cut."""
@@ -322,16 +237,28 @@ class TurnedMaps:
         M = sum(U @ V for U, V in zip(values.U, values.V, strict=True))
         return SphereMap(np.zeros(len(own)), np.asarray(M), False, own)
 
-    def ranked(self, noise: AnswerNoise, rng: np.random.Generator) -> TurnedMaps:
-        """Count singular values of each head's map above what drawn errors make."""
-        maps = self.maps()
-        moved = with_errors(self, noise, rng).maps() - maps
-        ranks = []
-        for M, error in zip(maps, moved, strict=True):
-            floor = _NOISE * float(np.linalg.norm(error, 2))
-            singular = np.linalg.svd(M, compute_uv=False)
-            ranks.append(max(1, int(np.count_nonzero(singular > floor))))
-        return replace(self, ranks=tuple(ranks))
+    def beside_one(self) -> tuple[AttentionLayer, Array, Array]:
+        """Return a layer that adds what keys do, of any length, next to one token (1, d); these.
+
+        Without positions: a key has the score that it has next to the token, which has its own.
+        """
+        d, s = self.keys[0].key.size, len(self.hidden)
+        b, beta = np.eye(d)[self.hidden[:1]], np.sqrt(d) * np.eye(s)[:1]
+        keys = np.array([one.key for one in self.keys])
+        scores = np.vstack([*(beta @ one.theta.T for one in self.keys), self.own().own(beta)])
+        vectors = np.linalg.lstsq(np.vstack([keys, np.sqrt(d) * b]), scores, rcond=None)[0]
+        values = self.solved()
+        heads = [
+            LayerHead(U @ V, vector[:, None] * b / np.sqrt(d))
+            for U, V, vector in zip(values.U, values.V, vectors.T, strict=True)
+        ]
+        return AttentionLayer(heads, np.zeros(d)), b, keys
+
+    @property
+    def typical(self) -> float:
+        """Root mean square score of keys next to tokens, in the head where it is largest."""
+        scores = np.array([one.beta @ one.theta.T for one in self.keys])
+        return float(np.sqrt(np.max(np.mean(scores**2, axis=(0, 1)))))
 
 
 def own_scores(few: OwnAnswers) -> OwnScores:
@@ -357,32 +284,26 @@ class ZeroGates:
         few = yield from self._few(hidden, shown)
         keys = yield from self._keys(hidden, shown, few)
         nothing = CornerAnswers(shown[:0], np.zeros(0), np.zeros((0, d)))
-        maps = TurnedMaps(hidden, shown, few, keys, nothing).ranked(self.tokens.noise, self.rng)
-        again = int(_EQUATIONS * sum(maps.ranks)) - len(shown)
+        maps = TurnedMaps(hidden, shown, few, keys, nothing)
+        ranks = ranks_of_maps(maps, self.tokens.noise, self.rng)
+        again = int(_EQUATIONS * sum(ranks)) - len(shown)
         corner = np.concatenate([shown, shown[: max(0, again)]])
         zeros = _CORNER[np.arange(len(corner)) // len(shown)]
         y = yield from self._answered(None, np.eye(d)[corner], zeros, "own scores")
-        return replace(maps, corners=CornerAnswers(corner, zeros.astype(float), y))
+        return replace(maps, ranks=ranks, corners=CornerAnswers(corner, zeros.astype(float), y))
 
     def _answered(self, key: Array | None, x: Array, zeros: Indices, phase: str) -> Asking[Array]:
         """Ask [0 × zeros; key; norm(x)] of tokens x, one key or one for each, (T, d)."""
         b = self.tokens.of(x)
         keys = () if key is None else (np.broadcast_to(key, b.shape),)
-        tokens, y = np.stack([np.zeros_like(b), *keys, b], axis=1), np.zeros_like(b)
-        places, families = list[Indices](), list[Probes]()
-        for count in np.unique(zeros):
-            places.append(np.flatnonzero(zeros == count))
-            copies = np.array([count, *np.ones(len(keys) + 1, dtype=np.intp)])
-            own = Sequences(tokens[places[-1]], phase=phase, purpose="data")
-            families.append(Copies.of(own, copies))
-        answers = yield families
-        for own_rows, one in zip(places, answers, strict=True):
-            y[own_rows] = one
-        return y
+        tokens = np.stack([np.zeros_like(b), *keys, b], axis=1)
+        copies = np.ones(tokens.shape[:2], dtype=np.intp)
+        copies[:, 0] = zeros
+        return (yield from asked_copies(tokens, copies, phase))
 
     def _noise(self, y: Array) -> float:
         """Return what answers together may be off by."""
-        return _NOISE * float(np.linalg.norm(self.tokens.noise.of(y)))
+        return NOISE * float(np.linalg.norm(self.tokens.noise.of(y)))
 
     # -- tokens of few coordinates
 
@@ -414,7 +335,7 @@ class ZeroGates:
         y = np.vstack([y, asked[:, shown]])
         own, vectors = self._one_by_one(where, every, y, heads)
         own = _in_one_order(beta, own, vectors)
-        theta = -np.linalg.lstsq(_squares(beta), own, rcond=None)[0].T
+        theta = np.asarray(-np.linalg.lstsq(_squares(beta), own, rcond=None)[0].T, dtype=np.float64)
         answers = OwnAnswers(beta[where], every.astype(float), y, theta)
         found = fitted(answers.gated(), theta)
         if not found.missed <= self._noise(y):
@@ -449,7 +370,9 @@ class ZeroGates:
 
     # -- keys
 
-    def _keys(self, hidden: Indices, shown: Indices, few: OwnAnswers) -> Asking[tuple[KeyGates, ...]]:
+    def _keys(
+        self, hidden: Indices, shown: Indices, few: OwnAnswers
+    ) -> Asking[tuple[KeyGates, ...]]:
         """Ask keys next to tokens of few coordinates."""
         d, s, own = self.tokens.dim, len(hidden), own_scores(few)
         H = len(own.theta)
@@ -457,26 +380,34 @@ class ZeroGates:
         # a key of few coordinates: its gates follow by least squares
         known = _KNOWN @ np.eye(s)[:2]
         start = yield from self._gates_of(known, units[: 2 * s : 2], own, frame, shown)
-        count = H + _BESIDE
-        token = np.arange(count) % len(units)
-        beta = np.sqrt(d) * units
-        zeros = _BEFORE[np.arange(count) % len(_BEFORE)]
         others = np.zeros((d - s, d))
         others[:, shown] = np.linalg.qr(self.rng.standard_normal((d - s, d - s)))[0]
-        keys = np.sqrt(d) * (np.cos(_TURN) * known @ frame + np.sin(_TURN) * others)
-        asked = np.tile(units[token], (len(keys), 1)) @ frame
-        y = yield from self._answered(
-            keys.repeat(count, axis=0), asked, np.tile(zeros, len(keys)), "maps"
-        )
-        read = []
-        for key, rows in zip(keys, y.reshape(len(keys), count, d)[:, :, shown], strict=True):
-            answers = own.beside(beta[token], zeros.astype(float), rows)
-            noise = _KNOWN_NOISE / _NOISE * self._noise(rows)
-            found = self._found(answers, np.cos(_TURN) * start, _AWAY, noise)
-            if found is None:
-                raise Reason.SOFT_GATES_UNFOUND_ELSEWHERE.error(lost=1, offsets=len(keys), heads=H)
-            read.append(KeyGates(key, beta[token], zeros.astype(float), rows, found.theta))
-        return tuple(read)
+        read: list[KeyGates | None] = [None] * len(others)
+        for n, turn in enumerate(_TURNS):
+            lost = [place for place, one in enumerate(read) if one is None]
+            if not lost:
+                break
+            token = np.arange(n, n + H + _BESIDE) % len(units)
+            zeros = _BEFORE[np.arange(n, n + H + _BESIDE) % len(_BEFORE)]
+            keys = self.tokens.radius * (np.cos(turn) * known @ frame + np.sin(turn) * others[lost])
+            asked = np.tile(units[token], (len(keys), 1)) @ frame
+            every = keys.repeat(len(token), axis=0)
+            y = yield from self._answered(every, asked, np.tile(zeros, len(keys)), "maps")
+            y = y.reshape(len(keys), len(token), d)[:, :, shown]
+            beta = self.tokens.radius * units[token]
+            for place, key, rows in zip(lost, keys, y, strict=True):
+                answers = own.beside(beta, zeros.astype(float), rows)
+                noise = _KNOWN_NOISE / NOISE * self._noise(rows)
+                found = self._found(answers, np.cos(turn) * start, _AWAY, noise)
+                if found is not None:
+                    theta = found.theta
+                    read[place] = KeyGates(key, beta, zeros.astype(float), rows, theta)
+        sure = tuple(one for one in read if one is not None)
+        if len(sure) < len(read):
+            raise Reason.SOFT_GATES_UNFOUND_ELSEWHERE.error(
+                lost=len(read) - len(sure), offsets=len(read), heads=H
+            )
+        return sure
 
     def _gates_of(
         self, key: Array, units: Array, own: OwnScores, frame: Array, shown: Indices
