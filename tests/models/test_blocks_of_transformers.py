@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 
 import unsoftmax as us
+from unsoftmax.questions.computed_claim import computed_claims
+from unsoftmax.questions.stored_tensors import StoredClaim
 
 torch = pytest.importorskip("torch", reason="the extra torch")
 transformers = pytest.importorskip("transformers", reason="the modules that stacks are compared to")
@@ -198,6 +200,23 @@ SCALED = (
 )
 
 
+def seen_by_blocks(model, sequences):
+    """What each of a model's two blocks is given and answers, in the model's own run."""
+    seen = []
+    for module in model.modules():
+        if type(module).__name__.endswith(("BertLayer", "GPT2Block", "DecoderLayer")):
+            module.register_forward_hook(
+                lambda module, given, answer: seen.append(
+                    [x if isinstance(x, torch.Tensor) else x[0] for x in (given, answer)]
+                )
+            )
+    ids = torch.randint(50, (sequences, TOKENS), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        model(ids)
+    assert len(seen) == 2
+    return seen
+
+
 @pytest.mark.parametrize(
     ("family", "positions"),
     [*((family, None) for family in WHOLE), *(("Llama", x) for x in SCALED)],
@@ -213,23 +232,34 @@ def test_blocks_of_a_saved_model(tmp_path, family, positions):
     model = random_weights(getattr(transformers, f"{family}Model")(config), 4)
     model.save_pretrained(tmp_path, max_shard_size="5KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 1
-    seen = []
-    for module in model.modules():
-        if type(module).__name__ in {"BertLayer", "GPT2Block", f"{family}DecoderLayer"}:
-            module.register_forward_hook(
-                lambda module, given, answer: seen.append(
-                    [x if isinstance(x, torch.Tensor) else x[0] for x in (given, answer)]
-                )
-            )
-    ids = torch.randint(50, (2, TOKENS), generator=torch.Generator().manual_seed(1))
-    with torch.no_grad():
-        model(ids)
-    assert len(seen) == 2
-    for k, (X, answer) in enumerate(seen):
+    for k, (X, answer) in enumerate(seen_by_blocks(model, 2)):
         told = us.from_checkpoint(tmp_path, k).all(X.double().numpy())
         off = np.abs(told - answer.numpy()).max() / answer.abs().max().item()
         # Llama's kind computes norms, cosines and sines in float32 whatever it is given
         assert off < (1e-12 if family in ("Bert", "OPT", "GPT2") else 1e-5)
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("family", ["Bert", "OPT", "Llama", "Qwen2", "Qwen3"])
+def test_a_claim_is_computed_in_bfloat16_as_torch_computes(family, attention, tmp_path):
+    """Of a block's numbers 97 of 100 and more are torch's to the last bit, in one of the ways."""
+    settings = WHOLE[family] | {"vocab_size": 50, "num_hidden_layers": 2}
+    kind, config = (getattr(transformers, f"{family}{end}") for end in ("Model", "Config"))
+    torch.manual_seed(5)
+    random_weights(kind(config(**settings)), 6).float().save_pretrained(tmp_path)
+    how = {"attn_implementation": attention, "dtype": torch.bfloat16}
+    model = kind.from_pretrained(tmp_path, **how).eval()
+    for k, (X, answer) in enumerate(seen_by_blocks(model, 20)):
+        claim = StoredClaim.of(us.from_checkpoint(tmp_path, k))
+        told, given = answer.double().numpy(), X.double().numpy()
+        equal = {
+            (name, one.kernels): float(np.mean(one.answers(given, every=True) == told))
+            for name, one in computed_claims(claim)
+        }
+        best = max(equal, key=lambda key: equal[key])
+        assert best[0] == "bfloat16, computed in bfloat16"
+        assert best[1].attention == (attention == "eager")
+        assert equal[best] > 0.97
 
 
 def qwen3(folder):

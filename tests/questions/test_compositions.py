@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import unsoftmax as us
-from tests.block_services import HEADS, claimed, draw, served
+from tests.block_services import ARITHMETICS, HEADS, claimed, draw, served
+from unsoftmax.questions.computed_claim import computed_claims
 from unsoftmax.questions.held_weights import HELD, OF_MATRICES
 from unsoftmax.questions.stored_tensors import StoredClaim
 from unsoftmax.questions.tensor_evidence import gram
@@ -98,6 +99,38 @@ def test_held_weights_are_rounded_as_formats_are():
     bits = OF_MATRICES["bfloat16"](x).astype(np.float32).view(np.uint32)
     assert not np.any(bits & 0xFFFF)
     assert np.array_equal(HELD["int8 per channel"].of(x[0]), x[0])
+
+
+@pytest.mark.parametrize("kind", ["bert", "opt", "llama", "qwen3"])
+@pytest.mark.parametrize("how", ["bfloat16", "float16", "bfloat16 operands"])
+def test_a_claim_is_computed_as_a_service_computes(kind, how, tmp_path):
+    """One of the arithmetics gives the service's own numbers, and no other does."""
+    state = draw(kind, 2, 0)
+    claim = StoredClaim.of(claimed(kind, state, tmp_path))
+    X = np.random.default_rng(0).standard_normal((40, 5, WIDTH))
+    y = served(kind, state, ARITHMETICS[how])(X)
+    near = 2.0**-12 if "operands" in how else 0.0
+    alike = {}
+    for name, one in computed_claims(claim):
+        off = np.abs(one.answers(X)[:, 0] - y)
+        alike[name, one.kernels] = float(np.mean(off <= near * np.abs(y)))
+    best = max(alike, key=lambda key: alike[key])
+    others = [share for key, share in alike.items() if key[0] != best[0]]
+    assert alike[best] > 0.9 > 0.6 > max(others)
+    assert best[0].startswith(how.split()[0])
+    assert ("matrices alone" in best[0]) == ("operands" in how)
+
+
+def test_six_blocks_in_16_bits_are_the_same(tmp_path):
+    state = draw("bert", 6, 0)
+    claim, service = (
+        claimed("bert", state, tmp_path),
+        served("bert", state, ARITHMETICS["bfloat16"]),
+    )
+    result = us.verify(service, claim)
+    assert (result.verdict, result.held) == ("same", "bfloat16, computed in bfloat16")
+    least = 2.0**-9  # of its size an answer is rounded by
+    assert result.precision > least / 4
 
 
 def test_answers_at_all_positions_are_used_whole(tmp_path):

@@ -385,8 +385,9 @@ def _origin(names: _Weights, prefix: str) -> Origin:
                 found[f"1.{role}"] = f"{prefix}{part}{end}"
     for ours, end in zip("qk", names.of.qk_norm or (), strict=False):
         found[f"0.heads.{ours}_scale"] = f"{layer}.{end}"
-    biases = arrays_of_layer(names.weights, layer).get("v_bias")
-    return Origin(found, {} if biases is None else {"0.heads.": biases})
+    arrays = arrays_of_layer(names.weights, layer)
+    biases = {name: arrays[name] for name in ("k_bias", "v_bias") if name in arrays}
+    return Origin(found, {"0.heads.": biases})
 
 
 def _attention(

@@ -29,8 +29,9 @@ class Origin(NamedTuple):
 
     names: Mapping[str, str]
     """What it calls them, by their map and role, such as ``0.heads.Q``."""
-    value_biases: Mapping[str, Array]
-    """b_v of heads, (G s,), by their map: what answers depend on is c alone."""
+    biases: Mapping[str, Mapping[str, Array]]
+    """b_v of heads, (G s,), of which answers see c alone, and b_k, which they may not see at all;
+    by their map."""
 
     @classmethod
     def joined(cls, origins: Sequence[Origin]) -> Origin:
@@ -38,7 +39,7 @@ class Origin(NamedTuple):
         each = [(f"{k}.", one) for k, one in enumerate(origins)]
         return cls(
             {at + place: name for at, one in each for place, name in one.names.items()},
-            {at + place: bias for at, one in each for place, bias in one.value_biases.items()},
+            {at + place: own for at, one in each for place, own in one.biases.items()},
         )
 
 

@@ -9,7 +9,7 @@ for every tensor names what was changed (`tensor_evidence`). 20 questions, and 2
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -20,6 +20,7 @@ from unsoftmax.probes import Array, Round, Sequences
 from unsoftmax.protocol import Answers
 from unsoftmax.questions.answer_errors import not_as_wide
 from unsoftmax.questions.claimed_function import ClaimedFunction
+from unsoftmax.questions.computed_claim import ComputedClaim, computed_claims
 from unsoftmax.questions.held_weights import HELD
 from unsoftmax.questions.nudged_copies import (
     CLUSTERS,
@@ -48,6 +49,9 @@ _CAUGHT = 0.5
 _CAUGHT_OF_ANSWERS = 0.1
 # Directions differ: of changes so many times as large as the mean shows 95 of 100 are seen.
 _SURELY = 1.75
+# A claim is computed as the target computes where misses scatter by so much less, in squares: of
+# other arithmetic they scatter by more.
+_LIKEWISE = 2.0
 # With fewer different answers nothing is told apart.
 _LEAST_ANSWERS = 4
 # Covectors by which a sequence's sensitivity is estimated.
@@ -132,10 +136,14 @@ class CopiesAsked:
             if other.ratio < ratio:
                 ratio, held, self.seen = other.ratio, name, other
         power = self._power(self.claim) if self.claim else {}
+        likewise = self._computed_likewise() if ratio > SAME or self._unseen(power) else None
+        if self.claim and likewise is not None:
+            held, self.seen = likewise
+            ratio, power = self.seen.ratio, self._power(self.claim)
         size = float(np.sqrt(np.mean(self.answers**2))) or 1.0
         shown = np.sqrt(DIFFERENT * np.median(self.seen.scatter) / COPIES) / size
         notes = [] if self.claim else [NO_TENSORS.format(size=shown, tokens=X.shape[1])]
-        unseen = [name for name, size in power.items() if size > _CAUGHT and self._weighty(name)]
+        unseen = self._unseen(power)
         if self.claim is None and shown > _CAUGHT_OF_ANSWERS:
             unseen = [f"the answers by {_CAUGHT_OF_ANSWERS:g} of their size"]
         few = len(np.unique(self.answers)) < _LEAST_ANSWERS
@@ -224,7 +232,7 @@ class CopiesAsked:
         last_alone = self.claim is None and not self.model.everywhere
         return answers[:, -m:] if last_alone else answers
 
-    def _missed(self, maps: Composition | ClaimedFunction) -> Misses:
+    def _missed(self, maps: Composition | ClaimedFunction | ComputedClaim) -> Misses:
         predicted = maps.answers(self.copies.X, self._every)
         missed = self.answers - predicted.reshape(len(predicted), -1)
         return Misses(missed, self.step, float(np.sqrt(np.mean(self.answers**2))))
@@ -236,6 +244,25 @@ class CopiesAsked:
             if (ratio := self._missed(maps).ratio) <= best:
                 best, found = ratio, name
         return found
+
+    def _computed_likewise(self) -> tuple[str, Misses] | None:
+        """Return what a claim misses that is computed as the target computes, if one is.
+
+        Where that is another arithmetic, misses are as large as without. A change that moves
+        numbers by less than the format's step may leave them all as they are: its rounding counts
+        as scatter.
+        """
+        least, found = float(np.median(self.seen.scatter)) / _LIKEWISE, None
+        powers = np.exp2(np.frexp(self.answers)[1] - 1.0)
+        squares = float(np.mean(powers**2))
+        for name, maps in computed_claims(self.claim) if self.claim else ():
+            missed = replace(self._missed(maps), step=maps.step**2 * squares / 12)
+            if missed.ratio <= SAME and (rough := float(np.median(missed.scatter))) < least:
+                least, found = rough, (name, missed)
+        return found
+
+    def _unseen(self, power: Mapping[str, float]) -> list[str]:
+        return [name for name, size in power.items() if size > _CAUGHT and self._weighty(name)]
 
     def _weighty(self, name: str) -> bool:
         """Whether a tensor must be seen for "same": matrices and scales; biases may be small."""

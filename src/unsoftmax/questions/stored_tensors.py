@@ -41,20 +41,23 @@ class Stored:
     map: Map
     value_bias: Array | None = None
     """b_v of all groups, (G s,), where it is known: a part of c."""
+    key_bias: Array | None = None
+    """b_k of all groups, where it is known and moves no answer, (G r,)."""
 
     @classmethod
-    def of(cls, one: Map, value_bias: Array | None = None) -> Stored:
+    def of(cls, one: Map, biases: Mapping[str, Array] | None = None) -> Stored:
         """Read w as query biases where it comes from these."""
         if isinstance(one, Attention) and one.K is not None and one.w is not None:
             K = one.K if one.groups is None else one.K[one.groups]
-            biases = [np.linalg.lstsq(k.T, w, rcond=None)[0] for k, w in zip(K, one.w, strict=True)]
-            q_bias = np.array(biases).reshape(one.Q.shape[:2])
+            rows = [np.linalg.lstsq(k.T, w, rcond=None)[0] for k, w in zip(K, one.w, strict=True)]
+            q_bias = np.array(rows).reshape(one.Q.shape[:2])
             left = one.w - np.einsum("hr,hrd->hd", q_bias, K)
             if one.q_bias is None and np.all(
                 np.abs(left) <= _NO_QUERY_BIAS * np.max(np.abs(one.w), initial=0)
             ):
                 one = replace(one, w=None, q_bias=q_bias)
-        return cls(one, value_bias)
+        biases = biases or {}
+        return cls(one, biases.get("v_bias"), biases.get("k_bias"))
 
     @property
     def _roots(self) -> dict[str, float]:
