@@ -14,7 +14,6 @@ from scipy.optimize import linear_sum_assignment
 import unsoftmax as us
 from tests.blocks import PlainBlock
 from tests.truth import Counted
-from unsoftmax.learners.feed_forward.neuron_fit import NeuronFit, NeuronParameters
 
 # Numbers of tokens of fresh sequences, and sizes of their entries.
 TOKENS, SIZES = (1, 2, 5, 17, 32), (0.05, 0.3, 1.0, 4.0, 20.0)
@@ -138,32 +137,3 @@ def test_what_no_learner_reads_is_refused_with_the_attention_that_was(trials):
         assert refused.value.reason == "BLOCK_FOLLOWED_BY_OTHER"
         attention = refused.value.determined["attention"]
         assert np.allclose(attention.heads[0].M, block.truth()["M"][0], rtol=0, atol=1e-9)
-
-
-@pytest.mark.parametrize(
-    ("activation", "gated"), [("relu", False), ("gelu", False), ("silu", True)]
-)
-def test_one_fit_finds_layer_and_norm(activation, gated):
-    """Started 1e-5 off, with noise of 1e-12; errors are as large as drawn ones."""
-    rng = np.random.default_rng(7)
-    d, k, m = 6, 5, 9
-    gate = (rng.standard_normal((m, k)), rng.standard_normal(m)) if gated else None
-    A, b, B = rng.standard_normal((m, k)), rng.standard_normal(m), rng.standard_normal((d, m))
-    layer = us.FeedForward(A, b, B, np.ones(d), False, None, activation, gate)
-    s, eps, x = rng.standard_normal(k), 0.3, rng.standard_normal((120, k))
-    v = x + s
-    n = v / np.sqrt(np.sum(v * v, axis=1, keepdims=True) / d + eps)
-    y = layer(n) + 1e-12 * rng.standard_normal((120, d))
-    fit = NeuronFit(x, y, np.full(120, 1e12), activation, d)
-    true = NeuronParameters.of(layer, np.append(s, np.log(eps)))
-    start = true.of_flat(true.flat + 1e-5 * rng.standard_normal(true.flat.size))
-    found, size = fit.run(start)
-    assert 0.7 < size < 1.3
-    other = fit.disturbed(found, 0 * x, 1e-12 * rng.standard_normal(y.shape))
-    drawn = np.linalg.norm(other.norm - found.norm)
-    assert np.linalg.norm(found.norm - true.norm) <= 5 * drawn
-    np.testing.assert_allclose(found.layer(activation)(n), layer(n), rtol=0, atol=3e-11)
-    # a shift of all tokens is one of s
-    shifted = fit.disturbed(found, np.full_like(x, 1e-9), 0 * y)
-    away = np.append(np.full(k, -1e-9), 0.0)
-    np.testing.assert_allclose(shifted.norm - found.norm, away, rtol=0, atol=2e-12)

@@ -23,10 +23,13 @@ from unsoftmax.learners.compose import Asking, T, named
 from unsoftmax.learners.feed_forward.after_norm import COARSE, AfterNorm
 from unsoftmax.learners.feed_forward.jacobian_readings import derivatives
 from unsoftmax.learners.feed_forward.layer_claim import LayerClaim
-from unsoftmax.learners.feed_forward.neuron_fit import NeuronFit, NeuronParameters
+from unsoftmax.learners.feed_forward.neuron_fit import (
+    NeuronFit,
+    NeuronParameters,
+    layer_errors,
+)
 from unsoftmax.learners.feed_forward.opening_look import drawn_directions
 from unsoftmax.learners.feed_forward.search_steps import asks
-from unsoftmax.learners.feed_forward.smooth_layer import layer_errors
 from unsoftmax.learners.normed_tokens import INSIDE, NormedTokens
 from unsoftmax.measure.precision import UNIT
 from unsoftmax.models import FeedForward, LayerNorm
@@ -110,13 +113,15 @@ class ReadNetwork:
         start = np.append(np.zeros(E.shape[1]), np.log(normed.eps))
         found, size = fit.run(NeuronParameters.of(model, start))
         drawn = max(size, 1.0) * off[:, None]
-        moved = [
-            fit.disturbed(found, apart @ E, drawn * rng.standard_normal(y.shape) - apart)
-            for apart in self.keys.apart(v - self.c, others)
-        ]
-        layer, reach = found.layer(model.activation), normed.radius
-        each = [layer_errors(layer, by.layer(model.activation), reach, None) for by in moved]
-        errors = {name: float(np.sqrt(np.mean([e[name] ** 2 for e in each]))) for name in each[0]}
+        moved = fit.disturbed(
+            found,
+            (
+                (apart @ E, drawn * rng.standard_normal(y.shape) - apart)
+                for apart in self.keys.apart(v - self.c, others)
+            ),
+        )
+        layer, *each = (by.layer(model.activation) for by in (found, *moved))
+        errors = layer_errors(layer, each, normed.radius)
         read = replace(
             self,
             claim=replace(self.claim, model=layer, errors=errors),

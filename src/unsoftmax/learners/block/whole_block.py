@@ -30,13 +30,7 @@ from unsoftmax.learners.block.norm_centre import CentreSearch, NormCentre
 from unsoftmax.learners.block.read_network import ReadNetwork, beside_eps, steepness
 from unsoftmax.learners.compose import Asking, T, named
 from unsoftmax.learners.feed_forward.after_norm import AfterNorm, BallClaim
-from unsoftmax.learners.feed_forward.fitted_layer import (
-    HingeFit,
-    HingeParameters,
-    balanced_parameters,
-    errors_of,
-    real_neurons,
-)
+from unsoftmax.learners.feed_forward.fitted_layer import FittedLayer
 from unsoftmax.learners.feed_forward.layer_claim import LayerClaim
 from unsoftmax.learners.normed_tokens import NormedKind, NormedTokens
 from unsoftmax.measure.precision import UNIT, Precision
@@ -269,19 +263,8 @@ def _without_none(
     v, y = (np.vstack(each) for each in zip(*kept, strict=True))
     v = v @ centre.frame
     n = v / np.sqrt(np.sum(v * v, axis=1, keepdims=True) / len(centre.frame) + centre.fit.eps)
-    model, look = claim.model, claim.look
-    fit = HingeFit(n, y, 1 / look.size_at(n))
-    found = HingeParameters(model.A, model.b, model.B, model.c)
-    while True:
-        found, size = fit.run(found)
-        found = balanced_parameters(found)
-        drawn = fit.errors(found, max(size, look.noise / np.sqrt(y.shape[1])), rng)
-        real = real_neurons(found, drawn)
-        if np.all(real):
-            break
-        found = found.taken(real)
-    model = FeedForward(found.A, found.b, found.B, found.c)
-    return replace(claim, model=model, errors=errors_of(found, drawn))
+    fitted = FittedLayer.to(n, y, claim.model, claim.look, rng)
+    return replace(claim, model=fitted.layer, errors=fitted.errors)
 
 
 def _predicted_within(asked: list[Answered], compared: Residuals) -> tuple[str, ...]:

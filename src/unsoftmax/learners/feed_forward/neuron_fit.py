@@ -4,31 +4,36 @@
     n = v/√(|v|²/d + eps), v = x + s,  or n = x without a norm before.
 
 What was read one after the other hands its errors on: an s that is off by 1e-11 turns inputs of
-length √(d eps) by 1e-9, and so rows of A. Here s and eps are unknown as rows are. Gauss–Newton:
-B and c follow by least squares from the others (variable projection), whose equations are solved by
-LSMR, each neuron's columns orthogonal among themselves. Of three numbers for each unknown one, from
-tokens that are far apart.
+length √(d eps) by 1e-9, and so rows of A. Here s and eps are unknown as rows are. Gauss–Newton: B
+and c, s and eps follow by least squares from the rows (variable projection), whose equations are
+solved by LSMR, each neuron's columns nearly orthogonal among themselves. Of three numbers for each
+unknown one, from tokens that are far apart.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import numpy as np
 
 from unsoftmax.models.arrays import TINY, UNIT
 from unsoftmax.models.feed_forward import FeedForward
 from unsoftmax.models.neurons import ACTIVATIONS
-from unsoftmax.probes import Array
+from unsoftmax.probes import Array, Flags
 
 # Limit on the Gauss–Newton steps (three are usual), and on the iterations for each, which end at
 # this share of what equations are made of. Fewer: directions that the tokens hardly show stay. A
 # step that leaves more than this share of the misses is the last.
 STEPS, ITERATIONS, ENDED, GAINED = 6, 400, 1e-5, 0.9
-# Rows of so many numbers are made independent together, of more each neuron's by themselves; and
-# of how much, as a share, they are taken not to be.
-_TOGETHER, _RIDGE = 6000, 1e-11
+# Changes of a neuron's rows that its equations show by less than this share, squared, are not made
+# longer than others. Less: those that its column of B explains are, which differ with the step.
+_RIDGE = 1e-3
+# No activation is steeper, but for a ReLU, whose slope is 1.
+STEEPEST = 1.13
+# A normalised token moves by at most so much of √d for each share that eps is off by: τ(1 − τ²)/2.
+MOVED_BY_EPS = 0.2
+_NO_NORM = np.zeros(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +68,8 @@ class NeuronParameters:
         return NeuronParameters(rows, B, c, norm)
 
     @classmethod
-    def of(cls, layer: FeedForward, norm: Array) -> NeuronParameters:
-        """Take those of a layer of tokens that a norm has normalised."""
+    def of(cls, layer: FeedForward, norm: Array = _NO_NORM) -> NeuronParameters:
+        """Take those of a layer of tokens that a norm has normalised, or of all tokens."""
         rows = [] if layer.gate is None else [np.column_stack(layer.gate)]
         return cls(np.array([*rows, np.column_stack([layer.A, layer.b])]), layer.B, layer.c, norm)
 
@@ -81,6 +86,10 @@ class NeuronParameters:
     def moved(self, by: NeuronParameters) -> NeuronParameters:
         """Add what they are off by."""
         return self.of_flat(self.flat + by.flat)
+
+    def taken(self, which: Flags) -> NeuronParameters:
+        """Return those of some neurons."""
+        return replace(self, rows=self.rows[:, which], B=self.B[:, which])
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +117,8 @@ class NeuronFit:
         """Fit; return the parameters, and the misses' root mean square, weighted."""
         best, misses = start, self._misses(start)
         for _ in range(STEPS):
-            new = best.moved(best.of_flat(self._solved(best, misses)))
+            [change] = self._equations(best).solved([misses])
+            new = best.moved(best.of_flat(change))
             left = self._misses(new)
             gained = np.linalg.norm(left) / (np.linalg.norm(misses) or 1.0)
             if gained < 1:
@@ -118,11 +128,14 @@ class NeuronFit:
         free = max(1, misses.size - best.flat.size)
         return best, float(np.linalg.norm(misses) / np.sqrt(free))
 
-    def disturbed(self, found: NeuronParameters, x: Array, y: Array) -> NeuronParameters:
+    def disturbed(
+        self, found: NeuronParameters, by: Iterable[tuple[Array, Array]]
+    ) -> list[NeuronParameters]:
         """Return what would have been found had tokens and answers been off by so much more."""
-        other = replace(self, x=self.x + x, y=self.y + y)
-        by = other._solved(found, other._misses(found) - self._misses(found))
-        return found.moved(found.of_flat(by))
+        misses = self._misses(found)
+        moved = (replace(self, x=self.x + x, y=self.y + y)._misses(found) - misses for x, y in by)
+        changes = self._equations(found).solved(moved)
+        return [found.moved(found.of_flat(change)) for change in changes]
 
     def seen(self, norm: Array) -> tuple[Array, Array]:
         """Return what neurons see of tokens (n, k), and by what it was divided (n, 1)."""
@@ -144,15 +157,13 @@ class NeuronFit:
             return phi.of(z[0]), phi.slope(z)
         return phi.of(z[0]) * z[1], np.stack([phi.slope(z[0]) * z[1], phi.of(z[0])])
 
-    def _solved(self, layer: NeuronParameters, misses: Array) -> Array:
-        """Return the change of all parameters that explains the misses best."""
+    def _equations(self, layer: NeuronParameters) -> _Equations:
+        """Return the equations of a change of all parameters that explains misses."""
         n, size = self.seen(layer.norm)
         h, slopes = self._neurons(layer.rows, _with_ones(n))
-        by_norm = self._by_norm(layer, n, size, slopes)
-        design = self.weight[:, None] * _with_ones(h)
-        slopes = self.weight[:, None] * slopes.T
-        equations = _Equations.of(design, slopes, _with_ones(n), layer.B, by_norm)
-        return equations.solved(misses)
+        by_norm, weight = self._by_norm(layer, n, size, slopes), self.weight[:, None]
+        design = weight * _with_ones(h)
+        return _Equations.of(design, weight * slopes, _with_ones(n), layer.B, by_norm)
 
     def _by_norm(self, layer: NeuronParameters, n: Array, size: Array, slopes: Array) -> Array:
         """Return what the norm's unknowns change weighted answers by, (n, p, k + 1)."""
@@ -169,21 +180,24 @@ class NeuronFit:
 
 @dataclass(frozen=True, slots=True)
 class _Equations:
-    """Equations of changes of rows and of the norm; what B and c explain is taken off.
+    """Equations of changes of rows; what B, c and the norm explain is taken off.
 
     Attributes
     ----------
+    design : ndarray (n, m + 1)
+        What B and c are multiplied with, weighted.
     U : ndarray (n, r)
-        Orthonormal, the range of what B and c are multiplied with.
+        Orthonormal, its range.
     back_to : ndarray (m + 1, r)
         From coordinates there to B and c.
-    slopes : ndarray (m, n, q)
+    slopes : ndarray (q, n, m)
         Of neurons along their rows, weighted.
     x : ndarray (n, k + 1)
     B : ndarray (p, m)
     by_norm : ndarray (n, p, k + 1)
     """
 
+    design: Array
     U: Array
     back_to: Array
     slopes: Array
@@ -193,75 +207,147 @@ class _Equations:
 
     @classmethod
     def of(cls, design: Array, slopes: Array, x: Array, B: Array, by_norm: Array) -> _Equations:
-        """Take what B and c are multiplied with, (n, m + 1), off all others."""
-        tall = np.maximum(np.linalg.norm(design, axis=0), TINY)
+        """Find the range of what B and c are multiplied with."""
+        tall = _sizes(design, 0)
         U, s, Vt = np.linalg.svd(design / tall, full_matrices=False)
         seen = s > UNIT * len(x) * s[0]
         back_to = (Vt[seen].T / s[seen]) / tall[:, None]
-        return cls(U[:, seen], back_to, slopes, x, B, by_norm)
+        return cls(design, U[:, seen], back_to, slopes, x, B, by_norm)
 
-    def solved(self, misses: Array) -> Array:
+    def solved(self, several: Iterable[Array]) -> list[Array]:
         """Return the changes that explain misses (n, p) best, as `NeuronParameters` has them."""
         # takes long to load, and few runs come here
-        from scipy.linalg import solve_triangular
         from scipy.sparse.linalg import LinearOperator, lsmr
 
-        m, _, q = self.slopes.shape
-        wide, count = self.x.shape[1], self.by_norm.shape[2]
-        size = m * q * wide
-        each = m if size <= _TOGETHER else 1
-        factors = [self._factor(slice(j, j + each)) for j in range(0, m, each)]
-        norm = _factor(self.by_norm.reshape(-1, count).T @ self.by_norm.reshape(-1, count))
+        factors, norm = self._factors(), self._left(self.by_norm)
+        shape, size = norm.shape[:2], _sizes(norm, (0, 1))
+        Q, R = np.linalg.qr((norm / size).reshape(shape[0] * shape[1], -1))
 
-        def parts(change: Array, trans: Literal["N", "T"]) -> Array:
-            rows = change[:size].reshape(len(factors), -1)
-            pairs = [*zip(factors, rows, strict=True), (norm, change[size:])]
-            solved = [solve_triangular(L, part, trans=trans, lower=True) for L, part in pairs]
-            return np.concatenate(solved)
+        def rows_of(change: Array) -> Array:
+            """Return rows (q, m, k + 1)."""
+            rows = factors @ change.reshape(len(factors), -1, 1)
+            return np.asarray(rows.reshape(len(factors), len(self.slopes), -1).swapaxes(0, 1))
 
-        def ahead(change: Array) -> Array:
-            return self._left(self._bent(parts(change, "T"))).ravel()
+        def left(y: Array) -> Array:
+            rest = self._left(y).ravel()
+            return np.asarray(rest - Q @ (Q.T @ rest))
 
-        def back(misses: Array) -> Array:
-            r = self._left(misses.reshape(-1, len(self.B)))
-            rows = (self.slopes * (r @ self.B).T[..., None]).swapaxes(1, 2) @ self.x
-            return parts(np.append(rows, np.einsum("ip,ipk->k", r, self.by_norm)), "N")
+        def back(rest: Array) -> Array:
+            # these are what is left already
+            r = rest.reshape(shape) @ self.B
+            rows = np.stack([(each * r).T @ self.x for each in self.slopes], axis=1)
+            return np.asarray(factors.swapaxes(1, 2) @ rows.reshape(len(factors), -1, 1)).ravel()
 
-        shape = (misses.size, size + count)
-        system = LinearOperator(shape, matvec=ahead, rmatvec=back, dtype=np.float64)
-        found = lsmr(system, self._left(misses).ravel(), atol=ENDED, btol=0, maxiter=ITERATIONS)
-        change = parts(found[0], "T")
-        outer = self.back_to @ (self.U.T @ (misses - self._bent(change)))
-        rows = change[:size].reshape(m, q, wide).swapaxes(0, 1)
-        return np.concatenate([rows.ravel(), change[size:], outer[:-1].T.ravel(), outer[-1]])
+        system = LinearOperator(
+            (shape[0] * shape[1], factors.shape[0] * factors.shape[1]),
+            matvec=lambda change: left(self._bent(rows_of(change))),
+            rmatvec=back,
+            dtype=np.float64,
+        )
+        changes = []
+        for misses in several:
+            found = lsmr(system, left(misses), atol=ENDED, btol=0, maxiter=ITERATIONS)
+            rows = rows_of(found[0])
+            rest = misses - self._bent(rows)
+            by = np.linalg.solve(R, Q.T @ self._left(rest).ravel()) / size
+            outer = self.back_to @ (self.U.T @ (rest - self.by_norm @ by))
+            changes.append(np.concatenate([rows.ravel(), by, outer[:-1].T.ravel(), outer[-1]]))
+        return changes
 
     def _left(self, y: Array) -> Array:
-        return np.asarray(y - self.U @ (self.U.T @ y))
+        flat = y.reshape(len(y), -1)
+        return np.asarray(flat - self.U @ (self.U.T @ flat)).reshape(y.shape)
 
-    def _bent(self, change: Array) -> Array:
-        """Return what a change of rows (m, q, k + 1) and of the norm does to answers, (n, p)."""
-        m, _, q = self.slopes.shape
-        rows = change[: m * q * self.x.shape[1]].reshape(m, q, -1)
-        along = np.sum(self.slopes * (self.x @ rows.swapaxes(1, 2)), axis=2)
-        return np.asarray(along.T @ self.B.T + self.by_norm @ change[rows.size :])
+    def _bent(self, rows: Array) -> Array:
+        """Return what a change of rows (q, m, k + 1) does to answers, (n, p)."""
+        along = sum(
+            slopes * (self.x @ row.T) for slopes, row in zip(self.slopes, rows, strict=True)
+        )
+        return np.asarray(along @ self.B.T)
 
-    def _factor(self, which: slice) -> Array:
-        """Return the factor of what some neurons' columns have with each other."""
-        slopes, B = self.slopes[which], self.B[:, which]
-        columns = slopes[..., None] * self.x[:, None]
-        columns = columns.transpose(1, 0, 2, 3).reshape(len(self.x), -1)
-        left = self._left(columns)
-        gram = (left.T @ left).reshape(len(slopes), -1, len(slopes), left.shape[1] // len(slopes))
-        return _factor((gram * (B.T @ B)[:, None, :, None]).reshape(left.shape[1], -1))
+    def _factors(self) -> Array:
+        """Return what makes each neuron's columns independent of each other, (m, q(k + 1), …).
+
+        Nearly: what all neurons' values explain is left, but for the neuron's own and a constant.
+        """
+        m, wide, q = self.B.shape[1], self.x.shape[1], len(self.slopes)
+        gram = np.zeros((m, q * wide, q * wide))
+        for j in range(m):
+            on = np.any(self.slopes[:, :, j], axis=0)
+            columns = self.slopes[:, on, j].T[:, :, None] * self.x[on, None]
+            columns = columns.reshape(-1, q * wide)
+            own = np.linalg.qr(self.design[:, [j, -1]])[0][on].T @ columns
+            gram[j] = columns.T @ columns - own.T @ own
+        diagonal = np.diagonal(gram, axis1=1, axis2=2)
+        size = np.sqrt(np.where(diagonal > 0, diagonal, 1.0))
+        scaled = gram / size[:, :, None] / size[:, None] + _RIDGE * np.eye(q * wide)
+        size = size * _sizes(self.B, 0)[:, None]
+        inverse = np.linalg.inv(np.linalg.cholesky(scaled))
+        return np.asarray(inverse.swapaxes(1, 2) / size[:, :, None])
+
+
+def layer_errors(
+    layer: FeedForward,
+    others: Sequence[FeedForward],
+    reach: float = np.inf,
+    eps: Sequence[float] = (),
+) -> dict[str, float]:
+    """Return what other layers differ by, root mean squares: arrays, and the function.
+
+    ``eps`` are shares that theirs of a norm before differ by. The function is off by no more than
+    constant + slope·‖x‖ at any x; where neurons are gated, up to the length ``reach``.
+    """
+    moved = eps or [0.0] * len(others)
+    each = [_differences(layer, *other, reach) for other in zip(others, moved, strict=True)]
+    squares = {name: np.mean([one[name] ** 2 for one in each]) for name in each[0]}
+    errors = {name: float(np.sqrt(square)) for name, square in squares.items()}
+    if eps:
+        errors["eps"] = float(np.sqrt(np.mean(np.square(eps))))
+    return errors
+
+
+def _differences(
+    layer: FeedForward, other: FeedForward, eps: float, reach: float
+) -> dict[str, float]:
+    mine, theirs = layer.arrays(), other.arrays()
+    off = {
+        name: theirs[name] - mine[name] for name in ("A", "b", "B", "c", "G", "g") if name in mine
+    }
+    errors: dict[str, float] = {name: float(np.linalg.norm(x)) for name, x in off.items()}
+    nearer = MOVED_BY_EPS * reach * abs(eps) if eps else 0.0
+    phi = ACTIVATIONS[layer.activation]
+    steep, phi_0 = 1.0 if phi.homogeneous else STEEPEST, phi.of(np.zeros(1))[0]
+    columns, column = np.linalg.norm(layer.B, axis=0), np.linalg.norm(off["B"], axis=0)
+
+    def sums(W: Array, b: Array) -> Array:
+        """Return what sums are at most, at x = 0 and more for each unit of length, (2, m)."""
+        return np.array([np.abs(b), np.linalg.norm(W, axis=1)])
+
+    z, dz = sums(layer.A, layer.b), sums(off["A"], off["b"])
+    dz[0] += nearer * z[1]
+    if layer.gate is None:
+        value = steep * z
+        value[0] += phi_0
+        # errors of row and column are independent
+        constant, slope = np.linalg.norm(np.hypot(column * value, steep * columns * dz), axis=1)
+        constant = np.hypot(constant, errors["c"])
+    else:
+        t, dt = sums(*layer.gate), sums(off["G"], off["g"])
+        dt[0] += nearer * t[1]
+        length = np.array([[1.0, 0.0], [1.0, reach]])
+        z, dz, value, dt = length @ z, length @ dz, phi_0 + steep * length @ t, length @ dt
+        each = column * value * z + columns * (steep * dt * z + value * dz)
+        # convex in the length, so that the chord is above
+        constant, far = np.hypot(np.linalg.norm(each, axis=1), errors["c"])
+        slope = (far - constant) / reach
+    return errors | {"constant": float(constant), "slope": float(slope)}
+
+
+def _sizes(columns: Array, axis: int | tuple[int, int]) -> Array:
+    """Return norms to divide by: 1 where all is 0, as of neurons that no token activates."""
+    norms = np.linalg.norm(columns, axis=axis)
+    return np.asarray(np.where(norms > 0, norms, 1.0))
 
 
 def _with_ones(x: Array) -> Array:
     return np.column_stack([x, np.ones(len(x))])
-
-
-def _factor(gram: Array) -> Array:
-    """Return a triangular L with L Lᵀ nearly a matrix of products: a little is on its diagonal."""
-    diagonal = np.diagonal(gram)
-    size = np.sqrt(np.where(diagonal > 0, diagonal, 1.0))[:, None]
-    L = np.linalg.cholesky(gram / size / size.T + _RIDGE * np.eye(len(gram)))
-    return np.asarray(size * L)

@@ -41,12 +41,12 @@ from unsoftmax.learners.feed_forward.jacobian_readings import (
     span_of,
 )
 from unsoftmax.learners.feed_forward.layer_claim import DEVIATIONS, NEAR, LayerClaim
+from unsoftmax.learners.feed_forward.neuron_fit import layer_errors
 from unsoftmax.learners.feed_forward.opening_look import LINE, OpeningLook, drawn_directions
 from unsoftmax.learners.feed_forward.rank_one_members import find_members
 from unsoftmax.learners.feed_forward.search_steps import asks
 from unsoftmax.learners.normed_tokens import INSIDE
 from unsoftmax.models.feed_forward import FeedForward
-from unsoftmax.models.neurons import ACTIVATIONS
 from unsoftmax.probes import Array, Indices, Round
 from unsoftmax.protocol import Answers, Steps
 from unsoftmax.refusals import Reason
@@ -76,10 +76,6 @@ EQUATIONS, CHOICES = 1.3, 6
 # Draws of errors for the certificate, and passes that solve with them. What is one number alone may
 # be small in all of them by chance.
 DRAWS, AGAIN, OF_ONE = 3, 2, 3.0
-# A normalised token moves by at most so much of √d for each share that eps is off by: τ(1 − τ²)/2.
-MOVED_BY_EPS = 0.2
-# No activation is steeper.
-STEEPEST = 1.13
 NORMED = (
     "constant, slope: ``‖F̂(x) − F(x)‖₂`` ≤ constant + slope·‖n(x)‖ for every x. n(x) is the "
     "normalised token, of norm below √d. A and b contain the scale and the shift of that LayerNorm "
@@ -289,15 +285,14 @@ class SmoothClaim(LayerClaim):
         reach = (gated if layer.gate else PLAIN_REACH) * length
         if norm is not None:
             reach = float(np.sqrt(norm.square))
-        sigma, each = readings.noise(layer), []
+        sigma, others, eps = readings.noise(layer), [], []
         for _ in range(DRAWS):
             disturbed = readings.disturbed(sigma, rng)
             other, found = corrected_layer(disturbed, layer, (layer.activation,), AGAIN)
-            eps = None
+            others.append(found.seeing(other))
             if norm is not None and found.norm is not None:
-                eps = OF_ONE * (found.norm.ratio / norm.ratio - 1)
-            each.append(layer_errors(seen, found.seeing(other), reach, eps))
-        errors = {name: float(np.sqrt(np.mean([e[name] ** 2 for e in each]))) for name in each[0]}
+                eps.append(OF_ONE * (found.norm.ratio / norm.ratio - 1))
+        errors = layer_errors(seen, others, reach, eps)
         norms = np.linalg.norm(y, axis=1)
         size = float(np.median(norms))
         look = OpeningLook(
@@ -350,46 +345,6 @@ class SmoothClaim(LayerClaim):
             f"differences miss the layer; {DEVIATIONS:g} deviations are taken.",
             *(() if checks else ("Nothing was checked.",)),
         )
-
-
-def layer_errors(
-    layer: FeedForward, other: FeedForward, reach: float, eps: float | None
-) -> dict[str, float]:
-    """Return what another layer differs by: its arrays, and the function up to a length.
-
-    So does the norm before it, by a share of eps.
-    """
-    mine, theirs = layer.arrays(), other.arrays()
-    off = {
-        name: theirs[name] - mine[name] for name in ("A", "b", "B", "c", "G", "g") if name in mine
-    }
-    errors: dict[str, float] = {name: float(np.linalg.norm(x)) for name, x in off.items()}
-    if eps is not None:
-        errors["eps"] = abs(eps)
-    nearer = 0.0 if eps is None else MOVED_BY_EPS * reach * abs(eps)
-    phi = ACTIVATIONS[layer.activation].of(np.zeros(1))[0]
-    columns, column = np.linalg.norm(layer.B, axis=0), np.linalg.norm(off["B"], axis=0)
-
-    def most(W: Array, b: Array, length: float) -> Array:
-        return np.asarray(np.linalg.norm(W, axis=1) * length + np.abs(b))
-
-    def moved(length: float) -> float:
-        z, dz = most(layer.A, layer.b, length), most(off["A"], off["b"], length)
-        dz = dz + nearer * np.linalg.norm(layer.A, axis=1)
-        if layer.gate is None:
-            each = column * (phi + STEEPEST * z) + columns * STEEPEST * dz
-        else:
-            t, dt = most(*layer.gate, length), most(off["G"], off["g"], length)
-            dt = dt + nearer * np.linalg.norm(layer.gate[0], axis=1)
-            value = phi + STEEPEST * t
-            each = column * value * z + columns * (STEEPEST * dt * z + value * dz)
-        return float(np.hypot(np.linalg.norm(each), errors["c"]))
-
-    # convex in the length, so that the chord is above
-    far = reach if layer.gate else 1.0
-    errors["constant"] = moved(0.0)
-    errors["slope"] = (moved(far) - moved(0.0)) / far
-    return errors
 
 
 def _notes(layer: FeedForward, norm: NormBefore | None) -> tuple[str, ...]:
