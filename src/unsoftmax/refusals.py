@@ -690,15 +690,10 @@ class Reason(Enum):
         "could not be read. {why}",
         'part="attention" returns the attention alone, whatever follows it.',
     )
-    BLOCK_EPS_SMALL = (
-        NotIdentifiable,
+    BLOCK_EPS_SMALL = _not_identifiable(
         "The norm after attention has an eps of about {eps:.0e}. Short inputs are made {times:.0e} "
         "times as long by it, with the roundoffs of what attention adds: these hide the neurons "
         "there. "
-        "This eps, and the constant that attention adds, are determined.",
-    BLOCK_EPS_SMALL = _not_identifiable(
-        "The norm after attention has an eps of about {eps:.0e}. Short inputs are made {times:.0e} times "
-        "as long by it, with the roundoffs of what attention adds: these hide the neurons there. "
         "This eps, and the constant that attention adds, are determined."
     )
     BLOCK_NOTHING_FOLLOWS = _not_identifiable(
