@@ -21,7 +21,6 @@ any of these into an exit status. `Terminated` is no error: a signal asked the p
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib import import_module
 from numbers import Real
 from types import FrameType
 from typing import Any
@@ -245,17 +244,3 @@ def _rebuild(
 def missing_extra(package: str, extra: str) -> ImportError:
     """Name the extra that a package comes with."""
     return ImportError(f"This needs {package}: pip install 'unsoftmax[{extra}]'.")
-
-
-def from_extra(module: str, extra: str) -> Any:
-    """Import a module of a package that comes with an extra.
-
-    Raises
-    ------
-    ImportError
-        The package is not installed.
-    """
-    try:
-        return import_module(module)
-    except ImportError as error:
-        raise missing_extra(module.partition(".")[0], extra) from error

@@ -1,6 +1,7 @@
 """Public names of a package that are imported when they are first used (PEP 562).
 
-``import unsoftmax`` waits for nothing, and a command for no more than it needs.
+``import unsoftmax`` waits for nothing, and a command for no more than it needs. So do packages that
+come with an extra.
 """
 
 from __future__ import annotations
@@ -8,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from importlib import import_module
 from typing import Any
+
+from unsoftmax.errors import missing_extra
 
 
 def first_use(package: dict[str, Any], name: str, modules: Iterable[str]) -> Any:
@@ -33,3 +36,17 @@ def first_use(package: dict[str, Any], name: str, modules: Iterable[str]) -> Any
             value = package[name] = getattr(found, name)
             return value
     raise AttributeError(f"module {package['__name__']!r} has no attribute {name!r}")
+
+
+def from_extra(module: str, extra: str) -> Any:
+    """Import a module of a package that comes with an extra.
+
+    Raises
+    ------
+    ImportError
+        The package is not installed.
+    """
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise missing_extra(module.partition(".")[0], extra) from error

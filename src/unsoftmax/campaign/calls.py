@@ -253,24 +253,18 @@ def _fits(width: int, outputs: Outputs) -> bool:
 
 
 def _wrong_shape(shape: tuple[int, ...], span: Span, outputs: Outputs) -> OracleError:
-    n = len(span)
+    n, form, wanted = len(span), f"({len(span)},)", "one number per sequence."
     if outputs != "scalar":
         every = f", or ({n}, {span.probes.tokens}, m)" if outputs == "positions" else ""
+        form, wanted = f"({n}, m){every}", "one row of m numbers per sequence, or one number."
+    said = f"The target answered {span} with shape {shape} instead of {form}: "
+    if outputs == "scalar" and len(shape) == 2 and shape[0] == n and shape[1] > 1:
         return OracleError(
-            f"The target answered {span} with shape {shape} instead of ({n}, m){every}: it must "
-            "give one row of m numbers per sequence, or one number."
-        )
-    if len(shape) == 2 and shape[0] == n and shape[1] > 1:
-        return OracleError(
-            f"The target answered {span} with shape {shape} instead of ({n},): {shape[1]} numbers "
-            "per sequence, where this learner takes one. Choose it with "
+            f"{said}{shape[1]} numbers per sequence, where this learner takes one. Choose it with "
             "us.oracles.coordinate(oracle, k), or recover whole vectors: AttentionLayerLearner, "
             "FeedForwardLearner."
         )
-    return OracleError(
-        f"The target answered {span} with shape {shape} instead of ({n},): it must give one number "
-        "per sequence."
-    )
+    return OracleError(f"{said}it must give {wanted}")
 
 
 def as_wide_as(reply: OracleReply, width: int | None, span: Span) -> OracleReply | OracleError:

@@ -313,26 +313,22 @@ class _Weights:
             raise ValueError(f"No weights of blocks: no name holds {self.of.number}0.")
         return blocks
 
-    def linear(self, name: str) -> tuple[Array, Array]:
-        """Return the weight (out, in) and the bias of a projection; zeros where it has none."""
-        if (key := f"{name}weight") not in self.weights:
-            raise ValueError(f"{key} is missing in the checkpoint.")
-        A = real_array(key, self.weights[key], 2)
-        A = A.T if self.of.transposed else A
-        key = f"{name}bias"
-        there = real_array(key, self.weights[key], 1) if key in self.weights else None
-        return A, np.zeros(len(A)) if there is None else there
-
-    def scale(self, name: str) -> Array:
-        """Return what a norm multiplies by."""
+    def array(self, name: str, dimensions: int) -> Array:
+        """Return an array that must be there."""
         if name not in self.weights:
             raise ValueError(f"{name} is missing in the checkpoint.")
-        return real_array(name, self.weights[name], 1)
+        return real_array(name, self.weights[name], dimensions)
+
+    def linear(self, name: str) -> tuple[Array, Array]:
+        """Return the weight (out, in) and the bias of a projection; zeros where it has none."""
+        A, bias = self.array(f"{name}weight", 2), f"{name}bias"
+        A = A.T if self.of.transposed else A
+        return A, self.array(bias, 1) if bias in self.weights else np.zeros(len(A))
 
     def norm(self, name: str, eps: float, before: bool) -> LayerNorm:
         """Return a norm: RMSNorm where it has no shift."""
-        scale, shift = self.scale(f"{name}weight"), f"{name}bias"
-        there = real_array(shift, self.weights[shift], 1) if shift in self.weights else None
+        scale, shift = self.array(f"{name}weight", 1), f"{name}bias"
+        there = self.array(shift, 1) if shift in self.weights else None
         return LayerNorm(scale, there, eps, before, centred=there is not None)
 
 
@@ -407,7 +403,7 @@ def _attention(
     root = math.sqrt(layer.Q.shape[1])
     unscaled = {name: root * layer.arrays()[name] for name in ("Q", "q_bias")}
     layer = RotaryLayer.from_arrays({**layer.arrays(), **unscaled})
-    q, k = (in_planes(names.scale(f"{layer_name}.{end}")) for end in scales)
+    q, k = (in_planes(names.array(f"{layer_name}.{end}", 1)) for end in scales)
     return QkNormLayer(layer, k, q / root, eps)
 
 

@@ -255,15 +255,6 @@ class HeadsModel(FrozenModel):
         return f"d={self.dim}", *rank, *(("rotary",) if "frequencies" in self._arrays else ())
 
 
-class AttentionModel(BilinearScores, HeadsModel):
-    """A model that weighs tokens with α = softmax_i(x_i·(W x_N + w)), x_N the last."""
-
-    @classmethod
-    @abstractmethod
-    def from_factors(cls, K: ArrayLike, Q: ArrayLike, *args: Any, **parameters: Any) -> Any:
-        """Build the model with W = K.T @ Q; answering never forms W."""
-
-
 class ValuedHeads(HeadsModel):
     """One head or several that answer with weighted means of the values x_i·v, plus c."""
 
@@ -345,7 +336,7 @@ Turned = TypeVar("Turned", bound=ValuedRotary)
 """What heads are whose scores turn with distance."""
 
 
-class ValuedAttention(ValuedHeads, AttentionModel, Generic[Turned]):
+class ValuedAttention(BilinearScores, ValuedHeads, Generic[Turned]):
     """One head or several without positions that answer with weighted means of values."""
 
     _turned: ClassVar[Callable[..., Any]]

@@ -9,16 +9,16 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from unsoftmax.models.arrays import Length, Parameter, axes, declared, of_several
-from unsoftmax.models.attention import BILINEAR, exponentials, pooled_tokens
+from unsoftmax.models.attention import BILINEAR, BilinearScores, exponentials, pooled_tokens
 from unsoftmax.models.composition import Composition
-from unsoftmax.models.model import AttentionModel
+from unsoftmax.models.model import HeadsModel
 from unsoftmax.models.neurons import Neurons
 from unsoftmax.models.relu_network import ReluNetwork
 from unsoftmax.models.transformer import Transformer
 from unsoftmax.probes import Array
 
 
-class MultiHeadTransformer(AttentionModel):
+class MultiHeadTransformer(BilinearScores, HeadsModel):
     """f(X) = Σ_j w_o[j]·max(0, Σ_h B_h[j]·p_h + R[j]·x_N + b[j]) + c with p_h = Σ_i α_hi x_i.
 
     α_h = softmax_i(x_i·(W_h x_N + w_h)), x_N the last token: every neuron sees what all heads

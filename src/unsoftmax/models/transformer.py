@@ -8,16 +8,16 @@ from typing import ClassVar, Self
 from numpy.typing import ArrayLike
 
 from unsoftmax.models.arrays import axes, declared, split
-from unsoftmax.models.attention import BILINEAR, exponentials, pooled_tokens
+from unsoftmax.models.attention import BILINEAR, BilinearScores, exponentials, pooled_tokens
 from unsoftmax.models.composition import Composition
-from unsoftmax.models.model import AttentionModel
+from unsoftmax.models.model import HeadsModel
 from unsoftmax.models.relu_network import ReluNetwork
 from unsoftmax.probes import Array
 
 _PART = "network."
 
 
-class Transformer(AttentionModel):
+class Transformer(BilinearScores, HeadsModel):
     """T(X) = g(Σ_i α_i x_i) with α = softmax_i(x_i·(W x_N + w)), x_N the last token.
 
     Parameters

@@ -10,7 +10,7 @@ from abc import abstractmethod
 from dataclasses import dataclass, field
 from typing import Any
 
-from unsoftmax.oracles.model_runtimes import RunModel
+from unsoftmax.oracles.model_runtimes import DescribedModel
 from unsoftmax.oracles.open_inference import Signature
 
 
@@ -122,7 +122,7 @@ class Pace:
 
 
 @dataclass(eq=False)
-class EndpointOracle(RunModel):
+class EndpointOracle(DescribedModel):
     """A model behind a URL; its client is made when it is first asked, in every process anew."""
 
     url: str

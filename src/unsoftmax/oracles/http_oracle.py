@@ -14,7 +14,8 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from unsoftmax.errors import AnswerMisshapen, OracleError, RetryLater, ServerFailed, from_extra
+from unsoftmax.errors import AnswerMisshapen, OracleError, RetryLater, ServerFailed
+from unsoftmax.first_use import from_extra
 from unsoftmax.oracles.endpoint_limits import USUAL, EndpointOracle, HttpLimits
 from unsoftmax.oracles.json_template import JsonTemplate
 from unsoftmax.oracles.model_runtimes import Chosen

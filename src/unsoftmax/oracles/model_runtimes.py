@@ -16,7 +16,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from unsoftmax.errors import AnswerMisshapen, OracleError, from_extra
+from unsoftmax.errors import AnswerMisshapen, OracleError
+from unsoftmax.first_use import from_extra
 from unsoftmax.oracles.open_inference import NUMPY, ProtocolError, Signature, signature
 from unsoftmax.probes import Array
 
@@ -66,6 +67,10 @@ class RunModel(ABC):
     @abstractmethod
     def _asked(self, X: Array, chosen: Chosen) -> Any:
         """Ask the model, and return what is chosen of its answer."""
+
+
+class DescribedModel(RunModel):
+    """A model that says itself which tensors it takes and gives."""
 
     def _speaks(self, signature: Signature) -> None:
         """Keep what the model takes, as it says itself."""
@@ -210,7 +215,7 @@ def from_onnx(
     return OnnxOracle(str(path), input, output, tuple(providers))
 
 
-class OnnxOracle(RunModel):
+class OnnxOracle(DescribedModel):
     """A model in an ONNX file that is asked as an oracle; see `from_onnx`."""
 
     def __init__(

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unsoftmax.errors import from_extra
+from unsoftmax.first_use import from_extra
 from unsoftmax.probes import Array
 
 HEADER_LENGTH = "Inference-Header-Content-Length"

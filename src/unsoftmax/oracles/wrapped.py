@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from unsoftmax.errors import AnswerMisshapen, from_extra
+from unsoftmax.errors import AnswerMisshapen
+from unsoftmax.first_use import from_extra
 from unsoftmax.probes import Array
 from unsoftmax.protocol import Oracle, as_array, at_all_positions
 
