@@ -76,6 +76,7 @@ def test_a_scale_beside_a_linear_part_is_positive():
     target = PlainNeurons(435, linear=True)
     learner = us.learners.FeedForwardLearner(target.dim, norm="post", seed=435)
     recovery = us.learn(target, learner)
-    apart = np.linalg.norm(recovery.model.norm.scale - target.scale)
+    norm: Any = recovery.model.norm
+    apart = np.linalg.norm(norm.scale - target.scale)
     assert apart <= recovery.certificate.errors["scale"]
     assert any("mostly positive" in one for one in recovery.certificate.assumes)

@@ -71,7 +71,7 @@ def serving(model, longest, status):
 
     Tensor = messages.ModelMetadataResponse.TensorMetadata
 
-    class Servicer(service.GRPCInferenceServiceServicer):
+    class Servicer(service.GRPCInferenceServiceServicer):  # type: ignore[misc]
         def ModelMetadata(self, request, context):
             return messages.ModelMetadataResponse(
                 name=request.name,

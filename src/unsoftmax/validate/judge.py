@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -223,6 +224,7 @@ def from_the_side(predicted: Array, labels: NDArray[np.bool_]) -> Array:
 
 # -- asking
 
+P = TypeVar("P", bound=Probes)
 Answered = tuple[Array, Array]
 """Sequences X (B, N, d) and their answers (B,)."""
 
@@ -273,7 +275,7 @@ def fresh_answers(
     return answered
 
 
-def shortened(probes: Probes, longest: float) -> Probes:
+def shortened(probes: P, longest: float) -> P | Sequences:
     """Shorten sequences with a longer token, each as a whole and by a power of two.
 
     Examples

@@ -30,6 +30,7 @@ from unsoftmax.probes import Array, Purpose, Round, Sequences
 from unsoftmax.protocol import Certificate
 from unsoftmax.refusals import Reason
 from unsoftmax.validate.head_comparison import UNBOUNDED, score_shift
+from unsoftmax.validate.judge import shortened
 from unsoftmax.validate.long_sequences import (
     FAR,
     LongSequenceTuning,
@@ -316,12 +317,6 @@ def at_distances(
 
 
 def _checked(phase: str, X: Array, radius: float) -> Sequences:
-    """Round tokens, in place, to float32 numbers that every target reads alike; shorten them."""
-    X[:] = X.astype(np.float32)
-    largest = np.linalg.norm(X, axis=2).max(axis=1)
-    beyond = largest > radius
-    if np.any(beyond):
-        # a power of two keeps them float32 numbers
-        octaves = np.ceil(np.log2(largest[beyond] / radius))
-        X[beyond] *= np.exp2(-octaves)[:, None, None]
-    return Sequences(X, phase=f"hold-out, {phase}", purpose="check")
+    """Round tokens to float32 numbers that every target reads alike; shorten those beyond."""
+    told = X.astype(np.float32).astype(np.float64)
+    return shortened(Sequences(told, phase=f"hold-out, {phase}", purpose="check"), radius)

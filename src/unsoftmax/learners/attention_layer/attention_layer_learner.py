@@ -134,41 +134,31 @@ def layer_plan(dim: int, heads: int, rank: int | None, place: str | None) -> Pla
     return cost.plan(formula, most_tokens, known=False)
 
 
-def _search(d: int, H: int, pilots: Pilots) -> int:
+def _search(d: int, H: int, pilots: Pilots) -> Cost:
     """Bound one search for heads, query tokens that open one gate, and maps."""
     asked = limits.PILOT_ROUNDS * (pilots.tokens + 2) + 3 * limits.SCORE_PILOTS
     maps = limits.TRIES * (H * d + limits.CHECKED)
-    return search_cost(H).queries + asked + maps + CONFIRMING
-
-
-def _rounds(attempts: int) -> int:
-    """Bound the rounds of so many searches."""
-    maps = limits.TRIES * (limits.OFFSET_ROUNDS + 1)
-    scores = limits.SCORE_PILOTS + _KEY_ROUNDS
-    every = search_cost(0).rounds + 2 * limits.PILOT_ROUNDS + maps + scores + 4
-    return 1 + attempts * every + 1 + LONG.most_rounds
+    rounds = 2 * limits.PILOT_ROUNDS + limits.TRIES * (limits.OFFSET_ROUNDS + 1)
+    rounds += limits.SCORE_PILOTS + _KEY_ROUNDS + 4
+    return search_cost(H) + Cost.of(asked + maps + CONFIRMING, tokens=2, rounds=rounds)
 
 
 def _plain(d: int, H: int) -> Cost:
     """Bound a layer without a norm, or after one that is found, or searched by copies."""
-    scores = (2 + limits.AGAIN) * d * (d + 1)
-    search = _search(d, H, PLAIN) + H * d + scores + unseen_cost(H)
+    search = _search(d, H, PLAIN) + Cost.of(H * d + unseen_cost(H), tokens=2)
+    search += Cost.of((2 + limits.AGAIN) * d * (d + 1), tokens=3)
+    singles = Cost.of(d + 8, tokens=2, rounds=2 + LONG.most_rounds)
     # by copies with a residual and without
-    soft = 2 * _after(d, H)
-    attempts = limits.ATTEMPTS
-    queries = d + 8 + attempts * search
-    most = max(queries + soft.queries, _behind(d, H).queries)
-    return Cost(queries, 2 * most + attempts * scores, _rounds(attempts)) + soft
+    return singles + limits.ATTEMPTS * search + 2 * _after(d, H)
 
 
 def _with_positions(d: int, H: int) -> tuple[Cost, int]:
     """Bound a layer with positions; return the tokens of its longest sequence as well."""
-    keys = (1 + limits.AGAIN) * 4 * d * (d + 1)
-    attempts = 2 * limits.ATTEMPTS  # as many searches again, for biases
-    search = Cost.of(_search(d, H, POSITIONED), tokens=2)
     longest = max(limits.LONGEST, limits.LONGEST_COARSE) + d + 1
-    singles = Cost.of(d + 8, tokens=2, rounds=_rounds(attempts) + LONG.most_rounds)
-    return singles + attempts * (search + Cost.of(keys, tokens=2 + longest)), longest
+    keys = Cost.of((1 + limits.AGAIN) * 4 * d * (d + 1), tokens=2 + longest)
+    singles = Cost.of(d + 8, tokens=2, rounds=2 + 2 * LONG.most_rounds)
+    # as many searches again, for biases
+    return singles + 2 * limits.ATTEMPTS * (_search(d, H, POSITIONED) + keys), longest
 
 
 def _behind(d: int, H: int) -> Cost:
