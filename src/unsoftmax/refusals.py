@@ -740,9 +740,8 @@ class Reason(Enum):
     )
     BENDS_OR_NOISE = (
         ModelMismatch,
-        "Answers bend wherever tokens are long, or are noisy: the target is smooth (GELU, SiLU, "
-        "tanh, attention), has too many neurons for eps to be told, or answers the same question "
-        "otherwise each time. Only ReLUs have hyperplanes to be found.",
+        "Answers bend wherever tokens are long, or are noisy, and tell no eps: a layer of few "
+        "ReLUs would be affine in long normalised tokens of one direction.",
     )
 
     # A block of hidden states
@@ -928,6 +927,12 @@ class Reason(Enum):
         "of one hidden layer, or its answers are too coarse or noisy.",
         "Ask a target that computes and answers in float64.",
     )
+    JACOBIAN_FADES = (
+        ModelMismatch,
+        "Jacobians at {points} points show more and more directions, of {room}, the closer one "
+        "looks, with no gap: neurons hardly bend among these tokens, differ very much in size, or "
+        "the target is no feed-forward layer of one hidden layer.",
+    )
     MEMBERS_MISSING = (
         ModelMismatch,
         "Jacobians span {rows} dimensions, and {found} neurons of {each} each were found in them: "
@@ -950,7 +955,8 @@ class Reason(Enum):
     NEURONS_UNLIKE = (
         ModelMismatch,
         "{unlike} of {count} neurons miss the curve of {activation}, which suits the others, by up "
-        "to {missed:.0e}: their activation is another one, or none that is known.",
+        "to {missed:.0e}: their activation is another one, or none that is known, or answers hardly"
+        " show how they bend.",
     )
     OTHER_GATES = (
         ModelMismatch,
@@ -975,7 +981,11 @@ class Reason(Enum):
     )
     NEITHER_BENT_NOR_SMOOTH = (
         ModelMismatch,
-        "After a norm, as a layer of ReLUs: {bent} As a smooth one: {smooth}",
+        "As a layer of ReLUs: {bent} As a smooth one: {smooth}",
+    )
+    SMOOTH_NEITHER_WAY = (
+        ModelMismatch,
+        "{first}: {one} {second}: {other}",
     )
     HYPERPLANES_ELSEWHERE = (
         ModelMismatch,

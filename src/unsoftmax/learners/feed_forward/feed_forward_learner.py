@@ -181,7 +181,7 @@ class FeedForwardLearner(Configured):
     activation: str | None = field(default=None, kw_only=True)
     gated: bool | None = field(default=None, kw_only=True)
 
-    revision: ClassVar[int] = 9
+    revision: ClassVar[int] = 10
     far: ClassVar[str] = "beyond every bend of the layer"
     outputs: ClassVar[Outputs] = "vector"
 
@@ -242,12 +242,13 @@ class FeedForwardLearner(Configured):
             smooth = yield from self._bends_everywhere(opening, look, error)
             if self.activation or not smooth:
                 raise
-            if error.reason == Reason.LAYER_IS_SMOOTH.name:
-                return (yield from self._smoothly(look, checks, rng))
             try:
                 return (yield from self._smoothly(look, checks, rng))
-            except ModelMismatch:
-                raise error from None
+            except ModelMismatch as other:
+                if error.reason == Reason.LAYER_IS_SMOOTH.name:
+                    raise
+                # a norm bends everywhere, too: either may be meant
+                raise Reason.NEITHER_BENT_NOR_SMOOTH.error(bent=error, smooth=other) from other
 
     @property
     def _smooth(self) -> bool:
@@ -272,20 +273,21 @@ class FeedForwardLearner(Configured):
         self, look: OpeningLook, checks: int, rng: np.random.Generator
     ) -> Steps[FeedForward]:
         """Recover a smooth layer, plain or after a norm: which is likelier far answers tell."""
-        searches = [self._smooth_plain]
+        searches = {"Without a norm": self._smooth_plain}
         if "pre" in norms_of(look):
-            searches.insert(0 if fades_as_eps(look) else 1, self._smooth_after_norm)
-        first, *others = searches
-        try:
-            return (yield from first(look, checks, rng))
-        except ModelMismatch as error:
-            for other in others:
-                try:
-                    return (yield from other(look, checks, rng))
-                except ModelMismatch:
-                    continue
-            yield from self._unchanged(look, error)
-            raise
+            after = {"After a norm": self._smooth_after_norm}
+            searches = after | searches if fades_as_eps(look) else searches | after
+        refused = {}
+        for where, search in searches.items():
+            try:
+                return (yield from search(look, checks, rng))
+            except ModelMismatch as error:
+                refused[where] = error
+        (first, one), *others = refused.items()
+        yield from self._unchanged(look, one)
+        for second, other in others:
+            raise Reason.SMOOTH_NEITHER_WAY.error(first=first, one=one, second=second, other=other)
+        raise one
 
     def _smooth_plain(
         self, look: OpeningLook, checks: int, rng: np.random.Generator
