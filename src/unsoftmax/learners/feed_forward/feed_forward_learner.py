@@ -46,7 +46,7 @@ from unsoftmax.learners.feed_forward.fitted_layer import LayerFitting
 from unsoftmax.learners.feed_forward.found_neurons import FoundNeurons
 from unsoftmax.learners.feed_forward.hyperplane_spots import HyperplaneSpots
 from unsoftmax.learners.feed_forward.layer_claim import LayerClaim
-from unsoftmax.learners.feed_forward.line_cells import CellReadings, LineCells
+from unsoftmax.learners.feed_forward.line_cells import LineCells
 from unsoftmax.learners.feed_forward.norm_opening import NormLook, NormOpening
 from unsoftmax.learners.feed_forward.opening_look import (
     OpeningLook,
@@ -428,7 +428,7 @@ class FeedForwardLearner(Configured):
             found = found.taken(kept)
             sides = replace(sides, back=sides.back[kept], whole=sides.whole[np.append(kept, True)])
         claim = LayerClaim(
-            model, look, errors, notes_of(found, sides), sides.sure and sides.linear is None
+            model, look, errors, notes_of(sides), sides.sure and sides.linear is None
         )
         claim, judgement = claim.judged(x, y, len(x))
         claim.refuse(judgement)
@@ -448,11 +448,11 @@ class FeedForwardLearner(Configured):
         cells = LineCells(asks("cells"), kinks, basis, x0, look.length, search.own_error)
         readings = yield from cells.run()
         columns, column_error, _ = kinks.columns()
+        met = x0 + kinks.t[:, None] * basis[0]
+        found = readings.neurons(columns, column_error, basis, met)
         if not len(columns):
-            place = x0 + readings.places[:, None] * basis[0]
-            return _without_neurons(readings, basis), (place, readings.values)
-        rows = readings.solved(columns, column_error).along @ basis
-        bias = -np.sum(rows * (x0 + kinks.t[:, None] * basis[0]), axis=1)
+            return found, (x0 + readings.places[:, None] * basis[0], readings.values)
+        rows, bias = found.rows, found.bias
         crossing = HyperplaneSpots(asks("crossings"), rows, bias, look.length, look.error_at, rng)
         spots = yield from crossing.run()
         spots = checked_spots(spots, columns, column_error, look)
@@ -460,21 +460,6 @@ class FeedForwardLearner(Configured):
         readings = readings.with_rounded_tokens(rows, lengths)
         readings = yield from cells.settled(readings, *spots.columns)
         return neurons_of(readings, spots, basis), spots.asked
-
-
-def _without_neurons(readings: CellReadings, basis: Array) -> FoundNeurons:
-    """Return what an affine target shows: its Jacobian."""
-    none = np.zeros(0)
-    return FoundNeurons(
-        rows=np.zeros((0, len(basis))),
-        row_error=none,
-        bias=none,
-        bias_error=none,
-        columns=np.zeros((0, readings.y.shape[2])),
-        column_error=none,
-        first=readings.y[0].T @ basis,
-        first_error=float(np.linalg.norm(readings.first_errors)),
-    )
 
 
 def _near(look: OpeningLook) -> tuple[Array, Array]:
