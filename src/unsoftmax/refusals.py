@@ -642,6 +642,10 @@ class Reason(Enum):
         "Long tokens of all directions are answered alike, but for the token itself: no neuron is "
         "seen."
     )
+    BENDS_OR_NOISE = (
+        ModelMismatch,
+        "Answers bend wherever tokens are long, or are noisy, and tell no eps: a layer of few "
+        "ReLUs would be affine in long normalised tokens of one direction.",
     BENDS_OR_NOISE = _mismatch(
         "Answers bend wherever tokens are long, or are noisy: the target is smooth (GELU, SiLU, "
         "tanh, attention), has too many neurons for eps to be told, or answers the same question "
@@ -801,6 +805,11 @@ class Reason(Enum):
         "of one hidden layer, or its answers are too coarse or noisy.",
         "Ask a target that computes and answers in float64.",
     )
+    JACOBIAN_FADES = _mismatch(
+        "Jacobians at {points} points show more and more directions, of {room}, the closer one "
+        "looks, with no gap: neurons hardly bend among these tokens, differ very much in size, or "
+        "the target is no feed-forward layer of one hidden layer."
+    )
     MEMBERS_MISSING = _mismatch(
         "Jacobians span {rows} dimensions, and {found} neurons of {each} each were found in them: "
         "the target is no feed-forward layer of one hidden layer whose neurons are all alike, or "
@@ -819,6 +828,8 @@ class Reason(Enum):
     )
     NEURONS_UNLIKE = _mismatch(
         "{unlike} of {count} neurons miss the curve of {activation}, which suits the others, by up "
+        "to {missed:.0e}: their activation is another one, or none that is known, or answers hardly"
+        " show how they bend.",
         "to {missed:.0e}: their activation is another one, or none that is known."
     )
     OTHER_GATES = _mismatch(
@@ -838,6 +849,12 @@ class Reason(Enum):
         "Answers do not grow with tokens, as where a norm is before a layer or behind it. With "
         'norm="{first}": {error} With norm="{second}": {other}',
     )
+    NEITHER_BENT_NOR_SMOOTH = _mismatch(
+        "As a layer of ReLUs: {bent} As a smooth one: {smooth}"
+    )
+    SMOOTH_NEITHER_WAY = (
+        ModelMismatch,
+        "{first}: {one} {second}: {other}",
     NEITHER_BENT_NOR_SMOOTH = _mismatch(
         "After a norm, as a layer of ReLUs: {bent} As a smooth one: {smooth}"
     )

@@ -71,6 +71,43 @@ def test_layers_are_recovered(activation, gated, trials, evidence):
     )
 
 
+def small_gated(seed):
+    """A gated layer after a norm whose weights are small: nearly a quadratic."""
+    one, k = smooth_layer(12, 16, seed, "silu", True), 0.3
+    (G, g), arrays = one.gate, (k * one.A, k * one.b, k * one.B, k * one.c)
+    small = us.FeedForward(*arrays, True, None, "silu", (k * G, k * g))
+    return after(small, seed, centred=bool(seed % 2))
+
+
+@pytest.mark.parametrize("norm", ["pre", None])
+def test_gated_neurons_of_small_weights_are_no_relus(norm, trials):
+    for seed in (1, 3)[: trials(1, 2)]:
+        true = small_gated(seed)
+        recovery = learned(true, 12, norm=norm, seed=seed)
+        assert recovery.model.activation == "silu"
+        assert share_after(recovery, true, smooth_errors) <= 1
+
+
+def test_a_refusal_says_what_was_tried():
+    """Answers that are bounded and bend everywhere: of ReLUs with a norm, or of smooth neurons."""
+    rng = np.random.default_rng(0)
+    A, B = rng.standard_normal((2, 40, 6))
+
+    def target(X):
+        x = X[:, -1]
+        n = x / np.sqrt(np.mean(x * x, axis=1, keepdims=True) + 1e-5)
+        return np.tanh(np.tanh(n @ A.T) @ A) @ A.T @ B
+
+    with pytest.raises(us.ModelMismatch) as refused:
+        learned(target, 6)
+    assert refused.value.reason == "NEITHER_BENT_NOR_SMOOTH"
+    bent, smooth = str(refused.value).split(" As a smooth one: ")
+    assert bent.startswith("As a layer of ReLUs: ")
+    assert "After a norm: " in smooth
+    assert "Without a norm: " in smooth
+    assert "ReLU" not in smooth
+
+
 @pytest.mark.parametrize(
     ("settings", "gated"),
     [

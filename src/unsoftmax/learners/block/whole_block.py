@@ -7,7 +7,7 @@
    after a norm (`feed_forward.after_norm`), run on G(x − c). All its answers are fitted once more
    (`feed_forward.fitted_layer`): what was known one after the other is known together, to 1e-11
    instead of 1e-8.
-4. Smooth neurons, plain or gated: `smooth_network`.
+4. Smooth neurons, plain or gated: `read_network`.
 5. Fresh sequences of 1 to 512 tokens, of lengths from 0.05 to 20, for the block as a whole.
 """
 

@@ -33,7 +33,7 @@ from unsoftmax.learners.feed_forward.opening_look import (
     TargetOpening,
     drawn_directions,
 )
-from unsoftmax.learners.feed_forward.search_steps import asks
+from unsoftmax.learners.feed_forward.search_steps import asks, notes_of
 from unsoftmax.learners.feed_forward.smooth_layer import SmoothClaim, SmoothSearch
 from unsoftmax.learners.normed_tokens import INSIDE, NormedTokens
 from unsoftmax.models.feed_forward import FeedForward
@@ -193,7 +193,7 @@ class AfterNorm:
             model,
             look,
             errors,
-            notes_after_norm(sides),
+            notes_of(sides, after_norm=True),
             sides.sure and sides.linear is None,
             radius=radius,
             quiet=neurons.quiet,
@@ -215,21 +215,3 @@ class AfterNorm:
         moved = self.normed.eps_error(look.noise) * self.normed.radius / 2
         errors["constant"] += moved * look.steepness
         return found.layer(sides, c), errors
-
-
-def notes_after_norm(sides: Sides) -> tuple[str, ...]:
-    """Say what is determined of the layer."""
-    notes = (
-        f"{len(sides.back)} hyperplanes were found; neurons on one hyperplane are one, and their "
-        "order and a positive factor for each are free.",
-    )
-    if sides.linear is None:
-        sure = "is determined" if sides.sure else "is chosen: other sides may do as well"
-        return (*notes, f"On which side each neuron is active {sure}.")
-    rank = len(sides.linear[0])
-    return (
-        *notes,
-        f"A linear part of rank {rank} is left, as of neurons that are active at every normalised "
-        f"token: it takes {2 * rank} neurons more. Jumps across hyperplanes and one affine part "
-        "are determined, and no more.",
-    )

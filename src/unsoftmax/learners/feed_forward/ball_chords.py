@@ -366,20 +366,9 @@ class ChordReadings:
         return replace(self.readings, y=self.readings.y + change / step[:, :, None], errors=error)
 
     def _solved(self, readings: CellReadings, columns: Array, error: Array) -> FoundNeurons:
-        cells, basis = self.cells, self.cells.basis
-        solved = readings.solved(columns, error)
-        rows = solved.along @ basis
-        crossed = cells.origin + cells.kinks.t[:, None] * basis[0]
-        return FoundNeurons(
-            rows=rows,
-            row_error=np.linalg.norm(solved.errors, axis=1),
-            bias=-np.sum(rows * crossed, axis=1),
-            bias_error=np.linalg.norm(solved.errors * (crossed @ basis.T), axis=1),
-            columns=columns,
-            column_error=error,
-            first=solved.first.T @ basis,
-            first_error=float(np.linalg.norm(readings.first_errors)),
-        )
+        cells = self.cells
+        met = cells.origin + cells.kinks.t[:, None] * cells.basis[0]
+        return readings.neurons(columns, error, cells.basis, met)
 
 
 def read_chord(

@@ -3,11 +3,11 @@
 1. A chord is searched and read as a line is: of random layers it shows about two neurons in three.
 2. So are others, of answers less what is known, while they show many new neurons.
 3. The rest is found by tokens all over the ball: where an answer shows another neuron, the chord
-   through it is searched for columns alone, and rows follow from values (`hidden_neurons`).
+   through it is searched for columns alone, and rows follow from values (`known_neurons`).
 4. The search ends when many tokens in a row show nothing new. Neurons that hardly any token of the
    ball shows are not found: the certificate says so.
 
-After 1, 2 and 3 all new hyperplanes are crossed once more (`crossed_neurons`).
+After 1, 2 and 3 all new hyperplanes are crossed once more (`ball_chords`).
 """
 
 from __future__ import annotations

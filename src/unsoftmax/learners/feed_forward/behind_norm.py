@@ -8,7 +8,7 @@ What a plain layer's answers tell by size, these tell by being in one plane:
 2. Steps beside the line: one unknown more for each, λ (`line_cells`, ``scaled=False``). 1.5m.
 3. Every hyperplane is crossed once more (`hyperplane_spots`), 4m; some twice.
 4. The Jacobian holds x: its share says what the unit is, and the sign of γ (`affine_part`).
-5. eps, from tokens at which u is small (`small_sums`). 16 queries.
+5. eps, from tokens at which u is small (`SmallSums`). 16 queries.
 """
 
 from __future__ import annotations
@@ -353,7 +353,7 @@ class SearchBehindNorm:
             FeedForward(plain.A, plain.b, plain.B, plain.c, True, behind),
             normed.look,
             errors | norms,
-            notes_of(sums.found, sums.sides),
+            notes_of(sums.sides),
             sums.sides.sure and sums.sides.linear is None,
             noise,
         )

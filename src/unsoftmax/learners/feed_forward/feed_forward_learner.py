@@ -46,7 +46,7 @@ from unsoftmax.learners.feed_forward.fitted_layer import LayerFitting
 from unsoftmax.learners.feed_forward.found_neurons import FoundNeurons
 from unsoftmax.learners.feed_forward.hyperplane_spots import HyperplaneSpots
 from unsoftmax.learners.feed_forward.layer_claim import LayerClaim
-from unsoftmax.learners.feed_forward.line_cells import CellReadings, LineCells
+from unsoftmax.learners.feed_forward.line_cells import LineCells
 from unsoftmax.learners.feed_forward.norm_opening import NormLook, NormOpening
 from unsoftmax.learners.feed_forward.opening_look import (
     OpeningLook,
@@ -181,7 +181,7 @@ class FeedForwardLearner(Configured):
     activation: str | None = field(default=None, kw_only=True)
     gated: bool | None = field(default=None, kw_only=True)
 
-    revision: ClassVar[int] = 9
+    revision: ClassVar[int] = 10
     far: ClassVar[str] = "beyond every bend of the layer"
     outputs: ClassVar[Outputs] = "vector"
 
@@ -242,12 +242,13 @@ class FeedForwardLearner(Configured):
             smooth = yield from self._bends_everywhere(opening, look, error)
             if self.activation or not smooth:
                 raise
-            if error.reason == Reason.LAYER_IS_SMOOTH.name:
-                return (yield from self._smoothly(look, checks, rng))
             try:
                 return (yield from self._smoothly(look, checks, rng))
-            except ModelMismatch:
-                raise error from None
+            except ModelMismatch as other:
+                if error.reason == Reason.LAYER_IS_SMOOTH.name:
+                    raise
+                # a norm bends everywhere, too: either may be meant
+                raise Reason.NEITHER_BENT_NOR_SMOOTH.error(bent=error, smooth=other) from other
 
     @property
     def _smooth(self) -> bool:
@@ -272,20 +273,21 @@ class FeedForwardLearner(Configured):
         self, look: OpeningLook, checks: int, rng: np.random.Generator
     ) -> Steps[FeedForward]:
         """Recover a smooth layer, plain or after a norm: which is likelier far answers tell."""
-        searches = [self._smooth_plain]
+        searches = {"Without a norm": self._smooth_plain}
         if "pre" in norms_of(look):
-            searches.insert(0 if fades_as_eps(look) else 1, self._smooth_after_norm)
-        first, *others = searches
-        try:
-            return (yield from first(look, checks, rng))
-        except ModelMismatch as error:
-            for other in others:
-                try:
-                    return (yield from other(look, checks, rng))
-                except ModelMismatch:
-                    continue
-            yield from self._unchanged(look, error)
-            raise
+            after = {"After a norm": self._smooth_after_norm}
+            searches = after | searches if fades_as_eps(look) else searches | after
+        refused = {}
+        for where, search in searches.items():
+            try:
+                return (yield from search(look, checks, rng))
+            except ModelMismatch as error:
+                refused[where] = error
+        (first, one), *others = refused.items()
+        yield from self._unchanged(look, one)
+        for second, other in others:
+            raise Reason.SMOOTH_NEITHER_WAY.error(first=first, one=one, second=second, other=other)
+        raise one
 
     def _smooth_plain(
         self, look: OpeningLook, checks: int, rng: np.random.Generator
@@ -426,7 +428,7 @@ class FeedForwardLearner(Configured):
             found = found.taken(kept)
             sides = replace(sides, back=sides.back[kept], whole=sides.whole[np.append(kept, True)])
         claim = LayerClaim(
-            model, look, errors, notes_of(found, sides), sides.sure and sides.linear is None
+            model, look, errors, notes_of(sides), sides.sure and sides.linear is None
         )
         claim, judgement = claim.judged(x, y, len(x))
         claim.refuse(judgement)
@@ -446,11 +448,11 @@ class FeedForwardLearner(Configured):
         cells = LineCells(asks("cells"), kinks, basis, x0, look.length, search.own_error)
         readings = yield from cells.run()
         columns, column_error, _ = kinks.columns()
+        met = x0 + kinks.t[:, None] * basis[0]
+        found = readings.neurons(columns, column_error, basis, met)
         if not len(columns):
-            place = x0 + readings.places[:, None] * basis[0]
-            return _without_neurons(readings, basis), (place, readings.values)
-        rows = readings.solved(columns, column_error).along @ basis
-        bias = -np.sum(rows * (x0 + kinks.t[:, None] * basis[0]), axis=1)
+            return found, (x0 + readings.places[:, None] * basis[0], readings.values)
+        rows, bias = found.rows, found.bias
         crossing = HyperplaneSpots(asks("crossings"), rows, bias, look.length, look.error_at, rng)
         spots = yield from crossing.run()
         spots = checked_spots(spots, columns, column_error, look)
@@ -458,21 +460,6 @@ class FeedForwardLearner(Configured):
         readings = readings.with_rounded_tokens(rows, lengths)
         readings = yield from cells.settled(readings, *spots.columns)
         return neurons_of(readings, spots, basis), spots.asked
-
-
-def _without_neurons(readings: CellReadings, basis: Array) -> FoundNeurons:
-    """Return what an affine target shows: its Jacobian."""
-    none = np.zeros(0)
-    return FoundNeurons(
-        rows=np.zeros((0, len(basis))),
-        row_error=none,
-        bias=none,
-        bias_error=none,
-        columns=np.zeros((0, readings.y.shape[2])),
-        column_error=none,
-        first=readings.y[0].T @ basis,
-        first_error=float(np.linalg.norm(readings.first_errors)),
-    )
 
 
 def _near(look: OpeningLook) -> tuple[Array, Array]:

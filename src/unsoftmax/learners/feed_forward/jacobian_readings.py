@@ -391,11 +391,22 @@ def renamed(layer: FeedForward, name: str | None) -> FeedForward:
 
 def rank_of(readings: JacobianReadings) -> int:
     """Return how many rows the centred differences show, 0 if there is no gap."""
-    s = np.linalg.svd(readings.centred, compute_uv=False)[: len(readings.x) - 1]
+    s = _spectrum(readings)
     if len(s) <= BEYOND + 1 or not s[0]:
         return 0
     gaps = (s[:-1] > GAP * s[1:]) & (s[1:] < FLOOR * s[0])
     return 1 + int(np.argmax(gaps)) if np.any(gaps[: len(s) - BEYOND]) else 0
+
+
+def fades(readings: JacobianReadings) -> bool:
+    """Tell whether differences depend on each other, although there is no gap."""
+    s = _spectrum(readings)
+    return len(s) > BEYOND and bool(s[-BEYOND - 1] < FLOOR * s[0])
+
+
+def _spectrum(readings: JacobianReadings) -> Array:
+    s = np.linalg.svd(readings.centred, compute_uv=False)
+    return np.asarray(s[: len(readings.x) - 1])
 
 
 def corrected_layer(

@@ -7,7 +7,7 @@ and direction δ of an orthonormal basis gives J_kδ, and
 
 b_j being the directions of the jumps that the line showed and a_j·x₁ > 0: about m + 2d queries for
 all a_j. Steps are so long that some cross a hyperplane: which ones is found by what they leave of
-the equations (`solve.crossed_columns`). Where that fails the direction is asked again with shorter
+the equations (`WindowChain`). Where that fails the direction is asked again with shorter
 steps. What was asked is solved once more when the b_j are known better (`hyperplane_spots`).
 """
 
@@ -20,6 +20,7 @@ from itertools import pairwise
 import numpy as np
 
 from unsoftmax.arrangement.kinks import LineKinks
+from unsoftmax.learners.feed_forward.found_neurons import FoundNeurons
 from unsoftmax.measure.precision import UNIT
 from unsoftmax.models.arrays import TINY
 from unsoftmax.probes import Array, Flags, Indices, Round
@@ -305,6 +306,23 @@ class CellReadings:
         window = np.repeat(np.arange(len(chain.windows)), np.diff(self.cuts))
         errors = gains[:, None] * np.maximum(noise, found.residual)[window]
         return SolvedRows(good, found.alpha, errors, found.readings[0])
+
+    def neurons(
+        self, columns: Array, column_error: Array, basis: Array, met: Array
+    ) -> FoundNeurons:
+        """Solve for all neurons, their hyperplanes being met at tokens (m, d)."""
+        solved = self.solved(columns, column_error)
+        rows = solved.along @ basis
+        return FoundNeurons(
+            rows=rows,
+            row_error=np.linalg.norm(solved.errors, axis=1),
+            bias=-np.sum(rows * met, axis=1),
+            bias_error=np.linalg.norm(solved.errors * (met @ basis.T), axis=1),
+            columns=columns,
+            column_error=column_error,
+            first=solved.first.T @ basis,
+            first_error=float(np.linalg.norm(self.first_errors)),
+        )
 
     def rescaled(self, columns: Array, column_error: Array) -> CellReadings:
         """Find the factors of all answers, which the equations have room for.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator
+from dataclasses import replace
 
 import numpy as np
 
@@ -65,38 +66,28 @@ def checked_spots(spots: Spots, columns: Array, column_error: Array, look: Openi
 
 def neurons_of(readings: CellReadings, spots: Spots, basis: Array) -> FoundNeurons:
     """Solve for all rows with the columns of the crossings."""
-    columns, column_error = spots.columns
-    solved = readings.solved(columns, column_error)
-    rows = solved.along @ basis
-    row_error = np.linalg.norm(solved.errors, axis=1)
-    along = np.linalg.norm(solved.errors * ((spots.ways - spots.points) @ basis.T), axis=1)
-    return FoundNeurons(
-        rows=rows,
-        row_error=row_error,
-        bias=spots.biases(rows),
-        bias_error=np.hypot(spots.error, along),
-        columns=columns,
-        column_error=column_error,
-        first=solved.first.T @ basis,
-        first_error=float(np.linalg.norm(readings.first_errors)),
-    )
+    found = readings.neurons(*spots.columns, basis, spots.ways - spots.points)
+    bias_error = np.hypot(spots.error, found.bias_error)
+    return replace(found, bias=spots.biases(found.rows), bias_error=bias_error)
 
 
-def notes_of(found: FoundNeurons, sides: Sides) -> tuple[str, ...]:
-    """Say what is determined."""
-    residual = "x is added" if sides.residual else "x is not added"
+def notes_of(sides: Sides, after_norm: bool = False) -> tuple[str, ...]:
+    """Say what is determined; after a norm the sides tell nothing of a residual."""
     count = (
-        f"{len(found.rows)} hyperplanes were found; neurons on one hyperplane are one, and their "
+        f"{len(sides.back)} hyperplanes were found; neurons on one hyperplane are one, and their "
         "order and a positive factor for each are free."
     )
     if sides.linear is None:
+        residual = f", and that x is {'' if sides.residual else 'not '}added,"
         sure = "is determined" if sides.sure else "is chosen: other sides may do as well"
-        return (count, f"On which side each neuron is active, and that {residual}, {sure}.")
-    why = (
-        "as where neurons on one hyperplane are active on opposite sides"
-        if sides.known
-        else "for d·d_out equations do not determine on which side each neuron is active"
-    )
+        also = "" if after_norm else residual
+        return (count, f"On which side each neuron is active{also} {sure}.")
+    if after_norm:
+        why = "as of neurons that are active at every normalised token"
+    elif sides.known:
+        why = "as where neurons on one hyperplane are active on opposite sides"
+    else:
+        why = "for d·d_out equations do not determine on which side each neuron is active"
     rank = len(sides.linear[0])
     return (
         count,

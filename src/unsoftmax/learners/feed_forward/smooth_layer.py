@@ -14,7 +14,8 @@ Target F(x) = B φ(A x + a) + c (+ x), or B (φ(G x + g) ⊙ (A x + a)) + c (+ x
 
 After a norm whose eps is known but for a factor, all base points have one length, in a subspace
 that steps are orthogonal to; the other directions' equations give eps (`NormBefore`). Of coarse
-answers steps are long and taken both ways, which doubles the queries.
+answers, and of neurons that hardly bend, steps are long and taken both ways, which doubles the
+queries.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from unsoftmax.learners.feed_forward.jacobian_readings import (
     NormBefore,
     Rows,
     corrected_layer,
+    fades,
     layer_from,
     rank_of,
     renamed,
@@ -64,12 +66,13 @@ LENGTHS = (0.5, 2.0)
 # After a norm base points have one length: the square is this share of the ball's. They are in a
 # subspace of half the dimensions, of fewer where so many would not be left for steps.
 SHARE, LEFT = 0.8, 8
-# Steps, in units. Longer: differences are no derivatives; shorter: rounding shows in them. The
-# second is tried where neurons of very unlike sizes did not show with the first.
-STEPS = 1e-4, 1e-5
-# Of coarse answers steps are long, and taken both ways: differences are off by their square.
-COARSE_STEPS = 0.04, 0.02
-UNSEEN = ("MEMBERS_MISSING", "NO_ACTIVATION_SUITS", "NEURONS_UNLIKE")
+# Steps, in units, and whether they are taken both ways, which doubles the queries: differences are
+# off by their square then. Longer: differences are no derivatives; shorter: rounding shows in them.
+# The second is tried where neurons of very unlike sizes did not show with the first, the third
+# where neurons that hardly bend did not: of small weights a gated layer is nearly quadratic.
+STEPS = (1e-4, False), (1e-5, False), (1e-3, True)
+COARSE_STEPS = (0.04, True), (0.02, True)
+UNSEEN = ("MEMBERS_MISSING", "NO_ACTIVATION_SUITS", "NEURONS_UNLIKE", "JACOBIAN_FADES")
 # Base points of the other directions, for as many as there are unknowns; draws of which the best
 # conditioned is taken.
 EQUATIONS, CHOICES = 1.3, 6
@@ -150,14 +153,17 @@ class SmoothSearch:
 
     def found(self) -> Generator[Round, Answers, tuple[SmoothClaim, float]]:
         """Find the layer, and draw its errors; return eps of a norm before, in guesses, too."""
-        steps = COARSE_STEPS if self.coarse else STEPS
-        for step in steps:
+        steps = [*(COARSE_STEPS if self.coarse else STEPS)]
+        while True:
+            size, central = steps.pop(0)
             try:
-                layer, readings = yield from self._searched(step * self.unit)
+                layer, readings = yield from self._searched(size * self.unit, central)
                 break
             except ModelMismatch as error:
-                if step == steps[-1] or error.reason not in UNSEEN:
+                if not steps or error.reason not in UNSEEN:
                     raise
+                if error.reason == Reason.JACOBIAN_FADES.name:
+                    del steps[:-1]  # forward differences hide it, however long
         ratio = 1.0 if readings.norm is None else readings.norm.ratio
         return SmoothClaim.of(layer, readings, self.rng), ratio
 
@@ -168,9 +174,9 @@ class SmoothSearch:
         return 0 if self.square is None else min(d // 2, max(4, d - LEFT))
 
     def _searched(
-        self, step: float
+        self, step: float, central: bool
     ) -> Generator[Round, Answers, tuple[FeedForward, JacobianReadings]]:
-        readings, rank = yield from self._with_gap(step)
+        readings, rank = yield from self._with_gap(step, central)
         span, tolerance = span_of(readings, rank)
         members = find_members(span, tolerance, self.rng)
         m, q, _ = members.E.shape
@@ -187,7 +193,7 @@ class SmoothSearch:
         others = readings.ways[readings.along.shape[2] :]
         if len(others):
             x, y = readings.x[few], readings.y[few]
-            across = yield from self._differences(x, y, others, step, "other directions")
+            across = yield from self._differences(x, y, others, step, central, "other directions")
         else:
             across = readings.along[few, :, :0]
         readings = replace(readings, few=few, across=across)
@@ -196,7 +202,9 @@ class SmoothSearch:
         layer, readings = corrected_layer(replace(readings, norm=better.norm), layer, names)
         return renamed(layer, self.activation), readings
 
-    def _with_gap(self, step: float) -> Generator[Round, Answers, tuple[JacobianReadings, int]]:
+    def _with_gap(
+        self, step: float, central: bool
+    ) -> Generator[Round, Answers, tuple[JacobianReadings, int]]:
         """Ask base points and steps from them until the number of rows shows."""
         d, none, norm = self.dim - self._held, np.zeros(0, int), None
         ways = np.linalg.qr(self.rng.standard_normal((self.dim, self.dim)))[0].T
@@ -206,17 +214,17 @@ class SmoothSearch:
         while True:
             x = self._points(count - (0 if readings is None else len(readings.x)), ways)
             y = yield from asks("base points")(x)
-            along = yield from self._differences(x, y, ways[:n], step, "steps")
+            along = yield from self._differences(x, y, ways[:n], step, central, "steps")
             if readings is not None:
                 x, y = np.vstack([readings.x, x]), np.vstack([readings.y, y])
                 along = np.concatenate([readings.along, along])
-            readings = JacobianReadings(x, y, ways, step, along, none, along[:0], norm, self.coarse)
+            readings = JacobianReadings(x, y, ways, step, along, none, along[:0], norm, central)
             rank, width = rank_of(readings), y.shape[1]
             most = d if rank else min(d, -(-MOST_DIRECTIONS * max(d, width) // width))
             if (rank or count) > FULL * (n - 1) * (width - 1) and n < most:
                 each = FULL * (width - 1)
                 wider = min(most, 1 + int(np.ceil((rank or GROWTH * count) / each)))
-                more = yield from self._differences(x, y, ways[n:wider], step, "steps")
+                more = yield from self._differences(x, y, ways[n:wider], step, central, "steps")
                 n, along = wider, np.concatenate([along, more], axis=2)
                 readings = replace(readings, along=along)
                 rank = rank_of(readings)
@@ -225,7 +233,8 @@ class SmoothSearch:
                 return readings, rank
             room, enough = GROWTH * n * width, 2 * POINTS * self.most
             if wanted > min(room + 3 * MORE_POINTS, enough + FIRST_POINTS):
-                raise Reason.JACOBIAN_WITHOUT_GAP.error(points=count, room=n * width)
+                reason = Reason.JACOBIAN_FADES if fades(readings) else Reason.JACOBIAN_WITHOUT_GAP
+                raise reason.error(points=count, room=n * width)
             count = max(count, wanted)
 
     def _points(self, count: int, ways: Array) -> Array:
@@ -239,14 +248,14 @@ class SmoothSearch:
         return np.asarray(lengths[:, None] * self.rng.standard_normal((count, self.dim)))
 
     def _differences(
-        self, x: Array, y: Array, ways: Array, step: float, phase: str
+        self, x: Array, y: Array, ways: Array, step: float, central: bool, phase: str
     ) -> Generator[Round, Answers, Array]:
         """Ask a step from each point along each direction; return slopes (X, p, directions)."""
-        steps = step * (np.concatenate([ways, -ways]) if self.coarse else ways)
+        steps = step * (np.concatenate([ways, -ways]) if central else ways)
         moved = yield from asks(phase)((x[:, None] + steps).reshape(-1, self.dim))
         answers = moved.reshape(len(x), len(steps), -1)
         ahead, behind = answers[:, : len(ways)], answers[:, len(ways) :]
-        slopes = (ahead - behind) / (2 * step) if self.coarse else (ahead - y[:, None]) / step
+        slopes = (ahead - behind) / (2 * step) if central else (ahead - y[:, None]) / step
         return np.asarray(slopes.transpose(0, 2, 1))
 
     def _few(self, rows: Rows, readings: JacobianReadings) -> Indices:
