@@ -642,14 +642,9 @@ class Reason(Enum):
         "Long tokens of all directions are answered alike, but for the token itself: no neuron is "
         "seen."
     )
-    BENDS_OR_NOISE = (
-        ModelMismatch,
-        "Answers bend wherever tokens are long, or are noisy, and tell no eps: a layer of few "
-        "ReLUs would be affine in long normalised tokens of one direction.",
     BENDS_OR_NOISE = _mismatch(
-        "Answers bend wherever tokens are long, or are noisy: the target is smooth (GELU, SiLU, "
-        "tanh, attention), has too many neurons for eps to be told, or answers the same question "
-        "otherwise each time. Only ReLUs have hyperplanes to be found."
+        "Answers bend wherever tokens are long, or are noisy, and tell no eps: a layer of few "
+        "ReLUs would be affine in long normalised tokens of one direction."
     )
 
     # A block of hidden states
@@ -697,8 +692,7 @@ class Reason(Enum):
     BLOCK_EPS_SMALL = _not_identifiable(
         "The norm after attention has an eps of about {eps:.0e}. Short inputs are made {times:.0e} "
         "times as long by it, with the roundoffs of what attention adds: these hide the neurons "
-        "there. "
-        "This eps, and the constant that attention adds, are determined."
+        "there. The constant c that attention adds is determined."
     )
     BLOCK_NOTHING_FOLLOWS = _not_identifiable(
         "The same is added to all tokens after attention: nothing of what follows it shows."
@@ -829,8 +823,7 @@ class Reason(Enum):
     NEURONS_UNLIKE = _mismatch(
         "{unlike} of {count} neurons miss the curve of {activation}, which suits the others, by up "
         "to {missed:.0e}: their activation is another one, or none that is known, or answers hardly"
-        " show how they bend.",
-        "to {missed:.0e}: their activation is another one, or none that is known."
+        " show how they bend."
     )
     OTHER_GATES = _mismatch(
         "Neurons were said to be {said}, and have {each} rows each in the target's Jacobians."
@@ -849,15 +842,8 @@ class Reason(Enum):
         "Answers do not grow with tokens, as where a norm is before a layer or behind it. With "
         'norm="{first}": {error} With norm="{second}": {other}',
     )
-    NEITHER_BENT_NOR_SMOOTH = _mismatch(
-        "As a layer of ReLUs: {bent} As a smooth one: {smooth}"
-    )
-    SMOOTH_NEITHER_WAY = (
-        ModelMismatch,
-        "{first}: {one} {second}: {other}",
-    NEITHER_BENT_NOR_SMOOTH = _mismatch(
-        "After a norm, as a layer of ReLUs: {bent} As a smooth one: {smooth}"
-    )
+    NEITHER_BENT_NOR_SMOOTH = _mismatch("As a layer of ReLUs: {bent} As a smooth one: {smooth}")
+    SMOOTH_NEITHER_WAY = _mismatch("{first}: {one} {second}: {other}")
     HYPERPLANES_ELSEWHERE = _mismatch(
         "{off} of {crossed} hyperplanes that one line crosses are not there, or other, elsewhere: "
         "the target has more than one hidden layer, or is no feed-forward layer of ReLUs; or "
