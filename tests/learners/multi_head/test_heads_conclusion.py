@@ -20,9 +20,7 @@ from unsoftmax.models import MultiHead
 
 
 class Scene:
-    """Heads, the length of a query token, and what single tokens would have told."""
-
-    length = 1.0
+    """Heads, and what single tokens would have told."""
 
     def __init__(self, heads, dim):
         self.rng = np.random.default_rng([heads, dim, 17])
@@ -43,17 +41,14 @@ def recovered(scene, off=0.0, claimed=1e-12, **more):
     errors = {name: np.full(model.H, claimed) for name in "Wv"}
     errors["w"] = np.zeros(model.H)
     found = MultiHead(model.W + step, model.v, model.w, model.c)
-    return RecoveredHeads(found, errors, scene.length, **more)
-
-
-def fresh(found, scene, count=24, function=None, purpose="pilot"):
-    steps = fresh_residuals(found, scene.reduced, count, scene.rng, purpose)
-    return driven(steps, function or scene.model)
+    return RecoveredHeads(found, errors, 1.0, **more)
 
 
 def test_errors_that_explain_much_confirm_no_more_than_a_share():
     scene = Scene(3, 6)
-    residuals, _ = fresh(recovered(scene, 1e-3, claimed=1e-3), scene)
+    found = recovered(scene, 1e-3, claimed=1e-3)
+    steps = fresh_residuals(found, scene.reduced, 24, scene.rng, "pilot")
+    residuals, _ = driven(steps, scene.model)
     assert np.all(residuals.missed <= residuals.explained)
     assert np.all(residuals.allowed <= 1.001e-6)
     assert np.any(residuals.missed > residuals.allowed)
