@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 import unsoftmax as us
+from tests.commands import run
 from tests.models.test_attention_layer import NORMS, norm_of
 
 
@@ -168,12 +169,17 @@ def test_arrays_of_conv1d_are_transposed_and_never_written():
         us.to_projections(us.from_projections(**arrays, heads=2), names="GPT-2")
 
 
-def test_layers_that_normalise_queries_are_refused():
+@pytest.mark.parametrize("norm", ["q_norm", "k_norm", "q_layernorm"])
+def test_layers_that_normalise_queries_are_refused_and_their_families_named(norm, tmp_path):
     arrays = layer(0, 6, 3, 2, 2, 6)
     named = state(arrays, "Llama", "layers.0.self_attn.")
-    named["layers.0.self_attn.q_norm.weight"] = np.ones(3)
-    with pytest.raises(ValueError, match="normalises queries or keys"):
+    named[f"layers.0.self_attn.{norm}.weight"] = np.ones(3)
+    with pytest.raises(ValueError, match=r"normalises queries or keys.* Of Qwen3 .*OLMo 2"):
         us.find_projections(named)
+    np.savez(tmp_path / "layer.npz", **named)
+    done = run(tmp_path, "convert", "layer.npz", "--heads", 2)
+    assert done.returncode == 2
+    assert "give the checkpoint's folder and --part attention" in done.stderr
 
 
 def test_plain_names_and_what_holds_no_layer():

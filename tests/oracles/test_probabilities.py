@@ -116,7 +116,8 @@ def test_audit_names_a_classifier_and_nothing_else_does(trials, evidence):
 @pytest.mark.parametrize("kind", [np.float32, np.float64])
 def test_audit_recovers_a_head_through_its_sigmoid(kind, trials, evidence):
     """The radius within which it does not saturate is found; errors are within their bounds."""
-    worst, queries, count = 0.0, [], trials(5, 56)
+    queries: list[int] = []
+    worst, count = 0.0, trials(5, 56)
     for seed in range(count):
         target = Classifier(seed, 2 + seed % 7, 1, kind)
         found = us.audit(us.oracles.log_ratios(target), 2 + seed % 7, recover=True, seed=seed)
@@ -126,7 +127,8 @@ def test_audit_recovers_a_head_through_its_sigmoid(kind, trials, evidence):
         assert found.target_class == "single head", (seed, found.reasons)
         over = missed(found.recovery.model, found.recovery.certificate, target, 0)
         assert over <= 1, (seed, over)
-        worst, queries = max(worst, over), [*queries, found.queries]
+        worst = max(worst, over)
+        queries.append(found.queries)
     assert len(queries) >= 0.98 * count
     told = f"audit --recover, a head through its sigmoid, {kind.__name__}"
     median, refused = int(np.median(queries)), count - len(queries)

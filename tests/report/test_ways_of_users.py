@@ -60,7 +60,8 @@ def seen(browser, page_file, *wanted):
     """Look at a page on a desk and on a phone: sentences of the first screen, nothing from afar."""
     for width, height in ((1280, 800), (390, 844)):
         context = browser.new_context(viewport={"width": width, "height": height})
-        page, asked = context.new_page(), []
+        asked: list[str] = []
+        page = context.new_page()
         page.on("request", lambda one, asked=asked: asked.append(one.url))
         page.goto(page_file.as_uri())
         for sentence in wanted:
@@ -77,7 +78,7 @@ def test_an_engineer_checks_an_endpoint_with_a_checkpoint(browser, told, tmp_pat
     d = 16
     state, name = draw("llama", 1, 5, d, 2 * d), "layers.0.self_attn.q_proj.weight"
     (tmp_path / "checkpoint").mkdir()
-    stored = {f"model.{key}": np.float32(x) for key, x in state.items()}
+    stored = {f"model.{key}": x.astype(np.float32) for key, x in state.items()}
     save_file(stored, tmp_path / "checkpoint/model.safetensors")
     said = {"model_type": "llama", "num_attention_heads": HEADS, **CONFIG["llama"]}
     (tmp_path / "checkpoint/config.json").write_text(json.dumps(said))

@@ -103,6 +103,10 @@ def convert(
 def _in_options(said: str) -> str:
     """Name options as the command line has them."""
     for mine, theirs in (
+        (
+            "us.from_checkpoint takes the checkpoint's folder",
+            "give the checkpoint's folder and --part attention",
+        ),
         ("looked for q", "looked for W and v, for A, b, B and c, for q"),
         ("give kv_heads", "give --kv-heads"),
         ("layers are there: name one of", "layers are there: name one with --layer:"),

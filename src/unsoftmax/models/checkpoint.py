@@ -382,7 +382,9 @@ def _origin(names: _Weights, prefix: str) -> Origin:
     for ours, end in zip("qk", names.of.qk_norm or (), strict=False):
         found[f"0.heads.{ours}_scale"] = f"{layer}.{end}"
     arrays = arrays_of_layer(names.weights, layer)
-    biases = {name: arrays[name] for name in ("k_bias", "v_bias") if name in arrays}
+    biases: dict[str, Array] = {
+        name: arrays[name] for name in ("k_bias", "v_bias") if name in arrays
+    }
     return Origin(found, {"0.heads.": biases})
 
 

@@ -93,6 +93,10 @@ FAMILIES: Mapping[str, Family] = {
 _OURS = Family({r: r for r in "qkvo"}, "norm_", ends=("", "_bias"), norm_ends=("scale", "shift"))
 
 
+QK_NORMS = ("_norm", "_layernorm")
+"""What norms of queries and keys are called after q and k: Qwen3's, Gemma's, OLMo's; Phi's."""
+
+
 def find_projections(
     weights: Mapping[str, Any],
     layer: str | None = None,
@@ -128,8 +132,8 @@ def find_projections(
     ------
     ValueError
         No layer is there, or several are and ``layer`` names none of them; or queries and keys
-        are normalised (q_norm, k_norm), which no projection holds; or a norm is asked for and
-        none is there, or its place is not known.
+        are normalised (q_norm, q_layernorm, …), which no projection holds; or a norm is asked for
+        and none is there, or its place is not known.
 
     Examples
     --------
@@ -139,11 +143,13 @@ def find_projections(
     {'q': (4, 4), 'k': (4, 4), 'v': (4, 4), 'o': (4, 4)}
     """
     prefix, _ = _only_layer(weights, layer)
-    for name in (f"{prefix}q_norm.weight", f"{prefix}k_norm.weight"):
+    for name in (f"{prefix}{one}{end}.weight" for end in QK_NORMS for one in "qk"):
         if name in weights:
             raise ValueError(
                 f"{name} is there: this layer normalises queries or keys, so its projections "
-                "alone are not its function. Qwen3's blocks: us.from_checkpoint."
+                "alone are not its function. Of Qwen3 us.from_checkpoint takes the checkpoint's "
+                "folder; of other families with QK-norm (Gemma 3, OLMo 2, Phi, Persimmon) no "
+                "layer is known."
             )
     return arrays_of_layer(weights, layer, eps, before)
 

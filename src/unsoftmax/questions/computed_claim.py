@@ -148,6 +148,9 @@ class ComputedClaim:
             return self.rounding(y)
         return self.rounding((y if inside else self.rounding(y)) + shift)
 
+    def _scaled(self, x: Array, scale: Array | None) -> Array:
+        return self.rounding(x * (0.0 if scale is None else scale))
+
     def _attended(self, one: Attention, held: Callable[[str], Array | None], X: Array) -> Array:
         H, r = one.Q.shape[:2]
         places = np.arange(H) if one.groups is None else one.groups
@@ -159,7 +162,7 @@ class ComputedClaim:
         if one.qk_eps is not None:
             norm = LayerNorm(np.ones(r), None, one.qk_eps, centred=False)
             q, k = (
-                self.rounding(self.rounding(norm.normalised(u)) * held(scale))
+                self._scaled(self.rounding(norm.normalised(u)), held(scale))
                 for u, scale in ((q, "q_scale"), (k, "k_scale"))
             )
         if one.frequencies is not None:
