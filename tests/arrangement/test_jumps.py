@@ -275,15 +275,6 @@ def test_two_values_on_one_piece_extend_it_by_the_farther_one():
     assert pieces.k[0] == pytest.approx(2.0, abs=1e-14)
 
 
-def test_a_slope_that_means_nothing_has_no_leverage_and_is_read_anew():
-    pieces = Pieces.none()
-    row = add(pieces, 1.0, 3.0, 99.0, np.inf)
-    assert pieces.leverage(row, np.array([2.0])) == 0
-    pieces.reread(row, np.array([3.0 * np.cos(0.1)]), np.array([-0.1]))
-    assert pieces.k[row] == pytest.approx(0.0, abs=1e-14)
-    assert pieces.baseline[row] == 0.1
-
-
 # -- intervals
 
 
