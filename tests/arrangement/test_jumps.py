@@ -21,6 +21,7 @@ from unsoftmax.arrangement.jumps import (
 from unsoftmax.arrangement.kinks import TooManyBreakpoints
 
 EXACT = 1e-14
+FLOATS = st.floats(-1e3, 1e3)
 
 
 def sinusoid(x, y):
@@ -181,6 +182,9 @@ def test_a_transition_that_has_to_be_cut_and_cannot_is_said():
         jumps, _ = driven(bisect(inside, np.array([True]), own), function)
     with pytest.raises(SoftTransition):
         driven(bisect(jumps, np.array([True]), own), function)
+
+
+# -- pieces
 
 
 # -- intervals

@@ -92,8 +92,7 @@ class Pieces:
     """
 
     table: Array
-    """Base points t, values y and slopes k there, and baselines: (4, n). A baseline is infinite
-    where a slope means nothing yet."""
+    """Base points t, values y and slopes k there, and baselines: (4, n)."""
 
     @classmethod
     def none(cls) -> Pieces:
@@ -137,11 +136,6 @@ class Pieces:
     def leverage(self, which: Indices, t: Array) -> Array:
         """Return how many times a value's error counts through the slope, |sin(θ − t)|/baseline."""
         return np.asarray(np.abs(np.sin(t - self.t[which])) / self.baseline[which])
-
-    def reread(self, which: Indices, near: Array, turn: Array) -> None:
-        """Read slopes anew from values ``near`` at the base point plus ``turn``."""
-        self.k[which] = slope(self.y[which], near, turn)
-        self.baseline[which] = np.abs(turn)
 
     def extend(self, which: Indices, t: Array, y: Array) -> None:
         """Read slopes anew where a value y on a piece lies further away than its baseline."""

@@ -119,7 +119,7 @@ def _poles_of(z: Array, w: Array) -> NDArray[np.complex128]:
     top, bottom = scipy.linalg.eigvals(arrow, finite, homogeneous_eigvals=True)
     ends = np.abs(bottom) > 0
     poles = np.asarray(top[ends] / bottom[ends], dtype=np.complex128)
-    return poles[np.isfinite(poles) & (poles.imag != 0)]
+    return np.asarray(poles[np.isfinite(poles) & (poles.imag != 0)])
 
 
 # Copies of λe + b, for one line after the other: more of them set poles further apart, which shows

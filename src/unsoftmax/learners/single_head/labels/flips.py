@@ -15,7 +15,7 @@ certificate allows, one of the two labels is wrong, however small the difference
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -25,7 +25,7 @@ from unsoftmax.learners.single_head.labels.bisection import Labels, read_labels
 from unsoftmax.measure.precision import KAPPA, UNIT
 from unsoftmax.models import SingleHead
 from unsoftmax.models.attention import largest_mean_shift
-from unsoftmax.probes import Array, Flags, Round, Sequences
+from unsoftmax.probes import Array, Flags, Probes, Sequences
 from unsoftmax.protocol import Certificate, Evidence
 from unsoftmax.refusals import Reason
 from unsoftmax.validate.head_comparison import UNBOUNDED, HeadAt, sum_rounding
@@ -207,7 +207,7 @@ def conclude_labels(
     opened: Answered,
     checks: int,
     rng: np.random.Generator,
-    ends: Round = (),
+    ends: Sequence[Probes] = (),
 ) -> Asking[tuple[Certificate, Evidence]]:
     """Ask the rest of the hold-out, ``opened`` being its first sequences with their labels.
 

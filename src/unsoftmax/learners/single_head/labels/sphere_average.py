@@ -143,8 +143,8 @@ def learn_by_averaging(
     bounds = {"W": error, "v": float(np.sqrt(dim)) * v_error}
     certificate = Certificate(bounds, _assumes(promise))
     before = opening.X, opened.astype(np.float64)
-    steps = conclude_labels(model, certificate, before, checks, rng)
-    certificate, evidence = yield from steps
+    ending = conclude_labels(model, certificate, before, checks, rng)
+    certificate, evidence = yield from ending
     notes = ("Labels do not determine ‖v‖: v is returned with ‖v‖ = 1, to within its error.",)
     return Found(model, certificate, evidence, notes)
 
