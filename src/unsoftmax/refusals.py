@@ -799,8 +799,7 @@ class Reason(Enum):
         NotIdentifiable,
         "The norm after attention has an eps of about {eps:.0e}. Short inputs are made {times:.0e} "
         "times as long by it, with the roundoffs of what attention adds: these hide the neurons "
-        "there. "
-        "This eps, and the constant that attention adds, are determined.",
+        "there. The constant c that attention adds is determined.",
     )
     BLOCK_NOTHING_FOLLOWS = (
         NotIdentifiable,
