@@ -69,7 +69,7 @@ def test_attention_is_recovered_whatever_follows(shape, few, claimed, most, tria
 def test_small_blocks_heads_of_full_rank_and_strong_scores(trials, evidence):
     """Few coordinates are left of answers; values fill them; gates are hard."""
     shapes, refused = [(8, 2, 7), (4, 1, 3), (7, 2, 2), (12, 3, 4), (6, 3, 2), (4, 1, 4)], 0
-    count = trials(6, 240)
+    count = trials(6, 200)
     for seed in range(count):
         block = drawn(shapes[seed % 6], seed, logits=20.0 if seed % 5 == 4 else 1.0)
         try:

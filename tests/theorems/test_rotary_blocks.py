@@ -49,7 +49,9 @@ def test_attention_is_recovered_whatever_follows(shape, trials, evidence):
         errors = largest_errors(model, block.truth())
         sizes.append([errors["M"], errors["W"]])
         asked = recovery.queries - recovery.counts["check"]
-        assert 0 <= asked - counts.rotary_block_attention_queries(*shape) <= asked / 5
+        typical = counts.rotary_block_attention_queries(*shape)
+        # a second search asks all of it again
+        assert typical <= asked <= 2 * typical + 30
         ratios.append(asked * shape[0] / block.numbers())
     if not count:
         return
