@@ -68,9 +68,10 @@ def test_attention_is_recovered_whatever_follows(shape, few, claimed, most, tria
 
 def test_small_blocks_heads_of_full_rank_and_strong_scores(trials, evidence):
     """Few coordinates are left of answers; values fill them; gates are hard."""
-    count, shapes, refused = trials(4, 200), [(8, 2, 7), (4, 1, 3), (7, 2, 2), (12, 3, 4)], 0
+    shapes, refused = [(8, 2, 7), (4, 1, 3), (7, 2, 2), (12, 3, 4), (6, 3, 2), (4, 1, 4)], 0
+    count = trials(6, 200)
     for seed in range(count):
-        block = drawn(shapes[seed % 4], seed, logits=20.0 if seed % 5 == 4 else 1.0)
+        block = drawn(shapes[seed % 6], seed, logits=20.0 if seed % 5 == 4 else 1.0)
         try:
             recovery = us.learn(block, Learner(block.dim, seed=seed))
         except (us.ModelMismatch, us.NotIdentifiable):
@@ -80,6 +81,36 @@ def test_small_blocks_heads_of_full_rank_and_strong_scores(trials, evidence):
         assert all(far <= recovery.certificate.errors[name] for name, far in absolute.items()), seed
     assert refused <= count / 50
     evidence("attention of small blocks", targets=count, broken=0, refused=refused)
+
+
+def test_scores_that_leave_most_keys_without_weight(trials):
+    """Far tokens whose own score is the largest hide keys elsewhere, and so what shows eps."""
+    for seed in range(trials(1, 20)):
+        block = drawn((10, 1, 10), seed, rms=True, logits=60.0)
+        recovery = us.learn(block, Learner(10, seed=seed))
+        absolute, _ = errors_of(recovery, block)
+        assert all(far <= recovery.certificate.errors[name] for name, far in absolute.items()), seed
+
+
+def test_as_many_heads_as_coordinates_show_are_refused_by_name():
+    with pytest.raises(us.NotIdentifiable) as refused:
+        us.learn(drawn((4, 2, 2), 0), Learner(4))
+    assert refused.value.reason == "BLOCK_HEADS_FILL"
+
+
+@pytest.mark.parametrize("F", ["relu", "swiglu"])
+def test_an_eps_that_hides_neurons_is_named(F):
+    """Attention's roundoffs are 1e6 times as large behind the second norm, near 0."""
+    block = drawn((8, 1, 4), 0, F=F, neurons=10, eps=1e-12)
+    with pytest.raises(us.ModelMismatch, match="hide the neurons") as refused:
+        us.learn(block, whole(8))
+    determined = refused.value.determined
+    assert ("eps_behind" in determined) == (F == "relu")
+    assert determined.get("eps_behind", 1e-12) == pytest.approx(1e-12, rel=1e-3)
+    n = np.zeros((1, 1, 8)) + block.shifts[0]
+    c = block.attention(n, n[:, -1])[0] + determined["attention"].c
+    off = determined["c"] - c
+    assert np.linalg.norm(off - (not block.rms) * off.mean()) <= 1e-6
 
 
 def test_what_is_in_parallel_is_named(trials):

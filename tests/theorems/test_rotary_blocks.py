@@ -16,6 +16,7 @@ from tests.blocks import LlamaBlock
 from tests.nearly_rotary import nearly_rotary
 from tests.rotary_layers import largest_errors
 from tests.truth import Counted
+from unsoftmax.theory import counts
 
 Learner = us.learners.BlockLearner
 SHAPES = {(16, 4, 2, 4): 20, (16, 2, 1, 8): 20, (32, 4, 2, 8): 10}
@@ -38,9 +39,9 @@ def test_attention_is_recovered_whatever_follows(shape, trials, evidence):
         recovery: Any = us.learn(oracle, Learner(shape[0], seed=seed))
         model, bounds = recovery.model, recovery.certificate.errors
         assert oracle.queries == recovery.queries
+        assert not model.norm.centred
         assert isinstance(model, us.RotaryLayer)
         assert shape[1:3] == (model.H, model.G)
-        assert not model.norm.centred
         assert "w" not in bounds
         used.append(shares(model, bounds, block))
         assert used[-1] <= 1, seed
@@ -48,6 +49,9 @@ def test_attention_is_recovered_whatever_follows(shape, trials, evidence):
         errors = largest_errors(model, block.truth())
         sizes.append([errors["M"], errors["W"]])
         asked = recovery.queries - recovery.counts["check"]
+        typical = counts.rotary_block_attention_queries(*shape)
+        # a second search asks all of it again
+        assert typical <= asked <= 2 * typical + 30
         ratios.append(asked * shape[0] / block.numbers())
     if not count:
         return

@@ -426,7 +426,10 @@ def _notes(found: Identity, by_vectors: str, *, wanted: bool, ids: bool) -> list
         why = "audit reads numbers as they are. Audit us.oracles.log_ratios(oracle) to recover it."
     elif found.target_class == "whole block":
         why = "audit itself recovers no blocks. BlockLearner recovers the attention of one without "
-        why += 'positions; with part="block" all of it, if it knows the feed-forward part.'
+        why += (
+            'positions, or with rotary ones after an RMSNorm; with part="block" all of it, if it '
+        )
+        why += "knows the feed-forward part."
     elif found.of_vectors:
         why = "audit recovers one number of each answer. AttentionLayerLearner with rotary=True "
         why += "recovers all numbers of such a layer together."

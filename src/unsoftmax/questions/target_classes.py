@@ -244,7 +244,8 @@ RECOVERABLE: Mapping[ClassName, str] = {
     "weights and biases of every neuron and its gate, up to their order, and which activation it "
     "is, from all numbers of the answers.",
     "whole block": "Whether it serves weights that you have: verify names what differs. Of one "
-    "block without positions, from float64 answers: its attention, by BlockLearner; if its "
+    "block without positions, or with rotary ones after an RMSNorm, from float64 answers: its "
+    "attention, by BlockLearner; if its "
     'feed-forward part has ReLUs, GELU or SwiGLU, the whole block (part="block"). For other parts '
     "there is no learner; that does not show that they are safe.",
     "position-dependent": "Not established. If positions are rotary, a learner with rotary=True "

@@ -16,7 +16,12 @@ from typing import Any
 import numpy as np
 
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
-from unsoftmax.learners.attention_layer.attention_search import SHARED, RecoveredLayer, tried
+from unsoftmax.learners.attention_layer.attention_search import (
+    SHARED,
+    RecoveredLayer,
+    said_of,
+    tried,
+)
 from unsoftmax.learners.attention_layer.group_reading import GivenPositions
 from unsoftmax.learners.attention_layer.group_scores import GroupAnswers
 from unsoftmax.learners.attention_layer.search_limits import LEAN
@@ -97,26 +102,30 @@ class TurnedAnswers:
         return RecoveredLayer(layer, values, scores, self.scores.groups, (0.0, 0.0))
 
 
+def _model(heads: PlainAnswers | TurnedAnswers, tokens: FarTokens) -> Layer:
+    """Compute attention as a layer of normalised tokens, its constant 0."""
+    found = heads.solved()
+    if not all(np.isfinite(x).all() for x in found.scores.arrays):
+        raise Reason.ERRORS_LEAVE_NO_WEIGHTS.error(
+            noise=tokens.noise.relative, heads=len(found.values.U)
+        )
+    return found.model()
+
+
 @dataclass(frozen=True, slots=True)
 class BlockAnswers:
     """All answers that a block's attention is computed from."""
 
     tokens: FarTokens
     heads: PlainAnswers | TurnedAnswers
-    lengths: KeyLengths | None = None
+    lengths: KeyLengths
 
     def inner(self) -> Layer:
         """Compute attention as a layer of normalised tokens, its constant 0."""
-        found = self.heads.solved()
-        if not all(np.isfinite(x).all() for x in found.scores.arrays):
-            raise Reason.ERRORS_LEAVE_NO_WEIGHTS.error(
-                noise=self.tokens.noise.relative, heads=len(found.values.U)
-            )
-        return found.model()
+        return _model(self.heads, self.tokens)
 
     def eps(self, inner: Layer) -> float:
         """Compute eps."""
-        assert self.lengths is not None
         return self.lengths.mean_eps(inner, self.tokens)
 
 
@@ -227,9 +236,10 @@ class ReadBlock:
         others = [one.inner() for one in drawn]
         off = max(abs(one.eps(own) - eps) for one, own in zip(drawn, others, strict=True))
         models = KeyedModels(inner, others, tokens.noise, eps_off=off / eps)
-        return cls(
-            tokens, Conclusion(models, FarSequences(inner, rng, tokens=tokens), _SAID), (eps, off)
-        )
+        own = said_of(inner)
+        said = Said(_KIND, _OTHERWISE, own.assumed, own.notes)
+        fresh = FarSequences(inner, rng, tokens=tokens)
+        return cls(tokens, Conclusion(models, fresh, said), (eps, off))
 
     @property
     def inner(self) -> Layer:
@@ -290,10 +300,8 @@ class ReadBlock:
         )
 
 
-_SAID = Said(
-    "block with a LayerNorm or RMSNorm before its attention and a residual connection around it",
-    "a window, positions, a nonlinearity in the values, a second block",
-)
+_KIND = "block with a LayerNorm or RMSNorm before its attention and a residual connection around it"
+_OTHERWISE = "a window, other positions, a nonlinearity in the values, a second block"
 _ASSUMED = (
     "Answers are compared beside query tokens of length 2⁵⁶, where what follows attention is the "
     "same whatever attention adds. Of shorter query tokens attention is taken to be the same "
@@ -326,8 +334,8 @@ def _plain(
     scores, whole = yield from FarScoreReading(tokens, gates, maps, ranks, rng).run()
     heads = PlainAnswers(gates, scores, whole, ranks)
     units = tokens.on_sphere(rng.standard_normal((DRAWN_KEYS, tokens.dim)))
-    inner = BlockAnswers(tokens, heads).inner()
-    return heads, (yield from read_lengths(tokens, inner, scores.tokens[:BESIDE], units))
+    far = scores.tokens[:BESIDE]
+    return heads, (yield from read_lengths(tokens, _model(heads, tokens), far, units))
 
 
 def _turned(

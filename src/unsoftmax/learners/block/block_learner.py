@@ -6,7 +6,9 @@ of one pre-norm block answers. No paper that we know of recovers one.
 Beside query tokens of length 2⁵⁶ with few coordinates other than 0, F sees the token alone, and
 differences of answers are those of attention to a roundoff (`far_tokens`). What is left is a layer
 after a norm whose query tokens are on a sphere: its heads are found by soft gates (`gate_reading`),
-its scores beside tokens of one coordinate (`far_scores`); how it ends is `block_attention`.
+its scores beside tokens of one coordinate (`far_scores`); how it ends is `block_attention`. With
+rotary positions (Llama) gates are those of tokens behind tokens 0 (`zero_gates`), and keys and
+queries are read as those of a layer (`far_groups`).
 
 With attention known, what follows can be asked at any input. If that is a layer of ReLUs it is
 found, and with it the whole block (`whole_block`).
@@ -74,14 +76,18 @@ class BlockLearner(Configured):
 
     Notes
     -----
-    *Target*: z = y + F(norm₂ y), y = x_N + attention(norm₁ X), as in GPT-2, OPT and Llama without
-    positions. norm₁ is a LayerNorm or an RMSNorm; which, is found. F may be anything that is a
-    function of norm₂ y: ReLU, GELU, SwiGLU, a mixture of experts; it may also stand in parallel to
-    attention, which a note says. Answers must be those of float64.
+    *Target*: z = y + F(norm₂ y), y = x_N + attention(norm₁ X), as in GPT-2, OPT and Llama. norm₁ is
+    a LayerNorm or an RMSNorm; which, is found. Positions are none, or rotary ones after an RMSNorm
+    and without biases of keys and queries; heads may share keys and values in groups then. F may be
+    anything that is a function of norm₂ y: ReLU, GELU, SwiGLU, a mixture of experts; it may also
+    stand in parallel to attention, which a note says. Answers must be those of float64.
     *Queries*: about 61 + (k + s)(H + s + 3) + (r + 2)⌈k/n⌉ + (k − r − 1)⌈(r + 1)/n⌉ + k for H heads
     of rank r, k = d − 1, s = 3 from d = 8 on, 4 from 24, 5 from 100, n = min(r, 0.85(d − s − 1)/H):
     240 for two heads of 8 at d = 16, 1,033 for four of 16 at d = 64, 5 times what d numbers per
     answer allow. Strong scores (logits of 10) take 24 more, or a second search.
+    With rotary positions about 32 + (d − s)(H + 3) + s(s + 1)/2·(H + 3) + max(d, 1.25Hr) +
+    d⌈r/n⌉ + 2T⌈d/n⌉ for T = ⌈rG/H⌉ + 1, n = min(r, 0.85(d − 1)/H) and G groups: 256 for four heads
+    of 4 in two groups at d = 16, 5.6 times what d numbers per answer allow.
     With ``part="block"`` about 100 + 6d + 11m more for m = 4d ReLUs, 17m for 2d: 1,011 in the
     median at d = 16 and m = 32, 2,200 at (32, 128), 5 to 7 for each d numbers of the block.
     60 + 4d + 17m of smooth neurons (GELU), 30m of gated ones (SwiGLU). Feed-forward parts that do
@@ -90,13 +96,14 @@ class BlockLearner(Configured):
     of W_h. The scale and the shift of the norm before are parts of M_h, W_h and w_h, the mean that
     a LayerNorm takes off is not in them. c, of value and output biases, is not determined: it is 0
     in the model, and its bound is infinite. So the model's answers differ from one context to
-    another, for one query token, as the target's attention's do. *Model*: an `AttentionLayer` with
-    a residual connection after its norm, whose eps is found.
+    another, for one query token, as the target's attention's do. *Model*: an `AttentionLayer`, or
+    with rotary positions a `RotaryLayer`, with a residual connection after its norm, whose eps is
+    found. W and its bound are those of W_h(Δ) then.
     With ``part="block"`` the model is a `Stack` of attention and a `FeedForward`; c is determined,
     but for a mean that the second norm takes off, which is in c of the second part. Bounds are
     named after parts, ``M of part 0``. If what follows attention is no such layer the refusal
     has the attention in its ``determined``.
-    *Refused*: no residual connection, post-norm, positions, dropout and noise, float32.
+    *Refused*: no residual connection, post-norm, other positions, dropout and noise, float32.
     *Source*: beyond arXiv 2601.16873.
 
     Examples
@@ -140,7 +147,8 @@ class BlockLearner(Configured):
         formula = (
             "about 61 + (d + s)(H + s + 3) + (r + 2)⌈d/n⌉ + (d − r)⌈(r + 1)/n⌉ + d for H heads of "
             "rank r, s = 3 to 5 coordinates of far tokens, n = min(r, 0.85(d − s)/H): "
-            f"{counts.block_attention_queries(d, H, r):,} for {H} of rank {r}"
+            f"{counts.block_attention_queries(d, H, r):,} for {H} of rank {r}; with rotary "
+            f"positions {counts.rotary_block_attention_queries(d, H, H, r):,}"
         )
         plain = gate_reading.cost(d, H) + far_scores.cost(d)
         turned = zero_gates.cost(d, H) + far_groups.cost(d)

@@ -83,7 +83,7 @@ class ReadNetwork:
         keys, kept = keys.with_key(c, rng), list[tuple[Array, Array]]()
         steps = AfterNorm(replace(normed, eps=eps), most, rng, 1).smoothly_claimed(None, None)
         asked = keys.run(named(steps, _PHASE), c, kept)
-        claim, normed = yield from beside_eps(asked, c, eps)
+        claim, normed = yield from beside_eps(asked, eps, c=c)
         read = cls(keys, normed, c, claim, kept)
         unknown = sum(array.size for array in claim.model.arrays().values()) + len(c)
         count = int(np.ceil(_PER_UNKNOWN * unknown / len(c)))
@@ -146,7 +146,7 @@ class ReadNetwork:
         return FeedForward(*inside, True, norm, model.activation, gate)
 
 
-def beside_eps(steps: Asking[T], c: Array, eps: float) -> Asking[T]:
+def beside_eps(steps: Asking[T], eps: float, **known: Array | float) -> Asking[T]:
     """Run steps that ask inputs of the norm; name its eps where that is why these fail.
 
     Attention's answers are precise. A small eps makes much of their roundoffs.
@@ -157,7 +157,6 @@ def beside_eps(steps: Asking[T], c: Array, eps: float) -> Asking[T]:
         times = 1 / np.sqrt(eps)
         if not _ROUNDOFFS * UNIT * times > COARSE:
             raise
-        known = {"c of part 0": c, "eps of part 1": eps}
         raise Reason.BLOCK_EPS_SMALL.error(known, eps=eps, times=times) from error
 
 

@@ -227,7 +227,8 @@ def _bent(
         return centre.keys.run(own, centre.c, kept)
 
     steps = asked(AfterNorm(normed, most, rng, ATTEMPTS).claimed())
-    claim = yield from beside_eps(steps, centre.c, centre.fit.eps)
+    eps = centre.fit.eps
+    claim = yield from beside_eps(steps, eps, c=centre.c, eps_behind=eps)
     claim = _without_none(claim, centre, kept, rng)
     claim = yield from asked(claim.beside_hyperplanes(rng))
     count = len(claim.model.b)

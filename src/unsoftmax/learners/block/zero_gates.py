@@ -21,7 +21,6 @@ Queries: (s + 1)s/2·(H + 2) + 2, (d − s)(H + 2) + s, up to 2(d − s), and al
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import NamedTuple
@@ -352,7 +351,8 @@ class ZeroGates:
             one, known = np.ones((len(rows), 1)), np.zeros((len(rows), heads, y.shape[1]))
             shift = np.log(zeros[rows])[:, None] * np.ones(heads)
             answers = Gated(one, shift, one, known, -y[rows])
-            found = self._found(answers, np.zeros((heads, 1)), _OWN, self._noise(y))
+            start = _OWN * self.rng.standard_normal((heads, 1))
+            found = self._found(answers, start, _OWN, self._noise(y))
             if found is None:
                 raise Reason.SOFT_GATES_UNFOUND.error(rank=heads)
             own.append(-found.theta[:, 0])
@@ -362,7 +362,7 @@ class ZeroGates:
     def _found(self, answers: Gated, start: Array, away: float, noise: float) -> GatedFit | None:
         """Fit from ever farther away of a start."""
         for n in range(_STARTS):
-            drawn = (n > 0 or away == _OWN) * (away + _FARTHER * n)
+            drawn = (n > 0) * (away + _FARTHER * n)
             found = fitted(answers, start + drawn * self.rng.standard_normal(start.shape))
             if found.missed <= noise:
                 return found
@@ -463,9 +463,6 @@ def _in_one_order(beta: Array, own: Array, vectors: Array) -> Array:
     flat = np.linalg.lstsq(beta[known], vectors[known].reshape(2 * s - 1, -1), rcond=None)[0]
     for b in range(2 * s - 1, len(beta)):
         expected = (beta[b] @ flat).reshape(H, -1)
-        ordered(b, np.argmin(_apart(expected, vectors[b]), axis=1))
+        apart = np.linalg.norm(expected[:, None] - vectors[b], axis=2)
+        ordered(b, np.argmin(apart, axis=1))
     return own
-
-
-def _apart(rows: Array, others: Sequence[Array] | Array) -> Array:
-    return np.asarray(np.linalg.norm(rows[:, None] - np.asarray(others), axis=2))
