@@ -692,7 +692,6 @@ class Reason(Enum):
     BLOCK_EPS_SMALL = _not_identifiable(
         "The norm after attention has an eps of about {eps:.0e}. Short inputs are made {times:.0e} "
         "times as long by it, with the roundoffs of what attention adds: these hide the neurons "
-        "there. The constant c that attention adds is determined.",
         "there. The constant c that attention adds is determined."
     )
     BLOCK_NOTHING_FOLLOWS = _not_identifiable(

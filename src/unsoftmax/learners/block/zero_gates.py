@@ -222,9 +222,8 @@ class TurnedMaps:
         hidden = np.linalg.lstsq(design, asked.y[:, self.hidden], rcond=None)[0]
         for own_part, part in zip(O, np.split(hidden, np.cumsum(self.ranks)[:-1]), strict=True):
             own_part[self.hidden] = part.T
-        return HeadMaps.of_maps(
-            [U @ rows for U, rows in zip(O, V, strict=True)], self.ranks
-        ), scores
+        spans = np.stack([(U @ rows).T for U, rows in zip(O, V, strict=True)])
+        return HeadMaps.of_directions(np.eye(d), spans, self.ranks), scores
 
     def solved(self) -> HeadMaps:
         """Compute all M_h, their ranks cut."""

@@ -48,7 +48,7 @@ from unsoftmax.measure.offsets import Offsets
 from unsoftmax.measure.single_tokens import Values
 from unsoftmax.models import SingleHead
 from unsoftmax.models.rotary import Rotary
-from unsoftmax.probes import UnitVectors
+from unsoftmax.probes import Rows, UnitVectors
 from unsoftmax.protocol import Plan, Steps
 from unsoftmax.solve.dense import DenseSolution, solve
 from unsoftmax.theory import counts
@@ -214,10 +214,12 @@ class ExactHead(Configured):
             return offsets.gaussian(self.dim, rng)
         return offsets.balanced(values.v, rng)
 
-    def _read(self, values: Values, Z: Offsets) -> Asking[ExactReading]:
-        """Read Z w, then Z W, and solve for both."""
+    def _read(self, values: Values, Z: Offsets, count: int | None = None) -> Asking[ExactReading]:
+        """Read Z w, then Z W or so many of its columns, and solve for both; others count as 0."""
         rows, grid_tuning, d = Z.made(), self.tuning.grid, self.dim
-        spare = self.tuning.again_per_token * (d + self.biases)
+        k = d if count is None else count
+        tokens: Rows = UnitVectors(d) if k == d else np.eye(d)[:k]
+        spare = self.tuning.again_per_token * (k + self.biases)
         bias, w, shift = None, None, None
         split: Split = free
         if self.biases:
@@ -228,7 +230,7 @@ class ExactHead(Configured):
             w = solve(Z, bias.measured())
             [shift] = bias.measured()
             split, values = beside_bias(shift), bias.values
-        columns = LogitGrid(rows, UnitVectors(d), values, split, "W", shift, tuning=grid_tuning)
+        columns = LogitGrid(rows, tokens, values, split, "W", shift, tuning=grid_tuning)
         if self.probes == "paper-unit":
             yield from measure_unscaled(columns)
         else:
@@ -237,6 +239,8 @@ class ExactHead(Configured):
         if bias is not None:
             bias.take(values)
         W = solve(Z, columns.measured())
+        if k < d:
+            W = replace(W, matrix=np.pad(W.matrix, ((0, 0), (0, d - k))))
         model = SingleHead(W.matrix, values.v, None if w is None else w.matrix[:, 0], values.c)
         W = replace(W, matrix=model.W)  # one array instead of two
         return ExactReading(model, values, columns, W, bias, w)
