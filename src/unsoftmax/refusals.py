@@ -113,7 +113,8 @@ class Reason(Enum):
         ModelMismatch,
         "The target takes ids of a vocabulary, and this learner asks vectors:",
         "TokenHeadLearner(vocabulary=V) learns from ids, LowRankHead(dim, table=E) where the "
-        "vectors of ids are known, AttentionLayerLearner(dim, table=E) a whole layer.",
+        "vectors of ids are known, AttentionLayerLearner(dim, table=E) a whole layer; verify takes "
+        "table=E as well.",
     )
     TAKES_VECTORS = (
         ModelMismatch,
