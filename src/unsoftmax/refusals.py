@@ -161,6 +161,13 @@ class Reason(Enum):
         "not told apart.",
         "Take more numbers of the answers: H heads of rank r need H times r, and at least 2H.",
     )
+    BEHIND_A_NORM = (
+        NotIdentifiable,
+        "A LayerNorm stands behind the layer: its scale and shift are determined, and M and c, "
+        "with the residual connection, up to one factor and the mean that the norm takes out. "
+        "Which heads there are is not learned from ids behind a norm.",
+        "verify tells whether it serves weights that you have, with table=E.",
+    )
     TABLE_TOO_SMALL = (
         NotIdentifiable,
         "The table has {ids} ids and spans {dimension} dimensions: too few ids are left to ask.",

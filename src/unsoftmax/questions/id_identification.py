@@ -33,7 +33,7 @@ from unsoftmax.models import TokenHead
 from unsoftmax.probes import Copies, Ids, Indices, Round
 from unsoftmax.protocol import Answers, Found, Learner, Outputs, Plan, outputs_of
 from unsoftmax.questions import target_classes
-from unsoftmax.questions.answer_traits import Traits
+from unsoftmax.questions.answer_traits import Traits, on_an_ellipsoid
 from unsoftmax.questions.id_traits import id_traits_of
 from unsoftmax.questions.identification import (
     NOT_RECOVERED,
@@ -58,6 +58,13 @@ _AT_MOST = 3
 # Heads that are looked for, and questions that show them: of 512 copies eight ratios show five
 # heads, 29 twenty-six.
 _CURVES = 400
+
+
+# Lone ids beyond those that an ellipsoid passes through, and how near the others are to it.
+_LONE, _ALIKE = 24, 1e-4
+_NORMALISED = (
+    "Lone ids are answered on an ellipsoid: the output is normalised (LayerNorm or RMSNorm)."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +225,9 @@ class _IdSketching:
                     why = (*why, f"Not one head: {found}")
                     return self._layer(*heads, behind, why)
                 refusals.append(("several heads", heads))
+                if (yield from self._normalised()):
+                    name: target_classes.ClassName = "normalised vectors"
+                    return Identity(name, "likely", self.traits, (_NORMALISED,))
             reasons = tuple(f"Not {name}: {why}" for name, why in refusals)
             contrary = (isinstance(why, ModelMismatch) for _, why in refusals)
             if all(contrary) and not self.traits.coarse:
@@ -268,6 +278,15 @@ class _IdSketching:
         steps = IdReading(table, ids, single, noise, self.context, self.rng).few_heads()
         stopped = Reason.TOO_MANY_TO_FIND.error(most=_CURVES)
         return (yield from limited(steps, stopped, queries=_CURVES))
+
+    def _normalised(self) -> Asking[bool]:
+        """Tell whether lone ids are answered on an ellipsoid."""
+        V, count = int(self.asks.vocabulary), 2 * self.traits.width + _LONE
+        if self.traits.width < 3 or count > V:
+            return False
+        ids = self.rng.permutation(V)[:count, None]
+        [y] = yield [Ids(ids, phase="vectors on an ellipsoid", purpose="data")]
+        return on_an_ellipsoid(y, _ALIKE)
 
     def _head(self, facts: target_classes.Facts, reason: str) -> Asking[Identity]:
         """Name one head, behind the table or not, and what learns it."""

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from unsoftmax.errors import OracleError
+from unsoftmax.errors import ModelMismatch, OracleError
 from unsoftmax.learners.attention_layer.attention_search import (
     LayerAnswers,
     RecoveredLayer,
@@ -37,6 +37,7 @@ from unsoftmax.learners.attention_layer.id_scores import (
     IdScoreReading,
 )
 from unsoftmax.learners.attention_layer.key_answers import HeadScores
+from unsoftmax.learners.attention_layer.norm_of_ids import refuse_behind_norm
 from unsoftmax.learners.compose import Asking, mapped, read_as
 from unsoftmax.learners.tokens.asked_ids import COPIED, MIXED, fresh_bags
 from unsoftmax.learners.tokens.table_head import (
@@ -224,7 +225,12 @@ class TableLayer:
         # short tokens first, as their logits are moderate
         lone = lone[np.argsort(np.linalg.norm(affine.y[lone], axis=1), kind="stable")]
         context = int(self.context)
-        told = yield from ask_spanning(affine, lone, among, context, rng)
+        try:
+            told = yield from ask_spanning(affine, lone, among, context, rng)
+        except ModelMismatch as refusal:
+            if refusal.reason == Reason.NOT_OF_THE_TABLE.name:
+                yield from refuse_behind_norm(affine, among, rng)
+            raise
         if told.y.ndim == 1 or told.y.shape[1] == 1:
             raise Reason.ONE_NUMBER.error(
                 instead="LowRankHead(dim, table=E) learns one head from one number, of ids"
