@@ -94,6 +94,7 @@ def test_positions_that_are_known_are_recovered():
     table = server.table + server._places[:6, None]
     result = us.audit(server, table=table, recover=True)
     assert (result.target_class, result.certainty) == (TABLE, "certain")
+    assert result.recovery is not None
     assert np.abs(result.recovery.model.W - server.W).max() < 1e-6
 
 

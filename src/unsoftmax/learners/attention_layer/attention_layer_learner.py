@@ -364,7 +364,7 @@ class AttentionLayerLearner(Configured):
     context: int = field(default=512, kw_only=True)
     tuning: AttentionLayerTuning = field(default=AttentionLayerTuning(), kw_only=True)
 
-    revision: ClassVar[int] = 9
+    revision: ClassVar[int] = 10
     far: ClassVar[str] = "so long that every gate is 0 or 1"
     outputs: ClassVar[Outputs] = "vector"
 
