@@ -155,6 +155,12 @@ class Reason(Enum):
         "weights are shares of the counts: a norm or a network stands behind them, or weights are "
         "no softmax.",
     )
+    RATIOS_TOO_FEW = (
+        NotIdentifiable,
+        "Copies of an id beside another one are answered as {heads} heads or more do, in sequences "
+        "of up to {context} ids: their counts have too few ratios to tell so many apart.",
+        "A larger context has more.",
+    )
     NUMBERS_TOO_FEW = (
         NotIdentifiable,
         "Answers have {span} numbers, too few for {heads} heads or more: what their values are is "

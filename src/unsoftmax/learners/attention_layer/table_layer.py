@@ -29,7 +29,12 @@ from unsoftmax.learners.attention_layer.attention_search import (
     RecoveredLayer,
     said_of,
 )
-from unsoftmax.learners.attention_layer.id_answers import CountAnswers, LoneVectors, TableScores
+from unsoftmax.learners.attention_layer.id_answers import (
+    CountAnswers,
+    LoneVectors,
+    TableScores,
+    noise_beside,
+)
 from unsoftmax.learners.attention_layer.id_reading import SPARE_TOKENS, IdReading
 from unsoftmax.learners.attention_layer.id_scores import (
     MORE_QUERIES,
@@ -45,8 +50,6 @@ from unsoftmax.learners.tokens.table_head import (
     ask_spanning,
     spanning,
 )
-from unsoftmax.measure.precision import KAPPA, UNIT
-from unsoftmax.measure.token_map import AnswerNoise
 from unsoftmax.models import AttentionLayer, LayerHead
 from unsoftmax.probes import Array, Ids, Indices, Purpose, Round
 from unsoftmax.protocol import Answers, Plan, Steps
@@ -235,9 +238,7 @@ class TableLayer:
             raise Reason.ONE_NUMBER.error(
                 instead="LowRankHead(dim, table=E) learns one head from one number, of ids"
             )
-        size = float(np.median(np.linalg.norm(told.y, axis=1)))
-        relative = float(told.precision.error(np.array(size), np.array(size))) / size
-        noise = AnswerNoise(max(2 * KAPPA * UNIT, relative))
+        noise = noise_beside(told)
         single = LoneVectors(lifted[lone], told.y, noise)
         return IdReading(self.table, lone, single, noise, context, rng)
 
