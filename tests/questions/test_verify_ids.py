@@ -47,10 +47,16 @@ def test_right_and_wrong_weights(trials, evidence):
 
 @pytest.mark.parametrize("kind", ["BOS", "positions", "turned", "other tokenizer", "two heads"])
 def test_what_servers_do_beside_is_no_such_weights(kind, trials):
-    for seed in range(trials(2, 100)):
+    """Never the same; in a few of a hundred undecided, as something else seems to be computed."""
+    tried, undecided = trials(2, 100), 0
+    for seed in range(tried):
         server = Server(seed, kind)
         found = us.verify(us.oracles.from_ids(server), head(server), table=server.table, seed=seed)
-        assert found.verdict == "different"
+        assert found.verdict != "same"
+        if found.verdict == "undecided":
+            undecided += 1
+            assert any("not consistent with this model class" in note for note in found.notes)
+    assert undecided <= 0.1 * tried
 
 
 def test_positions_that_are_known_and_recovered_weights(trials):
