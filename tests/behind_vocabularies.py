@@ -77,6 +77,7 @@ class LayerServer(Server):
         self.w = 0.5 * np.einsum("hrd,hr->hd", K, self._rng.standard_normal((heads, rank))) / dim
         self.M = np.einsum("hrm,hrd->hmd", O, V) / np.sqrt(rank * dim)
         self.c, self.residual = self._rng.standard_normal(dim), residual
+        self.scale, self.shift = np.exp(self._rng.standard_normal((2, dim)) / 2)
         if kind == "one head saturated":
             self.W[0], self.w[0] = 1e4 * self.W[0], 1e4 * self.w[0]
 
@@ -100,6 +101,9 @@ class LayerServer(Server):
             y = y + x[:, -1] @ self._other[0]
         if self._kind == "normed behind":
             y = y / np.linalg.norm(y, axis=1, keepdims=True)
+        if self._kind == "LayerNorm behind":
+            y = self.scale * (y - y.mean(axis=1, keepdims=True)) / y.std(axis=1, keepdims=True)
+            y = y + self.shift
         numbers = {"one number": 1, "a number for each head": len(self.W), "few numbers": 5}
         y = y[:, : numbers.get(self._kind)]
         return np.tanh(y) if self._kind == "squashed" else y

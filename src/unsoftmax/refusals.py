@@ -112,7 +112,8 @@ class Reason(Enum):
     TAKES_IDS = _mismatch(
         "The target takes ids of a vocabulary, and this learner asks vectors:",
         "TokenHeadLearner(vocabulary=V) learns from ids, LowRankHead(dim, table=E) where the "
-        "vectors of ids are known, AttentionLayerLearner(dim, table=E) a whole layer.",
+        "vectors of ids are known, AttentionLayerLearner(dim, table=E) a whole layer; verify takes "
+        "table=E as well.",
     )
     TAKES_VECTORS = _mismatch(
         "The target takes vectors of dimension {dim}, and this learner asks ids of a vocabulary:",
@@ -147,10 +148,21 @@ class Reason(Enum):
         "weights are shares of the counts: a norm or a network stands behind them, or weights are "
         "no softmax."
     )
+    RATIOS_TOO_FEW = _not_identifiable(
+        "Copies of an id beside another one are answered as {heads} heads or more do, in sequences "
+        "of up to {context} ids: their counts have too few ratios to tell so many apart.",
+        "A larger context has more.",
+    )
     NUMBERS_TOO_FEW = _not_identifiable(
         "Answers have {span} numbers, too few for {heads} heads or more: what their values are is "
         "not told apart.",
         "Take more numbers of the answers: H heads of rank r need H times r, and at least 2H.",
+    )
+    BEHIND_A_NORM = _not_identifiable(
+        "A LayerNorm stands behind the layer: its scale and shift are determined, and M and c, "
+        "with the residual connection, up to one factor and the mean that the norm takes out. "
+        "Which heads there are is not learned from ids behind a norm.",
+        "verify tells whether it serves weights that you have, with table=E.",
     )
     TABLE_TOO_SMALL = _not_identifiable(
         "The table has {ids} ids and spans {dimension} dimensions: too few ids are left to ask.",

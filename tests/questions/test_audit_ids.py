@@ -17,6 +17,7 @@ from unsoftmax.report.page import page
 HEAD, TABLE = "head behind a vocabulary", "head behind a table"
 HEADS, LAYER = "several heads behind a vocabulary", "layer behind a table"
 POSITIONS, OWN, NONE = "position-dependent", "tokens of its own", "none of these"
+NORMALISED = "normalised vectors"
 OF_HEADS = {
     "plain": (HEAD, TABLE),
     "alias": (HEAD, TABLE),
@@ -43,7 +44,8 @@ OF_LAYERS = {
     "turned": (POSITIONS, POSITIONS),
     "positions": (POSITIONS, POSITIONS),
     "half a residual": (HEADS, NONE),
-    "normed behind": (NONE, NONE),
+    "normed behind": (NORMALISED, NORMALISED),
+    "LayerNorm behind": (NORMALISED, NORMALISED),
     "squashed": ("undecided", "undecided"),
     "the last token alone": ("undecided", "undecided"),
 }
@@ -92,6 +94,7 @@ def test_positions_that_are_known_are_recovered():
     table = server.table + server._places[:6, None]
     result = us.audit(server, table=table, recover=True)
     assert (result.target_class, result.certainty) == (TABLE, "certain")
+    assert result.recovery is not None
     assert np.abs(result.recovery.model.W - server.W).max() < 1e-6
 
 

@@ -98,6 +98,7 @@ REFUSED = {
     "half a residual": "LAST_ID_ADDS",
     "the last token turned": "LAST_ID_ADDS",
     "normed behind": "NOT_OF_THE_TABLE",
+    "LayerNorm behind": "BEHIND_A_NORM",
     "one number": "ONE_NUMBER",
     "a number for each head": "NUMBERS_TOO_FEW",
     "few numbers": "NUMBERS_TOO_FEW",
@@ -113,6 +114,27 @@ def test_what_is_no_such_layer_is_refused_by_name(kind, trials, evidence):
             us.learn(server, us.learners.AttentionLayerLearner(8, table=server.table, seed=seed))
         assert getattr(refusal.value, "reason", "") == REFUSED[kind]
     evidence(f"a target of ids that is no layer of its table: {kind}", trials=tried, refused=tried)
+
+
+def test_what_lone_ids_determine_behind_a_layer_norm(trials):
+    """Scale and shift of the norm, and [I + M, c] up to one factor and the mean over numbers."""
+    for seed in range(trials(2, 100)):
+        server = LayerServer(seed, "LayerNorm behind", (3, 4, 12), residual=bool(seed % 2))
+        with pytest.raises(us.NotIdentifiable) as refusal:
+            us.learn(server, us.learners.AttentionLayerLearner(12, table=server.table, seed=seed))
+        found = refusal.value.determined
+        np.testing.assert_allclose(found["scale"], server.scale, rtol=1e-7)
+        np.testing.assert_allclose(found["shift"], server.shift, atol=1e-7)
+        M = server.M.sum(axis=0) + server.residual * np.eye(12)
+        M, c = M - M.mean(axis=0), server.c - np.mean(server.c)
+        factor = np.vdot(found["M"], M) / np.vdot(found["M"], found["M"])
+        np.testing.assert_allclose(factor * found["M"], M, atol=1e-7)
+        np.testing.assert_allclose(factor * found["c"], c, atol=1e-7)
+        parts = zip(server.M, server.W, server.w, strict=True)
+        norm = us.LayerNorm(server.scale, server.shift, eps=0.0)
+        heads = [us.LayerHead(*one) for one in parts]
+        claimed = us.AttentionLayer(heads, server.c, server.residual, norm)
+        assert us.verify(us.oracles.from_ids(server), claimed, table=server.table)
 
 
 def test_settings_that_do_not_go_together():

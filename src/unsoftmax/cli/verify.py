@@ -84,6 +84,10 @@ def verify(
             "May be repeated."
         ),
     ] = None,
+    table: Annotated[
+        Path | None,
+        typer.Option(help="Vectors of ids (V, d), where TARGET takes ids: an .npy file."),
+    ] = None,
     locate: Annotated[
         bool, typer.Option(help="Find what was changed: up to 100 queries instead of 20.")
     ] = True,
@@ -174,6 +178,7 @@ def verify(
             like=inputs,
             alternatives=parts | others,
             dim=dim,
+            table=None if table is None else numbers_in(table, "--table"),
             **asked.arguments(),
         )
     if result.alternative in parts:

@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from unsoftmax.learners.tokens.table_head import TokenTable
 from unsoftmax.probes import Array
 from unsoftmax.questions.answer_errors import (
     AnswerErrors,
@@ -67,6 +68,8 @@ _SATURATED, _FURTHER = 36.0, 1.5
 # Random sequences (more find smaller changes: the largest of more misses is seen), and their
 # lengths in turn: many tokens show windows and what depends on the length.
 _RANDOM, _TOKENS = 7, (5, 8, 2, 128, 3)
+# Lone ids, where ids are asked: as few as there are single tokens elsewhere.
+_LONE = 6
 # One random sequence in so many keeps to float32 numbers. With those asked again and in other words
 # half of all questions are ordinary; identities, whose sums must be exact, are not.
 _SINGLE = 3
@@ -360,6 +363,19 @@ class Design:
         design = cls(random, words, within, [])
         room = _MOST - len(design.first) - len(design.second)
         return replace(design, beside=ordinary(beside(claim, design.first, room, rng), bits))
+
+    @classmethod
+    def of_ids(cls, claim: Claim, table: TokenTable, seed: int) -> Design:
+        """Draw sequences of ids of a table, and lone ones; scores are what they are there."""
+        rng, positions = np.random.default_rng(seed), table.positions
+        longest = positions if positions > 1 else max(_TOKENS)
+        lengths = [min(N, longest) for N in np.resize(_TOKENS, _RANDOM).tolist()]
+        random = [table.at(rng.integers(len(table), size=(1, N)))[0] for N in lengths]
+        some = random[: _reworded(claim)] if positions == 1 else []
+        words = [np.vstack([X[-2::-1], X[-1:]]) for X in some]
+        words += [np.repeat(X, 3, axis=0) for X in some]
+        lone = [table.at(rng.integers(len(table), size=(1, 1)))[0] for _ in range(_LONE)]
+        return cls(random, words, [], lone)
 
     def read(self, claim: Claim, one: Seen, two: Seen) -> tuple[Seen, Seen]:
         """Return what is seen where a target rounds inputs to float32, if it seems to.

@@ -20,20 +20,19 @@ import numpy as np
 
 from unsoftmax import learners
 from unsoftmax.campaign import Budget
-from unsoftmax.errors import ModelMismatch
-from unsoftmax.learners.attention_layer.id_answers import LoneVectors
+from unsoftmax.errors import ModelMismatch, NotIdentifiable
+from unsoftmax.learners.attention_layer.id_answers import LoneVectors, noise_beside
 from unsoftmax.learners.attention_layer.id_reading import IdReading
 from unsoftmax.learners.compose import Asking, limited, mapped, read_as
 from unsoftmax.learners.settings import Configured, whole_number
 from unsoftmax.learners.tokens.asked_ids import COPIED, ask_lone
 from unsoftmax.learners.tokens.table_head import TokenTable, ask_spanning, spanning
 from unsoftmax.learners.tokens.vocabulary_factors import SPARE
-from unsoftmax.measure.token_map import AnswerNoise
 from unsoftmax.models import TokenHead
 from unsoftmax.probes import Copies, Ids, Indices, Round
 from unsoftmax.protocol import Answers, Found, Learner, Outputs, Plan, outputs_of
 from unsoftmax.questions import target_classes
-from unsoftmax.questions.answer_traits import Traits
+from unsoftmax.questions.answer_traits import Traits, on_an_ellipsoid
 from unsoftmax.questions.id_traits import id_traits_of
 from unsoftmax.questions.identification import (
     NOT_RECOVERED,
@@ -58,6 +57,13 @@ _AT_MOST = 3
 # Heads that are looked for, and questions that show them: of 512 copies eight ratios show five
 # heads, 29 twenty-six.
 _CURVES = 400
+
+
+# Lone ids beyond those that an ellipsoid passes through, and how near the others are to it.
+_LONE, _ALIKE = 24, 1e-4
+_NORMALISED = (
+    "Lone ids are answered on an ellipsoid: the output is normalised (LayerNorm or RMSNorm)."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,36 +214,31 @@ class _IdSketching:
 
     def identity(self) -> Asking[Identity]:
         """Return what the first learner that succeeds says of the target."""
-        found = yield from self._one_head(_FEW)
-        if isinstance(found, Exception):
-            refusals = [("one head", found)]
-            if self.traits.width > 1:
-                behind, why = yield from self._behind_the_table()
-                heads = yield from learned(self._several(behind), self.traits, "heads", whole=True)
-                if not isinstance(heads, Exception):
-                    why = (*why, f"Not one head: {found}")
-                    return self._layer(*heads, behind, why)
-                refusals.append(("several heads", heads))
-            reasons = tuple(f"Not {name}: {why}" for name, why in refusals)
-            contrary = (isinstance(why, ModelMismatch) for _, why in refusals)
-            if all(contrary) and not self.traits.coarse:
-                return Identity("none of these", "likely", self.traits, reasons)
-            return Identity("undecided", "undecided", self.traits, reasons)
-        facts, few = _rank(found, _FEW), _FEW
-        while "rank_at_least" in facts and few < self._enough(facts["rank_at_least"], few):
-            few = min(_MORE * few, int(self.asks.vocabulary))
-            more = yield from self._one_head(few)
-            if isinstance(more, Exception):
-                break
-            facts = _rank(more, few)
-        reason = (
-            f"On {few} random ids the learner of one head recovers it and predicts fresh sequences "
-            "of these within its certificate."
-        )
-        return (yield from self._head(facts, reason))
+        few = min(_FEW, int(self.asks.vocabulary))
+        found = yield from self._one_head(few)
+        while not isinstance(found, Exception):
+            facts, more = _rank(found, few), self._worth(found.model.rank, few)
+            tried = found if "rank" in facts or more == few else (yield from self._one_head(more))
+            if tried is found or isinstance(tried, NotIdentifiable):
+                return (yield from self._head(facts, few))
+            found, few = tried, more
+        refusals: list[tuple[str, Exception]] = [("one head", found)]
+        if self.traits.width > 1:
+            behind, why = yield from self._behind_the_table()
+            heads = yield from learned(self._several(behind), self.traits, "heads", whole=True)
+            if not isinstance(heads, Exception):
+                return self._layer(*heads, behind, (*why, f"Not one head: {found}"))
+            refusals.append(("several heads", heads))
+            if (yield from self._normalised()):
+                return Identity("normalised vectors", "likely", self.traits, (_NORMALISED,))
+        reasons = tuple(f"Not {name}: {why}" for name, why in refusals)
+        contrary = (isinstance(why, ModelMismatch) for _, why in refusals)
+        if all(contrary) and not self.traits.coarse:
+            return Identity("none of these", "likely", self.traits, reasons)
+        return Identity("undecided", "undecided", self.traits, reasons)
 
-    def _enough(self, rank: int, few: int) -> int:
-        """Return how many ids are worth asking for the rank: no more than there are."""
+    def _worth(self, rank: int, few: int) -> int:
+        """Return how many ids it is worth to look for the rank on, ``few`` if no more."""
         V, table = int(self.asks.vocabulary), self.asks.table
         more = min(_MORE * few, V)
         whole = counts.token_head(V, _MORE * rank)
@@ -248,30 +249,41 @@ class _IdSketching:
     def _one_head(self, few: int) -> Asking[Found[Any] | Exception]:
         """Try the learner of one head on so many ids."""
         V = int(self.asks.vocabulary)
-        names = self.rng.permutation(V)[: min(few, V)]
-        seed = int(self.rng.integers(2**31))
-        learner = learners.TokenHeadLearner(len(names), context=self.context, seed=seed)
-        most = _AT_MOST * len(names) ** 2 + 100
+        names, seed = self.rng.permutation(V)[:few], int(self.rng.integers(2**31))
+        learner = learners.TokenHeadLearner(few, context=self.context, seed=seed)
+        most = _AT_MOST * few**2 + 100
         steps = limited(learner.steps(32), Reason.TOO_MANY_TO_FIND.error(most=most), queries=most)
         steps = mapped(steps, ask=partial(_named_ids, names))
-        return (yield from learned(steps, self.traits, f"one head on {len(names)} ids"))
+        return (yield from learned(steps, self.traits, f"one head on {few} ids"))
 
     def _several(self, behind: bool) -> Asking[tuple[int, bool]]:
         """Count heads by curves of counts."""
         V = int(self.asks.vocabulary)
         ids = np.sort(self.rng.permutation(V)[:COPIED])
         told = yield from ask_lone(ids, ids, self.context, self.rng)
-        size = float(np.median(np.linalg.norm(told.y, axis=1)))
-        noise = AnswerNoise(float(told.precision.error(np.array(size), np.array(size))) / size)
+        noise = noise_beside(told)
         single = LoneVectors(np.eye(len(ids)), told.y, noise)
         table = self.asks.table if behind else None
         steps = IdReading(table, ids, single, noise, self.context, self.rng).few_heads()
         stopped = Reason.TOO_MANY_TO_FIND.error(most=_CURVES)
         return (yield from limited(steps, stopped, queries=_CURVES))
 
-    def _head(self, facts: target_classes.Facts, reason: str) -> Asking[Identity]:
+    def _normalised(self) -> Asking[bool]:
+        """Tell whether lone ids are answered on an ellipsoid."""
+        V, count = int(self.asks.vocabulary), 2 * self.traits.width + _LONE
+        if self.traits.width < 3 or count > V:
+            return False
+        ids = self.rng.permutation(V)[:count, None]
+        [y] = yield [Ids(ids, phase="vectors on an ellipsoid", purpose="data")]
+        return on_an_ellipsoid(y, _ALIKE)
+
+    def _head(self, facts: target_classes.Facts, few: int) -> Asking[Identity]:
         """Name one head, behind the table or not, and what learns it."""
         asks, traits = self.asks, self.traits
+        reason = (
+            f"On {few} random ids the learner of one head recovers it and predicts fresh sequences "
+            "of these within its certificate."
+        )
         behind, why = yield from self._behind_the_table()
         if behind and traits.width > 1:
             return self._layer(1, False, behind, (*why, reason))

@@ -237,7 +237,8 @@ RECOVERABLE: Mapping[ClassName, str] = {
     "normalised vectors": "Whether a whole block, as BERT's, serves weights that you have: verify "
     "names what differs. From vectors: an attention layer with its residual connection and "
     "LayerNorm, by AttentionLayerLearner; a feed-forward layer with its residual connection and "
-    "LayerNorm or RMSNorm, by FeedForwardLearner.",
+    "LayerNorm or RMSNorm, by FeedForwardLearner. From ids of a known table: the norm, and M and c "
+    "up to one factor, in the refusal of AttentionLayerLearner(dim, table=E).",
     "normalised tokens": "From vectors: an attention layer after a LayerNorm or RMSNorm, with or "
     'without a residual connection, by AttentionLayerLearner (norm="pre").',
     "smooth feed-forward layer": "Everything that answers depend on, if it has one hidden layer: "

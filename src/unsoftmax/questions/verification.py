@@ -18,6 +18,7 @@ from __future__ import annotations
 import os
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from numbers import Integral
 from typing import Any, ClassVar, Literal, TypeAlias
 
@@ -29,8 +30,9 @@ from unsoftmax.campaign.runner import opened_campaign
 from unsoftmax.errors import DimensionRefused
 from unsoftmax.learners.compose import mapped
 from unsoftmax.learners.settings import as_json, whole_number
+from unsoftmax.learners.tokens.table_head import TokenTable
 from unsoftmax.models.files import SavedResult
-from unsoftmax.probes import Array, Round
+from unsoftmax.probes import Array, Ids, Round
 from unsoftmax.protocol import Answers, Oracle, Outputs, Plan, vocabulary_of
 from unsoftmax.questions.answer_errors import MISSED, AnswerErrors, Seen, power, seen_at
 from unsoftmax.questions.claim import SINGLE_TOKENS, Claim, can_be_claimed
@@ -64,6 +66,9 @@ NO_POSITIONS = (
 BY_THE_CHANGE = (
     "The change itself may be the reason for that. Then the answers are more precise than stated "
     "here, and smaller changes than these would show."
+)
+SPANNED = (
+    "The table spans {span} of {dim} dimensions: what weights do beside these is not verified."
 )
 FEW_ANSWERS = "The answers take only a few values: labels, or rounded too coarsely to decide."
 
@@ -182,13 +187,16 @@ class Verifier:
     them."""
     alternatives: Mapping[str, Any] = field(default_factory=dict)
     """Other models that the target may serve, by name; they are asked nothing more."""
+    table: TokenTable | None = None
+    """The target takes ids, and these are their vectors."""
     revision: ClassVar[int] = 8
 
     def __post_init__(self) -> None:
         if vocabulary_of(self.model) is not None:
             raise ValueError(
-                "verify asks vectors. A head behind a vocabulary is checked by learning it again: "
-                "us.equivalent(recovery.model, model, errors=recovery.certificate.errors)."
+                "verify asks vectors, or ids of a table. A head behind a vocabulary is checked by "
+                "learning it again: us.equivalent(recovery.model, model, "
+                "errors=recovery.certificate.errors)."
             )
         if not isinstance(self.model, ClaimedFunction):
             Claim(self.model, self.errors)
@@ -199,8 +207,12 @@ class Verifier:
                     f"{self.dim}: leave it out."
                 )
         whole_number("seed", self.seed, 0)
+        if self.table is not None and (self._by_copies or not Claim(self.model).attends):
+            raise ValueError("table is for heads and attention layers. Leave it out.")
         if self.like is None:
             return
+        if self.table is not None:
+            raise ValueError("Behind a table ids are asked: leave like out.")
         ordinary_inputs(self.like, self.dim)
         if self._by_copies:
             raise ValueError(
@@ -212,6 +224,11 @@ class Verifier:
     def dim(self) -> int:
         """Dimension d of a token."""
         return int(self.model.dim)
+
+    @property
+    def vocabulary(self) -> int | None:
+        """Number of ids, where the target takes ids."""
+        return None if self.table is None else len(self.table)
 
     @property
     def outputs(self) -> Outputs:
@@ -230,6 +247,7 @@ class Verifier:
         asked = {"locate": self.locate, "seed": self.seed, "tuning": {}}
         asked |= bounds if self.errors else {}
         asked |= {} if self.like is None else {"like": as_json(self._like)}
+        asked |= {} if self.table is None else {"table": as_json(self.table)}
         return {"learner": type(self).__name__, "model": model, **asked}
 
     @property
@@ -254,8 +272,25 @@ class Verifier:
         """Ask, and say what the answers mean. ``checks`` counts for nothing: all are checks."""
         if self._by_copies:
             return (yield from self._copies())
+        if (table := self.table) is None:
+            claim = Claim(self.model, self.errors)
+            return (yield from self._answered(claim, Design.of(claim, self.seed, self._like)))
+        return (yield from mapped(self._behind(table), ask=partial(_of_ids, table)))
+
+    def _behind(self, table: TokenTable) -> Generator[Round, Answers, Verification]:
+        """Ask sequences of a table's vectors; nothing is named there."""
         claim = Claim(self.model, self.errors)
-        design = Design.of(claim, self.seed, self._like)
+        design = Design.of_ids(claim, table, self.seed)
+        found = yield from replace(self, locate=False)._answered(claim, design)
+        span, notes = table.affine.y.shape[1], [*found.notes]
+        if span < self.dim:
+            notes.append(SPANNED.format(span=span, dim=self.dim))
+        if found.verdict == "different" and self.locate and not found.alternative:
+            notes.append(f"{NOT_FOUND} vectors of ids cannot be chosen.")
+        return replace(found, notes=tuple(notes))
+
+    def _answered(self, claim: Claim, design: Design) -> Generator[Round, Answers, Verification]:
+        """Ask what was designed, and name what was changed."""
         one = yield from seen_at(claim, design.first, "random sequences")
         two = yield from seen_at(claim, design.second, "again, and in other words")
         one, two = design.read(claim, one, two)
@@ -346,6 +381,11 @@ def _by_copies(found: Judged) -> Verification:
     """Say what answers to nudged copies mean."""
     size = found.precision, found.largest_miss
     return Verification(found.verdict, 0, None, found.power, *size, found.notes, found.held)
+
+
+def _of_ids(table: TokenTable, asked: Round) -> Round:
+    """Ask ids in the place of their vectors."""
+    return [Ids(table.ids_of(one[:]), phase=one.phase, purpose=one.purpose) for one in asked]
 
 
 def ordinary_inputs(like: Any, dim: int) -> Array:
@@ -502,6 +542,7 @@ def verify(
     like: Any = None,
     alternatives: Mapping[str, Any] | None = None,
     dim: int | None = None,
+    table: Any = None,
 ) -> Verification:
     """Say whether a target serves these weights: the same, different, or undecided.
 
@@ -532,6 +573,9 @@ def verify(
         that one is named, without a question more.
     dim : int, optional
         Dimension of a token, where the claim is a function; by default the target's.
+    table : array_like, shape (V, d), optional
+        Of heads and attention layers: the target takes ids, and these are their vectors, by
+        position and id (P, V, d) where there are positions. Ids are asked; nothing is named.
 
     Returns
     -------
@@ -564,7 +608,8 @@ def verify(
         raise Reason.SERVES_OTHER_DIMENSION.error(dim=its, claimed=mine)
     if not can_be_claimed(model) and callable(model):
         model = ClaimedFunction(model, _dim_of(dim, mine, its))
-    verifier = Verifier(model, locate, seed, budget, errors, like, alternatives or {})
+    rows = None if table is None else TokenTable.of(np.float64(table), int(model.dim))
+    verifier = Verifier(model, locate, seed, budget, errors, like, alternatives or {}, rows)
     settings = budget, ledger, batch, workers, progress, retries, timeout
     with opened_campaign(oracle, verifier, 0, None, *settings) as campaign:
         try:

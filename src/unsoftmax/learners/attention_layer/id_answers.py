@@ -20,6 +20,8 @@ from unsoftmax.learners.attention_layer.count_curves import (
 )
 from unsoftmax.learners.attention_layer.key_answers import HeadScores, KeyAnswers
 from unsoftmax.learners.attention_layer.value_answers import HeadMaps, LayerMap
+from unsoftmax.learners.tokens.asked_ids import LoneTokens
+from unsoftmax.measure.precision import KAPPA, UNIT
 from unsoftmax.measure.token_map import AnswerNoise
 from unsoftmax.models.arrays import TINY
 from unsoftmax.probes import Array, Ids, Indices, Probes, Purpose
@@ -28,6 +30,13 @@ from unsoftmax.solve.full_rank import solved
 # Fits that miss answers by more, in multiples of their errors, are of other heads. Right ones miss
 # them by less than half as much as errors are taken for.
 EXPLAINED = 4.0
+
+
+def noise_beside(told: LoneTokens) -> AnswerNoise:
+    """Return what vectors are off by, as lone ids, copies and the format of answers show it."""
+    size = float(np.median(np.linalg.norm(told.y, axis=1)))
+    relative = float(told.precision.error(np.array(size), np.array(size))) / size
+    return AnswerNoise(max(2 * KAPPA * UNIT, relative))
 
 
 @dataclass(frozen=True, slots=True)

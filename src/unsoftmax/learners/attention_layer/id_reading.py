@@ -140,7 +140,8 @@ class IdReading:
                 break
             count = 2 * count - 1
             if count > 4 * self.context:
-                raise Reason.CURVES_OF_NO_HEADS.error(heads=self.heads(answers))
+                heads = self.heads(answers)
+                raise Reason.RATIOS_TOO_FEW.error(heads=heads, context=self.context)
             ratios = self._ratios(count)[1::2]
         span = answers.y.shape[1]
         if self.heads(answers) == span:

@@ -23,13 +23,18 @@ from typing import Any
 
 import numpy as np
 
-from unsoftmax.errors import OracleError
+from unsoftmax.errors import ModelMismatch, OracleError
 from unsoftmax.learners.attention_layer.attention_search import (
     LayerAnswers,
     RecoveredLayer,
     said_of,
 )
-from unsoftmax.learners.attention_layer.id_answers import CountAnswers, LoneVectors, TableScores
+from unsoftmax.learners.attention_layer.id_answers import (
+    CountAnswers,
+    LoneVectors,
+    TableScores,
+    noise_beside,
+)
 from unsoftmax.learners.attention_layer.id_reading import SPARE_TOKENS, IdReading
 from unsoftmax.learners.attention_layer.id_scores import (
     MORE_QUERIES,
@@ -37,6 +42,7 @@ from unsoftmax.learners.attention_layer.id_scores import (
     IdScoreReading,
 )
 from unsoftmax.learners.attention_layer.key_answers import HeadScores
+from unsoftmax.learners.attention_layer.norm_of_ids import refuse_behind_norm
 from unsoftmax.learners.compose import Asking, mapped, read_as
 from unsoftmax.learners.tokens.asked_ids import COPIED, MIXED, fresh_bags
 from unsoftmax.learners.tokens.table_head import (
@@ -44,8 +50,6 @@ from unsoftmax.learners.tokens.table_head import (
     ask_spanning,
     spanning,
 )
-from unsoftmax.measure.precision import KAPPA, UNIT
-from unsoftmax.measure.token_map import AnswerNoise
 from unsoftmax.models import AttentionLayer, LayerHead
 from unsoftmax.probes import Array, Ids, Indices, Purpose, Round
 from unsoftmax.protocol import Answers, Plan, Steps
@@ -224,14 +228,17 @@ class TableLayer:
         # short tokens first, as their logits are moderate
         lone = lone[np.argsort(np.linalg.norm(affine.y[lone], axis=1), kind="stable")]
         context = int(self.context)
-        told = yield from ask_spanning(affine, lone, among, context, rng)
+        try:
+            told = yield from ask_spanning(affine, lone, among, context, rng)
+        except ModelMismatch as refusal:
+            if refusal.reason == Reason.NOT_OF_THE_TABLE.name:
+                yield from refuse_behind_norm(affine, among, rng)
+            raise
         if told.y.ndim == 1 or told.y.shape[1] == 1:
             raise Reason.ONE_NUMBER.error(
                 instead="LowRankHead(dim, table=E) learns one head from one number, of ids"
             )
-        size = float(np.median(np.linalg.norm(told.y, axis=1)))
-        relative = float(told.precision.error(np.array(size), np.array(size))) / size
-        noise = AnswerNoise(max(2 * KAPPA * UNIT, relative))
+        noise = noise_beside(told)
         single = LoneVectors(lifted[lone], told.y, noise)
         return IdReading(self.table, lone, single, noise, context, rng)
 

@@ -118,6 +118,18 @@ class TokenTable:
         whole = self.vectors[None] if self.vectors.ndim == 2 else self.vectors[:2]
         return Affine.of(whole.reshape(-1, whole.shape[-1]))
 
+    @cached_property
+    def _ids(self) -> list[dict[bytes, int]]:
+        """Ids by their vectors, at every position."""
+        every = self.vectors[None] if self.vectors.ndim == 2 else self.vectors
+        return [{x.tobytes(): t for t, x in enumerate(rows)} for rows in every]
+
+    def ids_of(self, X: Array) -> Indices:
+        """Return ids (B, N) whose vectors are those of sequences (B, N, d)."""
+        known = self._ids
+        ids = [[known[n % len(known)][x.tobytes()] for n, x in enumerate(own)] for own in X]
+        return np.array(ids, dtype=np.intp)
+
     def at(self, ids: Indices) -> Array:
         """Return vectors of sequences of ids (B, N): (B, N, d)."""
         if self.vectors.ndim == 2:
