@@ -66,7 +66,8 @@ def test_relative_errors_that_single_tokens_share(name, alike, trials, evidence)
             continue
         shares = held(recovery, {name: getattr(target, name) for name in "Wvwc"})
         assert all(share >= 1 for share in shares.values()), (seed, shares)
-        loose.append(shares["v"])
+        if "v" in shares:  # it may be exact
+            loose.append(shares["v"])
     evidence(
         f"relative errors, {alike}, {name}",
         runs=count,

@@ -74,7 +74,9 @@ def test_layers_are_recovered(activation, gated, trials, evidence):
 def small_gated(seed):
     """A gated layer after a norm whose weights are small: nearly a quadratic."""
     one, k = smooth_layer(12, 16, seed, "silu", True), 0.3
-    (G, g), arrays = one.gate, (k * one.A, k * one.b, k * one.B, k * one.c)
+    arrays = k * one.A, k * one.b, k * one.B, k * one.c
+    assert one.gate is not None
+    G, g = one.gate
     small = us.FeedForward(*arrays, True, None, "silu", (k * G, k * g))
     return after(small, seed, centred=bool(seed % 2))
 

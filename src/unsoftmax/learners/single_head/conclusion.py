@@ -16,7 +16,7 @@ import numpy as np
 
 from unsoftmax.errors import ModelMismatch
 from unsoftmax.learners.compose import Asking
-from unsoftmax.learners.single_head.first_round import FirstRound
+from unsoftmax.learners.single_head.first_round import FirstRound, as_missed
 from unsoftmax.measure.precision import ADVICE, KAPPA, advice, why
 from unsoftmax.measure.single_tokens import Values
 from unsoftmax.models import RotaryHead, SingleHead
@@ -123,7 +123,9 @@ def conclude(
         found = _supported(rounded, bounds, answered, first.checks, otherwise, most_unexplained)
     head, bounds, evidence = found
     seen = [(HeadAt.of(head.model, X), y) for X, y in answered]
-    telling = [of.telling for of in _compared(head, bounds, seen)]
+    compared = _compared(head, bounds, seen)
+    telling = [of.telling for of in compared]
+    head, bounds = _with_v_as_missed(head, bounds, seen, compared)
     looked = looked_at(head.model, answered, chain(*rounds), telling=telling)
     certificate = certificate_of(head, first.checks, looked, bounds=bounds)
     _refuse_unknown(head, certificate)
@@ -242,6 +244,25 @@ def _supported(
             _refuse(head, judgement, bool(np.isfinite(errors["W"])), otherwise)
         wider = _coarser(head, factor)
         bounds = wider.bounds()
+
+
+def _with_v_as_missed(
+    head: F, bounds: HeadBounds, seen: list[tuple[HeadAt, Array]], compared: list[Residuals]
+) -> tuple[F, HeadBounds]:
+    """Widen the bound on v to what sequences show whose pooled token the scores leave as it is.
+
+    A few single tokens may all be off as v's entries are, by chance; these are more.
+    """
+    values, missed = head.values, np.concatenate([of.missed for of in compared])
+    x = np.concatenate([np.einsum("bn,bnd->bd", at.weights, at.X) for at, _ in seen])
+    y = np.concatenate([y for _, y in seen])
+    usual = values.precision.deviation(np.linalg.norm(x, axis=1) * values.norm + abs(values.c), y)
+    kept = np.concatenate([of.allowed for of in compared]) <= usual
+    values = as_missed(values, values.precision, x[kept], missed[kept], y[kept])
+    if values.v_error is head.values.v_error:
+        return head, bounds
+    head = replace(head, values=values)  # type: ignore[type-var]
+    return head, head.bounds()
 
 
 def _compared(

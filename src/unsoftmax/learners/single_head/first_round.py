@@ -458,22 +458,27 @@ def _straightened(
 
 
 def _all_entries(values: Values, precision: Precision, x: Array, line: Array) -> Values:
-    """Widen the bound on v to what fresh tokens x (n, d) show all d entries to be off by.
+    """Widen the bound on v to what fresh tokens x (n, d) show all d entries to be off by."""
+    long = np.linalg.norm(x, axis=1) > np.sqrt(SHORT)
+    return as_missed(
+        values, precision, x[long], line[long] - values.c - x[long] @ values.v, line[long]
+    )
+
+
+def as_missed(values: Values, precision: Precision, x: Array, missed: Array, y: Array) -> Values:
+    """Widen the bound on v to what answers y (n,) to tokens x (n, d), alone or pooled, miss.
 
     They miss x·v̂ + ĉ by x·(v̂ − v) as well, in random directions ‖x‖/√d of ‖v̂ − v‖, whatever
     the entries' errors have in common; ``precision`` is what answers of any target are off by.
     """
-    long = np.linalg.norm(x, axis=1) > np.sqrt(SHORT)
-    bound = float(np.linalg.norm(values.v_error))
-    if not (np.any(long) and bound):
+    bound, lengths = float(np.linalg.norm(values.v_error)), np.linalg.norm(x, axis=1)
+    usual = precision.deviation(lengths * values.norm + abs(values.c), y)
+    seen = usual * np.sqrt(x.shape[1]) < bound * lengths
+    if not np.any(seen):
         return values
-    x, line = x[long], line[long]
-    lengths = np.linalg.norm(x, axis=1)
-    usual = precision.deviation(lengths * values.norm + abs(values.c), line)
-    missed = line - values.c - x @ values.v
-    beyond = np.sum(missed**2) - ERRORS_OF_A_MISS * np.sum(usual**2)
-    off = np.sqrt(x.shape[1] * max(0.0, float(beyond)) / np.sum(lengths**2))
-    wider = max(1.0, small_by_chance(len(x)) * float(off) / bound)
+    beyond = (missed**2 - ERRORS_OF_A_MISS * usual**2)[seen] / lengths[seen] ** 2
+    off = np.sqrt(x.shape[1] * max(0.0, float(np.mean(beyond))))
+    wider = max(1.0, small_by_chance(len(beyond)) * float(off) / bound)
     return replace(values, v_error=wider * values.v_error)
 
 
