@@ -127,7 +127,7 @@ class CopiesAsked:
         X = self.copies.X
         self.answers = yield from self._asked(X, "nudged copies")
         self.step = step_of(self.answers)
-        self.seen = self._missed(self.maps)
+        given = self.seen = self._missed(self.maps)
         ratio, held = self.seen.ratio, None
         for name, way in HELD.items() if ratio > SAME else ():
             if self.claim is None:
@@ -136,7 +136,10 @@ class CopiesAsked:
             if other.ratio < ratio:
                 ratio, held, self.seen = other.ratio, name, other
         power = self._power(self.claim) if self.claim else {}
-        likewise = self._computed_likewise() if ratio > SAME or self._unseen(power) else None
+        likewise = None
+        if ratio > SAME or self._unseen(power):
+            least = min(float(np.median(one.scatter)) for one in (given, self.seen))
+            likewise = self._computed_likewise(least)
         if self.claim and likewise is not None:
             held, self.seen = likewise
             ratio, power = self.seen.ratio, self._power(self.claim)
@@ -245,14 +248,15 @@ class CopiesAsked:
                 best, found = ratio, name
         return found
 
-    def _computed_likewise(self) -> tuple[str, Misses] | None:
+    def _computed_likewise(self, scatter: float) -> tuple[str, Misses] | None:
         """Return what a claim misses that is computed as the target computes, if one is.
 
-        Where that is another arithmetic, misses are as large as without. A change that moves
+        Where that is another arithmetic, misses scatter as those of the claim as it is given or
+        held, ``scatter``, or more: answers in float32 are no 16 bits. A change that moves
         numbers by less than the format's step may leave them all as they are: its rounding counts
         as scatter.
         """
-        least, found = float(np.median(self.seen.scatter)) / _LIKEWISE, None
+        least, found = scatter / _LIKEWISE, None
         powers = np.exp2(np.frexp(self.answers)[1] - 1.0)
         squares = float(np.mean(powers**2))
         for name, maps in computed_claims(self.claim) if self.claim else ():
