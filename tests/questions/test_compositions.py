@@ -133,17 +133,17 @@ def test_six_blocks_in_16_bits_are_the_same(tmp_path):
     assert result.precision > least / 4
 
 
-@pytest.mark.parametrize("kind", ["bert", "opt", "llama"])
-@pytest.mark.parametrize("step", [1e-5, 1e-4, 1e-3])
+@pytest.mark.parametrize("kind", ["opt", "llama"])
+@pytest.mark.parametrize("step", [1e-5, 1e-4])
 def test_answers_in_float32_are_not_taken_for_16_bits(kind, step, tmp_path):
-    """Whose rounding would hide the change: a claim computed so misses them as far as it rounds."""
-    state, rng = draw(kind, 1, 3), np.random.default_rng(5)
+    """Whose rounding would hide the change: they scatter by less than 16 bits leave."""
+    state, rng = draw(kind, 1, 1), np.random.default_rng(5)
     claim = claimed(kind, state, tmp_path)
-    for name in rng.choice([name for name, x in state.items() if x.ndim == 2], 3, replace=False):
-        changed = state[name] + step * rng.standard_normal(state[name].shape) * state[name].std()
-        service = served(kind, state | {str(name): changed}, ARITHMETICS["float32"])
-        result = us.verify(service, claim, locate=False)
-        assert result.verdict == "different", (name, result.verdict, result.notes)
+    for name in [name for name, x in state.items() if x.ndim == 2]:
+        change = step * rng.standard_normal(state[name].shape) * state[name].std()
+        changed = claimed(kind, state | {name: state[name] + change}, tmp_path)
+        result = us.verify(lambda X, of=changed: of(X).astype(np.float32), claim, locate=False)
+        assert result.verdict == "different", (name, result.notes)
 
 
 def test_answers_at_all_positions_are_used_whole(tmp_path):
