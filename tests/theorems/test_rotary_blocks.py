@@ -70,6 +70,13 @@ def test_attention_is_recovered_whatever_follows(shape, trials, evidence):
     )
 
 
+@pytest.mark.parametrize("shape", [(6, 2, 1, 2), (7, 1, 1, 4)], ids=str)
+def test_attention_in_few_dimensions_is_recovered(shape):
+    block = LlamaBlock.drawn(shape, 0)
+    recovery: Any = us.learn(block, Learner(shape[0]))
+    assert shares(recovery.model, recovery.certificate.errors, block) <= 1
+
+
 @pytest.mark.parametrize(
     ("shape", "neurons", "few", "claimed"),
     [((8, 2, 1, 4), 6, 1, 20), ((16, 2, 1, 8), 24, 0, 20)],

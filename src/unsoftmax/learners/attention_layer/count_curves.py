@@ -124,7 +124,8 @@ class MixtureFit:
         pooled = np.einsum("qhs,hsm->qhm", self.p, self.V) + self.of.parts * self.whole[..., None]
         moved = self.V.swapaxes(0, 1)[:, None] - pooled
         moved = self.p.transpose(2, 0, 1)[..., None] * moved
-        return np.asarray(moved.transpose(2, 0, 1, 3).reshape(-1, *self.missed.shape))
+        moved = moved.transpose(2, 0, 1, 3)
+        return np.asarray(moved.reshape(self.logits.size, *self.missed.shape))
 
     def slopes(self) -> Array:
         """Return the same with V projected out, (H·S, Q·m)."""

@@ -102,8 +102,9 @@ def _telling(inner: Layer, tokens: FarTokens, far: Array, units: Array) -> tuple
     keys = _TELLING[:, None, None] * units
     each = [_beside(keys, b, inner, own) for b, own in zip(far, tokens.shown(far), strict=True)]
     apart = np.linalg.norm(np.diff(each, axis=1), axis=3).min(axis=1)
-    best = int(np.argmax(np.sort(apart, axis=1)[:, -1 - _REFINED]))
-    return far[best], units[np.argsort(-apart[best])[: 1 + _REFINED]]
+    wanted = min(1 + _REFINED, len(units))
+    best = int(np.argmax(np.sort(apart, axis=1)[:, -wanted]))
+    return far[best], units[np.argsort(-apart[best])[:wanted]]
 
 
 def _beside(keys: Array, b: Array, inner: Layer, shown: Array) -> Array:
