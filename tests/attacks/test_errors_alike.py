@@ -77,6 +77,35 @@ def test_relative_errors_that_single_tokens_share(name, alike, trials, evidence)
     )
 
 
+def test_answers_in_steps(trials, evidence):
+    """Short tokens are all answered by c as it is rounded: they do not show by how much."""
+    count, refused, loose, d = trials(4, 80), 0, [], 6
+    for seed in range(count):
+        rng = np.random.default_rng(seed)
+        W, v, w = (rng.standard_normal(shape) for shape in ((d, d), d, d))
+        target = us.SingleHead(W / 3, v, w / 3, 0.3)
+        step = rng.uniform(2e-4, 2e-3)
+
+        def answer(X: Any, target: Any = target, step: float = step) -> Any:
+            return step * np.round(target(X) / step)
+
+        try:
+            recovery = us.learn(answer, us.learners.ExactHead(d, biases=True, seed=seed))
+        except us.UnsoftmaxError:
+            refused += 1
+            continue
+        shares = held(recovery, {name: getattr(target, name) for name in "Wvwc"})
+        assert min(shares.values()) >= 1, (seed, shares)
+        loose.append(min(shares.values()))
+    evidence(
+        "answers in steps of no decimals, ExactHead with biases",
+        runs=count,
+        broken=0,
+        median_looseness=f"{np.median(loose):.0f}×",
+        refused=refused,
+    )
+
+
 def _of_one_coordinate(rng: Any) -> Any:
     size, place = 10.0 ** rng.uniform(-12, -6), rng.uniform()
 

@@ -522,6 +522,10 @@ def _read(tokens: SingleTokens, precision: Precision, x: Array, line: Array) -> 
     coarse, c = float(np.max(clear[short])) / inside, abs(tokens.constant)
     if coarse * inside > MOST_HIDDEN * (np.linalg.norm(tokens.v) + c):
         return tokens.values(precision, terms)  # no rounding: judged as it is
+    if coarse > c:
+        # answers in steps leave short tokens at one value, and miss longer ones by half a step
+        own = lengths * np.linalg.norm(tokens.v)
+        coarse = max(coarse, DEFECT * float(np.max(clear / inside - own)))
     precision = precision.with_hidden(
         max(0.0, coarse - c),
         "Short tokens are not answered by c exactly: terms that cancel in it",
