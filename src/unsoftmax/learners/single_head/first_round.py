@@ -221,6 +221,8 @@ ERRORS_OF_A_MISS = 3.0
 # What short tokens miss c by is put down to rounding up to this share of tokens of norm 1: in
 # float32 biases are 4,000 times as large as the values then. Beyond, it is no head.
 MOST_HIDDEN = 2.0**-12
+# What longer tokens then miss is put down to answers in steps up to so many times that.
+MOST_IN_STEPS = 16.0
 # All entries of v together may be small beside their terms with this probability, and no less
 # likely: with 2 dimensions that is 100 times, with 16 or more it is within κ.
 BY_CHANCE = 1e-4
@@ -520,12 +522,14 @@ def _read(tokens: SingleTokens, precision: Precision, x: Array, line: Array) -> 
     if not np.any(short):
         return tokens.values(precision, terms, float(np.linalg.norm(tokens.v)))
     coarse, c = float(np.max(clear[short])) / inside, abs(tokens.constant)
-    if coarse * inside > MOST_HIDDEN * (np.linalg.norm(tokens.v) + c):
+    most = MOST_HIDDEN * (np.linalg.norm(tokens.v) + c) / inside
+    if coarse > most:
         return tokens.values(precision, terms)  # no rounding: judged as it is
     if coarse > c:
         # answers in steps leave short tokens at one value, and miss longer ones by half a step
         own = lengths * np.linalg.norm(tokens.v)
-        coarse = max(coarse, DEFECT * float(np.max(clear / inside - own)))
+        longer = DEFECT * float(np.max(clear / inside - own))
+        coarse = max(coarse, min(longer, MOST_IN_STEPS * most))
     precision = precision.with_hidden(
         max(0.0, coarse - c),
         "Short tokens are not answered by c exactly: terms that cancel in it",
