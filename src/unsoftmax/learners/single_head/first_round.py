@@ -522,7 +522,7 @@ def _read(tokens: SingleTokens, precision: Precision, x: Array, line: Array) -> 
     if not np.any(short):
         return tokens.values(precision, terms, float(np.linalg.norm(tokens.v)))
     coarse, c = float(np.max(clear[short])) / inside, abs(tokens.constant)
-    most = MOST_HIDDEN * (np.linalg.norm(tokens.v) + c) / inside
+    most = MOST_HIDDEN * float(np.linalg.norm(tokens.v) + c) / inside
     if coarse > most:
         return tokens.values(precision, terms)  # no rounding: judged as it is
     if coarse > c:
