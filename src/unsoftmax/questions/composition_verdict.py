@@ -52,6 +52,8 @@ _SURELY = 1.75
 # A claim is computed as the target computes where misses scatter by so much less, in squares: of
 # other arithmetic they scatter by more.
 _LIKEWISE = 2.0
+# Numbers of 16 bits scatter by more than this share of the answers' size, float32's by far less.
+_SHORT = 2.0**-15
 # With fewer different answers nothing is told apart.
 _LEAST_ANSWERS = 4
 # Covectors by which a sequence's sensitivity is estimated.
@@ -136,14 +138,14 @@ class CopiesAsked:
             if other.ratio < ratio:
                 ratio, held, self.seen = other.ratio, name, other
         power = self._power(self.claim) if self.claim else {}
+        size = float(np.sqrt(np.mean(self.answers**2))) or 1.0
+        least = min(float(np.median(one.scatter)) for one in (given, self.seen))
         likewise = None
-        if ratio > SAME or self._unseen(power):
-            least = min(float(np.median(one.scatter)) for one in (given, self.seen))
+        if ratio > SAME or np.sqrt(least) > _SHORT * size:
             likewise = self._computed_likewise(least)
         if self.claim and likewise is not None:
             held, self.seen = likewise
             ratio, power = self.seen.ratio, self._power(self.claim)
-        size = float(np.sqrt(np.mean(self.answers**2))) or 1.0
         shown = np.sqrt(DIFFERENT * np.median(self.seen.scatter) / COPIES) / size
         notes = [] if self.claim else [NO_TENSORS.format(size=shown, tokens=X.shape[1])]
         unseen = self._unseen(power)
