@@ -287,6 +287,7 @@ def test_scaled_positions(tmp_path, said, scaled):
         ("llama", {"rope_scaling": {"type": "yarn"}}, {}, "'yarn' are not known here"),
         ("opt", {}, {"layers": 2}, "has 0 to 1"),
         ("opt", {}, {"layers": "1-2"}, "layers is a number"),
+        ("opt", {}, {"layers": range(2)}, "layers is a number"),
         ("opt", {}, {"part": "attention"}, "of one block: say which"),
         ("opt", {}, {"layers": 0, "part": "mlp"}, 'part is "block"'),
     ],

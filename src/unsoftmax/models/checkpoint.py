@@ -470,6 +470,8 @@ def _chosen(there: list[int], layers: int | str | slice | None) -> list[int]:
         layers = slice(*limits) if len(limits) == 2 else limits[0]
     if layers is None:
         layers = slice(None)
+    if not isinstance(layers, (int, np.integer, slice)):
+        raise ValueError(f'layers is a number, a slice, or "3:5"; it is {layers!r}.')
     chosen = there[layers] if isinstance(layers, slice) else [k for k in there if k == layers]
     if not chosen:
         raise ValueError(f"No such layers: the checkpoint has 0 to {last}.")
