@@ -30,6 +30,10 @@ from unsoftmax.protocol import Answers
 T = TypeVar("T")
 Asking: TypeAlias = Generator[Round, Answers, T]
 
+# Answers are coarse that are off by a larger share of what values are apart: directions of the
+# scores that their errors hide are then no smaller than what contradicts one head. float32 ones are
+# off by a hundredth of it.
+COARSE = 2.0**-17
 # Logits with larger errors are not read: first-order errors end there.
 UNREAD = 0.3
 # Values nearer to each other than this share of their spread are told apart by a reference.
@@ -94,6 +98,12 @@ class BagReader:
         size = np.max([np.abs(own) for own in values], axis=0)
         size = np.maximum(size, np.median(np.abs(self.keys)))
         return np.asarray(self.precision.error(size, size) * added_up(count))
+
+    @property
+    def coarse(self) -> bool:
+        """Whether answers are so coarse that one head may not be told from several."""
+        size = np.median(np.abs(self.keys))
+        return bool(self.precision.error(size, size) > COARSE * self.spread)
 
     def clearness(self, i: Indices, j: int, G: Array) -> Array:
         """Return how clearly logits of about this size show: an inverse error in some unit."""
