@@ -40,6 +40,8 @@ UNREAD = 0.3
 CLOSE = 0.1
 # Logits are read again, with other counts, where their error is so many times the median ...
 AGAIN = 100.0
+# ... so many times in all, ...
+ASKED_AGAIN = 3
 # ... and the other counts are expected to make it smaller by this factor.
 BETTER = 3.0
 
@@ -173,7 +175,7 @@ class BagReader:
     ) -> Asking[None]:
         """Read pairs beside references, where these are known; those read badly once more."""
         rows, purpose = np.flatnonzero(wanted), first
-        for _ in range(3):
+        for _ in range(ASKED_AGAIN):
             if not len(rows):
                 return
             own, beside = found.at(rows), references.at(rows)
