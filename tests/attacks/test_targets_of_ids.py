@@ -132,7 +132,7 @@ def whole_and_number(seed, heads):
 @pytest.mark.parametrize("how", COARSE)
 def test_heads_that_coarse_answers_hide_are_not_taken_for_one(how, trials, evidence):
     """What is said of their number is no more than there are; as one head none is recovered."""
-    tried, undecided, runs = trials(1, 20), 0, 0
+    tried, undecided, runs = trials(1, 8), 0, 0
     coarse, much = COARSE[how]
     for seed, heads in itertools.product(range(tried), (2, 3, 4)):
         for server, answer in whole_and_number(seed, heads):
@@ -154,7 +154,7 @@ def test_heads_that_coarse_answers_hide_are_not_taken_for_one(how, trials, evide
 @pytest.mark.parametrize("how", COARSE)
 def test_what_is_said_of_one_head_behind_coarse_answers_is_true(how, trials, evidence):
     """Bounds hold where it is recovered, and else it is not called another target."""
-    tried, recovered, broken, named = trials(1, 60), 0, 0, 0
+    tried, recovered, broken, named = trials(1, 40), 0, 0, 0
     coarse, much = COARSE[how]
     for seed in range(tried):
         server = Server(seed, scale=0.5)

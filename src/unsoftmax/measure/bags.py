@@ -19,21 +19,22 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from dataclasses import dataclass, field
-from typing import TypeAlias, TypeVar
+from typing import NoReturn, TypeAlias, TypeVar
 
 import numpy as np
 
-from unsoftmax.measure.precision import Precision
+from unsoftmax.measure.precision import Precision, why
 from unsoftmax.probes import Array, Copies, Flags, Ids, Indices, Probes, Purpose, Round
 from unsoftmax.protocol import Answers
+from unsoftmax.refusals import Reason
 
 T = TypeVar("T")
 Asking: TypeAlias = Generator[Round, Answers, T]
 
 # Answers are coarse that are off by a larger share of what values are apart: directions of the
 # scores that their errors hide are then no smaller than what contradicts one head. float32 ones are
-# off by a hundredth of it.
-COARSE = 2.0**-17
+# off by a fifth of it.
+COARSE = 2.0**-20
 # Logits with larger errors are not read: first-order errors end there.
 UNREAD = 0.3
 # Values nearer to each other than this share of their spread are told apart by a reference.
@@ -106,6 +107,13 @@ class BagReader:
         """Whether answers are so coarse that one head may not be told from several."""
         size = np.median(np.abs(self.keys))
         return bool(self.precision.error(size, size) > COARSE * self.spread)
+
+    def refuse_unread(self, shown: str) -> NoReturn:
+        """Refuse logits that answers are too coarse for, or whose weights are 0 or 1."""
+        if self.coarse:
+            known, noticed = {"u": self.keys}, why(self.precision)
+            raise Reason.LOGITS_DROWN.error(known, also=noticed, shown=shown)
+        raise Reason.BAGS_SATURATED.error()
 
     def clearness(self, i: Indices, j: int, G: Array) -> Array:
         """Return how clearly logits of about this size show: an inverse error in some unit."""

@@ -44,7 +44,6 @@ from unsoftmax.learners.tokens.vocabulary_factors import (
     Columns,
     find_block,
     refuse_open,
-    refuse_unread,
 )
 from unsoftmax.measure.bags import BagReader
 from unsoftmax.models import SingleHead
@@ -278,7 +277,7 @@ class TableHead:
             return Residuals.of(y - f, own=own, allowed=allowed_of(x, f), size=size)
 
         fresh = fresh_bags(checks, np.arange(V), context, rng)
-        judgement, checked = yield from held_out(fresh, compare, checks, context)
+        judgement, checked = yield from held_out(fresh, compare, checks, context, reader)
         assumes = (
             f"The target is one head behind this table: {checked}",
             f"W, w and v are determined on the span of the table, of {readings.affine.y.shape[1]} "
@@ -471,7 +470,7 @@ def _at_keys(
         asked += more
     few = int(np.min(np.sum(np.isfinite(error), axis=1), initial=least))
     if few < least:
-        refuse_unread(reader, f"{few} logits of a query token are read, of {least} dimensions")
+        reader.refuse_unread(f"{few} logits of a query token are read, of {least} dimensions")
     return G, error
 
 
@@ -497,7 +496,7 @@ def _read_spanning(
             break
     if len(good) < lifted.shape[1]:
         shown = f"{len(good)} of {lifted.shape[1]} query tokens are read"
-        refuse_unread(columns.reader, shown)
+        columns.reader.refuse_unread(shown)
     return good[len(pilots) :]
 
 

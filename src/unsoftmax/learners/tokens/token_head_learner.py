@@ -199,7 +199,7 @@ class TokenHeadLearner(Configured):
         shares = [allowed_of(one.ids) / own for one, own in zip(trial, apart, strict=True)]
         refuse_open(reader, np.concatenate(shares))
 
-        judgement, checked = yield from held_out(fresh, compare, checks, context)
+        judgement, checked = yield from held_out(fresh, compare, checks, context, reader)
         assumes = (
             "The target is one head whose answer depends on how often each id stands before the "
             f"last one: {checked}",

@@ -10,13 +10,11 @@ columns that see them, and columns at rows that see these best.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import NoReturn
 
 import numpy as np
 
 from unsoftmax.learners.compose import Asking
 from unsoftmax.measure.bags import UNREAD, BagReader, Logits
-from unsoftmax.measure.precision import why
 from unsoftmax.models.arrays import TINY
 from unsoftmax.probes import Array, Flags, Indices
 from unsoftmax.refusals import Reason
@@ -69,24 +67,17 @@ def find_block(
         k = min(k, V, 2 * most + SPARE)
         found = yield from found.grown(reader, k)
         if reader.coarse and np.mean(np.isfinite(found.error)) < READ:
-            refuse_unread(reader, found.shown)
+            reader.refuse_unread(found.shown)
         enough = found.told.spare >= SPARE or found.told.rank >= most
         if rank is not None or enough or k == min(V, 2 * most + SPARE):
             break
         k = max(k + 2, int(1.25 * k))
     if not (found.told.rank or found.told.spare):
-        refuse_unread(reader, found.shown)
+        reader.refuse_unread(found.shown)
     above = most if rank is None else rank
     if found.told.rank > above:
         raise Reason.VOCABULARY_RANK_ABOVE.error(rank=above, found=found.told.rank)
     return found
-
-
-def refuse_unread(reader: BagReader, shown: str) -> NoReturn:
-    """Refuse logits that answers are too coarse for, or whose weights are 0 or 1."""
-    if reader.coarse:
-        raise Reason.LOGITS_DROWN.error({"u": reader.keys}, also=why(reader.precision), shown=shown)
-    raise Reason.BAGS_SATURATED.error()
 
 
 def refuse_open(reader: BagReader, share: Array) -> None:
@@ -103,7 +94,7 @@ def refuse_open(reader: BagReader, share: Array) -> None:
     """
     if reader.coarse and (left := float(np.median(share))) > OPEN:
         shown = f"bounds on logits leave {min(left, 1.0):.0%} of what weights can do undecided"
-        refuse_unread(reader, shown)
+        reader.refuse_unread(shown)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +175,7 @@ class Columns:
             return
         if self.reader.coarse:
             missed = f"logits of rank {self.rank} miss others by {self.strain:.0f} times their"
-            refuse_unread(self.reader, f"{missed} errors, which hide smaller directions")
+            self.reader.refuse_unread(f"{missed} errors, which hide smaller directions")
         raise Reason.LOGITS_CONTRADICT.error(rank=self.rank, strain=self.strain)
 
     def _solve(self, j: Indices, i: Indices, G: Array, error: Array) -> None:
@@ -346,7 +337,7 @@ class Factors(Columns):
         worst = error.max(axis=1)
         finite = np.isfinite(worst)
         if finite.sum() <= self.rank:
-            refuse_unread(self.reader, f"{finite.sum()} rows are read in all pilot columns")
+            self.reader.refuse_unread(f"{finite.sum()} rows are read in all pilot columns")
         well = finite & (worst <= BAD_ROW * np.median(worst[finite]))
         if well.sum() <= 2 * self.rank + 1:
             well = finite
