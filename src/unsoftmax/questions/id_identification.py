@@ -248,7 +248,12 @@ class _IdSketching:
         return more if more * more <= _SHARE * whole else few
 
     def _one_head(self, few: int) -> Asking[Found[Any] | Exception]:
-        """Try the learner of one head on so many ids."""
+        """Try the learner of one head on so many ids; on others where some saturate on these."""
+        found = yield from self._tried(few)
+        vague = isinstance(found, NotIdentifiable) and found.reason == Reason.LOGITS_DROWN.name
+        return (yield from self._tried(few)) if vague and not self.traits.coarse else found
+
+    def _tried(self, few: int) -> Asking[Found[Any] | Exception]:
         V = int(self.asks.vocabulary)
         names, seed = self.rng.permutation(V)[:few], int(self.rng.integers(2**31))
         learner = learners.TokenHeadLearner(few, context=self.context, seed=seed)
