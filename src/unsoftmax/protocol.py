@@ -213,7 +213,11 @@ class Plan:
         return f"Questions have {count} {unit}, {norms}."
 
     def _repr_html_(self) -> str:
-        rows = (("queries", self.queries), ("at most", self.at_most), ("tokens", self.tokens))
+        rows = (
+            ("queries", self.queries),
+            ("at most, the hold-out on top", self.at_most),
+            ("tokens", self.tokens),
+        )
         cells = "".join(f"<tr><th>{k}</th><td>{v:,}</td></tr>" for k, v in rows if v is not None)
         return f"<table>{cells}<tr><th>formula</th><td>{self.formula}</td></tr></table>"
 

@@ -187,6 +187,11 @@ class Reason(Enum):
         "ids are determined, their logits are not.",
         "A larger context lets more copies count.",
     )
+    LOGITS_DROWN = _not_identifiable(
+        "Answers as coarse as these cannot tell one head from several: {shown}. The values of ids "
+        "are determined, how they are weighed is not.",
+        "Finer answers tell.",
+    )
     VOCABULARY_RANK_ABOVE = _mismatch(
         "Logits of ids have rank {found}, above rank = {rank}:",
         "raise it, or leave it out and it is found.",

@@ -279,6 +279,8 @@ NETWORK = ["--dim", 3, "--network", "ffn:axes"]
                 ("labels", ["--bits", 8], "--dim is missing"),
                 ("transformer", ["--dim", 4, "--bits", 8], "--bits is no setting"),
                 ("transformer", ["--rank", 2], "--dim is missing"),
+                ("low-rank", ["--vocabulary", 60], "--table is missing"),
+                ("transformer", ["--vocabulary", 60, "--slope-error", 1.0], "--vocabulary is no"),
                 ("transformer", [*NETWORK[:-1], "ffn"], "give module:function"),
                 ("exact", NETWORK, "--network is no setting of --model exact"),
                 (

@@ -147,6 +147,7 @@ import unsoftmax as us
 from tests.behind_vocabularies import LayerServer, Server
 head = us.oracles.from_ids(Server(3), 60)
 layer = us.oracles.from_ids(LayerServer(3))
+normed = us.oracles.from_ids(LayerServer(3, "LayerNorm behind"), 132)
 """
 
 
@@ -173,6 +174,16 @@ def test_on_the_command_line(tmp_path, monkeypatch):
         plan = run(tmp_path, "plan", "--model", model, "--table", "table.npy")
         assert plan.returncode == 0, plan.stderr
         assert "ids of a vocabulary of 60" in " ".join(plan.stdout.split())
+    little = ("learn", "of_ids:head", "--model", "token", "--out", "d")
+    for limit, said in (
+        (("--budget", "20"), "a hold-out of 32 alone needs 32 queries, and what the plan bounds"),
+        (("--token-budget", "20"), "will not be enough: a hold-out of 32 has 32 queries."),
+    ):
+        stopped = run(tmp_path, *little, *limit)
+        assert stopped.returncode == 4
+        assert said in " ".join(stopped.stderr.split())
+    normed = run(tmp_path, "audit", "of_ids:normed", "--out", "e")
+    assert "--table TABLE" in normed.stdout
     wrong = run(tmp_path, "plan", "--model", "low-rank", "--table", "of_ids.py")
     assert wrong.returncode == 2
     assert "no .npy file" in " ".join(wrong.stderr.split())

@@ -72,6 +72,70 @@ def test_positions_that_are_known_and_recovered_weights(trials):
         assert us.verify(target, learned.model, table=server.table, errors=errors)
 
 
+def token_head(seed):
+    rng = np.random.default_rng([93, seed])
+    V, r = int(rng.choice([12, 60, 150])), int(rng.choice([1, 2, 3, 6]))
+    return us.TokenHead(rng.standard_normal(V), *rng.standard_normal((2, V, r))), rng
+
+
+def others_of(head, rng):
+    """Heads that differ, by what was changed; only products of rho and x are determined."""
+    row = rng.integers(head.vocabulary)
+    for name in ("u", "rho", "x"):
+        whole, one = (np.array(getattr(head, name)) for _ in range(2))
+        whole *= 1 + 1e-3 * rng.standard_normal(whole.shape)
+        one[row] += 1e-2 * rng.standard_normal(one.shape[1:])
+        yield name, us.TokenHead(**head.arrays() | {name: whole})
+        yield name, us.TokenHead(**head.arrays() | {name: one})
+    yield None, us.TokenHead(head.u, head.rho, 1.01 * head.x)
+    order = np.roll(rng.permutation(head.vocabulary), 1)
+    yield "u, rho, x", us.TokenHead(head.u[order], head.rho[order], head.x[order])
+
+
+def test_a_head_of_ids_right_and_wrong(trials, evidence):
+    """Right ones in another gauge, too; of others what was changed is named."""
+    tried, named, runs = trials(2, 200), 0, 0
+    for seed in range(tried):
+        head, rng = token_head(seed)
+        turn = np.linalg.qr(rng.standard_normal((head.rank, head.rank)))[0]
+        same = us.TokenHead(head.u, 2 * head.rho @ turn + 1.0, head.x @ turn / 2)
+        for single in (False, True):
+
+            def serving(model, single=single, V=head.vocabulary):
+                def answer(ids):
+                    return model(ids).astype(np.float32) if single else model(ids)
+
+                return us.oracles.from_ids(answer, V)
+
+            assert us.verify(serving(head), head, seed=seed)
+            assert us.verify(serving(same), head, seed=seed).verdict != "different"
+            for what, other in others_of(head, rng):
+                found = us.verify(serving(other), head, seed=seed)
+                assert found.verdict == "different"
+                assert found.tensor in (None, what), (seed, single, what, found)
+                named += found.tensor == what
+                runs += 1
+        was = us.verify(serving(other), head, seed=seed, alternatives={"before": other})
+        assert was.alternative == "before"
+    assert named >= 0.9 * runs
+    evidence("heads of ids verified, right", trials=4 * tried, called_different=0)
+    evidence("heads of ids verified, wrong", trials=runs, named=named, called_the_same=0)
+
+
+def test_a_recovered_head_of_ids(trials):
+    for seed in range(trials(1, 50)):
+        for kind in ("plain", "float32 answers"):
+            server = Server(seed, kind)
+            target = us.oracles.from_ids(server, 60)
+            found = us.learn(target, us.learners.TokenHead(60, seed=seed))
+            errors, before = found.certificate.errors, server.queries
+            result = us.verify(target, found.model, errors=errors, seed=seed)
+            assert result.verdict == "same", result
+            assert result.queries == server.queries - before <= 60 + 20
+            other = us.oracles.from_ids(Server(seed + 1000), 60)
+            assert us.verify(other, found.model, errors=errors).verdict == "different"
+
+
 def test_wrong_use_is_named():
     server = Server(0)
     with pytest.raises(ValueError, match="leave like out"):
@@ -84,6 +148,14 @@ def test_wrong_use_is_named():
         )
     with pytest.raises(us.ModelMismatch, match="verify takes table=E"):
         us.verify(us.oracles.from_ids(server), head(server))
+    of_ids = token_head(0)[0]
+    for wrong in ({"like": np.ones((3, 1))}, {"table": np.ones((5, 1))}):
+        with pytest.raises(ValueError, match="eave"):
+            us.verify(of_ids, of_ids, **wrong)
+    with pytest.raises(ValueError, match="leave it out"):
+        us.verify(of_ids, of_ids, alternatives={"other": us.SingleHead([[1.0]], [1.0])})
+    with pytest.raises(us.ModelMismatch, match="vocabulary of"):
+        us.verify(us.oracles.from_ids(of_ids, of_ids.vocabulary - 1), of_ids)
 
 
 def test_on_the_command_line(tmp_path):
@@ -99,3 +171,12 @@ def test_on_the_command_line(tmp_path):
         words = "of_ids:head", "--weights", f"{name}.safetensors", "--table", "table.npy"
         done = run(tmp_path, "verify", *words)
         assert done.returncode == status, done.stderr
+    learned = ("learn", "of_ids:head", "--model", "token", "--out", "r")
+    assert run(tmp_path, *learned).returncode == 0
+    again = run(tmp_path, "verify", "of_ids:head", "--weights", "r/model.safetensors", "--out", "v")
+    assert again.returncode == 0, again.stderr
+    found = us.load(tmp_path / "r" / "model.safetensors")
+    us.TokenHead(1.001 * found.u, found.rho, found.x).save(tmp_path / "other.safetensors")
+    other = run(tmp_path, "verify", "of_ids:head", "--weights", "other.safetensors")
+    assert other.returncode == 1
+    assert "changed" in other.stdout

@@ -134,7 +134,9 @@ def audit(
             line = _whole_line(result.whole, target, int(known or 0), out, asked.auth)
             say(f"Next: {line}", soft_wrap=True)
         if result.target_class in ("whole block", "normalised vectors"):
-            say(f"Does it serve your weights? {_verify_line(target, asked.auth)}", soft_wrap=True)
+            ids = of_ids or vocabulary is not None or table is not None
+            line = _verify_line(target, asked.auth, ids=ids)
+            say(f"Does it serve your weights? {line}", soft_wrap=True)
         if following := _following(result, asked.limit(), out):
             label = "Next" if result.whole is None else "Or, for one number of the answers"
             say(f"{label}: {following}", soft_wrap=True)
@@ -159,11 +161,12 @@ def _whole_line(whole: WholeCost, target: str, dim: int, out: Path, auth: str | 
     return CommandRecord.now([*words, *(["--auth", auth] if auth else [])]).line
 
 
-def _verify_line(target: str, auth: str | None) -> str:
-    """Say how to tell whether it serves a block of a checkpoint."""
+def _verify_line(target: str, auth: str | None, *, ids: bool) -> str:
+    """Say how to tell whether it serves a block of a checkpoint; of ids, a layer of a table."""
     from unsoftmax.report.command_record import CommandRecord
 
-    words = ["verify", target, "--weights", "CHECKPOINT", "--layers", "K"]
+    words = ["verify", target, "--weights"]
+    words += ["MODEL", "--table", "TABLE"] if ids else ["CHECKPOINT", "--layers", "K"]
     return CommandRecord.now([*words, *(["--auth", auth] if auth else [])]).line
 
 

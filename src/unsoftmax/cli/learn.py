@@ -154,19 +154,17 @@ def _warn_of_budget(budget: us.Budget, plan: Plan, holdout: int, samples: int) -
     """Say beforehand that a budget is too small, where the plan knows it."""
     checks = holdout + samples
     beside = f"a hold-out of {holdout}{f' and {samples:,} samples' if samples else ''}"
-    needed, tokens = (plan.queries or 0) + checks, 0 if plan.queries is None else plan.tokens
+    known = plan.queries is not None
+    needed, tokens = (plan.queries or 0) + checks, plan.tokens if known else 0
     if budget.queries is not None and budget.queries < needed:
-        say(
-            f"A budget of {budget.queries:,} will not be enough: the plan and {beside} "
-            f"need {needed:,} queries.",
-            stderr,
-        )
+        all_that = f"the plan and {beside} need {needed:,} queries"
+        alone = f"{beside} alone needs {needed:,} queries, and what the plan bounds comes before"
+        short = f"A budget of {budget.queries:,} will not be enough"
+        say(f"{short}: {all_that if known else f'{alone}, {plan.at_most:,} at most'}.", stderr)
     if budget.tokens is not None and budget.tokens < tokens + checks:
-        say(
-            f"A budget of {budget.tokens:,} tokens will not be enough: the plan needs {tokens:,}, "
-            f"and {beside} queries more.",
-            stderr,
-        )
+        planned = f"the plan needs {tokens:,}, and " if known else ""
+        short = f"A budget of {budget.tokens:,} tokens will not be enough"
+        say(f"{short}: {planned}{beside} has {checks:,} queries{' more' * known}.", stderr)
 
 
 def _draw(recovery: us.Recovery[AnyModel], out: Path) -> tuple[str]:

@@ -58,6 +58,10 @@ _WRITTEN = (int, float, bool, str)
 
 # Settings that are functions, and their options: A_FFN takes the place of a network's learner.
 _FUNCTIONS = {"algorithm": "network"}
+TABLE_IS_MISSING = (
+    "--table is missing: --model {model} takes ids of a vocabulary where their vectors are known, "
+    "an .npy file of shape (V, d). Where they are not, --model token learns from ids."
+)
 # Settings that are arrays, read from files.
 _ARRAYS = ("table",)
 
@@ -78,6 +82,10 @@ def build(model: str, settings: Settings) -> Learner[Model]:
     known = {field.name for field in fields(learner)}
     own = {name: value for name, value in settings.items() if name in known}
     rest = {name: value for name, value in settings.items() if name not in known}
+    if "vocabulary" in settings.keys() - known:
+        if "table" in known and "table" not in settings:
+            raise Refusal(TABLE_IS_MISSING.format(model=model))
+        raise Refusal(_no_setting("vocabulary", model))
     if ("dim" in known or _parts(learner)) and "dim" not in settings:
         raise Refusal(DIM_IS_MISSING)
     own_parts: set[str] = set()
@@ -92,12 +100,16 @@ def build(model: str, settings: Settings) -> Learner[Model]:
                 rest = {key: value for key, value in rest.items() if key not in mine}
         for name in rest:
             beside = "".join(f" with {_flag(part)}" for part in _FUNCTIONS if part in own_parts)
-            raise Refusal(f"{_flag(name)} is no setting of --model {model}{beside}. Leave it out.")
+            raise Refusal(_no_setting(name, model + beside))
         _refuse_missing(learner, own, model)
         made: Learner[Model] = learner(**own)
     except (TypeError, ValueError) as error:
         raise Refusal(str(error)) from error
     return made
+
+
+def _no_setting(name: str, model: str) -> str:
+    return f"{_flag(name)} is no setting of --model {model}. Leave it out."
 
 
 # What the runner asks of a learner beside its dim: see `protocol.Asks`.

@@ -19,23 +19,30 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from dataclasses import dataclass, field
-from typing import TypeAlias, TypeVar
+from typing import NoReturn, TypeAlias, TypeVar
 
 import numpy as np
 
-from unsoftmax.measure.precision import Precision
+from unsoftmax.measure.precision import Precision, why
 from unsoftmax.probes import Array, Copies, Flags, Ids, Indices, Probes, Purpose, Round
 from unsoftmax.protocol import Answers
+from unsoftmax.refusals import Reason
 
 T = TypeVar("T")
 Asking: TypeAlias = Generator[Round, Answers, T]
 
+# Answers are coarse that are off by a larger share of what values are apart: directions of the
+# scores that their errors hide are then no smaller than what contradicts one head. float32 ones are
+# off by a fifth of it.
+COARSE = 2.0**-20
 # Logits with larger errors are not read: first-order errors end there.
 UNREAD = 0.3
 # Values nearer to each other than this share of their spread are told apart by a reference.
 CLOSE = 0.1
 # Logits are read again, with other counts, where their error is so many times the median ...
 AGAIN = 100.0
+# ... so many times in all, ...
+ASKED_AGAIN = 3
 # ... and the other counts are expected to make it smaller by this factor.
 BETTER = 3.0
 
@@ -94,6 +101,19 @@ class BagReader:
         size = np.max([np.abs(own) for own in values], axis=0)
         size = np.maximum(size, np.median(np.abs(self.keys)))
         return np.asarray(self.precision.error(size, size) * added_up(count))
+
+    @property
+    def coarse(self) -> bool:
+        """Whether answers are so coarse that one head may not be told from several."""
+        size = np.median(np.abs(self.keys))
+        return bool(self.precision.error(size, size) > COARSE * self.spread)
+
+    def refuse_unread(self, shown: str) -> NoReturn:
+        """Refuse logits that answers are too coarse for, or whose weights are 0 or 1."""
+        if self.coarse:
+            known, noticed = {"u": self.keys}, why(self.precision)
+            raise Reason.LOGITS_DROWN.error(known, also=noticed, shown=shown)
+        raise Reason.BAGS_SATURATED.error()
 
     def clearness(self, i: Indices, j: int, G: Array) -> Array:
         """Return how clearly logits of about this size show: an inverse error in some unit."""
@@ -163,7 +183,7 @@ class BagReader:
     ) -> Asking[None]:
         """Read pairs beside references, where these are known; those read badly once more."""
         rows, purpose = np.flatnonzero(wanted), first
-        for _ in range(3):
+        for _ in range(ASKED_AGAIN):
             if not len(rows):
                 return
             own, beside = found.at(rows), references.at(rows)

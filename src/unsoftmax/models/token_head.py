@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 
 from unsoftmax.models.arrays import Length, Parameter, axes
 from unsoftmax.models.attention import softmax
-from unsoftmax.models.model import FrozenModel
+from unsoftmax.models.model import FrozenModel, Tensor
 from unsoftmax.probes import Array, Indices
 
 
@@ -57,6 +57,12 @@ class TokenHead(FrozenModel):
     def dim(self) -> int:
         """A token is one number, its id."""
         return 1
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """What answers depend on, by name; a constant that is added to all ρ changes nothing."""
+        every = {"u": self.u, "rho": self.rho - self.rho.mean(axis=0), "x": self.x}
+        return {n: Tensor(n, None, float(np.linalg.norm(a)), a.shape) for n, a in every.items()}
 
     def __call__(self, X: ArrayLike) -> Array:
         """Map sequences of ids (B, N), or (B, N, 1), to numbers (B,)."""

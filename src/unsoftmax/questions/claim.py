@@ -116,7 +116,7 @@ class Claim:
         self.errors = dict(errors or {})
         self.dim, self.outputs = model.dim, model.outputs
         """How many numbers a token has, and an answer; None where it is one that is no vector."""
-        self.leaves = model.maps.leaves
+        self.leaves = self._leaves()
         chain = [*self.leaves.values()]
         heads = [one for one in chain if isinstance(one, Attention)]
         self.heads = heads[0] if heads else None
@@ -135,6 +135,11 @@ class Claim:
         """What normalises answers, behind all else."""
         self.bends = Bends.of(chain)
         """Hyperplanes at which the function bends; None where there are none, or not known."""
+
+    def _leaves(self) -> Mapping[str, Map]:
+        """Return the maps that the model is made of."""
+        leaves: Mapping[str, Map] = self.model.maps.leaves
+        return leaves
 
     @property
     def attends(self) -> bool:

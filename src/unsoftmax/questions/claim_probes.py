@@ -70,6 +70,8 @@ _SATURATED, _FURTHER = 36.0, 1.5
 _RANDOM, _TOKENS = 7, (5, 8, 2, 128, 3)
 # Lone ids, where ids are asked: as few as there are single tokens elsewhere.
 _LONE = 6
+# Ids of the sequences that end in every id of a vocabulary.
+COVERING = 6
 # One random sequence in so many keeps to float32 numbers. With those asked again and in other words
 # half of all questions are ordinary; identities, whose sums must be exact, are not.
 _SINGLE = 3
@@ -376,6 +378,14 @@ class Design:
         words += [np.repeat(X, 3, axis=0) for X in some]
         lone = [table.at(rng.integers(len(table), size=(1, 1)))[0] for _ in range(_LONE)]
         return cls(random, words, [], lone)
+
+    @classmethod
+    def of_vocabulary(cls, claim: Claim, vocabulary: int, seed: int) -> Design:
+        """Draw sequences of ids (N, 1) and lone ones, and some that end in every id once."""
+        numbers = np.arange(vocabulary, dtype=np.float64)[:, None]
+        found, rng = cls.of_ids(claim, TokenTable(numbers), seed), np.random.default_rng([seed, 1])
+        ends = np.hstack([rng.integers(vocabulary, size=(vocabulary, COVERING - 1)), numbers])
+        return replace(found, beside=[*found.beside, *ends[:, :, None].astype(np.float64)])
 
     def read(self, claim: Claim, one: Seen, two: Seen) -> tuple[Seen, Seen]:
         """Return what is seen where a target rounds inputs to float32, if it seems to.

@@ -90,7 +90,7 @@ class IdIdentifier(Configured):
     seed: int = 0
     within: Budget | None = field(default=None, kw_only=True)
 
-    revision: ClassVar[int] = 1
+    revision: ClassVar[int] = 2
     outputs: ClassVar[Outputs] = "vector"
 
     def __post_init__(self) -> None:
@@ -227,11 +227,12 @@ class _IdSketching:
             behind, why = yield from self._behind_the_table()
             heads = yield from learned(self._several(behind), self.traits, "heads", whole=True)
             if not isinstance(heads, Exception):
-                return self._layer(*heads, behind, (*why, f"Not one head: {found}"))
+                why = (self._curved(*heads), *why, _not("one head", found))
+                return self._layer(*heads, behind, why)
             refusals.append(("several heads", heads))
             if (yield from self._normalised()):
                 return Identity("normalised vectors", "likely", self.traits, (_NORMALISED,))
-        reasons = tuple(f"Not {name}: {why}" for name, why in refusals)
+        reasons = tuple(_not(name, why) for name, why in refusals)
         contrary = (isinstance(why, ModelMismatch) for _, why in refusals)
         if all(contrary) and not self.traits.coarse:
             return Identity("none of these", "likely", self.traits, reasons)
@@ -247,14 +248,24 @@ class _IdSketching:
         return more if more * more <= _SHARE * whole else few
 
     def _one_head(self, few: int) -> Asking[Found[Any] | Exception]:
-        """Try the learner of one head on so many ids."""
+        """Try the learner of one head on so many ids; on others where some saturate on these."""
+        found = yield from self._tried(few)
+        vague = isinstance(found, NotIdentifiable) and found.reason == Reason.LOGITS_DROWN.name
+        return (yield from self._tried(few)) if vague and not self.traits.coarse else found
+
+    def _tried(self, few: int) -> Asking[Found[Any] | Exception]:
         V = int(self.asks.vocabulary)
         names, seed = self.rng.permutation(V)[:few], int(self.rng.integers(2**31))
         learner = learners.TokenHeadLearner(few, context=self.context, seed=seed)
         most = _AT_MOST * few**2 + 100
         steps = limited(learner.steps(32), Reason.TOO_MANY_TO_FIND.error(most=most), queries=most)
         steps = mapped(steps, ask=partial(_named_ids, names))
-        return (yield from learned(steps, self.traits, f"one head on {few} ids"))
+        found = yield from learned(steps, self.traits, f"one head on {few} ids")
+        if isinstance(found, Exception) or target_classes.predicts_sharply(found):
+            return found
+        left = float(np.median([allowed for _, allowed in found.evidence.residuals]))
+        shown = f"its learner finds one, and leaves {left:.0%} of most fresh answers undecided"
+        return Reason.LOGITS_DROWN.error(shown=shown)
 
     def _several(self, behind: bool) -> Asking[tuple[int, bool]]:
         """Count heads by curves of counts."""
@@ -300,15 +311,22 @@ class _IdSketching:
             )
         return Identity(name, "likely", traits, (reason, *why), facts, learner)
 
+    def _curved(self, heads: int, adds: bool) -> str:
+        """Say what counts of ids show; heads that rounding hides are not counted."""
+        some = "1 head does" if heads == 1 else f"{heads} heads do"
+        some = f"{heads} or more heads do" if self.traits.coarse else some
+        last = ", and the last id adds something itself, as with a residual connection" * adds
+        return f"Copies of ids beside others are answered as {some}{last}."
+
     def _layer(self, heads: int, adds: bool, behind: bool, why: tuple[str, ...]) -> Identity:
         """Name all heads of vectors, behind the table or not, and what learns them."""
         asks, traits = self.asks, self.traits
-        last = ", and the last id adds something itself, as with a residual connection" * adds
-        curves = f"Copies of ids beside others are answered as {heads} heads do{last}."
-        reasons, facts = ((curves, *why) if heads > 1 else why), {"heads": heads}
+        facts = {"heads_at_least" if traits.coarse else "heads": heads}
+        if not behind and heads == 1:  # the learner of one was tried
+            return Identity("undecided", "undecided", traits, why)
         if not behind:
             name: target_classes.ClassName = "several heads behind a vocabulary"
-            return Identity(name, "likely", traits, reasons, facts)
+            return Identity(name, "likely", traits, why, facts)
         assert asks.table is not None
         dim = asks.table.vectors.shape[-1]
         most = max(2 * heads, learners.AttentionLayerLearner(dim).max_heads)
@@ -316,7 +334,7 @@ class _IdSketching:
             dim, most, table=asks.table, context=max(4, self.context), seed=asks.seed
         )
         facts |= {"residual": 1} if adds else {}
-        return Identity("layer behind a table", "likely", traits, reasons, facts, learner)
+        return Identity("layer behind a table", "likely", traits, why, facts, learner)
 
     def _behind_the_table(self) -> Asking[tuple[bool, tuple[str, ...]]]:
         """Tell whether lone ids are answered by an affine map of the table's vectors."""
@@ -331,6 +349,11 @@ class _IdSketching:
         if isinstance(told, Exception):
             return False, (f"Not behind this table: {told}",)
         return True, ("Lone ids are answered by an affine map of the table's vectors.",)
+
+
+def _not(name: str, why: Exception) -> str:
+    """Say why something was not found: answers contradict it, or do not decide."""
+    return f"{'Not' if isinstance(why, ModelMismatch) else 'Not decided,'} {name}: {why}"
 
 
 def _rank(found: Found[Any], few: int) -> dict[str, int]:

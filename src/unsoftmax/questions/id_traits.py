@@ -112,11 +112,14 @@ def _with_context(
     found: Traits, ids: Indices, context: int, rng: np.random.Generator
 ) -> Asking[Traits]:
     """Find how many ids are answered as few are, and whether more are refused."""
-    few, good, bad = rng.choice(ids, context), min(_SHORT, context), context + 1
-    tried, refused = context, False
+    # two halves of the ids in turn: of the first ones in one order none is first in the other
+    halves = np.array_split(ids, 2)
+    few = np.where(np.arange(context) % 2, *(rng.choice(half, context) for half in halves))
+    good, bad, tried, refused = min(_SHORT, context), context + 1, context, False
     while tried > good:
-        ids = few[None, -tried:]
-        both = yield from unless_refused(_answers("many ids", ids, _reordered(ids)), [])
+        once = few[None, -tried:]
+        other = np.hstack([once[:, 1:-1:2], once[:, :-1:2], once[:, -1:]])
+        both = yield from unless_refused(_answers("many ids", once, other), [])
         if both and not differ(both[0], both[1], found.precision):
             good = tried
         else:

@@ -52,7 +52,7 @@ ClassName: TypeAlias = Literal[
 UNNAMED: tuple[ClassName, ...] = ("none of these", "undecided")
 """What says that a target is of no class that is known."""
 Facts: TypeAlias = Mapping[str, int]
-"""What is known of a target: heads, rank or rank_at_least, neurons, biases, rotary, gated."""
+"""What is known: heads or heads_at_least, rank or rank_at_least, neurons, biases, rotary, gated."""
 
 
 Builder: TypeAlias = Callable[[int, int, Traits, Facts], Learner[Any] | None]
@@ -337,28 +337,36 @@ def _rank(W: Array, error: float, dim: int) -> dict[str, int]:
     return {"rank" if rank < W.shape[-1] or rank == dim else "rank_at_least": rank}
 
 
-def is_sharp(found: Found[Any]) -> bool:
-    """Whether fresh answers were predicted, and bounds leave nothing else open.
+# A result that leaves more open than this share fits targets of other classes.
+SHARP = 0.02
 
-    A result that leaves more open than a fiftieth fits targets of other classes.
-    """
+
+def predicts_sharply(found: Found[Any]) -> bool:
+    """Whether bounds leave no more open of most fresh answers."""
+    return bool(np.median([allowed for _, allowed in found.evidence.residuals]) <= SHARP)
+
+
+def is_sharp(found: Found[Any]) -> bool:
+    """Whether fresh answers were predicted, and bounds leave nothing else open."""
     # ids that could not be read are predicted by nothing
     if not found.evidence.passed or found.certificate.errors.get("G") == np.inf:
         return False
-    sharp, model, errors = 0.02, found.model, found.certificate.errors
+    model, errors = found.model, found.certificate.errors
+    if isinstance(model, models.TokenHead):
+        return predicts_sharply(found)
     network = getattr(model, "network", model)
     if isinstance(network, models.ReluNetwork):
         points = np.random.default_rng(0).standard_normal((64, network.dim))
         points /= np.sqrt(network.dim)
         open_by = {n: errors["constant"] + errors["slope"] * n for n in (1.0, 4.0, 16.0)}
         # near 0, or far from it, a network may be constant
-        if not any(off <= sharp * np.std(network(n * points)) for n, off in open_by.items()):
+        if not any(off <= SHARP * np.std(network(n * points)) for n, off in open_by.items()):
             return False
     if "W" not in errors:
         return True
     error, size = errors["W"], model.parameter_norm("W")
     # a W that is 0 within its bound counts as 0 where that is small
-    return bool(error <= sharp * size or size <= error <= 1e-6)
+    return bool(error <= SHARP * size or size <= error <= 1e-6)
 
 
 # -- what it costs
@@ -412,7 +420,7 @@ def _cost_of_ids(learner: Any, facts: Facts, holdout: int) -> tuple[int, int]:
     if isinstance(learner, learners.TokenHeadLearner):
         queries = counts.token_head_queries(int(learner.vocabulary), rank)
     else:
-        D, heads = learner.table.affine.y.shape[1], facts.get("heads", 0)
+        D, heads = learner.table.affine.y.shape[1], facts.get("heads", facts.get("heads_at_least"))
         queries = counts.table_head_queries(D, min(rank, D))
         if heads:
             each = _LAYER_TOKENS
@@ -424,7 +432,7 @@ def _cost_of_ids(learner: Any, facts: Facts, holdout: int) -> tuple[int, int]:
 def counted_for(learner: Learner[Any], facts: Facts) -> str:
     """Say what that is counted for where neurons, heads that turn or their rank are not known."""
     if vocabulary_of(learner) is not None:
-        if "heads" in facts:
+        if "heads" in facts or "heads_at_least" in facts:
             return "if its heads share the dimensions of the table"
         least = facts.get("rank_at_least")
         if least is not None:

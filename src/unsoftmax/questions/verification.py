@@ -31,6 +31,7 @@ from unsoftmax.errors import DimensionRefused
 from unsoftmax.learners.compose import mapped
 from unsoftmax.learners.settings import as_json, whole_number
 from unsoftmax.learners.tokens.table_head import TokenTable
+from unsoftmax.models import TokenHead
 from unsoftmax.models.files import SavedResult
 from unsoftmax.probes import Array, Ids, Round
 from unsoftmax.protocol import Answers, Oracle, Outputs, Plan, vocabulary_of
@@ -43,6 +44,13 @@ from unsoftmax.questions.composition_verdict import (
     Judged,
     is_composition,
     most_questions,
+)
+from unsoftmax.questions.id_claim import (
+    IdClaim,
+    asked_as_ids,
+    changed_factor,
+    claim_of,
+    most_to_name,
 )
 from unsoftmax.questions.nudged_copies import CLUSTERS, COPIES
 from unsoftmax.questions.tensor_search import Located, Search, changed_tensor, smooth_neurons_alone
@@ -167,7 +175,7 @@ class Verifier:
     Parameters
     ----------
     model : SingleHead, RotaryHead, MultiHead, RotaryHeads, ReluNetwork, Transformer, \
-        MultiHeadTransformer, AttentionLayer, RotaryLayer, FeedForward or Stack
+        MultiHeadTransformer, AttentionLayer, RotaryLayer, FeedForward, Stack or TokenHead
         The claimed weights.
     locate : bool
         Whether to find the tensor where the target is different.
@@ -192,26 +200,22 @@ class Verifier:
     revision: ClassVar[int] = 8
 
     def __post_init__(self) -> None:
-        if vocabulary_of(self.model) is not None:
-            raise ValueError(
-                "verify asks vectors, or ids of a table. A head behind a vocabulary is checked by "
-                "learning it again: us.equivalent(recovery.model, model, "
-                "errors=recovery.certificate.errors)."
-            )
         if not isinstance(self.model, ClaimedFunction):
-            Claim(self.model, self.errors)
+            claim_of(self.model, self.errors)
         for name, one in self.alternatives.items():
-            if Claim(one).dim != self.dim:
+            if claim_of(one).dim != self.dim or vocabulary_of(one) != vocabulary_of(self.model):
                 raise ValueError(
                     f"The alternative {name} takes tokens of dimension {one.dim}, the claim of "
                     f"{self.dim}: leave it out."
                 )
         whole_number("seed", self.seed, 0)
-        if self.table is not None and (self._by_copies or not Claim(self.model).attends):
+        if self.table is not None and (
+            self._of_vocabulary or self._by_copies or not Claim(self.model).attends
+        ):
             raise ValueError("table is for heads and attention layers. Leave it out.")
         if self.like is None:
             return
-        if self.table is not None:
+        if self.table is not None or self._of_vocabulary:
             raise ValueError("Behind a table ids are asked: leave like out.")
         ordinary_inputs(self.like, self.dim)
         if self._by_copies:
@@ -228,7 +232,11 @@ class Verifier:
     @property
     def vocabulary(self) -> int | None:
         """Number of ids, where the target takes ids."""
-        return None if self.table is None else len(self.table)
+        return vocabulary_of(self.model) if self.table is None else len(self.table)
+
+    @property
+    def _of_vocabulary(self) -> bool:
+        return isinstance(self.model, TokenHead)
 
     @property
     def outputs(self) -> Outputs:
@@ -258,6 +266,8 @@ class Verifier:
         """Say what it will cost."""
         if self._by_copies:
             return self._plan_of_copies()
+        if self._of_vocabulary:
+            return self._plan_of_vocabulary()
         first, second = lengths(Claim(self.model))
         asked, again = len(first) + len(second), _NOISE_ROUNDS * len(first)
         beside = CLUSTERS * COPIES if smooth_neurons_alone(Claim(self.model)) else 0
@@ -272,6 +282,8 @@ class Verifier:
         """Ask, and say what the answers mean. ``checks`` counts for nothing: all are checks."""
         if self._by_copies:
             return (yield from self._copies())
+        if self._of_vocabulary:
+            return (yield from mapped(self._answered(*self._in_ids()), ask=asked_as_ids))
         if (table := self.table) is None:
             claim = Claim(self.model, self.errors)
             return (yield from self._answered(claim, Design.of(claim, self.seed, self._like)))
@@ -311,7 +323,10 @@ class Verifier:
             rng = np.random.default_rng([self.seed, 1])
             # the budget decides how far, not what: with a larger one a ledger goes on
             sharp = errors if averages else design.errors(one, two, sharp=True)
-            search = changed_tensor(claim, sharp, MOST - len(asked), rng)
+            if isinstance(claim, IdClaim):
+                search = changed_factor(claim, sharp, design.first, one)
+            else:
+                search = changed_tensor(claim, sharp, MOST - len(asked), rng)
             located = yield from _affordable(search, self.budget, asked)
         different = found.verdict == "different"
         why = f"{NOT_FOUND} {located.why}" if located.why and different else ""
@@ -327,7 +342,7 @@ class Verifier:
             # a target may round its inputs; a wrong claim may widen what answers hide: what is
             # served misses far less than that
             for given in (asked, [*map(as_float32, asked)]):
-                y = np.stack([model.maps.answers(X[None])[0, 0] for X in given])
+                y = np.stack([model(X[None])[0] for X in given])
                 alike = y.size == seen.y.size
                 near = np.abs(seen.y - y.reshape(seen.y.shape)) if alike else np.full(1, np.inf)
                 if np.all(near <= most) and np.median(near) < _FAR_LESS * missed:
@@ -352,6 +367,22 @@ class Verifier:
         if doubted and (said := copies.judged) is not None:
             found = replace(_by_copies(said), notes=(*said.notes, SINGLE_TOKENS))
         return found, located
+
+    def _in_ids(self) -> tuple[IdClaim, Design]:
+        claim = IdClaim(self.model, self.errors)
+        return claim, Design.of_vocabulary(claim, self.model.vocabulary, self.seed)
+
+    def _plan_of_vocabulary(self) -> Plan:
+        design = self._in_ids()[1]
+        sizes = [len(X) for X in (*design.first, *design.second)]
+        again = _NOISE_ROUNDS * len(design.first)
+        more = most_to_name(self.model) if self.locate else 0
+        formula = f"V + {len(sizes) - self.model.vocabulary} queries, {again} more if answers are "
+        formula += f"noisy; up to {more} to name what was changed"
+        tokens, most = sum(sizes), len(sizes) + again + more
+        return Plan(
+            None, most, tokens, 9, formula, most_tokens=max(sizes), vocabulary=self.vocabulary
+        )
 
     # -- whole blocks and stacks of blocks
 
@@ -551,7 +582,7 @@ def verify(
     oracle : callable
         The target, as `unsoftmax.learn` takes it.
     model : SingleHead, RotaryHead, MultiHead, RotaryHeads, ReluNetwork, Transformer, \
-        MultiHeadTransformer, AttentionLayer, RotaryLayer, FeedForward or Stack
+        MultiHeadTransformer, AttentionLayer, RotaryLayer, FeedForward, Stack or TokenHead
         The weights that it is claimed to serve; or any function of yours, from (B, N, d) to
         answers, such as `unsoftmax.oracles.from_torch` and `from_onnx` make: then nothing is named.
     errors : mapping of str to float, optional
@@ -560,7 +591,8 @@ def verify(
     locate : bool
         Whether to find what was changed where it is different: 100 queries in all at most, or as
         many as the budget allows, otherwise 20, and 39 more where answers are noisy. Of a `Stack`
-        60, or 80 for several blocks, otherwise 20.
+        60, or 80 for several blocks, otherwise 20. Of a `TokenHead` of V ids V + 19, every id once
+        as the last one, and up to 1,000 more (ranks up to 16) to name u, rho or x.
     seed : int
         Seed of the questions; another one asks others.
     budget, ledger, batch, workers, progress, retries, timeout

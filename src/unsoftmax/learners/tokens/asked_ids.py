@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from unsoftmax.learners.compose import Asking
-from unsoftmax.measure.bags import added_up
+from unsoftmax.measure.bags import BagReader, added_up
 from unsoftmax.measure.precision import KAPPA, Precision, why
 from unsoftmax.probes import Array, Copies, Ids, Indices, Probes
 from unsoftmax.refusals import Reason
@@ -132,18 +132,25 @@ def fresh_bags(count: int, ids: Indices, context: int, rng: np.random.Generator)
 
 
 def held_out(
-    fresh: list[Ids], compare: Callable[[Array, Array], Residuals], checks: int, context: int
+    fresh: list[Ids],
+    compare: Callable[[Array, Array], Residuals],
+    checks: int,
+    context: int,
+    reader: BagReader,
 ) -> Asking[tuple[Judgement, str]]:
     """Ask fresh sequences; return how a model predicted them, and what that says.
 
     Raises
     ------
-    ModelMismatch
-        It did not.
+    ModelMismatch, NotIdentifiable
+        It did not; coarse answers may hide directions of the scores that it has not.
     """
     judgement = yield from hold_out(fresh, compare, checks)
     if judgement.refuses:
         missed, allowed = judgement.worst
+        if reader.coarse:
+            shown = f"one that predicts these misses fresh sequences by {missed:.1e} of their size"
+            reader.refuse_unread(f"{shown} where {allowed:.1e} is expected")
         raise Reason.BAGS_MISSED.error(missed=missed, allowed=allowed, context=context)
     if not checks:
         return judgement, "Nothing was checked."

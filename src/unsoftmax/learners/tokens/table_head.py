@@ -18,7 +18,7 @@ Bounds are those of drawn errors of the readings' size, solved again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Self
@@ -40,8 +40,10 @@ from unsoftmax.learners.tokens.vocabulary_factors import (
     GROWTHS,
     MORE_AIMS,
     SPARE,
+    TRIED,
     Columns,
     find_block,
+    refuse_open,
 )
 from unsoftmax.measure.bags import BagReader
 from unsoftmax.models import SingleHead
@@ -253,18 +255,29 @@ class TableHead:
             for name in ("W", "v", "w", "c")
         }
         context = self.table.positions if self._placed else self.context
-        reader = readings.reader
+        reader, hidden = readings.reader, readings.hidden
+        whitened = float(np.linalg.norm(readings.affine.to, 2))
+        unseen = SAFETY * hidden * whitened
+        errors["W"] += unseen * whitened
+        errors["w"] += unseen * (1 + whitened * float(np.linalg.norm(readings.affine.middle)))
+
+        def allowed_of(x: Array, f: Array) -> Array:
+            moved = np.max([np.abs(one(x) - f) for one in drawn], axis=0)
+            return np.asarray(SAFETY * moved + np.tanh(hidden / 2) * np.ptp(x @ model.v, axis=1))
+
+        trial = fresh_bags(TRIED, np.arange(V), context, np.random.default_rng(self.seed))
+        shares = [_share(self.table.at(one.ids), model, allowed_of) for one in trial]
+        refuse_open(reader, np.concatenate(shares))
 
         def compare(X: Array, y: Array) -> Residuals:
             ids = X[:, :, 0].astype(np.intp)
             x = self.table.at(ids)
             size = np.max(np.abs(x @ model.v + model.c), axis=1)
             f, own = model(x), 3 * reader.eta(np.array(ids.shape[1]), size)
-            allowed = SAFETY * np.max([np.abs(one(x) - f) for one in drawn], axis=0)
-            return Residuals.of(y - f, own=own, allowed=allowed, size=size)
+            return Residuals.of(y - f, own=own, allowed=allowed_of(x, f), size=size)
 
         fresh = fresh_bags(checks, np.arange(V), context, rng)
-        judgement, checked = yield from held_out(fresh, compare, checks, context)
+        judgement, checked = yield from held_out(fresh, compare, checks, context, reader)
         assumes = (
             f"The target is one head behind this table: {checked}",
             f"W, w and v are determined on the span of the table, of {readings.affine.y.shape[1]} "
@@ -302,7 +315,7 @@ class TableHead:
         G, own = yield from _at_keys(reader, rows, pilots, _keys(D), D)
         readings = TableReadings(reader, affine, lone, told.y, rows, pilots, G, own)
         if not r:
-            return readings
+            return replace(readings, hidden=block.hidden)
         rho = affine.y @ readings.space(r)[0]
         usual = float(np.median(own[np.isfinite(own)]))
         inverse = np.linalg.pinv(affine.y[rows[: _keys(D)]])
@@ -356,6 +369,8 @@ class TableReadings:
     columns: Columns | None = None
     spanning: Indices = field(default_factory=lambda: np.zeros(0, dtype=np.intp))
     """Query tokens that span [y 1], beside the pilots."""
+    hidden: float = 0.0
+    """What logits may be at most where no direction of them is seen."""
 
     def solved(self) -> Solved:
         """Solve for v and c, and for [A a] in factors."""
@@ -430,6 +445,12 @@ class Solved:
         return SingleHead.from_factors(K, Q, v, w, float(self.values[-1] - middle @ v))
 
 
+def _share(x: Array, model: SingleHead, allowed: Callable[[Array, Array], Array]) -> Array:
+    """Return by which share of what values are apart answers to sequences x may be off."""
+    apart = np.maximum(np.ptp(x @ model.v, axis=1), TINY)
+    return np.asarray(allowed(x, model(x)) / apart)
+
+
 def _at_keys(
     reader: BagReader, rows: Indices, pilots: Indices, count: int, least: int
 ) -> Asking[tuple[Array, Array]]:
@@ -447,8 +468,9 @@ def _at_keys(
         read = yield from reader.read(rows[place], pilots[n], "columns of all rows")
         G[n, place], error[n, place] = read.G, read.error
         asked += more
-    if np.any(np.sum(np.isfinite(error), axis=1) < least):
-        raise Reason.BAGS_SATURATED.error()
+    few = int(np.min(np.sum(np.isfinite(error), axis=1), initial=least))
+    if few < least:
+        reader.refuse_unread(f"{few} logits of a query token are read, of {least} dimensions")
     return G, error
 
 
@@ -472,9 +494,9 @@ def _read_spanning(
         good, refused = np.append(good, tried[~bad]), np.append(refused, tried[bad])
         if not np.any(bad):
             break
-    left = lifted.shape[1] - len(good)
-    if left:
-        raise Reason.BAGS_SATURATED.error()
+    if len(good) < lifted.shape[1]:
+        shown = f"{len(good)} of {lifted.shape[1]} query tokens are read"
+        columns.reader.refuse_unread(shown)
     return good[len(pilots) :]
 
 

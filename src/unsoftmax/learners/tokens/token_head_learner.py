@@ -39,10 +39,13 @@ from unsoftmax.learners.tokens.vocabulary_factors import (
     MORE_AIMS,
     MOST_RANK,
     SPARE,
+    TRIED,
     Factors,
     find_block,
+    refuse_open,
 )
 from unsoftmax.measure.bags import BagReader
+from unsoftmax.models.arrays import TINY
 from unsoftmax.models.token_head import TokenHead
 from unsoftmax.probes import Array, Indices
 from unsoftmax.protocol import Certificate, Found, Plan, Steps
@@ -181,15 +184,22 @@ class TokenHeadLearner(Configured):
         known = np.flatnonzero(np.isfinite(factors.rho_error))
         fresh = fresh_bags(checks, known, context, rng)
 
+        def allowed_of(ids: Indices) -> Array:
+            beside = {"u": u_error, "G": FIRST_ORDER * factors.bounds_of(ids)}
+            return model.moved_at_most(ids, beside)
+
         def compare(X: Array, y: Array) -> Residuals:
             ids = X[:, :, 0].astype(np.intp)
             size = np.max(np.abs(reader.keys[ids]), axis=1)
             own = 3 * reader.eta(np.array(ids.shape[1]), size)
-            beside = {"u": u_error, "G": FIRST_ORDER * factors.bounds_of(ids)}
-            allowed = model.moved_at_most(ids, beside)
-            return Residuals.of(y - model(ids), own=own, allowed=allowed, size=size)
+            return Residuals.of(y - model(ids), own=own, allowed=allowed_of(ids), size=size)
 
-        judgement, checked = yield from held_out(fresh, compare, checks, context)
+        trial = fresh_bags(TRIED, known, context, np.random.default_rng(self.seed))
+        apart = [np.maximum(np.ptp(reader.keys[one.ids], axis=1), TINY) for one in trial]
+        shares = [allowed_of(one.ids) / own for one, own in zip(trial, apart, strict=True)]
+        refuse_open(reader, np.concatenate(shares))
+
+        judgement, checked = yield from held_out(fresh, compare, checks, context, reader)
         assumes = (
             "The target is one head whose answer depends on how often each id stands before the "
             f"last one: {checked}",

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from unsoftmax.learners.compose import Asking
-from unsoftmax.measure.bags import BagReader, Logits
+from unsoftmax.measure.bags import UNREAD, BagReader, Logits
 from unsoftmax.models.arrays import TINY
 from unsoftmax.probes import Array, Flags, Indices
 from unsoftmax.refusals import Reason
@@ -26,6 +26,9 @@ MOST_RANK = 256
 SPARE = 3
 # Anchors per direction, and at least so many.
 ANCHORS, FEWEST_ANCHORS = 4, 12
+# Of a block of coarse answers this share of the logits is read, or none is worth reading. Smaller:
+# what is read is asked again and again, up to all that is planned.
+READ = 0.5
 # Blocks grow so many times, to `MOST_RANK`.
 GROWTHS = 20
 # Rows are read again where their errors are so many times the median, columns likewise.
@@ -38,6 +41,12 @@ AT_ONCE = 2**22
 # Readings contradict the rank where they miss the factors by so many times their errors; of a right
 # target none misses them by more than its error.
 STRAIN = 3.0
+# Where half of all fresh sequences may be answered otherwise by more than this share of what their
+# values are apart nothing was learned. Larger: several heads pass for one; smaller: heads are
+# refused whose predictions are of use.
+OPEN = 0.5
+# Sequences that are drawn to see that; none is asked.
+TRIED = 64
 
 
 def find_block(
@@ -46,20 +55,46 @@ def find_block(
     """Read blocks of k rows and k + 1 query tokens until their rank is below their size.
 
     ``most`` is the highest rank that there can be.
+
+    Raises
+    ------
+    ModelMismatch, NotIdentifiable
+        The rank is above the given one; or no logit of the block is read.
     """
     found = LogitBlock(rows, columns, np.zeros((0, 0)), np.zeros((0, 0)), BlockRank(0, 0, rows[:0]))
     V, k = len(rows), 4 if rank is None else rank + SPARE
     while True:
         k = min(k, V, 2 * most + SPARE)
         found = yield from found.grown(reader, k)
+        if reader.coarse and np.mean(np.isfinite(found.error)) < READ:
+            reader.refuse_unread(found.shown)
         enough = found.told.spare >= SPARE or found.told.rank >= most
         if rank is not None or enough or k == min(V, 2 * most + SPARE):
             break
         k = max(k + 2, int(1.25 * k))
+    if not (found.told.rank or found.told.spare):
+        reader.refuse_unread(found.shown)
     above = most if rank is None else rank
     if found.told.rank > above:
         raise Reason.VOCABULARY_RANK_ABOVE.error(rank=above, found=found.told.rank)
     return found
+
+
+def refuse_open(reader: BagReader, share: Array) -> None:
+    """Refuse logits whose bounds leave open most of what weights can do in fresh sequences.
+
+    Any head is within such bounds, and many a target of several.
+
+    Parameters
+    ----------
+    reader : BagReader
+        What logits were read with.
+    share : array
+        By which share of what values are apart fresh answers may be off.
+    """
+    if reader.coarse and (left := float(np.median(share))) > OPEN:
+        shown = f"bounds on logits leave {min(left, 1.0):.0%} of what weights can do undecided"
+        reader.refuse_unread(shown)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +112,18 @@ class LogitBlock:
     def rank(self) -> int:
         """Rank of the scores."""
         return self.told.rank
+
+    @property
+    def shown(self) -> str:
+        """Say how many logits are read."""
+        read = int(np.sum(np.isfinite(self.error)))
+        return f"{read} of {self.error.size} logits are read to ±{UNREAD:g}"
+
+    @property
+    def hidden(self) -> float:
+        """Bound logits whose directions are all within their errors."""
+        read = self.error[np.isfinite(self.error)]
+        return float(NOISE * np.sqrt(len(self.G)) * read.max(initial=0.0))
 
     def grown(self, reader: BagReader, k: int) -> Asking[LogitBlock]:
         """Read what is missing of k rows and k + 1 query tokens."""
@@ -121,11 +168,15 @@ class Columns:
 
         Raises
         ------
-        ModelMismatch
-            One misses them by more than its error.
+        ModelMismatch, NotIdentifiable
+            One misses them by more than its error; coarse answers may hide the direction it has.
         """
-        if not self.strain <= STRAIN:
-            raise Reason.LOGITS_CONTRADICT.error(rank=self.rank, strain=self.strain)
+        if self.strain <= STRAIN:
+            return
+        if self.reader.coarse:
+            missed = f"logits of rank {self.rank} miss others by {self.strain:.0f} times their"
+            self.reader.refuse_unread(f"{missed} errors, which hide smaller directions")
+        raise Reason.LOGITS_CONTRADICT.error(rank=self.rank, strain=self.strain)
 
     def _solve(self, j: Indices, i: Indices, G: Array, error: Array) -> None:
         """Solve for x_j of query tokens (c,) by logits of rows i (c, m)."""
@@ -286,7 +337,7 @@ class Factors(Columns):
         worst = error.max(axis=1)
         finite = np.isfinite(worst)
         if finite.sum() <= self.rank:
-            raise Reason.BAGS_SATURATED.error()
+            self.reader.refuse_unread(f"{finite.sum()} rows are read in all pilot columns")
         well = finite & (worst <= BAD_ROW * np.median(worst[finite]))
         if well.sum() <= 2 * self.rank + 1:
             well = finite
@@ -337,8 +388,10 @@ class Factors(Columns):
         i = np.flatnonzero(self.rho_error <= np.median(self.rho_error))
         i, j = (x.ravel() for x in np.meshgrid(i[:: max(1, len(i) // 64)], j))
         gap = self.rho[i] - self.rho[j]
-        error = np.einsum("mr,mr->m", np.abs(gap), self.x_error[j])
-        error += np.linalg.norm(self.x[j], axis=1) * (self.rho_error[i] + self.rho_error[j])
+        with np.errstate(invalid="ignore"):  # nothing is known of some
+            error = np.einsum("mr,mr->m", np.abs(gap), self.x_error[j])
+            error += np.linalg.norm(self.x[j], axis=1) * (self.rho_error[i] + self.rho_error[j])
+        error = np.where(np.isnan(error), np.inf, error)
         return Logits(i, j, np.einsum("mr,mr->m", gap, self.x[j]), error)
 
     def _lost(self, i: Indices) -> Flags:
@@ -348,8 +401,7 @@ class Factors(Columns):
     def bound(self) -> float:
         """Bound every logit, to first order."""
         if not self.rank:
-            read = self.block.error[np.isfinite(self.block.error)]
-            return float(NOISE * np.sqrt(len(self.block.G)) * read.max(initial=0.0))
+            return self.block.hidden
         if not np.all(np.isfinite(self.rho_error)):
             return np.inf
         every = self._column_bounds(np.arange(len(self.rho)))
