@@ -415,8 +415,20 @@ class ScoreReading(KeyAsking):
         keys = np.zeros((0, n, d))
         if len(rest):
             keys = chosen_keys(aims, blocks, n, self.rng)
+            lengths = self._shortened(keys, columns, lengths)
         grid = self.grid(*self.tokens(keys, rest, lengths))
         return (yield from self.asked(grid, "rows"))
+
+    def _shortened(self, units: Array, columns: Array, lengths: Lengths) -> Lengths:
+        """Shorten keys aimed at spaces of columns (H, d, T), where these show too large logits.
+
+        Such keys have larger ones than those in all directions, and the head where logits are
+        largest has weights that errors hide.
+        """
+        beside = np.tensordot(units, columns, (2, 1))  # (blocks, n, H, T)
+        strongest = lengths.keys * np.sqrt(np.mean(beside**2, axis=(0, 1, 3))).max()
+        share = min(1.0, self.effort.strongest / max(float(strongest), TINY))
+        return lengths._replace(keys=share * lengths.keys)
 
     def mended(self, answers: ScoreAnswers) -> Asking[ScoreAnswers]:
         """Ask again what has small weights with other maps."""
@@ -505,6 +517,7 @@ class DirectionScores(ScoreReading):
             return (yield from plain)
         aims = KeyAims([*self.values.frames(), *(one.T for one in C if one.shape[1] >= n)], [])
         units = chosen_keys(aims, blocks, n, self.rng)
+        lengths = self._shortened(units, columns, lengths)
         best, least = self._drawn(units, directions, columns.shape[2], extras, lengths), np.inf
         for _ in range(_TRIES):
             drawn = self._drawn(units, directions, columns.shape[2], extras, lengths)

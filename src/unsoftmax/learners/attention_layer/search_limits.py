@@ -42,8 +42,10 @@ WHOLE = Effort(2, False, True, 0.5, 2.0)
 # Behind a norm at logits of 0.2 errors are 3 times as large, at 1 those of W twice.
 LEAN_BEHIND = Effort(1, False, False, 0.5, 1.0)
 # Exact answers show ranks by fewer spare ones. With two offsets errors of maps and of W are twice
-# as large in the median, with one query token those of W.
-EXACT_BEHIND = LEAN_BEHIND._replace(spare_offsets=3, spare_tokens=2)
+# as large in the median, with one query token those of W. Where scores of one head are four times
+# as large as others', as in MiniLM's first layer, logits of 1 give it weights of 1e-6, and errors
+# of its W are 5 to 60 times as large.
+EXACT_BEHIND = LEAN_BEHIND._replace(strongest=0.5, spare_offsets=3, spare_tokens=2)
 FINE_BEHIND = Effort(2, True, False, 0.5, 1.0)
 FINEST_BEHIND = Effort(6, True, False, 0.5, 1.0)
 # Answers behind a norm that are further off, relative to the scale, are coarse, as float32's.
