@@ -689,6 +689,10 @@ class Reason(Enum):
         "less, as float64 gives. A float64 replica of the same weights would show maps and scores "
         "to about 1e-12 and 1e-9."
     )
+    BLOCK_ATTENTION_FAINT = _not_identifiable(
+        "Answers are off by {coarse:.1e} of what attention adds beside long query tokens, by the "
+        "roundoffs of the rest of an answer: too much to tell its heads, if there are any. {why}"
+    )
     BLOCK_IN_PARALLEL = _mismatch(
         "What stands beside attention does not see what attention adds: it is in parallel to it, "
         "or nothing is there. No whole block of attention and, behind it, a feed-forward part is "

@@ -12,7 +12,15 @@ import numpy as np
 import pytest
 
 import unsoftmax as us
-from tests.blocks import KINDS_OF_F, PlainBlock, errors_of, errors_of_whole, predicted_to
+from tests.blocks import (
+    KINDS_OF_F,
+    LlamaBlock,
+    PlainBlock,
+    errors_of,
+    errors_of_whole,
+    predicted_to,
+    with_scales,
+)
 from tests.truth import Counted
 
 Learner = us.learners.BlockLearner
@@ -81,6 +89,38 @@ def test_small_blocks_heads_of_full_rank_and_strong_scores(trials, evidence):
         assert all(far <= recovery.certificate.errors[name] for name, far in absolute.items()), seed
     assert refused <= count / 50
     evidence("attention of small blocks", targets=count, broken=0, refused=refused)
+
+
+def test_norms_whose_scales_differ_widely(trials, evidence):
+    count, shares = trials(2, 40), []
+    for seed in range(count):
+        block = with_scales(drawn((16, 2, 8), seed), 8.0, seed)
+        recovery = us.learn(block, Learner(16, seed=seed))
+        errors, bounds = errors_of(recovery, block)[0], recovery.certificate.errors
+        shares.append(max(errors[name] / bounds[name] for name in errors))
+        assert shares[-1] <= 1, seed
+    evidence(
+        "attention of blocks (16, 2, 8), a norm's scales from 1/8 to 8",
+        targets=count,
+        broken=0,
+        median_looseness=f"{1 / np.median(shares):.0f}×",
+        refused=0,
+    )
+
+
+@pytest.mark.parametrize("share", [1e-7, 1e-14, 0.0])
+def test_attention_that_roundoffs_hide_is_named(share):
+    """What answers do not show of it is no sign of positions, nor of another F."""
+    block = drawn((12, 2, 4), 0)
+    block.O, block.o_bias = share * block.O, share * block.o_bias
+    turning = LlamaBlock.drawn((8, 2, 1, 4), 0)
+    arrays = turning.attention.arrays()
+    faint = {**arrays, "O": share * arrays["O"], "c": share * arrays["c"]}
+    turning.attention = us.RotaryLayer.from_arrays(faint)
+    for target in (block, turning):
+        with pytest.raises(us.NotIdentifiable) as refused:
+            us.learn(target, Learner(target.dim))
+        assert refused.value.reason == "BLOCK_ATTENTION_FAINT"
 
 
 def test_scores_that_leave_most_keys_without_weight(trials):
@@ -158,7 +198,7 @@ def test_more_heads_than_allowed_and_other_widths_are_refused():
         us.learn(lambda X: block(X)[:, :5], Learner(12))
     with pytest.raises(us.NotIdentifiable) as still:
         us.learn(lambda X: X[:, -1], Learner(12))
-    assert getattr(still.value, "reason", "") == "FIRST_TOKEN_DOES_NOT_COUNT"
+    assert getattr(still.value, "reason", "") == "BLOCK_ATTENTION_FAINT"
     bare = drawn((12, 3, 4), 0, eps=0.0)
     with pytest.raises(us.NotIdentifiable) as eps:
         us.learn(bare, Learner(12))
