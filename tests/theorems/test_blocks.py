@@ -164,7 +164,7 @@ def test_what_is_in_parallel_is_named(trials):
 
 REASONS = {
     "no residual": {"BLOCK_WITHOUT_RESIDUAL"},
-    "post-norm": {"BLOCK_WITHOUT_RESIDUAL"},
+    "post-norm": {"BLOCK_POST_NORM"},
     "no norm": {"BLOCK_WITHOUT_RESIDUAL", "BLOCK_WITHOUT_NORM"},
     "positions": {"BLOCK_BY_PLACE", "POSITIONS_MATTER"},
     "first token": {"BLOCK_BY_PLACE", "POSITIONS_MATTER"},
@@ -188,6 +188,33 @@ def test_what_is_no_such_block_is_refused_by_name(kind, trials, evidence):
         named[reason] += 1
         assert reason in REASONS[kind], refused.value
     evidence(f"no pre-norm block: {kind}", targets=count, accepted=0, refused=count)
+
+
+@pytest.mark.parametrize("eps", [1e-5, 1e-12])
+def test_the_norm_behind_a_post_norm_block_is_determined(eps, trials, evidence):
+    """Its scale but for a factor; that and its shift but for eps over a variance of 1 to 3."""
+    count, far = trials(2, 40), []
+    for seed in range(count):
+        block = drawn((12, 2, 4), seed, kind="post-norm", rms=False, eps=eps)
+        with pytest.raises(us.ModelMismatch) as refused:
+            us.learn(block, Learner(12, seed=seed))
+        found, true = refused.value.determined, block.scales[1]
+        unit = found["scale_behind"] / np.linalg.norm(found["scale_behind"])
+        shift = np.linalg.norm(found["shift_behind"] - block.shifts[1])
+        size = abs(np.linalg.norm(found["scale_behind"]) / np.linalg.norm(true) - 1)
+        far.append([np.linalg.norm(unit - true / np.linalg.norm(true)), size, shift])
+        assert far[-1][0] <= 1e-14
+        assert max(far[-1]) <= 20 * eps
+        assert found["lengths_apart"] <= 10 * eps
+    direction, size, shift = np.max(far, axis=0)
+    evidence(
+        f"the norm behind post-norm blocks, eps {eps:.0e}",
+        targets=count,
+        direction_of_the_scale=float(direction),
+        its_size=float(size),
+        shift=float(shift),
+        refused=count,
+    )
 
 
 def test_more_heads_than_allowed_and_other_widths_are_refused():

@@ -30,6 +30,7 @@ from unsoftmax.learners.block import (
     far_tokens,
     gate_reading,
     norm_centre,
+    post_norm,
     read_network,
     zero_gates,
 )
@@ -104,7 +105,8 @@ class BlockLearner(Configured):
     but for a mean that the second norm takes off, which is in c of the second part. Bounds are
     named after parts, ``M of part 0``. If what follows attention is no such layer the refusal
     has the attention in its ``determined``.
-    *Refused*: no residual connection, post-norm, other positions, dropout and noise, float32.
+    *Refused*: no residual connection, other positions, dropout and noise, float32; post-norm, with
+    the norm behind the block in the error's ``determined`` (``scale_behind``, ``shift_behind``).
     *Source*: beyond arXiv 2601.16873.
 
     Examples
@@ -153,7 +155,11 @@ class BlockLearner(Configured):
         )
         plain = gate_reading.cost(d, H) + far_scores.cost(d)
         turned = zero_gates.cost(d, H) + far_groups.cost(d)
-        cost = far_tokens.cost() + steps_of.SEARCHES * ((plain | turned) + steps_of.cost())
+        cost = (
+            post_norm.cost(d)
+            + far_tokens.cost()
+            + steps_of.SEARCHES * ((plain | turned) + steps_of.cost())
+        )
         most = max(gate_reading.MOST_TOKENS, LONGEST + d + 1, *(one.tokens for one in SHORT))
         ending = Cost.of(2, tokens=2, rounds=2 + LONG.most_rounds)
         longest = 2 * FAR * np.sqrt(d)

@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from unsoftmax.learners.block.post_norm import without_residual
 from unsoftmax.learners.compose import Asking, T, mapped
 from unsoftmax.learners.normed_tokens import longer
 from unsoftmax.measure.precision import KAPPA, UNIT, Precision
@@ -239,7 +240,7 @@ def find_far_tokens(dim: int, rng: np.random.Generator) -> Asking[FarTokens]:
         # two opposite keys: no query token turns from both
         around = (near < 1) * np.rint(np.sqrt(dim)) * way
         u = _LONG * (around + near * np.array([key, -key]))
-        look = yield from _looked(u, FAR * way)
+        look = yield from _looked(u, FAR * way, rng)
         scale = float(np.max(np.linalg.norm(np.array(look), axis=1)))
         format_error = Precision.of_format([np.array(look)]).error(0.0, np.array(look))
         rounding = float(np.max(np.linalg.norm(format_error, axis=1)))
@@ -250,7 +251,7 @@ def find_far_tokens(dim: int, rng: np.random.Generator) -> Asking[FarTokens]:
     raise Reason.BLOCK_ATTENTION_FAINT.error(coarse=coarse, why="Other tokens change no answer.")
 
 
-def _looked(u: Array, x: Array) -> Asking[_FirstLook]:
+def _looked(u: Array, x: Array, rng: np.random.Generator) -> Asking[_FirstLook]:
     """Ask two keys (2, d) beside a far token."""
     beside = np.array([u, u, _LONGER * u, u + _LONG, u[::-1]])
     dim = len(x)
@@ -265,7 +266,8 @@ def _looked(u: Array, x: Array) -> Asking[_FirstLook]:
         raise Reason.BLOCK_WIDTH.error(numbers=first.shape[1], dim=dim)
     shown, own = x == 0, int(np.argmax(x))
     if not np.max(np.abs(first[0] - x)) <= _RESIDUAL * FAR:
-        raise Reason.BLOCK_WITHOUT_RESIDUAL.error(share=abs(float(first[0, own])) / FAR)
+        share = abs(float(first[0, own])) / FAR
+        raise (yield from without_residual(dim, share, rng))
     return _FirstLook(*np.vstack([first, three, six])[:, shown])
 
 
