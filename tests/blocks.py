@@ -19,6 +19,13 @@ from tests.rotary_layers import rotary_layer
 KINDS_OF_F = ("relu", "gelu", "swiglu", "mixture")
 
 
+def with_scales(block: Any, spread: float, seed: int) -> Any:
+    """Give norms scales of 1/spread to spread, as trained ones have; log-uniform."""
+    drawn = np.random.default_rng([seed, 77]).uniform(-1, 1, block.scales.shape)
+    block.scales = np.exp(np.log(spread) * drawn)
+    return block
+
+
 def relu(x: Any) -> Any:
     return np.maximum(x, 0)
 

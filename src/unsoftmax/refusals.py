@@ -672,7 +672,13 @@ class Reason(Enum):
     BLOCK_WITHOUT_RESIDUAL = _mismatch(
         "A long token does not come back from the block: {share:.1e} of it does, where a residual "
         "connection around each part, with a norm before it, gives 1. There is no residual "
-        "connection, a norm stands behind (post-norm, as in BERT), or none stands before a part.",
+        "connection, or a part has no norm before it."
+    )
+    BLOCK_POST_NORM = _mismatch(
+        "A LayerNorm or RMSNorm stands behind the block (post-norm, as in BERT). Its scale and "
+        "shift are determined, up to one sign and as far as its eps is nothing beside the variance "
+        "of what it normalises: lengths that would be the same differ by {apart:.1e}. What is "
+        "before it is not recovered.",
         "Parts of post-norm blocks are recovered one by one: AttentionLayerLearner and "
         'FeedForwardLearner with norm="post".',
     )
@@ -693,6 +699,10 @@ class Reason(Enum):
         "Answers are off by {coarse:.1e} of their size; a block's attention takes {most:.0e} or "
         "less, as float64 gives. A float64 replica of the same weights would show maps and scores "
         "to about 1e-12 and 1e-9."
+    )
+    BLOCK_ATTENTION_FAINT = _not_identifiable(
+        "Answers are off by {coarse:.1e} of what attention adds beside long query tokens, by the "
+        "roundoffs of the rest of an answer: too much to tell its heads, if there are any. {why}"
     )
     BLOCK_IN_PARALLEL = _mismatch(
         "What stands beside attention does not see what attention adds: it is in parallel to it, "

@@ -12,7 +12,15 @@ import numpy as np
 import pytest
 
 import unsoftmax as us
-from tests.blocks import KINDS_OF_F, PlainBlock, errors_of, errors_of_whole, predicted_to
+from tests.blocks import (
+    KINDS_OF_F,
+    LlamaBlock,
+    PlainBlock,
+    errors_of,
+    errors_of_whole,
+    predicted_to,
+    with_scales,
+)
 from tests.truth import Counted
 
 Learner = us.learners.BlockLearner
@@ -83,6 +91,38 @@ def test_small_blocks_heads_of_full_rank_and_strong_scores(trials, evidence):
     evidence("attention of small blocks", targets=count, broken=0, refused=refused)
 
 
+def test_norms_whose_scales_differ_widely(trials, evidence):
+    count, shares = trials(2, 40), []
+    for seed in range(count):
+        block = with_scales(drawn((16, 2, 8), seed), 8.0, seed)
+        recovery = us.learn(block, Learner(16, seed=seed))
+        errors, bounds = errors_of(recovery, block)[0], recovery.certificate.errors
+        shares.append(max(errors[name] / bounds[name] for name in errors))
+        assert shares[-1] <= 1, seed
+    evidence(
+        "attention of blocks (16, 2, 8), a norm's scales from 1/8 to 8",
+        targets=count,
+        broken=0,
+        median_looseness=f"{1 / np.median(shares):.0f}×",
+        refused=0,
+    )
+
+
+@pytest.mark.parametrize("share", [1e-7, 1e-14, 0.0])
+def test_attention_that_roundoffs_hide_is_named(share):
+    """What answers do not show of it is no sign of positions, nor of another F."""
+    block = drawn((12, 2, 4), 0)
+    block.O, block.o_bias = share * block.O, share * block.o_bias
+    turning = LlamaBlock.drawn((8, 2, 1, 4), 0)
+    arrays = turning.attention.arrays()
+    faint = {**arrays, "O": share * arrays["O"], "c": share * arrays["c"]}
+    turning.attention = us.RotaryLayer.from_arrays(faint)
+    for target in (block, turning):
+        with pytest.raises(us.NotIdentifiable) as refused:
+            us.learn(target, Learner(target.dim))
+        assert refused.value.reason == "BLOCK_ATTENTION_FAINT"
+
+
 def test_scores_that_leave_most_keys_without_weight(trials):
     """Far tokens whose own score is the largest hide keys elsewhere, and so what shows eps."""
     for seed in range(trials(1, 20)):
@@ -124,7 +164,7 @@ def test_what_is_in_parallel_is_named(trials):
 
 REASONS = {
     "no residual": {"BLOCK_WITHOUT_RESIDUAL"},
-    "post-norm": {"BLOCK_WITHOUT_RESIDUAL"},
+    "post-norm": {"BLOCK_POST_NORM"},
     "no norm": {"BLOCK_WITHOUT_RESIDUAL", "BLOCK_WITHOUT_NORM"},
     "positions": {"BLOCK_BY_PLACE", "POSITIONS_MATTER"},
     "first token": {"BLOCK_BY_PLACE", "POSITIONS_MATTER"},
@@ -150,6 +190,33 @@ def test_what_is_no_such_block_is_refused_by_name(kind, trials, evidence):
     evidence(f"no pre-norm block: {kind}", targets=count, accepted=0, refused=count)
 
 
+@pytest.mark.parametrize("eps", [1e-5, 1e-12])
+def test_the_norm_behind_a_post_norm_block_is_determined(eps, trials, evidence):
+    """Its scale but for a factor; that and its shift but for eps over a variance of 1 to 3."""
+    count, far = trials(2, 40), []
+    for seed in range(count):
+        block = drawn((12, 2, 4), seed, kind="post-norm", rms=False, eps=eps)
+        with pytest.raises(us.ModelMismatch) as refused:
+            us.learn(block, Learner(12, seed=seed))
+        found, true = refused.value.determined, block.scales[1]
+        unit = found["scale_behind"] / np.linalg.norm(found["scale_behind"])
+        shift = np.linalg.norm(found["shift_behind"] - block.shifts[1])
+        size = abs(np.linalg.norm(found["scale_behind"]) / np.linalg.norm(true) - 1)
+        far.append([np.linalg.norm(unit - true / np.linalg.norm(true)), size, shift])
+        assert far[-1][0] <= 1e-14
+        assert max(far[-1]) <= 20 * eps
+        assert found["lengths_apart"] <= 10 * eps
+    direction, size, shift = np.max(far, axis=0)
+    evidence(
+        f"the norm behind post-norm blocks, eps {eps:.0e}",
+        targets=count,
+        direction_of_the_scale=float(direction),
+        its_size=float(size),
+        shift=float(shift),
+        refused=count,
+    )
+
+
 def test_more_heads_than_allowed_and_other_widths_are_refused():
     block = drawn((12, 3, 4), 0)
     with pytest.raises(us.ModelMismatch, match="more than"):
@@ -158,7 +225,7 @@ def test_more_heads_than_allowed_and_other_widths_are_refused():
         us.learn(lambda X: block(X)[:, :5], Learner(12))
     with pytest.raises(us.NotIdentifiable) as still:
         us.learn(lambda X: X[:, -1], Learner(12))
-    assert getattr(still.value, "reason", "") == "FIRST_TOKEN_DOES_NOT_COUNT"
+    assert getattr(still.value, "reason", "") == "BLOCK_ATTENTION_FAINT"
     bare = drawn((12, 3, 4), 0, eps=0.0)
     with pytest.raises(us.NotIdentifiable) as eps:
         us.learn(bare, Learner(12))

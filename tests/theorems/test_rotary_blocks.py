@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import unsoftmax as us
-from tests.blocks import LlamaBlock
+from tests.blocks import LlamaBlock, with_scales
 from tests.nearly_rotary import nearly_rotary
 from tests.rotary_layers import largest_errors
 from tests.truth import Counted
@@ -65,6 +65,29 @@ def test_attention_is_recovered_whatever_follows(shape, trials, evidence):
         M=float(M),
         W=float(W),
         queries=f"{np.median(ratios):.1f} × the bound",
+        median_looseness=f"{1 / np.median(used):.0f}×",
+        refused=0,
+    )
+
+
+@pytest.mark.parametrize("spread", [3.0, 8.0])
+@pytest.mark.parametrize("shape", [(16, 4, 2, 4), (16, 2, 1, 8)], ids=str)
+@pytest.mark.few(1)
+def test_norms_whose_scales_differ_widely(shape, spread, trials, evidence):
+    """Own scores of far tokens grow with the square of a scale, and so do all scores."""
+    count, used, asked = trials(1, 40), [], []
+    for seed in range(count):
+        block = with_scales(LlamaBlock.drawn(shape, seed), spread, seed)
+        recovery: Any = us.learn(block, Learner(shape[0], seed=seed))
+        assert shape[2] == recovery.model.G
+        used.append(shares(recovery.model, recovery.certificate.errors, block))
+        assert used[-1] <= 1, seed
+        asked.append(recovery.queries - recovery.counts["check"])
+    evidence(
+        f"attention of blocks {shape}, a norm's scales from 1/{spread:.0f} to {spread:.0f}",
+        targets=count,
+        broken=0,
+        median_queries=int(np.median(asked)),
         median_looseness=f"{1 / np.median(used):.0f}×",
         refused=0,
     )

@@ -478,25 +478,24 @@ def rotary_block_attention_queries(dim: int, heads: int, groups: int, rank: int)
     """Count what the attention of a block takes with rotary positions: measured, no theorem.
 
     7 for the norm, 13 for eps, 10 that test; tokens 0 beside s(s + 1)/2 far tokens of s coordinates
-    and beside those of one; H + 2 for each key; keys and queries as of a layer, n keys at a time;
+    and beside d of one; H + 2 for each key; keys and queries as of a layer, n keys at a time;
     and every far token by itself.
 
     Examples
     --------
     >>> rotary_block_attention_queries(16, 4, 2, 4), rotary_block_attention_queries(32, 4, 2, 8)
-    (256, 466)
+    (252, 458)
     """
     s = hidden_coordinates(dim)
     forms, most = s * (s + 1) // 2, 8
     while most < heads + 2:
         most *= 2
-    own = most + (forms - 1) * (heads + 2) + max(forms, heads + 2)
+    own = most + (forms - 1) * (heads + 2) + max(forms, heads + 2) - s
     maps = s + (dim - s) * (heads + 2)
-    corners = dim - s + max(dim - s, int(1.25 * heads * rank))
     keys = max(1, min(int(0.85 * (dim - 1) / heads), rank))
     tokens, blocks = min(dim, -(-rank * groups // heads) + 1), -(-dim // keys)
     scores = 2 * tokens * blocks + dim * -(-rank // keys)
-    return 30 + own + maps + corners + scores
+    return 30 + own + maps + 2 * dim + scores
 
 
 def feed_forward(dim: int, neurons: int, outputs: int) -> int:

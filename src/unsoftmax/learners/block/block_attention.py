@@ -55,6 +55,9 @@ SEARCHES = 2
 _UNSEEN, _LONG_KEY = 1e-6, 2.0**10
 # Share of an answer that attention adds there, at least, for that to be told.
 _SHOWN = 1e-6
+# Answers that are off by more of what attention adds may be why it is not found. Measured: no right
+# block is refused below, all are at a hundred times as much.
+_FAINT = 1e-10
 # Roundoffs of eps that its bound has at least.
 _ROUNDOFFS = 16.0
 # Fresh keys between b and the ball, in turn until logits are nearest to those wanted.
@@ -211,6 +214,8 @@ def attention_searched(dim: int, most: int, rng: np.random.Generator) -> Asking[
     try:
         return (yield from tried(SEARCHES, searched))
     except (ModelMismatch, NotIdentifiable, np.linalg.LinAlgError) as error:
+        if tokens.coarse > _FAINT:
+            raise Reason.BLOCK_ATTENTION_FAINT.error(coarse=tokens.coarse, why=error) from error
         if not tokens.by_place:
             raise
         raise Reason.BLOCK_BY_PLACE.error(apart=tokens.by_place, why=error) from error
@@ -353,7 +358,7 @@ def _turned(
         maps,
         tokens.noise,
         LEAN,
-        (maps.typical, 0.0),
+        (maps.typical(maps.layer()), 0.0),
         rng,
         groups=groups_of(maps.solved(), SHARED),
         given=GivenPositions(),

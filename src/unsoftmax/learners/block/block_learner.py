@@ -30,6 +30,7 @@ from unsoftmax.learners.block import (
     far_tokens,
     gate_reading,
     norm_centre,
+    post_norm,
     read_network,
     zero_gates,
 )
@@ -85,9 +86,10 @@ class BlockLearner(Configured):
     of rank r, k = d − 1, s = 3 from d = 8 on, 4 from 24, 5 from 100, n = min(r, 0.85(d − s − 1)/H):
     240 for two heads of 8 at d = 16, 1,033 for four of 16 at d = 64, 5 times what d numbers per
     answer allow. Strong scores (logits of 10) take 24 more, or a second search.
-    With rotary positions about 32 + (d − s)(H + 3) + s(s + 1)/2·(H + 3) + max(d, 1.25Hr) +
-    d⌈r/n⌉ + 2T⌈d/n⌉ for T = ⌈rG/H⌉ + 1, n = min(r, 0.85(d − 1)/H) and G groups: 256 for four heads
-    of 4 in two groups at d = 16, 5.6 times what d numbers per answer allow.
+    With rotary positions about 32 + (d − s)(H + 2) + s(s + 1)/2·(H + 3) + 2d + d⌈r/n⌉ + 2T⌈d/n⌉
+    for T = ⌈rG/H⌉ + 1, n = min(r, 0.85(d − 1)/H) and G groups: 252 for four heads of 4 in two
+    groups at d = 16, 5.5 times what d numbers per answer allow. Where the norm's scale varies by
+    ten times up to half as many more.
     With ``part="block"`` about 100 + 6d + 11m more for m = 4d ReLUs, 17m for 2d: 1,011 in the
     median at d = 16 and m = 32, 2,200 at (32, 128), 5 to 7 for each d numbers of the block.
     60 + 4d + 17m of smooth neurons (GELU), 30m of gated ones (SwiGLU). Feed-forward parts that do
@@ -103,7 +105,8 @@ class BlockLearner(Configured):
     but for a mean that the second norm takes off, which is in c of the second part. Bounds are
     named after parts, ``M of part 0``. If what follows attention is no such layer the refusal
     has the attention in its ``determined``.
-    *Refused*: no residual connection, post-norm, other positions, dropout and noise, float32.
+    *Refused*: no residual connection, other positions, dropout and noise, float32; post-norm, with
+    the norm behind the block in the error's ``determined`` (``scale_behind``, ``shift_behind``).
     *Source*: beyond arXiv 2601.16873.
 
     Examples
@@ -128,7 +131,7 @@ class BlockLearner(Configured):
     max_heads: int = 64
     seed: int = 0
 
-    revision: ClassVar[int] = 2
+    revision: ClassVar[int] = 3
     far: ClassVar[str] = "so long that every gate is 0 or 1"
     outputs: ClassVar[Outputs] = "vector"
     rotary: ClassVar[bool] = True
@@ -152,7 +155,11 @@ class BlockLearner(Configured):
         )
         plain = gate_reading.cost(d, H) + far_scores.cost(d)
         turned = zero_gates.cost(d, H) + far_groups.cost(d)
-        cost = far_tokens.cost() + steps_of.SEARCHES * ((plain | turned) + steps_of.cost())
+        cost = (
+            post_norm.cost(d)
+            + far_tokens.cost()
+            + steps_of.SEARCHES * ((plain | turned) + steps_of.cost())
+        )
         most = max(gate_reading.MOST_TOKENS, LONGEST + d + 1, *(one.tokens for one in SHORT))
         ending = Cost.of(2, tokens=2, rounds=2 + LONG.most_rounds)
         longest = 2 * FAR * np.sqrt(d)

@@ -31,8 +31,9 @@ from unsoftmax.theory.costs import Cost
 
 # Equations for each weight that is solved for, at least 1: fewer keys leave smaller errors.
 EQUATIONS = 1 / 0.85
-# Logits of keys, as root mean square of the strongest head.
-_LOGITS = 1.0
+# Logits of keys, as root mean square of the strongest head; answers with a smaller weight than the
+# second number are asked again with shorter keys: a weight's error is that of the answer.
+_LOGITS, _LEAST_WEIGHT = 1.0, 1e-3
 
 
 def cost(dim: int) -> Cost:
@@ -55,11 +56,11 @@ class FarKeyAnswers(KeyAnswers):
         """Decode every answer; a query's weight is as if it scored 0, as those between do."""
         assert isinstance(layer, SphereMap)
         H, n = len(values.U), self.keys.shape[1]
-        corner = np.argmax(np.abs(self.tokens), axis=1)
+        corner = np.argmax(self.tokens @ layer.b.T, axis=1)
         beside, along = values.through(self.tokens), [values.through(keys) for keys in self.keys]
         keys, query = np.zeros((len(self.y), H, n)), np.zeros((len(self.y), H))
         for q, (block, token, y) in enumerate(zip(self.block, self.token, self.y, strict=True)):
-            shown, others = np.arange(len(y)) != corner[token], self.between
+            shown, others = layer.b[corner[token]] == 0, self.between
             own = np.exp(layer.own[corner[token]])
             share, b = own / (own + others), beside[:, :, token]
             columns = self.scale[q] * along[block] - (share * b)[:, :, None]
@@ -83,13 +84,13 @@ class FarGroupReading(GroupReading):
 
     def _directions(self, d: int) -> Array:
         """Return the query tokens, of length 1."""
-        return np.eye(d)[self.rng.permutation(d)]
+        assert isinstance(self.layer, SphereMap)
+        return self.layer.b[self.rng.permutation(d)] / self.far.radius
 
     def piloted(self, units: Array, directions: Array) -> Asking[Lengths]:
-        """Return lengths at which logits are moderate."""
+        """Return the longest lengths; beside each token keys are scaled (`grid`)."""
         yield from ()
-        longest = min(1.0, _LOGITS / max(self.typical[0], TINY))
-        return Lengths(longest * self.far.radius, self.far.radius)
+        return Lengths(self.far.radius, self.far.radius)
 
     def tokens(self, units: Array, directions: Array, lengths: Lengths) -> tuple[Array, Array]:
         """Return keys of one length, and query tokens on the sphere."""
@@ -98,5 +99,10 @@ class FarGroupReading(GroupReading):
     def grid(self, keys: Array, tokens: Array, between: int = 0) -> KeyAnswers:
         """Pair every block with every query token, not yet answered."""
         plain = GroupReading.grid(self, keys, tokens, between)
-        asked = plain.keys, plain.tokens, plain.block, plain.token, plain.scale, plain.y
+        logits = self.typical[0] * np.linalg.norm(tokens @ self.layer.M.T, axis=1)[plain.token]
+        scale = np.minimum(1.0, 2.0 ** np.rint(np.log2(_LOGITS / np.maximum(logits, TINY))))
+        asked = plain.keys, plain.tokens, plain.block, plain.token, scale, plain.y
         return FarKeyAnswers(*asked, between)
+
+    def _small(self, answers: KeyAnswers, least: float) -> Indices:
+        return GroupReading._small(self, answers, _LEAST_WEIGHT if least else least)

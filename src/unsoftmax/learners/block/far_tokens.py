@@ -21,10 +21,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from unsoftmax.learners.block.post_norm import without_residual
 from unsoftmax.learners.compose import Asking, T, mapped
 from unsoftmax.learners.normed_tokens import longer
 from unsoftmax.measure.precision import KAPPA, UNIT, Precision
 from unsoftmax.measure.token_map import AnswerNoise
+from unsoftmax.models.arrays import TINY
 from unsoftmax.probes import (
     Array,
     Changed,
@@ -100,6 +102,8 @@ class FarTokens:
     """Of differences."""
     by_place: float = 0.0
     """Share of what attention adds that depends on where tokens are; 0 where it is noise."""
+    coarse: float = 0.0
+    """What differences are off by, relative to what attention adds."""
     _sparse: dict[bytes, Array] = field(default_factory=dict)
     _alone: dict[bytes, Array] = field(default_factory=dict)
 
@@ -227,7 +231,7 @@ def find_far_tokens(dim: int, rng: np.random.Generator) -> Asking[FarTokens]:
     ModelMismatch
         There is no residual connection, no norm before, or answers vary or are too coarse.
     NotIdentifiable
-        Other tokens than the last have no effect.
+        Other tokens than the last have no effect that roundoffs leave.
     """
     way = np.eye(dim)[rng.integers(dim)]
     key = np.round(16 * rng.standard_normal(dim)) / 16
@@ -236,17 +240,18 @@ def find_far_tokens(dim: int, rng: np.random.Generator) -> Asking[FarTokens]:
         # two opposite keys: no query token turns from both
         around = (near < 1) * np.rint(np.sqrt(dim)) * way
         u = _LONG * (around + near * np.array([key, -key]))
-        look = yield from _looked(u, FAR * way)
+        look = yield from _looked(u, FAR * way, rng)
         scale = float(np.max(np.linalg.norm(np.array(look), axis=1)))
         format_error = Precision.of_format([np.array(look)]).error(0.0, np.array(look))
         rounding = float(np.max(np.linalg.norm(format_error, axis=1)))
         rounding = max(rounding, 2 * KAPPA * UNIT * scale)
         if not look.apart("alone") <= _ALIKE * rounding:
             return FarTokens(dim, *_judged(look, scale, rounding))
-    raise Reason.FIRST_TOKEN_DOES_NOT_COUNT.error()
+    coarse = rounding / max(look.apart("alone"), TINY)
+    raise Reason.BLOCK_ATTENTION_FAINT.error(coarse=coarse, why="Other tokens change no answer.")
 
 
-def _looked(u: Array, x: Array) -> Asking[_FirstLook]:
+def _looked(u: Array, x: Array, rng: np.random.Generator) -> Asking[_FirstLook]:
     """Ask two keys (2, d) beside a far token."""
     beside = np.array([u, u, _LONGER * u, u + _LONG, u[::-1]])
     dim = len(x)
@@ -261,12 +266,15 @@ def _looked(u: Array, x: Array) -> Asking[_FirstLook]:
         raise Reason.BLOCK_WIDTH.error(numbers=first.shape[1], dim=dim)
     shown, own = x == 0, int(np.argmax(x))
     if not np.max(np.abs(first[0] - x)) <= _RESIDUAL * FAR:
-        raise Reason.BLOCK_WITHOUT_RESIDUAL.error(share=abs(float(first[0, own])) / FAR)
+        share = abs(float(first[0, own])) / FAR
+        raise (yield from without_residual(dim, share, rng))
     return _FirstLook(*np.vstack([first, three, six])[:, shown])
 
 
-def _judged(look: _FirstLook, scale: float, rounding: float) -> tuple[bool, AnswerNoise, float]:
-    """Tell whether the norm takes the mean off, how precise differences are, and `by_place`."""
+def _judged(
+    look: _FirstLook, scale: float, rounding: float
+) -> tuple[bool, AnswerNoise, float, float]:
+    """Tell whether the norm takes the mean off, how precise differences are, and the shares."""
     size, longer = look.apart("alone"), look.apart("longer")
     if look.apart("again") > _ALIKE * rounding:
         raise Reason.BLOCK_VARIES.error(apart=look.apart("again") / scale)
@@ -277,4 +285,5 @@ def _judged(look: _FirstLook, scale: float, rounding: float) -> tuple[bool, Answ
         raise Reason.BLOCK_WITHOUT_NORM.error(apart=longer / size)
     by_place = places > _ALIKE * rounding
     noise = AnswerNoise(2 * KAPPA * UNIT, max(rounding, longer, 0.0 if by_place else places))
-    return look.apart("moved") <= _ALIKE * rounding, noise, by_place * places / size
+    centred = look.apart("moved") <= _ALIKE * rounding
+    return centred, noise, by_place * places / size, rounding / size

@@ -193,7 +193,7 @@ class GateReading:
             heads = int(np.count_nonzero(singular > self._noise(answers)))
             if not heads:
                 # closed beside all of these tokens
-                raise _Unfound(Reason.FIRST_TOKEN_DOES_NOT_COUNT.error())
+                raise _Unfound(Reason.NO_MODERATE_WEIGHTS.error())
             if heads > self.most:
                 raise Reason.MORE_HEADS.error(heads=f"{heads} or more", most=self.most)
             if heads >= answers.y.shape[1]:

@@ -13,10 +13,17 @@ m of them the answer beside a far token b tells, without any other key,
        z = Σ_h σ(l_h(b) − log E_h) (M_h κ − M_h b) − (1 − σ(…)) (m/E_h) M_h b:
 
    one fit gives M_h κ. All κ are 45° or less from one whose M_h κ is known; its gates are a start.
-3. Beside b = √d e_j of the other coordinates o_h(b) follows from [0 × m; b], and from the same
-   answers the rows of M_h in the s coordinates that were hidden so far.
+3. The rows of M_h in the s coordinates that were hidden so far follow by least squares from the
+   same answers, those next to b's of the other coordinates.
+4. Beside b = √d e_j of the other coordinates o_h(b) follows from [0; b].
 
-Queries: (s + 1)s/2·(H + 2) + 2, (d − s)(H + 2) + s, up to 2(d − s), and all far tokens alone.
+The scale γ of the norm is in M_h and W_h: o_h(e_j) grows with γ_j². What [0; √d e_j] adds grows
+with γ_j, so these are asked first, of all j: S are coordinates of a middle size, and of another
+one where the own scores that are found there are too small or too large to tell heads apart. Where
+γ_j is large b is turned from e_j towards one of S, until no head's weight is next to 0 or 1.
+
+Queries: d, (s + 1)s/2·(H + 2) + 2, (d − s)(H + 2) + s, and all far tokens alone; as many as the
+second again for another S, and two for each b that is turned.
 """
 
 from __future__ import annotations
@@ -28,11 +35,13 @@ from typing import NamedTuple
 import numpy as np
 import scipy
 
+from unsoftmax.errors import ModelMismatch
 from unsoftmax.learners.attention_layer.value_answers import HeadMaps, LayerMap
 from unsoftmax.learners.block.far_tokens import FarTokens, asked_copies
 from unsoftmax.learners.block.gated_fit import NOISE, Gated, GatedFit, fitted, ranks_of_maps
 from unsoftmax.learners.compose import Asking
 from unsoftmax.models import AttentionLayer, LayerHead
+from unsoftmax.models.arrays import TINY
 from unsoftmax.probes import Array, Indices
 from unsoftmax.refusals import Reason
 from unsoftmax.theory.costs import Cost
@@ -44,16 +53,20 @@ _ZEROS = np.array([1, 32, 4, 12, 2, 20, 8, 48, 3, 6, 16, 24, 10, 5, 40, 7, 28, 1
 _FIRST, _SPARE = 8, 2
 # Tokens 0 before a key, in turn, and tokens beyond heads. The second is no multiple of the first.
 _BEFORE, _BESIDE = np.array([0, 1, 4, 16, 2, 8, 0, 32, 3]), 2
-# Tokens 0 beside the tokens of one coordinate, the second where equations for the rows of maps that
-# were hidden are fewer than so many times the unknown numbers.
-_CORNER, _EQUATIONS = np.array([1, 6]), 1.25
+# Angles of far tokens to one of S, in turn until every head's weight of the token 0 is so far from
+# 0 and 1. Less: weights lose digits; more: tokens are asked once more, and are less apart.
+_TILTS, _MODERATE = np.pi / np.array([4, 8, 16, 32]), 1e-3
 # Angles of keys to the known one, in turn until their gates are found, and two coordinates of that:
 # it is none of the b's.
-_TURNS, _KNOWN = np.pi * np.array([1 / 4, 1 / 8, 1 / 16]), np.array([-0.6, 0.8])
+_TURNS, _KNOWN = np.pi / np.array([4, 8, 16, 32, 64]), np.array([-0.6, 0.8])
 # What a fit beside a key leaves adds up of errors of what is known there, so many times the noise.
 _KNOWN_NOISE = 300.0
 # Starts of a fit, and how far they are drawn.
 _STARTS, _AWAY, _FARTHER, _OWN = 100, 0.1, 0.03, 2.0
+# Sets S that are tried, and the root mean square of own scores below which heads are hardly apart.
+_CHOICES, _WEAK = 4, 0.25
+# Quantiles of sizes of coordinates among which S is, another one in another search.
+_SIZES = 0.4, 0.7
 # Weights are taken to be no nearer to 0 and 1.
 _EXTREME = 1e-12
 
@@ -62,10 +75,13 @@ def cost(dim: int, heads: int) -> Cost:
     """Bound the reading of maps of so many heads."""
     s = hidden_coordinates(dim)
     forms = s * (s + 1) // 2
-    own = len(_ZEROS) + forms * (heads + _SPARE + 3)
+    own = _CHOICES * (len(_ZEROS) + forms * (heads + _SPARE + 3))
     keys = len(_TURNS) * dim * (heads + _BESIDE) + s
-    asked = own + keys + (len(_CORNER) + 1) * dim
-    return Cost.of(asked, tokens=int(_ZEROS.max()) + 2, rounds=5 + len(_TURNS))
+    corners = (len(_TILTS) + 1) * 2 * dim
+    asked = own + keys + corners
+    return Cost.of(
+        asked, tokens=int(_ZEROS.max()) + 2, rounds=2 + 4 * _CHOICES + len(_TURNS) + len(_TILTS)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +141,7 @@ class KeyGates:
     key : ndarray (d,)
     beta : ndarray (T, s)
     zeros : ndarray (T,)
-    y : ndarray (T, m)
+    y : ndarray (T, d)
     theta : ndarray (H, s)
         W_h(1)ᵀκ in the few coordinates.
     """
@@ -139,23 +155,32 @@ class KeyGates:
 
 @dataclass(frozen=True, slots=True)
 class CornerAnswers:
-    """Answers to tokens 0 beside tokens √d e_j.
+    """Answers to one token 0 beside one far token for each coordinate.
 
     Attributes
     ----------
-    corner, zeros : ndarray (Q,)
-    y : ndarray (Q, d)
+    b, y : ndarray (d, d)
     """
 
-    corner: Indices
-    zeros: Array
+    b: Array
     y: Array
+
+    def weights(self, maps: Array, shown: Indices) -> Array:
+        """Return every head's weight of the token 0, (d, H), by maps in the coordinates shown."""
+        found = []
+        for b, y in zip(self.b, self.y, strict=True):
+            seen = b[shown] == 0
+            columns = -np.einsum("hmd,d->mh", maps[:, seen], b)
+            found.append(np.linalg.lstsq(columns, y[shown[seen]], rcond=None)[0])
+        return np.array(found)
 
 
 @dataclass(frozen=True, slots=True)
 class SphereMap(LayerMap):
-    """A layer's map, and the own scores of its query tokens √d e_j."""
+    """A layer's map, its query tokens, and their own scores."""
 
+    b: Array
+    """(d, d)."""
     own: Array
     """(d, H)."""
 
@@ -181,49 +206,67 @@ class TurnedMaps:
         """Compute the own scores of tokens of few coordinates."""
         return own_scores(self.few)
 
+    def _read(self, own: OwnScores) -> list[GatedFit]:
+        """Fit the gates of every key, and what heads make of it in the coordinates shown."""
+        shown = self.shown
+        return [
+            fitted(own.beside(one.beta, one.zeros, one.y[:, shown]), one.theta) for one in self.keys
+        ]
+
     def maps(self) -> Array:
         """Compute all M_h in the coordinates that are shown, (H, m, d)."""
-        own, d = self.own(), len(self.hidden) + len(self.shown)
-        read = [
-            fitted(own.beside(one.beta, one.zeros, one.y), one.theta).vectors for one in self.keys
-        ]
-        vectors = np.concatenate([own.along, *read], axis=1)
+        own = self.own()
+        return self._maps(own, self._read(own))
+
+    def _maps(self, own: OwnScores, read: list[GatedFit]) -> Array:
+        d = len(self.hidden) + len(self.shown)
+        vectors = np.concatenate([own.along, *(fit.vectors for fit in read)], axis=1)
         keys = np.vstack([np.eye(d)[self.hidden], *(one.key for one in self.keys)])
         flat = np.linalg.solve(keys, vectors.swapaxes(0, 1).reshape(d, -1))
         return np.asarray(flat.reshape(d, len(vectors), -1).transpose(1, 2, 0))
 
     def _whole(self) -> tuple[HeadMaps, Array]:
         """Compute all M_h in all coordinates, and own scores (d, H)."""
-        maps, asked, own = self.maps(), self.corners, self.own()
-        d, H = maps.shape[2], len(maps)
-        radius = np.sqrt(d)
-        scores, shares = np.zeros((d, H)), np.zeros((len(asked.y), H))
-        scores[self.hidden] = own.own(radius * np.eye(len(self.hidden)))
-        for j in self.shown:
-            own_rows, rows = asked.corner == j, self.shown != j
-            columns = -radius * maps[:, rows, j].T
-            y = asked.y[np.ix_(own_rows, self.shown[rows])].T
-            weight = np.linalg.lstsq(columns, y, rcond=None)[0].T
-            zeros = asked.zeros[own_rows, None]
-            weight = np.clip(weight, _EXTREME, 1 - _EXTREME)
-            # every number of tokens 0 tells it
-            scores[j] = np.mean(np.log(zeros) + np.log(1 / weight - 1), axis=0)
-            shares[own_rows] = zeros / (zeros + np.exp(scores[j]))
+        own = self.own()
+        read = self._read(own)
+        maps = self._maps(own, read)
+        weights = np.clip(self.corners.weights(maps, self.shown), _EXTREME, 1 - _EXTREME)
         O, V = [], []  # noqa: E741 - the projections' own names
         for M, rank in zip(maps, self.ranks, strict=True):
             left, singular, right = np.linalg.svd(M, full_matrices=False)
-            O.append(np.zeros((d, rank)))
+            O.append(np.zeros((M.shape[1], rank)))
             O[-1][self.shown] = left[:, :rank]
             V.append(singular[:rank, None] * right[:rank])
-        adds = [-radius * rows[:, asked.corner].T for rows in V]
-        design = np.hstack(
-            [share[:, None] * one for share, one in zip(shares.T, adds, strict=True)]
-        )
-        hidden = np.linalg.lstsq(design, asked.y[:, self.hidden], rcond=None)[0]
-        for own_part, part in zip(O, np.split(hidden, np.cumsum(self.ranks)[:-1]), strict=True):
-            own_part[self.hidden] = part.T
+        for place, row in zip(self.hidden, self._hidden_rows(V, own, read), strict=True):
+            for own_part, part in zip(O, np.split(row, np.cumsum(self.ranks)[:-1]), strict=True):
+                own_part[place] = part
         spans = np.stack([(U @ rows).T for U, rows in zip(O, V, strict=True)])
-        return HeadMaps.of_directions(np.eye(d), spans, self.ranks), scores
+        values = HeadMaps.of_directions(np.eye(len(spans[0])), spans, self.ranks)
+        return values, scipy.special.logit(1 - weights)
+
+    def _hidden_rows(self, V: list[Array], own: OwnScores, read: list[GatedFit]) -> Array:
+        """Return rows of all U_h in the few coordinates (s, ranks), side by side.
+
+        Gates beside keys are known by now: the rows follow by least squares from the answers next
+        to far tokens that do not hide their coordinate.
+        """
+        designs = []
+        for one, fit in zip(self.keys, read, strict=True):
+            zeros = one.zeros[:, None]
+            beside = zeros + np.exp(own.own(one.beta))
+            key = scipy.special.expit(one.beta @ fit.theta.T - np.log(beside))
+            off = key + (1 - key) * zeros / beside
+            along = [
+                key[:, [h]] * (rows @ one.key) - off[:, [h]] * (one.beta @ rows[:, self.hidden].T)
+                for h, rows in enumerate(V)
+            ]
+            designs.append(np.hstack(along))
+        design, beta = np.vstack(designs), np.vstack([one.beta for one in self.keys])
+        y, rows = np.vstack([one.y for one in self.keys]), []
+        for i, place in enumerate(self.hidden):
+            seen = beta[:, i] == 0
+            rows.append(np.linalg.lstsq(design[seen], y[seen, place], rcond=None)[0])
+        return np.array(rows)
 
     def solved(self) -> HeadMaps:
         """Compute all M_h, their ranks cut."""
@@ -233,7 +276,7 @@ class TurnedMaps:
         """Compute the sum of all M_h, and own scores."""
         values, own = self._whole()
         M = sum(U @ V for U, V in zip(values.U, values.V, strict=True))
-        return SphereMap(np.zeros(len(own)), np.asarray(M), False, own)
+        return SphereMap(np.zeros(len(own)), np.asarray(M), False, self.corners.b, own)
 
     def beside_one(self) -> tuple[AttentionLayer, Array, Array]:
         """Return a layer that adds what keys do, of any length, next to one token (1, d); these.
@@ -252,11 +295,15 @@ class TurnedMaps:
         ]
         return AttentionLayer(heads, np.zeros(d)), b, keys
 
-    @property
-    def typical(self) -> float:
-        """Root mean square score of keys next to tokens, in the head where it is largest."""
+    def typical(self, layer: SphereMap) -> float:
+        """Root mean square score of keys next to tokens, in the head where it is largest.
+
+        Of tokens to which the layer adds 1: a norm's scale makes both as large.
+        """
         scores = np.array([one.beta @ one.theta.T for one in self.keys])
-        return float(np.sqrt(np.max(np.mean(scores**2, axis=(0, 1)))))
+        added = np.linalg.norm(layer.M[:, self.hidden], axis=0) * np.sqrt(len(layer.M))
+        largest = np.sqrt(np.max(np.mean(scores**2, axis=(0, 1))))
+        return float(largest / np.sqrt(np.mean(added**2)))
 
 
 def own_scores(few: OwnAnswers) -> OwnScores:
@@ -277,18 +324,66 @@ class ZeroGates:
     def run(self) -> Asking[TurnedMaps]:
         """Find the heads, then read their maps."""
         d = self.tokens.dim
-        hidden = np.sort(self.rng.permutation(d)[: hidden_coordinates(d)])
+        corners = yield from self._behind_one(np.eye(d))
+        hidden, few = yield from self._chosen(np.linalg.norm(corners.y, axis=1))
         shown = np.setdiff1d(np.arange(d), hidden)
-        few = yield from self._few(hidden, shown)
         keys = yield from self._keys(hidden, shown, few)
-        nothing = CornerAnswers(shown[:0], np.zeros(0), np.zeros((0, d)))
-        maps = TurnedMaps(hidden, shown, few, keys, nothing)
-        ranks = ranks_of_maps(maps, self.tokens.noise, self.rng)
-        again = int(_EQUATIONS * sum(ranks)) - len(shown)
-        corner = np.concatenate([shown, shown[: max(0, again)]])
-        zeros = _CORNER[np.arange(len(corner)) // len(shown)]
-        y = yield from self._answered(None, np.eye(d)[corner], zeros, "own scores")
-        return replace(maps, ranks=ranks, corners=CornerAnswers(corner, zeros.astype(float), y))
+        maps = TurnedMaps(hidden, shown, few, keys, corners)
+        corners = yield from self._tilted(maps)
+        return replace(
+            maps, corners=corners, ranks=ranks_of_maps(maps, self.tokens.noise, self.rng)
+        )
+
+    def _chosen(self, sizes: Array) -> Asking[tuple[Indices, OwnAnswers]]:
+        """Choose S by what coordinates add: own scores grow with the square of these sizes."""
+        s, logs = hidden_coordinates(len(sizes)), np.log(np.maximum(sizes, TINY))
+        wanted = float(np.quantile(logs, self.rng.uniform(*_SIZES)))
+        tried = list[Indices]()
+        found, refusal = None, None
+        for _ in range(_CHOICES):
+            hidden = np.sort(np.argsort(np.abs(logs - wanted))[:s])
+            if any(np.array_equal(hidden, one) for one in tried):
+                break
+            tried.append(hidden)
+            try:
+                few = yield from self._few(hidden, np.setdiff1d(np.arange(len(sizes)), hidden))
+            except ModelMismatch as error:
+                refusal, wanted = error, wanted - np.log(2)
+                continue
+            found = hidden, few
+            own = own_scores(few).own(self.tokens.radius * np.eye(s))
+            size = float(np.sqrt(np.mean(own**2)))
+            if size > _WEAK:
+                break
+            wanted -= np.log(size) / 2
+        if found is None:
+            assert refusal is not None
+            raise refusal
+        return found
+
+    def _tilted(self, maps: TurnedMaps) -> Asking[CornerAnswers]:
+        """Ask other far tokens instead of those whose own scores are too large."""
+        read, corners, bases = maps.maps(), maps.corners, maps.hidden
+        unit = np.eye(self.tokens.dim)
+        for angle in _TILTS:
+            weights = corners.weights(read, maps.shown)
+            hard = np.min(np.minimum(weights, 1 - weights), axis=1) < _MODERATE
+            hard[bases] = False
+            lost = np.flatnonzero(hard)
+            if not len(lost):
+                break
+            base = bases[np.arange(len(lost)) % len(bases)]
+            x = np.sin(angle) * unit[lost] + np.cos(angle) * unit[base]
+            turned = yield from self._behind_one(x)
+            b, y = corners.b.copy(), corners.y.copy()
+            b[lost], y[lost] = turned.b, turned.y
+            corners = CornerAnswers(b, y)
+        return corners
+
+    def _behind_one(self, x: Array) -> Asking[CornerAnswers]:
+        """Ask far tokens (Q, d) behind one token 0."""
+        y = yield from self._answered(None, x, np.ones(len(x), dtype=np.intp), "own scores")
+        return CornerAnswers(self.tokens.of(x), y)
 
     def _answered(self, key: Array | None, x: Array, zeros: Indices, phase: str) -> Asking[Array]:
         """Ask [0 × zeros; key; norm(x)] of tokens x, one key or one for each, (T, d)."""
@@ -316,7 +411,7 @@ class ZeroGates:
             y = np.vstack([y, asked[:, shown]])
             heads = int(np.count_nonzero(np.linalg.svd(y, compute_uv=False) > self._noise(y)))
             if not heads:
-                raise Reason.FIRST_TOKEN_DOES_NOT_COUNT.error()
+                raise Reason.NO_MODERATE_WEIGHTS.error()
             if heads > self.most:
                 raise Reason.MORE_HEADS.error(heads=f"{heads} or more", most=self.most)
             if heads + _SPARE <= count:
@@ -392,11 +487,11 @@ class ZeroGates:
             asked = np.tile(units[token], (len(keys), 1)) @ frame
             every = keys.repeat(len(token), axis=0)
             y = yield from self._answered(every, asked, np.tile(zeros, len(keys)), "maps")
-            y = y.reshape(len(keys), len(token), d)[:, :, shown]
+            y = y.reshape(len(keys), len(token), d)
             beta = self.tokens.radius * units[token]
             for place, key, rows in zip(lost, keys, y, strict=True):
-                answers = own.beside(beta, zeros.astype(float), rows)
-                noise = _KNOWN_NOISE / NOISE * self._noise(rows)
+                answers = own.beside(beta, zeros.astype(float), rows[:, shown])
+                noise = _KNOWN_NOISE / NOISE * self._noise(rows[:, shown])
                 found = self._found(answers, np.cos(turn) * start, _AWAY, noise)
                 if found is not None:
                     theta = found.theta
