@@ -94,14 +94,6 @@ def test_a_small_change_is_seen_and_shown(name):
         assert us.equivalent(g, other, atol=1e3)
 
 
-def test_other_classes_and_dimensions_are_different():
-    g, head = network("random", 3, 4, 0), us.SingleHead(np.eye(3), np.ones(3))
-    for other in (head, network("random", 4, 4, 0)):
-        verdict = us.equivalent(g, other)
-        assert verdict.verdict == "different"
-        assert verdict.witness is None
-
-
 def test_parameters_below_the_rounding_are_undecided():
     g = network("random", 3, 4, 0)
     other = us.ReluNetwork(g.A, g.w_o, g.b, g.c + 1e-17 + 2e-16)
