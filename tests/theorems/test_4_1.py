@@ -14,6 +14,7 @@ import pytest
 from scipy.special import expit
 
 import unsoftmax as us
+from tests.questions.services import served
 from tests.truth import Counted, hidden, relative
 
 
@@ -227,10 +228,15 @@ def softmax_of(scores):
     return weights / weights.sum(axis=1, keepdims=True)
 
 
-def impostors(d, rng):
-    """Functions that are no single head without biases, many of them nearly one."""
-    one = us.SingleHead(rng.standard_normal((d, d)), rng.standard_normal(d))
-    two = us.SingleHead(rng.standard_normal((d, d)), rng.standard_normal(d))
+def impostors(d, rng, rank=None):
+    """Functions that are no single head without biases, many of them nearly one of a rank."""
+
+    def drawn():
+        W = rng.standard_normal((d, rank or d))
+        W = W if rank is None else W @ rng.standard_normal((rank, d))
+        return us.SingleHead(W, rng.standard_normal(d))
+
+    one, two = drawn(), drawn()
     three = us.SingleHead(one.W, one.v, rng.standard_normal(d), 0.3)
     place = rng.standard_normal((64, d))
     noise = np.random.default_rng(5)
@@ -482,15 +488,10 @@ def test_float32_arithmetic_inside(trials):
     for seed in range(trials(1, 6)):
         rng = np.random.default_rng(seed)
         W = rng.standard_normal((24, 24)).astype(np.float32) / np.float32(5)
-        v = rng.standard_normal(24).astype(np.float32)
-
-        def target(X, W=W, v=v):
-            X = X.astype(np.float32)
-            weights = softmax_of(np.einsum("bnd,bd->bn", X, X[:, -1] @ W.T))
-            return np.einsum("bn,bn->b", weights, X @ v)
-
-        recovery = us.learn(target, us.learners.ExactHead(24, seed=seed))
-        error = np.linalg.norm(recovery.model.W - W.astype(float))
+        target = us.SingleHead(W, rng.standard_normal(24).astype(np.float32))
+        learner = us.learners.ExactHead(24, seed=seed)
+        recovery = us.learn(served(target, np.float32), learner)
+        error = np.linalg.norm(recovery.model.W - target.W)
         assert error / np.linalg.norm(W) <= 2e-5
         assert error <= recovery.certificate.W_error
 

@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 
 import unsoftmax as us
+from tests.questions.services import served
+from tests.theorems import test_4_1
 from tests.truth import Counted, hidden, relative
 from unsoftmax.learners.single_head.sensing import nuclear_norm, rank_one
 from unsoftmax.learners.single_head.sensing.sensing_head import (
@@ -299,25 +301,11 @@ def test_a_small_part_above_the_rank_is_not_cut_off(size, trials):
 
 
 def impostors(d, rng):
-    one = us.SingleHead(np.outer(*rng.standard_normal((2, d))), rng.standard_normal(d))
-    two = us.SingleHead(np.outer(*rng.standard_normal((2, d))), rng.standard_normal(d))
-    full = us.SingleHead(rng.standard_normal((d, d)), rng.standard_normal(d))
-    biased = us.SingleHead(one.W, one.v, rng.standard_normal(d))
-    return {
-        "two heads": lambda X: one(X) + two(X),
-        "a second head of 1e-5": lambda X: one(X) + 1e-5 * two(X),
-        "full rank": full,
-        "a query bias": biased,
-        "a value bias": lambda X: one(X) + 0.1,
-        "tanh on top": lambda X: np.tanh(one(X)),
-        "no softmax": lambda X: np.einsum("bnd,de,be,bn->b", X, one.W, X[:, -1], X @ one.v),
-        "distance bias": lambda X: one(X) + 0.1 * X[:, 0] @ one.v,
-        "temperature by length": lambda X: us.SingleHead(one.W * np.log(X.shape[1]), one.v)(X),
-        "labels": lambda X: (one(X) > 0).astype(float),
-        "quadratic": lambda X: np.einsum("bd,bd->b", X[:, -1], X[:, -1]),
-    }
+    W, v = rng.standard_normal((d, d)), rng.standard_normal(d)
+    return test_4_1.impostors(d, rng, rank=1) | {"full rank": us.SingleHead(W, v)}
 
 
+@pytest.mark.few(13)
 @pytest.mark.parametrize("name", impostors(2, np.random.default_rng(0)))
 def test_impostors_are_refused(name, trials):
     for d, seed in itertools.product((5, 12), range(trials(1, 15))):
@@ -440,18 +428,10 @@ def test_a_singular_value_in_the_rounding_does_not_unbound_the_certificate():
 def test_float32_inside():
     rng = np.random.default_rng(2)
     K, Q = rng.standard_normal((2, 2, 16)).astype(np.float32)
-    v = rng.standard_normal(16).astype(np.float32)
-
-    def target(X):
-        X = X.astype(np.float32)
-        scores = np.einsum("bnr,br->bn", X @ K.T, X[:, -1] @ Q.T)
-        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
-        return np.einsum("bn,bn->b", weights / weights.sum(axis=1, keepdims=True), X @ v)
-
-    recovery = us.learn(target, us.learners.SensingHead(16, 2))
-    W = K.T.astype(float) @ Q.astype(float)
-    assert relative(recovery.model.W, W) <= 1e-4
-    assert np.linalg.norm(recovery.model.W - W) <= recovery.certificate.W_error
+    target = us.SingleHead.from_factors(K, Q, rng.standard_normal(16).astype(np.float32))
+    recovery = us.learn(served(target, np.float32), us.learners.SensingHead(16, 2))
+    assert relative(recovery.model.W, target.W) <= 1e-4
+    assert np.linalg.norm(recovery.model.W - target.W) <= recovery.certificate.W_error
 
 
 def test_no_measurement_is_of_a_vector_of_zeros():

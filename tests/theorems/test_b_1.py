@@ -14,6 +14,7 @@ import pytest
 from scipy.special import expit
 
 import unsoftmax as us
+from tests.questions.services import served
 from tests.theorems.test_4_1 import CASES, impostors, score_matrices, value_vectors
 from tests.truth import Counted, relative
 from unsoftmax.learners.single_head.labels.sphere_average import Sphere, average
@@ -213,19 +214,13 @@ def test_the_certificate_halves_with_every_bit():
 def test_a_float32_target_at_16_bits(trials):
     for seed in range(trials(1, 5)):
         rng = np.random.default_rng(seed)
-        W = rng.standard_normal((12, 12)).astype(np.float32)
-        v = rng.standard_normal(12).astype(np.float32)
-
-        def target(X, W=W, v=v):
-            X = X.astype(np.float32)
-            scores = np.einsum("bnd,bd->bn", X, X[:, -1] @ W.T)
-            weights = np.exp(scores - scores.max(axis=1, keepdims=True))
-            return np.einsum("bn,bn->b", weights, X @ v) > 0
-
-        recovery = us.learn(target, learner(12, 16, seed))
-        assert_within_certificate(recovery, us.SingleHead(W, v))
+        arrays = (rng.standard_normal(shape).astype(np.float32) for shape in ((12, 12), 12))
+        target = us.SingleHead(*arrays)
+        single = labels(served(target, np.float32))
+        recovery = us.learn(single, learner(12, 16, seed))
+        assert_within_certificate(recovery, target)
         with pytest.raises(us.ModelMismatch, match="float32"):
-            us.learn(target, learner(12, 50, seed))
+            us.learn(single, learner(12, 50, seed))
 
 
 # -- wrong labels
