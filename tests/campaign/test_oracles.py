@@ -886,21 +886,6 @@ def test_a_failing_watcher_loses_no_answer(workers, tmp_path):
 # -- carelessness
 
 
-def test_an_oracle_may_spoil_what_it_is_given():
-    kept = []
-
-    def careless(X):
-        y = one_by_one(head(), X)
-        X[...] = np.nan
-        kept.append(X)
-        return y
-
-    clean = us.learn(lambda X: one_by_one(head(), X), LEARNER, batch=4)
-    spoilt = us.learn(careless, LEARNER, batch=4)
-    assert np.array_equal(clean.model.W, spoilt.model.W)
-    assert clean.evidence == spoilt.evidence
-
-
 def test_an_oracle_may_keep_what_it_is_given_and_what_it_answered():
     asked: list[np.ndarray] = []
     buffer = np.empty(1000)
