@@ -6,6 +6,7 @@ import numpy as np
 from scipy.optimize import linear_sum_assignment
 
 import unsoftmax as us
+from tests.rotary_services import in_float32
 
 
 def rotary_layer(d, H, G, r, seed, *, base=1e4, residual=False, turning=1.0, m=None, biases=0.0):
@@ -83,27 +84,7 @@ def longest_miss(found, target, seed):
     return float(np.max(np.linalg.norm(found(X) - y, axis=1) / np.linalg.norm(y, axis=1)))
 
 
-class InFloat32:
-    """A layer as libraries compute it: projections, then turns, scores, values, all in float32."""
-
-    def __init__(self, layer):
-        self.layer = layer
-        arrays = layer.arrays()
-        self.O, self.V, self.K, self.Q = (arrays[name].astype(np.float32) for name in "OVKQ")
-        self.c = layer.c.astype(np.float32)
-
-    def __call__(self, X):
-        x, layer = X.astype(np.float32), self.layer
-        N, answers = X.shape[1], np.tile(self.c, (len(X), 1))
-        places = np.arange(N)
-        keys = np.einsum("bnd,grd->gbnr", x, self.K)
-        values = np.einsum("bnd,gsd->gbns", x, self.V)
-        queries = np.einsum("bd,hrd->hbr", x[:, -1], self.Q)
-        keys = layer.rotary.turned(keys, places).astype(np.float32)
-        queries = layer.rotary.turned(queries, np.array(N - 1)).astype(np.float32)
-        for h, g in enumerate(layer.groups):
-            scores = np.einsum("bnr,br->bn", keys[g], queries[h])
-            weights = np.exp(scores - scores.max(axis=1, keepdims=True))
-            weights /= weights.sum(axis=1, keepdims=True)
-            answers += np.einsum("bn,bns->bs", weights, values[g]) @ self.O[h].T
-        return (answers + x[:, -1] if layer.residual else answers).astype(np.float64)
+def hidden_in_float32(layer):
+    """A layer as libraries compute it, all in float32; the answers do not show it."""
+    service = in_float32(layer)
+    return lambda X: service(X).astype(np.float64)

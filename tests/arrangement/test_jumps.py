@@ -9,10 +9,8 @@ from hypothesis import strategies as st
 
 from tests.arrangement.circles import angles, counted, driven, jumping, noisy
 from unsoftmax.arrangement.jumps import (
-    Jumps,
     JumpSearch,
     JumpTuning,
-    Pieces,
     SoftTransition,
     bisect,
     find_jumps,
@@ -21,11 +19,6 @@ from unsoftmax.arrangement.jumps import (
 from unsoftmax.arrangement.kinks import TooManyBreakpoints
 
 EXACT = 1e-14
-FLOATS = st.floats(-1e3, 1e3)
-
-
-def sinusoid(x, y):
-    return lambda t: x * np.cos(t) + y * np.sin(t)
 
 
 def search(error=EXACT, most=16, baseline=1e-5, **tuning):
@@ -188,11 +181,3 @@ def test_a_transition_that_has_to_be_cut_and_cannot_is_said():
 
 
 # -- intervals
-
-
-def intervals(n=3):
-    pieces = Pieces.none()
-    pieces.add(np.arange(n + 1.0), np.zeros(n + 1), np.zeros(n + 1), np.ones(n + 1))
-    edges, rows = np.arange(n + 1.0), np.arange(n + 1)
-    own = np.ones(n), np.zeros(n, dtype=np.intp)
-    return Jumps(pieces, edges[:-1], edges[1:], rows[:-1], rows[1:], *own)

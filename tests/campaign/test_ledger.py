@@ -767,22 +767,6 @@ def test_a_target_is_recognised_at_the_precision_of_its_answers(form, tmp_path):
         us.learn(answering(rounded + steps * step), script, ledger=ledger)
 
 
-def test_a_noisy_target_goes_on_with_an_estimate_of_its_noise(tmp_path):
-    script, ledger = Script([[sequences(12)], [sequences(4, seed=1)]]), tmp_path / "ledger"
-    rng, scale = np.random.default_rng(0), 1e-3
-
-    def noisy(X):
-        return X[:, 0, 0] + scale * rng.standard_normal(len(X))
-
-    with pytest.raises(us.BudgetExceeded):
-        us.learn(noisy, script, ledger=ledger, budget=12, batch=3)
-    recovery = us.learn(noisy, script, ledger=ledger, batch=1)
-    assert recovery.counts["fingerprint"] == 16
-    [note] = [note for note in recovery.notes if "noise" in note]
-    estimate = float(note.rstrip(".").split()[-1])
-    assert scale / 2 < estimate < 2 * scale
-
-
 # -- the questions
 
 

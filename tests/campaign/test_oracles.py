@@ -271,41 +271,6 @@ def test_an_error_says_whether_the_answers_are_kept(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("spoil", "words"),
-    [
-        (lambda y: y[:-1], ["(2,)", "(3,)"]),
-        (lambda y: np.append(y, 0.0), ["(4,)", "(3,)"]),
-        (lambda y: y[:0], ["(0,)", "(3,)"]),
-        (lambda y: y[0], ["()", "(3,)"]),
-        (lambda y: np.stack([y, y], axis=1), ["(3, 2)", "(3,)"]),
-        (lambda y: y[None], ["(1, 3)", "(3,)"]),
-        (lambda y: y[:, None, None], ["(3, 1, 1)", "(3,)"]),
-        (lambda y: y + 0j, ["complex128"]),
-        (lambda y: y.astype(object), ["object"]),
-        (lambda y: y.astype(str), ["<U", "real numbers"]),
-        (lambda y: [str(number) for number in y], ["real numbers"]),
-        (lambda y: [[1.0], [1.0, 2.0], 3.0], ["no array"]),
-        (lambda y: None, ["object"]),
-        (lambda y: {"answers": y}, ["object"]),
-        (lambda y: (number for number in y), ["object"]),
-        (lambda y: y.astype("datetime64[s]"), ["datetime64"]),
-    ],
-    ids=lambda _: "",
-)
-@pytest.mark.parametrize("workers", [1, 2])
-def test_what_is_not_one_number_per_sequence_is_refused(spoil, words, workers, tmp_path):
-    script, ledger = Script([[sequences(4)], [sequences(3, seed=1)]]), tmp_path / "ledger"
-    oracle = Counted(lambda X: spoil(first_number(X)) if len(X) == 3 else first_number(X))
-    with pytest.raises(us.OracleError) as caught:
-        us.learn(oracle, script, ledger=ledger, workers=workers)
-    for word in ("3 sequences of shape (2, 2), 0–2 of “part 1”", *words):
-        assert word in str(caught.value)
-    assert oracle.calls == 2  # asking again would not help
-    assert account(ledger).recorded == 4
-    assert us.learn(first_number, script, ledger=ledger).counts["failed"] == 3
-
-
-@pytest.mark.parametrize(
     "cast",
     [
         np.asarray,
@@ -884,21 +849,6 @@ def test_a_failing_watcher_loses_no_answer(workers, tmp_path):
 
 
 # -- carelessness
-
-
-def test_an_oracle_may_spoil_what_it_is_given():
-    kept = []
-
-    def careless(X):
-        y = one_by_one(head(), X)
-        X[...] = np.nan
-        kept.append(X)
-        return y
-
-    clean = us.learn(lambda X: one_by_one(head(), X), LEARNER, batch=4)
-    spoilt = us.learn(careless, LEARNER, batch=4)
-    assert np.array_equal(clean.model.W, spoilt.model.W)
-    assert clean.evidence == spoilt.evidence
 
 
 def test_an_oracle_may_keep_what_it_is_given_and_what_it_answered():

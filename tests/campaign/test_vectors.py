@@ -113,46 +113,66 @@ def test_answers_of_any_layout_and_type():
 # -- and other shapes are refused, not rearranged
 
 
-def spoilt(spoil):
-    """A target of m = 5 that answers batches of 3 in another shape."""
-    return lambda X: spoil(rows(5)(X)) if len(X) == 3 else rows(5)(X)
+OF_NUMBERS: list[Any] = [
+    (lambda y: y[:-1], ["(2,)", "(3,)"]),
+    (lambda y: np.append(y, 0.0), ["(4,)", "(3,)"]),
+    (lambda y: y[:0], ["(0,)", "(3,)"]),
+    (lambda y: y[0], ["()", "(3,)"]),
+    (lambda y: np.stack([y, y], axis=1), ["(3, 2)", "(3,)"]),
+    (lambda y: y[None], ["(1, 3)", "(3,)"]),
+    (lambda y: y[:, None, None], ["(3, 1, 1)", "(3,)"]),
+    (lambda y: y + 0j, ["complex128"]),
+    (lambda y: y.astype(object), ["object"]),
+    (lambda y: y.astype(str), ["<U", "real numbers"]),
+    (lambda y: [str(number) for number in y], ["real numbers"]),
+    (lambda y: [[1.0], [1.0, 2.0], 3.0], ["no array"]),
+    (lambda y: None, ["object"]),
+    (lambda y: {"answers": y}, ["object"]),
+    (lambda y: (number for number in y), ["object"]),
+    (lambda y: y.astype("datetime64[s]"), ["datetime64"]),
+]
+OF_VECTORS: list[Any] = [
+    (lambda y: y.T, ["(5, 3)", "(3, m)"]),
+    (lambda y: y.reshape(5, 3), ["(5, 3)", "(3, m)"]),
+    (lambda y: y.ravel(), ["(15,)", "(3, m)"]),
+    (lambda y: y.reshape(1, 15), ["(1, 15)", "(3, m)"]),
+    (lambda y: y[None], ["(1, 3, 5)", "(3, m)"]),
+    (lambda y: y[:, :, None], ["(3, 5, 1)", "(3, m)"]),
+    (lambda y: y[:2], ["(2, 5)", "(3, m)"]),
+    (lambda y: np.vstack([y, y]), ["(6, 5)", "(3, m)"]),
+    (lambda y: y[:, :0], ["(3, 0)", "(3, m)"]),
+    (lambda y: y[0, 0], ["()", "(3, m)"]),
+    (lambda y: y[:, :4], ["4 numbers per sequence", "had 5"]),
+    (lambda y: np.hstack([y, y]), ["10 numbers per sequence", "had 5"]),
+    (lambda y: y[:, 0], ["1 numbers per sequence", "had 5"]),
+    (lambda y: y[:, :3].T, ["3 numbers per sequence", "had 5"]),
+    (lambda y: y + 0j, ["complex128"]),
+    (lambda y: [list(row[: k + 1]) for k, row in enumerate(y)], ["no array"]),
+]
 
 
 @pytest.mark.parametrize(
-    ("spoil", "words"),
+    ("asks", "right", "spoil", "words"),
     [
-        (lambda y: y.T, ["(5, 3)", "(3, m)"]),
-        (lambda y: y.reshape(5, 3), ["(5, 3)", "(3, m)"]),
-        (lambda y: y.ravel(), ["(15,)", "(3, m)"]),
-        (lambda y: y.reshape(1, 15), ["(1, 15)", "(3, m)"]),
-        (lambda y: y[None], ["(1, 3, 5)", "(3, m)"]),
-        (lambda y: y[:, :, None], ["(3, 5, 1)", "(3, m)"]),
-        (lambda y: y[:2], ["(2, 5)", "(3, m)"]),
-        (lambda y: np.vstack([y, y]), ["(6, 5)", "(3, m)"]),
-        (lambda y: y[:, :0], ["(3, 0)", "(3, m)"]),
-        (lambda y: y[0, 0], ["()", "(3, m)"]),
-        (lambda y: y[:, :4], ["4 numbers per sequence", "had 5"]),
-        (lambda y: np.hstack([y, y]), ["10 numbers per sequence", "had 5"]),
-        (lambda y: y[:, 0], ["1 numbers per sequence", "had 5"]),
-        (lambda y: y[:, :3].T, ["3 numbers per sequence", "had 5"]),
-        (lambda y: y + 0j, ["complex128"]),
-        (lambda y: [list(row[: k + 1]) for k, row in enumerate(y)], ["no array"]),
+        *((Script, first_number, *row) for row in OF_NUMBERS),
+        *((Vectors, rows(5), *row) for row in OF_VECTORS),
     ],
     ids=lambda _: "",
 )
 @pytest.mark.parametrize("workers", [1, 3])
-def test_another_shape_is_refused(spoil, words, workers, tmp_path):
+def test_another_shape_is_refused(asks, right, spoil, words, workers, tmp_path):
     """Among them a transposed last batch, one cut differently, and a square of another m."""
-    script, ledger = Vectors([[sequences(7)], [sequences(3, seed=1)]]), tmp_path / "ledger"
-    counted = Counted(spoilt(spoil))
+    script, ledger = asks([[sequences(7)], [sequences(3, seed=1)]]), tmp_path / "ledger"
+    counted = Counted(lambda X: spoil(right(X)) if len(X) == 3 else right(X))
     with pytest.raises(us.OracleError) as caught:
         us.learn(counted, script, ledger=ledger, workers=workers)
     for word in ("3 sequences of shape (2, 2), 0–2 of “part 1”", *words):
         assert word in str(caught.value)
     assert counted.calls == 2  # asking again would not help
     assert account(ledger).recorded == 7
-    answers = answers_of(us.learn(rows(5), script, ledger=ledger))
-    assert np.array_equal(answers[1][0], rows(5)(script.rounds[1][0].X))
+    recovery = us.learn(right, script, ledger=ledger)
+    assert recovery.counts["failed"] == 3
+    assert np.array_equal(answers_of(recovery)[1][0], right(script.rounds[1][0].X))
 
 
 @pytest.mark.parametrize("workers", [1, 3])
@@ -294,9 +314,10 @@ def test_long_vectors_are_recognised_at_once(decimals, tmp_path, monkeypatch):
     assert max(read) <= 2**14 + 8
 
 
-def test_noise_on_vectors_is_estimated(tmp_path):
-    script, ledger = Vectors([[sequences(12)], [sequences(4, seed=1)]]), tmp_path / "ledger"
-    noisy = us.oracles.noisy(rows(5), 1e-3, seed=0)
+@pytest.mark.parametrize(("asks", "target"), [(Script, first_number), (Vectors, rows(5))])
+def test_a_noisy_target_goes_on_with_an_estimate_of_its_noise(asks, target, tmp_path):
+    script, ledger = asks([[sequences(12)], [sequences(4, seed=1)]]), tmp_path / "ledger"
+    noisy = us.oracles.noisy(target, 1e-3, seed=0)
     with pytest.raises(us.BudgetExceeded):
         us.learn(noisy, script, ledger=ledger, budget=12, batch=3)
     recovery = us.learn(noisy, script, ledger=ledger, batch=1)

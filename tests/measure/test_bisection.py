@@ -9,11 +9,6 @@ import unsoftmax as us
 from unsoftmax.learners.single_head.labels.bisection import (
     read_labels,
 )
-from unsoftmax.probes import Sequences
-
-
-def probes(places):
-    return Sequences(np.asarray(places)[:, None, None], phase="made up", purpose="data")
 
 
 def test_labels_are_ones_and_zeros_or_minus_ones():

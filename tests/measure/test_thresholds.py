@@ -8,13 +8,6 @@ import pytest
 from unsoftmax.theory import counts
 
 
-def flip(label, low, high):
-    """Where a label goes from 1 to 0, to the last bit."""
-    while (middle := (low + high) / 2) not in (low, high):
-        low, high = (middle, high) if label(middle) else (low, middle)
-    return low
-
-
 def test_the_papers_counts_at_known_places():
     """Its sample sizes as computed independently, by d, μ, W, ε_W, δ."""
     for (d, error, margin, failure), k in {

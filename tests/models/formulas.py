@@ -207,6 +207,7 @@ def rotary_layer(t, x, groups, residual):
     return answer
 
 
-def feed_forward(t, x):
-    """Return B relu(A x_N + b) + c."""
-    return t["B"] @ ACTIVATIONS["relu"](t["A"] @ x[-1] + t["b"]) + t["c"]
+def feed_forward(t, x, activation):
+    """Return B φ(A x_N + b) + c, or B (φ(G x_N + g) ⊙ (A x_N + b)) + c."""
+    phi, z = ACTIVATIONS[activation], t["A"] @ x[-1] + t["b"]
+    return t["B"] @ (phi(t["G"] @ x[-1] + t["g"]) * z if "G" in t else phi(z)) + t["c"]

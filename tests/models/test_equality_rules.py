@@ -1,4 +1,4 @@
-"""The parts of equality: tolerances, hinge sums, witnesses; a new class joins by its maps."""
+"""The parts of equality: tolerances, witnesses; a new class joins by its maps."""
 
 from __future__ import annotations
 
@@ -247,20 +247,6 @@ def test_without_tolerance_only_equal_numbers_will_do():
     assert tolerance.compare(np.array([1.0, 0.0]), np.array([1.0, -0.0]))[0]
     # the difference of these norms rounds to 0
     assert not tolerance.compare(np.array([1e300, 1e-300]), np.array([1e300, 0.0]))[0]
-
-
-# -- hinge sums
-
-
-def network(d, m, seed):
-    rng = np.random.default_rng(seed)
-    A, w_o, b = rng.standard_normal((d, m)), rng.standard_normal(m), rng.standard_normal(m)
-    return us.ReluNetwork(A, w_o, b, 0.4)
-
-
-def value(parts, x, length):
-    Y = np.column_stack([x / length, np.ones(len(x))])
-    return Y @ parts.linear + np.maximum(Y @ parts.u.T, 0.0) @ parts.s
 
 
 # -- witnesses

@@ -6,7 +6,9 @@ That their values and derivatives are those of their formulas, `tests.models.tes
 from __future__ import annotations
 
 import copy
+import itertools
 import pickle
+from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +17,8 @@ import pytest
 import unsoftmax as us
 from tests.models.test_linearise import MODELS
 from tests.models.test_stack import STACKS
+from tests.shares import share
+from unsoftmax.models import files
 from unsoftmax.models.equality import CANONICAL
 
 FILES = sorted(Path(__file__).with_name("data").glob("*.safetensors"))
@@ -55,9 +59,9 @@ def parameters(model):
 
 ALONE = [one.model for one in MODELS]
 every_parameter = pytest.mark.parametrize("model", [x for x in ALONE if parameters(x)], ids=repr)
-one_per_class = pytest.mark.parametrize(
-    "model", {type(x): x for x in ALONE if parameters(x)}.values(), ids=repr
-)
+OF_CLASSES = [*{type(x): x for x in ALONE if parameters(x)}.values()]
+one_per_class = pytest.mark.parametrize("model", OF_CLASSES, ids=repr)
+SMOOTH = [x for x in ALONE if isinstance(x, us.FeedForward) and x.activation in ("gelu", "silu")]
 
 
 # -- files, pickles and copies
@@ -103,7 +107,38 @@ def test_files_pickles_and_copies_keep_every_bit(model, tmp_path):
     assert us.equivalent(us.load(tmp_path / "model"), model, rtol=0)
 
 
+# What a file may lack: it is 0, or what a constructor takes where nothing is said.
+MAY_LACK = {"w", "b", "c", "k_bias", "q_bias", "g", "shift", "residual", "groups", "activation"}
+MAY_LACK |= {"before", "centred"}
+
+
+@pytest.mark.parametrize("model", [*OF_CLASSES, *SMOOTH], ids=repr)
+def test_a_file_that_lacks_an_array_or_has_another_is_damaged(model, tmp_path):
+    arrays, path = model.arrays(), tmp_path / "model"
+    for name in arrays:
+        files.write(path, type(model).__name__, {n: x for n, x in arrays.items() if n != name})
+        if name.rpartition(".")[2] not in MAY_LACK or (name == "c" and "O" in arrays):
+            with pytest.raises(ValueError, match="damaged"):
+                us.load(path)
+    files.write(path, type(model).__name__, {**arrays, "other": np.zeros(1)})
+    with pytest.raises(ValueError, match="damaged"):
+        us.load(path)
+
+
 # -- arrays and answers
+
+
+@pytest.mark.parametrize("model", ALONE, ids=repr)
+def test_norms_of_parameters_are_those_of_the_least_head(model):
+    norms = defaultdict(list)
+    for name, tensor in model.tensors.items():
+        norms[name.partition(" of ")[0]].append(tensor.norm)
+    for name, each in norms.items():
+        shared = isinstance(model, us.RotaryLayer) and name in ("K", "k_bias", "V")
+        if not (shared or name.startswith("network.")):
+            least = min((norm for norm in each if norm), default=0.0)
+            assert model.parameter_norm(name) == pytest.approx(least, rel=1e-12), name
+    assert model.parameter_norm("slope") == 0.0
 
 
 @one_per_class
@@ -155,6 +190,8 @@ def test_arrays_that_do_not_fit_are_refused_by_name(model):
     arrays = model.arrays()
     for name, array in arrays.items():
         own = name.rpartition(".")[2]
+        if own == "activation":  # a name, written in bytes
+            continue
         for wrong, error, said in (
             (array[None], ValueError, "have (shape|two axes)"),
             (np.full_like(array, np.nan), ValueError, "be finite"),
@@ -201,3 +238,67 @@ def test_a_difference_in_any_array_has_a_witness(model, by):
         X = result.witness[None]
         assert np.any(model(X) != other(X)), name
         assert us.equivalent(model, other, rtol=1e3 * by), name
+
+
+EARLIER = [us.load(file) for file in FILES]
+
+
+def takes(model):
+    """What sequences a model takes, and what it answers them with."""
+    single = isinstance(model, us.FeedForward | us.ReluNetwork)
+    return model.dim, single, model(sequences(model, 1, 2)).shape
+
+
+def test_models_that_take_or_answer_otherwise_are_different_and_so_are_classes():
+    for one, other in itertools.permutations([*OF_CLASSES, *EARLIER], 2):
+        result = us.equivalent(one, other)
+        if takes(one) != takes(other):
+            assert (result.verdict, result.by) == ("different", "shape"), (one, other)
+            assert (result.witness, result.gap) == (None, np.inf)
+        elif type(one) is not type(other):
+            assert result.verdict == "different", (one, other)
+            X = result.witness[None]
+            assert np.any(one(X) != other(X)), (one, other)
+
+
+BOUNDS = ("M", "W", "w", "v", "c", "scale", "shift", "eps", "constant", "slope")
+# By which bound an array of heads counts, and those of a norm around them; c is not "constant".
+COUNTS_BY = {
+    **dict.fromkeys(("W", "K", "Q", "frequencies"), "W"),
+    **dict.fromkeys(("w", "k_bias", "q_bias"), "w"),
+    **dict.fromkeys(("v", "M", "O", "V"), "v"),
+    **{name: name for name in ("scale", "shift", "eps")},
+}
+
+
+@pytest.mark.parametrize("model", [*OF_CLASSES, *SMOOTH], ids=repr)
+def test_a_certificate_decides_what_the_tolerance_does_not(model):
+    """A millionth of an array: within ample bounds, beyond tight ones, and told without any."""
+    ample, tight = (dict.fromkeys(BOUNDS, size) for size in (0.1, 1e-13))
+    for name in parameters(model):
+        near = moved(model, name, 1e-6)
+        within = us.equivalent(near, model, errors=ample)
+        assert (within.verdict, within.by) == ("equal", "certificate"), name
+        assert within.share is not None
+        assert 0 < within.share < 1
+        beyond = us.equivalent(near, model, errors=tight)
+        assert (beyond.verdict, beyond.by) == ("different", "certificate"), name
+        assert us.equivalent(near, model, errors={"other": 1.0}).by == "witness"
+        bound = COUNTS_BY.get(name.rpartition(".")[2])
+        if bound is not None and not isinstance(model, us.FeedForward | us.ReluNetwork):
+            for small in (1e-13, 0.0):
+                assert share(near, model, {**ample, bound: small}) > 1, name
+
+
+@pytest.mark.parametrize(
+    "model",
+    [x for x in ALONE if isinstance(x, us.AttentionLayer | us.FeedForward) and parameters(x)],
+    ids=repr,
+)
+def test_layers_beyond_the_range_of_float64_are_refused_in_a_sentence(model):
+    for name in parameters(model):
+        if not name.endswith("eps"):
+            arrays = {**model.arrays(), name: 1e200 * model.arrays()[name]}
+            far = type(model).from_arrays(arrays)
+            with pytest.raises(ValueError, match="beyond 1e\\+145 sums of squares leave float64's"):
+                us.equivalent(far, far)

@@ -1,4 +1,4 @@
-"""A feed-forward layer: the forward map against a loop, files, arguments, and which are equal."""
+"""A feed-forward layer: arguments, and which are equal."""
 
 from __future__ import annotations
 
@@ -103,18 +103,6 @@ def test_a_layer_of_one_output_is_a_network():
     f = layer(3, 6, 1, 0)
     network = us.ReluNetwork(f.A.T, f.B[0], f.b, float(f.c[0]))
     assert us.equivalent(f, network)
-    assert us.equivalent(f, layer(3, 6, 2, 0)).by == "shape"
-    assert us.equivalent(layer(4, 3, 4, 0), us.SingleHead(np.eye(4), np.ones(4))).by == "shape"
-
-
-def test_a_certificate_decides_what_the_tolerance_does_not():
-    f = layer(4, 6, 4, 0)
-    moved = us.FeedForward(f.A, f.b, f.B * (1 + 1e-6), f.c)
-    assert not us.equivalent(f, moved)
-    wide, narrow = ({"constant": size, "slope": size} for size in (1e-4, 1e-9))
-    assert us.equivalent(f, moved, errors=wide).by == "certificate"
-    assert us.equivalent(f, moved, errors=narrow).verdict == "different"
-    assert us.equivalent(f, f, rtol=0)
 
 
 @pytest.mark.parametrize("size", [1e-3, 1e3])
@@ -134,13 +122,3 @@ def test_layers_without_neurons_are_compared():
     assert us.equivalent(none, none)
     assert us.equivalent(none, idle)
     assert us.equivalent(none, one).verdict == "different"
-
-
-@pytest.mark.parametrize("name", ["A", "B", "b", "c"])
-def test_layers_beyond_the_range_of_float64_are_refused_in_a_sentence(name):
-    rng = np.random.default_rng(0)
-    A, B = rng.standard_normal((2, 4, 4))
-    arrays = {"A": A, "b": np.ones(4), "B": B, "c": np.ones(4)}
-    layer = us.FeedForward(**{**arrays, name: 1e200 * arrays[name]})
-    with pytest.raises(ValueError, match="beyond 1e\\+145 sums of squares leave float64's range"):
-        us.equivalent(layer, layer)

@@ -288,7 +288,7 @@ def places(model: Any) -> dict[str, tuple[str, Any]]:
     found: dict[str, tuple[str, Any]] = {}
     by_head, by_group = (some.get(type(model), "").split() for some in (BY_HEAD, BY_GROUP))
     for key, array in whole_arrays(model).items():
-        if key in ("dim", "groups", "norm.before", "norm.centred"):
+        if key in ("activation", "dim", "groups", "norm.before", "norm.centred"):
             continue
         if key == "residual" and not array.ndim:
             continue
@@ -308,9 +308,10 @@ def places(model: Any) -> dict[str, tuple[str, Any]]:
 def formula_of(model: Any) -> Callable[..., Any]:
     count = getattr(model, "H", None)
     if isinstance(model, us.AttentionLayer | us.FeedForward):
-        inside = formulas.feed_forward
         if isinstance(model, us.AttentionLayer):
             inside = partial(formulas.attention_layer, count=count)
+        else:
+            inside = partial(formulas.feed_forward, activation=model.activation)
         return partial(formulas.sublayer, inside, residual=model.residual, norm=model.norm)
     if isinstance(model, us.RotaryLayer):
         return partial(formulas.rotary_layer, groups=model.groups, residual=model.residual)
@@ -346,6 +347,12 @@ def of_model(name: str, model: Any) -> Subject:
 def models() -> list[Subject]:
     draw = Drawn(1)
     found = heads_and_networks(draw) + rotary_models(draw)
+    for phi, gated in itertools.product(ACTIVATIONS, (False, True)):
+        if (phi, gated) not in (("relu", False), ("identity", True)):  # whose products are squares
+            gate = (draw(5, D), draw(5)) if gated else None
+            arrays = draw(5, D), draw(5), draw(D, 5), draw(D)
+            layer = us.FeedForward(*arrays, activation=phi, gate=gate)
+            found.append(of_model(f"{phi}, {'gated' if gated else 'plain'}", layer))
     norms: dict[str, us.LayerNorm | None] = {"no norm": None}
     for before, centred in itertools.product((True, False), (True, False)):
         name = f"{'LayerNorm' if centred else 'RMSNorm'} {'before' if before else 'behind'}"
@@ -701,7 +708,8 @@ def test_small_tokens(subject):
 
 LARGE = [one for one in MAPS if one.name in {*ACTIVATIONS, "no heads", "no neurons"}]
 LARGE += [one for one in MAPS if one.name.startswith("norm, ")]
-LARGE += [one for one in MODELS if "before" in one.name or one.name.startswith("FeedForward")]
+PLAIN = [one for one in MODELS if "gated" not in one.name]  # sums times gates overflow
+LARGE += [one for one in PLAIN if "before" in one.name or one.name.startswith("FeedForward")]
 LARGE += [one for one in MODELS if "of 0" in one.name or one.name == "ReluNetwork"]
 
 

@@ -155,9 +155,6 @@ def test_other_constants_and_other_classes():
     assert us.equivalent(one, head, rtol=0)
     assert us.equivalent(head, one, rtol=0)
     assert_told_apart(us.equivalent(a, head), a, head)
-    for other in (several(2, 4), us.ReluNetwork(np.eye(3), np.ones(3))):
-        result = us.equivalent(a, other)
-        assert (result.verdict, result.witness, result.gap) == ("different", None, np.inf)
 
 
 # -- undecided

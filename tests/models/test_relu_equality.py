@@ -6,28 +6,15 @@ import numpy as np
 import pytest
 
 import unsoftmax as us
+from tests.models.test_feed_forward import rewritten as rewritten_layer
 from tests.networks import KINDS, network
 
 
 def rewritten(g, seed):
-    """The same function: scaled, split, flipped, reordered, with dead weight."""
-    rng = np.random.default_rng(seed)
-    d, m = g.A.shape
-    A, b, w_o = g.A.copy(), g.b.copy(), g.w_o.copy()
-    factor = np.exp2(rng.integers(-3, 4, m))  # exact
-    A, b, w_o = A * factor, b * factor, w_o / factor
-    # s·relu(z) = s·z + s·relu(−z)
-    flip = rng.random(m) < 0.4
-    linear = A[:, flip] @ w_o[flip]
-    c = g.c + float(b[flip] @ w_o[flip])
-    A[:, flip], b[flip] = -A[:, flip], -b[flip]
-    # one neuron as two, two that have no effect, a constant one, the linear part
-    A = np.column_stack([A, A[:, :1], A[:, :1], np.zeros(d), linear, -linear])
-    b = np.append(b, [b[0], b[0], 2.0, 0.0, 0.0])
-    w_o = np.append(w_o, [w_o[0] / 2, 0.0, 3.0, 1.0, -1.0])
-    w_o[0] /= 2
-    order = rng.permutation(len(b))
-    return us.ReluNetwork(A[:, order], w_o[order], b[order], c - 6.0)
+    """The same function, as a layer of one output, and with two neurons that have no effect."""
+    f = rewritten_layer(us.FeedForward(g.A.T, g.b, g.w_o[None], [g.c]), seed)
+    A, b = np.column_stack([f.A.T, g.A[:, :1], np.zeros(g.dim)]), np.append(f.b, [g.b[0], -2.0])
+    return us.ReluNetwork(A, np.append(f.B[0], [0.0, 3.0]), b, f.c[0])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -92,14 +79,6 @@ def test_a_small_change_is_seen_and_shown(name):
         X = verdict.witness[None]
         assert g(X) != other(X)
         assert us.equivalent(g, other, atol=1e3)
-
-
-def test_other_classes_and_dimensions_are_different():
-    g, head = network("random", 3, 4, 0), us.SingleHead(np.eye(3), np.ones(3))
-    for other in (head, network("random", 4, 4, 0)):
-        verdict = us.equivalent(g, other)
-        assert verdict.verdict == "different"
-        assert verdict.witness is None
 
 
 def test_parameters_below_the_rounding_are_undecided():

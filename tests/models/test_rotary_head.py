@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 import unsoftmax as us
-from tests.rotary_heads import rotary_head
 
 FREQUENCIES = [
     [1, 0.1, 0.01, 0.001],
@@ -110,15 +109,6 @@ def test_a_head_whose_planes_do_not_turn_is_one_without_positions():
         turning = head([1.0, 0.1])
         assert us.equivalent(turning, other).verdict == "different"
         assert us.equivalent(other, turning).verdict == "different"
-
-
-def test_equality_within_a_certificate():
-    model = rotary_head(6, 4, 0)
-    recovery = us.learn(model, us.learners.LowRankHead(6, 4, rotary=True))
-    errors = recovery.certificate.errors
-    assert us.equivalent(recovery.model, model, rtol=0, errors=errors).by == "certificate"
-    off = changed(model, frequencies=model.rotary.frequencies * 1.001)
-    assert us.equivalent(recovery.model, off, errors=errors).verdict == "different"
 
 
 def test_exact_equality_is_of_the_numbers_given():

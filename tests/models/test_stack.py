@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -153,40 +152,7 @@ def test_memory_is_bounded_by_the_batch(stack, monkeypatch):
     assert stack(X[:0]).shape == (0, stack.outputs)
 
 
-# -- activations and gates
-
-
-PHI: dict[str, Callable[[Any], Any]] = {
-    "relu": lambda z: np.maximum(z, 0),
-    "silu": lambda z: z / (1 + np.exp(-z)),
-    "quick_gelu": lambda z: z / (1 + np.exp(-1.702 * z)),
-    "gelu_tanh": lambda z: z / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (z + 0.044715 * z**3))),
-    "sigmoid": lambda z: 1 / (1 + np.exp(-z)),
-    "tanh": np.tanh,
-    "softplus": lambda z: np.log1p(np.exp(z)),
-    "identity": lambda z: z,
-}
-
-
-@pytest.mark.parametrize("activation", PHI)
-@pytest.mark.parametrize("gated", [False, True])
-def test_activations_and_gates(activation, gated, tmp_path):
-    layer, x, phi = neurons(activation=activation, gated=gated), batch()[:, 0], PHI[activation]
-    z = x @ layer.A.T + layer.b
-    h = phi(z)
-    if layer.gate is not None:
-        G, g = layer.gate
-        h = phi(x @ G.T + g) * z
-    np.testing.assert_allclose(layer(x), h @ layer.B.T + layer.c, rtol=1e-12)
-    layer.save(tmp_path / "layer")
-    loaded = us.load(tmp_path / "layer")
-    assert (loaded.activation, repr(loaded)) == (activation, repr(layer))
-    np.testing.assert_array_equal(loaded(x), layer(x))
-
-
-def test_gelu_is_that_of_the_error_function():
-    layer = us.FeedForward([[1.0]], [0.0], [[1.0]], [0.0], activation="gelu")
-    assert layer([[1.0]])[0, 0] == pytest.approx(0.8413447460685429, rel=1e-15)
+# -- its parts
 
 
 def test_plain_relus_have_the_arrays_they_had():

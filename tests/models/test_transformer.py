@@ -1,4 +1,4 @@
-"""The one-layer Transformer: forward map, files, canonical form, equality."""
+"""The one-layer Transformer: what does not fit, and equality."""
 
 from __future__ import annotations
 
@@ -9,39 +9,14 @@ import unsoftmax as us
 from tests.networks import network
 
 
-def transformer(seed, d=4, m=6, rank=None, biases=True):
-    rng = np.random.default_rng(seed)
-    g, w = network("random", d, m, seed, biases), rng.standard_normal(d)
-    K, Q = rng.standard_normal((2, rank or d, d))
-    if rank is None:
-        return us.Transformer(K.T @ Q, g, w)
-    return us.Transformer.from_factors(K, Q, g, w)
-
-
-def test_a_file_without_its_network_is_damaged(tmp_path):
-    from unsoftmax.models import files
-
-    files.write(tmp_path / "x.safetensors", "Transformer", {"W": np.eye(2), "w": np.zeros(2)})
-    with pytest.raises(ValueError, match="damaged"):
-        us.load(tmp_path / "x.safetensors")
-
-
-def test_norms_and_arrays():
-    model = transformer(0, rank=2)
-    assert np.isclose(model.parameter_norm("W"), np.linalg.norm(model.W), rtol=1e-14)
-    assert model.parameter_norm("w") == np.linalg.norm(model.w)
-    assert model.parameter_norm("slope") == 0.0
-    with pytest.raises(ValueError, match="read-only"):
-        model.w[0] = 1.0
-    assert "rank ≤ 2, m=6" in repr(model)
-
-
 def test_what_does_not_fit():
     g = network("random", 4, 6, 0)
     with pytest.raises(TypeError, match="ReluNetwork"):
         us.Transformer(np.eye(4), us.SingleHead(np.eye(4), np.ones(4)))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="This Transformer takes sequences"):
         us.Transformer(np.eye(4), g)(np.zeros((2, 4)))
+    factors = np.ones((2, 2, 4))
+    assert repr(us.Transformer.from_factors(*factors, g)) == "Transformer(d=4, rank ≤ 2, m=6)"
 
 
 # -- equality
@@ -73,8 +48,3 @@ def test_several_heads_beside_a_network_that_is_affine_within_the_tolerance():
                 assert several(found.witness[None]) != kinked(found.witness[None])
     constant = us.Transformer(W, us.ReluNetwork(A, [0.0, 0.0, 0.0], c=2.0), w)
     assert us.equivalent(us.MultiHead(np.zeros((0, 3, 3)), np.zeros((0, 3)), c=2.0), constant)
-
-
-def test_a_network_alone_takes_other_sequences():
-    model = transformer(0)
-    assert us.equivalent(model, model.network).verdict == "different"

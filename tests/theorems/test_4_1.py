@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scipy.special import expit
 
 import unsoftmax as us
 from tests.truth import Counted, hidden, relative
@@ -119,17 +118,6 @@ def test_accuracy_whatever_v_and_W_look_like(d, trials, evidence):
     )
 
 
-@pytest.mark.few
-@pytest.mark.parametrize("scale", [1e-6, 1e-3, 1e3, 1e6])
-@pytest.mark.parametrize("d", [1, 2, 3, 16, 48])
-def test_any_scale(d, scale, trials):
-    for seed in range(trials(1, 4)):
-        target = head(d, seed, scale=scale)
-        recovery = us.learn(hidden(target), us.learners.ExactHead(d, seed=seed))
-        assert relative(recovery.model.W, target.W) <= 1e-13
-        assert recovery.counts.get("again", 0) <= 2 * d
-
-
 @pytest.mark.parametrize("d", [2, 3, 16, 48])
 def test_columns_whose_norms_differ_by_a_trillion(d, trials):
     for seed in range(trials(1, 4)):
@@ -196,16 +184,6 @@ def test_the_papers_probes_find_a_head_whose_v_is_not_small_anywhere(probes):
 # -- what cannot be known
 
 
-@pytest.mark.parametrize("d", [1, 2, 16])
-def test_v_zero_leaves_W_free(d):
-    target = us.SingleHead(np.ones((d, d)), np.zeros(d))
-    counted = Counted(hidden(target))
-    with pytest.raises(us.NotIdentifiable, match="W is free") as refused:
-        us.learn(counted, us.learners.ExactHead(d))
-    assert np.array_equal(refused.value.determined["v"], np.zeros(d))
-    assert counted.queries <= d + 32
-
-
 def test_v_zero_with_biases_still_determines_the_constant():
     target = us.SingleHead(np.eye(3), np.zeros(3), np.ones(3), 0.7)
     with pytest.raises(us.NotIdentifiable) as refused:
@@ -222,88 +200,9 @@ def test_v_lost_in_rounding_is_refused():
 # -- what is no single head
 
 
-def softmax_of(scores):
-    weights = np.exp(scores - scores.max(axis=1, keepdims=True))
-    return weights / weights.sum(axis=1, keepdims=True)
-
-
-def impostors(d, rng):
-    """Functions that are no single head without biases, many of them nearly one."""
-    one = us.SingleHead(rng.standard_normal((d, d)), rng.standard_normal(d))
-    two = us.SingleHead(rng.standard_normal((d, d)), rng.standard_normal(d))
-    three = us.SingleHead(one.W, one.v, rng.standard_normal(d), 0.3)
-    place = rng.standard_normal((64, d))
-    noise = np.random.default_rng(5)
-
-    def scores(X):
-        return np.einsum("bnd,de,be->bn", X, one.W, X[:, -1])
-
-    def hashed(X):
-        return np.array([np.random.default_rng(x.view(np.uint64)).standard_normal() for x in X])
-
-    return {
-        "two heads": lambda X: one(X) + two(X),
-        "a second head of 1e-3": lambda X: one(X) + 1e-3 * two(X),
-        "a second head of 1e-5": lambda X: one(X) + 1e-5 * two(X),
-        "a ReLU on top": lambda X: np.maximum(one(X), 0),
-        "tanh on top": lambda X: np.tanh(one(X)),
-        "a value bias": lambda X: one(X) + 0.1,
-        "a small value bias": lambda X: one(X) + 1e-4,
-        "a query bias": lambda X: us.SingleHead(one.W, one.v, three.w)(X),
-        "both biases": three,
-        "no softmax": lambda X: np.einsum("bn,bn->b", scores(X), X @ one.v),
-        "sigmoid attention": lambda X: np.einsum("bn,bn->b", expit(scores(X)), X @ one.v),
-        "position-dependent values": lambda X: one(X * (1 + 0.1 * np.arange(X.shape[1]))[:, None]),
-        "position embeddings": lambda X: one(X + 0.1 * place[: X.shape[1]]),
-        "distance bias": lambda X: np.einsum(
-            "bn,bn->b", softmax_of(scores(X) - 0.1 * np.arange(X.shape[1])[::-1]), X @ one.v
-        ),
-        "temperature by length": lambda X: np.einsum(
-            "bn,bn->b", softmax_of(scores(X) * np.log(1 + X.shape[1]) / np.log(3)), X @ one.v
-        ),
-        "query token first": lambda X: one(X[:, ::-1]),
-        "query token left out": lambda X: one(X) - 0.01 * X[:, -1] @ one.v,
-        "only eight tokens read": lambda X: one(X[:, -4:]),
-        "normalised tokens": lambda X: one(X / (1e-9 + np.linalg.norm(X, axis=2, keepdims=True))),
-        "labels": lambda X: (one(X) > 0).astype(float),
-        "signs": lambda X: np.sign(one(X)),
-        "random answers": lambda X: noise.standard_normal(len(X)),
-        "hashed answers": hashed,
-        "clipped": lambda X: np.clip(one(X), *(np.linalg.norm(one.v) * np.array([-0.5, 0.5]))),
-        "quadratic": lambda X: np.einsum("bd,bd->b", X[:, -1], X[:, -1]),
-    }  # fmt: skip
-
-
-IMPOSTORS = tuple(impostors(2, np.random.default_rng(0)))
-
-
-@pytest.mark.few(8)
-@pytest.mark.parametrize("name", IMPOSTORS)
-def test_impostors_are_refused(name, trials, evidence):
-    cases = list(itertools.product((1, 2, 5, 16), range(trials(1, 25))))
-    for d, seed in cases:
-        target = impostors(d, np.random.default_rng([d, seed]))[name]
-        with pytest.raises(us.ModelMismatch):
-            us.learn(target, us.learners.ExactHead(d, seed=seed))
-    evidence(f"impostor: {name}, d = 1, 2, 5, 16", refused=f"{len(cases)} of {len(cases)}")
-
-
-BIASED = {"a value bias", "a small value bias", "a query bias", "both biases"}
-
-
-@pytest.mark.few(7)
-@pytest.mark.parametrize("name", sorted(set(IMPOSTORS) - BIASED))
-def test_impostors_are_refused_with_biases_too(name, trials):
-    for seed, d in itertools.product(range(trials(1, 15)), (2, 9)):
-        target = impostors(d, np.random.default_rng([d, seed]))[name]
-        with pytest.raises(us.ModelMismatch):
-            us.learn(target, us.learners.ExactHead(d, biases=True, seed=seed))
-
-
-@pytest.mark.parametrize("rounding", ["float32", "six decimals"])
-def test_a_second_head_near_the_rounding_is_refused_or_within_the_certificate(rounding, trials):
+@pytest.mark.parametrize("round_off", [lambda y: y.astype(np.float32), lambda y: y.round(6)])
+def test_a_second_head_near_the_rounding_is_refused_or_within_the_certificate(round_off, trials):
     """Below the answers' precision nobody can see it; then the bound must cover it."""
-    round_off = ROUNDINGS[rounding]
     for seed, d, share in itertools.product(
         range(trials(1, 20)), (2, 5, 16), (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
     ):
@@ -319,108 +218,7 @@ def test_a_second_head_near_the_rounding_is_refused_or_within_the_certificate(ro
         assert np.linalg.norm(recovery.model.W - one.W) <= recovery.certificate.W_error
 
 
-def test_hard_attention_has_no_finite_W():
-    v = np.arange(1.0, 5.0)
-    with pytest.raises(us.NotIdentifiable, match="hard attention"):
-        us.learn(lambda X: (X @ v).max(axis=1), us.learners.ExactHead(4))
-
-
 # -- the certificate
-
-ROUNDINGS = {
-    "float64": lambda y: y,
-    "float32": lambda y: y.astype(np.float32).astype(float),
-    "six decimals": lambda y: np.round(y, 6),
-}
-CLAIMED = {"float64": 1000, "float32": 400, "six decimals": 400}
-
-
-@pytest.mark.few(2)
-@pytest.mark.parametrize("rounding", ROUNDINGS)
-def test_the_certificate_holds(rounding, trials, evidence):
-    """Every true error is within its bound; the bound of W is ≤ 30 times it in the median."""
-    round_off = ROUNDINGS[rounding]
-    looseness, refused, unbounded = [], 0, 0
-    count = trials(20, CLAIMED[rounding])
-    for seed in range(count):
-        rng = np.random.default_rng([7, seed])
-        d = int(rng.choice([1, 2, 3, 5, 8, 16, 32]))
-        case = CASES[seed % len(CASES)]
-        target = head(d, seed, case, 10.0 ** rng.uniform(-2, 2), biases=bool(rng.integers(2)))
-        learner = us.learners.ExactHead(d, biases=bool(np.any(target.w)), seed=seed)
-        try:
-            recovery = us.learn(lambda X, f=target: round_off(f(X)), learner)
-        except us.NotIdentifiable:
-            # rounding may leave nothing of ‖v‖ = 1e-6, never in float64
-            assert rounding != "float64"
-            refused += 1
-            continue
-        bounds = recovery.certificate.errors
-        for name in ("W", "v", "w", "c"):
-            error = np.linalg.norm(
-                np.subtract(getattr(recovery.model, name), getattr(target, name))
-            )
-            assert error <= bounds[name], (seed, d, case, name)
-        error = np.linalg.norm(recovery.model.W - target.W)
-        unbounded += not np.isfinite(bounds["W"])
-        if error and np.isfinite(bounds["W"]):
-            looseness.append(bounds["W"] / error)
-        if rounding != "float64":
-            assert recovery.notes
-    # of a thousand heads; fewer scatter more
-    assert np.median(looseness) <= trials(60, 30)
-    assert refused + unbounded <= (0.02 if rounding == "float64" else 0.35) * count
-    evidence(
-        f"certificate, {rounding} answers",
-        trials=count,
-        broken=0,
-        median_looseness=f"{np.median(looseness):.0f}×",
-        without_a_finite_bound=unbounded,
-        refused=refused,
-    )
-
-
-def digits(count):
-    return lambda y: [float(f"{x:.{count}g}") for x in y]
-
-
-FORMATS = {
-    "15 digits": digits(15),
-    "10 digits": digits(10),
-    "7 digits": digits(7),
-    "5 digits": digits(5),
-    "9 decimals": lambda y: np.round(y, 9),
-    "cut to 5 decimals": lambda y: np.trunc(y * 1e5) / 1e5,
-    "rounded down to 3 decimals": lambda y: np.floor(y * 1e3) / 1e3,
-    "rounded up to 4 decimals": lambda y: np.ceil(y * 1e4) / 1e4,
-    "multiples of 0.0005": lambda y: np.round(y / 0.0005) * 0.0005,
-    "float16": lambda y: y.astype(np.float16),
-    "bfloat16, cut": lambda y: (y.astype(np.float32).view(np.uint32) & 0xFFFF0000).view(np.float32),
-}
-
-
-@pytest.mark.parametrize("name", FORMATS)
-def test_the_certificate_holds_for_any_format(name, trials, evidence):
-    count, refused = trials(2, 120), 0
-    for seed in range(count):
-        rng = np.random.default_rng([3, seed])
-        d, biases = int(rng.choice([1, 2, 5, 12, 24])), bool(seed % 2)
-        target = head(d, seed, biases=biases)
-        try:
-            recovery = us.learn(
-                lambda X, f=target: FORMATS[name](f(X)),
-                us.learners.ExactHead(d, biases=biases, seed=seed),
-            )
-        except us.NotIdentifiable:
-            refused += 1
-            continue
-        for parameter, bound in recovery.certificate.errors.items():
-            found, true = getattr(recovery.model, parameter), getattr(target, parameter)
-            assert np.linalg.norm(np.subtract(found, true)) <= bound
-        assert recovery.notes
-    # 8 bits leave little: what has no useful bound is refused
-    assert refused <= {"bfloat16, cut": 0.95, "float16": 0.6}.get(name, 0.15) * count + trials(1, 0)
-    evidence(f"certificate, answers of {name}", trials=count, broken=0, refused=refused)
 
 
 @pytest.mark.few(1)
@@ -462,37 +260,6 @@ def test_coarse_answers_that_leave_no_bound_are_refused(trials):
     assert refused
     assert all("too coarse" in str(refusal) for refusal in refused)
     assert all(set(refusal.determined) == {"v", "c"} for refusal in refused)
-
-
-def test_answers_that_change_from_call_to_call_widen_the_certificate(trials):
-    for seed in range(trials(2, 10)):
-        target = head(8, seed)
-        noise = np.random.default_rng(seed)
-        recovery = us.learn(
-            lambda X, f=target, g=noise: f(X) + 1e-8 * g.standard_normal(len(X)),
-            us.learners.ExactHead(8, seed=seed),
-        )
-        error = np.linalg.norm(recovery.model.W - target.W)
-        assert 1e-10 < error <= recovery.certificate.W_error
-        assert any("standard deviation" in note for note in recovery.notes)
-
-
-def test_float32_arithmetic_inside(trials):
-    """Not only the answers: everything is computed in float32."""
-    for seed in range(trials(1, 6)):
-        rng = np.random.default_rng(seed)
-        W = rng.standard_normal((24, 24)).astype(np.float32) / np.float32(5)
-        v = rng.standard_normal(24).astype(np.float32)
-
-        def target(X, W=W, v=v):
-            X = X.astype(np.float32)
-            weights = softmax_of(np.einsum("bnd,bd->bn", X, X[:, -1] @ W.T))
-            return np.einsum("bn,bn->b", weights, X @ v)
-
-        recovery = us.learn(target, us.learners.ExactHead(24, seed=seed))
-        error = np.linalg.norm(recovery.model.W - W.astype(float))
-        assert error / np.linalg.norm(W) <= 2e-5
-        assert error <= recovery.certificate.W_error
 
 
 def test_the_hold_out_is_not_learned_from():

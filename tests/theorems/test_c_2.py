@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import unsoftmax as us
+from tests.questions.services import served
 from tests.truth import Counted, relative
 from unsoftmax.learners.orthogonal_heads.subspace_search import aligned
 
@@ -360,7 +361,7 @@ def test_targets_in_float32():
     """Coarse answers: a larger scale, a wider certificate, the same heads."""
     target, parts = drawn((3, 4), 0)
     for given in (None, parts):
-        recovery = us.learn(_single(target), OrthogonalHeads(7, given))
+        recovery = us.learn(served(target, np.float32), OrthogonalHeads(7, given))
         assert max(worst(recovery.model, target)) < 1e-4
         assert share(recovery, target) <= 1
         assert "float32" in recovery.notes[0]
@@ -444,7 +445,7 @@ def test_coarse_answers_are_refused_by_name_or_within_the_bounds(trials, evidenc
         sizes = [(2, 2), (3, 1), (2, 3, 2), (1, 1, 4)][seed % 4]
         target, _ = drawn(sizes, seed, sum(sizes) + seed % 2)
         if kind == "float32":
-            oracle = _single(target)
+            oracle = served(target, np.float32)
         elif kind == "rounded":
             oracle = us.oracles.rounded(target, (12, 8, 6)[seed % 3])
         else:
@@ -465,20 +466,6 @@ def test_coarse_answers_are_refused_by_name_or_within_the_bounds(trials, evidenc
     evidence(
         f"OrthogonalHeads, {kind} answers", runs=runs, refused=len(said), largest_share=max(shares)
     )
-
-
-def _single(target):
-    """The target in float32."""
-    W, v = target.W.astype(np.float32), target.v.astype(np.float32)
-
-    def answer(X):
-        tokens = X.astype(np.float32).transpose(0, 2, 1)
-        scores = np.einsum("hde,be->bhd", W, tokens[:, :, -1]) @ tokens
-        weights = np.exp(scores - scores.max(axis=2, keepdims=True))
-        weights /= weights.sum(axis=2, keepdims=True)
-        return np.sum(weights * (v @ tokens), axis=(1, 2), dtype=np.float32)
-
-    return answer
 
 
 def _relative_noise(target, size, seed):

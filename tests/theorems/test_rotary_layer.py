@@ -13,7 +13,7 @@ import pytest
 import unsoftmax as us
 from tests.nearly_rotary import nearly_rotary
 from tests.rotary_layers import (
-    InFloat32,
+    hidden_in_float32,
     largest_errors,
     longest_miss,
     relative_errors,
@@ -195,7 +195,7 @@ def test_inside_float32(polish, most, accuracy, trials, evidence):
         target = rotary_layer(*shape, seed, residual=seed % 2 == 0)
         learner = us.learners.AttentionLayerLearner(64, polish=polish, rotary_base=1e4, seed=seed)
         try:
-            recovery = us.learn(InFloat32(target), learner)
+            recovery = us.learn(hidden_in_float32(target), learner)
         except us.ModelMismatch:
             refused += 1
             continue
@@ -395,17 +395,9 @@ def test_biases_that_are_too_large_are_named():
 
 
 def test_biases_behind_float32_are_named():
-    class Biased(InFloat32):
-        """Any coarse layer with biases: they are those of the layer, answers float32's."""
-
-        def __call__(self, X):
-            return self.layer(X.astype(np.float32)).astype(np.float32).astype(np.float64)
-
+    single = hidden_in_float32(rotary_layer(16, 4, 2, 4, 0, biases=0.3))
     with pytest.raises(us.NotIdentifiable, match=r"biases.*coarse.*not recovered"):
-        us.learn(
-            Biased(rotary_layer(16, 4, 2, 4, 0, biases=0.3)),
-            us.learners.AttentionLayerLearner(16, rotary=True),
-        )
+        us.learn(single, us.learners.AttentionLayerLearner(16, rotary=True))
 
 
 def test_values_of_one_dimension_are_named():

@@ -167,6 +167,12 @@ class FrozenArrays(ABC):
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, Any]) -> Self:
         """Build it from what `arrays` returned."""
+        cls._refuse_others(arrays)
+        return cls._of(arrays)
+
+    @classmethod
+    def _refuse_others(cls, arrays: Mapping[str, Any]) -> None:
+        """Refuse names that are not those of its arrays."""
         if not cls.has_parameters(arrays):
             needed = [name for name, own in cls._axes.items() if "=" not in own]
             either = {name: pair for name, pair in cls._products.items() if name in needed}
@@ -176,7 +182,6 @@ class FrozenArrays(ABC):
                 f"A {cls.__name__} has {', beside '.join(said)}; given were "
                 f"{', '.join(sorted(arrays)) or 'none'}."
             )
-        return cls._of(arrays)
 
     @classmethod
     def has_parameters(cls, names: Iterable[str]) -> bool:

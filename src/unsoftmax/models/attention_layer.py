@@ -215,6 +215,7 @@ class AttentionLayer(SubLayer, HeadsModel):
         parts, others = numbered(arrays, "heads")
         made = cls.__new__(cls)
         made._heads = tuple(LayerHead.from_arrays(own) for own in parts)
+        cls._refuse_others(others)
         made._set(others)
         return made
 

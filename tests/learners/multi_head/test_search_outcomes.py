@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import itertools
 
-import numpy as np
 import pytest
 
-from unsoftmax.arrangement.jumps import SoftStart, SoftTransition
 from unsoftmax.arrangement.kinks import TooManyBreakpoints
 from unsoftmax.learners.multi_head.search_outcomes import (
     ENDINGS,
     CoincidentJumps,
-    Contradicted,
     Restarts,
     SearchState,
     UnsaturatedGates,
     searched,
 )
-from unsoftmax.measure.windows import NoWindow
-
-COARSE = Restarts(bad_luck=25)
 
 
 def counts(restarts):
@@ -28,16 +22,6 @@ def counts(restarts):
 
 
 # (failures, bad luck, too many) that one ending adds, with answers as they are and as if coarser
-COUNTED = {
-    Contradicted: ((1, 0, 0), (0, 3, 0)),
-    CoincidentJumps: ((1, 0, 0), (0, 3, 0)),
-    np.linalg.LinAlgError: ((1, 0, 0), (0, 3, 0)),
-    TooManyBreakpoints: ((1, 0, 1), (0, 3, 0)),
-    UnsaturatedGates: ((0, 3, 0), (0, 3, 0)),
-    NoWindow: ((0, 3, 0), (0, 3, 0)),
-    SoftTransition: ((0, 3, 0), (0, 3, 0)),
-    SoftStart: ((0, 1, 0), (0, 1, 0)),
-}
 
 
 @pytest.mark.parametrize(("soft", "needed"), [(False, 2), (True, 4)])
