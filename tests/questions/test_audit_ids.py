@@ -11,6 +11,7 @@ import unsoftmax as us
 from tests.behind_vocabularies import LayerServer, Server
 from tests.commands import run
 from unsoftmax.questions import Audit
+from unsoftmax.questions.claim import Claim
 from unsoftmax.report.page import page
 
 # What a server does to ids: its class without a table, and with one.
@@ -58,10 +59,14 @@ def predicts(result, server, ids):
     model, y = result.recovery.model, server.truth(ids)
     if y.ndim == 2 and model.outputs is None:
         y = y[:, result.answers["coordinate"]]
+    errors, size = result.recovery.certificate.errors, np.abs(y).max()
     if isinstance(model, us.TokenHead):
-        most = model.moved_at_most(ids, result.recovery.certificate.errors)
-        return np.all(np.abs(model(ids) - y) <= most + 1e-13 * np.abs(y).max())
-    return np.abs(model(server.table[ids]) - y).max() <= 1e-4 * np.abs(y).max()
+        most = model.moved_at_most(ids, errors)
+        return np.all(np.abs(model(ids) - y) <= most + 1e-13 * size)
+    x = server.table[ids]
+    # one float32 head in twenty has W to 1e-2 only, and says so
+    most = np.maximum(1e-4 * size, 2 * Claim(model, errors).at(x).open)
+    return np.all(np.abs(model(x) - y) <= most)
 
 
 @pytest.mark.parametrize(("of", "kind"), EVERY, ids=lambda x: getattr(x, "__name__", x))

@@ -35,6 +35,9 @@ Asking: TypeAlias = Generator[Round, Answers, T]
 # scores that their errors hide are then no smaller than what contradicts one head. float32 ones are
 # off by a fifth of it.
 COARSE = 2.0**-20
+# Heads of coarse answers miss fresh ones by less than this share of their values, whatever bounds
+# allow: right ones miss up to 6e-3, two heads for one, the second a hundredth of the first, 1.5e-2.
+MISSED = 1e-2
 # Logits with larger errors are not read: first-order errors end there.
 UNREAD = 0.3
 # Values nearer to each other than this share of their spread are told apart by a reference.
@@ -107,6 +110,11 @@ class BagReader:
         """Whether answers are so coarse that one head may not be told from several."""
         size = np.median(np.abs(self.keys))
         return bool(self.precision.error(size, size) > COARSE * self.spread)
+
+    @property
+    def most_missed(self) -> float:
+        """Which share of their values fresh answers may miss a right head by, errors aside."""
+        return MISSED if self.coarse else np.inf
 
     def refuse_unread(self, shown: str) -> NoReturn:
         """Refuse logits that answers are too coarse for, or whose weights are 0 or 1."""

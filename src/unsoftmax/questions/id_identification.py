@@ -248,24 +248,14 @@ class _IdSketching:
         return more if more * more <= _SHARE * whole else few
 
     def _one_head(self, few: int) -> Asking[Found[Any] | Exception]:
-        """Try the learner of one head on so many ids; on others where some saturate on these."""
-        found = yield from self._tried(few)
-        vague = isinstance(found, NotIdentifiable) and found.reason == Reason.LOGITS_DROWN.name
-        return (yield from self._tried(few)) if vague and not self.traits.coarse else found
-
-    def _tried(self, few: int) -> Asking[Found[Any] | Exception]:
+        """Try the learner of one head on so many ids."""
         V = int(self.asks.vocabulary)
         names, seed = self.rng.permutation(V)[:few], int(self.rng.integers(2**31))
         learner = learners.TokenHeadLearner(few, context=self.context, seed=seed)
         most = _AT_MOST * few**2 + 100
         steps = limited(learner.steps(32), Reason.TOO_MANY_TO_FIND.error(most=most), queries=most)
         steps = mapped(steps, ask=partial(_named_ids, names))
-        found = yield from learned(steps, self.traits, f"one head on {few} ids")
-        if isinstance(found, Exception) or target_classes.predicts_sharply(found):
-            return found
-        left = float(np.median([allowed for _, allowed in found.evidence.residuals]))
-        shown = f"its learner finds one, and leaves {left:.0%} of most fresh answers undecided"
-        return Reason.LOGITS_DROWN.error(shown=shown)
+        return (yield from learned(steps, self.traits, f"one head on {few} ids"))
 
     def _several(self, behind: bool) -> Asking[tuple[int, bool]]:
         """Count heads by curves of counts."""

@@ -337,36 +337,28 @@ def _rank(W: Array, error: float, dim: int) -> dict[str, int]:
     return {"rank" if rank < W.shape[-1] or rank == dim else "rank_at_least": rank}
 
 
-# A result that leaves more open than this share fits targets of other classes.
-SHARP = 0.02
-
-
-def predicts_sharply(found: Found[Any]) -> bool:
-    """Whether bounds leave no more open of most fresh answers."""
-    return bool(np.median([allowed for _, allowed in found.evidence.residuals]) <= SHARP)
-
-
 def is_sharp(found: Found[Any]) -> bool:
-    """Whether fresh answers were predicted, and bounds leave nothing else open."""
+    """Whether fresh answers were predicted, and bounds leave nothing else open.
+
+    A result that leaves more open than a fiftieth fits targets of other classes.
+    """
     # ids that could not be read are predicted by nothing
     if not found.evidence.passed or found.certificate.errors.get("G") == np.inf:
         return False
-    model, errors = found.model, found.certificate.errors
-    if isinstance(model, models.TokenHead):
-        return predicts_sharply(found)
+    sharp, model, errors = 0.02, found.model, found.certificate.errors
     network = getattr(model, "network", model)
     if isinstance(network, models.ReluNetwork):
         points = np.random.default_rng(0).standard_normal((64, network.dim))
         points /= np.sqrt(network.dim)
         open_by = {n: errors["constant"] + errors["slope"] * n for n in (1.0, 4.0, 16.0)}
         # near 0, or far from it, a network may be constant
-        if not any(off <= SHARP * np.std(network(n * points)) for n, off in open_by.items()):
+        if not any(off <= sharp * np.std(network(n * points)) for n, off in open_by.items()):
             return False
     if "W" not in errors:
         return True
     error, size = errors["W"], model.parameter_norm("W")
     # a W that is 0 within its bound counts as 0 where that is small
-    return bool(error <= SHARP * size or size <= error <= 1e-6)
+    return bool(error <= sharp * size or size <= error <= 1e-6)
 
 
 # -- what it costs

@@ -274,7 +274,8 @@ class TableHead:
             x = self.table.at(ids)
             size = np.max(np.abs(x @ model.v + model.c), axis=1)
             f, own = model(x), 3 * reader.eta(np.array(ids.shape[1]), size)
-            return Residuals.of(y - f, own=own, allowed=allowed_of(x, f), size=size)
+            most = reader.most_missed + own / np.maximum(size, TINY)
+            return Residuals.of(y - f, own=own, allowed=allowed_of(x, f), size=size, most=most)
 
         fresh = fresh_bags(checks, np.arange(V), context, rng)
         judgement, checked = yield from held_out(fresh, compare, checks, context, reader)

@@ -192,7 +192,9 @@ class TokenHeadLearner(Configured):
             ids = X[:, :, 0].astype(np.intp)
             size = np.max(np.abs(reader.keys[ids]), axis=1)
             own = 3 * reader.eta(np.array(ids.shape[1]), size)
-            return Residuals.of(y - model(ids), own=own, allowed=allowed_of(ids), size=size)
+            most = reader.most_missed + own / np.maximum(size, TINY)
+            missed, allowed = y - model(ids), allowed_of(ids)
+            return Residuals.of(missed, own=own, allowed=allowed, size=size, most=most)
 
         trial = fresh_bags(TRIED, known, context, np.random.default_rng(self.seed))
         apart = [np.maximum(np.ptp(reader.keys[one.ids], axis=1), TINY) for one in trial]
