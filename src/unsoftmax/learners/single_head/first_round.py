@@ -525,8 +525,8 @@ def _read(tokens: SingleTokens, precision: Precision, x: Array, line: Array) -> 
     most = MOST_HIDDEN * float(np.linalg.norm(tokens.v) + c) / inside
     if coarse > most:
         return tokens.values(precision, terms)  # no rounding: judged as it is
-    if coarse > c:
-        # answers in steps leave short tokens at one value, and miss longer ones by half a step
+    if coarse > c and np.all(line[short] == tokens.constant):
+        # answers in steps leave short tokens at c's own, and miss longer ones by half a step
         own = lengths * np.linalg.norm(tokens.v)
         longer = DEFECT * float(np.max(clear / inside - own))
         coarse = max(coarse, min(longer, MOST_IN_STEPS * most))
