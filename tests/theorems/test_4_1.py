@@ -300,6 +300,14 @@ def test_impostors_are_refused_with_biases_too(name, trials):
             us.learn(target, us.learners.ExactHead(d, biases=True, seed=seed))
 
 
+@pytest.mark.parametrize("seed", [1, 2, 7])
+def test_another_slope_near_0_is_no_rounding_of_c(seed):
+    """Short tokens miss c by half of x·v: with coarse arithmetic W would be undetermined."""
+    target = impostors(2, np.random.default_rng([2, seed]))["sigmoid attention"]
+    with pytest.raises(us.ModelMismatch, match="Single tokens"):
+        us.learn(target, us.learners.ExactHead(2, biases=True, seed=seed))
+
+
 @pytest.mark.parametrize("rounding", ["float32", "six decimals"])
 def test_a_second_head_near_the_rounding_is_refused_or_within_the_certificate(rounding, trials):
     """Below the answers' precision nobody can see it; then the bound must cover it."""
