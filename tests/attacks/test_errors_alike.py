@@ -77,6 +77,19 @@ def test_relative_errors_that_single_tokens_share(name, alike, trials, evidence)
     )
 
 
+@pytest.mark.parametrize(
+    ("name", "seed"), [("ExactHead", 374), ("LowRankHead", 461), ("ExactHead with biases", 57)]
+)
+def test_errors_that_few_single_tokens_show(name, seed):
+    """By chance single tokens miss little; v's bound counts what others miss, and W's does too."""
+    target = PlainHead(seed, "biases" in name, ALIKE["a wave of the sum"])
+    recovery = us.learn(target, LEARNERS[name](target.dim, seed))
+    shares = held(recovery, {name: getattr(target, name) for name in "Wvwc"})
+    assert min(shares.values()) >= 1
+    # relative errors are not taken for steps
+    assert shares["W"] < 1000
+
+
 def test_answers_in_steps(trials, evidence):
     """Short tokens are all answered by c as it is rounded: they do not show by how much."""
     count, refused, loose, d = trials(4, 80), 0, [], 6

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import unsoftmax as us
+from tests.impostors import impostors
 from tests.truth import Counted, hidden, relative
 
 
@@ -198,6 +199,14 @@ def test_v_lost_in_rounding_is_refused():
 
 
 # -- what is no single head
+
+
+@pytest.mark.parametrize("seed", [1, 2, 7])
+def test_another_slope_near_0_is_no_rounding_of_c(seed):
+    """Short tokens miss c by half of x·v: with coarse arithmetic W would be undetermined."""
+    target = impostors(2, np.random.default_rng([2, seed]))["sigmoid attention"]
+    with pytest.raises(us.ModelMismatch, match="Single tokens"):
+        us.learn(target, us.learners.ExactHead(2, biases=True, seed=seed))
 
 
 @pytest.mark.parametrize("round_off", [lambda y: y.astype(np.float32), lambda y: y.round(6)])

@@ -16,10 +16,11 @@ import numpy as np
 
 from unsoftmax.errors import ModelMismatch
 from unsoftmax.learners.compose import Asking
-from unsoftmax.learners.single_head.first_round import FirstRound, as_missed
+from unsoftmax.learners.single_head.first_round import DEFECT, FirstRound, as_missed
 from unsoftmax.measure.precision import ADVICE, KAPPA, advice, why
-from unsoftmax.measure.single_tokens import Values
+from unsoftmax.measure.single_tokens import Shared, Values
 from unsoftmax.models import RotaryHead, SingleHead
+from unsoftmax.models.arrays import TINY
 from unsoftmax.probes import Array, Round
 from unsoftmax.protocol import Certificate, Evidence, Found
 from unsoftmax.refusals import Reason
@@ -126,6 +127,7 @@ def conclude(
     compared = _compared(head, bounds, seen)
     telling = [of.telling for of in compared]
     head, bounds = _with_v_as_missed(head, bounds, seen, compared)
+    head, bounds = _with_noise_as_missed(head, bounds, seen)
     looked = looked_at(head.model, answered, chain(*rounds), telling=telling)
     certificate = certificate_of(head, first.checks, looked, bounds=bounds)
     _refuse_unknown(head, certificate)
@@ -261,6 +263,31 @@ def _with_v_as_missed(
     values = as_missed(values, values.precision, x[kept], missed[kept], y[kept])
     if values.v_error is head.values.v_error:
         return head, bounds
+    head = replace(head, values=values)  # type: ignore[type-var]
+    return head, head.bounds()
+
+
+def _with_noise_as_missed(
+    head: F, bounds: HeadBounds, seen: list[tuple[HeadAt, Array]]
+) -> tuple[F, HeadBounds]:
+    """Assume arithmetic that explains what v's own bound, being wide, may hide.
+
+    What single tokens have in common is in v̂ and widens its bound alone; answers that W is read
+    from are off by as much, each otherwise. Rounding of the answers themselves is known.
+    """
+    usual, precision = head.values.among_others, head.values.precision
+    values = replace(head.values, v_error=usual.v, c_error=usual.c)
+    exact = replace(values, precision=replace(precision, unit=0.0))
+    every = Residuals.joined(_compared(replace(head, values=exact), bounds, seen))  # type: ignore[type-var]
+    beyond = np.abs(every.missed) - every.allowed - every.own
+    share = beyond / np.maximum(every.size + precision.hidden, TINY)
+    unit = DEFECT / KAPPA * float(np.max(share[every.telling], initial=0.0))
+    coarser = unit / precision.unit
+    if coarser <= 1:
+        return head, bounds
+    precision = precision.with_unit(unit, "Fresh answers are missed by more than v explains")
+    shared = Shared(coarser * usual.v, coarser * usual.c)  # single tokens' answers are no finer
+    values = replace(head.values, precision=precision, shared=shared)
     head = replace(head, values=values)  # type: ignore[type-var]
     return head, head.bounds()
 

@@ -221,6 +221,10 @@ ERRORS_OF_A_MISS = 3.0
 # What short tokens miss c by is put down to rounding up to this share of tokens of norm 1: in
 # float32 biases are 4,000 times as large as the values then. Beyond, it is no head.
 MOST_HIDDEN = 2.0**-12
+# Where all of what short tokens miss is one share of x·v but for this part, answers are straight
+# near 0 with another slope, as those of sigmoid weights are. Three misses are alike by chance once
+# in a million times.
+IN_PROPORTION = 2.0**-10
 # What longer tokens then miss is put down to answers in steps up to so many times that.
 MOST_IN_STEPS = 16.0
 # All entries of v together may be small beside their terms with this probability, and no less
@@ -523,10 +527,12 @@ def _read(tokens: SingleTokens, precision: Precision, x: Array, line: Array) -> 
         return tokens.values(precision, terms, float(np.linalg.norm(tokens.v)))
     coarse, c = float(np.max(clear[short])) / inside, abs(tokens.constant)
     most = MOST_HIDDEN * float(np.linalg.norm(tokens.v) + c) / inside
-    if coarse > most:
+    in_steps = bool(np.all(line[short] == tokens.constant))
+    own_share = line[short] - tokens.constant, x[short] @ tokens.v
+    if coarse > most or (not in_steps and _in_proportion(*own_share)):
         return tokens.values(precision, terms)  # no rounding: judged as it is
-    if coarse > c:
-        # answers in steps leave short tokens at one value, and miss longer ones by half a step
+    if coarse > c and in_steps:
+        # answers in steps leave short tokens at c's own, and miss longer ones by half a step
         own = lengths * np.linalg.norm(tokens.v)
         longer = DEFECT * float(np.max(clear / inside - own))
         coarse = max(coarse, min(longer, MOST_IN_STEPS * most))
@@ -535,6 +541,14 @@ def _read(tokens: SingleTokens, precision: Precision, x: Array, line: Array) -> 
         "Short tokens are not answered by c exactly: terms that cancel in it",
     )
     return tokens.values(precision, terms, max(0.0, OF_C * coarse - c))
+
+
+def _in_proportion(y: Array, expected: Array) -> bool:
+    """Say whether answers are one share of what is expected, another than 1, as no rounding is."""
+    missed = y - expected
+    share = float(missed @ expected) / max(float(expected @ expected), TINY)
+    left = np.linalg.norm(missed - share * expected)
+    return len(y) > 1 and bool(left < IN_PROPORTION * np.linalg.norm(missed))
 
 
 def _refuse_size(y: Array) -> None:
