@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 from scipy.optimize import linear_sum_assignment
 from scipy.special import erf, expit
 
@@ -17,6 +18,32 @@ from tests.attention_layers import largest_errors
 from tests.rotary_layers import rotary_layer
 
 KINDS_OF_F = ("relu", "gelu", "swiglu", "mixture")
+
+
+def whole_figures(functions: Any, ratios: Any, shares: Any) -> list[Any]:
+    """What a row says of whole blocks, for `part_of_evidence`."""
+    return [
+        ("function", "max", functions, "{:.3g}"),
+        ("queries", "median", ratios, "{:.1f} × the bound"),
+        ("median looseness", "median", 1 / np.array(shares), "{:.0f}×"),
+    ]
+
+
+def in_parts(case: tuple[Any, ...], total: int, each: int, *, few: bool = False) -> list[Any]:
+    """Return rows of a test (*case, seeds, total): ``each`` seeds a node.
+
+    Only the first is collected where trials are few, or none.
+    """
+    starts = range(0, total, each)
+    rows = [(*case, range(start, min(start + each, total)), total) for start in starts]
+    return [
+        pytest.param(
+            *row,
+            id="-".join(map(str, (*case, row[-2].start))),
+            marks=[] if few and not place else [pytest.mark.claimed],
+        )
+        for place, row in enumerate(rows)
+    ]
 
 
 def with_scales(block: Any, spread: float, seed: int) -> Any:

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.evidence_rows import COUNTED, FIELDS, PAGE, read_rows, renewed, write_rows
+from tests.evidence_rows import COUNTED, FIELDS, PAGE, Part, joined, read_rows, renewed, write_rows
 
 # A page takes a second, and hundreds of commands are run: the tests of the report ask for it.
 os.environ["UNSOFTMAX_REPORT"] = "no"
@@ -129,13 +129,33 @@ def evidence(record_property: Callable[[str, object], None]) -> Callable[..., No
     return record
 
 
+@pytest.fixture
+def part_of_evidence(record_property: Callable[[str, object], None]) -> Callable[..., None]:
+    """``part_of_evidence(claim, of, tried, figures)``: this node's part of a row.
+
+    The row is written by a run in which all nodes together tried ``of`` targets (`Part`).
+    """
+
+    def record(claim: str, of: int, tried: int, figures: list[Any]) -> None:
+        plain = [(name, how, list(map(float, each)), said) for name, how, each, said in figures]
+        record_property("part of evidence", [claim, of, tried, plain])
+
+    return record
+
+
 _rows: list[list[str]] = []
+_parts: dict[str, list[Part]] = defaultdict(list)
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    if report.when == "call" and report.passed:
-        rows: list[Any] = [v for name, v in report.user_properties if name == "evidence"]
-        _rows.extend(rows)
+    if report.when != "call" or not report.passed:
+        return
+    for name, recorded in report.user_properties:
+        if name == "evidence":
+            _rows.append(recorded)  # type: ignore[arg-type]
+        if name == "part of evidence":
+            part = Part(*recorded)  # type: ignore[misc]
+            _parts[part.claim].append(part)
 
 
 def _git(*words: str) -> str:
@@ -145,6 +165,7 @@ def _git(*words: str) -> str:
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     claimed = session.config.getoption("--trials") == "claimed"
+    _rows.extend(row for parts in _parts.values() if (row := joined(parts)) is not None)
     if not claimed or not _rows or hasattr(session.config, "workerinput"):
         return
     commit = _git("describe", "--always")

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
 
 Row = dict[str, str]
 
@@ -13,6 +16,42 @@ PAGE = DATA.with_suffix(".md")
 FIELDS = ("claim", "count", "measured", "refused", "date", "commit", "numpy")
 # Figures that say how many cases were tried, not what came out.
 COUNTED = ("runs", "trials", "targets", "layers", "networks", "kills", "problems", "heads")
+
+
+# What is said of figures that several nodes of a test have parts of.
+JOINED = {"max": np.max, "median": np.median}
+
+
+class Part(NamedTuple):
+    """What one node of a test adds to a row: of so many targets in all it tried some.
+
+    ``figures`` is a list of (name, how they are joined, values, how that is written).
+    """
+
+    claim: str
+    of: int
+    tried: int
+    figures: list[tuple[str, str, list[float], str]]
+
+
+def joined(parts: Sequence[Part]) -> list[str] | None:
+    """Return the row that parts of one claim make, or None where targets are missing.
+
+    Examples
+    --------
+    >>> figures = [[("queries", "median", asked, "{:.1f}")] for asked in ([1, 2], [3, 6])]
+    >>> halves = [Part("blocks", 4, 2, each) for each in figures]
+    >>> joined(halves), joined(halves[:1])
+    (['blocks', '4 targets', 'broken 0, queries 2.5', '0'], None)
+    """
+    first = parts[0]
+    if sum(part.tried for part in parts) < first.of:
+        return None
+    said = ["broken 0"]
+    for place, (name, how, _, written) in enumerate(first.figures):
+        values = np.concatenate([part.figures[place][2] for part in parts])
+        said.append(f"{name} {written.format(JOINED[how](values))}")
+    return [first.claim, f"{first.of} targets", ", ".join(said), "0"]
 
 
 def read_rows(path: Path = DATA) -> dict[str, Row]:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import unsoftmax as us
-from tests.blocks import LlamaBlock, with_scales
+from tests.blocks import LlamaBlock, in_parts, whole_figures, with_scales
 from tests.nearly_rotary import nearly_rotary
 from tests.rotary_layers import largest_errors
 from tests.truth import Counted
@@ -101,13 +101,17 @@ def test_attention_in_few_dimensions_is_recovered(shape):
 
 
 @pytest.mark.parametrize(
-    ("shape", "neurons", "few", "claimed"),
-    [((8, 2, 1, 4), 6, 1, 20), ((16, 2, 1, 8), 24, 0, 20)],
-    ids=str,
+    ("shape", "neurons", "seeds", "total"),
+    [
+        *in_parts(((8, 2, 1, 4), 6), 20, 10, few=True),
+        *in_parts(((16, 2, 1, 8), 24), 20, 5),
+        *in_parts(((16, 2, 2, 8), 24), 20, 5),
+    ],
 )
-def test_whole_blocks_are_recovered(shape, neurons, few, claimed, trials, evidence):
-    count, used, functions, ratios = trials(few, claimed), [], [], []
-    for seed in range(count):
+def test_whole_blocks_are_recovered(shape, neurons, seeds, total, trials, part_of_evidence):
+    seeds = seeds[: trials(1, len(seeds))]
+    used, functions, ratios = [], [], []
+    for seed in seeds:
         block = LlamaBlock(LlamaBlock.drawn(shape, seed).attention, seed, neurons)
         oracle = Counted(block)
         recovery: Any = us.learn(oracle, Learner(shape[0], part="block", seed=seed))
@@ -122,16 +126,11 @@ def test_whole_blocks_are_recovered(shape, neurons, few, claimed, trials, eviden
         assert functions[-1] <= 1e-7, seed
         asked = recovery.queries - recovery.counts["check"]
         ratios.append(asked * shape[0] / block.numbers(whole=True))
-    if not count:
-        return
-    evidence(
+    part_of_evidence(
         f"whole blocks like Llama's {shape}, {neurons} gated neurons",
-        targets=count,
-        broken=0,
-        function=float(np.max(functions)),
-        queries=f"{np.median(ratios):.1f} × the bound",
-        median_looseness=f"{1 / np.median(used):.0f}×",
-        refused=0,
+        total,
+        len(seeds),
+        whole_figures(functions, ratios, used),
     )
 
 

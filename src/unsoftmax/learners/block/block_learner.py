@@ -155,11 +155,8 @@ class BlockLearner(Configured):
         )
         plain = gate_reading.cost(d, H) + far_scores.cost(d)
         turned = zero_gates.cost(d, H) + far_groups.cost(d)
-        cost = (
-            post_norm.cost(d)
-            + far_tokens.cost()
-            + steps_of.SEARCHES * ((plain | turned) + steps_of.cost())
-        )
+        cost = post_norm.cost(d) + far_tokens.cost()
+        cost += (steps_of.SEARCHES + 1) * ((plain | turned) + steps_of.cost())
         most = max(gate_reading.MOST_TOKENS, LONGEST + d + 1, *(one.tokens for one in SHORT))
         ending = Cost.of(2, tokens=2, rounds=2 + LONG.most_rounds)
         longest = 2 * FAR * np.sqrt(d)

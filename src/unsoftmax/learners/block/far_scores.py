@@ -93,13 +93,14 @@ class FarScores:
 
     def weights(self, maps: Array, seen: Indices) -> Weighed:
         """Decode all answers by maps (H, m, d) in the coordinates ``seen``."""
-        Q, n, _ = self.away.shape
-        columns = np.einsum("hmd,qnd->qmhn", maps, self.away).reshape(Q, len(seen), -1)
-        keys = np.zeros((Q, len(maps), n))
-        for q in range(Q):
+        (Q, n, _), H = self.away.shape, len(maps)
+        keys = np.zeros((Q, H, n))
+        for q, away in enumerate(self.away):
             own = self.shown[self.token[q], seen]
-            found = np.linalg.lstsq(columns[q][own], self.y[q, seen][own], rcond=None)[0]
-            keys[q] = found.reshape(len(maps), n)
+            # one by one: together they are gigabytes
+            columns = (maps @ away.T).swapaxes(0, 1).reshape(len(seen), H * n)
+            found = np.linalg.lstsq(columns[own], self.y[q, seen][own], rcond=None)[0]
+            keys[q] = found.reshape(H, n)
         with np.errstate(divide="ignore", invalid="ignore"):
             logits = np.log(keys / (1 - keys.sum(axis=2, keepdims=True)))
         return Weighed(keys, np.where(np.isfinite(logits), logits, np.nan))
@@ -214,8 +215,8 @@ class FarScoreReading:
         away = self._away(b[token], tangents, np.full(len(token), angle))
         y = yield from self._answered(b[token], away, phase, "data")
         found = FarScores(b, self.tokens.shown(b), token, away, y)
+        small = found.weights(self.maps, self.gates.shown).small
         for again in range(1, 1 + _AGAIN):
-            small = found.weights(self.maps, self.gates.shown).small
             if not len(small):
                 break
             nearer = self._away(
@@ -225,6 +226,8 @@ class FarScoreReading:
             away[small] = nearer
             y[small] = yield from self._answered(b[token[small]], nearer, phase, "again")
             found = replace(found, away=away, y=y)
+            some = replace(found, token=token[small], away=nearer, y=y[small])
+            small = small[some.weights(self.maps, self.gates.shown).small]
         else:
             raise Reason.WEIGHTS_BELOW_0.error()
         return found if before is None else _joined(before, found)

@@ -51,11 +51,20 @@ class Gated(NamedTuple):
         """Return derivatives of y by θ, as far as no vectors make up for them, (H q, T m)."""
         H, p = gates.shape[1], self.features.shape[1]
         whole = np.einsum("tp,hpm->thm", self.features, vectors.reshape(H, p, -1)) + self.known
-        each = np.einsum("th,tq,thm->hqtm", gates * (1 - gates), self.design, whole)
-        each = each.reshape(-1, *self.y.shape)
+        bent = ((gates * (1 - gates))[:, :, None] * whole).swapaxes(0, 1)
+        each = (bent[:, None] * self.design.T[:, :, None]).reshape(-1, *self.y.shape)
         basis = np.linalg.qr(columns)[0]
-        within = np.einsum("tb,jtm->jbm", basis, each)
-        return np.asarray((each - np.einsum("tb,jbm->jtm", basis, within)).reshape(len(each), -1))
+        return np.asarray((each - basis @ (basis.T @ each)).reshape(len(each), -1))
+
+    def short(self) -> tuple[Gated, Array]:
+        """Return the same in the span of the answers, where that is smaller, and its basis.
+
+        Without known parts all vectors are in it.
+        """
+        if len(self.y) >= self.y.shape[1] or np.any(self.known):
+            return self, np.eye(self.y.shape[1])
+        basis, y = np.linalg.qr(self.y.T)
+        return self._replace(y=y.T, known=self.known[:, :, : len(y)]), basis
 
 
 class GatedFit(NamedTuple):
@@ -84,6 +93,7 @@ def fitted(answers: Gated, theta: Array) -> GatedFit:
     >>> bool(np.allclose(found.theta, theta) and np.allclose(found.vectors[:, 0], vectors))
     True
     """
+    answers, basis = answers.short()
     (gates, columns, vectors, left), damping = answers.left(theta), _DAMPED
     square = float(np.sum(left * left))
     for _ in range(_STEPS):
@@ -106,7 +116,7 @@ def fitted(answers: Gated, theta: Array) -> GatedFit:
         damping = max(damping * _EASED, _LEAST_DAMPED)
         if length < _STILL:
             break
-    each = vectors.reshape(len(theta), -1, vectors.shape[1])
+    each = (vectors @ basis.T).reshape(len(theta), -1, len(basis))
     return GatedFit(theta, each, float(np.sqrt(square)))
 
 

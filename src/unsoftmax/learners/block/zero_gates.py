@@ -63,8 +63,9 @@ _TURNS, _KNOWN = np.pi / np.array([4, 8, 16, 32, 64]), np.array([-0.6, 0.8])
 _KNOWN_NOISE = 300.0
 # Starts of a fit, and how far they are drawn.
 _STARTS, _AWAY, _FARTHER, _OWN = 100, 0.1, 0.03, 2.0
-# Sets S that are tried, and the root mean square of own scores below which heads are hardly apart.
-_CHOICES, _WEAK = 4, 0.25
+# Sets S that are tried, and the logarithm of the root mean square of own scores within which one is
+# taken: where these are a fourth of 1 or less heads are hardly apart, above 4 weights are near 0.
+_CHOICES, _UNLIKE = 4, np.log(4)
 # Quantiles of sizes of coordinates among which S is, another one in another search.
 _SIZES = 0.4, 0.7
 # Weights are taken to be no nearer to 0 and 1.
@@ -338,8 +339,7 @@ class ZeroGates:
         """Choose S by what coordinates add: own scores grow with the square of these sizes."""
         s, logs = hidden_coordinates(len(sizes)), np.log(np.maximum(sizes, TINY))
         wanted = float(np.quantile(logs, self.rng.uniform(*_SIZES)))
-        tried = list[Indices]()
-        found, refusal = None, None
+        tried, found, refusal = list[Indices](), None, None
         for _ in range(_CHOICES):
             hidden = np.sort(np.argsort(np.abs(logs - wanted))[:s])
             if any(np.array_equal(hidden, one) for one in tried):
@@ -350,16 +350,17 @@ class ZeroGates:
             except ModelMismatch as error:
                 refusal, wanted = error, wanted - np.log(2)
                 continue
-            found = hidden, few
             own = own_scores(few).own(self.tokens.radius * np.eye(s))
-            size = float(np.sqrt(np.mean(own**2)))
-            if size > _WEAK:
+            size = np.log(np.sqrt(np.mean(own**2)) + TINY)
+            if found is None or abs(size) < found[0]:
+                found = abs(size), hidden, few
+            if abs(size) < _UNLIKE:
                 break
-            wanted -= np.log(size) / 2
+            wanted -= size / 2
         if found is None:
             assert refusal is not None
             raise refusal
-        return found
+        return found[1:]
 
     def _tilted(self, maps: TurnedMaps) -> Asking[CornerAnswers]:
         """Ask other far tokens instead of those whose own scores are too large."""
