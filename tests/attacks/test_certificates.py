@@ -7,7 +7,7 @@ with heads computed as libraries do.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ import pytest
 
 import unsoftmax as us
 from tests.laws import CASES, KINDS, cases
+from tests.truth import hidden
 
 # -- how answers are disturbed
 
@@ -155,54 +156,58 @@ def parameters(head: us.SingleHead) -> dict[str, Any]:
     return {name: getattr(head, name) for name in ("W", "v", "w", "c")}
 
 
+def attacked(
+    count: int, drawn: Callable[[int], Any], kinds: Any = us.UnsoftmaxError, of: str = "W"
+) -> tuple[dict[str, Any], list[float]]:
+    """Learn what is drawn by each seed: an oracle, a learner and the true parameters.
+
+    Returns what is evidence, and how many times its error the bound of one parameter is.
+    """
+    refused, loose = 0, []
+    for seed in range(count):
+        oracle, learner, true = drawn(seed)
+        try:
+            recovery = us.learn(oracle, learner)
+        except kinds:
+            refused += 1
+            continue
+        shares = held(recovery, true)
+        assert all(share >= 1 for share in shares.values()), (seed, shares)
+        loose.append(shares.get(of, np.nan))
+    return {"runs": count, "broken": 0, "refused": refused}, loose
+
+
 @pytest.mark.few(3)
 @pytest.mark.parametrize("how", DISTURBED)
 @pytest.mark.parametrize("name", LEARNERS)
 def test_wide_heads(name, how, trials, evidence):
-    count, ends, loose = trials(6, 2000), Counter[str](), []
-    for seed in range(count):
+    def drawn(seed):
         target = wide(seed, "biases" in name)
-        oracle = DISTURBED[how](lambda X, f=target: f(X), seed)
-        try:
-            recovery = us.learn(oracle, LEARNERS[name](target.dim, seed))
-        except us.UnsoftmaxError as refusal:
-            ends[type(refusal).__name__] += 1
-            continue
-        shares = held(recovery, parameters(target))
-        assert all(share >= 1 for share in shares.values()), (seed, shares)
-        loose.append(shares.get("W", np.nan))
+        oracle = DISTURBED[how](hidden(target), seed)
+        return oracle, LEARNERS[name](target.dim, seed), parameters(target)
+
+    ends, loose = attacked(trials(6, 2000), drawn)
     if how == "float64" and name.startswith("ExactHead"):
-        assert sum(ends.values()) <= max(1, count / 500), ends
-    evidence(
-        f"wide heads, {name}, {how}",
-        runs=count,
-        broken=0,
-        median_looseness=f"{np.nanmedian(loose):.0f}×",
-        refused=sum(ends.values()),
-    )
+        assert ends["refused"] <= max(1, ends["runs"] / 500)
+    evidence(f"wide heads, {name}, {how}", **ends, median_looseness=f"{np.nanmedian(loose):.0f}×")
 
 
 @pytest.mark.parametrize("name", LEARNERS)
 def test_heads_about_as_small_as_the_rounding(name, trials, evidence):
     """What was read while answers were taken for exact is bounded by what they turn out to be."""
-    count, refused = trials(8, 2000), 0
-    for seed in range(count):
+
+    def drawn(seed):
         rng, biases = np.random.default_rng([38, seed]), "biases" in name
         d, size = int(rng.choice([1, 1, 2, 3])), 10.0 ** rng.uniform(-7.5, -4)
         W = 10.0 ** rng.choice([-9, -6, 0]) * rng.standard_normal((d, d)) * rng.choice([0, 1])
         w = 10.0 ** rng.choice([-6, -4, 0]) * rng.standard_normal(d) if biases else None
         v, c = size * rng.standard_normal(d), biases * size * rng.standard_normal()
         target = us.SingleHead(W, v, w, c)
-        oracle = DISTURBED["6 decimals"](lambda X, f=target: f(X), seed)
-        try:
-            recovery = us.learn(oracle, LEARNERS[name](d, seed))
-        except us.UnsoftmaxError:
-            refused += 1
-            continue
-        shares = held(recovery, parameters(target))
-        assert all(share >= 1 for share in shares.values()), (seed, shares)
-    claim = f"heads about as small as 6 decimals, {name}"
-    evidence(claim, runs=count, broken=0, refused=refused)
+        oracle = DISTURBED["6 decimals"](hidden(target), seed)
+        return oracle, LEARNERS[name](d, seed), parameters(target)
+
+    ends, _ = attacked(trials(8, 2000), drawn)
+    evidence(f"heads about as small as 6 decimals, {name}", **ends)
 
 
 class Library:
@@ -244,25 +249,15 @@ class Library:
 @pytest.mark.parametrize("name", [name for name in LEARNERS if "biases" in name])
 def test_heads_computed_as_libraries_do(name, dtype, bias, trials, evidence):
     """Values and their biases are sums: rounding is theirs, however small v and c come out."""
-    count, refused, loose = trials(6, 700), 0, []
-    for seed in range(count):
+
+    def drawn(seed):
         target = Library(seed, dtype, bias)
-        try:
-            recovery = us.learn(target, LEARNERS[name](target.dim, seed))
-        except us.UnsoftmaxError:
-            assert dtype is np.float32, seed
-            refused += 1
-            continue
-        shares = held(recovery, target.parameters())
-        assert all(share >= 1 for share in shares.values()), (seed, shares)
-        loose.append(shares["W"])
-    evidence(
-        f"heads as libraries compute them, {name}, {dtype.__name__}, biases of {bias:g}",
-        runs=count,
-        broken=0,
-        median_looseness=f"{np.median(loose):.0f}×",
-        refused=refused,
-    )
+        return target, LEARNERS[name](target.dim, seed), target.parameters()
+
+    ends, loose = attacked(trials(6, 700), drawn)
+    assert dtype is np.float32 or not ends["refused"]
+    claim = f"heads as libraries compute them, {name}, {dtype.__name__}, biases of {bias:g}"
+    evidence(claim, **ends, median_looseness=f"{np.median(loose):.0f}×")
 
 
 @pytest.mark.few
@@ -270,35 +265,28 @@ def test_heads_computed_as_libraries_do(name, dtype, bias, trials, evidence):
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
 def test_values_smaller_than_the_terms_they_are_sums_of(dtype, bias, trials, evidence):
     """v's rounding is that of its terms, and the last rounding beside a large c may hide it."""
-    count, refused, loose = trials(6, 700), 0, []
-    for seed in range(count):
+
+    def drawn(seed):
         target = Library(seed, dtype, bias)
         target.dim = d = min(target.dim, 2 + seed % 2)
         target.Q, target.K, target.V = target.Q[:d], target.K[:d], target.V[:d]
         V = target.V.astype(float)
         target.out = (target.out - 0.7 * np.linalg.pinv(V) @ (V @ target.out)).astype(dtype)
-        try:
-            recovery = us.learn(target, LEARNERS["ExactHead with biases"](d, seed))
-        except us.NotIdentifiable:
-            refused += 1
-            continue
-        share = held(recovery, target.parameters())["v"]
-        assert share >= 1, (seed, share)
-        loose.append(share)
+        return target, LEARNERS["ExactHead with biases"](d, seed), target.parameters()
+
+    ends, loose = attacked(trials(6, 700), drawn, us.NotIdentifiable, "v")
     evidence(
         f"values of two or three dimensions that cancel, {dtype.__name__}, biases of {bias:g}",
-        runs=count,
-        broken=0,
+        **ends,
         median_looseness=f"{np.median(loose):.0f}×",
-        refused=refused,
     )
 
 
 @pytest.mark.parametrize("biases", [False, True])
 def test_a_low_rank_with_a_tail(biases, trials, evidence):
     """What rank detection drops is in the bound."""
-    count, refused, loose = trials(6, 2000), 0, []
-    for seed in range(count):
+
+    def drawn(seed):
         rng = np.random.default_rng([36, seed])
         d = int(rng.choice([4, 8, 16, 24]))
         r = int(rng.integers(1, d // 3 + 2))
@@ -308,27 +296,18 @@ def test_a_low_rank_with_a_tail(biases, trials, evidence):
         W += 10.0 ** rng.uniform(-14, -12) * np.linalg.norm(W) * tail / np.linalg.norm(tail)
         w = W @ rng.standard_normal(d) if biases else None
         target = us.SingleHead(W, rng.standard_normal(d), w, 0.5 * biases)
-        try:
-            recovery = us.learn(target, us.learners.LowRankHead(d, biases=biases, seed=seed))
-        except us.UnsoftmaxError:
-            refused += 1
-            continue
-        shares = held(recovery, parameters(target))
-        assert all(share >= 1 for share in shares.values()), (seed, shares)
-        loose.append(shares["W"])
-    evidence(
-        f"low rank and a tail of 1e-14 to 1e-12{', biases' * biases}",
-        runs=count,
-        broken=0,
-        median_looseness=f"{np.median(loose):.0f}×",
-        refused=refused,
-    )
+        learner = us.learners.LowRankHead(d, biases=biases, seed=seed)
+        return target, learner, parameters(target)
+
+    ends, loose = attacked(trials(6, 2000), drawn)
+    claim = f"low rank and a tail of 1e-14 to 1e-12{', biases' * biases}"
+    evidence(claim, **ends, median_looseness=f"{np.median(loose):.0f}×")
 
 
 def test_small_scores_beside_a_large_constant(trials, evidence):
     """‖w‖ = 1e-12, ‖W‖ = 1e-6, c = 1e3‖v‖: logits that read as 0 at first set no scale."""
-    count, refused = trials(12, 2000), 0
-    for seed in range(count):
+
+    def drawn(seed):
         head, rng = wide(seed, False), np.random.default_rng([37, seed])
         W = head.W / (np.linalg.norm(head.W) or 1.0)
         w = rng.standard_normal(head.dim)
@@ -338,12 +317,8 @@ def test_small_scores_beside_a_large_constant(trials, evidence):
             10.0 ** rng.choice([-15, -12, -9]) * w / np.linalg.norm(w),
             10.0 ** rng.choice([-3, 0, 3]) * float(np.linalg.norm(head.v)),
         )
-        try:
-            recovery = us.learn(target, LEARNERS["ExactHead with biases"](head.dim, seed))
-        except us.NotIdentifiable:
-            refused += 1
-            continue
-        shares = held(recovery, parameters(target))
-        assert all(share >= 1 for share in shares.values()), (seed, shares)
-    assert refused <= max(1, count / 500)
-    evidence("small W and w beside a large c", runs=count, broken=0, refused=refused)
+        return target, LEARNERS["ExactHead with biases"](head.dim, seed), parameters(target)
+
+    ends, _ = attacked(trials(12, 2000), drawn, us.NotIdentifiable)
+    assert ends["refused"] <= max(1, ends["runs"] / 500)
+    evidence("small W and w beside a large c", **ends)

@@ -257,6 +257,7 @@ def test_models_that_take_or_answer_otherwise_are_different_and_so_are_classes()
             assert (result.witness, result.gap) == (None, np.inf)
         elif type(one) is not type(other):
             assert result.verdict == "different", (one, other)
+            assert result.witness is not None
             X = result.witness[None]
             assert np.any(one(X) != other(X)), (one, other)
 

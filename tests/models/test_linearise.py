@@ -361,8 +361,8 @@ def models() -> list[Subject]:
     for (name, norm), residual in itertools.product(norms.items(), (False, True)):
         for kind, factors in kinds.items():
             heads = [draw.head(one) for one in factors]
-            layer = us.AttentionLayer(heads, draw(D), residual, norm)
-            found.append(of_model(f"{kind}, {name}, residual {residual}", layer))
+            whole = us.AttentionLayer(heads, draw(D), residual, norm)
+            found.append(of_model(f"{kind}, {name}, residual {residual}", whole))
         feed = us.FeedForward(draw(5, D), draw(5), draw(D, 5), draw(D), residual, norm)
         found.append(of_model(f"{name}, residual {residual}", feed))
     return found

@@ -15,8 +15,8 @@ def test_what_does_not_fit():
         us.Transformer(np.eye(4), us.SingleHead(np.eye(4), np.ones(4)))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="This Transformer takes sequences"):
         us.Transformer(np.eye(4), g)(np.zeros((2, 4)))
-    factors = np.ones((2, 2, 4))
-    assert repr(us.Transformer.from_factors(*factors, g)) == "Transformer(d=4, rank ≤ 2, m=6)"
+    K, Q = np.ones((2, 2, 4))
+    assert repr(us.Transformer.from_factors(K, Q, g)) == "Transformer(d=4, rank ≤ 2, m=6)"
 
 
 # -- equality

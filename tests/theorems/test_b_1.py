@@ -215,8 +215,8 @@ def test_the_certificate_halves_with_every_bit():
 def test_a_float32_target_at_16_bits(trials):
     for seed in range(trials(1, 5)):
         rng = np.random.default_rng(seed)
-        arrays = (rng.standard_normal(shape).astype(np.float32) for shape in ((12, 12), 12))
-        target = us.SingleHead(*arrays)
+        W, v = (rng.standard_normal(shape).astype(np.float32) for shape in ((12, 12), 12))
+        target = us.SingleHead(W, v)
         single = labels(served(target, np.float32))
         recovery = us.learn(single, learner(12, 16, seed))
         assert_within_certificate(recovery, target)
