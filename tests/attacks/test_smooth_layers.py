@@ -190,3 +190,50 @@ def test_changes_of_no_tensor_have_a_name(changed, trials):
         assert result.tensor in (name, None), seed
         named += result.tensor == name
     assert named >= 0.9 * count
+
+
+def of_small_weights(seed, name):
+    """A layer after a norm that is nearly linear, or quadratic, on all normalised tokens."""
+    rng = np.random.default_rng([35, seed, [*PHI].index(name)])
+    d, m, centred = int(rng.integers(4, 17)), int(rng.integers(4, 33)), bool(rng.integers(2))
+    weight = 10.0 ** rng.uniform(-5 if rng.integers(2) else -2.7, -0.5)
+    A, b = weight * rng.standard_normal((m, d)), weight * rng.standard_normal(m)
+    B, c = weight * rng.standard_normal((d, m)), weight * rng.standard_normal(d)
+    residual, eps = bool(rng.integers(2)), float(10.0 ** rng.choice([-12, -6, -5, -3]))
+
+    def answer(X):
+        x = X[:, -1]
+        u = x - x.mean(axis=1, keepdims=True) if centred else x
+        n = u / np.sqrt(np.mean(u * u, axis=1, keepdims=True) + eps)
+        return PHI[name](n @ A.T + b) @ B.T + c + (x if residual else 0)
+
+    return answer, d, eps
+
+
+@pytest.mark.few(3)
+@pytest.mark.parametrize("name", PHI)
+def test_small_weights_after_a_norm_break_no_certificate(name, trials, evidence):
+    """What is accepted, as smooth neurons, ReLUs or none, is what its certificate says."""
+    refused, shares = 0, [0.0]
+    count = trials(3, 100)
+    for seed in range(count):
+        target, d, eps = of_small_weights(seed, name)
+        try:
+            recovery = us.learn(target, us.learners.FeedForwardLearner(d, norm="pre", seed=seed))
+        except (us.ModelMismatch, us.NotIdentifiable):
+            refused += 1
+            continue
+        model, bounds = recovery.model, recovery.certificate.errors
+        shares.append(abs(model.norm.eps - eps) / bounds["eps"])
+        rng = np.random.default_rng([36, seed])
+        x = np.sqrt(eps) * rng.standard_normal((300, d)) * 10.0 ** rng.uniform(-3, 3, (300, 1))
+        off = np.linalg.norm(model(x) - target(x[:, None]), axis=1)
+        rounding = 1e-14 * np.linalg.norm(target(x[:, None]), axis=1)
+        shares.append(float(np.max(off / (model.moved_at_most(x, bounds) + rounding))))
+        assert max(shares) <= 1, seed
+    evidence(
+        f"Smooth layers of small weights after a norm, {name}: no certificate is broken",
+        layers=count,
+        refused=refused,
+        largest_share_of_bounds=max(shares),
+    )

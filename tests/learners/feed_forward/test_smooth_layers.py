@@ -77,6 +77,41 @@ def test_layers_are_recovered(activation, gated, trials, evidence):
     )
 
 
+@pytest.mark.claimed
+@pytest.mark.parametrize(
+    ("d", "m", "activation", "gated", "layers"),
+    [
+        (64, 256, "gelu", False, 20),
+        (64, 256, "silu", False, 20),
+        (32, 86, "gelu", True, 20),
+        (32, 86, "silu", True, 20),
+        (128, 512, "gelu", False, 3),
+        (128, 512, "gelu_tanh", False, 3),
+    ],
+)
+def test_larger_layers_are_recovered(d, m, activation, gated, layers, evidence):
+    shares, errors, queries = [], [], []
+    for seed in range(layers):
+        true = smooth_layer(d, m, seed, activation, gated, residual=seed % 2 == 0)
+        oracle = Counting(true)
+        recovery = learned(oracle, d, seed=seed)
+        off = smooth_errors(recovery.model, true)
+        assert max(np.max(one) for one in off.values()) < 1e-6
+        errors.append(max(float(np.median(one)) for one in off.values()))
+        shares.append(share_of_bounds(recovery, true, 8 * np.sqrt(d)))
+        queries.append(oracle.queries / m)
+    assert np.median(errors) < 1e-8
+    assert max(shares) <= 1
+    assert max(queries) <= (29 if gated else 15)
+    evidence(
+        f"Smooth layers of {m} {'gated ' if gated else ''}neurons, {activation}, d = {d}",
+        layers=layers,
+        queries_per_neuron=float(np.mean(queries)),
+        median_error=float(np.median(errors)),
+        largest_share_of_bounds=float(max(shares)),
+    )
+
+
 def with_sizes(d, m, d_out, seed, activation, gated=False, scale=1.0, biases=1.0):
     """Draw a layer of other shapes and units, without a residual."""
     rng = np.random.default_rng([d, m, d_out, seed])

@@ -26,8 +26,8 @@ import numpy as np
 from unsoftmax.errors import ModelMismatch
 from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.feed_forward.ball_search import AROUND, BallNeurons, BallSearch
-from unsoftmax.learners.feed_forward.found_neurons import Sides
-from unsoftmax.learners.feed_forward.layer_claim import BESIDE, DEVIATIONS, LayerClaim
+from unsoftmax.learners.feed_forward.found_neurons import DEVIATIONS, Sides
+from unsoftmax.learners.feed_forward.layer_claim import BESIDE, LayerClaim
 from unsoftmax.learners.feed_forward.opening_look import (
     OpeningLook,
     TargetOpening,
@@ -208,9 +208,9 @@ class AfterNorm:
         """Return the layer with its constant, and standard DEVIATIONS."""
         found, t, y = neurons.part.found, neurons.tokens, neurons.answers
         c = np.mean(y - found.layer(sides, np.zeros(y.shape[1]))(t), axis=0)
-        errors = found.errors(0.0)
+        errors = found.errors(0.0, sides.dropped)
         along = self.normed.radius / np.sqrt(t.shape[1])
-        errors = found.errors(errors["constant"] + errors["slope"] * along)
+        errors = found.errors(errors["constant"] + errors["slope"] * along, sides.dropped)
         # an error of eps moves tokens along themselves, by half of it at most
         moved = self.normed.eps_error(look.noise) * self.normed.radius / 2
         errors["constant"] += moved * look.steepness

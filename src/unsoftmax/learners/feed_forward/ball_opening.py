@@ -47,6 +47,9 @@ HALVINGS = 12
 CLOSER = 2
 # Answers are off by so many roundings, and on one line within so many of these errors.
 ROUNDINGS, COLLINEAR = 2.0, 8.0
+# Roundings leave the answers of a piece on a line within so many errors, 3 of 1,536 neurons. Smooth
+# layers, whose pieces end where they bend, are beside it by up to COLLINEAR: refused from BENT on.
+STRAIGHT, BENT = 1.5, 4.5
 # Answers to the shortest tokens that are those to long ones but for this: eps is 0.
 UNBENT = 1e-3
 # The eps of several directions differ by no more, relatively, beside so many errors.
@@ -183,14 +186,18 @@ class BallOpening:
             told = [t.with_value(c, one) for t, c, one in zip(told, closer, y, strict=True)]
         fits = np.array([t.eps(crude) for t in told])
         read, weight = fits[:, 0], 1 / fits[:, 1]
-        if not np.any(weight > 0):
+        beside = [t.beside for t, error in zip(told, fits[:, 1], strict=True) if np.isfinite(error)]
+        bent = float(np.median(beside)) if beside else np.inf
+        if bent > BENT:
             raise Reason.BENDS_OR_NOISE.error()
         eps = float(np.average(read, weights=weight**2))
         off = np.abs(read / eps - 1)
         if not np.all(off <= UNLIKE + EXPLAINED * fits[:, 1]):
             raise Reason.EPS_DIFFERS.error(apart=np.max(off))
-        spread = float(np.sqrt(np.average(off**2, weights=weight**2)))
-        alone = float(1 / np.sqrt(np.sum(weight**2)))
+        # what bends is off alike in all directions
+        more = max(1.0, bent / STRAIGHT)
+        spread = more * float(np.sqrt(np.average(off**2, weights=weight**2)))
+        alone = more * float(1 / np.sqrt(np.sum(weight**2)))
         return eps, spread, alone / (ROUNDINGS * UNIT)
 
 
@@ -222,12 +229,22 @@ class LastPiece:
 
     def _on(self, z: Array) -> bool:
         """Tell whether an answer is on the line of the others."""
+        return bool(self._off(z[None])[0] <= COLLINEAR)
+
+    def _off(self, z: Array) -> Array:
+        """Return how far answers (n, m) are beside the line of the last one, in errors."""
         way = self.z[-1]
         size = float(np.linalg.norm(way))
         if size <= COLLINEAR * self.noise:
-            return True
-        share = float(z @ way) / size**2
-        return bool(np.linalg.norm(z - share * way) <= COLLINEAR * self.noise * (1 + abs(share)))
+            return np.zeros(len(z))
+        share = z @ way / size**2
+        off = np.linalg.norm(z - share[:, None] * way, axis=1)
+        return np.asarray(off / (self.noise * (1 + np.abs(share))))
+
+    @property
+    def beside(self) -> float:
+        """How far the piece's answers are beside one line, in errors."""
+        return float(np.max(self._off(self.z)))
 
     def closer(self) -> float:
         """Return a variance between the piece's end and what is beyond."""

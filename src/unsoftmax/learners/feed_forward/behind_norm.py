@@ -179,7 +179,9 @@ def before_the_norm(found: FoundNeurons, values: Array, norm: SeenNorm) -> Layer
     if sides.linear is not None:
         left, right = sides.linear
         sides = replace(sides, linear=(norm.sums(left, gain) / unit, right))
-    return LayerSums(seen, replace(sides, residual=True), gain, norm.sums(values, gain) / unit)
+    dropped = sides.dropped * float(np.max(np.abs(gain))) / unit
+    sides = replace(sides, residual=True, dropped=dropped)
+    return LayerSums(seen, sides, gain, norm.sums(values, gain) / unit)
 
 
 def agreed_spots(
@@ -380,7 +382,7 @@ def with_constant(
         without -= without.mean(axis=1, keepdims=True)
     weight = 1 / np.sum(u**2, axis=1)
     c = weight @ (u - without) / np.sum(weight)
-    errors = found.errors(0.0)
+    errors = found.errors(0.0, sides.dropped)
     along = np.sqrt(weight @ np.sum(x * x, axis=1) / np.sum(weight))
     c_error = errors["constant"] + errors["slope"] * float(along)
-    return found.layer(sides, c), found.errors(c_error)
+    return found.layer(sides, c), found.errors(c_error, sides.dropped)

@@ -418,10 +418,10 @@ class FeedForwardLearner(Configured):
         plain = found.layer(sides, np.zeros(y.shape[1]))
         weight = 1 / look.size_at(x) ** 2
         c = weight @ (y - plain(x)) / np.sum(weight)
-        errors = found.errors(0.0)
+        errors = found.errors(0.0, sides.dropped)
         along = np.sqrt(weight @ np.sum(x * x, axis=1) / np.sum(weight))
         c_error = errors["constant"] + errors["slope"] * along + look.noise * look.size
-        model, errors = found.layer(sides, c), found.errors(c_error)
+        model, errors = found.layer(sides, c), found.errors(c_error, sides.dropped)
         fitting = LayerFitting(look, asks("fit"), rng)
         if sides.linear is None and fitting.wanted(model):
             model, errors, kept = yield from fitting.run(model, found, (x, y))

@@ -15,6 +15,7 @@ from typing import ClassVar, Self
 import numpy as np
 
 from unsoftmax.arrangement.strips import FARTHER, Hyperplanes, Strips
+from unsoftmax.learners.feed_forward.found_neurons import DEVIATIONS
 from unsoftmax.learners.feed_forward.opening_look import OpeningLook, drawn_directions
 from unsoftmax.models.arrays import TINY
 from unsoftmax.models.feed_forward import FeedForward
@@ -23,8 +24,6 @@ from unsoftmax.protocol import Answers, Certificate, Found, Steps
 from unsoftmax.refusals import Reason
 from unsoftmax.validate.judge import Judgement, Residuals, fresh_answers, judge
 
-# Number of standard deviations that are certified; 2 to 3 were the most that was seen.
-DEVIATIONS = 6.0
 # Fresh answers may be missed by ``accepted`` of their size, by ``coarse`` times the answers' own
 # relative error, up to ``coarsest``, or by what is certified, up to ``certified``. A missing
 # neuron is missed by 1/m.

@@ -27,6 +27,7 @@ from typing import ClassVar
 import numpy as np
 
 from unsoftmax.errors import ModelMismatch
+from unsoftmax.learners.feed_forward.found_neurons import DEVIATIONS
 from unsoftmax.learners.feed_forward.jacobian_readings import (
     FAMILIES,
     FAMILY_OF,
@@ -42,7 +43,7 @@ from unsoftmax.learners.feed_forward.jacobian_readings import (
     renamed,
     span_of,
 )
-from unsoftmax.learners.feed_forward.layer_claim import DEVIATIONS, NEAR, LayerClaim
+from unsoftmax.learners.feed_forward.layer_claim import NEAR, LayerClaim
 from unsoftmax.learners.feed_forward.neuron_fit import layer_errors
 from unsoftmax.learners.feed_forward.opening_look import LINE, OpeningLook, drawn_directions
 from unsoftmax.learners.feed_forward.rank_one_members import find_members
