@@ -179,12 +179,12 @@ def test_on_the_command_line(tmp_path, monkeypatch):
         plan = run(tmp_path, "plan", "--model", model, "--table", "table.npy")
         assert plan.returncode == 0, plan.stderr
         assert "ids of a vocabulary of 60" in " ".join(plan.stdout.split())
-    little = ("learn", "of_ids:head", "--model", "token", "--out", "d")
+    little = ("learn", "of_ids:head", "--model", "token")
     for limit, said in (
         (("--budget", "20"), "a hold-out of 32 alone needs 32 queries, and what the plan bounds"),
         (("--token-budget", "20"), "will not be enough: a hold-out of 32 has 32 queries."),
     ):
-        stopped = run(tmp_path, *little, *limit)
+        stopped = run(tmp_path, *little, "--out", limit[0].strip("-"), *limit)
         assert stopped.returncode == 4
         assert said in " ".join(stopped.stderr.split())
     normed = run(tmp_path, "audit", "of_ids:normed", "--out", "e")

@@ -123,17 +123,24 @@ def test_a_head_of_ids_right_and_wrong(trials, evidence):
 
 
 def test_a_recovered_head_of_ids(trials):
-    for seed in range(trials(1, 50)):
+    tried, refused = trials(1, 50), 0
+    for seed in range(tried):
         for kind in ("plain", "float32 answers"):
             server = Server(seed, kind)
             target = us.oracles.from_ids(server, 60)
-            found = us.learn(target, us.learners.TokenHead(60, seed=seed))
+            try:
+                found = us.learn(target, us.learners.TokenHead(60, seed=seed))
+            except us.ModelMismatch:
+                refused += 1
+                assert kind != "plain"
+                continue
             errors, before = found.certificate.errors, server.queries
             result = us.verify(target, found.model, errors=errors, seed=seed)
             assert result.verdict == "same", result
             assert result.queries == server.queries - before <= 60 + 20
             other = us.oracles.from_ids(Server(seed + 1000), 60)
             assert us.verify(other, found.model, errors=errors).verdict == "different"
+    assert refused <= 0.1 * tried
 
 
 def test_wrong_use_is_named():
