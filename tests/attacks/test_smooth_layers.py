@@ -224,6 +224,7 @@ def test_small_weights_after_a_norm_break_no_certificate(name, trials, evidence)
             refused += 1
             continue
         model, bounds = recovery.model, recovery.certificate.errors
+        assert model.norm is not None
         shares.append(abs(model.norm.eps - eps) / bounds["eps"])
         rng = np.random.default_rng([36, seed])
         x = np.sqrt(eps) * rng.standard_normal((300, d)) * 10.0 ** rng.uniform(-3, 3, (300, 1))

@@ -79,7 +79,7 @@ FORMULAS: Mapping[str | None, str] = {
     "post": "7m + (d+1)·(1.2m/d + 2) + 1.1d + 175 for m neurons, 9m where m is 4d",
 }
 """Counts by where a norm is."""
-SMOOTH_FORMULA = "12.5m + 3.3d + 110 if its activation is smooth, 25m + 3.3d + 110 if it is gated"
+SMOOTH_FORMULA = "10.1m + 3.3d + 110 if its activation is smooth, 20.2m + 3.3d + 110 if it is gated"
 
 # Before a refusal so many tokens of the opening are asked again, whose answers changed if they
 # differ by more than this, of their size, which sums in another order do not reach, and than so
@@ -142,8 +142,8 @@ class FeedForwardLearner(Configured):
     7m + (d + 1)(1.2m/d + 2) + 1.1d + 175, 9m at m = 4d, after one about 6.4m + 9d + 250, 9 to 10m
     at m = 4d, and float64 answers only. With ``norm=None`` a layer with a norm takes 31 more, or
     up to 200 if the first guess is wrong; a plain one none. A smooth layer takes about
-    12.5m + 3.3d + 110, a gated one 25m + 3.3d + 110 if d_out is d, after a norm 70 to 200 more;
-    more where its rows (m, or 2m) are more than 5.7(d_out − 1).
+    10.1m + 3.3d + 110, a gated one 20.2m + 3.3d + 110 if d_out is d, after a norm 70 to 200 more;
+    more where its rows (m, or 2m) are more than 4.9(d_out − 1).
     *Determined up to* the order of neurons and a positive factor between row of A and column of B;
     both are returned with equal norms. Neurons on one hyperplane count as one. If they are active
     on opposite sides, or x is a sum of neurons, a linear part remains that takes more neurons, and
@@ -181,7 +181,7 @@ class FeedForwardLearner(Configured):
     activation: str | None = field(default=None, kw_only=True)
     gated: bool | None = field(default=None, kw_only=True)
 
-    revision: ClassVar[int] = 10
+    revision: ClassVar[int] = 11
     far: ClassVar[str] = "beyond every bend of the layer"
     outputs: ClassVar[Outputs] = "vector"
 

@@ -1,11 +1,11 @@
-"""Smooth and gated layers, GELU to SwiGLU: 13 queries for each neuron, 26 for each gated one.
+"""Smooth and gated layers, GELU to SwiGLU: 11 queries for each neuron, 22 for each gated one.
 
 Target F(x) = B φ(A x + a) + c (+ x), or B (φ(G x + g) ⊙ (A x + a)) + c (+ x), at single tokens.
 
 1. The length of tokens at which it bends, from the opening's line. No queries.
 2. Base points of about that length, and a small step from each along the first n directions of
-   eight or more: points are added until the Jacobians' span has a gap, whose place is the number of
-   rows. (1.25·rows + 8)(n + 1) queries.
+   seven or more: points are added until the Jacobians' span has a gap, whose place is the number of
+   rows. (1.1·rows + 8)(n + 1) queries.
 3. Steps along the other directions at a few of them. 1.3(rows/d_out + 1)(d − n) queries.
 4. Rows, weights, activation, scales, biases, sides (`jacobian_readings`), three times: differences
    are corrected by what the layer found says.
@@ -56,12 +56,12 @@ from unsoftmax.refusals import Reason
 
 # Directions of steps at every base point, at least; more where rows are more than such a share of
 # (n − 1)(d_out − 1), beyond which there are other members of rank one.
-DIRECTIONS, FULL = 8, 0.82
+DIRECTIONS, FULL = 7, 0.82
 # And at most, where no gap is seen and answers are as wide as tokens: a refusal should not take too
 # long.
 MOST_DIRECTIONS = 16
 # Base points, beside rows; more at first, and each time a gap is missing.
-POINTS, MORE_POINTS, FIRST_POINTS, GROWTH = 1.25, 8, 24, 1.25
+POINTS, MORE_POINTS, FIRST_POINTS, GROWTH = 1.1, 8, 24, 1.25
 # Lengths of base points, in units of tokens whose entries are standard normal.
 LENGTHS = (0.5, 2.0)
 # After a norm base points have one length: the square is this share of the ball's. They are in a
