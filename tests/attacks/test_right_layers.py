@@ -54,6 +54,12 @@ def test_scores_that_are_small_after_a_norm(trials, evidence):
     evidence("small scores after a norm are found", layers=count, refused=len(reasons))
 
 
+def test_three_heads_in_four_dimensions_after_a_norm():
+    """Beside the first offset gates seem to be others: heads are looked for beside another."""
+    target = PlainLayer(np.random.default_rng([99, 3]), "pre", shape=(4, 3, 2))
+    assert right(us.learn(target, target.learner(3)), target)
+
+
 @pytest.mark.parametrize("answers", ["float32", "noise of 1e-9"])
 def test_three_heads_in_nine_dimensions_behind_a_norm(answers, trials, evidence):
     """Query tokens of a plane in which a sum of gates looks like a gate: a wider one is asked."""

@@ -191,11 +191,11 @@ def _after(d: int, H: int) -> Cost:
     scores = (2 + limits.AGAIN) * d * (d + 1) + 3 * limits.SCORE_PILOTS
     singles = d + 14 + limits.BALL_RUNGS + 2 * limits.BALL_REFINED + limits.SOFT_PILOTS
     offsets = (2 + limits.SOFT_AGAIN) * (1 + int(np.log2(d + 1)))
-    # every length may be searched and read, and the last one read once more for each try
+    # every length may be searched and read, and the last one once more for each try
     soft = Cost.of(
-        lengths * heads + (lengths + tries - 1) * maps,
+        (lengths + tries - 1) * (heads + maps),
         tokens=2 + max(map(sum, limits.SOFT_COPIES)),
-        rounds=lengths * (1 + int(np.log2(H + 2))) + (lengths + tries - 1) * offsets,
+        rounds=(lengths + tries - 1) * (1 + int(np.log2(H + 2)) + offsets),
     )
     search = Cost.of(scores, tokens=3, rounds=limits.SCORE_PILOTS + _KEY_ROUNDS + 4)
     search += Cost.of(CONFIRMING, tokens=2 + max(shape.tokens for shape in SHORT))

@@ -400,11 +400,13 @@ def soft_search(
     """
     noise, rng = reading.noise, reading.rng
     effort = effort_of(profile, noise.relative)
-    base, first = yield from reading.run(effort.whole)
+    first = yield from reading.run(effort.whole)
     found = iter([first])
 
     def searched(last: bool) -> Asking[Concluded]:
-        maps = next(found, None) or (yield from reading.maps(base, effort.whole))
+        # gates may have been others than they seemed beside the first offset
+        again = reading.again(first[0], effort.whole)
+        base, maps = next(found, None) or (yield from again)
         scores = ScoreReading.of(
             maps, noise, effort, base.typical(), rng, radius=widest, drawn=_SOFT_DRAWN
         )

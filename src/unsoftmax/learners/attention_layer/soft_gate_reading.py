@@ -257,6 +257,10 @@ class SoftGateReading:
                 continue
         raise refused
 
+    def again(self, base: BaseOffset, whole: bool) -> Asking[tuple[BaseOffset, SoftGates]]:
+        """Find all heads once more, beside another offset as long."""
+        return (yield from self._read(float(np.linalg.norm(base.answers.a)) / _OFFSET, whole))
+
     def _read(self, length: float, whole: bool) -> Asking[tuple[BaseOffset, SoftGates]]:
         base = yield from self._base_at(length)
         return base, (yield from self.maps(base, whole))
