@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,7 +19,7 @@ COUNTED = ("runs", "trials", "targets", "layers", "networks", "kills", "problems
 
 
 # What is said of figures that several nodes of a test have parts of.
-JOINED = {"max": np.max, "median": np.median}
+JOINED: dict[str, Callable[[Any], Any]] = {"max": np.max, "median": np.median}
 
 
 class Part(NamedTuple):

@@ -74,6 +74,7 @@ PURE = {
     "decimal",
     "enum",
     "fractions",
+    "contextlib",
     "functools",
     "hashlib",
     "itertools",
