@@ -39,8 +39,8 @@ FAMILIES = ("Bert", "OPT", "Llama", "Qwen3")
 Task = Callable[[], dict[str, Any]]
 SMALL = ((64, 4, 1), (64, 4, 3), (64, 4, 6))
 """Dimensions of a token, heads, blocks."""
-MINILM = ((384, 12, 1), (384, 12, 2), (384, 12, 3), (384, 12, 6))
-LARGE = ((512, 8, 1), (512, 8, 3))
+MINILM = ((384, 12, 1), (384, 12, 3), (384, 12, 6))
+LARGE = ((512, 8, 1),)
 ARITHMETICS = {
     "float32": torch.float32,
     "TF32": torch.float32,
