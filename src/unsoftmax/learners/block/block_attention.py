@@ -217,7 +217,7 @@ def attention_searched(dim: int, most: int, rng: np.random.Generator) -> Asking[
     try:
         return (yield from tried(SEARCHES + turned, lambda _: searched(turned)))
     except _FAILED as error:
-        if not (turned or tokens.centred):
+        if isinstance(error, ModelMismatch) and not (turned or tokens.centred):
             # weights of 0 and 1 beside the first far token hid what depends on places
             with suppress(*_FAILED):
                 return (yield from searched(True))
