@@ -216,9 +216,6 @@ def test_tensors_of_ids_in_the_open_inference_protocol(binary):
 
 
 def test_questions_of_vectors_are_refused_on_ids():
-    model = us.TokenHead([0.0, 1.0], np.ones((2, 1)), np.ones((2, 1)))
-    with pytest.raises(ValueError, match="verify asks vectors"):
-        us.verify(model, model)
     with pytest.raises(ValueError, match="give vocabulary"):
         us.audit(us.oracles.from_ids(never), 3)
     with pytest.raises(us.ModelMismatch) as refusal:

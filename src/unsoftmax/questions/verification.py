@@ -342,7 +342,7 @@ class Verifier:
             # a target may round its inputs; a wrong claim may widen what answers hide: what is
             # served misses far less than that
             for given in (asked, [*map(as_float32, asked)]):
-                y = np.stack([model(X[None])[0] for X in given])
+                y = np.stack([_last_answer(model, X) for X in given])
                 alike = y.size == seen.y.size
                 near = np.abs(seen.y - y.reshape(seen.y.shape)) if alike else np.full(1, np.inf)
                 if np.all(near <= most) and np.median(near) < _FAR_LESS * missed:
@@ -451,6 +451,13 @@ def _dim_of(*said: Any) -> int:
 
 class _Spent(Exception):
     """The next round would pass the budget."""
+
+
+def _last_answer(model: Any, X: Array) -> Array:
+    """Answer one sequence (N, d); a part of a block answers at the last position, as the block."""
+    return np.asarray(
+        model(X[None])[0] if isinstance(model, TokenHead) else model.maps.answers(X[None])[0, 0]
+    )
 
 
 def _affordable(search: Search, budget: Budget, asked: Sequence[Array]) -> Search:
