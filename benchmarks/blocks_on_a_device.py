@@ -35,7 +35,7 @@ import unsoftmax as us
 from measuring import ROOT, environment, publish, table
 from unsoftmax.probes import Array
 
-Tensor = torch.Tensor
+Tensor = Any
 FAMILIES = ("Bert", "OPT", "Llama", "Qwen3")
 Task = Callable[[], dict[str, Any]]
 SMALL = ((64, 4, 1), (64, 4, 3), (64, 4, 6))
@@ -109,7 +109,7 @@ def change(model: Any, case: Case) -> str:
     name = sorted(named)[rng.integers(len(named))]
     drawn = torch.from_numpy(rng.standard_normal(named[name].shape)).float()
     named[name].data = of(named[name].data, drawn)
-    return name
+    return str(name)
 
 
 def served(folder: str, case: Case) -> Callable[[Array], Array]:
@@ -124,11 +124,10 @@ def served(folder: str, case: Case) -> Callable[[Array], Array]:
         model.norm = torch.nn.Identity()
     run = model.encoder if case.family in ("Bert", "MiniLM") else partial(_from_states, model)
 
-    @torch.no_grad()
     def answer(X: Array) -> Array:
         given = torch.from_numpy(X).to(case.device, inside)
         half = torch.autocast(case.device, torch.bfloat16)
-        with half if case.arithmetic == "autocast" else contextlib.nullcontext():
+        with torch.no_grad(), half if case.arithmetic == "autocast" else contextlib.nullcontext():
             told: Tensor = run(given).last_hidden_state[:, -1]
         return np.asarray(told.float().cpu().numpy())
 

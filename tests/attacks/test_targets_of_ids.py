@@ -166,13 +166,13 @@ def test_what_is_said_of_one_head_behind_coarse_answers_is_true(how, trials, evi
             for length in (1, 2, 7, 40):
                 ids = rng.integers(60, size=(50, length))
                 most = found.model.moved_at_most(ids, errors) + 1e-12
-                broken += np.any(np.abs(found.model(ids) - server.truth(ids)) > most)
+                broken += int(np.any(np.abs(found.model(ids) - server.truth(ids)) > most))
         with contextlib.suppress(us.NotIdentifiable):
             found = us.learn(target, us.learners.LowRankHead(8, table=server.table, seed=seed))
             recovered += 1
             for name in ("W", "v", "w", "c"):
                 off = np.linalg.norm(getattr(found.model, name) - getattr(server, name))
-                broken += off > found.certificate.errors[name]
+                broken += int(off > found.certificate.errors[name])
         result = us.audit(target, vocabulary=60, recover=True, seed=seed)
         named += result.target_class == ONE_HEAD[0]
         assert result.target_class in (ONE_HEAD[0], "undecided"), (seed, result)

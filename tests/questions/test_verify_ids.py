@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -156,7 +158,8 @@ def test_wrong_use_is_named():
     with pytest.raises(us.ModelMismatch, match="verify takes table=E"):
         us.verify(us.oracles.from_ids(server), head(server))
     of_ids = token_head(0)[0]
-    for wrong in ({"like": np.ones((3, 1))}, {"table": np.ones((5, 1))}):
+    settings: list[Any] = [{"like": np.ones((3, 1))}, {"table": np.ones((5, 1))}]
+    for wrong in settings:
         with pytest.raises(ValueError, match="eave"):
             us.verify(of_ids, of_ids, **wrong)
     with pytest.raises(ValueError, match="leave it out"):
