@@ -209,7 +209,7 @@ class SmoothBehindNorm:
 
     def _fitted(self, layer: FeedForward, seen: DirectionsSeen) -> tuple[FeedForward, float]:
         """Fit the layer of sums to directions; return what these are missed by, too."""
-        names = (layer.activation,)
+        names: tuple[str, ...] = (layer.activation,)
         if self.activation is None and layer.activation in TWINS:
             names = TWINS
         fits = {name: seen.fit(layer, name).run(NeuronParameters.of(layer)) for name in names}
