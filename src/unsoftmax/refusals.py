@@ -818,7 +818,7 @@ class Reason(Enum):
     LAYER_IS_SMOOTH = _mismatch(
         "{where} answers bend everywhere: the target is smooth (GELU, SiLU, tanh, attention, a "
         "normalisation), no feed-forward layer of ReLUs, which alone have hyperplanes to be found. "
-        "Smooth layers without a norm behind are recovered where no activation is given."
+        "Smooth layers are recovered where no activation is given."
     )
     JACOBIAN_WITHOUT_GAP = _mismatch(
         "Jacobians at {points} points are independent as far as answers show, in {room} "

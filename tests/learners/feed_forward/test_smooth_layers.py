@@ -186,7 +186,6 @@ def test_another_activation_or_gates_than_the_target_has_are_refused():
         ({"activation": "identity"}, ValueError, "activation must be"),
         ({"gated": "yes"}, TypeError, "gated"),
         ({"gated": True, "activation": "relu"}, ValueError, "gated by ReLUs"),
-        ({"norm": "post", "activation": "gelu"}, ValueError, 'norm="post"'),
     ],
 )
 def test_settings_that_cannot_be_are_refused(settings, error, says):

@@ -22,6 +22,7 @@ from unsoftmax.arrangement.direction_kinks import ERRORS, DirectionKinkSearch
 from unsoftmax.arrangement.kinks import LineKinks
 from unsoftmax.learners.feed_forward.found_neurons import FoundNeurons, Sides
 from unsoftmax.learners.feed_forward.hyperplane_spots import DirectionSpots, Spots
+from unsoftmax.learners.feed_forward.jacobian_readings import row_slopes, rows_of
 from unsoftmax.learners.feed_forward.layer_claim import LayerClaim
 from unsoftmax.learners.feed_forward.line_cells import AskTokens, CellReadings, LineCells
 from unsoftmax.learners.feed_forward.norm_opening import NormLook, SeenNorm
@@ -88,8 +89,10 @@ class SmallSums:
 
     def _jacobian(self, x: Array) -> Array:
         f = self.layer
-        active = (f.A @ x + f.b) > 0
-        J = np.eye(f.dim) * f.residual + f.B[:, active] @ f.A[active]
+        J = np.eye(f.dim) * f.residual
+        for slope, rows in zip(row_slopes(f, x[None]), rows_of(f), strict=True):
+            active = slope[0] != 0
+            J = J + (f.B[:, active] * slope[0, active]) @ rows[active]
         return np.asarray(J - J.mean(axis=0) if self.norm.centred else J)
 
     def _smallest(self, length: float) -> Array:
@@ -339,25 +342,14 @@ class SearchBehindNorm:
         self, sums: LayerSums, plain: FeedForward, errors: dict[str, float]
     ) -> Generator[Round, Answers, LayerClaim]:
         """Ask for eps, and claim the layer with its norm."""
-        normed, norm = self.normed, self.normed.norm
-        scale = 1 / sums.gain
-
-        def off(x: Array) -> Array:
-            return plain.moved_at_most(x, errors)
-
-        sharp = LayerNorm(scale, norm.shift, 0.0, centred=norm.centred)
-        noise = normed.noise + normed.relative_error
-        small = SmallSums(plain, sharp, off, noise, self.rng)
-        eps, eps_error = yield from small.run(asks("eps"), normed.look.length)
-        behind = LayerNorm(scale, norm.shift, eps, centred=norm.centred)
-        norms = {"scale": normed.scale_error, "shift": normed.shift_error, "eps": eps_error}
+        whole, errors = yield from with_eps(plain, sums.gain, self.normed, errors, self.rng)
         return LayerClaim(
-            FeedForward(plain.A, plain.b, plain.B, plain.c, True, behind),
-            normed.look,
-            errors | norms,
+            whole,
+            self.normed.look,
+            errors,
             notes_of(sums.sides),
             sums.sides.sure and sums.sides.linear is None,
-            noise,
+            self.normed.length_error,
         )
 
     def _refuse_crossings(self, model: FeedForward, spots: Spots) -> None:
@@ -367,6 +359,31 @@ class SearchBehindNorm:
         missed = float(np.max(np.linalg.norm(seen - w, axis=1)))
         if missed > ASTRAY:
             raise Reason.HYPERPLANES_MISSED.error(neurons=len(model.b), missed=missed)
+
+
+def with_eps(
+    plain: FeedForward,
+    gain: Array,
+    normed: NormLook,
+    errors: dict[str, float],
+    rng: np.random.Generator,
+) -> Generator[Round, Answers, tuple[FeedForward, dict[str, float]]]:
+    """Ask for eps; return the layer with its norm, x being added, and errors of all."""
+    norm, scale = normed.norm, 1 / gain
+
+    def behind(norm: LayerNorm | None) -> FeedForward:
+        own = plain.A, plain.b, plain.B, plain.c
+        return FeedForward(*own, True, norm, plain.activation, plain.gate)
+
+    def off(x: Array) -> Array:
+        return plain.moved_at_most(x, errors)
+
+    sharp = LayerNorm(scale, norm.shift, 0.0, centred=norm.centred)
+    small = SmallSums(behind(None), sharp, off, normed.length_error, rng)
+    eps, eps_error = yield from small.run(asks("eps"), normed.look.length)
+    norms = {"scale": normed.scale_error, "shift": normed.shift_error, "eps": eps_error}
+    found = LayerNorm(scale, norm.shift, eps, centred=norm.centred)
+    return behind(found), errors | norms
 
 
 def with_constant(

@@ -21,7 +21,7 @@ The mathematics: every neuron is a hyperplane, and across it the Jacobian jumps 
 
 Smooth activations, GELU to SwiGLU, have no hyperplanes: where the opening finds that answers bend
 everywhere, or an activation is given, Jacobians at many points tell the neurons (`smooth_layer`),
-also after a norm.
+also after a norm, and behind one whose eps shows (`smooth_behind_norm`).
 
 Behind a norm answers tell directions alone: `behind_norm` has the same steps without sizes. After a
 norm no token is long: `after_norm` has chords in the place of the line. Which of these there is, if
@@ -61,7 +61,13 @@ from unsoftmax.learners.feed_forward.search_steps import (
     neurons_of,
     notes_of,
 )
-from unsoftmax.learners.feed_forward.smooth_layer import SmoothSearch, bending_length
+from unsoftmax.learners.feed_forward.smooth_behind_norm import SmoothBehindNorm
+from unsoftmax.learners.feed_forward.smooth_layer import (
+    COARSE_STEPS,
+    STEPS,
+    SmoothSearch,
+    bending_length,
+)
 from unsoftmax.learners.normed_tokens import NormedTokens
 from unsoftmax.learners.settings import Configured, flag, one_of, whole_number
 from unsoftmax.models.arrays import TINY
@@ -80,6 +86,7 @@ FORMULAS: Mapping[str | None, str] = {
 }
 """Counts by where a norm is."""
 SMOOTH_FORMULA = "10.1m + 3.3d + 110 if its activation is smooth, 20.2m + 3.3d + 110 if it is gated"
+SMOOTH_BEHIND = "14m + 4.5d + 140 if its activation is smooth, 26m + 4.5d + 140 if it is gated"
 
 # Before a refusal so many tokens of the opening are asked again, whose answers changed if they
 # differ by more than this, of their size, which sums in another order do not reach, and than so
@@ -142,8 +149,9 @@ class FeedForwardLearner(Configured):
     7m + (d + 1)(1.2m/d + 2) + 1.1d + 175, 9m at m = 4d, after one about 6.4m + 9d + 250, 9 to 10m
     at m = 4d, and float64 answers only. With ``norm=None`` a layer with a norm takes 31 more, or
     up to 200 if the first guess is wrong; a plain one none. A smooth layer takes about
-    10.1m + 3.3d + 110, a gated one 20.2m + 3.3d + 110 if d_out is d, after a norm 70 to 200 more;
-    more where its rows (m, or 2m) are more than 4.9(d_out − 1).
+    10.1m + 3.3d + 110, a gated one 20.2m + 3.3d + 110 if d_out is d, after a norm 70 to 200 more,
+    behind one 14m + 4.5d + 140, gated 26m + 4.5d + 140; more where its rows (m, or 2m) are more
+    than 4.9(d_out − 1), and where eps is below 3e-7 of the variance of what is normalised.
     *Determined up to* the order of neurons and a positive factor between row of A and column of B;
     both are returned with equal norms. Neurons on one hyperplane count as one. If they are active
     on opposite sides, or x is a sum of neurons, a linear part remains that takes more neurons, and
@@ -157,8 +165,9 @@ class FeedForwardLearner(Configured):
     a layer that was not given a name has the second one. Where answers are bounded (sigmoid,
     tanh) more than 6d neurons take their ``activation``. All neurons must have one activation,
     and rows be fewer than 0.8(d − 1)(d_out − 1); after a norm 0.8(d/2 − 1)(d_out − 1), from about
-    d = 8 on; no norm behind. Float32 answers take their ``activation``, no norm, and twice the
-    queries. Their bound holds up to the length that ``.assumes`` names; after a norm for all
+    d = 8 on. Behind a norm eps alone tells how long sums are: from about 2e-9 of their variance
+    down smooth layers are refused. Float32 answers take their ``activation``, no norm, and twice
+    the queries. Their bound holds up to the length that ``.assumes`` names; after a norm for all
     tokens. *Tokens* are up to 10⁶ times as long as the distance of a typical hyperplane.
     *Source*: beyond arXiv 2601.16873; Section 4.1's A_FFN for vectors.
 
@@ -181,7 +190,7 @@ class FeedForwardLearner(Configured):
     activation: str | None = field(default=None, kw_only=True)
     gated: bool | None = field(default=None, kw_only=True)
 
-    revision: ClassVar[int] = 11
+    revision: ClassVar[int] = 12
     far: ClassVar[str] = "beyond every bend of the layer"
     outputs: ClassVar[Outputs] = "vector"
 
@@ -201,8 +210,6 @@ class FeedForwardLearner(Configured):
             flag("gated", self.gated)
         if self.gated and self.activation == "relu":
             raise ValueError("Layers gated by ReLUs are not recovered.")
-        if self._smooth and self.norm == "post":
-            raise ValueError('Smooth layers with norm="post" are not recovered.')
 
     @property
     def _most(self) -> int:
@@ -212,7 +219,8 @@ class FeedForwardLearner(Configured):
         """Say what learning costs at most; what it takes is known only with the neurons."""
         m, d = self._most, int(self.dim)
         cost = ATTEMPTS * Cost.of(m * (PER_NEURON + 2 * d) + 16 * d + 1024, rounds=ROUNDS)
-        smooth = SMOOTH_FORMULA if self.activation != "relu" and self.norm != "post" else ""
+        smooth = SMOOTH_BEHIND if self.norm == "post" else SMOOTH_FORMULA
+        smooth = "" if self.activation == "relu" else smooth
         bent = "" if self._smooth else FORMULAS[self.norm]
         formula = (
             f"about {'; '.join(filter(None, (bent, smooth)))}; refused beyond {cost.at_most:,}"
@@ -272,11 +280,14 @@ class FeedForwardLearner(Configured):
     def _smoothly(
         self, look: OpeningLook, checks: int, rng: np.random.Generator
     ) -> Steps[FeedForward]:
-        """Recover a smooth layer, plain or after a norm: which is likelier far answers tell."""
-        searches = {"Without a norm": self._smooth_plain}
-        if "pre" in norms_of(look):
+        """Recover a smooth layer, plain or with a norm: which is likelier far answers tell."""
+        searches, norms = {"Without a norm": self._smooth_plain}, norms_of(look)
+        if "pre" in norms:
             after = {"After a norm": self._smooth_after_norm}
             searches = after | searches if fades_as_eps(look) else searches | after
+        if "post" in norms and self._smooth:  # otherwise it was tried as one of ReLUs
+            behind = {"Behind a norm": self._smooth_behind}
+            searches = behind | searches if norms[0] == "post" else searches | behind
         refused = {}
         for where, search in searches.items():
             try:
@@ -289,6 +300,11 @@ class FeedForwardLearner(Configured):
             raise Reason.SMOOTH_NEITHER_WAY.error(first=first, one=one, second=second, other=other)
         raise one
 
+    def _smooth_behind(
+        self, look: OpeningLook, checks: int, rng: np.random.Generator
+    ) -> Steps[FeedForward]:
+        return (yield from self._with_norm("post", checks, rng))
+
     def _smooth_plain(
         self, look: OpeningLook, checks: int, rng: np.random.Generator
     ) -> Steps[FeedForward]:
@@ -296,8 +312,8 @@ class FeedForwardLearner(Configured):
         bounded = self.activation is None and bool(norms_of(look))
         most = SIGMOIDS_PER_DIM * d if bounded else self._most
         unit = bending_length(look) / np.sqrt(d)
-        coarse = look.rounding > COARSE
-        search = SmoothSearch(d, unit, most, self.activation, self.gated, rng, coarse=coarse)
+        steps = COARSE_STEPS if look.rounding > COARSE else STEPS
+        search = SmoothSearch(d, unit, most, self.activation, self.gated, rng, differences=steps)
         return (yield from search.steps(checks))
 
     def _smooth_after_norm(
@@ -340,7 +356,28 @@ class FeedForwardLearner(Configured):
         if norm == "pre":
             return (yield from self._with_norm_before(checks, rng))
         look = yield from NormOpening(d, ask, rng).run()
-        return (yield from self._from(look, checks, rng))
+        if not self._smooth and not look.smooth:
+            return (yield from self._from(look, checks, rng))
+        try:
+            return (yield from self._smooth_behind_norm(look, checks, rng))
+        except ModelMismatch as error:
+            yield from self._unchanged(look, error)
+            raise
+
+    def _smooth_behind_norm(
+        self, look: NormLook, checks: int, rng: np.random.Generator
+    ) -> Steps[FeedForward]:
+        bent = Reason.LAYER_IS_SMOOTH.error(where="Behind the norm the")
+        if self.activation == "relu":
+            raise bent
+        d, most = int(self.dim), self._most
+        search = SmoothBehindNorm(d, look, most, self.activation, self.gated, rng)
+        try:
+            return (yield from search.steps(checks))
+        except ModelMismatch as other:
+            if self._smooth:
+                raise
+            raise Reason.NEITHER_BENT_NOR_SMOOTH.error(bent=bent, smooth=other) from other
 
     def _with_norm_before(self, checks: int, rng: np.random.Generator) -> Steps[FeedForward]:
         opening = BallOpening(int(self.dim), asks("opening"), rng)

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from unsoftmax.learners.feed_forward.found_neurons import ResidualPart, sides_of
 from unsoftmax.learners.feed_forward.neuron_curves import CurveData
 from unsoftmax.learners.feed_forward.rank_one_members import MatrixSpan, Members
 from unsoftmax.models.arrays import TINY
@@ -43,7 +44,8 @@ MIRRORED = ("gelu", "gelu_tanh", "silu", "softplus")
 # z σ(1.702 z) is a SiLU of 1.702 z, divided by it.
 QUICK = 1.702
 # A value counts as in the span if it misses 1 by so many times (noise/least singular value)².
-IN_SPAN = 100.0
+# Of coarse lengths noise is as much for all members, and more would let in what is none.
+IN_SPAN, IN_COARSE_SPAN = 100.0, 10.0
 # A gap: a singular value so many times the next one, which is below this share of the largest; and
 # so many are beyond. Differences of step 1e-4 leave 5e-6, rows 1e-3 at least.
 GAP, FLOOR, BEYOND = 30.0, 1e-4, 3
@@ -114,6 +116,8 @@ class JacobianReadings:
     """Before the layer: the first directions are orthogonal to base points then."""
     central: bool = False
     """Whether steps were taken both ways."""
+    added: ResidualPart | None = None
+    """What x adds to all Jacobians, where answers are known but for a factor, or some."""
 
     def corrected(self, layer: FeedForward) -> JacobianReadings:
         """Return derivatives: differences, less what a layer says they are off by."""
@@ -264,7 +268,8 @@ def span_of(readings: JacobianReadings, rank: int) -> tuple[MatrixSpan, float]:
     """Return the span of the centred differences, and what members may miss 1 by."""
     _, s, basis = np.linalg.svd(readings.centred, full_matrices=False)
     noise = s[rank] / s[rank - 1] if rank < len(s) else 0.0
-    return MatrixSpan(basis[:rank], readings.y.shape[1]), IN_SPAN * float(noise) ** 2
+    times = IN_SPAN if readings.added is None else IN_COARSE_SPAN
+    return MatrixSpan(basis[:rank], readings.y.shape[1]), times * float(noise) ** 2
 
 
 def members_from(layer: FeedForward, readings: JacobianReadings, span: MatrixSpan) -> Members:
@@ -328,6 +333,26 @@ def _start(known: FeedForward, E: Array, readings: JacobianReadings) -> Array:
 
 def _closed(readings: JacobianReadings, bare: FeedForward) -> FeedForward:
     """Return the layer with its neurons on their sides, the residual and the constant."""
+    linear, part = _beside(readings, bare), readings.added
+    if part is not None:
+        layer, shares = _on_sides_beside(bare, linear, part)
+        y = readings.y - readings.x @ part.summed(shares).T
+        return with_constant(layer, np.mean(y - layer(readings.x), axis=0))
+    square = linear.shape[0] == linear.shape[1] and readings.norm is None
+    added = (False, True) if square else (False,)
+    closed = [_on_sides(bare, linear - one * np.eye(*linear.shape), one) for one in added]
+    layer = min(closed, key=lambda pair: pair[1])[0]
+    return with_constant(layer, np.mean(readings.y - layer(readings.x), axis=0))
+
+
+def shares_of(readings: JacobianReadings, layer: FeedForward, part: ResidualPart) -> Array:
+    """Return the shares of what x adds to Jacobians, beside a layer that is on its sides."""
+    linear = _beside(readings.corrected(layer), layer)
+    return np.asarray(part.along(linear) / part.along(part.matrix))
+
+
+def _beside(readings: JacobianReadings, bare: FeedForward) -> Array:
+    """Return what Jacobians are beside a layer's, (p, d)."""
     n = readings.along.shape[2]
     left = [
         np.mean(part - derivatives(bare, x, ways), axis=0)
@@ -336,12 +361,23 @@ def _closed(readings: JacobianReadings, bare: FeedForward) -> FeedForward:
             (readings.across, readings.x[readings.few], readings.ways[n:]),
         )
     ]
-    linear = np.concatenate(left, axis=1) @ readings.ways
-    square = linear.shape[0] == linear.shape[1] and readings.norm is None
-    added = (False, True) if square else (False,)
-    closed = [_on_sides(bare, linear - one * np.eye(*linear.shape), one) for one in added]
-    layer = min(closed, key=lambda pair: pair[1])[0]
-    return with_constant(layer, np.mean(readings.y - layer(readings.x), axis=0))
+    return np.asarray(np.concatenate(left, axis=1) @ readings.ways)
+
+
+def _on_sides_beside(
+    bare: FeedForward, linear: Array, part: ResidualPart
+) -> tuple[FeedForward, Array]:
+    """Turn mirrored neurons round where x adds unknown shares; return these, too."""
+    A, b, B, gate, name = bare.A, bare.b, bare.B, bare.gate, bare.activation
+    shares = np.asarray(part.along(linear) / part.along(part.matrix))
+    if name in (MIRRORED if gate is None else ("sigmoid",)):
+        sides = sides_of(A, B.T, linear, np.inf, residual=part)
+        sign, shares = np.where(sides.back, -1.0, 1.0), sides.added
+        if gate is None:
+            A, b = sign[:, None] * A, sign * b
+        else:
+            gate, B = (sign[:, None] * gate[0], sign * gate[1]), B * sign
+    return FeedForward(A, b, B, np.zeros(len(B)), False, None, name, gate), shares
 
 
 def with_constant(layer: FeedForward, c: Array) -> FeedForward:
@@ -414,6 +450,9 @@ def corrected_layer(
 ) -> tuple[FeedForward, JacobianReadings]:
     """Solve again and again with differences that are corrected by the layer found so far.
 
+    Where answers are known but for a factor, their lengths are coarse: what is missed is not
+    judged before the layer is fitted.
+
     Raises
     ------
     ModelMismatch
@@ -431,6 +470,8 @@ def corrected_layer(
         if change > CHANGED * last:
             break
         last = change
+    if readings.added is not None:
+        return layer, readings
     usual = float(np.quantile(missed, 0.25))
     if usual > SUITS:
         raise Reason.NO_ACTIVATION_SUITS.error(activation=layer.activation, missed=usual)

@@ -7,7 +7,8 @@ What was read one after the other hands its errors on: an s that is off by 1e-11
 length √(d eps) by 1e-9, and so rows of A. Here s and eps are unknown as rows are. Gauss–Newton: B
 and c, s and eps follow by least squares from the rows (variable projection), whose equations are
 solved by LSMR, each neuron's columns nearly orthogonal among themselves. Of three numbers for each
-unknown one, from tokens that are far apart.
+unknown one, from tokens that are far apart. Of answers that are directions of sums each length is
+one more unknown.
 """
 
 from __future__ import annotations
@@ -105,6 +106,9 @@ class NeuronFit:
         Its name.
     dim : int
         d of the norm before, in which tokens are k or fewer.
+    along : ndarray (n, p), optional
+        Directions of norm 1 along which answers are not known: how long a sum is that a norm
+        behind normalises.
     """
 
     x: Array
@@ -112,6 +116,7 @@ class NeuronFit:
     weight: Array
     activation: str
     dim: int = 0
+    along: Array | None = None
 
     def run(self, start: NeuronParameters) -> tuple[NeuronParameters, float]:
         """Fit; return the parameters, and the misses' root mean square, weighted."""
@@ -148,7 +153,10 @@ class NeuronFit:
     def _misses(self, layer: NeuronParameters) -> Array:
         n, _ = self.seen(layer.norm)
         h, _ = self._neurons(layer.rows, _with_ones(n))
-        return np.asarray(self.weight[:, None] * (self.y - h @ layer.B.T - layer.c))
+        misses = self.weight[:, None] * (self.y - h @ layer.B.T - layer.c)
+        if self.along is not None:
+            misses -= np.sum(misses * self.along, axis=1, keepdims=True) * self.along
+        return np.asarray(misses)
 
     def _neurons(self, rows: Array, n: Array) -> tuple[Array, Array]:
         """Return what neurons answer (n, m), and their slopes along each row (q, n, m)."""
@@ -163,7 +171,8 @@ class NeuronFit:
         h, slopes = self._neurons(layer.rows, _with_ones(n))
         by_norm, weight = self._by_norm(layer, n, size, slopes), self.weight[:, None]
         design = weight * _with_ones(h)
-        return _Equations.of(design, weight * slopes, _with_ones(n), layer.B, by_norm)
+        along = np.zeros((len(n), 0)) if self.along is None else self.along
+        return _Equations.of(design, weight * slopes, _with_ones(n), layer.B, by_norm, along)
 
     def _by_norm(self, layer: NeuronParameters, n: Array, size: Array, slopes: Array) -> Array:
         """Return what the norm's unknowns change weighted answers by, (n, p, k + 1)."""
@@ -195,6 +204,8 @@ class _Equations:
     x : ndarray (n, k + 1)
     B : ndarray (p, m)
     by_norm : ndarray (n, p, k + 1)
+    along : ndarray (n, p)
+        Along which answers are not known, or (n, 0).
     """
 
     design: Array
@@ -204,15 +215,18 @@ class _Equations:
     x: Array
     B: Array
     by_norm: Array
+    along: Array
 
     @classmethod
-    def of(cls, design: Array, slopes: Array, x: Array, B: Array, by_norm: Array) -> _Equations:
+    def of(
+        cls, design: Array, slopes: Array, x: Array, B: Array, by_norm: Array, along: Array
+    ) -> _Equations:
         """Find the range of what B and c are multiplied with."""
         tall = _sizes(design, 0)
         U, s, Vt = np.linalg.svd(design / tall, full_matrices=False)
         seen = s > UNIT * len(x) * s[0]
         back_to = (Vt[seen].T / s[seen]) / tall[:, None]
-        return cls(design, U[:, seen], back_to, slopes, x, B, by_norm)
+        return cls(design, U[:, seen], back_to, slopes, x, B, by_norm, along)
 
     def solved(self, several: Iterable[Array]) -> list[Array]:
         """Return the changes that explain misses (n, p) best, as `NeuronParameters` has them."""
@@ -223,10 +237,18 @@ class _Equations:
         shape, size = norm.shape[:2], _sizes(norm, (0, 1))
         Q, R = np.linalg.qr((norm / size).reshape(shape[0] * shape[1], -1))
 
+        wide = factors.shape[0] * factors.shape[1]
+        free = len(self.along) if self.along.size else 0
+
         def rows_of(change: Array) -> Array:
             """Return rows (q, m, k + 1)."""
-            rows = factors @ change.reshape(len(factors), -1, 1)
+            rows = factors @ change[:wide].reshape(len(factors), -1, 1)
             return np.asarray(rows.reshape(len(factors), len(self.slopes), -1).swapaxes(0, 1))
+
+        def moved(change: Array) -> Array:
+            """Return what rows, and lengths that are not known, change answers by, (n, p)."""
+            moved = self._bent(rows_of(change))
+            return moved + change[wide:, None] * self.along if free else moved
 
         def left(y: Array) -> Array:
             rest = self._left(y).ravel()
@@ -236,11 +258,13 @@ class _Equations:
             # these are what is left already
             r = rest.reshape(shape) @ self.B
             rows = np.stack([(each * r).T @ self.x for each in self.slopes], axis=1)
-            return np.asarray(factors.swapaxes(1, 2) @ rows.reshape(len(factors), -1, 1)).ravel()
+            rows = factors.swapaxes(1, 2) @ rows.reshape(len(factors), -1, 1)
+            lengths = np.sum(rest.reshape(shape) * self.along, axis=1) if free else []
+            return np.concatenate([rows.ravel(), lengths])
 
         system = LinearOperator(
-            (shape[0] * shape[1], factors.shape[0] * factors.shape[1]),
-            matvec=lambda change: left(self._bent(rows_of(change))),
+            (shape[0] * shape[1], wide + free),
+            matvec=lambda change: left(moved(change)),
             rmatvec=back,
             dtype=np.float64,
         )
@@ -248,7 +272,7 @@ class _Equations:
         for misses in several:
             found = lsmr(system, left(misses), atol=ENDED, btol=0, maxiter=ITERATIONS)
             rows = rows_of(found[0])
-            rest = misses - self._bent(rows)
+            rest = misses - moved(found[0])
             by = np.linalg.solve(R, Q.T @ self._left(rest).ravel()) / size
             outer = self.back_to @ (self.U.T @ (rest - self.by_norm @ by))
             changes.append(np.concatenate([rows.ravel(), by, outer[:-1].T.ravel(), outer[-1]]))

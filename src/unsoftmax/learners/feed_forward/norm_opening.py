@@ -116,6 +116,13 @@ class NormLook:
     shift_error: float
     relative_error: float
     """What n comes out off by, relative, as scale and shift are off."""
+    smooth: bool
+    """Whether directions bend everywhere."""
+
+    @property
+    def length_error(self) -> float:
+        """What the norm of n is off by, relative."""
+        return self.noise + self.relative_error
 
     @property
     def systematic(self) -> float:
@@ -137,7 +144,7 @@ class NormOpening:
         Raises
         ------
         ModelMismatch
-            No norm is behind it, it has no x to go by, bends everywhere, or is too coarse.
+            No norm is behind it, it has no x to go by, or is too coarse.
         """
         d = self.dim
         count = d + int(SPARE * d) + MORE
@@ -149,7 +156,7 @@ class NormOpening:
         norm = self._norm(far)
         length = _length(along, norm)
         precision = Precision.of_format([y])
-        noise = yield from self._noise(norm, length, precision)
+        noise, smooth = yield from self._noise(norm, length, precision)
         errors = self._errors(far, norm, noise)
         scale = float(np.linalg.norm(1 / norm.gain))
         look = OpeningLook(
@@ -161,7 +168,7 @@ class NormOpening:
             along,
             precision.why,
         )
-        return NormLook(look, norm, noise, *errors)
+        return NormLook(look, norm, noise, *errors, smooth)
 
     def _refuse_plain(self, far: Array, near: Array) -> None:
         if far.shape[1] != self.dim:
@@ -217,18 +224,17 @@ class NormOpening:
 
     def _noise(
         self, norm: SeenNorm, length: float, precision: Precision
-    ) -> Generator[Round, Answers, float]:
-        """Measure errors of directions, and refuse what bends everywhere."""
+    ) -> Generator[Round, Answers, tuple[float, bool]]:
+        """Measure errors of directions; tell whether they bend everywhere, which hides errors."""
         _, around = yield from around_points(self.dim, length, self.ask, self.rng)
         answers = around.reshape(-1, self.dim)
         w = np.split(norm.directions(answers), 5)
         narrow, wide = (_off_plane(w[2], w[i], w[4 - i]) for i in (1, 0))
-        if np.median(wide) > SMOOTH * max(float(np.median(narrow)), UNIT):
-            raise Reason.LAYER_IS_SMOOTH.error(where="Behind the norm the")
+        smooth = bool(np.median(wide) > SMOOTH * max(float(np.median(narrow)), UNIT))
         rounding = precision.relative + precision.unit + precision.absolute
         rounding *= float(np.max(np.linalg.norm(answers, axis=1)))
         rounding /= float(np.min(np.linalg.norm(answers - norm.shift, axis=1)))
-        noise = max(float(np.sort(narrow)[-2]), ROUNDINGS * rounding)
+        noise = max(0.0 if smooth else float(np.sort(narrow)[-2]), ROUNDINGS * rounding)
         if noise > COARSEST:
             raise Reason.TOO_COARSE_FOR_NEURONS.error(
                 what="The answers' directions are",
@@ -236,7 +242,7 @@ class NormOpening:
                 purpose="behind a norm to see single neurons",
                 most=COARSEST,
             )
-        return noise
+        return noise, smooth
 
 
 def _left(far: Array, norm: SeenNorm) -> float:

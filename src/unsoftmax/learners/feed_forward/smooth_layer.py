@@ -27,7 +27,7 @@ from typing import ClassVar
 import numpy as np
 
 from unsoftmax.errors import ModelMismatch
-from unsoftmax.learners.feed_forward.found_neurons import DEVIATIONS
+from unsoftmax.learners.feed_forward.found_neurons import DEVIATIONS, ResidualPart
 from unsoftmax.learners.feed_forward.jacobian_readings import (
     FAMILIES,
     FAMILY_OF,
@@ -144,8 +144,10 @@ class SmoothSearch:
     rng: np.random.Generator
     square: float | None = None
     """Of the radius of the ball of tokens, where a norm is before."""
-    coarse: bool = False
-    """Whether answers are: steps are long, and taken both ways."""
+    differences: tuple[tuple[float, bool], ...] = STEPS
+    """Steps that are tried, in units, and whether they are taken both ways."""
+    added: ResidualPart | None = None
+    """What x adds to all Jacobians, where answers are known but for a factor, or some."""
 
     def steps(self, checks: int) -> Steps[FeedForward]:
         """Find the layer, draw its errors, test it."""
@@ -154,19 +156,22 @@ class SmoothSearch:
 
     def found(self) -> Generator[Round, Answers, tuple[SmoothClaim, float]]:
         """Find the layer, and draw its errors; return eps of a norm before, in guesses, too."""
-        steps = [*(COARSE_STEPS if self.coarse else STEPS)]
+        layer, readings = yield from self.read()
+        ratio = 1.0 if readings.norm is None else readings.norm.ratio
+        return SmoothClaim.of(layer, readings, self.rng), ratio
+
+    def read(self) -> Generator[Round, Answers, tuple[FeedForward, JacobianReadings]]:
+        """Find the layer by steps that show it."""
+        steps = [*self.differences]
         while True:
             size, central = steps.pop(0)
             try:
-                layer, readings = yield from self._searched(size * self.unit, central)
-                break
+                return (yield from self._searched(size * self.unit, central))
             except ModelMismatch as error:
                 if not steps or error.reason not in UNSEEN:
                     raise
                 if error.reason == Reason.JACOBIAN_FADES.name:
                     del steps[:-1]  # forward differences hide it, however long
-        ratio = 1.0 if readings.norm is None else readings.norm.ratio
-        return SmoothClaim.of(layer, readings, self.rng), ratio
 
     @property
     def _held(self) -> int:
@@ -213,13 +218,15 @@ class SmoothSearch:
             norm = NormBefore(self.square, SHARE)
         n, count, readings = min(d, DIRECTIONS), FIRST_POINTS, None
         while True:
-            x = self._points(count - (0 if readings is None else len(readings.x)), ways)
+            x = self.points(count - (0 if readings is None else len(readings.x)), ways)
             y = yield from asks("base points")(x)
             along = yield from self._differences(x, y, ways[:n], step, central, "steps")
             if readings is not None:
                 x, y = np.vstack([readings.x, x]), np.vstack([readings.y, y])
                 along = np.concatenate([readings.along, along])
-            readings = JacobianReadings(x, y, ways, step, along, none, along[:0], norm, central)
+            readings = JacobianReadings(
+                x, y, ways, step, along, none, along[:0], norm, central, self.added
+            )
             rank, width = rank_of(readings), y.shape[1]
             most = d if rank else min(d, -(-MOST_DIRECTIONS * max(d, width) // width))
             if (rank or count) > FULL * (n - 1) * (width - 1) and n < most:
@@ -238,7 +245,8 @@ class SmoothSearch:
                 raise reason.error(points=count, room=n * width)
             count = max(count, wanted)
 
-    def _points(self, count: int, ways: Array) -> Array:
+    def points(self, count: int, ways: Array) -> Array:
+        """Draw base points."""
         if self.square is not None:
             length = np.sqrt(SHARE * self.square)
             return np.asarray(
@@ -314,7 +322,7 @@ class SmoothClaim(LayerClaim):
             answers=y,
             why=(),
         )
-        notes, normed = _notes(layer, norm), norm is not None
+        notes, normed = notes_of_layer(layer, norm), norm is not None
         claim = cls(seen, look, errors, notes, True, reach=reach, normed=normed)
         return replace(claim, amplified=AMPLIFIED) if readings.central else claim
 
@@ -357,7 +365,7 @@ class SmoothClaim(LayerClaim):
         )
 
 
-def _notes(layer: FeedForward, norm: NormBefore | None) -> tuple[str, ...]:
+def notes_of_layer(layer: FeedForward, norm: NormBefore | None = None) -> tuple[str, ...]:
     """Say what is determined."""
     residual = "x is added" if layer.residual else "x is not added"
     gated = layer.gate is not None
