@@ -29,7 +29,7 @@ def test_layers_are_recovered(activation, gated, trials, evidence):
     many = trials(0, 1)
     d, m = (16, 42 if gated else 64) if many else (10, 7 if gated else 16)
     refused, shares, errors, queries, off_eps = [], [], [], [], []
-    for seed in range(trials(1, 20)):
+    for seed in range(trials(3, 20)):
         true = layer_after(d, m, seed, activation, gated)
         asked = 0
 
