@@ -120,7 +120,7 @@ class Reason(Enum):
         "LowRankHead({dim}) learns from vectors. Where it takes ids, us.oracles.from_ids says so.",
     )
     OTHER_VOCABULARY = _mismatch(
-        "The target takes ids of a vocabulary of {held}, and this learner asks {asked}:",
+        "The target takes ids of a vocabulary of {held}, and those of {asked} are to be asked:",
         "ids must be those of the target's own tokenizer.",
     )
 
@@ -676,9 +676,9 @@ class Reason(Enum):
     )
     BLOCK_POST_NORM = _mismatch(
         "A LayerNorm or RMSNorm stands behind the block (post-norm, as in BERT). Its scale and "
-        "shift are determined, up to one sign and as far as its eps is nothing beside the variance "
-        "of what it normalises: lengths that would be the same differ by {apart:.1e}. What is "
-        "before it is not recovered.",
+        "shift are determined, up to one sign, of an RMSNorm up to each number's sign, and as far "
+        "as its eps is nothing beside the variance of what it normalises: lengths that would be "
+        "the same differ by {apart:.1e}. What is before it is not recovered.",
         "Parts of post-norm blocks are recovered one by one: AttentionLayerLearner and "
         'FeedForwardLearner with norm="post".',
     )

@@ -190,3 +190,25 @@ def test_on_the_command_line(tmp_path):
     other = run(tmp_path, "verify", "of_ids:head", "--weights", "other.safetensors")
     assert other.returncode == 1
     assert "changed" in other.stdout
+
+
+@pytest.mark.parametrize("tensor", ["u", "rho", "x"])
+def test_one_row_shows_where_weights_are_hard(tensor, trials):
+    """Scores of ±10: an id has a weight of 0 or 1 beside most others."""
+    for seed in range(trials(3, 100)):
+        rng = np.random.default_rng([seed, 8])
+        arrays = {"u": rng.standard_normal(100), "rho": 4 * rng.standard_normal((100, 6))}
+        arrays |= {"x": rng.standard_normal((100, 6))}
+        changed = {name: x.copy() for name, x in arrays.items()}
+        changed[tensor][rng.integers(100)] += 0.3
+        served = us.TokenHead(**changed)
+        service = us.oracles.from_ids(lambda ids, served=served: np.float32(served(ids)), 100)
+        assert us.verify(service, us.TokenHead(**arrays), seed=seed).verdict == "different"
+
+
+def test_a_target_of_another_vocabulary_is_refused():
+    head = token_head(0)[0]
+    larger = us.TokenHead(*(np.concatenate([a, a[:3]]) for a in (head.u, head.rho, head.x)))
+    with pytest.raises(us.ModelMismatch, match="vocabulary of"):
+        us.verify(us.oracles.from_ids(larger, larger.vocabulary), head)
+    assert us.verify(us.oracles.from_ids(head, head.vocabulary), head, errors={"u": 1e-9})

@@ -24,6 +24,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from unsoftmax.learners.tokens.table_head import TokenTable
+from unsoftmax.models.attention import softmax
 from unsoftmax.probes import Array
 from unsoftmax.questions.answer_errors import (
     AnswerErrors,
@@ -70,8 +71,9 @@ _SATURATED, _FURTHER = 36.0, 1.5
 _RANDOM, _TOKENS = 7, (5, 8, 2, 128, 3)
 # Lone ids, where ids are asked: as few as there are single tokens elsewhere.
 _LONE = 6
-# Ids of the sequences that end in every id of a vocabulary.
+# Ids of the sequences that end in every id of a vocabulary; of so many each is chosen.
 COVERING = 6
+_TRIED_BESIDE = 64
 # One random sequence in so many keeps to float32 numbers. With those asked again and in other words
 # half of all questions are ordinary; identities, whose sums must be exact, are not.
 _SINGLE = 3
@@ -381,11 +383,24 @@ class Design:
 
     @classmethod
     def of_vocabulary(cls, claim: Claim, vocabulary: int, seed: int) -> Design:
-        """Draw sequences of ids (N, 1) and lone ones, and some that end in every id once."""
+        """Draw sequences of ids (N, 1) and lone ones, and some that end in every id once.
+
+        Of several ids before it those are asked beside which an id weighs neither 0 nor 1, as near
+        as the claim has any: a change of its row would not show where weights are hard.
+        """
         numbers = np.arange(vocabulary, dtype=np.float64)[:, None]
         found, rng = cls.of_ids(claim, TokenTable(numbers), seed), np.random.default_rng([seed, 1])
-        ends = np.hstack([rng.integers(vocabulary, size=(vocabulary, COVERING - 1)), numbers])
-        return replace(found, beside=[*found.beside, *ends[:, :, None].astype(np.float64)])
+        model, ids, best = claim.model, np.arange(vocabulary), np.full(vocabulary, -1.0)
+        ends = np.zeros((vocabulary, COVERING))
+        for _ in range(_TRIED_BESIDE):
+            tried = np.column_stack(
+                [rng.integers(vocabulary, size=(vocabulary, COVERING - 1)), ids]
+            )
+            weights = softmax(np.einsum("bnr,br->bn", model.rho[tried], model.x[ids]))
+            own = np.sum(weights * (tried == ids[:, None]), axis=1)
+            better = own * (1 - own) > best
+            ends[better], best[better] = tried[better], (own * (1 - own))[better]
+        return replace(found, beside=[*found.beside, *ends[:, :, None]])
 
     def read(self, claim: Claim, one: Seen, two: Seen) -> tuple[Seen, Seen]:
         """Return what is seen where a target rounds inputs to float32, if it seems to.

@@ -84,7 +84,7 @@ class IdClaim(Claim):
             "rho": size * _by_id(ids, own),
             "x": np.linalg.norm(np.einsum("bn,bnr->br", own, rho), axis=1),
         }
-        left = self.model.moved_at_most(ids, self.errors) if self.errors else np.zeros(len(ids))
+        left = self.model.moved_at_most(ids, {"u": 0.0, "G": 0.0} | dict(self.errors))
         return ClaimedAnswers(f, roundings, moves, left)
 
 

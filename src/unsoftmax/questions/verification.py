@@ -203,7 +203,13 @@ class Verifier:
         if not isinstance(self.model, ClaimedFunction):
             claim_of(self.model, self.errors)
         for name, one in self.alternatives.items():
-            if claim_of(one).dim != self.dim or vocabulary_of(one) != vocabulary_of(self.model):
+            own, other = vocabulary_of(self.model), vocabulary_of(one)
+            if own != other:
+                raise ValueError(
+                    f"The alternative {name} has a vocabulary of {other or 'vectors'}, the claim "
+                    f"of {own or 'vectors'}: leave it out."
+                )
+            if claim_of(one).dim != self.dim:
                 raise ValueError(
                     f"The alternative {name} takes tokens of dimension {one.dim}, the claim of "
                     f"{self.dim}: leave it out."
@@ -216,7 +222,7 @@ class Verifier:
         if self.like is None:
             return
         if self.table is not None or self._of_vocabulary:
-            raise ValueError("Behind a table ids are asked: leave like out.")
+            raise ValueError("Ids are asked: leave like out.")
         ordinary_inputs(self.like, self.dim)
         if self._by_copies:
             raise ValueError(
@@ -645,6 +651,9 @@ def verify(
     mine, its = getattr(model, "dim", None), getattr(oracle, "dim", None)
     if isinstance(mine, Integral) and isinstance(its, Integral) and mine != its:
         raise Reason.SERVES_OTHER_DIMENSION.error(dim=its, claimed=mine)
+    if isinstance(model, TokenHead) and vocabulary_of(oracle) not in (None, model.vocabulary):
+        asked = model.vocabulary
+        raise Reason.OTHER_VOCABULARY.error(held=vocabulary_of(oracle), asked=asked)
     if not can_be_claimed(model) and callable(model):
         model = ClaimedFunction(model, _dim_of(dim, mine, its))
     rows = None if table is None else TokenTable.of(np.float64(table), int(model.dim))

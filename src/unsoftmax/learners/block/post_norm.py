@@ -5,7 +5,8 @@ ellipsoid, whatever attention and F are, so z − β is of all directions that n
 g = 1/γ. 2d + 16 of them give γ but for one factor, to roundoffs. β and the factor follow from |n|²
 = d, which holds but for n's eps: they are off by a few times eps over the variance of n's input.
 (n, γ) and (−n, −γ) answer alike: most of γ is taken to be positive. An RMSNorm leaves all
-directions: Σ (z_i/γ_i)² = d is linear in 1/γ², and every number of γ is off as the factor is.
+directions: Σ (z_i/γ_i)² = d is linear in 1/γ², and every number of γ is off as the factor is, and
+taken to be positive: its sign does not show.
 """
 
 from __future__ import annotations
