@@ -53,8 +53,8 @@ _TOKENS, _SIZES = (1, 2, 4, 8, 16, 32), (np.log10(0.05), np.log10(20.0))
 _ACCEPTED, _MOST = 3e-9, 1e-6
 # Where fresh answers need wider bounds, these are so many times what explains them.
 _WIDENED = 2.0
-# Bounds of the feed-forward part are so many times as wide: drawn errors miss some of what neurons
-# that few answers show are off by. Without it A of (64, 4 heads, 256 neurons) was off by 1.5 bounds.
+# Bounds of ReLUs are so many times as wide: drawn errors miss some of what neurons that few answers
+# show are off by. Without it A of a block of (64, 4 heads, 256 neurons) was off by 1.5 bounds.
 _SHOWN_BY_FEW = 3.0
 # Roundoffs that answers are off by at most, and their sizes where the second norm makes much of
 # the first sum's.
@@ -142,9 +142,10 @@ class WholeBlock:
             "c": SAFETY * float(np.max(far)) + _ROUNDOFFS * UNIT * float(np.linalg.norm(c)),
             "eps": self.attention.eps_bound,
         }
-        second = {name: _SHOWN_BY_FEW * bound for name, bound in self.claim.bounds().items()}
-        second["c"] += first["c"]
         assert isinstance(network, FeedForward)
+        wide = _SHOWN_BY_FEW if network.activation == "relu" else 1.0
+        second = {name: wide * bound for name, bound in self.claim.bounds().items()}
+        second["c"] += first["c"]
         assert network.norm is not None
         second["eps"] = network.norm.eps * (SAFETY * self.eps_error + _ROUNDOFFS * UNIT)
         heads = [name for name in ("M", "W", "w", "c", "eps") if name in first]
