@@ -229,7 +229,8 @@ def rows_of(found: list[dict[str, Any]]) -> list[list[str]]:
     ):
         dim, _, blocks = one["shape"]
         kind = "MiniLM" if one["family"] == "MiniLM" else "random"
-        rows[f"{kind}, d = {dim}, {blocks}", one["arithmetic"]].append(one)
+        many = f"{blocks} block{'s' * (blocks > 1)}"
+        rows[f"{kind}, d = {dim}, {many}", one["arithmetic"]].append(one)
     told = []
     for key, of in rows.items():
         counts = Counter(one["verdict"] for one in of)
