@@ -382,14 +382,13 @@ class Design:
         return cls(random, words, [], lone)
 
     @classmethod
-    def of_vocabulary(cls, claim: Claim, vocabulary: int, seed: int) -> Design:
+    def of_vocabulary(cls, claim: Claim, numbers: TokenTable, seed: int) -> Design:
         """Draw sequences of ids (N, 1) and lone ones, and some that end in every id once.
 
         Of several ids before it those are asked beside which an id weighs neither 0 nor 1, as near
         as the claim has any: a change of its row would not show where weights are hard.
         """
-        numbers = np.arange(vocabulary, dtype=np.float64)[:, None]
-        found, rng = cls.of_ids(claim, TokenTable(numbers), seed), np.random.default_rng([seed, 1])
+        vocabulary, rng = len(numbers), np.random.default_rng([seed, 1])
         model, ids, best = claim.model, np.arange(vocabulary), np.full(vocabulary, -1.0)
         ends = np.zeros((vocabulary, COVERING))
         for _ in range(_TRIED_BESIDE):
@@ -400,6 +399,7 @@ class Design:
             own = np.sum(weights * (tried == ids[:, None]), axis=1)
             better = own * (1 - own) > best
             ends[better], best[better] = tried[better], (own * (1 - own))[better]
+        found = cls.of_ids(claim, numbers, seed)
         return replace(found, beside=[*found.beside, *ends[:, :, None]])
 
     def read(self, claim: Claim, one: Seen, two: Seen) -> tuple[Seen, Seen]:

@@ -23,7 +23,7 @@ from unsoftmax.models.arrays import TINY
 from unsoftmax.models.attention import softmax
 from unsoftmax.models.composition import Map
 from unsoftmax.models.model import FrozenModel
-from unsoftmax.probes import Array, Copies, Ids, Indices, Round
+from unsoftmax.probes import Array, Ids, Indices
 from unsoftmax.questions.answer_errors import AnswerErrors, Seen
 from unsoftmax.questions.claim import Claim, ClaimedAnswers
 from unsoftmax.questions.claim_probes import COVERING
@@ -97,18 +97,6 @@ def _by_id(ids: Indices, each: Array) -> Array:
     """Return the norms of what positions (B, N) add up to for their ids."""
     alike = ids[:, :, None] == ids[:, None, :]
     return np.asarray(np.sqrt(np.maximum(0.0, np.einsum("bn,bnm,bm->b", each, alike, each))))
-
-
-def asked_as_ids(asked: Round) -> Round:
-    """Ask ids where sequences (B, N, 1) of their numbers stand."""
-
-    def of_ids(one: object) -> Ids | Copies:
-        if isinstance(one, Ids | Copies):
-            return one
-        ids = one[0:][:, :, 0].astype(np.intp)  # type: ignore[index]
-        return Ids(ids, phase=one.phase, purpose=one.purpose)  # type: ignore[attr-defined]
-
-    return [of_ids(one) for one in asked]
 
 
 def most_to_name(model: TokenHead) -> int:

@@ -33,7 +33,7 @@ from unsoftmax.learners.settings import as_json, whole_number
 from unsoftmax.learners.tokens.table_head import TokenTable
 from unsoftmax.models import TokenHead
 from unsoftmax.models.files import SavedResult
-from unsoftmax.probes import Array, Ids, Round
+from unsoftmax.probes import Array, Copies, Ids, Round
 from unsoftmax.protocol import Answers, Oracle, Outputs, Plan, vocabulary_of
 from unsoftmax.questions.answer_errors import MISSED, AnswerErrors, Seen, power, seen_at
 from unsoftmax.questions.claim import SINGLE_TOKENS, Claim, can_be_claimed
@@ -47,7 +47,6 @@ from unsoftmax.questions.composition_verdict import (
 )
 from unsoftmax.questions.id_claim import (
     IdClaim,
-    asked_as_ids,
     changed_factor,
     claim_of,
     most_to_name,
@@ -289,7 +288,8 @@ class Verifier:
         if self._by_copies:
             return (yield from self._copies())
         if self._of_vocabulary:
-            return (yield from mapped(self._answered(*self._in_ids()), ask=asked_as_ids))
+            asked = self._answered(IdClaim(self.model, self.errors), self._in_ids())
+            return (yield from mapped(asked, ask=partial(_of_ids, self._numbers)))
         if (table := self.table) is None:
             claim = Claim(self.model, self.errors)
             return (yield from self._answered(claim, Design.of(claim, self.seed, self._like)))
@@ -374,12 +374,16 @@ class Verifier:
             found = replace(_by_copies(said), notes=(*said.notes, SINGLE_TOKENS))
         return found, located
 
-    def _in_ids(self) -> tuple[IdClaim, Design]:
-        claim = IdClaim(self.model, self.errors)
-        return claim, Design.of_vocabulary(claim, self.model.vocabulary, self.seed)
+    @property
+    def _numbers(self) -> TokenTable:
+        """Ids as tokens of one number."""
+        return TokenTable(np.arange(self.model.vocabulary, dtype=np.float64)[:, None])
+
+    def _in_ids(self) -> Design:
+        return Design.of_vocabulary(IdClaim(self.model), self._numbers, self.seed)
 
     def _plan_of_vocabulary(self) -> Plan:
-        design = self._in_ids()[1]
+        design = self._in_ids()
         sizes = [len(X) for X in (*design.first, *design.second)]
         again = _NOISE_ROUNDS * len(design.first)
         more = most_to_name(self.model) if self.locate else 0
@@ -421,8 +425,13 @@ def _by_copies(found: Judged) -> Verification:
 
 
 def _of_ids(table: TokenTable, asked: Round) -> Round:
-    """Ask ids in the place of their vectors."""
-    return [Ids(table.ids_of(one[:]), phase=one.phase, purpose=one.purpose) for one in asked]
+    """Ask ids in the place of their vectors; some questions are ids already."""
+    return [
+        one
+        if isinstance(one, Ids | Copies)
+        else Ids(table.ids_of(one[:]), phase=one.phase, purpose=one.purpose)
+        for one in asked
+    ]
 
 
 def ordinary_inputs(like: Any, dim: int) -> Array:
