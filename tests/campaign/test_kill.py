@@ -40,6 +40,7 @@ NUMBERS_AND_VECTORS = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize(
     ("target", "learner"),
@@ -97,6 +98,7 @@ def test_killed_at_any_moment_nothing_recorded_is_asked_again(
     )
 
 
+@pytest.mark.few
 @NUMBERS_AND_VECTORS
 @pytest.mark.parametrize("workers", [1, 3])
 def test_killed_at_every_commit_and_every_yield(workers, target, learner, tmp_path, trials):

@@ -525,6 +525,7 @@ class Cramped:
         return self.remote(X)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("wal", [True, False])
 @pytest.mark.parametrize("workers", [1, 3])
 def test_a_full_disk_keeps_what_was_recorded(workers, wal, tmp_path, expected, trials):
