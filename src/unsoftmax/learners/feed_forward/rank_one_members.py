@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from unsoftmax.probes import Array, Flags
+from unsoftmax.probes import Array, Flags, Indices
 
 # Power steps at a time, after which members are taken out; and how often.
 STEPS, ROUNDS = 15, 24
@@ -51,7 +51,7 @@ class Members(NamedTuple):
         m, q, n = self.E.shape
         return _outer(self.b, self.E).reshape(m * q, self.b.shape[1] * n)
 
-    def taken(self, which: Flags) -> Members:
+    def taken(self, which: Flags | Indices) -> Members:
         """Return some of them."""
         return Members(self.b[which], self.E[which])
 
@@ -121,17 +121,16 @@ class MatrixSpan:
 
     def refined(self, one: Members) -> Members:
         """Take Newton's steps on b ⊗ e_k − P(b ⊗ e_k) = 0."""
-        parts = [self._refined(part) for part in _parts(one)]
-        return Members(*map(np.concatenate, zip(*parts, strict=True))) if parts else one
-
-    def _refined(self, one: Members) -> Members:
+        b, E, moving = one.b.copy(), one.E.copy(), np.arange(len(one.b))
         for _ in range(NEWTON):
-            one, change = self._newton(one)
-            if change < CLOSE:
+            steps = [self._newton(part) for part in _parts(Members(b[moving], E[moving]))]
+            if not steps:
                 break
-        return one
+            b[moving], E[moving], change = map(np.concatenate, zip(*steps, strict=True))
+            moving = moving[change > CLOSE]
+        return Members(b, E)
 
-    def _newton(self, one: Members) -> tuple[Members, float]:
+    def _newton(self, one: Members) -> tuple[Array, Array, Array]:
         m, q, n = one.E.shape
         p, by_rows = self.p, self.blocks.reshape(n * n, self.p**2)
         miss = _outer(one.b, one.E) - self.projected(one)
@@ -154,8 +153,8 @@ class MatrixSpan:
         H[:, range(p + q * n), range(p + q * n)] += RIDGE
         change = np.linalg.solve(H, -np.hstack([by_b, by_E])[:, :, None])[:, :, 0]
         b, E = one.b + change[:, :p], one.E + change[:, p:].reshape(m, q, n)
-        moved = Members(b / np.linalg.norm(b, axis=1, keepdims=True), _orthonormal(E))
-        return moved, float(np.max(np.abs(change)))
+        b /= np.linalg.norm(b, axis=1, keepdims=True)
+        return b, _orthonormal(E), np.max(np.abs(change), axis=1)
 
     def without(self, known: Members) -> MatrixSpan:
         """Return what of the space is orthogonal to known members."""
@@ -209,12 +208,12 @@ def find_members(span: MatrixSpan, tolerance: float, rng: np.random.Generator) -
         for _ in range(ROUNDS):
             tried = span.raised(tried, STEPS)
             tried = tried.taken(known.lacks(tried))
-            near = span.values(tried) > NEAR
-            ended = tried.taken(near)
-            ended = span.refined(ended.taken(Members(*(x[:0] for x in known)).lacks(ended)))
-            known = known.beside(ended.taken(span.values(ended) > 1 - tolerance))
-            known = known.taken(Members(*(x[:0] for x in known)).lacks(known))
-            tried = tried.taken(known.lacks(tried))
+            near = np.flatnonzero(span.values(tried) > NEAR)
+            ended = span.refined(tried.taken(near))
+            done = span.values(ended) > 1 - tolerance
+            new = ended.taken(done)
+            known = known.beside(new.taken(known.lacks(new)))
+            tried = tried.taken(np.delete(np.arange(len(tried.b)), near[done]))
             if q == 1 and len(known.b) >= FEW and np.median(span.multiplicities(known)) == 2:
                 q, known, tried = 2, span.refined(span.widened(known, 2)), span.widened(tried, 2)
                 known = known.taken(Members(*(x[:0] for x in known)).lacks(known))
