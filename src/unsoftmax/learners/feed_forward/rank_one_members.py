@@ -119,16 +119,16 @@ class MatrixSpan:
             one = Members(b, _orthonormal(np.einsum("jkpn,jp->jkn", W, b)))
         return one
 
-    def refined(self, one: Members) -> Members:
-        """Take Newton's steps on b ⊗ e_k − P(b ⊗ e_k) = 0."""
-        b, E, moving = one.b.copy(), one.E.copy(), np.arange(len(one.b))
+    def refined(self, one: Members) -> tuple[Members, Flags]:
+        """Take Newton's steps on b ⊗ e_k − P(b ⊗ e_k) = 0; tell which ended."""
+        b, E, moving = one.b.copy(), one.E.copy(), np.ones(len(one.b), dtype=bool)
         for _ in range(NEWTON):
             steps = [self._newton(part) for part in _parts(Members(b[moving], E[moving]))]
             if not steps:
                 break
             b[moving], E[moving], change = map(np.concatenate, zip(*steps, strict=True))
-            moving = moving[change > CLOSE]
-        return Members(b, E)
+            moving[moving] = change > CLOSE
+        return Members(b, E), ~moving
 
     def _newton(self, one: Members) -> tuple[Array, Array, Array]:
         m, q, n = one.E.shape
@@ -209,13 +209,15 @@ def find_members(span: MatrixSpan, tolerance: float, rng: np.random.Generator) -
             tried = span.raised(tried, STEPS)
             tried = tried.taken(known.lacks(tried))
             near = np.flatnonzero(span.values(tried) > NEAR)
-            ended = span.refined(tried.taken(near))
-            done = span.values(ended) > 1 - tolerance
+            ended, settled = span.refined(tried.taken(near))
+            tried.b[near], tried.E[near] = ended
+            # on its way a start may pass for a member of a coarse span
+            done = settled & (span.values(ended) > 1 - tolerance)
             new = ended.taken(done)
             known = known.beside(new.taken(known.lacks(new)))
             tried = tried.taken(np.delete(np.arange(len(tried.b)), near[done]))
             if q == 1 and len(known.b) >= FEW and np.median(span.multiplicities(known)) == 2:
-                q, known, tried = 2, span.refined(span.widened(known, 2)), span.widened(tried, 2)
+                q, (known, _), tried = 2, span.refined(span.widened(known, 2)), span.widened(tried, 2)
                 known = known.taken(Members(*(x[:0] for x in known)).lacks(known))
             if len(known.b) >= r // q or not len(tried.b):
                 break
