@@ -29,6 +29,9 @@ STARTS, MORE_STARTS, DRAWS = 1.4, 8, 12
 NEAR = 0.97
 # Newton's steps, at most: each squares what is missing, and one below this is the last.
 NEWTON, CLOSE = 5, 1e-7
+# A start is at a member where its last step raised the value by less than this share of what a
+# member may miss 1 by. Larger: in a coarse span starts pass for members on their way.
+SETTLED = 0.01
 # Keeps their equations solvable where two members are alike.
 RIDGE = 1e-13
 # So many members say how many rows each has.
@@ -119,18 +122,21 @@ class MatrixSpan:
             one = Members(b, _orthonormal(np.einsum("jkpn,jp->jkn", W, b)))
         return one
 
-    def refined(self, one: Members) -> tuple[Members, Flags]:
-        """Take Newton's steps on b ⊗ e_k − P(b ⊗ e_k) = 0; tell which ended."""
-        b, E, moving = one.b.copy(), one.E.copy(), np.ones(len(one.b), dtype=bool)
+    def refined(self, one: Members) -> tuple[Members, Array]:
+        """Take Newton's steps on b ⊗ e_k − P(b ⊗ e_k) = 0; tell what the last ones gained."""
+        b, E, gained = one.b.copy(), one.E.copy(), np.zeros(len(one.b))
+        moving = np.arange(len(b))
         for _ in range(NEWTON):
             steps = [self._newton(part) for part in _parts(Members(b[moving], E[moving]))]
             if not steps:
                 break
-            b[moving], E[moving], change = map(np.concatenate, zip(*steps, strict=True))
-            moving[moving] = change > CLOSE
-        return Members(b, E), ~moving
+            parts = map(np.concatenate, zip(*steps, strict=True))
+            b[moving], E[moving], gained[moving], change = parts
+            moving = moving[change > CLOSE]
+        return Members(b, E), gained
 
-    def _newton(self, one: Members) -> tuple[Array, Array, Array]:
+    def _newton(self, one: Members) -> tuple[Array, Array, Array, Array]:
+        """Take a step; return what it raised values by, and its largest number, too."""
         m, q, n = one.E.shape
         p, by_rows = self.p, self.blocks.reshape(n * n, self.p**2)
         miss = _outer(one.b, one.E) - self.projected(one)
@@ -151,10 +157,12 @@ class MatrixSpan:
             H[:, :p, own], H[:, own, :p] = cross, cross.transpose(0, 2, 1)
             H[:, own, own] = among + within
         H[:, range(p + q * n), range(p + q * n)] += RIDGE
-        change = np.linalg.solve(H, -np.hstack([by_b, by_E])[:, :, None])[:, :, 0]
+        slope = np.hstack([by_b, by_E])
+        change = -np.linalg.solve(H, slope[:, :, None])[:, :, 0]
         b, E = one.b + change[:, :p], one.E + change[:, p:].reshape(m, q, n)
         b /= np.linalg.norm(b, axis=1, keepdims=True)
-        return b, _orthonormal(E), np.max(np.abs(change), axis=1)
+        gained = -np.sum(slope * change, axis=1) / q
+        return b, _orthonormal(E), gained, np.max(np.abs(change), axis=1)
 
     def without(self, known: Members) -> MatrixSpan:
         """Return what of the space is orthogonal to known members."""
@@ -209,15 +217,18 @@ def find_members(span: MatrixSpan, tolerance: float, rng: np.random.Generator) -
             tried = span.raised(tried, STEPS)
             tried = tried.taken(known.lacks(tried))
             near = np.flatnonzero(span.values(tried) > NEAR)
-            ended, settled = span.refined(tried.taken(near))
+            ended, gained = span.refined(tried.taken(near))
             tried.b[near], tried.E[near] = ended
-            # on its way a start may pass for a member of a coarse span
-            done = settled & (span.values(ended) > 1 - tolerance)
+            done = (span.values(ended) > 1 - tolerance) & (gained < SETTLED * tolerance)
             new = ended.taken(done)
             known = known.beside(new.taken(known.lacks(new)))
             tried = tried.taken(np.delete(np.arange(len(tried.b)), near[done]))
             if q == 1 and len(known.b) >= FEW and np.median(span.multiplicities(known)) == 2:
-                q, (known, _), tried = 2, span.refined(span.widened(known, 2)), span.widened(tried, 2)
+                q, (known, _), tried = (
+                    2,
+                    span.refined(span.widened(known, 2)),
+                    span.widened(tried, 2),
+                )
                 known = known.taken(Members(*(x[:0] for x in known)).lacks(known))
             if len(known.b) >= r // q or not len(tried.b):
                 break
