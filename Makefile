@@ -21,11 +21,11 @@ export PYTHONDONTWRITEBYTECODE :=
 # One BLAS thread per test process: two processes share the cores.
 TESTS  := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/pytest
 
-.PHONY: help setup demo demo-layer demo-block test coverage package core ways oldest extras evidence lint bench bench-endpoints docs clean
+.PHONY: help setup demo demo-layer demo-feed-forward demo-block test coverage package core ways oldest extras evidence lint bench bench-endpoints docs clean
 .DEFAULT_GOAL := help
 
 help:  ## list what there is
-	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(VENV)/.ready  ## install everything into a local virtual environment
 
@@ -46,6 +46,9 @@ demo: $(VENV)/.demo  ## recover a head of a real model from its answers alone
 demo-layer: $(VENV)/.demo  ## recover a whole attention layer of it, and put it back into the model
 	$(BIN)/unsoftmax demo --model layer --out demo-layer
 	$(BIN)/python examples/minilm/sentence_embeddings.py demo-layer/model.safetensors
+
+demo-feed-forward: $(VENV)/.demo  ## the same of a whole feed-forward layer
+	$(BIN)/python examples/minilm/feed_forward_layer.py
 
 demo-block: $(VENV)/.demo  ## train a block on text, recover it from hidden states, and put it back
 	$(BIN)/python examples/block/trained_block.py
@@ -144,4 +147,4 @@ bench-endpoints: $(VENV)-extras/.ready
 	$(VENV)-extras/bin/python benchmarks/float32.py
 
 clean:  ## remove what make made
-	rm -rf $(VENV) $(VENV)-package dist $(VENV)-core $(VENV)-ways $(VENV)-oldest $(VENV)-extras $(VENV)-mlserver $(VENV)-kserve demo docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage*
+	rm -rf $(VENV) $(VENV)-package dist $(VENV)-core $(VENV)-ways $(VENV)-oldest $(VENV)-extras $(VENV)-mlserver $(VENV)-kserve demo demo-layer demo-feed-forward docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage*

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 
 import unsoftmax as us
+from unsoftmax.cli.minilm import minilm_weights
+from unsoftmax.models.checkpoint import find_feed_forward
 
 PLAIN = ("gelu", "gelu_tanh", "silu", "quick_gelu", "softplus", "sigmoid", "tanh")
 GATED = ("gelu", "gelu_tanh", "silu", "quick_gelu", "softplus", "sigmoid", "tanh")
@@ -23,6 +25,20 @@ def smooth_layer(
     return us.FeedForward(
         A, b, B, c, residual, activation=activation, gate=(G, g) if gated else None
     )
+
+
+def minilm_neurons(place: int) -> us.FeedForward:
+    """Build a feed-forward layer of all-MiniLM-L6-v2 by itself: 1,536 neurons, d = 384."""
+    return find_feed_forward(minilm_weights(), f"encoder.layer.{place}", "gelu")
+
+
+def cut_of_minilm(d: int, m: int, seed: int, residual: bool = False) -> us.FeedForward:
+    """Draw some neurons of such a layer, in drawn subspaces of tokens and answers."""
+    rng, whole = np.random.default_rng([d, m, seed]), minilm_neurons(seed % 6)
+    kept = rng.choice(len(whole.b), m, replace=False)
+    inside, out = (np.linalg.qr(rng.standard_normal((whole.dim, d)))[0] for _ in range(2))
+    A, b, B, c = whole.A[kept] @ inside, whole.b[kept], out.T @ whole.B[:, kept], out.T @ whole.c
+    return us.FeedForward(A, b, B, c, residual, activation="gelu")
 
 
 def in_family(true: us.FeedForward) -> us.FeedForward:

@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import unsoftmax as us
+from tests.smooth_layers import minilm_neurons, share_of_bounds, smooth_errors
 from unsoftmax.cli.minilm import minilm_layer, minilm_weights
 
-PLACE = Path(__file__).parent.parent / "examples" / "minilm" / "sentence_embeddings.py"
+PLACE = Path(__file__).parent.parent / "examples" / "minilm"
 
 
-@pytest.fixture(scope="module")
-def example():
-    spec = importlib.util.spec_from_file_location("sentence_embeddings", PLACE)
+def loaded(name):
+    spec = importlib.util.spec_from_file_location(name, PLACE / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def example():
+    return loaded("sentence_embeddings")
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +62,13 @@ def test_a_layer_of_the_model_is_the_model_s_own_sub_layer(model, pieces):
     np.testing.assert_allclose(layer(last), model._attention(X, 0), atol=1e-12)
 
 
+def test_neurons_of_the_model_are_the_model_s_own_sub_layer(model, pieces):
+    X, layer = model.first_hidden(pieces.ids("The cat sits outside")), model.feed_forward(0)
+    assert us.equivalent(layer, minilm_neurons(0))
+    norm = model._norm("encoder.layer.0.output.LayerNorm")
+    np.testing.assert_allclose(norm(X + layer(X)), model._feed_forward(X, 0), atol=1e-12)
+
+
 def test_embeddings_with_a_layer_put_back(example, tmp_path, capsys):
     layer = us.canonical(minilm_layer(0, whole=True))
     layer.save(tmp_path / "model.safetensors")
@@ -70,6 +83,41 @@ def test_another_layer_moves_them(example, model, pieces):
     ids = pieces.ids("I love pasta")
     other = model.with_layer(minilm_layer(1, whole=True), 0)
     assert np.abs(other.embedding(ids) - model.embedding(ids)).max() > 1e-3
+
+
+def test_embeddings_with_neurons_put_back(model, pieces):
+    ids, own = pieces.ids("I love pasta"), model.feed_forward(2)
+    turned = us.FeedForward(own.A[::-1], own.b[::-1], own.B[:, ::-1], own.c, activation="gelu")
+    moved = model.with_layer(turned, 2).embedding(ids) - model.embedding(ids)
+    assert np.abs(moved).max() < 1e-12
+    other = model.with_layer(model.feed_forward(3), 2)
+    assert np.abs(other.embedding(ids) - model.embedding(ids)).max() > 1e-3
+    with pytest.raises(SystemExit, match="plain GELU layers"):
+        model.with_layer(us.FeedForward(own.A, own.b, own.B, own.c, residual=True), 2)
+
+
+@pytest.mark.claimed
+@pytest.mark.parametrize("place", range(6))
+def test_neurons_are_recovered_and_put_back(place, tmp_path, monkeypatch, capsys, evidence):
+    """`make demo-feed-forward` is the first of these; each takes ten minutes of a processor."""
+    monkeypatch.syspath_prepend(PLACE)
+    loaded("feed_forward_layer").recover(str(place), str(tmp_path))
+    said = capsys.readouterr().out
+    recovery, true = us.Recovery.load(tmp_path), minilm_neurons(place)
+    off = smooth_errors(recovery.model, true)
+    assert max(np.max(one) for one in off.values()) < 1e-6
+    assert max(np.median(one) for one in off.values()) < 1e-8
+    assert recovery.queries <= 12 * 1536
+    assert share_of_bounds(recovery, true, 8 * np.sqrt(384)) <= 1
+    moved = float(said.split()[-1].rstrip("."))
+    assert moved <= 1e-8
+    evidence(
+        f"MiniLM's feed-forward layer {place} by itself, 1,536 neurons",
+        queries_per_neuron=recovery.queries / 1536,
+        **{f"largest_error_of_{name}": float(np.max(one)) for name, one in off.items()},
+        embeddings_off_by_at_most=moved,
+        processor_seconds=int(re.findall(r"(\d+) seconds", said)[0]),
+    )
 
 
 def test_the_package_is_named_where_it_is_missing(example, monkeypatch):

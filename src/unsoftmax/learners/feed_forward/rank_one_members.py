@@ -14,11 +14,12 @@ products of matrices; Newton's steps end it.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
-from unsoftmax.probes import Array, Flags
+from unsoftmax.probes import Array, Flags, Indices
 
 # Power steps at a time, after which members are taken out; and how often.
 STEPS, ROUNDS = 15, 24
@@ -28,6 +29,9 @@ STARTS, MORE_STARTS, DRAWS = 1.4, 8, 12
 NEAR = 0.97
 # Newton's steps, at most: each squares what is missing, and one below this is the last.
 NEWTON, CLOSE = 5, 1e-7
+# A start is at a member where its last step raised the value by less than this share of what a
+# member may miss 1 by. Larger: in a coarse span starts pass for members on their way.
+SETTLED = 0.01
 # Keeps their equations solvable where two members are alike.
 RIDGE = 1e-13
 # So many members say how many rows each has.
@@ -50,25 +54,20 @@ class Members(NamedTuple):
         m, q, n = self.E.shape
         return _outer(self.b, self.E).reshape(m * q, self.b.shape[1] * n)
 
-    def taken(self, which: Flags) -> Members:
+    def taken(self, which: Flags | Indices) -> Members:
         """Return some of them."""
         return Members(self.b[which], self.E[which])
 
     def lacks(self, other: Members) -> Flags:
         """Tell which of others are not alike to one of these, nor to one before them."""
-        new = np.zeros(len(other.b), dtype=bool)
-        seen, rows = list(self.b), list(self.E[:, 0])
-        for k in range(len(other.b)):
-            if seen:
-                alike = np.abs(np.array(seen) @ other.b[k]) > 1 - SAME
-                if self.E.shape[1] == 1:
-                    alike &= np.abs(np.array(rows) @ other.E[k, 0]) > 1 - SAME
-                if np.any(alike):
-                    continue
-            new[k] = True
-            seen.append(other.b[k])
-            rows.append(other.E[k, 0])
-        return new
+        both, known = self.beside(other), len(self.b)
+        alike = np.abs(both.b @ other.b.T) > 1 - SAME
+        if self.E.shape[1] == 1:
+            alike &= np.abs(both.E[:, 0] @ other.E[:, 0].T) > 1 - SAME
+        new = np.ones(len(both.b), dtype=bool)
+        for k, one in enumerate(alike.T, start=known):
+            new[k] = not np.any(one[:k] & new[:k])
+        return new[known:]
 
     def beside(self, other: Members) -> Members:
         """Return these and others."""
@@ -90,12 +89,19 @@ def _orthonormal(E: Array) -> Array:
     return E
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class MatrixSpan:
     """A space of matrices (p, n) by an orthonormal basis (r, p·n)."""
 
     basis: Array
     p: int
+
+    @cached_property
+    def blocks(self) -> Array:
+        """P's blocks (n, n, p, p): Newton's equations are sums of them, whatever r is."""
+        n = self.basis.shape[1] // self.p
+        P = (self.basis.T @ self.basis).reshape(self.p, n, self.p, n)
+        return np.ascontiguousarray(P.transpose(1, 3, 0, 2))
 
     def projected(self, one: Members) -> Array:
         """Return P(b_j ⊗ e_k), (m, q, p, n)."""
@@ -116,45 +122,47 @@ class MatrixSpan:
             one = Members(b, _orthonormal(np.einsum("jkpn,jp->jkn", W, b)))
         return one
 
-    def refined(self, one: Members) -> Members:
-        """Take Newton's steps on b ⊗ e_k − P(b ⊗ e_k) = 0."""
-        parts = [self._refined(part) for part in _parts(one)]
-        return Members(*map(np.concatenate, zip(*parts, strict=True))) if parts else one
-
-    def _refined(self, one: Members) -> Members:
+    def refined(self, one: Members) -> tuple[Members, Array]:
+        """Take Newton's steps on b ⊗ e_k − P(b ⊗ e_k) = 0; tell what the last ones gained."""
+        b, E, gained = one.b.copy(), one.E.copy(), np.zeros(len(one.b))
+        moving = np.arange(len(b))
         for _ in range(NEWTON):
-            one, change = self._newton(one)
-            if change < CLOSE:
+            steps = [self._newton(part) for part in _parts(Members(b[moving], E[moving]))]
+            if not steps:
                 break
-        return one
+            parts = map(np.concatenate, zip(*steps, strict=True))
+            b[moving], E[moving], gained[moving], change = parts
+            moving = moving[change > CLOSE]
+        return Members(b, E), gained
 
-    def _newton(self, one: Members) -> tuple[Members, float]:
+    def _newton(self, one: Members) -> tuple[Array, Array, Array, Array]:
+        """Take a step; return what it raised values by, and its largest number, too."""
         m, q, n = one.E.shape
-        p, U = self.p, self.basis.reshape(-1, self.p, n)
+        p, by_rows = self.p, self.blocks.reshape(n * n, self.p**2)
         miss = _outer(one.b, one.E) - self.projected(one)
         by_b = np.einsum("jkpn,jkn->jp", miss, one.E)
         by_E = np.einsum("jkpn,jp->jkn", miss, one.b).reshape(m, q * n)
-        # what b ⊗ e_k has of the basis, by b and by e_k
-        of_b = np.einsum("rpn,jkn->jkrp", U, one.E, optimize=True)
-        of_e = np.einsum("rpn,jp->jrn", U, one.b, optimize=True)
         H = np.zeros((m, p + q * n, p + q * n))
-        H[:, :p, :p] = q * np.eye(p) - np.sum(of_b.transpose(0, 1, 3, 2) @ of_b, axis=1)
+        within = np.einsum("jkn,jkl->jnl", one.E, one.E)
+        # scale and turns within the rows change nothing: b bᵀ and what is within fix them
+        H[:, :p, :p] = one.b[:, :, None] * one.b[:, None]
+        H[:, :p, :p] -= (within.reshape(m, -1) @ by_rows).reshape(m, p, p)
+        H[:, range(p), range(p)] += q
+        seen = self._along(one.b)
+        crossed = np.einsum("jkn,jnlp->jkpl", one.E, seen, optimize=True)
+        among = np.eye(n) - np.einsum("jnlp,jp->jnl", seen, one.b)
         for k in range(q):
             own = slice(p + k * n, p + (k + 1) * n)
-            cross = one.b[:, :, None] * one.E[:, k, None] - of_b[:, k].transpose(0, 2, 1) @ of_e
+            cross = one.b[:, :, None] * one.E[:, k, None] - crossed[:, k]
             H[:, :p, own], H[:, own, :p] = cross, cross.transpose(0, 2, 1)
-            H[:, own, own] = np.eye(n) - of_e.transpose(0, 2, 1) @ of_e
-        # scale and turns within the rows change nothing
-        H[:, :p, :p] += one.b[:, :, None] * one.b[:, None]
-        within = one.E.transpose(0, 2, 1) @ one.E
-        for k in range(q):
-            own = slice(p + k * n, p + (k + 1) * n)
-            H[:, own, own] += within
-        H += RIDGE * np.eye(p + q * n)
-        change = np.linalg.solve(H, -np.hstack([by_b, by_E])[:, :, None])[:, :, 0]
+            H[:, own, own] = among + within
+        H[:, range(p + q * n), range(p + q * n)] += RIDGE
+        slope = np.hstack([by_b, by_E])
+        change = -np.linalg.solve(H, slope[:, :, None])[:, :, 0]
         b, E = one.b + change[:, :p], one.E + change[:, p:].reshape(m, q, n)
-        moved = Members(b / np.linalg.norm(b, axis=1, keepdims=True), _orthonormal(E))
-        return moved, float(np.max(np.abs(change)))
+        b /= np.linalg.norm(b, axis=1, keepdims=True)
+        gained = -np.sum(slope * change, axis=1) / q
+        return b, _orthonormal(E), gained, np.max(np.abs(change), axis=1)
 
     def without(self, known: Members) -> MatrixSpan:
         """Return what of the space is orthogonal to known members."""
@@ -164,21 +172,27 @@ class MatrixSpan:
 
     def multiplicities(self, one: Members) -> Array:
         """Return how many dimensions of rows each b is a member with."""
-        U = self.basis.reshape(len(self.basis), self.p, -1)
-        C = np.einsum("rpn,jp->jrn", U, one.b, optimize=True)
-        return np.asarray(np.sum(np.linalg.eigvalsh(C.transpose(0, 2, 1) @ C) > ROW, axis=1))
+        return np.asarray(np.sum(np.linalg.eigvalsh(self._shares(one)) > ROW, axis=1))
 
     def widened(self, one: Members, q: int) -> Members:
         """Return the same b with the q rows that are most in the space."""
-        U = self.basis.reshape(len(self.basis), self.p, -1)
-        C = np.einsum("rpn,jp->jrn", U, one.b, optimize=True)
-        _, vectors = np.linalg.eigh(C.transpose(0, 2, 1) @ C)
+        _, vectors = np.linalg.eigh(self._shares(one))
         return Members(one.b, vectors[:, :, -q:].transpose(0, 2, 1))
+
+    def _shares(self, one: Members) -> Array:
+        """Return how much of b ⊗ e is in the space, as quadratic forms of e, (m, n, n)."""
+        return np.asarray(np.einsum("jnlp,jp->jnl", self._along(one.b), one.b))
+
+    def _along(self, b: Array) -> Array:
+        """Return P(b_j ⊗ e_l), rows n of it, for all l, (m, n, l, p)."""
+        n = len(self.blocks)
+        seen = b @ self.blocks.reshape(-1, self.p).T
+        return np.asarray(seen).reshape(len(b), n, n, self.p)
 
 
 def _parts(one: Members) -> list[Members]:
     """Return few at a time: equations of all would take too much memory."""
-    size = max(1, 2**24 // (one.b.shape[1] + one.E.shape[1] * one.E.shape[2]) ** 2)
+    size = max(1, 2**22 // (one.b.shape[1] + one.E.shape[1] * one.E.shape[2]) ** 2)
     return [Members(one.b[k : k + size], one.E[k : k + size]) for k in range(0, len(one.b), size)]
 
 
@@ -202,14 +216,19 @@ def find_members(span: MatrixSpan, tolerance: float, rng: np.random.Generator) -
         for _ in range(ROUNDS):
             tried = span.raised(tried, STEPS)
             tried = tried.taken(known.lacks(tried))
-            near = span.values(tried) > NEAR
-            ended = tried.taken(near)
-            ended = span.refined(ended.taken(Members(*(x[:0] for x in known)).lacks(ended)))
-            known = known.beside(ended.taken(span.values(ended) > 1 - tolerance))
-            known = known.taken(Members(*(x[:0] for x in known)).lacks(known))
-            tried = tried.taken(known.lacks(tried))
+            near = np.flatnonzero(span.values(tried) > NEAR)
+            ended, gained = span.refined(tried.taken(near))
+            tried.b[near], tried.E[near] = ended
+            done = (span.values(ended) > 1 - tolerance) & (gained < SETTLED * tolerance)
+            new = ended.taken(done)
+            known = known.beside(new.taken(known.lacks(new)))
+            tried = tried.taken(np.delete(np.arange(len(tried.b)), near[done]))
             if q == 1 and len(known.b) >= FEW and np.median(span.multiplicities(known)) == 2:
-                q, known, tried = 2, span.refined(span.widened(known, 2)), span.widened(tried, 2)
+                q, (known, _), tried = (
+                    2,
+                    span.refined(span.widened(known, 2)),
+                    span.widened(tried, 2),
+                )
                 known = known.taken(Members(*(x[:0] for x in known)).lacks(known))
             if len(known.b) >= r // q or not len(tried.b):
                 break
