@@ -234,10 +234,16 @@ def test_more_heads_than_allowed_and_other_widths_are_refused():
     with pytest.raises(us.NotIdentifiable) as still:
         us.learn(lambda X: X[:, -1], Learner(12))
     assert getattr(still.value, "reason", "") == "BLOCK_ATTENTION_FAINT"
-    bare = drawn((12, 3, 4), 0, eps=0.0)
-    with pytest.raises(us.NotIdentifiable) as eps:
-        us.learn(bare, Learner(12))
-    assert getattr(eps.value, "reason", "") == "EPS_IS_0"
+
+
+def test_an_eps_of_0_is_named():
+    """A token 0, which rotary positions are read with, is answered by no number then."""
+    turning = LlamaBlock.drawn((8, 2, 1, 4), 0)
+    turning.eps = 0.0
+    for block in (drawn((12, 3, 4), 0, eps=0.0), turning):
+        with pytest.raises(us.NotIdentifiable) as refused:
+            us.learn(block, Learner(block.dim))
+        assert refused.value.reason == "EPS_IS_0"
 
 
 def whole(dim: int, seed: int = 0) -> Any:

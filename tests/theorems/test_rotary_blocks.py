@@ -93,7 +93,8 @@ def test_norms_whose_scales_differ_widely(shape, spread, trials, evidence):
     )
 
 
-@pytest.mark.parametrize("shape", [(6, 2, 1, 2), (7, 1, 1, 4)], ids=str)
+# the last two: more gates to a number of an answer than a key's other tokens show
+@pytest.mark.parametrize("shape", [(6, 2, 1, 2), (7, 1, 1, 4), (8, 4, 2, 2), (8, 4, 4, 2)], ids=str)
 def test_attention_in_few_dimensions_is_recovered(shape):
     block = LlamaBlock.drawn(shape, 0)
     recovery: Any = us.learn(block, Learner(shape[0]))

@@ -474,12 +474,27 @@ def block_attention_queries(dim: int, heads: int, rank: int) -> int:
     return 7 + maps + scores + 13 + 10
 
 
+def rotary_block_tokens(dim: int, heads: int) -> int:
+    """Count the far tokens beside which a key shows what heads make of it, behind tokens 0.
+
+    Each gives d − s numbers, for H gates of s unknowns and H vectors of d − s. With as many numbers
+    as unknowns gates are found that are none of any head.
+
+    Examples
+    --------
+    >>> rotary_block_tokens(16, 4), rotary_block_tokens(8, 2), rotary_block_tokens(8, 4)
+    (6, 4, 7)
+    """
+    s = hidden_coordinates(dim)
+    return heads + max(2, heads * s // (dim - s) + 1)
+
+
 def rotary_block_attention_queries(dim: int, heads: int, groups: int, rank: int) -> int:
     """Count what the attention of a block takes with rotary positions: measured, no theorem.
 
     7 for the norm, 13 for eps, 10 that test; tokens 0 beside s(s + 1)/2 far tokens of s coordinates
-    and beside d of one; H + 2 for each key; keys and queries as of a layer, n keys at a time;
-    and every far token by itself.
+    and beside d of one; H + 2 or a few more for each key; keys and queries as of a layer, n keys at
+    a time; and every far token by itself.
 
     Examples
     --------
@@ -490,8 +505,9 @@ def rotary_block_attention_queries(dim: int, heads: int, groups: int, rank: int)
     forms, most = s * (s + 1) // 2, 8
     while most < heads + 2:
         most *= 2
-    own = most + (forms - 1) * (heads + 2) + max(forms, heads + 2) - s
-    maps = s + (dim - s) * (heads + 2)
+    beside = rotary_block_tokens(dim, heads)
+    own = most + (forms - 1) * (heads + 2) + max(forms, beside) - s
+    maps = s + (dim - s) * beside
     keys = max(1, min(int(0.85 * (dim - 1) / heads), rank))
     tokens, blocks = min(dim, -(-rank * groups // heads) + 1), -(-dim // keys)
     scores = 2 * tokens * blocks + dim * -(-rank // keys)

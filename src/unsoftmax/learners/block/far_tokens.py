@@ -48,8 +48,9 @@ from unsoftmax.theory.costs import Cost
 FAR = 2.0**56
 # The eps with which keys of length √d, after the norm, are made so long that no eps counts.
 UNKNOWN_EPS = 1.0
-# Long keys of the first look, and how many times as long they are once more.
-_LONG, _LONGER = 2.0**20, 2.0**6
+# Long keys of the first look, how many times as long they are once more, and as short: any eps but
+# 0 makes nothing of them, and their squares are no subnormal numbers.
+_LONG, _LONGER, _SHORTER = 2.0**20, 2.0**6, 2.0**-500
 # How far they are from the far token, relative to its length, in turn until they count; 1 is
 # anywhere: beside strong scores keys elsewhere may have no weight.
 _NEAR = 1.0, 2.0**-3, 2.0**-6
@@ -212,8 +213,8 @@ class _FirstLook(NamedTuple):
     beside: Array
     again: Array
     longer: Array
+    shorter: Array
     moved: Array
-    exchanged: Array
     doubled: Array
 
     def apart(self, name: str) -> float:
@@ -231,7 +232,7 @@ def find_far_tokens(dim: int, rng: np.random.Generator) -> Asking[FarTokens]:
     ModelMismatch
         There is no residual connection, no norm before, or answers vary or are too coarse.
     NotIdentifiable
-        Other tokens than the last have no effect that roundoffs leave.
+        Other tokens than the last have no effect that roundoffs leave, or eps is 0.
     """
     way = np.eye(dim)[rng.integers(dim)]
     key = np.round(16 * rng.standard_normal(dim)) / 16
@@ -253,10 +254,11 @@ def find_far_tokens(dim: int, rng: np.random.Generator) -> Asking[FarTokens]:
 
 def _looked(u: Array, x: Array, rng: np.random.Generator) -> Asking[_FirstLook]:
     """Ask two keys (2, d) beside a far token."""
-    beside = np.array([u, u, _LONGER * u, u + _LONG, u[::-1]])
+    beside = np.array([u, u, _LONGER * u, _SHORTER * u, u + _LONG])
     dim = len(x)
     queries = np.broadcast_to(x, (len(beside), 1, dim))
-    twice = np.repeat(np.vstack([u, x]), 2, axis=0)[None]
+    # and in another order
+    twice = np.repeat(np.vstack([u[::-1], x]), 2, axis=0)[None]
     first, three, six = yield [
         Singles(x[None], phase="block", purpose="pilot"),
         Sequences(np.concatenate([beside, queries], 1), phase="block", purpose="pilot"),
@@ -280,9 +282,11 @@ def _judged(
         raise Reason.BLOCK_VARIES.error(apart=look.apart("again") / scale)
     if rounding > COARSEST * scale:
         raise Reason.BLOCK_TOO_COARSE.error(coarse=rounding / scale, most=COARSEST)
-    places = max(look.apart("doubled"), look.apart("exchanged"))
+    places = look.apart("doubled")
     if longer > _ALIKE * rounding:
         raise Reason.BLOCK_WITHOUT_NORM.error(apart=longer / size)
+    if look.apart("shorter") <= _ALIKE * rounding < size / _ALIKE:
+        raise Reason.EPS_IS_0.error()
     by_place = places > _ALIKE * rounding
     noise = AnswerNoise(2 * KAPPA * UNIT, max(rounding, longer, 0.0 if by_place else places))
     centred = look.apart("moved") <= _ALIKE * rounding

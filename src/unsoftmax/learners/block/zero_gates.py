@@ -22,8 +22,8 @@ with γ_j, so these are asked first, of all j: S are coordinates of a middle siz
 one where the own scores that are found there are too small or too large to tell heads apart. Where
 γ_j is large b is turned from e_j towards one of S, until no head's weight is next to 0 or 1.
 
-Queries: d, (s + 1)s/2·(H + 2) + 2, (d − s)(H + 2) + s, and all far tokens alone; as many as the
-second again for another S, and two for each b that is turned.
+Queries: d, (s + 1)s/2·(H + 2) + 2, (d − s)(H + 2) + s (a few more where H·s is d − s or more), and
+all far tokens alone; as many as the second again for another S, and two for each b that is turned.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ from unsoftmax.models.arrays import TINY
 from unsoftmax.probes import Array, Indices
 from unsoftmax.refusals import Reason
 from unsoftmax.theory.costs import Cost
-from unsoftmax.theory.counts import hidden_coordinates
+from unsoftmax.theory.counts import hidden_coordinates, rotary_block_tokens
 
 # Tokens 0 in turn: any first few are far apart.
 _ZEROS = np.array([1, 32, 4, 12, 2, 20, 8, 48, 3, 6, 16, 24, 10, 5, 40, 7, 28, 14, 64, 9, 36, 18])
 # Those beside the first b at first, and beyond heads there and beside the others.
 _FIRST, _SPARE = 8, 2
-# Tokens 0 before a key, in turn, and tokens beyond heads. The second is no multiple of the first.
-_BEFORE, _BESIDE = np.array([0, 1, 4, 16, 2, 8, 0, 32, 3]), 2
+# Tokens 0 before a key, in turn.
+_BEFORE = np.array([0, 1, 4, 16, 2, 8, 0, 32, 3])
 # Angles of far tokens to one of S, in turn until every head's weight of the token 0 is so far from
 # 0 and 1. Less: weights lose digits; more: tokens are asked once more, and are less apart.
 _TILTS, _MODERATE = np.pi / np.array([4, 8, 16, 32]), 1e-3
@@ -77,7 +77,7 @@ def cost(dim: int, heads: int) -> Cost:
     s = hidden_coordinates(dim)
     forms = s * (s + 1) // 2
     own = _CHOICES * (len(_ZEROS) + forms * (heads + _SPARE + 3))
-    keys = len(_TURNS) * dim * (heads + _BESIDE) + s
+    keys = len(_TURNS) * dim * rotary_block_tokens(dim, heads) + s
     corners = (len(_TILTS) + 1) * 2 * dim
     asked = own + keys + corners
     return Cost.of(
@@ -482,8 +482,8 @@ class ZeroGates:
             lost = [place for place, one in enumerate(read) if one is None]
             if not lost:
                 break
-            token = np.arange(n, n + H + _BESIDE) % len(units)
-            zeros = _BEFORE[np.arange(n, n + H + _BESIDE) % len(_BEFORE)]
+            beside = np.arange(n, n + rotary_block_tokens(d, H))
+            token, zeros = beside % len(units), _BEFORE[beside % len(_BEFORE)]
             keys = self.tokens.radius * (np.cos(turn) * known @ frame + np.sin(turn) * others[lost])
             asked = np.tile(units[token], (len(keys), 1)) @ frame
             every = keys.repeat(len(token), axis=0)

@@ -26,10 +26,10 @@ from unsoftmax.probes import Array, Flags
 # Limit on the Gauss–Newton steps (three are usual), and on the iterations for each, which end at
 # this share of what equations are made of. Fewer: directions that the tokens hardly show stay. A
 # step that leaves more than this share of the misses is the last.
-STEPS, ITERATIONS, ENDED, GAINED = 6, 400, 1e-5, 0.9
-# Changes of a neuron's rows that its equations show by less than this share, squared, are not made
-# longer than others. Less: those that its column of B explains are, which differ with the step.
-_RIDGE = 1e-3
+STEPS, ITERATIONS, ENDED, GAINED = 6, 4000, 1e-5, 0.9
+# Changes of a neuron's rows that its equations show by less than this share, squared, of the one
+# that they show best are not shown: its column of B explains the change along its row, for one.
+_UNSHOWN = 1e-8
 # No activation is steeper, but for a ReLU, whose slope is 1.
 STEEPEST = 1.13
 # A normalised token moves by at most so much of √d for each share that eps is off by: τ(1 − τ²)/2.
@@ -290,24 +290,21 @@ class _Equations:
         return np.asarray(along @ self.B.T)
 
     def _factors(self) -> Array:
-        """Return what makes each neuron's columns independent of each other, (m, q(k + 1), …).
-
-        Nearly: what all neurons' values explain is left, but for the neuron's own and a constant.
-        """
+        """Return what makes each neuron's columns independent of each other, (m, q(k + 1), …)."""
         m, wide, q = self.B.shape[1], self.x.shape[1], len(self.slopes)
         gram = np.zeros((m, q * wide, q * wide))
         for j in range(m):
             on = np.any(self.slopes[:, :, j], axis=0)
             columns = self.slopes[:, on, j].T[:, :, None] * self.x[on, None]
             columns = columns.reshape(-1, q * wide)
-            own = np.linalg.qr(self.design[:, [j, -1]])[0][on].T @ columns
-            gram[j] = columns.T @ columns - own.T @ own
+            explained = self.U[on].T @ columns
+            gram[j] = columns.T @ columns - explained.T @ explained
         diagonal = np.diagonal(gram, axis1=1, axis2=2)
         size = np.sqrt(np.where(diagonal > 0, diagonal, 1.0))
-        scaled = gram / size[:, :, None] / size[:, None] + _RIDGE * np.eye(q * wide)
+        values, vectors = np.linalg.eigh(gram / size[:, :, None] / size[:, None])
+        least = np.maximum(_UNSHOWN * values[:, -1:], TINY)
         size = size * _sizes(self.B, 0)[:, None]
-        inverse = np.linalg.inv(np.linalg.cholesky(scaled))
-        return np.asarray(inverse.swapaxes(1, 2) / size[:, :, None])
+        return np.asarray(vectors / np.sqrt(np.maximum(values, least))[:, None] / size[:, :, None])
 
 
 def layer_errors(
