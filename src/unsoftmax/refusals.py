@@ -776,9 +776,10 @@ class Reason(Enum):
         "The answers do not determine how much of x is in what is normalised: no residual "
         "connection, or too many neurons for so few outputs."
     )
-    SCALE_OF_BOTH_SIGNS = _not_identifiable(
-        "The scale of the RMSNorm behind the layer seems to have entries of both signs: answers "
-        "show only their sizes, and signs are not searched for."
+    SIGNS_OF_SCALE_UNKNOWN = _mismatch(
+        "Behind an RMSNorm, heads beside a residual connection agree with {found} choices of the "
+        "signs of its scale where one is right: something else is added, or answers are too coarse "
+        "to tell the signs of small entries."
     )
     DIRECTIONS_DO_NOT_ADD_UP = _mismatch(
         "Long single tokens are not answered by a linear map behind a LayerNorm: the directions "
