@@ -568,6 +568,20 @@ def test_a_norm_before_is_found(residual, centred):
     assert us.equivalent(found, target, rtol=1e-8)
 
 
+@pytest.mark.parametrize(
+    ("place", "shape", "seeds"),
+    [(BEHIND, (4, 2, 12), (0, 3)), (AFTER, (3, 1, 7), (21, 115))],
+    ids=str,
+)
+def test_several_heads_of_few_dimensions_are_told_apart(place, shape, seeds, trials):
+    """Gates of four heads in a plane, of which sums look like gates; heads that turn round."""
+    for seed in trials(seeds, range(300)):
+        target = place.draw(*shape, seed)
+        recovery = learned(target, shape[2], place, seed=seed)
+        assert us.equivalent(recovery.model, target, rtol=place.rtol)
+        assert place.share(recovery, target) <= 1
+
+
 def test_what_has_no_norm_before_is_not_taken_for_it():
     plain = layer(2, 4, 12)
     for target in (plain, us.AttentionLayer(plain.heads, plain.c, True)):
