@@ -834,8 +834,8 @@ class Reason(Enum):
     )
     MEMBERS_MISSING = _mismatch(
         "Jacobians span {rows} dimensions, and {found} neurons of {each} each were found in them: "
-        "the target is no feed-forward layer of one hidden layer whose neurons are all alike, or "
-        "neurons are too close to each other.",
+        "neurons are too close to each other or hardly bend among these tokens, or the target is no "
+        "feed-forward layer of one hidden layer whose neurons are all alike.",
         _SEED,
     )
     LAYER_IS_QUADRATIC = _not_identifiable(
@@ -845,8 +845,8 @@ class Reason(Enum):
     )
     NO_ACTIVATION_SUITS = _mismatch(
         "The derivatives of neurons miss the curves of all known activations: {activation} is the "
-        "nearest, by {missed:.0e}. The activation is another one, neurons have several, or answers "
-        "are too coarse or noisy."
+        "nearest, by {missed:.0e}. The activation is another one, neurons have several or hardly "
+        "bend among these tokens, or answers are too coarse or noisy."
     )
     NEURONS_UNLIKE = _mismatch(
         "{unlike} of {count} neurons miss the curve of {activation}, which suits the others, by up "
