@@ -776,9 +776,10 @@ class Reason(Enum):
         "The answers do not determine how much of x is in what is normalised: no residual "
         "connection, or too many neurons for so few outputs."
     )
-    SCALE_OF_BOTH_SIGNS = _not_identifiable(
-        "The scale of the RMSNorm behind the layer seems to have entries of both signs: answers "
-        "show only their sizes, and signs are not searched for."
+    SIGNS_OF_SCALE_UNKNOWN = _mismatch(
+        "Behind an RMSNorm, heads beside a residual connection agree with {found} choices of the "
+        "signs of its scale where one is right: something else is added, or answers are too coarse "
+        "to tell the signs of small entries."
     )
     DIRECTIONS_DO_NOT_ADD_UP = _mismatch(
         "Long single tokens are not answered by a linear map behind a LayerNorm: the directions "
@@ -833,8 +834,8 @@ class Reason(Enum):
     )
     MEMBERS_MISSING = _mismatch(
         "Jacobians span {rows} dimensions, and {found} neurons of {each} each were found in them: "
-        "the target is no feed-forward layer of one hidden layer whose neurons are all alike, or "
-        "neurons are too close to each other.",
+        "neurons are too close to each other or hardly bend among these tokens, or the target is no "
+        "feed-forward layer of one hidden layer whose neurons are all alike.",
         _SEED,
     )
     LAYER_IS_QUADRATIC = _not_identifiable(
@@ -844,8 +845,8 @@ class Reason(Enum):
     )
     NO_ACTIVATION_SUITS = _mismatch(
         "The derivatives of neurons miss the curves of all known activations: {activation} is the "
-        "nearest, by {missed:.0e}. The activation is another one, neurons have several, or answers "
-        "are too coarse or noisy."
+        "nearest, by {missed:.0e}. The activation is another one, neurons have several or hardly "
+        "bend among these tokens, or answers are too coarse or noisy."
     )
     NEURONS_UNLIKE = _mismatch(
         "{unlike} of {count} neurons miss the curve of {activation}, which suits the others, by up "

@@ -69,8 +69,8 @@ class NormedAnswers:
         """Map columns P_w u (d − 1, k) to Pu (d, k); of RMSNorm, Γu to u."""
         return np.asarray(self.gain[:, None] * (self.basis.T @ w))
 
-    def with_sign(self, sign: float) -> NormedAnswers:
-        """Turn the gain round where ``sign`` is negative."""
+    def with_sign(self, sign: float | Array) -> NormedAnswers:
+        """Turn the gain round where ``sign``, one or one for each entry, is negative."""
         return replace(self, gain=np.copysign(1.0, sign) * self.gain)
 
 

@@ -110,6 +110,70 @@ ZEROS_APART = 6
 ZEROS_BY_CHANCE = 2.0
 # So many of the largest answers end in as few zeros as others, if all are multiples.
 LARGEST = 3
+# What is left of two gaps is something where it is so many times its error. Lower: steps by chance;
+# higher: fine steps are missed.
+STEP_SEEN = 2.0**7
+# Gaps that a step is sought in. More: finer steps are found, and more time is taken.
+STEP_GAPS = 12
+# Bits by which all numbers together are nearer to steps than chance: 50 for the steps there may be,
+# and 30 more.
+STEP_BITS = 80
+
+
+def common_step(y: Array, roundoff: float) -> float:
+    """Return the step s with all numbers c + ks, k whole, but for their roundoff; 0 for none.
+
+    Euclid's algorithm on gaps between neighbours, an error beside every gap: the largest becomes
+    what the next one leaves of it, so that errors grow by the 12th root of what gaps shrink by.
+
+    Examples
+    --------
+    >>> k = np.array([-5, 0, 2, 9, 400, 401, 1000, 12345])
+    >>> round(common_step(0.7 + k / 3000, 2.0**-53) * 3000, 9)
+    1.0
+    >>> common_step(np.sqrt(np.arange(9.0)), 2.0**-53)
+    0.0
+    """
+    error = 4 * roundoff * float(np.max(np.abs(y)))
+    gaps = np.diff(np.unique(y))
+    gaps = np.sort(gaps[gaps > error])
+    if len(gaps) < WITNESSES - 1:
+        return 0.0
+    few = gaps[:: -(-len(gaps) // STEP_GAPS)]
+    multiples = _multiples(few.tolist(), error)
+    if not multiples:
+        return 0.0
+    step = float(np.sum(few)) / sum(multiples)
+    times = np.rint(gaps / step)
+    near = bool(np.all(np.abs(gaps - times * step) <= error))
+    seen = (len(gaps) - 1) * np.log2(step / (2 * error)) >= STEP_BITS
+    # whatever is asked in powers of two is answered in steps of what the shortest is
+    whole = times.astype(np.int64)
+    asked = np.mean(np.log2(whole & -whole)) > ZEROS_BY_CHANCE
+    return step if near and seen and not asked else 0.0
+
+
+def _multiples(gaps: list[float], error: float) -> list[int]:
+    """Return how many times each gap is what all have in common; nothing if errors hide that."""
+    left, off, taken = [*gaps], [error] * len(gaps), []
+    while True:
+        *_, b, a = sorted(range(len(left)), key=left.__getitem__)
+        if not left[b]:
+            break
+        times = round(left[a] / left[b])
+        rest = left[a] - times * left[b]
+        taken.append((a, b, times, 1 if rest > 0 else -1))
+        left[a], off[a] = abs(rest), off[a] + times * off[b]
+        if left[a] <= off[a]:
+            left[a] = 0.0
+        elif left[a] < STEP_SEEN * off[a]:
+            return []
+    multiples = [int(size > 0) for size in left]
+    for a, b, times, sign in reversed(taken):
+        multiples[a] = times * multiples[b] + sign * multiples[a]
+    return multiples
+
+
 # Noise is bounded by four standard deviations.
 NOISE_DEVIATIONS = 4.0
 # The deviation is taken so large that its estimate is lower by chance with this probability.
@@ -185,10 +249,11 @@ class Precision:
         numbers = shortest_float32(y) if single else shortest(y, COMPARED_DIGITS, ZEROS)
         digits = digits_of(numbers)
         if single and digits.max() >= GENERIC_DIGITS_FLOAT32:
-            return found
+            return found._with_common_step(y, FLOAT32_UNIT)
         decimals = decimals_of(numbers)
         if digits.max() >= GENERIC_DIGITS:
-            return cls._of_many_decimals(numbers, digits, decimals)
+            found = cls._of_many_decimals(numbers, digits, decimals)
+            return found if found.absolute else found._with_common_step(y, UNIT)
         # a whole unit of the last place: answers may be cut off as well as rounded; and the
         # unit may be a multiple of it, as with quantised answers
         unit = Decimal(10) ** -int(decimals.max())
@@ -256,6 +321,13 @@ class Precision:
             return cls()
         sentence = f"Answers look rounded to {places} decimals."
         return cls(absolute=10.0**-places, why=(sentence,))
+
+    def _with_common_step(self, y: Array, roundoff: float) -> Precision:
+        """Add what answers in steps of any other size are off by."""
+        if not (step := common_step(y, roundoff)):
+            return self
+        sentence = f"Answers come in steps of {step:.3g}."
+        return replace(self, absolute=self.absolute + step, why=(*self.why, sentence))
 
     def _with_steps(
         self, digits: tuple[Indices, float, str], decimals: tuple[Indices, float, str]

@@ -203,6 +203,19 @@ def test_other_shapes_and_units(shape, trials):
 # -- settings
 
 
+@pytest.mark.parametrize("activation", ["softplus", "gelu", "tanh"])
+def test_neurons_that_add_little_to_x_are_recovered(activation, trials):
+    """Beside x answers bend by 1e-4 of their size: a search for ReLUs sees jumps, or no norm."""
+    for seed in range(trials(2, 60)):
+        plain = smooth_layer(6, 4, seed, activation)
+        faint = us.FeedForward(
+            plain.A, plain.b, 1e-4 * plain.B, plain.c, residual=True, activation=activation
+        )
+        recovery = learned(lambda X, faint=faint: faint(X), 6, seed=seed)
+        assert recovery.model.activation == activation
+        assert share_of_bounds(recovery, faint, 4.0) <= 1
+
+
 def test_a_given_activation_is_the_name_of_what_is_returned():
     quick, sigmoids = (smooth_layer(6, 10, 0, name) for name in ("quick_gelu", "sigmoid"))
     for true in (quick, sigmoids):

@@ -227,7 +227,9 @@ def said_of(model: Layer) -> Said:
             return Said(f"{kind} with scores x·(W x_N + w)", f"a window, positions, {otherwise}")
         kind += " with a residual connection and a LayerNorm or RMSNorm behind"
         mean = "M and c are given without their mean over outputs, which a LayerNorm subtracts."
-        signs = "The RMSNorm behind has a scale of one sign: answers to two tokens agree with that."
+        signs = (
+            "The scale of the RMSNorm behind has the signs that answers to two tokens agree with."
+        )
         assumed = mean if model.norm.centred else signs
         return Said(kind, f"a window, positions, {otherwise}", (assumed,))
     biased = model.biased

@@ -18,7 +18,11 @@ a. Two tokens [b+a; b], so long that every gate is 0 or 1, are answered with
 The query tokens b are of a plane, so that K(b) is in T = span(K of the plane). Outside of T, H is
 the rank of the answers, and their null space Z gives every μ: W Z = K diag(1/μ) Z. The sum of
 all m_h is B a − σP_w a, which is in their span for one σ alone: its size is s, its sign that of g.
-Gates are the 0/1 columns in the span of the rows {Σ m_h, sums}, the first entry 1.
+Gates are the 0/1 columns in the span of the rows {Σ m_h, sums}, the first entry 1. Sums of gates
+may be 0 or 1 as well beside a few tokens of a plane, but a gate is open on one side of a line.
+
+Behind an RMSNorm single tokens leave the sign of every entry of g open, g = |g|ξ. Two tokens say
+σξ ∈ |g|B a/a + span |g|m_h/a, entry by entry: again a column of two values in a known span.
 """
 
 from __future__ import annotations
@@ -50,6 +54,7 @@ from unsoftmax.models.arrays import TINY
 from unsoftmax.probes import Array, Indices, Pairs, Sequences, Singles, UnitVectors
 from unsoftmax.refusals import Reason, RefusalError
 from unsoftmax.solve.gate_columns import gate_columns
+from unsoftmax.solve.least_distance import shortest_within
 
 # Length of tokens at which c and eps no longer change an answer: c is 2⁻⁵² of them. Longer:
 # squares leave float32's range.
@@ -323,9 +328,9 @@ _MOST_HEADS = 18
 _RANK = 30.0
 # A share of the residual below this is none.
 _RESIDUAL = 1e-6
-# What the residual may miss the heads' answers by where RMSNorm's scale is of one sign: 1e-4
-# behind float32; one entry of another sign is 2/√d.
-_SAME_SIGNS = 1e-2
+# What the residual may miss the heads' answers by where the signs of RMSNorm's scale are right: 1e-4
+# behind float32; one entry of another sign is 2/√d, every entry being as large as γ = 1 makes it.
+_SIGNS_FIT = 1e-2
 
 
 @dataclass(frozen=True)
@@ -379,10 +384,12 @@ class PatternAnswers:
         if not np.all(scales > 0):
             raise Reason.NO_SUMS_BEHIND.error()
         sums = w / scales[:, None] - known
-        sigma, rows = _with_total(frame, asked.a, sums, H)
+        frame, sigma, rows = _with_total(frame, asked.a, sums, H)
         if gates is None:
             # those of the first row are all 1
             gates = gate_columns(np.linalg.svd(rows, full_matrices=False)[0][:, :H])[1:]
+            if gates.shape[1] > H:
+                gates = gates[:, [_open_on_one_side(self.plane, asked.b, g) for g in gates.T]]
             if gates.shape[1] > H:
                 found, plane = gates.shape[1], self.plane.shape[1]
                 counted = {"heads": H}
@@ -459,20 +466,53 @@ def too_few(frame: DirectionMap) -> RefusalError:
     )
 
 
-def _with_total(frame: DirectionMap, offset: Array, sums: Array, H: int) -> tuple[float, Array]:
-    """Find σ; return it with Σ m_h above the rows Σ g_h m_h."""
+def _open_on_one_side(plane: Array, b: Array, gate: Array) -> bool:
+    """Tell whether a gate may be open for query tokens b on one side of a line of the plane."""
+    places = np.linalg.lstsq(plane, b.T, rcond=None)[0].T
+    sides = (2 * gate - 1)[:, None] * np.column_stack([np.ones(len(b)), places])
+    return shortest_within(sides) is not None
+
+
+def _with_total(
+    frame: DirectionMap, offset: Array, sums: Array, H: int
+) -> tuple[DirectionMap, float, Array]:
+    """Find σ, and signs of an RMSNorm; return them with Σ m_h above the rows Σ g_h m_h."""
     span = np.linalg.svd(sums.T, full_matrices=False)[0][:, :H]
-    own, residual = frame.M @ offset, frame.norm.projection @ offset
-    own_out, residual_out = own - span @ (span.T @ own), residual - span @ (span.T @ residual)
-    sigma = float(own_out @ residual_out / (residual_out @ residual_out))
+    own = frame.M @ offset
+    if not frame.norm.takes_mean:
+        frame = _with_signs(frame, offset, own, span)
+    residual = frame.norm.projection @ offset
+    sigma = _along(residual, own, span)[0]
     if abs(sigma) < _RESIDUAL:
         raise Reason.RESIDUAL_UNSEEN.error({"shift": frame.norm.shift})
-    apart = float(np.linalg.norm(own_out - sigma * residual_out) / np.linalg.norm(own_out))
-    if not frame.norm.takes_mean and apart > _SAME_SIGNS:
-        raise Reason.SCALE_OF_BOTH_SIGNS.error(
-            {"shift": frame.norm.shift, "size": 1 / frame.norm.gain}
-        )
-    return sigma, np.vstack([own - sigma * residual, sums])
+    return frame, sigma, np.vstack([own - sigma * residual, sums])
+
+
+def _along(residual: Array, own: Array, span: Array) -> tuple[float, float]:
+    """Return how many times the residual own is but for the span, and what that misses."""
+    own_out, residual_out = (x - span @ (span.T @ x) for x in (own, residual))
+    sigma = float(own_out @ residual_out / (residual_out @ residual_out))
+    return sigma, float(np.linalg.norm(own_out - sigma * residual_out) / np.linalg.norm(own_out))
+
+
+def _with_signs(frame: DirectionMap, offset: Array, own: Array, span: Array) -> DirectionMap:
+    """Return a frame behind an RMSNorm with the signs of γ, up to all of them together."""
+    # in units of u every sign counts alike, however small γ is there
+    gain = frame.norm.gain[:, None]
+    known = gain[:, 0] * own, np.linalg.qr(gain * span)[0]
+    if _along(offset, *known)[1] <= _SIGNS_FIT:
+        return frame
+    columns = np.column_stack([np.ones(len(own)), known[0] / offset, known[1] / offset[:, None]])
+    two_valued = gate_columns(np.linalg.qr(columns / np.linalg.norm(columns, axis=0))[0])
+    signs = [2 * x - 1 for x in two_valued.T]
+    signs = [x for x in signs if _along(x * offset, *known)[1] <= _SIGNS_FIT]
+    if len(signs) == 1:
+        return replace(frame, norm=frame.norm.with_sign(signs[0]))
+    if _along(frame.norm.projection @ offset, own, span)[1] <= _SIGNS_FIT:
+        return frame  # where γ is so small that answers do not tell it is not seen
+    raise Reason.SIGNS_OF_SCALE_UNKNOWN.error(
+        {"shift": frame.norm.shift, "size": 1 / frame.norm.gain}, found=len(signs)
+    )
 
 
 def _drawn(
@@ -489,6 +529,7 @@ def _drawn(
     size = most * (most + 1) / 3 * np.sqrt(r)  # rms of an entry of a query token
     unit = longer * 2.0 ** np.floor(np.log2(_LENGTH / size))
     offset = np.round(size * rng.standard_normal(dim)) * unit
+    offset[offset == 0] = unit  # every sign of γ counts
     none = np.zeros((0, dim))
     return PatternAnswers(GateAnswers(offset, none, none, none), unit * plane, singles)
 

@@ -32,6 +32,7 @@ from unsoftmax.learners.attention_layer.value_answers import (
     leading,
 )
 from unsoftmax.learners.compose import Asking
+from unsoftmax.measure.precision import UNIT
 from unsoftmax.measure.token_map import AnswerNoise, TokenMapAnswers, with_errors
 from unsoftmax.models.arrays import TINY
 from unsoftmax.probes import Array, Copies, Flags, Purpose, Round, Sequences
@@ -420,7 +421,7 @@ class SoftGateReading:
         if theta is None:
             return None
         vectors, _ = answers.vectors(self.layer, theta)
-        alike = _cosines(base.vectors, vectors) + _cosines(near, theta)
+        alike = _alike(base.vectors, vectors) + _alike(near, theta)
         return theta[scipy.optimize.linear_sum_assignment(-alike)[1]]
 
     # -- asking
@@ -500,10 +501,16 @@ class SoftGateReading:
         return float(np.linalg.svd(U, compute_uv=False)[-1]) > _INDEPENDENT
 
 
-def _cosines(rows: Array, others: Array) -> Array:
-    """Return the cosines between rows and other rows; of zeros, 0."""
+def _alike(rows: Array, others: Array) -> Array:
+    """Return how surely rows and other rows are along one line: of zeros, 0.
+
+    −log of about the probability that random ones are as near. What a map of rank 1 makes of two
+    offsets is along one line and of either sign: that tells more than any cosine short of 1.
+    """
     sizes = np.linalg.norm(rows, axis=1)[:, None] * np.linalg.norm(others, axis=1)
-    return np.asarray(rows @ others.T / np.maximum(sizes, TINY))
+    cosines = rows @ others.T / np.maximum(sizes, TINY)
+    sines = np.maximum(1 - cosines**2, UNIT)
+    return np.asarray(-(rows.shape[1] - 1) / 2 * np.log(sines))
 
 
 def _outside(rows: Array, U: Array) -> Array:

@@ -106,9 +106,20 @@ SIGMOIDS_PER_DIM = 6
 # Lines before a target is refused; from the second on kinks are looked at once more, which tells
 # neurons apart whose columns of B are parallel. Limit on the rounds of each; 50 are usual.
 ATTEMPTS, ROUNDS = 3, 1000
-# What says that a layer after a norm bends elsewhere than at hyperplanes.
+# How a search for ReLUs refuses layers that bend elsewhere than at hyperplanes: those that bend so
+# little beside x, or beside a linear part, that the opening does not see how.
 BENDS = tuple(
-    reason.name for reason in (Reason.EPS_DIFFERS, Reason.BENDS_OR_NOISE, Reason.LAYER_IS_SMOOTH)
+    reason.name
+    for reason in (
+        Reason.LAYER_IS_SMOOTH,
+        Reason.EPS_DIFFERS,
+        Reason.BENDS_OR_NOISE,
+        Reason.ANSWERS_JUMP,
+        Reason.BENDS_EVERYWHERE,
+        Reason.TOKENS_SHOW_OTHER_NEURONS,
+        Reason.GROWS_AFTER_NO_NORM,
+        Reason.NEITHER_NORM_FITS,
+    )
 )
 # Answers whose format is coarser take longer steps.
 COARSE = 1e-10
@@ -266,7 +277,7 @@ class FeedForwardLearner(Configured):
     def _bends_everywhere(
         self, opening: TargetOpening, look: OpeningLook, error: ModelMismatch
     ) -> Generator[Round, Answers, bool]:
-        """Tell whether a refused target is smooth.
+        """Tell whether a refused target may be smooth.
 
         Answers of sigmoids are bounded, as those of a layer with a norm, which is tried first.
         """
@@ -275,7 +286,7 @@ class FeedForwardLearner(Configured):
                 yield from opening.measured(look)
             except ModelMismatch as other:
                 error = other
-        return error.reason == Reason.LAYER_IS_SMOOTH.name
+        return error.reason in BENDS
 
     def _smoothly(
         self, look: OpeningLook, checks: int, rng: np.random.Generator
