@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from unsoftmax import errors
 from unsoftmax.campaign.calls import (
     BatchSizes,
     CallEnd,
@@ -39,15 +40,6 @@ from unsoftmax.campaign.watching import (
     Progress,
     Watcher,
     interrupts,
-)
-from unsoftmax.errors import (
-    BudgetExceeded,
-    DimensionRefused,
-    ModelMismatch,
-    NotIdentifiable,
-    OracleError,
-    RetryLater,
-    ServerFailed,
 )
 from unsoftmax.learners.compose import short, within_reach
 from unsoftmax.learners.positions_named import naming_positions
@@ -370,14 +362,14 @@ class Campaign(Scheduler):
             while True:
                 try:
                     answers = self.answer(index, parts)
-                except BudgetExceeded as error:
+                except errors.BudgetExceeded as error:
                     # a refusal that is known is said without the questions that come after it
                     index, parts = index + 1, steps.throw(error)
-                except OracleError as refusal:
+                except errors.OracleError as refusal:
                     told = self._explained(refusal, parts)
                     # unreachable whatever is asked, or not known to be the ledger's target
-                    elsewhere = isinstance(told.__cause__, (OSError, RetryLater))
-                    if isinstance(told.__cause__, ServerFailed):
+                    elsewhere = isinstance(told.__cause__, (OSError, errors.RetryLater))
+                    if isinstance(told.__cause__, errors.ServerFailed):
                         elsewhere = not self._answers_short(parts)
                     if elsewhere or (self.witnesses is not None and self.witnesses.found):
                         raise told from told.__cause__
@@ -389,7 +381,7 @@ class Campaign(Scheduler):
             self._recognise([])
             found: R = end.value
             return found
-        except (NotIdentifiable, ModelMismatch):
+        except (errors.NotIdentifiable, errors.ModelMismatch):
             self._recognise([])
             raise
         finally:
@@ -415,10 +407,10 @@ class Campaign(Scheduler):
                     raise self.spending.exceeded(pending)
         return answers.for_learner(self.ledger.width)
 
-    def _explained(self, refusal: OracleError, parts: Round) -> OracleError:
+    def _explained(self, refusal: errors.OracleError, parts: Round) -> errors.OracleError:
         """Return why a round was refused: for its dimension only if a short token is, too."""
-        said_so = self._lost is None or isinstance(self._lost.result, OracleError)
-        if said_so or not isinstance(refusal, DimensionRefused):
+        said_so = self._lost is None or isinstance(self._lost.result, errors.OracleError)
+        if said_so or not isinstance(refusal, errors.DimensionRefused):
             return refusal
         lost = self._lost
         assert lost is not None
@@ -426,7 +418,7 @@ class Campaign(Scheduler):
             return refusal
         self.fits = True
         explained = self.explain(lost)
-        assert isinstance(explained, OracleError)
+        assert isinstance(explained, errors.OracleError)
         return explained
 
     def _answers_short(self, parts: Round) -> bool:
@@ -434,7 +426,7 @@ class Campaign(Scheduler):
         token = np.full((1, 1, parts[0].dim), _SHORT / np.sqrt(parts[0].dim))
         span = Span(0, 0, 1, Sequences(token, phase="a short token", purpose="pilot"))
         answers = dict[int, Array]()
-        with suppress(OracleError), self.interrupts.held():
+        with suppress(errors.OracleError), self.interrupts.held():
             self.ask_for([span], lambda part, start, y: answers.update({start: y}), None)
         return bool(answers)
 

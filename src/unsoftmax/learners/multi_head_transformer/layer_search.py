@@ -33,6 +33,7 @@ from unsoftmax.learners.multi_head.pole_search import LINE_COPIES, separated
 from unsoftmax.learners.multi_head.reduced_answers import TokenLengths
 from unsoftmax.learners.multi_head.search_outcomes import CoincidentJumps
 from unsoftmax.learners.multi_head.token_search import SoughtHeads
+from unsoftmax.learners.multi_head_transformer import first_cell
 from unsoftmax.learners.multi_head_transformer.cell_values import (
     CHECKS,
     LENGTH,
@@ -41,13 +42,6 @@ from unsoftmax.learners.multi_head_transformer.cell_values import (
     SPARE_CELLS,
     CellReader,
     fewer_unknowns,
-)
-from unsoftmax.learners.multi_head_transformer.first_cell import (
-    FLOAT64,
-    FirstCell,
-    beside_residual,
-    find_heads,
-    open_cell,
 )
 from unsoftmax.learners.multi_head_transformer.neurons_beyond_tokens import (
     cancelling_neurons,
@@ -141,11 +135,11 @@ class LayerSearch:
         wide = cones.widest(len(STARTS))
         x = wide[number % len(wide)]
         share = SHORTER ** max(0, number + 1 - WHOLE_SEARCHES)
-        cell = yield from open_cell(self.hinges, x, share, self.rng)
+        cell = yield from first_cell.open_cell(self.hinges, x, share, self.rng)
         if together:
             found = yield from heads_by_poles(cell, self.sought, self.rng)
         else:
-            found = yield from find_heads(cell, self.sought, STARTS[number], self.rng)
+            found = yield from first_cell.find_heads(cell, self.sought, STARTS[number], self.rng)
         found = found if self.biases else _without_query_biases(found)
         if found.model.H < 2 and cell.residual is None:
             return self._of_one_head(found)
@@ -181,7 +175,7 @@ class LayerSearch:
         steep = self.hinges.steepness
         hidden = max(1.0, terms / (CANCELLING * steep))
         # where heads are read tokens are long: noise of one size counts where they are short again
-        noisy = self.learned.precision.absolute / (FLOAT64 * steep)
+        noisy = self.learned.precision.absolute / (first_cell.FLOAT64 * steep)
         hidden = max(hidden, noisy)
         errors = {
             "W": hidden * largest["W"],
@@ -192,7 +186,7 @@ class LayerSearch:
         return RecoveredTransformer(model, errors, solved.linear, self._notes(found, solved))
 
     def _with_values(
-        self, cell: FirstCell, found: RecoveredHeads, points: Array, together: bool
+        self, cell: first_cell.FirstCell, found: RecoveredHeads, points: Array, together: bool
     ) -> Asking[RecoveredTransformer]:
         first = found.model.v
         if cell.residual is not None:
@@ -329,7 +323,7 @@ def _in_neurons(hinges: NetworkHinges, rest: Array, E: Array, inverse: Array) ->
 
 
 def heads_by_poles(
-    cell: FirstCell, sought: SoughtHeads, rng: np.random.Generator
+    cell: first_cell.FirstCell, sought: SoughtHeads, rng: np.random.Generator
 ) -> Asking[RecoveredHeads]:
     """Find the heads of a cell: W_h and w_h of the layer, v_h of the cell.
 
@@ -342,12 +336,12 @@ def heads_by_poles(
     b = max(BEYOND_BIASES * reach, LEAST_RADIUS / cell.share) * cell.x
     steps = _around(cell, b, sought, rng)
     if cell.residual is not None:
-        steps = beside_residual(steps, cell.residual)
+        steps = first_cell.beside_residual(steps, cell.residual)
     return (yield from steps)
 
 
 def _around(
-    cell: FirstCell, b: Array, sought: SoughtHeads, rng: np.random.Generator
+    cell: first_cell.FirstCell, b: Array, sought: SoughtHeads, rng: np.random.Generator
 ) -> Asking[RecoveredHeads]:
     length = float(np.linalg.norm(b))
     seen = (yield from cell.at_length(length)).seen

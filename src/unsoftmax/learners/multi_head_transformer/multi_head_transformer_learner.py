@@ -36,14 +36,9 @@ from unsoftmax.learners.compose import Asking, as_planned, named
 from unsoftmax.learners.multi_head.pole_search import POLE_LENGTHS, pole_cost
 from unsoftmax.learners.multi_head.search_outcomes import ENDINGS
 from unsoftmax.learners.multi_head.token_search import SoughtHeads
+from unsoftmax.learners.multi_head_transformer import layer_evidence
 from unsoftmax.learners.multi_head_transformer.cell_values import CHECKS
 from unsoftmax.learners.multi_head_transformer.first_cell import HEADS, NothingPooled
-from unsoftmax.learners.multi_head_transformer.layer_evidence import (
-    SIDES,
-    LayerLook,
-    conclude_layer,
-    first_look,
-)
 from unsoftmax.learners.multi_head_transformer.layer_polish import LARGEST, SPARE, polished_layer
 from unsoftmax.learners.multi_head_transformer.layer_search import (
     BY_POLES,
@@ -175,7 +170,7 @@ class MultiHeadTransformerLearner(Configured):
         cells = (m + 1) * ((H + 1) * d + CHECKS + 1)
         tries = sum(1 for _ in self._searches())
         one = TIMES * (H * d * (d + 3) + cells) + PER_HEAD * (H + 1) + 16 * d
-        one += int(SPARE * LARGEST) + 2 * len(SIDES) * m
+        one += int(SPARE * LARGEST) + 2 * len(layer_evidence.SIDES) * m
         beside = RAYS * (POINTS + 7) * (BY_POLES + 1) + CANCELLING_AT_MOST
         poles = pole_cost(H, d, True, LINES)
         cost = (
@@ -219,7 +214,7 @@ class MultiHeadTransformerLearner(Configured):
             raise self._too_coarse(precision, learned)
         opening = [(held.opening.X, held.answers)]
         layer = yield from self._layer(learned, hinges, opening, rng)
-        return (yield from conclude_layer(layer, learned, held, rng))
+        return (yield from layer_evidence.conclude_layer(layer, learned, held, rng))
 
     def _layer(
         self,
@@ -300,9 +295,9 @@ class MultiHeadTransformerLearner(Configured):
         learned: LearnedNetwork,
         answered: list[Answered],
         rng: np.random.Generator,
-    ) -> Asking[tuple[RecoveredTransformer, LayerLook]]:
+    ) -> Asking[tuple[RecoveredTransformer, layer_evidence.LayerLook]]:
         """Compare a layer with fresh answers; polish it where that is wanted or needed."""
-        seen = yield from first_look(layer, learned, answered, rng)
+        seen = yield from layer_evidence.first_look(layer, learned, answered, rng)
         missed = seen.judgement.evidence.max_residual
         vague = layer.vagueness > VAGUE or missed > PRECISE
         wanted = self.polish or seen.judgement.refuses or vague
@@ -310,7 +305,7 @@ class MultiHeadTransformerLearner(Configured):
             return layer, seen
         better = yield from polished_layer(layer, learned, bool(self.biases), rng)
         if better is not None:
-            again = yield from first_look(better, learned, seen.answered, rng)
+            again = yield from layer_evidence.first_look(better, learned, seen.answered, rng)
             if seen.judgement.refuses or not again.judgement.refuses:
                 return better, again
         note = "Polishing the layer gained nothing, or it has too many parameters for it."

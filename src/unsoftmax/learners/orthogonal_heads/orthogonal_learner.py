@@ -55,14 +55,9 @@ from unsoftmax.protocol import Certificate, Evidence, Found, Plan, Steps, as_arr
 from unsoftmax.refusals import Reason
 from unsoftmax.theory.costs import Cost
 from unsoftmax.theory.information import score_gradient
+from unsoftmax.validate import long_sequences
 from unsoftmax.validate.head_comparison import UNBOUNDED, score_shift, sum_rounding
 from unsoftmax.validate.judge import Residuals, fresh_answers, judge
-from unsoftmax.validate.long_sequences import (
-    LongSequenceTuning,
-    LongTokens,
-    draw_long,
-    looked_at,
-)
 from unsoftmax.validate.sequences import by_length
 
 # -- The hold-out of heads in orthogonal subspaces: fresh sequences over all of R^d.
@@ -102,7 +97,7 @@ NOTHING = 1e-12
 # head.
 MOST_SHARE = 0.3
 # The long sequences.
-LONG = LongSequenceTuning()
+LONG = long_sequences.LongSequenceTuning()
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +194,7 @@ def judged(
             f"{' like these' * (H > 1)}: ExactHead learns a single head, MultiHeadLearner heads in "
             "any position",
         )
-    return judgement.evidence, looked_at(found.model, answered, long)
+    return judgement.evidence, long_sequences.looked_at(found.model, answered, long)
 
 
 def _scored(found: BoundedHeads) -> list[int]:
@@ -228,7 +223,7 @@ def _drawn(
         logit = np.sqrt(np.mean((u @ offsets.T) ** 2, axis=1)).max(initial=0.0)
         return np.asarray(np.sqrt(wanted / logit) * X if logit else X)
 
-    long = draw_long(model, count, rng, scaled, LONG)
+    long = long_sequences.draw_long(model, count, rng, scaled, LONG)
 
     def ordinary(n: int) -> Array:
         x = rng.standard_normal((LENGTHS[n % len(LENGTHS)], d)) / np.sqrt(d)
@@ -242,7 +237,7 @@ def _drawn(
         known = found.compared(X[None], model(X[None]), precision)[1][:, scored]
         return bool(off <= MOST_OPEN and np.all(known))
 
-    short = LongTokens(model, tells).among(count - len(long), rng, ordinary)
+    short = long_sequences.LongTokens(model, tells).among(count - len(long), rng, ordinary)
     return by_length(short, "hold-out, closing"), by_length(long, "hold-out, long")
 
 

@@ -42,6 +42,7 @@ from unsoftmax.learners.settings import (
     rank_up_to,
     whole_number,
 )
+from unsoftmax.learners.single_head import distances
 from unsoftmax.learners.single_head.column_space import (
     ILL_CONDITIONED,
     LowRankProbes,
@@ -51,12 +52,6 @@ from unsoftmax.learners.single_head.column_space import (
     independent,
 )
 from unsoftmax.learners.single_head.conclusion import MOST_UNEXPLAINED, conclude
-from unsoftmax.learners.single_head.distances import (
-    POSITION_GAIN,
-    PositionedReading,
-    StepAnswers,
-    ask_spaced,
-)
 from unsoftmax.learners.single_head.factored_reading import (
     FactoredReading,
     ZeroReading,
@@ -275,13 +270,13 @@ class LowRankHead(Configured):
 
     def _read(
         self, values: Values, rng: np.random.Generator
-    ) -> Asking[FactoredReading | ZeroReading | PositionedReading]:
+    ) -> Asking[FactoredReading | ZeroReading | distances.PositionedReading]:
         """Read columns, then rows, and join them; with positions at two distances."""
         noisy, (turns, given) = self.tolerance is not None, self._positions()
         Z, T = offsets.balanced(values.v, rng, DENSE_GRID), offsets.rotation(self.dim, rng)
         if self.rank == 0:
             return ZeroReading(values, _unseen)
-        gain = POSITION_GAIN if turns else GAIN
+        gain = distances.POSITION_GAIN if turns else GAIN
         split = amplified(gain) if noisy or turns else even
         probes = LowRankProbes(values, Z, T, split, bool(self.biases))
         if turns and self.biases:
@@ -306,14 +301,14 @@ class LowRankHead(Configured):
 
     def _read_farther(
         self, probes: LowRankProbes, columns: SpanningColumns, near: FactoredReading
-    ) -> Asking[PositionedReading]:
+    ) -> Asking[distances.PositionedReading]:
         """Read W(2) where W(1) says how planes turn: r offsets in its range, r query tokens."""
         tokens = probes.T.rows[columns.tokens]
         scales = probes.split(columns.grid.common_scale())
-        spaced = yield from ask_spaced(near.skeleton.rows, tokens, *scales)
-        read, given = partial(StepAnswers.assuming, near, spaced), self._positions()[1]
+        spaced = yield from distances.ask_spaced(near.skeleton.rows, tokens, *scales)
+        read, given = partial(distances.StepAnswers.assuming, near, spaced), self._positions()[1]
         try:
-            head = PositionedReading.of(near.values, read, given, False)
+            head = distances.PositionedReading.of(near.values, read, given, False)
         except NotIdentifiable as refused:
             raise reworded(
                 refused,

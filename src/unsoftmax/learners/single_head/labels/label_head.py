@@ -35,15 +35,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from unsoftmax.learners.settings import Configured, one_of, positive, whole_number
-from unsoftmax.learners.single_head.labels.bisection import (
-    HIGHEST_OCTAVE,
-    ScaledBrackets,
-    TokenPairs,
-    bisect_all,
-    find_threshold_scale,
-    first_ratios,
-    read_labels,
-)
+from unsoftmax.learners.single_head.labels import bisection
 from unsoftmax.learners.single_head.labels.flips import LENGTHS, LONG, conclude_labels
 from unsoftmax.learners.single_head.labels.proved_head import ProvedHead, refuse_scale
 from unsoftmax.learners.single_head.labels.sphere_average import (
@@ -288,19 +280,19 @@ def learn_by_bisection(dim: int, bits: int, checks: int, seed: int) -> Steps[Sin
     rng = np.random.default_rng(seed)
     opening = sequences.opening(dim, checks // 4, rng)
     singles = Singles(UnitVectors(dim), phase="signs of v", purpose="data")
-    opened, positive = read_labels((yield [opening, singles]))
+    opened, positive = bisection.read_labels((yield [opening, singles]))
     signs = np.where(positive, 1.0, -1.0)
-    ratios = yield from first_ratios(signs, opened, TINY, GROUP)
+    ratios = yield from bisection.first_ratios(signs, opened, TINY, GROUP)
 
     v = ratios.value()
-    pairs = TokenPairs.balanced(v, rng)
-    pilots, octave = yield from find_threshold_scale(pairs, v, rng)
-    logits = ScaledBrackets.of(len(pairs), 2.0**octave)
+    pairs = bisection.TokenPairs.balanced(v, rng)
+    pilots, octave = yield from bisection.find_threshold_scale(pairs, v, rng)
+    logits = bisection.ScaledBrackets.of(len(pairs), 2.0**octave)
     spare = label_head_again(dim) // FIRST_BITS
-    yield from bisect_all(pairs, logits, ratios, bits, spare)
+    yield from bisection.bisect_all(pairs, logits, ratios, bits, spare)
 
     found = ProvedHead.of(pairs, logits, ratios)
-    if octave < HIGHEST_OCTAVE:
+    if octave < bisection.HIGHEST_OCTAVE:
         refuse_scale(found, pilots, 2.0**octave)
     before, ends = (opening.X, opened.astype(np.float64)), found.end_checks()
     certificate, evidence = yield from conclude_labels(
