@@ -5,8 +5,6 @@ these; `us.oracles.within` takes their word. What changes from call to call ("al
 allowed, too.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

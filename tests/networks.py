@@ -1,7 +1,5 @@
 """ReLU networks that tests recover: random ones, trained-like ones, hostile ones."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

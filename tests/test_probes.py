@@ -1,7 +1,5 @@
 """Probes: slices of a whole that is never made, determined by a small design."""
 
-from __future__ import annotations
-
 import dataclasses
 import tracemalloc
 from typing import Any

@@ -1,7 +1,5 @@
 """Certificates of close heads hold, with biases that are tiny beside W as well."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

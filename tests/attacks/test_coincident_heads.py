@@ -4,8 +4,6 @@ W beside cW, rank-one heads in one column space, (W, v) beside (−W, v), heads 
 Each recovery is within its certificate, or refused by name; equal heads stay one.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from typing import Any

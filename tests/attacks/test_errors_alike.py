@@ -4,8 +4,6 @@ Noise is drawn as a normal number for every answer and every coordinate; these a
 written in plain NumPy.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What real endpoints serve is recovered or refused in words: stored weights, short floats."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from typing import Any

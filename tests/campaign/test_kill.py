@@ -1,7 +1,5 @@
 """Kill -9: what was recorded is never asked again, and the result is the uninterrupted one."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 

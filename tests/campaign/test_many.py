@@ -1,7 +1,5 @@
 """Many targets: a ledger for each, and one table."""
 
-from __future__ import annotations
-
 from concurrent.futures import Future
 from typing import Any
 

@@ -4,8 +4,6 @@ Costs are counted on the oracle's side. A batch that is put off is not counted a
 the oracle says so by raising RetryLater.
 """
 
-from __future__ import annotations
-
 import pickle
 import signal
 import threading

@@ -1,7 +1,5 @@
 """Commands with --out, and what they leave to be read; `unsoftmax report`."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

@@ -1,7 +1,5 @@
 """Figures: what they say is what is so."""
 
-from __future__ import annotations
-
 import io
 import sys
 

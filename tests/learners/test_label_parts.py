@@ -1,7 +1,5 @@
 """Parts of the label learner by hand: the hold-out at flips, ratios, the scale, the end checks."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """The steps of the learner of ReLU networks, each by hand on a function that is known."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

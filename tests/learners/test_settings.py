@@ -4,8 +4,6 @@ The settings are a ledger's identity: they may not change by how a number was wr
 change with every knob that changes the probes.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import json

@@ -1,7 +1,5 @@
 """Bisection on made-up thresholds: a bit per label, restarts at smaller scales, wrong answers."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

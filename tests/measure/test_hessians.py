@@ -1,7 +1,5 @@
 """A(b) of a sum of heads, from answers that are computed here: no oracle, no learner."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Intervals of logits under every sign of every error: the truth is inside, and not by much."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

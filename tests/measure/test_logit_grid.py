@@ -3,8 +3,6 @@
 Answers are computed from M = z·(W b) itself, so that a reading has a truth to be held against.
 """
 
-from __future__ import annotations
-
 import contextlib
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Directions of answers behind a LayerNorm, each with one unknown scale."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Where labels flip, and bounds on it: against exact arithmetic and against random errors."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Attention on arrays: softmax at the ends of float64, derivatives, and bounds that are kept."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A layer against its definition, in factors and whole; files, pickles, and what does not fit."""
 
-from __future__ import annotations
-
 import tracemalloc
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Which ReLU networks compute the same function: flips, merges, scales, and what differs."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """One network: the forward map against a loop, arrays that never change, arguments refused."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Several heads with rotary positions: what they answer, which are equal, and files."""
 
-from __future__ import annotations
-
 import pickle
 from typing import Any
 

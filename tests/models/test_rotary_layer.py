@@ -1,7 +1,5 @@
 """Layers with rotary positions: what they answer, which are equal, files, projections."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

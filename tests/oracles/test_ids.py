@@ -1,7 +1,5 @@
 """Oracles of ids: what they are asked, and who is refused before anything is paid."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

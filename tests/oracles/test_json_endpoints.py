@@ -1,7 +1,5 @@
 """Endpoints of no protocol: JSON by a template, a pace, and numbers in bfloat16."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """A real MLServer on loopback, serving the head of examples/mlserver."""
 
-from __future__ import annotations
-
 import shutil
 
 import numpy as np

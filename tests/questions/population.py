@@ -1,7 +1,5 @@
 """Random targets of every class that an audit names, and of none: what they are is known here."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """`us.defend`: what attacks get of defended services, what defences cost, what is recommended."""
 
-from __future__ import annotations
-
 import json
 import textwrap
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The page: all that the files say, nothing that they could do, and small."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

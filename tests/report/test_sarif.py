@@ -1,7 +1,5 @@
 """SARIF files: of the schema, one rule for each outcome, and what an exit status says as well."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Windows of columns, and readings that are off along some of them."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

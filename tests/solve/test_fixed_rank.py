@@ -4,8 +4,6 @@ W of rank r is measured along Gaussian pairs, each reading off by all that it ma
 least-squares fit among matrices of that rank, or any matrix near W.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

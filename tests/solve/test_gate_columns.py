@@ -1,7 +1,5 @@
 """Columns of zeros and ones in a span, without a layer."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

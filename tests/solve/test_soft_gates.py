@@ -1,7 +1,5 @@
 """Gates between 0 and 1 in a span, without a layer."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Planes that a matrix turns, from exact and from slightly wrong matrices."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -4,8 +4,6 @@ Ground truth is built here and never shown to the learner. The oracles of `tests
 it, and choose the sign of every error against the learner.
 """
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 from typing import Any

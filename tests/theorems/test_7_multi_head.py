@@ -1,7 +1,5 @@
 """Section 7, several heads: all of them, from one number per query, about a query a parameter."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 

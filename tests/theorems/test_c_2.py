@@ -3,8 +3,6 @@
 The learner sees answers alone; subspaces and heads are drawn here.
 """
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

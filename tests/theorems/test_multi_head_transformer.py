@@ -1,7 +1,5 @@
 """Several heads before a ReLU network, from scalar values: heads, first layers, and their price."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """One head with rotary positions: counts, accuracy, certificates, and what is refused."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Several heads with rotary positions, with biases or without: counts, certificates, refusals."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

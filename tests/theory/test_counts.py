@@ -1,7 +1,5 @@
 """The counts that theorems promise are the numbers of parameters there are."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

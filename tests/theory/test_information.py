@@ -1,7 +1,5 @@
 """The Jacobian against finite differences; the bound against an estimate that reaches it."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

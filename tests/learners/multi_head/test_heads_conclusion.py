@@ -1,7 +1,5 @@
 """Fresh sequences, corrections and certificates of heads that are given, right or wrong."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

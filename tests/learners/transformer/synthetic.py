@@ -1,7 +1,5 @@
 """Networks with known errors, and answers along segments, without an oracle."""
 
-from __future__ import annotations
-
 import numpy as np
 
 import unsoftmax as us

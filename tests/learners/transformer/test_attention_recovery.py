@@ -1,7 +1,5 @@
 """The attention before a known network, step by step, the generator driven by hand."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The end of a Transformer's learner: sequences that tell, and what their answers may be off by."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

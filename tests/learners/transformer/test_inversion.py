@@ -1,7 +1,5 @@
 """Answers → places of pooled tokens → logits: errors in, errors out, within the bounds."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
