@@ -4,8 +4,6 @@
 of it one minor release after it got there.
 """
 
-from __future__ import annotations
-
 import functools
 import warnings
 from collections.abc import Mapping

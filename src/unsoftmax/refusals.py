@@ -6,8 +6,6 @@ name as its ``reason``, for programs that treat reasons differently; sentences m
 Numbers in a sentence are named, and given where it is raised.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from enum import Enum, unique
 from typing import Any

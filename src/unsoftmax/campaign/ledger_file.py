@@ -4,8 +4,6 @@ What is no ledger, or cannot be used as one, is left byte for byte as it was fou
 that is open belongs to one run: no other process, and no other run of this process, gets in.
 """
 
-from __future__ import annotations
-
 import os
 import secrets
 import sqlite3

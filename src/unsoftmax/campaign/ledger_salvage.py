@@ -6,8 +6,6 @@ is booked as in doubt, so that it never shrinks. What is missing is asked again 
 goes on with the copy.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -3,8 +3,6 @@
 A recovered model is drawn beside the true one, where that is known.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

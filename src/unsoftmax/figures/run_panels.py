@@ -1,7 +1,5 @@
 """How a run went, how sure its result is, and how well it predicts fresh answers."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any

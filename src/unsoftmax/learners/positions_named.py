@@ -9,8 +9,6 @@ It may not know why a learner has refused. Where tokens may change places the re
 is, and so it does where these questions are not answered, or are beyond a budget.
 """
 
-from __future__ import annotations
-
 from collections.abc import Generator
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias

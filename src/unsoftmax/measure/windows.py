@@ -10,8 +10,6 @@ are pushed away from the other heads' hyperplanes, so that moderate T_i saturate
 heads stay open and are subtracted. Choosing windows takes no queries.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import numpy as np

@@ -13,8 +13,6 @@ is a Möbius function of n, which keeps cross-ratios; vectors of H heads are sum
 the target cuts them. How long they may be is bisected, as where they are refused.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

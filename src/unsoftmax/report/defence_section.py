@@ -3,8 +3,6 @@
 Its curves show what the best attack gets, by loss and by strength.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ at a token x it grows with the height ‖(x/λ, 1)‖ of the lift (‖x‖ witho
 certificate is |ĝ(x) − g(x)| ≤ constant + slope·‖x‖, and misses are judged relative to the height.
 """
 
-from __future__ import annotations
-
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import Self

@@ -12,8 +12,6 @@ anew where cells are wide, at last all of them.
     three times more than before      undo that, and sweep what is left again
 """
 
-from __future__ import annotations
-
 from collections.abc import Generator
 from dataclasses import dataclass, replace
 

@@ -16,8 +16,6 @@ several tokens do. Where the hold-out asks too few of these first, float64 is as
 answers that W is read from tell (`Values.reread`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial

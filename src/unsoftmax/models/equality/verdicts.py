@@ -12,8 +12,6 @@ With a tolerance heads are matched by their scores at the least cost in all; all
 count as one block, in which a head without a partner differs by its values.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import fields, is_dataclass, replace

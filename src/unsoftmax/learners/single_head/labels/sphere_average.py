@@ -11,8 +11,6 @@ R·v. Difference from the paper: a hold-out. Needs all |v_i| ≥ μ, and ends fo
 error only.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
