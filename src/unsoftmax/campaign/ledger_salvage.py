@@ -19,21 +19,8 @@ from typing import Any
 
 import numpy as np
 
+from unsoftmax.campaign import ledger_file
 from unsoftmax.campaign.fingerprint import FEWEST
-from unsoftmax.campaign.ledger_file import (
-    alone,
-    close_unchanged,
-    connect,
-    create,
-    empty,
-    in_memory,
-    in_use,
-    problems,
-    real_path,
-    restore,
-    unread,
-    wal_of,
-)
 from unsoftmax.campaign.ledger_format import SQLITE_FAILURES, Totals, columns, insertion
 from unsoftmax.campaign.ledger_health import (
     Row,
@@ -108,7 +95,7 @@ def summary(path: str | os.PathLike[str]) -> LedgerSummary:
     LedgerError
         It is no ledger, is in use, or no sound row is left in it.
     """
-    file = real_path(path)
+    file = ledger_file.real_path(path)
     with _reading(file) as (db, damage):
         return _summary(_sums(db, file), damage)
 
@@ -121,11 +108,11 @@ def salvage(path: str | os.PathLike[str], new: str | os.PathLike[str]) -> Ledger
     LedgerError
         The ledger cannot be read, or ``new`` exists or cannot be made.
     """
-    file, copy = real_path(path), Path(new)
-    with _reading(file) as (db, _), empty() as into:
+    file, copy = ledger_file.real_path(path), Path(new)
+    with _reading(file) as (db, _), ledger_file.empty() as into:
         _copy(db, into, _sums(db, file))
         # all or nothing: a copy of half of it would look sound
-        if not create(copy, into):
+        if not ledger_file.create(copy, into):
             raise LedgerError(f"{copy} exists: name a new file to copy into.")
     return summary(copy)
 
@@ -136,12 +123,14 @@ def _reading(file: Path) -> Iterator[tuple[sqlite3.Connection, list[str]]]:
     try:
         main, wal, error = _files(file)
     except OSError as failure:
-        raise unread(file, failure) from failure
-    with empty() as db:
+        raise ledger_file.unread(file, failure) from failure
+    with ledger_file.empty() as db:
         found = images(main, wal or b"", db.serialize())
     best = next(found)
-    with in_memory(best) as db:
-        damage = list(error.why) if error else problems(db, file, has_wal=wal is not None)
+    with ledger_file.in_memory(best) as db:
+        damage = (
+            list(error.why) if error else ledger_file.problems(db, file, has_wal=wal is not None)
+        )
         if error and is_newer(db):
             raise error
     if damage:
@@ -150,7 +139,7 @@ def _reading(file: Path) -> Iterator[tuple[sqlite3.Connection, list[str]]]:
         raise LedgerError(
             f"{file} holds no sound row of a ledger ({error.why[0]}): nothing can be salvaged."
         ) from error
-    with in_memory(best) as db:
+    with ledger_file.in_memory(best) as db:
         yield db, damage
 
 
@@ -159,13 +148,17 @@ def _files(file: Path) -> tuple[bytes, bytes | None, UnreadableLedger | None]:
     if not any(path.exists() for path in (file, *beside(file))):
         raise LedgerError(f"There is no ledger at {file}.")
     if not file.exists():
-        return b"", wal_of(file), UnreadableLedger(f"{file} is missing.", "it is missing")
+        return (
+            b"",
+            ledger_file.wal_of(file),
+            UnreadableLedger(f"{file} is missing.", "it is missing"),
+        )
     try:
         # the stream first: as soon as it is closed, the lock ends
-        with alone(file) as wal, file.open("rb") as stream, _unchanged(file, wal):
+        with ledger_file.alone(file) as wal, file.open("rb") as stream, _unchanged(file, wal):
             return stream.read(), wal, None
     except UnreadableLedger as error:
-        return file.read_bytes(), wal_of(file), error
+        return file.read_bytes(), ledger_file.wal_of(file), error
 
 
 @contextmanager
@@ -173,19 +166,19 @@ def _unchanged(file: Path, wal: bytes | None) -> Iterator[None]:
     """Keep a ledger from being written: by a lock, or where that needs a file, by looking."""
     if writable(file) and writable(file.parent):
         try:
-            with closing(connect(file)) as db:
+            with closing(ledger_file.connect(file)) as db:
                 try:
                     yield
                 finally:
-                    close_unchanged(db)
+                    ledger_file.close_unchanged(db)
         finally:
-            restore(file, wal)
+            ledger_file.restore(file, wal)
         return
     paths = [path for path in (file, *beside(file)) if path.exists()]
     before = [_state(path) for path in paths]
     yield
     if [_state(path) for path in paths] != before:
-        raise in_use(file)
+        raise ledger_file.in_use(file)
 
 
 def _state(path: Path) -> tuple[int, int]:
@@ -196,7 +189,7 @@ def _state(path: Path) -> tuple[int, int]:
 def _sound_rows(image: bytes, file: Path) -> tuple[int, ...]:
     """Count what is sound in an image, answers first; nothing where SQLite cannot read it."""
     try:
-        with in_memory(image) as db:
+        with ledger_file.in_memory(image) as db:
             sums = _sums(db, file)
     except SQLITE_FAILURES:
         return ()

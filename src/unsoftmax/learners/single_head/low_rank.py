@@ -31,15 +31,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from unsoftmax.errors import NotIdentifiable
+from unsoftmax.learners import settings
 from unsoftmax.learners.compose import Asking
-from unsoftmax.learners.settings import (
-    Configured,
-    flag,
-    given_frequencies,
-    positive,
-    rank_up_to,
-    whole_number,
-)
 from unsoftmax.learners.single_head import distances
 from unsoftmax.learners.single_head.column_space import (
     ILL_CONDITIONED,
@@ -95,7 +88,7 @@ LARGEST_OPENING, FEW_SEE = 64.0, 2.0**10
 
 
 @dataclass(frozen=True, slots=True)
-class LowRankHead(Configured):
+class LowRankHead(settings.Configured):
     """Learn a single head of low rank from as many exact values as it has parameters.
 
     Parameters
@@ -171,24 +164,24 @@ class LowRankHead(Configured):
     revision: ClassVar[int] = 9
 
     def __post_init__(self) -> None:
-        whole_number("dim", self.dim, 1)
-        whole_number("seed", self.seed, 0)
-        flag("biases", self.biases)
+        settings.whole_number("dim", self.dim, 1)
+        settings.whole_number("seed", self.seed, 0)
+        settings.flag("biases", self.biases)
         if self.rank is not None:
-            rank_up_to(self.dim, self.rank, 0)
+            settings.rank_up_to(self.dim, self.rank, 0)
         if self.tolerance is not None:
-            positive("tolerance", self.tolerance)
+            settings.positive("tolerance", self.tolerance)
         rank = None if self.rank is None else int(self.rank)
-        turns, _ = given_frequencies(self.rotary, self.rotary_base, rank)
+        turns, _ = settings.given_frequencies(self.rotary, self.rotary_base, rank)
         if turns and self.biases and not rank:
             raise ValueError("rank must be given, 1 or more, beside rotary and biases.")
         if turns and rank is not None:
-            whole_number("rank", rank, 1)
+            settings.whole_number("rank", rank, 1)
         if turns and self.tolerance is not None:
             raise ValueError("tolerance is not taken beside rotary, which needs exact values.")
         if self.table is not None:
             object.__setattr__(self, "table", TokenTable.of(self.table, int(self.dim)))
-            whole_number("context", self.context, 2)
+            settings.whole_number("context", self.context, 2)
             if turns or self.tolerance is not None:
                 raise ValueError("rotary and tolerance are not taken beside table.")
 
@@ -264,7 +257,7 @@ class LowRankHead(Configured):
     def _positions(self) -> tuple[bool, Rotary | None]:
         """Say whether there are positions, and their frequencies where these are given."""
         rank = None if self.rank is None else int(self.rank)
-        return given_frequencies(self.rotary, self.rotary_base, rank)
+        return settings.given_frequencies(self.rotary, self.rotary_base, rank)
 
     def _read(
         self, values: Values, rng: np.random.Generator
