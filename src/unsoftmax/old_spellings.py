@@ -42,7 +42,7 @@ OLD: Mapping[str, tuple[Old, ...]] = {
         Old("profile", "polish", str, _PROFILES),
         Old("polish", "polish", str, _PROFILES),
         Old("max_heads", "max_heads", int, {None: 64}),
-    ),
+    )
 }
 """The old spellings of each learner's settings."""
 

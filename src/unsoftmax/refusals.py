@@ -865,7 +865,7 @@ class Reason(Enum):
     )
     NEITHER_NORM_FITS = _mismatch(
         "Answers do not grow with tokens, as where a norm is before a layer or behind it. With "
-        'norm="{first}": {error} With norm="{second}": {other}',
+        'norm="{first}": {error} With norm="{second}": {other}'
     )
     NEITHER_BENT_NOR_SMOOTH = _mismatch("As a layer of ReLUs: {bent} As a smooth one: {smooth}")
     SMOOTH_NEITHER_WAY = _mismatch("{first}: {one} {second}: {other}")

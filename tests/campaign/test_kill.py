@@ -7,15 +7,7 @@ import numpy as np
 import pytest
 
 import unsoftmax as us
-from tests.campaign.lives import (
-    Ghosts,
-    Life,
-    Remote,
-    Served,
-    account,
-    one_by_one,
-    same_bits,
-)
+from tests.campaign.lives import Ghosts, Life, Remote, Served, account, one_by_one, same_bits
 from tests.vector_learners import LinearMap, LinearModel
 
 FINGERPRINT = 8

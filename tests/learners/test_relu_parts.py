@@ -10,11 +10,7 @@ from unsoftmax.learners.relu_network import lifted_target, network_search
 from unsoftmax.learners.relu_network.claims import NetworkClaim
 from unsoftmax.learners.relu_network.far_neurons import SplitForm
 from unsoftmax.learners.relu_network.lift import Circle, Lift, PiecewiseLinear
-from unsoftmax.learners.relu_network.lifted_target import (
-    LiftedTarget,
-    NoiseLevel,
-    TargetLift,
-)
+from unsoftmax.learners.relu_network.lifted_target import LiftedTarget, NoiseLevel, TargetLift
 from unsoftmax.learners.relu_network.network_search import NetworkSearch
 from unsoftmax.learners.relu_network.wide_cells import WalkedForm
 

@@ -4,9 +4,7 @@ import numpy as np
 import pytest
 
 import unsoftmax as us
-from unsoftmax.learners.single_head.labels.bisection import (
-    read_labels,
-)
+from unsoftmax.learners.single_head.labels.bisection import read_labels
 
 
 def test_labels_are_ones_and_zeros_or_minus_ones():

@@ -6,10 +6,7 @@ import numpy as np
 import pytest
 from scipy.special import expit
 
-from unsoftmax.learners.single_head.approximate.passes import (
-    Pass,
-    read_intervals,
-)
+from unsoftmax.learners.single_head.approximate.passes import Pass, read_intervals
 from unsoftmax.measure.precision import Precision
 from unsoftmax.measure.single_tokens import Values
 from unsoftmax.measure.two_tokens import TwoTokenAnswers, Vectors

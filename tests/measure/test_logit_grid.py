@@ -10,11 +10,7 @@ import pytest
 from scipy.special import expit
 
 import unsoftmax as us
-from unsoftmax.measure.logit_grid import (
-    LogitGrid,
-    free,
-    measure,
-)
+from unsoftmax.measure.logit_grid import LogitGrid, free, measure
 from unsoftmax.measure.precision import Precision
 from unsoftmax.measure.single_tokens import Values
 from unsoftmax.probes import Grid, Pairs, Probes

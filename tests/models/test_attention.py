@@ -6,10 +6,7 @@ import numpy as np
 import pytest
 
 import unsoftmax as us
-from unsoftmax.models.attention import (
-    largest_mean_shift,
-    softmax,
-)
+from unsoftmax.models.attention import largest_mean_shift, softmax
 
 INF = np.inf
 

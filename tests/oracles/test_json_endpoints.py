@@ -40,13 +40,7 @@ def test_numbers_are_found_at_every_path(steps, seed):
 
 @pytest.mark.parametrize(
     "wrong",
-    [
-        '{"inputs": "{X}"}',
-        '{"a": {X}, "b": {x}}',
-        '{"a": {X}, "b": {X}}',
-        '{"a": {X}',
-        '{"a": 1}',
-    ],
+    ['{"inputs": "{X}"}', '{"a": {X}, "b": {x}}', '{"a": {X}, "b": {X}}', '{"a": {X}', '{"a": 1}'],
 )
 def test_what_is_no_request_is_refused_before_anything_is_sent(wrong):
     with pytest.raises(ValueError, match="once where numbers go"):

@@ -183,11 +183,7 @@ def positional(rng: Any, d: int) -> Secret:
         return np.einsum("bn,bnd,d->b", weights(scores), X, model.v)
 
     steps = rng.standard_normal((512, d))
-    kinds = (
-        lambda X: model(X[:, -width:]),
-        alibi,
-        lambda X: model(X + steps[: X.shape[1]]),
-    )
+    kinds = (lambda X: model(X[:, -width:]), alibi, lambda X: model(X + steps[: X.shape[1]]))
     return Secret("position-dependent", "position-dependent", kinds[kind], d)
 
 

@@ -36,14 +36,7 @@ SCHEMA = {
                 {
                     "ruleId": str,
                     "ruleIndex": int,
-                    "kind": {
-                        "notApplicable",
-                        "pass",
-                        "fail",
-                        "review",
-                        "open",
-                        "informational",
-                    },
+                    "kind": {"notApplicable", "pass", "fail", "review", "open", "informational"},
                     "level": {"none", "note", "warning", "error"},
                     "message!": {"text": str},
                     "locations": [

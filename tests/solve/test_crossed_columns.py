@@ -5,10 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from unsoftmax.learners.feed_forward.line_cells import (
-    WindowChain,
-    WindowColumns,
-)
+from unsoftmax.learners.feed_forward.line_cells import WindowChain, WindowColumns
 
 
 def chain(width, sizes, seed):

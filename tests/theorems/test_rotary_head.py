@@ -8,12 +8,7 @@ import pytest
 
 import unsoftmax as us
 from tests.nearly_rotary import nearly_rotary
-from tests.rotary_heads import (
-    longest_miss,
-    rotary_head,
-    scores_apart,
-    within_bounds,
-)
+from tests.rotary_heads import longest_miss, rotary_head, scores_apart, within_bounds
 from tests.truth import Counted, hidden
 
 NEAR = range(21)

@@ -37,8 +37,7 @@ def audit(
         typer.Option(min=2, help="Number of ids, where TARGET takes ids and does not say it."),
     ] = None,
     table: Annotated[
-        Path | None,
-        typer.Option(help="Vectors of ids (V, d), where they are known: an .npy file."),
+        Path | None, typer.Option(help="Vectors of ids (V, d), where they are known: an .npy file.")
     ] = None,
     context: Annotated[
         int, typer.Option(min=2, help="Most ids of a sequence that are asked.")

@@ -109,13 +109,7 @@ def defend(
 
 
 def _kept(
-    known: Any,
-    result: us.DefenceComparison,
-    out: Path,
-    book: Path,
-    *,
-    report: bool,
-    target: str,
+    known: Any, result: us.DefenceComparison, out: Path, book: Path, *, report: bool, target: str
 ) -> tuple[str, ...]:
     """Write everything; return the names of what was drawn."""
     from unsoftmax.campaign.recovery import RECOVERY_FILE

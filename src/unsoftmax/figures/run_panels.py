@@ -162,9 +162,7 @@ def _over_time(course: Course, colours: Mapping[str, str]) -> Panel:
 
 
 def _by_phase(
-    phases: Sequence[tuple[str, tuple[int, float]]],
-    colours: Mapping[str, str],
-    bars: int,
+    phases: Sequence[tuple[str, tuple[int, float]]], colours: Mapping[str, str], bars: int
 ) -> Panel:
     shown = [(phase, count) for phase, (count, _) in phases[:bars]]
     if rest := [count for _, (count, _) in phases[bars:]]:

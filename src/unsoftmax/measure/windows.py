@@ -119,10 +119,7 @@ def predicted(v: Array, u: Array, a: Array) -> Array:
 
 
 def choose_windows(
-    heads: tuple[Array, Array],
-    error: ReducedError,
-    room: OffsetRoom,
-    rng: np.random.Generator,
+    heads: tuple[Array, Array], error: ReducedError, room: OffsetRoom, rng: np.random.Generator
 ) -> list[Window]:
     """Choose a window for every head of ``heads``, their u and v (H, d).
 

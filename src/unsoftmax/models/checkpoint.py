@@ -67,12 +67,7 @@ _OPT = BlockNames(
     before="do_layer_norm_before",
 )
 _GPT_2 = BlockNames(
-    number="h.",
-    attention="attn",
-    up="mlp.c_fc.",
-    down="mlp.c_proj.",
-    norm="ln_2.",
-    transposed=True,
+    number="h.", attention="attn", up="mlp.c_fc.", down="mlp.c_proj.", norm="ln_2.", transposed=True
 )
 _LLAMA = BlockNames(
     number="layers.",

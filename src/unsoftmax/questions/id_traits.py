@@ -19,13 +19,7 @@ import numpy as np
 
 from unsoftmax.learners.compose import Asking
 from unsoftmax.probes import Array, Copies, Ids, Indices, Round
-from unsoftmax.questions.answer_traits import (
-    Traits,
-    differ,
-    first_seen,
-    outcome_of,
-    unless_refused,
-)
+from unsoftmax.questions.answer_traits import Traits, differ, first_seen, outcome_of, unless_refused
 
 # Ids that are asked alone, and how many of them again.
 _LONE, _AGAIN = 24, 6

@@ -266,11 +266,7 @@ def strength_panels(result: DefenceComparison) -> tuple[Panel, ...]:
     )
 
 
-def _strength_panel(
-    kind: str,
-    mine: Sequence[DefenceCurve],
-    result: DefenceComparison,
-) -> Panel:
+def _strength_panel(kind: str, mine: Sequence[DefenceCurve], result: DefenceComparison) -> Panel:
     def draw(axis: Any) -> None:
         every = [trial.strength for curve in mine for trial in curve.trials]
         for curve in mine:
@@ -297,10 +293,7 @@ def _framed(axis: Any, threshold: float) -> None:
     axis.axhline(threshold, color=THEME.muted, linewidth=0.8, linestyle=":")
 
 
-def draw_defences(
-    result: DefenceComparison,
-    path: str | os.PathLike[str],
-) -> None:
+def draw_defences(result: DefenceComparison, path: str | os.PathLike[str]) -> None:
     """Draw all curves into one picture.
 
     Parameters

@@ -8,10 +8,7 @@ from tests.by_hand import driven
 from tests.networks import network
 from unsoftmax.learners.transformer import hold_out
 from unsoftmax.learners.transformer.attention_recovery import AssumedAttention, RecoveredAttention
-from unsoftmax.learners.transformer.hold_out import (
-    HeadsBeforeNetwork,
-    TransformerHoldOut,
-)
+from unsoftmax.learners.transformer.hold_out import HeadsBeforeNetwork, TransformerHoldOut
 from unsoftmax.learners.transformer.learned_network import LearnedNetwork
 from unsoftmax.learners.transformer.transformer_learner import (
     TransformerParts,

@@ -9,13 +9,7 @@ from hypothesis import strategies as st
 from scipy.special import expit
 
 import unsoftmax as us
-from tests.learners.transformer.synthetic import (
-    answered,
-    disturbed,
-    exact,
-    monotone,
-    segments,
-)
+from tests.learners.transformer.synthetic import answered, disturbed, exact, monotone, segments
 from unsoftmax.learners.transformer import learned_network
 from unsoftmax.learners.transformer.learned_network import logits_of, pooled_positions
 

@@ -176,10 +176,7 @@ def judged(
     unseen = int(np.count_nonzero(~tells[:, scored].any(axis=0))) if opened.closing else 0
     if unseen and precision != Precision() and judgement.excess <= CLEARLY:
         raise Reason.SOME_HEADS_UNSEEN.error(
-            {"v": opened.values.v},
-            also=why(precision),
-            unseen=unseen,
-            heads=found.model.H,
+            {"v": opened.values.v}, also=why(precision), unseen=unseen, heads=found.model.H
         )
     if judgement.refuses:
         H = found.model.H

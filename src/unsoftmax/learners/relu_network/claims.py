@@ -109,9 +109,7 @@ class NetworkClaim:
             lengths = np.linalg.norm(x, axis=1)
             off = np.abs(scan.answers - self.model(x)) / self.target.lift.heights(x)
             raise Reason.NEURON_FAR_OUT_MISSED.error(
-                neurons=len(self.form),
-                distance=lengths[np.argmax(off)],
-                missed=judgement.worst[0],
+                neurons=len(self.form), distance=lengths[np.argmax(off)], missed=judgement.worst[0]
             )
         return claim
 

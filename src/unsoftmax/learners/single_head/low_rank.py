@@ -235,11 +235,7 @@ class LowRankHead(settings.Configured):
         declared = None if self.tolerance is None else Precision.declared(self.tolerance)
         long = None if declared is None else SINGLE_GAIN
         given = FirstRoundSettings(
-            bool(self.biases),
-            declared,
-            long,
-            listens=True,
-            ahead=self.plan().at_most + checks,
+            bool(self.biases), declared, long, listens=True, ahead=self.plan().at_most + checks
         )
         first = yield from ask_first_round(self.dim, checks, rng, given)
         head = yield from self._read(first.values, rng)

@@ -353,8 +353,7 @@ def _constant_network(learned: LearnedNetwork, answers: Array) -> Exception:
     off = learned.constant + learned.answer_error(np.zeros((1, learned.dim)), np.array([c]))[0]
     if np.any(np.abs(answers - c) > 2 * off):
         return Reason.LONGER_SEQUENCES_CONTRADICT.error(
-            how=f"by {c:g} alone",
-            contrary="not one softmax head followed by a ReLU network",
+            how=f"by {c:g} alone", contrary="not one softmax head followed by a ReLU network"
         )
     return Reason.NETWORK_IS_CONSTANT.error({"network": learned.network}, c=c)
 

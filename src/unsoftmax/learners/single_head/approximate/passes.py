@@ -71,10 +71,7 @@ class LogitIntervals:
         return np.maximum(self.high - self.logit, self.logit - self.low)
 
 
-def read_intervals(
-    answers: TwoTokenAnswers,
-    most: Array | float = np.inf,
-) -> LogitIntervals:
+def read_intervals(answers: TwoTokenAnswers, most: Array | float = np.inf) -> LogitIntervals:
     """Read answers to two tokens as intervals of logits.
 
     Parameters

@@ -122,12 +122,7 @@ class Promise:
         return (2 * v_error / self.margin) ** 2
 
 
-def learn_by_averaging(
-    dim: int,
-    promise: Promise,
-    checks: int,
-    seed: int,
-) -> Steps[SingleHead]:
+def learn_by_averaging(dim: int, promise: Promise, checks: int, seed: int) -> Steps[SingleHead]:
     """Recover v up to scale and W to ``promise.error``; see `LabelHead`."""
     k, steps = promise.counts(dim)
     error, v_error = promise.bounds(dim)
