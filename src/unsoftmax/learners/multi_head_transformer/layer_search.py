@@ -33,16 +33,7 @@ from unsoftmax.learners.multi_head.pole_search import LINE_COPIES, separated
 from unsoftmax.learners.multi_head.reduced_answers import TokenLengths
 from unsoftmax.learners.multi_head.search_outcomes import CoincidentJumps
 from unsoftmax.learners.multi_head.token_search import SoughtHeads
-from unsoftmax.learners.multi_head_transformer import first_cell
-from unsoftmax.learners.multi_head_transformer.cell_values import (
-    CHECKS,
-    LENGTH,
-    SPACE_CHECKS,
-    SPACE_STEPS,
-    SPARE_CELLS,
-    CellReader,
-    fewer_unknowns,
-)
+from unsoftmax.learners.multi_head_transformer import cell_values, first_cell
 from unsoftmax.learners.multi_head_transformer.neurons_beyond_tokens import (
     cancelling_neurons,
     unseen_neuron,
@@ -143,7 +134,7 @@ class LayerSearch:
         found = found if self.biases else _without_query_biases(found)
         if found.model.H < 2 and cell.residual is None:
             return self._of_one_head(found)
-        length = found.length if together else LENGTH
+        length = found.length if together else cell_values.LENGTH
         points = cones.spanning(cell.active, length, self.rng)
         if points is None:
             raise DependentCells
@@ -192,7 +183,9 @@ class LayerSearch:
         if cell.residual is not None:
             first = np.vstack([first, cell.residual])
         residual = cell.residual is not None
-        reader = CellReader(self.hinges, found.model, residual, together, points, self.rng)
+        reader = cell_values.CellReader(
+            self.hinges, found.model, residual, together, points, self.rng
+        )
         reader = yield from self._read_cells(reader, first, cell.active)
         for _ in range(CORRECTIONS):
             v = np.concatenate([first[None], reader.v])
@@ -201,40 +194,42 @@ class LayerSearch:
             left = self._left(solved, reader)
             if not left:
                 break
-            yield from reader.read(left, reader.every, CHECKS, 0.5)
+            yield from reader.read(left, reader.every, cell_values.CHECKS, 0.5)
         else:
             raise CoincidentJumps
         slope = solved.slope(np.append(found.largest["v"], reader.error))
         return self._assembled(found, solved, SAFETY * slope)
 
-    def _read_cells(self, reader: CellReader, first: Array, at: Flags) -> Asking[CellReader]:
+    def _read_cells(
+        self, reader: cell_values.CellReader, first: Array, at: Flags
+    ) -> Asking[cell_values.CellReader]:
         """Read the values of all cells: in full, until those so far leave fewer unknowns.
 
         The first cell, of the active neurons ``at``, has the values ``first``.
         """
         K, done = len(reader.points), 0
         while done < K:
-            ahead = min(K, done + max(1, done // SPACE_STEPS))
-            if done > reader.heads.dim + SPARE_CELLS:  # nothing more can show
+            ahead = min(K, done + max(1, done // cell_values.SPACE_STEPS))
+            if done > reader.heads.dim + cell_values.SPARE_CELLS:  # nothing more can show
                 ahead = K
-            yield from reader.read(range(done, ahead), reader.every, CHECKS)
+            yield from reader.read(range(done, ahead), reader.every, cell_values.CHECKS)
             done, good = ahead, reader.usual
             v = np.concatenate([first[None], reader.v[good]])
             active = np.concatenate([at[None], reader.active[good]])
             weight = np.append(1.0, reader.weights[good])
-            fewer = fewer_unknowns(v, self.hinges.gradients(active), weight)
+            fewer = cell_values.fewer_unknowns(v, self.hinges.gradients(active), weight)
             if fewer is None or done == K:
                 continue
             trial = replace(reader, cells=dict(reader.cells), shares=dict(reader.shares))
             try:
                 rest = [*np.flatnonzero(~good).tolist(), *range(done, K)]
-                yield from trial.read(rest, fewer, SPACE_CHECKS)
+                yield from trial.read(rest, fewer, cell_values.SPACE_CHECKS)
             except CoincidentJumps:
                 continue
             return trial
         return reader
 
-    def _left(self, solved: SolvedFirstLayers, reader: CellReader) -> list[int]:
+    def _left(self, solved: SolvedFirstLayers, reader: cell_values.CellReader) -> list[int]:
         """Return the cells that some pooled token left, as the layer has it."""
         K = len(self.hinges)
         # neurons as they were learned: turned ones are back again

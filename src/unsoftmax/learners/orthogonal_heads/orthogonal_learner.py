@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from unsoftmax.learners.compose import Asking, named, restricted, together
+from unsoftmax.learners.orthogonal_heads import subspace_search
 from unsoftmax.learners.orthogonal_heads.restricted_head import (
     AGAIN_PER_TOKEN,
     ROUNDS,
@@ -31,11 +32,6 @@ from unsoftmax.learners.orthogonal_heads.restricted_head import (
     Complement,
     HeadSubspace,
     SubspaceHead,
-)
-from unsoftmax.learners.orthogonal_heads.subspace_search import (
-    FoundSubspaces,
-    SubspaceSearch,
-    subspace_cost,
 )
 from unsoftmax.learners.settings import Configured, as_json, one_of, whole_number
 from unsoftmax.learners.single_head.first_round import (
@@ -342,7 +338,7 @@ class OrthogonalHeads(Configured):
             squares = Cost.of(sum(k * k for k in sizes), tokens=2, again=AGAIN_PER_TOKEN * tokens)
             return (cost + Cost.of(tokens) + squares).plan("Σ(d_h + d_h²)", most_tokens)
         cost += Cost.of(d, rounds=ROUNDS_OF_COMPLEMENT)
-        cost += subspace_cost(d, self.tokens == "all")
+        cost += subspace_search.subspace_cost(d, self.tokens == "all")
         # H ≤ d heads with d query tokens at most
         cost += Cost.of((1 + AGAIN_PER_TOKEN) * d * d, tokens=2)
         formula = f"d + {PILOT_QUERIES} + d(d+1) per query token + Σ d_h²"
@@ -360,7 +356,7 @@ class OrthogonalHeads(Configured):
             found = heads_in(parts, opened.values)
         else:
             opened = yield from ask_first_round(self.dim, checks, rng, FirstRoundSettings())
-            search = SubspaceSearch(self.tokens == "all", rng)
+            search = subspace_search.SubspaceSearch(self.tokens == "all", rng)
             found = yield from search.find(opened.values)
         heads = yield from together(
             [
@@ -423,7 +419,7 @@ def in_all_dimensions(opened: FirstRound, basis: Array) -> FirstRound:
     return replace(opened, probes=Sequences(X[:], phase=X.phase, purpose=X.purpose))
 
 
-def heads_in(bases: list[Array], total: Values) -> FoundSubspaces:
+def heads_in(bases: list[Array], total: Values) -> subspace_search.FoundSubspaces:
     """Split Σ v_h, in coordinates of all ``bases``, into the values of the head of each.
 
     Refuses subspaces in which single tokens show no value: the head there weighs nothing.
@@ -441,7 +437,7 @@ def heads_in(bases: list[Array], total: Values) -> FoundSubspaces:
             )
         places.append(place)
     complement = Complement(np.zeros((len(bases[0]), 0)), np.zeros(0), False)
-    return FoundSubspaces(places, complement, ())
+    return subspace_search.FoundSubspaces(places, complement, ())
 
 
 def _skewness(bases: list[Array]) -> float:

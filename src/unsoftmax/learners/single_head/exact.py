@@ -25,12 +25,8 @@ import numpy as np
 
 from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.settings import Configured, flag, given_frequencies, one_of, whole_number
+from unsoftmax.learners.single_head import first_round
 from unsoftmax.learners.single_head.conclusion import conclude
-from unsoftmax.learners.single_head.first_round import (
-    FirstRoundSettings,
-    ask_first_round,
-    or_biased,
-)
 from unsoftmax.learners.single_head.low_rank import LowRankHead
 from unsoftmax.learners.tokens.table_head import TokenTable
 from unsoftmax.measure import logit_grid, offsets
@@ -176,13 +172,13 @@ class ExactHead(Configured):
             return (yield from learner.steps(checks))
         rng = np.random.default_rng(self.seed)
         ahead = self.plan().at_most + checks
-        given = FirstRoundSettings(bool(self.biases), listens=True, ahead=ahead)
-        first = yield from ask_first_round(self.dim, checks, rng, given)
+        given = first_round.FirstRoundSettings(bool(self.biases), listens=True, ahead=ahead)
+        first = yield from first_round.ask_first_round(self.dim, checks, rng, given)
         Z = self._offsets(first.values, rng)
         head = yield from self._read(first.values, Z)
         return (
             yield from conclude(
-                head, first, rng, or_biased(self.biases), holdout=self.tuning.holdout
+                head, first, rng, first_round.or_biased(self.biases), holdout=self.tuning.holdout
             )
         )
 

@@ -33,15 +33,7 @@ import numpy as np
 from unsoftmax.errors import NotIdentifiable
 from unsoftmax.learners import settings
 from unsoftmax.learners.compose import Asking
-from unsoftmax.learners.single_head import distances
-from unsoftmax.learners.single_head.column_space import (
-    ILL_CONDITIONED,
-    LowRankProbes,
-    SpanningColumns,
-    find_columns,
-    growths,
-    independent,
-)
+from unsoftmax.learners.single_head import column_space, distances, first_round
 from unsoftmax.learners.single_head.conclusion import MOST_UNEXPLAINED, conclude
 from unsoftmax.learners.single_head.factored_reading import (
     FactoredReading,
@@ -49,11 +41,6 @@ from unsoftmax.learners.single_head.factored_reading import (
     check_rank,
     read_on_row_space,
     read_rows,
-)
-from unsoftmax.learners.single_head.first_round import (
-    FirstRoundSettings,
-    ask_first_round,
-    or_biased,
 )
 from unsoftmax.learners.single_head.lifted import LENGTHS, PILOTS, read_lifted
 from unsoftmax.learners.tokens.table_head import TableHead, TokenTable
@@ -203,7 +190,7 @@ class LowRankHead(settings.Configured):
             return behind.plan()
         d, biases, turns = int(self.dim), bool(self.biases), self._positions()[0]
         known, r = self.rank is not None, d if self.rank is None else int(self.rank)
-        searched, growing = (0, 0) if known else (2 * d, 2 * growths(d))
+        searched, growing = (0, 0) if known else (2 * d, 2 * column_space.growths(d))
         holdout = HoldoutTuning()
         if turns:
             queries = counts.rotary_head_queries(d, r, biases=biases)
@@ -234,10 +221,10 @@ class LowRankHead(settings.Configured):
         rng = np.random.default_rng(self.seed)
         declared = None if self.tolerance is None else Precision.declared(self.tolerance)
         long = None if declared is None else SINGLE_GAIN
-        given = FirstRoundSettings(
+        given = first_round.FirstRoundSettings(
             bool(self.biases), declared, long, listens=True, ahead=self.plan().at_most + checks
         )
-        first = yield from ask_first_round(self.dim, checks, rng, given)
+        first = yield from first_round.ask_first_round(self.dim, checks, rng, given)
         head = yield from self._read(first.values, rng)
         most = MOST_UNEXPLAINED if self.rank is None else MOST_UNEXPLAINED_OF_RANK
         most = MOST_UNEXPLAINED_OF_POSITIONS if self._positions()[0] else most
@@ -265,14 +252,16 @@ class LowRankHead(settings.Configured):
             return ZeroReading(values, _unseen)
         gain = distances.POSITION_GAIN if turns else GAIN
         split = amplified(gain) if noisy or turns else even
-        probes = LowRankProbes(values, Z, T, split, bool(self.biases))
+        probes = column_space.LowRankProbes(values, Z, T, split, bool(self.biases))
         if turns and self.biases:
             assert self.rank is not None
             return (yield from read_lifted(probes, int(self.rank), given, rng))
         # with positions no spare token is asked: W(2) is read at the same r tokens
-        most = 1e30 if turns else ILL_CONDITIONED  # no columns are conditioned so badly
-        columns = yield from find_columns(probes, self.rank, most)
-        columns = independent(columns) if turns else columns
+        most = (
+            1e30 if turns else column_space.ILL_CONDITIONED
+        )  # no columns are conditioned so badly
+        columns = yield from column_space.find_columns(probes, self.rank, most)
+        columns = column_space.independent(columns) if turns else columns
         values = columns.grid.values
         probes = replace(probes, values=values)
         if not len(columns.tokens) and columns.left_out is not None:
@@ -287,7 +276,10 @@ class LowRankHead(settings.Configured):
         return (yield from read_on_row_space(probes, found)) if noisy else found
 
     def _read_farther(
-        self, probes: LowRankProbes, columns: SpanningColumns, near: FactoredReading
+        self,
+        probes: column_space.LowRankProbes,
+        columns: column_space.SpanningColumns,
+        near: FactoredReading,
     ) -> Asking[distances.PositionedReading]:
         """Read W(2) where W(1) says how planes turn: r offsets in its range, r query tokens."""
         tokens = probes.T.rows[columns.tokens]
@@ -309,7 +301,7 @@ class LowRankHead(settings.Configured):
         turns, biases = self._positions()[0], bool(self.biases)
         if not turns:
             above = "" if self.rank is None else f", or its rank is above {self.rank}"
-            return above + or_biased(biases)
+            return above + first_round.or_biased(biases)
         given = f", or the rank of its keys and queries is not {self.rank}"
         rank = "" if self.rank is None else given
         biased = "" if biases else ", or it has biases: then biases=True"

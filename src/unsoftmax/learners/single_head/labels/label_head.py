@@ -33,14 +33,9 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from unsoftmax.learners.settings import Configured, one_of, positive, whole_number
-from unsoftmax.learners.single_head.labels import bisection
+from unsoftmax.learners.single_head.labels import bisection, sphere_average
 from unsoftmax.learners.single_head.labels.flips import LENGTHS, LONG, conclude_labels
 from unsoftmax.learners.single_head.labels.proved_head import ProvedHead, refuse_scale
-from unsoftmax.learners.single_head.labels.sphere_average import (
-    SAMPLES,
-    Promise,
-    learn_by_averaging,
-)
 from unsoftmax.models import SingleHead
 from unsoftmax.probes import Singles, UnitVectors
 from unsoftmax.protocol import Found, Plan, Steps
@@ -227,7 +222,7 @@ class LabelHead(Configured):
         k, steps = promise.counts(d)
         share = f" = {promise.share:g} of the theorem's" if promise.share < 1 else ""
         cost = (
-            Cost.of(k, rounds=-(-k // SAMPLES))
+            Cost.of(k, rounds=-(-k // sphere_average.SAMPLES))
             + Cost.of(d * d * steps, tokens=2, rounds=steps)
             + Cost(rounds=1 + LONG.most_rounds)
         )
@@ -241,7 +236,7 @@ class LabelHead(Configured):
         """Ask, and return what was found; see `unsoftmax.protocol.Learner`."""
         d, seed = int(self.dim), int(self.seed)
         if self.method == "paper":
-            return (yield from learn_by_averaging(d, self._promise(), checks, seed))
+            return (yield from sphere_average.learn_by_averaging(d, self._promise(), checks, seed))
         assert self.bits is not None
         found = yield from learn_by_bisection(d, int(self.bits), checks, seed)
         self._refuse_beyond(found)
@@ -256,7 +251,7 @@ class LabelHead(Configured):
         if self.margin is not None and v + errors["v"] < self.margin:
             raise Reason.CONTRARY_TO_MARGIN.error(entry=v, margin=self.margin)
 
-    def _promise(self) -> Promise:
+    def _promise(self) -> sphere_average.Promise:
         assert self.norm_bound is not None
         assert self.margin is not None
         norm_bound = float(self.norm_bound)
@@ -264,7 +259,7 @@ class LabelHead(Configured):
         if error is None:
             assert self.bits is not None
             error = math.ldexp(norm_bound, -int(self.bits))
-        return Promise(
+        return sphere_average.Promise(
             error=float(error),
             margin=float(self.margin),
             norm_bound=norm_bound,
