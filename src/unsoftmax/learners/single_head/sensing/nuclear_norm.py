@@ -180,7 +180,7 @@ def minimise(measured: rank_one.Measurements) -> Minimiser:
     >>> import numpy as np
     >>> rng = np.random.default_rng(0)
     >>> W, a, b = np.outer(rng.standard_normal(8), np.ones(8)), *rng.standard_normal((2, 45, 8))
-    >>> exact = Measurements(a, b, np.einsum("kd,de,ke->k", a, W, b), np.zeros(45))
+    >>> exact = rank_one.Measurements(a, b, np.sum(a @ W * b, axis=1), np.zeros(45))
     >>> found = minimise(exact)
     >>> found.rank, bool(np.allclose(found.W, W, rtol=0, atol=1e-12))
     (1, True)
