@@ -5,6 +5,7 @@ import pytest
 
 import unsoftmax as us
 from unsoftmax.learners.single_head.labels import flips
+from unsoftmax.learners.single_head.labels.bisection import read_labels
 from unsoftmax.protocol import Certificate
 from unsoftmax.validate.head_comparison import HeadAt
 from unsoftmax.validate.judge import judge
@@ -85,3 +86,18 @@ def test_the_uncertainty_is_a_bound(W_error):
         )
         assert np.linalg.norm(other.v - model.v) <= 1e-6
         assert np.all(np.abs(other(X) - model(X)) <= off)
+
+
+# -- labels
+
+
+def test_labels_are_ones_and_zeros_or_minus_ones():
+    assert [part.tolist() for part in read_labels([np.array([1.0, 0.0]), np.zeros(0)])] == [
+        [True, False],
+        [],
+    ]
+    signs = np.array([1.0, -1.0, 0.0])
+    assert [part.tolist() for part in read_labels([signs])] == [[True, False, False]]
+    for wrong in (np.array([0.0, -2.0]), np.array([2.0]), np.array([1.0, 0.5])):
+        with pytest.raises(us.ModelMismatch, match=r"us\.oracles\.labels"):
+            read_labels([np.ones(3), wrong])
