@@ -1,5 +1,7 @@
 """A learner's settings: checked where they are given, and written as JSON."""
 
+from __future__ import annotations
+
 import functools
 import hashlib
 import types

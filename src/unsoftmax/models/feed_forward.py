@@ -1,5 +1,7 @@
 """A whole feed-forward sub-layer: neurons between vectors, a residual, and a norm."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from functools import cached_property
 from typing import Any, ClassVar

@@ -1,5 +1,7 @@
 """Several softmax attention heads, added up to a scalar output."""
 
+from __future__ import annotations
+
 import numpy as np
 
 from unsoftmax.models.arrays import of_several

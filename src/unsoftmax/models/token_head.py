@@ -1,5 +1,7 @@
 """One softmax attention head behind a vocabulary: a function of ids."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from typing import Any
 

@@ -13,6 +13,8 @@ Where it is different, further queries find the tensor (`questions.tensor_search
 Whole blocks and stacks of blocks have another verdict (`questions.composition_verdict`).
 """
 
+from __future__ import annotations
+
 import os
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace

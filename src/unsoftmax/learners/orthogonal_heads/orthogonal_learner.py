@@ -16,6 +16,8 @@ Determined up to the order of the heads. Heads with W = 0 have no subspace to be
 they are one head, as Proposition 7.1 says.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
