@@ -1,6 +1,7 @@
 """ReLU networks that tests recover: random ones, trained-like ones, hostile ones."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -116,20 +117,23 @@ def attack(claim: str, count: int, share_at: Callable[[int], float], evidence) -
     )
 
 
-def covered(claim: str, count: int, share_at: Callable[[int], float], evidence) -> None:
-    """Attack seeds 0 … count − 1 by answers that are coarse: they may be refused, not misled."""
+def covered(
+    claim: str,
+    count: int,
+    share_at: Callable[[int], float],
+    evidence,
+    refusals: Any = us.UnsoftmaxError,
+) -> int:
+    """Attack seeds 0 … count − 1: they may be refused, not misled. Return how many are refused."""
     refused, shares = 0, []
     for seed in range(count):
         try:
             share = share_at(seed)
-        except us.UnsoftmaxError:
+        except refusals:
             refused += 1
             continue
         assert share <= 1, seed
         shares.append(share)
-    evidence(
-        claim,
-        trials=count,
-        refused=refused,
-        largest_share_of_the_certificate=max(shares, default=0.0),
-    )
+    largest = max(shares, default=0.0)
+    evidence(claim, trials=count, refused=refused, largest_share_of_the_certificate=largest)
+    return refused
