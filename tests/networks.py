@@ -98,23 +98,9 @@ def worst_share(recovery, target, reach: float) -> float:
 
 
 def attack(claim: str, count: int, share_at: Callable[[int], float], evidence) -> None:
-    """Attack seeds 0 … count − 1: no certificate is broken, 1 in 500 is refused at most.
-
-    ``share_at`` learns one target and returns the largest share of its certificate that is taken.
-    """
-    refused, worst = [], 0.0
-    for seed in range(count):
-        try:
-            share = share_at(seed)
-        except us.UnsoftmaxError as refusal:
-            refused.append((seed, str(refusal)))
-            continue
-        assert share <= 1, seed
-        worst = max(worst, share)
+    """Attack seeds 0 … count − 1: no certificate is broken, 1 in 500 is refused at most."""
+    refused = covered(claim, count, share_at, evidence)
     assert len(refused) <= max(1, count / 500), refused
-    evidence(
-        claim, trials=count, refused=len(refused), broken=0, largest_share_of_the_certificate=worst
-    )
 
 
 def covered(
@@ -123,17 +109,21 @@ def covered(
     share_at: Callable[[int], float],
     evidence,
     refusals: Any = us.UnsoftmaxError,
-) -> int:
-    """Attack seeds 0 … count − 1: they may be refused, not misled. Return how many are refused."""
-    refused, shares = 0, []
+) -> list[tuple[int, str]]:
+    """Attack seeds 0 … count − 1: they may be refused, not misled. Return what is refused, and why.
+
+    ``share_at`` learns one target and returns the largest share of its certificate that is taken.
+    """
+    refused, worst = [], 0.0
     for seed in range(count):
         try:
             share = share_at(seed)
-        except refusals:
-            refused += 1
+        except refusals as refusal:
+            refused.append((seed, str(refusal)))
             continue
         assert share <= 1, seed
-        shares.append(share)
-    largest = max(shares, default=0.0)
-    evidence(claim, trials=count, refused=refused, largest_share_of_the_certificate=largest)
+        worst = max(worst, share)
+    evidence(
+        claim, trials=count, refused=len(refused), broken=0, largest_share_of_the_certificate=worst
+    )
     return refused
