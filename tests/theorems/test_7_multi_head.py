@@ -403,20 +403,19 @@ def test_the_certificate_holds(trials, evidence):
 
 # -- coarse answers
 
+
+def jitter(size):
+    return lambda target, rng: lambda X: target(X) * (1 + size * rng.standard_normal(len(X)))
+
+
 COARSE: dict[str, Callable[[us.MultiHead, np.random.Generator], Oracle]] = {
     "float32": lambda target, rng: lambda X: target(X).astype(np.float32),
     "float32 inside": lambda target, rng: (
         lambda X: target(X.astype(np.float32).astype(np.float64)).astype(np.float32)
     ),
-    "noise 1e-9": lambda target, rng: (
-        lambda X: target(X) * (1 + 1e-9 * rng.standard_normal(len(X)))
-    ),
-    "noise 1e-6": lambda target, rng: (
-        lambda X: target(X) * (1 + 1e-6 * rng.standard_normal(len(X)))
-    ),
-    "noise 1e-3": lambda target, rng: (
-        lambda X: target(X) * (1 + 1e-3 * rng.standard_normal(len(X)))
-    ),
+    "noise 1e-9": jitter(1e-9),
+    "noise 1e-6": jitter(1e-6),
+    "noise 1e-3": jitter(1e-3),
     "6 decimals": lambda target, rng: us.oracles.rounded(target, 6),
     "2 decimals": lambda target, rng: us.oracles.rounded(target, 2),
     "clipped": lambda target, rng: us.oracles.clipped(target, -1, 1),
