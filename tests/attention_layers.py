@@ -1,7 +1,5 @@
 """Attention layers to recover: random ones, and how far a recovery is from them."""
 
-from __future__ import annotations
-
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 

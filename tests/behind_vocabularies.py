@@ -1,7 +1,5 @@
 """Targets that take ids: heads behind a table, in plain NumPy, and what servers do to ids."""
 
-from __future__ import annotations
-
 import numpy as np
 
 

@@ -6,8 +6,6 @@ Weights are state dicts as Hugging Face's libraries name them; arithmetic is flo
 orders of sums, 16-bit operands, or 16 bits throughout. A service answers at the last position.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Not collected by `make test`: the site has to be there. A Chromium does what a reader would do.
 """
 
-from __future__ import annotations
-
 import html
 import json
 import os

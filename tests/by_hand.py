@@ -1,7 +1,5 @@
 """A generator driven by hand: every round answered by a function, without the runner."""
 
-from __future__ import annotations
-
 
 def driven(steps, target):
     """Run a generator that asks to its end; return what it returns, and the queries asked."""

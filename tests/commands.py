@@ -1,7 +1,5 @@
 """The command line, run in this process: what starting another hundreds of times would cost."""
 
-from __future__ import annotations
-
 import io
 import os
 import signal

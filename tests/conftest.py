@@ -5,8 +5,6 @@ occurs, or as many rows as the mark says; what is marked `claimed` is not. Who n
 command line (`tests/test_laws.py::test_…`) gets all of it, and so does ``--trials claimed``.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

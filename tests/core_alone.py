@@ -3,8 +3,6 @@
 No pytest: nothing but the package is installed there.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The rows of docs/evidence.csv, and the headlines of docs/evidence.md drawn from them."""
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Several heads to recover: random ones, and families made to break a recovery."""
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Functions that are no single head, many of them nearly one."""
 
-from __future__ import annotations
-
 import numpy as np
 from scipy.special import expit
 

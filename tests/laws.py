@@ -1,7 +1,5 @@
 """The registry: every learner, with targets of its class, for the laws that all must keep."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
 from functools import partial

@@ -1,7 +1,5 @@
 """Functions that are no head or layer with rotary positions, many of them nearly one."""
 
-from __future__ import annotations
-
 import numpy as np
 
 import unsoftmax as us

@@ -1,8 +1,7 @@
 """ReLU networks that tests recover: random ones, trained-like ones, hostile ones."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -99,7 +98,19 @@ def worst_share(recovery, target, reach: float) -> float:
 
 
 def attack(claim: str, count: int, share_at: Callable[[int], float], evidence) -> None:
-    """Attack seeds 0 … count − 1: no certificate is broken, 1 in 500 is refused at most.
+    """Attack seeds 0 … count − 1: no certificate is broken, 1 in 500 is refused at most."""
+    refused = covered(claim, count, share_at, evidence)
+    assert len(refused) <= max(1, count / 500), refused
+
+
+def covered(
+    claim: str,
+    count: int,
+    share_at: Callable[[int], float],
+    evidence,
+    refusals: Any = us.UnsoftmaxError,
+) -> list[tuple[int, str]]:
+    """Attack seeds 0 … count − 1: they may be refused, not misled. Return what is refused, and why.
 
     ``share_at`` learns one target and returns the largest share of its certificate that is taken.
     """
@@ -107,31 +118,12 @@ def attack(claim: str, count: int, share_at: Callable[[int], float], evidence) -
     for seed in range(count):
         try:
             share = share_at(seed)
-        except us.UnsoftmaxError as refusal:
+        except refusals as refusal:
             refused.append((seed, str(refusal)))
             continue
         assert share <= 1, seed
         worst = max(worst, share)
-    assert len(refused) <= max(1, count / 500), refused
     evidence(
         claim, trials=count, refused=len(refused), broken=0, largest_share_of_the_certificate=worst
     )
-
-
-def covered(claim: str, count: int, share_at: Callable[[int], float], evidence) -> None:
-    """Attack seeds 0 … count − 1 by answers that are coarse: they may be refused, not misled."""
-    refused, shares = 0, []
-    for seed in range(count):
-        try:
-            share = share_at(seed)
-        except us.UnsoftmaxError:
-            refused += 1
-            continue
-        assert share <= 1, seed
-        shares.append(share)
-    evidence(
-        claim,
-        trials=count,
-        refused=refused,
-        largest_share_of_the_certificate=max(shares, default=0.0),
-    )
+    return refused

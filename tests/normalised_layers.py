@@ -1,7 +1,5 @@
 """Attention layers behind a LayerNorm to recover, and how far a recovery is from them."""
 
-from __future__ import annotations
-
 import numpy as np
 
 import unsoftmax as us

@@ -3,8 +3,6 @@
 No pytest, nor the package itself: only what a release is made with is installed there.
 """
 
-from __future__ import annotations
-
 import sys
 import tarfile
 import zipfile

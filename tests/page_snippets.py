@@ -7,8 +7,6 @@ of an sh block is pressed while it learns, and what is printed is its last line.
 are not run.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -1,7 +1,5 @@
 """Attention layers in plain NumPy, with a norm behind them or before, whose answers may be off."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Heads with rotary positions to recover, and functions that are nearly one."""
 
-from __future__ import annotations
-
 import numpy as np
 
 import unsoftmax as us

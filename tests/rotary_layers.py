@@ -1,7 +1,5 @@
 """Attention layers with rotary positions to recover, and functions that are nearly one."""
 
-from __future__ import annotations
-
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 

@@ -1,7 +1,5 @@
 """Models with rotary positions as libraries compute them in float32, and changes of a model."""
 
-from __future__ import annotations
-
 import numpy as np
 
 import unsoftmax as us

@@ -1,7 +1,5 @@
 """What share of a certificate's bounds two models' differences take."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

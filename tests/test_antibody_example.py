@@ -1,7 +1,5 @@
 """The example that reads an antibody model: tensors alone out of a pickle, and a layer of it."""
 
-from __future__ import annotations
-
 import importlib.util
 import io
 import os

@@ -1,7 +1,5 @@
 """The example that trains a block on text, recovers it and puts it back."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What the documents say is what happens: README's snippets run, in order, in a new folder."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import re

@@ -1,7 +1,5 @@
 """Laws that every learner keeps."""
 
-from __future__ import annotations
-
 import json
 import pickle
 from dataclasses import fields

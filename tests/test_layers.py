@@ -3,8 +3,6 @@
 Read off the source with `ast`, so that late imports and imports for types count too.
 """
 
-from __future__ import annotations
-
 import ast
 import doctest
 import graphlib

@@ -1,7 +1,5 @@
 """The example that puts a recovered layer back into a trained model: embeddings stay the same."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 from pathlib import Path

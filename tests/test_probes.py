@@ -1,7 +1,5 @@
 """Probes: slices of a whole that is never made, determined by a small design."""
 
-from __future__ import annotations
-
 import dataclasses
 import tracemalloc
 from typing import Any
@@ -197,11 +195,7 @@ def test_other_probes_have_another_design(probes):
 def test_a_design_is_small():
     d = 128
     grid = labelled(
-        Grid,
-        offsets=np.ones((d, d)),
-        queries=UnitVectors(d),
-        alpha=np.ones(d),
-        beta=np.ones(d),
+        Grid, offsets=np.ones((d, d)), queries=UnitVectors(d), alpha=np.ones(d), beta=np.ones(d)
     )
     assert len(grid) == d * d
     assert sum(array.nbytes for array in grid.design().values()) < 8 * d * (d + 4)

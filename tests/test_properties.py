@@ -1,7 +1,5 @@
 """Any finite head in range is recovered within its certificate, or refused by name."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Trained networks: scikit-learn's regressors, recovered from `predict` alone."""
 
-from __future__ import annotations
-
 import warnings
 
 import numpy as np

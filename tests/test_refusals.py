@@ -24,15 +24,7 @@ PAGE = Path(__file__).parent.parent / "docs" / "refusals.md"
 # What refuses a target. Classes derived from these are found in the sources.
 ERRORS = {"ModelMismatch", "NotIdentifiable", "DimensionRefused"}
 # The rooms that refuse targets.
-REFUSING = (
-    "measure",
-    "solve",
-    "arrangement",
-    "validate",
-    "learners",
-    "oracles",
-    "questions",
-)
+REFUSING = ("measure", "solve", "arrangement", "validate", "learners", "oracles", "questions")
 
 
 def numbers(reason):

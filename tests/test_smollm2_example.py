@@ -1,7 +1,5 @@
 """The example that reads SmolLM2's weights out of a GGUF file: packing, names, and a recovery."""
 
-from __future__ import annotations
-
 import importlib.util
 import struct
 import sys

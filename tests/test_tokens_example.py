@@ -1,7 +1,5 @@
 """The example that recovers a trained head from ids, at a vocabulary that is cut."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 

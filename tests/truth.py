@@ -1,7 +1,5 @@
 """The oracle's side of a test: its own count of queries, and errors against the truth."""
 
-from __future__ import annotations
-
 import threading
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A learner of vectors for tests alone, in three rounds: f([x]) = M x + c from d + 1 queries."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, ClassVar
 

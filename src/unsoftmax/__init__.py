@@ -63,14 +63,7 @@ if _typing.TYPE_CHECKING:
         load_weights,
         to_projections,
     )
-    from unsoftmax.questions import (
-        Audit,
-        DefenceComparison,
-        Verification,
-        audit,
-        defend,
-        verify,
-    )
+    from unsoftmax.questions import Audit, DefenceComparison, Verification, audit, defend, verify
 
 __version__ = "0.1.0"
 

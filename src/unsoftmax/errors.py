@@ -194,11 +194,7 @@ class ModelMismatch(UnsoftmaxError):
     """
 
     def __init__(
-        self,
-        message: str,
-        *,
-        determined: Mapping[str, Any] | None = None,
-        reason: str = "",
+        self, message: str, *, determined: Mapping[str, Any] | None = None, reason: str = ""
     ) -> None:
         super().__init__(message)
         self.determined = dict(determined or {})

@@ -4,8 +4,6 @@
 come with an extra.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from importlib import import_module
 from typing import Any

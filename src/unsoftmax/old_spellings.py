@@ -4,8 +4,6 @@
 of it one minor release after it got there.
 """
 
-from __future__ import annotations
-
 import functools
 import warnings
 from collections.abc import Mapping
@@ -44,7 +42,7 @@ OLD: Mapping[str, tuple[Old, ...]] = {
         Old("profile", "polish", str, _PROFILES),
         Old("polish", "polish", str, _PROFILES),
         Old("max_heads", "max_heads", int, {None: 64}),
-    ),
+    )
 }
 """The old spellings of each learner's settings."""
 

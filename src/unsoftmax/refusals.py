@@ -6,8 +6,6 @@ name as its ``reason``, for programs that treat reasons differently; sentences m
 Numbers in a sentence are named, and given where it is raised.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from enum import Enum, unique
 from typing import Any
@@ -868,7 +866,7 @@ class Reason(Enum):
     )
     NEITHER_NORM_FITS = _mismatch(
         "Answers do not grow with tokens, as where a norm is before a layer or behind it. With "
-        'norm="{first}": {error} With norm="{second}": {other}',
+        'norm="{first}": {error} With norm="{second}": {other}'
     )
     NEITHER_BENT_NOR_SMOOTH = _mismatch("As a layer of ReLUs: {bent} As a smooth one: {smooth}")
     SMOOTH_NEITHER_WAY = _mismatch("{first}: {one} {second}: {other}")

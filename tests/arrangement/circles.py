@@ -1,7 +1,5 @@
 """Piecewise sinusoids that are known, and how a search for their breakpoints is driven by hand."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from unsoftmax.arrangement.kinks import NARROWEST_NUMBERS, KinkSearch

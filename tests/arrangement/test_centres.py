@@ -1,7 +1,5 @@
 """Analytic centres of cells, thin and wide, and steps that stay inside."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Kinks of a continuous piecewise sinusoid on half a circle, on functions that are known."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

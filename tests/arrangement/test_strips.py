@@ -1,7 +1,5 @@
 """Tokens beside hyperplanes: on both sides of each, at the distances wanted, few of them."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Kinks of a piecewise affine function along a line, by themselves: two values for each."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -5,8 +5,6 @@ every learner of `tests.laws`. Learners of one head are attacked with wide famil
 with heads computed as libraries do.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

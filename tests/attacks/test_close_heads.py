@@ -1,13 +1,13 @@
 """Certificates of close heads hold, with biases that are tiny beside W as well."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
 import unsoftmax as us
 from tests.attacks.test_real_endpoints import share_of_the_bounds
 from tests.heads import several
+from tests.networks import covered
+from tests.truth import hidden
 
 Learner = us.learners.MultiHeadLearner
 
@@ -27,21 +27,12 @@ def close(heads, seed, size):
 @pytest.mark.parametrize("size", [1e-6, 1.0, 1e6])
 @pytest.mark.parametrize("heads", [2, 3])
 def test_certificates_of_close_heads_hold_whatever_their_size(heads, size, trials, evidence):
-    count, worst, refused = trials(1, 400), 0.0, 0
-    for seed in range(count):
+    def share_at(seed):
         target = close(heads, seed, size)
         learner = Learner(target.dim, heads + 3, biases=True, seed=seed)
-        try:
-            recovery = us.learn(lambda X, target=target: target(X), learner)
-        except us.ModelMismatch:
-            refused += 1
-            continue
-        worst = max(worst, share_of_the_bounds(recovery, target))
-        assert worst <= 1, seed
-    assert refused <= 0.25 * count + trials(1, 0)
-    evidence(
-        f"MultiHeadLearner, {heads} heads, two of them close, biases, W times {size:g}, {count}",
-        broken=0,
-        error_over_bound=worst,
-        refused=refused,
-    )
+        return share_of_the_bounds(us.learn(hidden(target), learner), target)
+
+    count = trials(1, 400)
+    claim = f"MultiHeadLearner, {heads} heads, two of them close, biases, W times {size:g}, {count}"
+    refused = covered(claim, count, share_at, evidence, us.ModelMismatch)
+    assert len(refused) <= 0.25 * count + trials(1, 0)

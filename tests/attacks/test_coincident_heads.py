@@ -4,8 +4,6 @@ W beside cW, rank-one heads in one column space, (W, v) beside (−W, v), heads 
 Each recovery is within its certificate, or refused by name; equal heads stay one.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +13,7 @@ import pytest
 
 import unsoftmax as us
 from tests.heads import errors
+from tests.truth import hidden
 
 Learner = us.learners.MultiHeadLearner
 Arrays = tuple[Any, Any, Any]
@@ -80,23 +79,36 @@ def held(recovery: Any, truth: us.MultiHead) -> bool:
     return all(apart[f"|{name}|"] <= recovery.certificate.errors[name] for name in "Wvw")
 
 
-@pytest.mark.few(4)
-@pytest.mark.parametrize("biases", [False, True], ids=["", "biases"])
-@pytest.mark.parametrize("kind", COINCIDENT)
-def test_coincident_heads_are_recovered_within_the_certificate(kind, biases, trials, evidence):
-    runs, refused, worst = trials(1, 100), 0, 0.0
+def attacked(
+    runs: int,
+    drawn: Callable[[int], us.MultiHead],
+    served: Callable[[us.MultiHead], Any] = hidden,
+    heads: int = 8,
+    **settings: Any,
+) -> tuple[int, float]:
+    """Recover targets of seeds, each within its certificate or refused: how many, and W's error."""
+    refused, worst = 0, 0.0
     for seed in range(runs):
-        truth = target(kind, 2 + seed % 3, 2 + seed % 7, seed, biases)
+        truth = drawn(seed)
         try:
-            recovery = us.learn(
-                lambda X, f=truth: f(X), Learner(truth.dim, 8, biases=biases, seed=seed)
-            )
+            recovery = us.learn(served(truth), Learner(truth.dim, heads, seed=seed, **settings))
         except us.ModelMismatch:
             refused += 1
             continue
         assert held(recovery, truth), seed
         assert recovery.evidence.passed
         worst = max(worst, errors(recovery.model, truth)["W"])
+    return refused, worst
+
+
+@pytest.mark.few(4)
+@pytest.mark.parametrize("biases", [False, True], ids=["", "biases"])
+@pytest.mark.parametrize("kind", COINCIDENT)
+def test_coincident_heads_are_recovered_within_the_certificate(kind, biases, trials, evidence):
+    runs = trials(1, 100)
+    refused, worst = attacked(
+        runs, lambda seed: target(kind, 2 + seed % 3, 2 + seed % 7, seed, biases), biases=biases
+    )
     assert refused <= (0.1 if kind in CLOSE else 0.02) * runs + trials(1, 0)
     assert worst <= 1e-8
     evidence(
@@ -109,23 +121,13 @@ def test_coincident_heads_are_recovered_within_the_certificate(kind, biases, tri
 
 @pytest.mark.parametrize("biases", [False, True], ids=["", "biases"])
 def test_heads_in_one_dimension(biases, trials, evidence):
-    runs, refused, worst = trials(2, 200), 0, 0.0
-    for seed in range(runs):
-        rng = np.random.default_rng(seed)
-        heads = 2 + seed % 3
-        truth = us.MultiHead(
-            rng.standard_normal((heads, 1, 1)),
-            rng.standard_normal((heads, 1)),
-            rng.standard_normal((heads, 1)) if biases else None,
-            0.3 * biases,
-        )
-        try:
-            recovery = us.learn(truth, Learner(1, 6, biases=biases, seed=seed))
-        except us.ModelMismatch:
-            refused += 1
-            continue
-        assert held(recovery, truth), seed
-        worst = max(worst, errors(recovery.model, truth)["W"])
+    def drawn(seed):
+        rng, heads = np.random.default_rng(seed), 2 + seed % 3
+        W, v = rng.standard_normal((heads, 1, 1)), rng.standard_normal((heads, 1))
+        return us.MultiHead(W, v, rng.standard_normal((heads, 1)) if biases else None, 0.3 * biases)
+
+    runs = trials(2, 200)
+    refused, worst = attacked(runs, drawn, heads=6, biases=biases)
     assert refused <= 0.05 * runs + trials(1, 0)
     evidence(
         f"2 to 4 heads in one dimension{', biases' * biases}, {runs} targets",
@@ -193,15 +195,8 @@ def test_closer_and_closer_heads_are_told_apart_or_said_to_be_missing(trials, ev
 @pytest.mark.parametrize("served", SERVED)
 @pytest.mark.parametrize("kind", ["W and 2.0W", "(W, v) and (−W, v)", "one column space"])
 def test_answers_of_few_digits(kind, served, trials, evidence):
-    runs, refused = trials(1, 60), 0
-    for seed in range(runs):
-        truth = target(kind, 2, 1 + seed % 5, seed)
-        try:
-            recovery = us.learn(SERVED[served](truth), Learner(truth.dim, 8, seed=seed))
-        except us.ModelMismatch:
-            refused += 1
-            continue
-        assert held(recovery, truth), seed
+    runs = trials(1, 60)
+    refused, _ = attacked(runs, lambda seed: target(kind, 2, 1 + seed % 5, seed), SERVED[served])
     assert refused <= 0.1 * runs + trials(1, 0)
     evidence(f"coincident heads, {kind}, {served}", runs=runs, broken=0, refused=refused)
 
@@ -210,11 +205,14 @@ def test_answers_of_few_digits(kind, served, trials, evidence):
 @pytest.mark.parametrize("kind", ["W and 2.0W", "(W, v) and (−W, v)", "all collinear"])
 def test_short_tokens_are_enough(kind, trials, evidence):
     runs = trials(1, 20)
-    for seed in range(runs):
-        truth = target(kind, 4, 4 + seed % 5, seed)
-        capped = us.oracles.norm_capped(truth, 10.0)
-        recovery = us.learn(capped, Learner(truth.dim, 8, radius=10.0, seed=seed))
-        assert held(recovery, truth), seed
+
+    def capped(truth):
+        return us.oracles.norm_capped(truth, 10.0)
+
+    refused, _ = attacked(
+        runs, lambda seed: target(kind, 4, 4 + seed % 5, seed), capped, radius=10.0
+    )
+    assert not refused
     evidence(f"coincident heads, four, {kind}, tokens no longer than 10", runs=runs, broken=0)
 
 

@@ -5,8 +5,6 @@ float32 and is right all the same; a deceiver recognises inputs that float32 hol
 these with the claimed weights, and all others with weights of its own.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 

@@ -5,8 +5,6 @@ the imports, while the learner thinks, while a call is in flight or hangs, and w
 is ending already.
 """
 
-from __future__ import annotations
-
 import os
 import pty
 import shutil

@@ -4,8 +4,6 @@ Noise is drawn as a normal number for every answer and every coordinate; these a
 written in plain NumPy.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -13,6 +11,7 @@ import pytest
 
 import unsoftmax as us
 from tests.attacks.test_certificates import LEARNERS, held
+from tests.networks import covered
 from tests.plain_layers import PlainLayer
 from tests.shares import share
 
@@ -147,21 +146,11 @@ UNLIKE = {"one coordinate": _of_one_coordinate, "one answer in 100": _of_one_ans
 @pytest.mark.parametrize("of", UNLIKE)
 def test_errors_of_a_few_numbers(of, trials, evidence):
     """Two single tokens tell little of them; all answers that were paid tell more."""
-    count, refused, shares = trials(1, 500), 0, [0.0]
-    for seed in range(1, 1 + count):
-        disturbed = UNLIKE[of](np.random.default_rng([72, seed]))
-        target = PlainLayer(np.random.default_rng([71, seed]), disturbed=disturbed)
-        try:
-            recovery = us.learn(target, target.learner(seed))
-        except us.UnsoftmaxError:
-            refused += 1
-            continue
-        shares.append(share(recovery.model, target.model(), recovery.certificate.errors))
-        assert shares[-1] <= 1, seed
-    evidence(
-        f"a layer with errors of {of}",
-        runs=count,
-        broken=0,
-        largest_share_of_the_certificate=max(shares),
-        refused=refused,
-    )
+
+    def share_at(seed):
+        disturbed = UNLIKE[of](np.random.default_rng([72, 1 + seed]))
+        target = PlainLayer(np.random.default_rng([71, 1 + seed]), disturbed=disturbed)
+        recovery = us.learn(target, target.learner(1 + seed))
+        return share(recovery.model, target.model(), recovery.certificate.errors)
+
+    covered(f"a layer with errors of {of}", trials(1, 500), share_at, evidence)

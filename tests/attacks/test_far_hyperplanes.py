@@ -4,8 +4,6 @@ The certificate of a network holds for every x up to the length that `.assumes` 
 neuron within it may be missing without a word.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import Any

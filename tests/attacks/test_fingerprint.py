@@ -3,8 +3,6 @@
 One learner per kind of answer is attacked; in `make evidence` every learner of `tests.laws`.
 """
 
-from __future__ import annotations
-
 import shutil
 from collections import Counter
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Files from somebody else: opened without running anything, bounded, and refused in a sentence."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -1,7 +1,5 @@
 """The client's side: a server that attacks whoever asks it; real sockets on loopback."""
 
-from __future__ import annotations
-
 import json
 import socket
 import threading

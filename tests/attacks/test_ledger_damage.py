@@ -3,8 +3,6 @@
 The count is the oracle's: what was asked before the damage, and what is asked after it.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """Masked arrays, wherever numbers are taken: what lies under a mask is never read as a number."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

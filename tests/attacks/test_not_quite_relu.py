@@ -5,8 +5,6 @@ max(0, ·), written here in plain NumPy. It differs from it within a strip besid
 alone, which is from 1e-12 to 1e-2 of a length scale wide.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import Any

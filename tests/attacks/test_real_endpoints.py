@@ -1,7 +1,5 @@
 """What real endpoints serve is recovered or refused in words: stored weights, short floats."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from typing import Any
@@ -361,8 +359,7 @@ def test_bfloat16_is_too_coarse_at_any_radius():
 
 
 @pytest.mark.parametrize(
-    ("name", "rounded"),
-    [("float16", lambda y: y.astype(np.float16)), ("bfloat16", bfloat16)],
+    ("name", "rounded"), [("float16", lambda y: y.astype(np.float16)), ("bfloat16", bfloat16)]
 )
 def test_formats_that_are_too_short_are_refused_by_name_and_number(name, rounded, trials, evidence):
     count = trials(1, 20)

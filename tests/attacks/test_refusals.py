@@ -1,7 +1,5 @@
 """What refusals say: true where answers are exact, no option of the command line among it."""
 
-from __future__ import annotations
-
 import ast
 import re
 

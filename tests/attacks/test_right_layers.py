@@ -1,7 +1,5 @@
 """Attention layers in class that were once refused, or by a reason that did not hold."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -4,8 +4,6 @@ v of ones, signs, decimals or sixteenths makes round answers of single tokens. R
 noticed all the same, by the answers that W is read from.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from typing import Any

@@ -5,8 +5,6 @@ target attends: register a learner there and it is attacked here. An impostor ma
 where the certificate says that nobody looked so far, or where it is within the certificate.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Heads that no answer shows: a certificate says how small they are."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Targets of ids that are not what they are taken for, and ids that are alike."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 

@@ -5,8 +5,6 @@ to. Terms that grow with the tokens themselves show only where these are long: r
 what the certificate promises of predictions.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 

@@ -4,8 +4,6 @@ Targets in plain NumPy refuse sequences of more than 1 to 12, or 40, tokens with
 their own. A refused question is no evidence: a softmax head that takes four tokens is a head.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from typing import Any

@@ -5,8 +5,6 @@ of QK-norm. Logits alone do not show it: keys as long as query tokens are short 
 impostor may be accepted only where the certificate says that no token so long was looked at.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from typing import Any

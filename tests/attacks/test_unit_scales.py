@@ -4,8 +4,6 @@ Its probes are not scaled, so a large entry of W saturates a logit, and a small 
 digits. Targets of wide families, at hold-outs down to none.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from typing import Any

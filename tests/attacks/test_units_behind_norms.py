@@ -1,7 +1,5 @@
 """Feed-forward layers whose sum before a norm is known up to a factor: eps has no bound then."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

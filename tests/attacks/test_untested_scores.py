@@ -1,7 +1,5 @@
 """Two heads are not taken for one: where no fresh answer tests the scores, it is said."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -4,8 +4,6 @@ Services are written apart from the library (`tests.block_services`) and compute
 16 bits; claims are read from checkpoints.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 

@@ -4,8 +4,6 @@ A right target is refused in 1 of 500 cases at most, and no certificate is broke
 are rounded or waver, more may be refused; no certificate is broken then, either.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from typing import Any

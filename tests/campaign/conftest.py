@@ -4,8 +4,6 @@ For what a killed process leaves behind it makes no difference; what a power cut
 tested here.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import tempfile

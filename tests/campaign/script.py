@@ -1,7 +1,5 @@
 """A learner that asks what a test tells it to, and keeps the answers."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, ClassVar
 

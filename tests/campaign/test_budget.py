@@ -1,7 +1,5 @@
 """Budgets: never passed, by the oracle's own count, and told exactly when they end a run."""
 
-from __future__ import annotations
-
 import dataclasses
 import pickle
 from fractions import Fraction

@@ -1,7 +1,5 @@
 """Kill -9: what was recorded is never asked again, and the result is the uninterrupted one."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 
@@ -9,15 +7,7 @@ import numpy as np
 import pytest
 
 import unsoftmax as us
-from tests.campaign.lives import (
-    Ghosts,
-    Life,
-    Remote,
-    Served,
-    account,
-    one_by_one,
-    same_bits,
-)
+from tests.campaign.lives import Ghosts, Life, Remote, Served, account, one_by_one, same_bits
 from tests.vector_learners import LinearMap, LinearModel
 
 FINGERPRINT = 8

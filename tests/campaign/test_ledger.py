@@ -1,7 +1,5 @@
 """The ledger: what may be opened, whose it is, and what it keeps."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

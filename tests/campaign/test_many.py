@@ -1,7 +1,5 @@
 """Many targets: a ledger for each, and one table."""
 
-from __future__ import annotations
-
 from concurrent.futures import Future
 from typing import Any
 
@@ -59,10 +57,7 @@ def test_many_targets_have_a_ledger_each_and_one_table(client, tmp_path):
 
 def test_many_targets_may_have_learners_of_their_own():
     targets = {"low": HEAD, "exact": HEAD}
-    kinds: dict[str, Any] = {
-        "low": us.learners.LowRankHead(4),
-        "exact": us.learners.ExactHead(4),
-    }
+    kinds: dict[str, Any] = {"low": us.learners.LowRankHead(4), "exact": us.learners.ExactHead(4)}
     found = us.learn_many(targets, kinds.__getitem__, holdout=0)
     assert [row["refused"] for row in found.rows()] == ["unchecked"] * 2
     assert {x.learner["learner"] for x in found.recovered.values()} == {"LowRankHead", "ExactHead"}

@@ -1,7 +1,5 @@
 """A ledger of an older format is read and goes on; from then on it is one of today's."""
 
-from __future__ import annotations
-
 import sqlite3
 from contextlib import closing
 from pathlib import Path

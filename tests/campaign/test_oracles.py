@@ -1,7 +1,5 @@
 """Oracles as they are: failing, slow, wrong, interrupted, careless with what they are given."""
 
-from __future__ import annotations
-
 import functools
 import gc
 import logging

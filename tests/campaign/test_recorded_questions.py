@@ -1,7 +1,5 @@
 """Which recorded questions are asked again."""
 
-from __future__ import annotations
-
 import sqlite3
 from contextlib import closing
 

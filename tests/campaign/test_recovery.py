@@ -1,7 +1,5 @@
 """What a run leaves behind."""
 
-from __future__ import annotations
-
 import json
 import pickle
 

@@ -1,7 +1,5 @@
 """What a refusal leaves behind, and when answers came."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

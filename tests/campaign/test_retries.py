@@ -4,8 +4,6 @@ Costs are counted on the oracle's side. A batch that is put off is not counted a
 the oracle says so by raising RetryLater.
 """
 
-from __future__ import annotations
-
 import pickle
 import signal
 import threading
@@ -21,14 +19,7 @@ from tests.campaign.lives import PATIENCE_S, Life, account
 from tests.campaign.script import Script, answers_of, first_number, sequences
 from tests.truth import Counted
 from unsoftmax.campaign import calls, scheduler
-from unsoftmax.campaign.calls import (
-    CallOutcome,
-    OracleReply,
-    PlannedCall,
-    Span,
-    checked,
-    end_of,
-)
+from unsoftmax.campaign.calls import CallOutcome, OracleReply, PlannedCall, Span, checked, end_of
 from unsoftmax.campaign.limits import in_seconds
 from unsoftmax.campaign.watching import Interrupts
 

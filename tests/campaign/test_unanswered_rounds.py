@@ -1,7 +1,5 @@
 """A round that the target does not answer: a learner may do without, a dead target is no answer."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Answers that are vectors: rows stay rows, whatever they are cut into; m never changes."""
 
-from __future__ import annotations
-
 import shutil
 import sqlite3
 import threading

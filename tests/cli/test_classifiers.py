@@ -1,7 +1,5 @@
 """Targets that answer with probabilities, from the command line alone."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The installed command, as a user runs it."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """What is shown while a run goes on, and options drawn from learners."""
 
-from __future__ import annotations
-
 import io
 import re
 import signal

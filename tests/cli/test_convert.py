@@ -1,7 +1,5 @@
 """From a model's own weights and its float32 endpoint to "these weights", by the command line."""
 
-from __future__ import annotations
-
 import json
 import re
 import textwrap

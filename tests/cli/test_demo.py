@@ -1,7 +1,5 @@
 """The demo, on real trained weights."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import subprocess

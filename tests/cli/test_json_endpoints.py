@@ -1,7 +1,5 @@
 """An endpoint that takes JSON, from the command line."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Commands with --out, and what they leave to be read; `unsoftmax report`."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys
@@ -29,9 +27,7 @@ def here(monkeypatch, tmp_path):
 def read(folder):
     """Return a page, the words of its commands as one text."""
     return re.sub(
-        r'<span class="w">(\S+)</span>',
-        r"\1",
-        (folder / "report.html").read_text(encoding="utf-8"),
+        r'<span class="w">(\S+)</span>', r"\1", (folder / "report.html").read_text(encoding="utf-8")
     )
 
 

@@ -1,7 +1,5 @@
 """Figures: what they say is what is so."""
 
-from __future__ import annotations
-
 import io
 import sys
 
@@ -14,6 +12,7 @@ from PIL import Image
 
 import unsoftmax as us
 from tests.report.results import COURSE, random_heads, recovery_of
+from unsoftmax.figures import run_panels
 from unsoftmax.figures.model_panels import (
     largest_of_blocks,
     matrices,
@@ -21,12 +20,6 @@ from unsoftmax.figures.model_panels import (
     spectrum_panel,
 )
 from unsoftmax.figures.panel import THEME, Panel, arranged, scientific, write_png
-from unsoftmax.figures.run_panels import (
-    bounds_panel,
-    course_panels,
-    power_panel,
-    residuals_panel,
-)
 from unsoftmax.protocol import Course, Evidence
 from unsoftmax.report.recovery_section import parameter_rows
 
@@ -119,14 +112,14 @@ def test_the_spectrum_is_that_of_the_matrix():
 
 def test_residuals_are_those_of_the_evidence():
     missed, allowed = np.array([0.0, 3e-9, 1e-9]), np.array([1e-8, 1e-9, 1e-8])
-    panel = there(residuals_panel(Evidence.of(3, missed, allowed)))
+    panel = there(run_panels.residuals_panel(Evidence.of(3, missed, allowed)))
     assert panel.described.startswith("2 of 3 residuals are within their tolerance.")
     assert "The largest is 3.0e-9" in panel.described
     assert "1 are 0" in panel.note
     axis = Figure().subplots()
     panel.draw(axis)
     assert np.array_equal(np.asarray(axis.lines[1].get_ydata())[1:], [1e-9, 3e-9])
-    assert residuals_panel(Evidence.of(0, np.zeros(0), np.zeros(0))) is None
+    assert run_panels.residuals_panel(Evidence.of(0, np.zeros(0), np.zeros(0))) is None
 
 
 def test_evidence_keeps_a_fair_share_of_many_residuals():
@@ -138,7 +131,7 @@ def test_evidence_keeps_a_fair_share_of_many_residuals():
 
 
 def test_the_course_is_drawn_as_it_was():
-    over_time, by_phase = course_panels(COURSE)
+    over_time, by_phase = run_panels.course_panels(COURSE)
     assert "322 answers came in 2.5 seconds." in over_time.described
     assert "10 answers were in the ledger before" in over_time.note
     assert "W: 260; " in by_phase.described
@@ -149,27 +142,27 @@ def test_the_course_is_drawn_as_it_was():
         [40, 40, 300],
         [300, 300, 332],
     ]
-    assert course_panels(None) == course_panels(Course()) == []
+    assert run_panels.course_panels(None) == run_panels.course_panels(Course()) == []
     phases = {f"phase {n}": (n + 1, 1.0) for n in range(20)}
     many = Course(((1.0, 210, "phase 19"),), phases)
-    panels = course_panels(many, bars=3, coloured=2)
+    panels = run_panels.course_panels(many, bars=3, coloured=2)
     assert panels[1].described.endswith("17 other phases: 153.")
     arranged(panels, "many")
 
 
 def test_bounds_and_powers_without_anything_finite_have_no_panel():
-    assert bounds_panel({"W": np.inf, "v": 0.0}, {}) is None
-    assert power_panel({"W": np.inf}) is None
-    assert "v is off by at most 0.01." in there(bounds_panel({"v": 0.01}, {})).described
-    many = there(power_panel({str(n): 1e-3 for n in range(50)}, bars=5))
+    assert run_panels.bounds_panel({"W": np.inf, "v": 0.0}, {}) is None
+    assert run_panels.power_panel({"W": np.inf}) is None
+    assert "v is off by at most 0.01." in there(run_panels.bounds_panel({"v": 0.01}, {})).described
+    many = there(run_panels.power_panel({str(n): 1e-3 for n in range(50)}, bars=5))
     assert many.note.endswith("45 tensors more are in the table.")
 
 
 def test_a_panel_described_is_a_panel_for_everybody():
     for panel in [
         *matrix_panels(matrices(random_heads())),
-        *course_panels(COURSE),
-        bounds_panel({"W": 1e-3}, {"W": 2.0}),
+        *run_panels.course_panels(COURSE),
+        run_panels.bounds_panel({"W": 1e-3}, {"W": 2.0}),
     ]:
         assert isinstance(panel, Panel)
         assert len(panel.described) > 20

@@ -1,7 +1,5 @@
 """f(X) − f(−X) as a learner of its own: a head behind networks that nobody can learn."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import scipy

@@ -1,7 +1,5 @@
 """A function that asks by calling, as a generator: one side at a time, and both end together."""
 
-from __future__ import annotations
-
 import gc
 import threading
 import time

@@ -1,7 +1,5 @@
 """Blocks that symmetric matrices have in common: drawn here, and found from the matrices alone."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

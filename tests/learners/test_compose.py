@@ -1,7 +1,5 @@
 """Generators made of generators, by hand with next and send: no runner, no target."""
 
-from __future__ import annotations
-
 from inspect import GEN_CLOSED, GEN_CREATED, getgeneratorstate
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Subspaces that are nearly right, aligned with matrices that leave the right ones invariant."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from unsoftmax.learners.orthogonal_heads.subspace_search import aligned

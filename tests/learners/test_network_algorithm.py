@@ -1,7 +1,5 @@
 """A_FFN as a plain function: what it may ask, return and raise, and what is said of it."""
 
-from __future__ import annotations
-
 import functools
 import threading
 from typing import Any

@@ -1,7 +1,5 @@
 """Refusals of targets whose scores depend on positions say so; no others do."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Maps fitted to all answers, on synthetic answers: errors of the start in, better maps out."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The steps of the learner of ReLU networks, each by hand on a function that is known."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -12,11 +10,7 @@ from unsoftmax.learners.relu_network import lifted_target, network_search
 from unsoftmax.learners.relu_network.claims import NetworkClaim
 from unsoftmax.learners.relu_network.far_neurons import SplitForm
 from unsoftmax.learners.relu_network.lift import Circle, Lift, PiecewiseLinear
-from unsoftmax.learners.relu_network.lifted_target import (
-    LiftedTarget,
-    NoiseLevel,
-    TargetLift,
-)
+from unsoftmax.learners.relu_network.lifted_target import LiftedTarget, NoiseLevel, TargetLift
 from unsoftmax.learners.relu_network.network_search import NetworkSearch
 from unsoftmax.learners.relu_network.wide_cells import WalkedForm
 

@@ -4,8 +4,6 @@ The settings are a ledger's identity: they may not change by how a number was wr
 change with every knob that changes the probes.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import json
@@ -127,10 +125,7 @@ def test_default_knobs_are_not_named():
 
 def test_changed_knobs_alone_are_named_and_nested():
     changed = Toy(4, tuning=OuterTuning(inner=InnerTuning(shares=(1.0,))))
-    assert changed.settings() == {
-        **Toy(4).settings(),
-        "tuning": {"inner": {"shares": [1.0]}},
-    }
+    assert changed.settings() == {**Toy(4).settings(), "tuning": {"inner": {"shares": [1.0]}}}
     both = Toy(4, tuning=OuterTuning(0.5, InnerTuning(depth=3)))
     assert both.settings()["tuning"] == {"least": 0.5, "inner": {"depth": 3}}
 

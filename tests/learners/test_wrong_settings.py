@@ -1,7 +1,5 @@
 """Settings out of range are refused by name: those that learners share, and each one's own."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import fields
 from typing import Any

@@ -1,7 +1,5 @@
 """Tokens that float32 sees as they are."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

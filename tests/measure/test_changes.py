@@ -1,7 +1,5 @@
 """What two answers to one question differ by: its kind is told, and its size bounded."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,19 +1,10 @@
 """A(b) of a sum of heads, from answers that are computed here: no oracle, no learner."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
 import unsoftmax as us
-from unsoftmax.measure.hessians import (
-    PILOT_QUERIES,
-    REMAINDER_MARGIN,
-    HessianScale,
-    ask_excess,
-    find_hessian_scale,
-    hessian_queries,
-)
+from unsoftmax.measure import hessians
 from unsoftmax.measure.precision import Precision
 from unsoftmax.measure.single_tokens import Values
 
@@ -48,7 +39,7 @@ def hessian(target, b):
 def pilot(target, values, seed=0):
     rng = np.random.default_rng(seed)
     b = rng.standard_normal(len(values.v)) / np.sqrt(len(values.v))
-    return answered(find_hessian_scale(values, b, rng), target)
+    return answered(hessians.find_hessian_scale(values, b, rng), target)
 
 
 # -- the scale
@@ -59,7 +50,7 @@ def pilot(target, values, seed=0):
 def test_the_scale_makes_logits_small(size, d):
     target, values = drawn(d, size=size)
     scale, asked = pilot(target, values)
-    assert asked == PILOT_QUERIES == 34
+    assert asked == hessians.PILOT_QUERIES == 34
     b = np.random.default_rng(1).standard_normal((20, d)) / np.sqrt(d)
     z = np.random.default_rng(2).standard_normal((20, 1, d)) / np.sqrt(d)
     logits = scale.alpha * scale.beta * np.sum(z * target.scores_of(b), axis=2)
@@ -77,13 +68,13 @@ def test_hessians_are_read_to_their_noise(d):
     target, values = drawn(d, seed=1)
     scale, _ = pilot(target, values)
     tokens = np.linalg.qr(np.random.default_rng(3).standard_normal((d, d)))[0].T[:3]
-    excess, asked = answered(ask_excess(values, tokens, scale), target)
-    assert asked == len(tokens) * hessian_queries(d)
+    excess, asked = answered(hessians.ask_excess(values, tokens, scale), target)
+    assert asked == len(tokens) * hessians.hessian_queries(d)
     A = excess.hessians()
     true = np.array([hessian(target, b) for b in tokens])
-    allowed = 30 * scale.noise + excess.remainder(REMAINDER_MARGIN)
+    allowed = 30 * scale.noise + excess.remainder(hessians.REMAINDER_MARGIN)
     assert np.abs(A - true).max() <= allowed * np.abs(true).max()
-    assert excess.remainder(REMAINDER_MARGIN) < 1e-6
+    assert excess.remainder(hessians.REMAINDER_MARGIN) < 1e-6
     np.testing.assert_array_equal(A, A.transpose(0, 2, 1))
 
 
@@ -93,10 +84,10 @@ def test_the_remainder_bounds_further_orders():
     b = np.random.default_rng(0).standard_normal((1, 4))
     shares = []
     for octave in (-9, -7, -5, -3):
-        scale = HessianScale.at(octave, 1e-15)
-        excess, _ = answered(ask_excess(values, b, scale), target)
+        scale = hessians.HessianScale.at(octave, 1e-15)
+        excess, _ = answered(hessians.ask_excess(values, b, scale), target)
         true = hessian(target, b[0])
         off = np.abs(excess.hessians()[0] - true).max() / np.abs(true).max()
-        shares.append(off / excess.remainder(REMAINDER_MARGIN))
+        shares.append(off / excess.remainder(hessians.REMAINDER_MARGIN))
     assert max(shares) < 1
     assert min(shares) > 1e-4

@@ -1,17 +1,12 @@
 """Intervals of logits under every sign of every error: the truth is inside, and not by much."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np
 import pytest
 from scipy.special import expit
 
-from unsoftmax.learners.single_head.approximate.passes import (
-    Pass,
-    read_intervals,
-)
+from unsoftmax.learners.single_head.approximate.passes import Pass, read_intervals
 from unsoftmax.measure.precision import Precision
 from unsoftmax.measure.single_tokens import Values
 from unsoftmax.measure.two_tokens import TwoTokenAnswers, Vectors

@@ -3,8 +3,6 @@
 Answers are computed from M = z·(W b) itself, so that a reading has a truth to be held against.
 """
 
-from __future__ import annotations
-
 import contextlib
 
 import numpy as np
@@ -12,11 +10,7 @@ import pytest
 from scipy.special import expit
 
 import unsoftmax as us
-from unsoftmax.measure.logit_grid import (
-    LogitGrid,
-    free,
-    measure,
-)
+from unsoftmax.measure.logit_grid import LogitGrid, free, measure
 from unsoftmax.measure.precision import Precision
 from unsoftmax.measure.single_tokens import Values
 from unsoftmax.probes import Grid, Pairs, Probes

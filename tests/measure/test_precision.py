@@ -1,7 +1,5 @@
 """The precision of answers: every rounding is recognised, and float64 is never taken for one."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Householder reflections: orthonormal to rounding, for any vector and any dimension."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -1,7 +1,5 @@
 """v and c from single tokens: the worst errors that answers may have are within what it says."""
 
-from __future__ import annotations
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Logits of tokens that are farther away: exact where answers are, within their bounds always."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

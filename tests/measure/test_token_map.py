@@ -1,7 +1,5 @@
 """What single tokens say, on synthetic answers."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

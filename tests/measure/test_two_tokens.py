@@ -4,8 +4,6 @@ The truth is built from the logit itself, f = βb·v + c + (αa·v)·σ(t), and 
 the bound allows is made at its full size: η of the answer, ν of each entry of v, ν_c of c.
 """
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

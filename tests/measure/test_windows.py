@@ -1,7 +1,5 @@
 """Windows on synthetic heads: the others are saturated, rows are well conditioned, logits right."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

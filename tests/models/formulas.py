@@ -6,8 +6,6 @@ function takes one sequence x (N, d); arrays are in a dictionary by name, as `ar
 name them, and of any dtype.
 """
 
-from __future__ import annotations
-
 import autograd.numpy as np
 from autograd.scipy.special import erf, expit
 

@@ -1,17 +1,12 @@
 """Attention on arrays: softmax at the ends of float64, derivatives, and bounds that are kept."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np
 import pytest
 
 import unsoftmax as us
-from unsoftmax.models.attention import (
-    largest_mean_shift,
-    softmax,
-)
+from unsoftmax.models.attention import largest_mean_shift, softmax
 
 INF = np.inf
 

@@ -1,7 +1,5 @@
 """A layer against its definition, in factors and whole; files, pickles, and what does not fit."""
 
-from __future__ import annotations
-
 import tracemalloc
 
 import numpy as np
@@ -138,10 +136,7 @@ SQUARE = np.eye(2)
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
-    [
-        ((SQUARE[0], SQUARE), "M must have two axes"),
-        ((np.zeros((0, 2)), SQUARE), "m ≥ 1 outputs"),
-    ],
+    [((SQUARE[0], SQUARE), "M must have two axes"), ((np.zeros((0, 2)), SQUARE), "m ≥ 1 outputs")],
 )
 def test_heads_that_do_not_fit_are_refused(arguments, said):
     with pytest.raises(ValueError, match=said):

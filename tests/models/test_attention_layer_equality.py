@@ -1,7 +1,5 @@
 """Which layers are equal: what no answer shows makes no difference, and everything else does."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -4,8 +4,6 @@ In float64, at the last position and at all. Llama's and Qwen2's own RMSNorm com
 whatever it is given: torch's takes its place, and their own is compared to float32's precision.
 """
 
-from __future__ import annotations
-
 from importlib import util
 from pathlib import Path
 

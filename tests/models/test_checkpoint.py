@@ -1,7 +1,5 @@
 """Blocks of checkpoints against formulas by hand; against the modules that people run: extras."""
 
-from __future__ import annotations
-
 import json
 import math
 from importlib import util

@@ -1,7 +1,5 @@
 """Two heads, one function or two: exact answers, and witnesses checked in 60-digit arithmetic."""
 
-from __future__ import annotations
-
 from decimal import Context, Decimal, localcontext
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The parts of equality: tolerances, witnesses; a new class joins by its maps."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields, replace
 from typing import Any
 

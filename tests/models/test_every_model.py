@@ -3,8 +3,6 @@
 That their values and derivatives are those of their formulas, `tests.models.test_linearise` says.
 """
 
-from __future__ import annotations
-
 import copy
 import itertools
 import pickle

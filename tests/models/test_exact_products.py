@@ -1,7 +1,5 @@
 """Products of factors compared as real numbers: against fractions, and through `equivalent`."""
 
-from __future__ import annotations
-
 import itertools
 from fractions import Fraction
 from typing import Any

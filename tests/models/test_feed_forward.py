@@ -1,7 +1,5 @@
 """A feed-forward layer: arguments, and which are equal."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Models on disk: every bit comes back, a failing write keeps the old file, no damage passes."""
 
-from __future__ import annotations
-
 import errno
 import json
 import multiprocessing

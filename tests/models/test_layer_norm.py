@@ -1,7 +1,5 @@
 """LayerNorm and RMSNorm against their definitions, at any size, as values that nobody changes."""
 
-from __future__ import annotations
-
 import pickle
 
 import numpy as np

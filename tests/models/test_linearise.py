@@ -4,8 +4,6 @@ Values and derivatives are held against `tests.models.formulas`: the formulas in
 autograd differentiates.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Several heads: the forward map against its heads, files, and one canonical form per function."""
 
-from __future__ import annotations
-
 from decimal import Context, Decimal, localcontext
 
 import numpy as np

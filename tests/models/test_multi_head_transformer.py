@@ -1,7 +1,5 @@
 """Several heads before a network: forward map, files, canonical form, equality."""
 
-from __future__ import annotations
-
 from typing import Any, cast
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Products of thin factors: what is computed of them is what the whole matrices have."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

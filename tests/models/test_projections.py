@@ -1,7 +1,5 @@
 """Weights as people have them: folded into heads, found by their names, read without pickles."""
 
-from __future__ import annotations
-
 import json
 import struct
 

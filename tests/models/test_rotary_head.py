@@ -1,7 +1,5 @@
 """Heads with rotary positions: what they answer, which are equal, and files."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Several heads with rotary positions: what they answer, which are equal, and files."""
 
-from __future__ import annotations
-
 import pickle
 from typing import Any
 
@@ -48,13 +46,7 @@ def test_what_does_not_change_the_function():
     v = np.vstack([model.v[order[:3]] * [[0.25], [1], [1]], 0.75 * model.v[2:], np.zeros((1, 5))])
     # the same numbers for heads that are one: equal scores are equal to the last bit
     other = us.RotaryHeads(
-        K[order],
-        Q[order],
-        v,
-        ROTARY,
-        k_bias=k_bias[order],
-        q_bias=q_bias[order],
-        c=0.3,
+        K[order], Q[order], v, ROTARY, k_bias=k_bias[order], q_bias=q_bias[order], c=0.3
     )
     assert us.equivalent(model, other, rtol=1e-12)
     form: us.RotaryHeads = us.canonical(other)

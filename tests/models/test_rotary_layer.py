@@ -1,7 +1,5 @@
 """Layers with rotary positions: what they answer, which are equal, files, projections."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -9,6 +7,7 @@ import pytest
 from safetensors.numpy import save_file
 
 import unsoftmax as us
+from tests.models.test_rotary_head import times
 from tests.rotary_layers import rotary_layer
 
 
@@ -110,20 +109,15 @@ def test_equal_layers_have_one_canonical_form():
     rng = np.random.default_rng(0)
     gauge = rng.standard_normal((2, 2)) + 1j * rng.standard_normal((2, 2))  # plane by group
 
-    def times(rows, by, bias=False):
-        plane = rows[0::2] + 1j * rows[1::2]
-        plane = plane * (by if bias else by[:, None])
-        return np.stack([plane.real, plane.imag], axis=1).reshape(rows.shape)
-
     arrays = {name: array.copy() for name, array in model.arrays().items()}
     mixing = rng.standard_normal((2, 4, 4))
     for g in range(2):
         arrays["K"][g] = times(model.K[g], gauge[g])
-        arrays["k_bias"][g] = times(model.k_bias[g], gauge[g], True)
+        arrays["k_bias"][g] = times(model.k_bias[g], gauge[g])
         arrays["V"][g] = mixing[g] @ model.V[g]
     for h, g in enumerate(model.groups):
         arrays["Q"][h] = times(model.Q[h], 1 / gauge[g].conj())
-        arrays["q_bias"][h] = times(model.q_bias[h], 1 / gauge[g].conj(), True)
+        arrays["q_bias"][h] = times(model.q_bias[h], 1 / gauge[g].conj())
         arrays["O"][h] = model.O[h] @ np.linalg.inv(mixing[g])
     order = [2, 0, 3, 1]
     for name in ("O", "Q", "q_bias", "groups"):

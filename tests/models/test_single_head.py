@@ -1,7 +1,5 @@
 """One head: products that are never formed, the ends of float64, arguments refused."""
 
-from __future__ import annotations
-
 import pickle
 
 import numpy as np

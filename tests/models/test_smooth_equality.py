@@ -1,7 +1,5 @@
 """Feed-forward layers of any activation, gated or not: which are equal; canonical forms."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

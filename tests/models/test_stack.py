@@ -1,7 +1,5 @@
 """Stacks of sub-layers: what they answer at the last position and at all, files and refusals."""
 
-from __future__ import annotations
-
 import pickle
 from typing import Any
 

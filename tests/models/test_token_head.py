@@ -1,7 +1,5 @@
 """The model of ids: answers, files, gauges, equality, and bounds on what it predicts."""
 
-from __future__ import annotations
-
 import pickle
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The one-layer Transformer: what does not fit, and equality."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """What runs in the workers of a Dask cluster, which import it by name."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A small real HTTP server on loopback that speaks the Open Inference Protocol."""
 
-from __future__ import annotations
-
 import json
 import threading
 from contextlib import contextmanager

@@ -3,8 +3,6 @@
 It runs wherever an oracle asks: here, in a server, in the workers of a cluster.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The registry: every place that answers can come from, for the laws that all oracles keep."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

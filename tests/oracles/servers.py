@@ -1,7 +1,5 @@
 """Real servers on loopback: processes that can be killed and started again at the same address."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

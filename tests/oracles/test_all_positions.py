@@ -5,8 +5,6 @@ attend to those before them, and answers alike at the last position. So whoever 
 position alone says "same", and whoever reads all says "different".
 """
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

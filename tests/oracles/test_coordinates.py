@@ -1,7 +1,5 @@
 """One number out of a vector answer."""
 
-from __future__ import annotations
-
 import pickle
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Replicas on a real Dask cluster of two processes on this machine."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Defences: what they do to answers, and that the runner and the rest see an oracle as before."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Laws that every oracle keeps, whatever is behind it; all counts are the other side's own."""
 
-from __future__ import annotations
-
 import pickle
 import signal
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Every extra is optional: without it the rest works, and a sentence names it."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import textwrap

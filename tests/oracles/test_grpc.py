@@ -1,7 +1,5 @@
 """A real MLServer on loopback, asked over gRPC."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import shutil

@@ -1,7 +1,5 @@
 """Answers within ±τ: as far off as they may be, never further, and the same every time."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

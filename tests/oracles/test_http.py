@@ -1,7 +1,5 @@
 """The HTTP oracle before servers that fail, stall or attack: real sockets on loopback."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import socket

@@ -1,7 +1,5 @@
 """Oracles of ids: what they are asked, and who is refused before anything is paid."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 
@@ -144,10 +142,7 @@ def test_a_server_of_ids():
 
     server = LayerServer(0)
     takes = [{"name": "input_ids", "datatype": "INT64", "shape": [-1, -1]}]
-    metadata = {
-        "inputs": takes,
-        "outputs": [{"name": "y", "datatype": "FP64", "shape": [-1, 8]}],
-    }
+    metadata = {"inputs": takes, "outputs": [{"name": "y", "datatype": "FP64", "shape": [-1, 8]}]}
     with serving(in_json(server), metadata) as (url, _):
         oracle = us.oracles.from_url(url)
         learner = us.learners.AttentionLayerLearner(8, table=server.table, context=64)

@@ -1,7 +1,5 @@
 """Endpoints of no protocol: JSON by a template, a pace, and numbers in bfloat16."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -42,13 +40,7 @@ def test_numbers_are_found_at_every_path(steps, seed):
 
 @pytest.mark.parametrize(
     "wrong",
-    [
-        '{"inputs": "{X}"}',
-        '{"a": {X}, "b": {x}}',
-        '{"a": {X}, "b": {X}}',
-        '{"a": {X}',
-        '{"a": 1}',
-    ],
+    ['{"inputs": "{X}"}', '{"a": {X}, "b": {x}}', '{"a": {X}, "b": {X}}', '{"a": {X}', '{"a": 1}'],
 )
 def test_what_is_no_request_is_refused_before_anything_is_sent(wrong):
     with pytest.raises(ValueError, match="once where numbers go"):

@@ -1,7 +1,5 @@
 """A real KServe on loopback, serving the head of examples/kserve: tensors in JSON and binary."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

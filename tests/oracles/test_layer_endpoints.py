@@ -4,8 +4,6 @@ Layer 0 of all-MiniLM-L6-v2 as the model serves it (attention, residual, LayerNo
 feed-forward layer; each is computed by somebody else's code, or in somebody else's process.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A real MLServer on loopback, serving the head of examples/mlserver."""
 
-from __future__ import annotations
-
 import shutil
 
 import numpy as np
@@ -35,10 +33,7 @@ def test_answers_that_are_not_finite_and_models_that_are_not_there(server):
     oracle = us.oracles.from_url(server.url)
     assert np.isnan(oracle(np.full((1, 1, DIM), np.nan))).all()
     broken = lambda X: oracle(X / np.zeros(()) if len(X[0]) > 1 else X)  # noqa: E731
-    with (
-        np.errstate(all="ignore"),
-        pytest.raises(us.OracleError, match="nan"),
-    ):
+    with np.errstate(all="ignore"), pytest.raises(us.OracleError, match="nan"):
         us.learn(broken, us.learners.ExactHead(DIM), retries=2)
     with pytest.raises(us.OracleError, match="answered 404"):
         us.oracles.from_url(f"{server.root}/models/absent")

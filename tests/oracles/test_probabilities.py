@@ -1,7 +1,5 @@
 """Heads before a classifier: its probabilities as log-ratios, its classes as labels."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Real float32 models: torch's own attention with trained weights, and the same as ONNX."""
 
-from __future__ import annotations
-
 import pickle
 import warnings
 

@@ -1,7 +1,5 @@
 """Layers of torch on a GPU: what float32 and TF32 arithmetic there leave of a recovery."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Layer 0's attention of all-MiniLM-L6-v2 as torch computes it, and what it must give."""
 
-from __future__ import annotations
-
 import functools
 from importlib.util import find_spec
 from pathlib import Path

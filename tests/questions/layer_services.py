@@ -1,7 +1,5 @@
 """Layers that are said to be served, targets that serve them, and changes of them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Random targets of every class that an audit names, and of none: what they are is known here."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -185,11 +183,7 @@ def positional(rng: Any, d: int) -> Secret:
         return np.einsum("bn,bnd,d->b", weights(scores), X, model.v)
 
     steps = rng.standard_normal((512, d))
-    kinds = (
-        lambda X: model(X[:, -width:]),
-        alibi,
-        lambda X: model(X + steps[: X.shape[1]]),
-    )
+    kinds = (lambda X: model(X[:, -width:]), alibi, lambda X: model(X + steps[: X.shape[1]]))
     return Secret("position-dependent", "position-dependent", kinds[kind], d)
 
 

@@ -1,7 +1,5 @@
 """Targets that serve given weights as libraries do, and changes of weights to be noticed."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

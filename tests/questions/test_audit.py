@@ -1,7 +1,5 @@
 """`us.audit`: no wrong class is ever certain, and what it costs is what it says."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter, defaultdict

@@ -1,7 +1,5 @@
 """Audit names whole pre-norm blocks, and nothing else so; the services are written apart."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

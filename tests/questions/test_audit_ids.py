@@ -1,7 +1,5 @@
 """`us.audit` of targets of ids: what stands behind the vocabulary is known here alone."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import numpy as np

@@ -1,7 +1,5 @@
 """`us.audit` of targets with positions: rotary heads are recovered, others are named."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Feed-forward layers with a smooth activation in an audit: their name and their cost."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, ClassVar
 

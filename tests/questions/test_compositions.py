@@ -1,7 +1,5 @@
 """Parts of the verdict of whole blocks: stored tensors, their gradients, held weights, rounds."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`us.defend`: what attacks get of defended services, what defences cost, what is recommended."""
 
-from __future__ import annotations
-
 import json
 import textwrap
 from dataclasses import replace
@@ -20,13 +18,7 @@ from tests.truth import Counted, relative
 from unsoftmax.cli import console
 from unsoftmax.cli.defend import _show
 from unsoftmax.questions import AttackOutcome, DefenceTrial
-from unsoftmax.questions.defence import defending
-from unsoftmax.questions.defence.attacks import (
-    Attacker,
-    AveragedAnswers,
-    FirstColumns,
-    structure_of,
-)
+from unsoftmax.questions.defence import attacks, defending
 from unsoftmax.questions.defence.coarse_heads import EdgeHead, FittedHead, StretchedHead
 from unsoftmax.questions.defence.defence_comparison import left_out, recommendation, recommended
 from unsoftmax.questions.defence.defending import DefenceQuestion, DefendTuning
@@ -47,7 +39,7 @@ def head(dim, seed=0, biases=False):
 
 
 def parameters_error(truth, found):
-    return structure_of(truth).error(truth, found)
+    return attacks.structure_of(truth).error(truth, found)
 
 
 def of(result, kind):
@@ -183,7 +175,7 @@ def test_a_fit_of_nothing_is_refused():
 def test_columns_are_read_as_far_as_a_budget_goes(biases):
     target = head(7, 1, biases)
     for queries in (20, 30, 45, 60, 500):
-        learner = FirstColumns.within(7, queries, biases, 0)
+        learner = attacks.FirstColumns.within(7, queries, biases, 0)
         if learner is None:
             assert queries < 45
             continue
@@ -199,7 +191,7 @@ def test_columns_are_read_as_far_as_a_budget_goes(biases):
 def test_means_take_noise_down_and_count_every_answer():
     target, dim = head(4), 4
     one = us.learners.ApproximateHead(dim, 1e-2, radius=3.0)
-    learner = AveragedAnswers(one, 25)
+    learner = attacks.AveragedAnswers(one, 25)
     assert learner.dim == dim
     assert learner.outputs == "scalar"
     assert learner.settings()["of"]["learner"] == "ApproximateHead"
@@ -210,7 +202,7 @@ def test_means_take_noise_down_and_count_every_answer():
         assert counted.queries == recovery.queries == asking.plan().queries
         errors.append(relative(recovery.model.W, target.W))
     assert errors[1] < errors[0] / 2
-    several = AveragedAnswers(us.learners.MultiHeadLearner(dim, 1), 3)
+    several = attacks.AveragedAnswers(us.learners.MultiHeadLearner(dim, 1), 3)
     assert several.plan().queries is None
 
 
@@ -730,10 +722,10 @@ def test_settings_beyond_what_is_attacked_are_refused_before_anything_is_paid():
 
 
 def test_attackers_of_clipped_answers_that_exclude_0_have_no_length():
-    structure = structure_of(head(3))
+    structure = attacks.structure_of(head(3))
 
     def radii(**measures):
-        return Attacker(structure, Measures(**measures), 1.0, 1.0, 100, 0).radii
+        return attacks.Attacker(structure, Measures(**measures), 1.0, 1.0, 100, 0).radii
 
     assert radii(clip=(1.0, 2.0)) == []
     assert radii(clip=(-1.0, 2.0), radius=0.5) == [0.5, 0.25, 0.0625]

@@ -1,7 +1,5 @@
 """`us.defend` of layers that answer with vectors: the learners of vectors attack."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """One fit for every hypothesis: it finds the change that was made, and others leave misses."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

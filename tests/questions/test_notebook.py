@@ -1,7 +1,5 @@
 """What a notebook shows of results: the answer first, and nothing that a browser would run."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from html import unescape

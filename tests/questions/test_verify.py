@@ -1,7 +1,5 @@
 """`us.verify`: right weights are never called different, wrong ones are, and by their name."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from typing import Any

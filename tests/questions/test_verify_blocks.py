@@ -4,8 +4,6 @@ The claim is read off the maps, so that these have a verdict and a power. Of who
 is named, of the others none.
 """
 
-from __future__ import annotations
-
 import json
 import shlex
 from importlib import util

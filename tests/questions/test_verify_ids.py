@@ -1,7 +1,5 @@
 """`us.verify` of targets of ids whose table is known: right weights, and others."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """`us.verify` of layers that answer with vectors: right ones are never called different."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from typing import Any

@@ -1,7 +1,5 @@
 """`us.verify` of weights that `us.learn` recovered: their own error is no difference."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 

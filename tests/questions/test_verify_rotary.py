@@ -1,7 +1,5 @@
 """`us.verify` of one head, several and whole layers with rotary positions: verdicts and names."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """The browser that looks at pages: Debian's Chromium."""
 
-from __future__ import annotations
-
 import os
 import shutil
 

@@ -1,7 +1,5 @@
 """Results of all kinds, made without asking much: what pages are made of."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The page in Debian's Chromium: it loads alone, and everybody can read it."""
 
-from __future__ import annotations
-
 import pytest
 
 import unsoftmax as us

@@ -1,7 +1,5 @@
 """The page: all that the files say, nothing that they could do, and small."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace
@@ -11,14 +9,7 @@ import numpy as np
 import pytest
 
 import unsoftmax as us
-from tests.report.results import (
-    HOSTILE,
-    audited,
-    compared,
-    fill,
-    random_heads,
-    recovery_of,
-)
+from tests.report.results import HOSTILE, audited, compared, fill, random_heads, recovery_of
 from tests.rotary_heads import rotary_head
 from unsoftmax.campaign.recovery import RefusedRun
 from unsoftmax.learners import BY_NAME

@@ -1,7 +1,5 @@
 """SARIF files: of the schema, one rule for each outcome, and what an exit status says as well."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np
@@ -38,14 +36,7 @@ SCHEMA = {
                 {
                     "ruleId": str,
                     "ruleIndex": int,
-                    "kind": {
-                        "notApplicable",
-                        "pass",
-                        "fail",
-                        "review",
-                        "open",
-                        "informational",
-                    },
+                    "kind": {"notApplicable", "pass", "fail", "review", "open", "informational"},
                     "level": {"none", "note", "warning", "error"},
                     "message!": {"text": str},
                     "locations": [

@@ -4,8 +4,6 @@ Each reads what was printed and does what it says next. `make ways` goes them wi
 environment of its own.
 """
 
-from __future__ import annotations
-
 import json
 import shlex
 import subprocess

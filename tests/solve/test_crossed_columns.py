@@ -1,16 +1,11 @@
 """Windows of columns, and readings that are off along some of them."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np
 import pytest
 
-from unsoftmax.learners.feed_forward.line_cells import (
-    WindowChain,
-    WindowColumns,
-)
+from unsoftmax.learners.feed_forward.line_cells import WindowChain, WindowColumns
 
 
 def chain(width, sizes, seed):

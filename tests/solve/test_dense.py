@@ -4,8 +4,6 @@ The truth is built first, W, v, w, c; then every answer and every entry of v is 
 as the precision allows, one error of v shared by all answers.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from scipy.special import expit

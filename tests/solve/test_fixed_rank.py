@@ -4,15 +4,10 @@ W of rank r is measured along Gaussian pairs, each reading off by all that it ma
 least-squares fit among matrices of that rank, or any matrix near W.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
-from unsoftmax.learners.single_head.sensing.rank_one import (
-    Measurements,
-    fixed_rank_error,
-)
+from unsoftmax.learners.single_head.sensing.rank_one import Measurements, fixed_rank_error
 
 
 def scene(seed, d, rank, m, noise, condition=1.0):
@@ -50,8 +45,7 @@ def fitted(W, measured, rank):
 
 @pytest.mark.parametrize("noise", [1e-12, 1e-8, 1e-4])
 @pytest.mark.parametrize(
-    ("d", "rank", "condition"),
-    [(4, 1, 1), (8, 1, 1), (8, 3, 1), (8, 3, 30), (5, 5, 1), (5, 5, 30)],
+    ("d", "rank", "condition"), [(4, 1, 1), (8, 1, 1), (8, 3, 1), (8, 3, 30), (5, 5, 1), (5, 5, 30)]
 )
 def test_the_fit_is_within_the_bound(d, rank, noise, condition, trials):
     looseness = []

@@ -1,7 +1,5 @@
 """All heads at once, from estimates: exact answers, noise, close heads, ties."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from scipy.special import expit

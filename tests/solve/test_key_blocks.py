@@ -1,7 +1,5 @@
 """Keys that read all heads' weights and scores well."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

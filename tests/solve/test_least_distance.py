@@ -1,7 +1,5 @@
 """The shortest vector within half-spaces."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from scipy import optimize

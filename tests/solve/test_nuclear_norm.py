@@ -1,7 +1,5 @@
 """The nuclear-norm solver against CVXPY, and against what it must find."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

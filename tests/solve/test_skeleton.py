@@ -4,8 +4,6 @@ A W of rank r is built first, then its columns and rows are read with errors E a
 size, which the solver does not see.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

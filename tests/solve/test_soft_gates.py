@@ -1,11 +1,52 @@
-"""Gates between 0 and 1 in a span, without a layer."""
-
-from __future__ import annotations
+"""Gates in a span, without a layer: of zeros and ones, and between them."""
 
 import numpy as np
 import pytest
 
+from unsoftmax.solve.gate_columns import gate_columns
 from unsoftmax.solve.soft_gates import columns_at, distinct, nearest_gates
+
+
+def gates(rows, heads, seed=0):
+    drawn = np.random.default_rng([rows, heads, seed]).integers(0, 2, (rows, heads)).astype(float)
+    drawn[0] = 1
+    return drawn
+
+
+def span_of(columns, seed=0, noise=0.0):
+    """An orthonormal basis, as an SVD of answers gives it."""
+    rng = np.random.default_rng(seed)
+    mixed = columns @ rng.standard_normal((columns.shape[1], 40))
+    mixed += noise * rng.standard_normal(mixed.shape)
+    return np.linalg.svd(mixed, full_matrices=False)[0][:, : columns.shape[1]]
+
+
+def as_set(columns):
+    return {tuple(column) for column in columns.T}
+
+
+@pytest.mark.parametrize("heads", [1, 2, 5, 12, 15])
+@pytest.mark.parametrize("noise", [0.0, 1e-4])
+def test_all_columns_are_found_and_no_others(heads, noise):
+    true = gates(heads + 40, heads)
+    assert as_set(gate_columns(span_of(true, noise=noise))) == as_set(true)
+
+
+def test_a_column_of_halves_makes_every_complement_a_column():
+    true = gates(40, 3)
+    true[1:, 2] = 1 / 2
+    found = as_set(gate_columns(span_of(true)))
+    flipped = true[:, :2].copy()
+    flipped[1:] = 1 - flipped[1:]
+    assert found >= as_set(true[:, :2]) | as_set(flipped)
+
+
+def test_spans_without_such_columns_have_none():
+    rng = np.random.default_rng(1)
+    assert gate_columns(rng.standard_normal((30, 4))).shape == (30, 0)
+
+
+# -- between 0 and 1
 
 
 def drawn(heads, coordinates, rows, seed=0, size=1.0):
@@ -17,12 +58,8 @@ def drawn(heads, coordinates, rows, seed=0, size=1.0):
     return theta, design, np.log(rng.choice([1 / 32, 1 / 8, 1 / 2, 1, 2, 8, 32], rows))
 
 
-def span_of(theta, design, shift, noise=0.0, seed=0):
-    """An orthonormal basis, as an SVD of answers gives it."""
-    rng = np.random.default_rng(seed)
-    rows = columns_at(theta, design, shift).T @ rng.standard_normal((len(theta), 40))
-    rows += noise * rng.standard_normal(rows.shape)
-    return np.linalg.svd(rows, full_matrices=False)[0][:, : len(theta)]
+def soft_span(theta, design, shift, noise=0.0, seed=0):
+    return span_of(columns_at(theta, design, shift).T, seed, noise)
 
 
 def searched(span, design, shift, most, seed=1):
@@ -38,7 +75,7 @@ def farthest(theta, found):
 @pytest.mark.parametrize("size", [0.3, 1.0, 3.0])
 def test_all_gates_are_found_and_no_others(heads, coordinates, size):
     theta, design, shift = drawn(heads, coordinates, heads + coordinates + 12, size=size)
-    found = searched(span_of(theta, design, shift), design, shift, 1e-9)
+    found = searched(soft_span(theta, design, shift), design, shift, 1e-9)
     assert found.shape == theta.shape
     assert farthest(theta, found) < 1e-7
 

@@ -1,7 +1,5 @@
 """Planes that a matrix turns, from exact and from slightly wrong matrices."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -29,8 +27,7 @@ def rebuilt(found):
 
 @pytest.mark.parametrize("odd", [0, 1, 3])
 @pytest.mark.parametrize(
-    "frequencies",
-    [[1.0, 0.1, 0.01], [3.0, 2.0], [np.pi, np.pi, 0.5], [1.0, 1.0], [1e-3, 1e-5], []],
+    "frequencies", [[1.0, 0.1, 0.01], [3.0, 2.0], [np.pi, np.pi, 0.5], [1.0, 1.0], [1e-3, 1e-5], []]
 )
 def test_planes_make_the_matrix_again(frequencies, odd):
     for seed in range(4):

@@ -1,7 +1,5 @@
 """W from readings in several pairs of bases: the bound holds for any signs, however skew."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

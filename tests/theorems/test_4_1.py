@@ -4,8 +4,6 @@ Ground truth is built here and never shown to the learner: it sees a callable. Q
 counted by the oracle.
 """
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

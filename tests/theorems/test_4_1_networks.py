@@ -1,7 +1,5 @@
 """Section 4.1, A_FFN: a ReLU network from its values, every neuron, about a query per parameter."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

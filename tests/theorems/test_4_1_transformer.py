@@ -1,7 +1,5 @@
 """Section 4.1: a one-layer Transformer, by the paper's reduction and through the known network."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import dataclass
 from typing import Any, ClassVar

@@ -4,8 +4,6 @@ Ground truth is built here and never shown to the learner: it sees a callable. Q
 counted by the oracle.
 """
 
-from __future__ import annotations
-
 import itertools
 import tracemalloc
 from dataclasses import replace
@@ -147,10 +145,7 @@ def test_biases(trials):
     for seed, (d, r) in itertools.product(range(trials(1, 60)), [(24, 2), (64, 4), (128, 16)]):
         target = head(d, r, seed, V_SHAPES[seed % 4], biases=True)
         recovery = learn(target, rank=r, biases=True, seed=seed)
-        errors += [
-            relative(recovery.model.W, target.W),
-            relative(recovery.model.w, target.w),
-        ]
+        errors += [relative(recovery.model.W, target.W), relative(recovery.model.w, target.w)]
         assert recovery.model.c == target.c
     assert np.median(errors) <= 1e-12
     assert np.max(errors) <= 1e-11

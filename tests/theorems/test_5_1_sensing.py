@@ -4,8 +4,6 @@ Ground truth is built here and never shown to the learner: it sees a callable. Q
 counted by the oracle.
 """
 
-from __future__ import annotations
-
 import itertools
 import pickle
 
@@ -16,9 +14,7 @@ import unsoftmax as us
 from tests.impostors import impostors as nearly_heads
 from tests.truth import Counted, hidden, relative
 from unsoftmax.learners.single_head.sensing import nuclear_norm, rank_one
-from unsoftmax.learners.single_head.sensing.sensing_head import (
-    GaussianReadings,
-)
+from unsoftmax.learners.single_head.sensing.sensing_head import GaussianReadings
 from unsoftmax.measure.precision import Precision
 from unsoftmax.measure.single_tokens import Values
 from unsoftmax.theory import counts
@@ -207,10 +203,7 @@ def test_how_often_the_least_norm_is_another_matrix(d, rank, trials, evidence):
             failed += not returned
         rates[f"at {ratio:.1f}:"] = f"{failed} of {runs}"
         assert failed == 0 or m < default
-    evidence(
-        f"SensingHead, d = {d:2}, rank {rank}: Ŵ ≠ W, by measurements per parameter",
-        **rates,
-    )
+    evidence(f"SensingHead, d = {d:2}, rank {rank}: Ŵ ≠ W, by measurements per parameter", **rates)
 
 
 @pytest.mark.parametrize("d", [2, 3, 4])

@@ -1,7 +1,5 @@
 """Proposition 7.1: of heads with equal scores only the sum of their values is determined."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Question (ii) of section 7.1: a bound on the function, on a distribution of one's own."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

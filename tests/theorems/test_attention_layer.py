@@ -4,8 +4,6 @@ Plain, behind a LayerNorm or RMSNorm, or after one. The learner sees answers alo
 drawn in `tests.attention_layers`, `tests.normalised_layers` and `tests.prenorm_layers`.
 """
 
-from __future__ import annotations
-
 import resource
 import time
 from collections.abc import Callable

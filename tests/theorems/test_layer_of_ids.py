@@ -1,7 +1,5 @@
 """Whole layers from ids of a known table: every head, with a certificate, beside the truth."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Several heads before a ReLU network, from scalar values: heads, first layers, and their price."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -76,13 +74,7 @@ def learned(target, seed=0, heads=None, **settings):
 
 # -- accuracy and cost
 
-SHAPES = [
-    (2, 4, 8, 5.0),
-    (3, 4, 16, 3.0),
-    (6, 8, 32, 1.4),
-    (4, 16, 64, 1.25),
-    (8, 32, 64, 1.1),
-]
+SHAPES = [(2, 4, 8, 5.0), (3, 4, 16, 3.0), (6, 8, 32, 1.4), (4, 16, 64, 1.25), (8, 32, 64, 1.1)]
 
 
 @pytest.mark.few(1)
@@ -488,21 +480,13 @@ IMPOSTORS: dict[str, Any] = {
         us.ModelMismatch,
         "last token alone",
     ),
-    "the last token squared": (
-        lambda X: TARGET(X) + X[:, -1, 0] ** 2,
-        us.ModelMismatch,
-        "smooth",
-    ),
+    "the last token squared": (lambda X: TARGET(X) + X[:, -1, 0] ** 2, us.ModelMismatch, "smooth"),
     "float32": (lambda X: TARGET(X).astype(np.float32), us.NotIdentifiable, "float64"),
     "six decimals": (us.oracles.rounded(TARGET, 6), us.NotIdentifiable, "float64"),
     "noise": (us.oracles.noisy(TARGET, 1e-9, 0), us.NotIdentifiable, "float64"),
     "first layers that cancel": (transformer(3, 5, 10, 0, _cancelling), us.ModelMismatch, "single"),
     "a neuron unseen": (transformer(3, 5, 10, 0, _unseen), us.ModelMismatch, "no single token"),
-    "heads alone": (
-        us.MultiHead(TARGET.W, TARGET.B[:, 0]),
-        us.ModelMismatch,
-        "MultiHeadLearner",
-    ),
+    "heads alone": (us.MultiHead(TARGET.W, TARGET.B[:, 0]), us.ModelMismatch, "MultiHeadLearner"),
 }
 
 

@@ -3,8 +3,6 @@
 Ground truth is built here and never shown to the learner: it sees a callable.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass

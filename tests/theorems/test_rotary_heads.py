@@ -1,7 +1,5 @@
 """Several heads with rotary positions, with biases or without: counts, certificates, refusals."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -17,9 +15,9 @@ BASES = (1e4, 5e5, 1e6)
 with_and_without = pytest.mark.parametrize("spread", [0.0, 0.3], ids=["", "biases"])
 
 
-def learn(target, **settings) -> us.Recovery[Any]:
-    settings = {"max_heads": 8, "rotary": True, **settings}
-    return us.learn(hidden(target), us.learners.MultiHeadLearner(target.dim, **settings))
+def learn(target, dim=None, **settings) -> us.Recovery[Any]:
+    settings = {"dim": dim or target.dim, "max_heads": 8, "rotary": True, **settings}
+    return us.learn(hidden(target), us.learners.MultiHeadLearner(**settings))
 
 
 def apart(found, target, distances):
@@ -37,19 +35,6 @@ def apart(found, target, distances):
 def by_certificate(recovery, target):
     """Whether the target is within the certificate, which has no tolerance beside it."""
     return us.equivalent(recovery.model, target, rtol=0, errors=recovery.certificate.errors)
-
-
-def lambda_of(function, dim):
-    """A function that has a dimension."""
-
-    class Target:
-        def __init__(self):
-            self.dim = dim
-
-        def __call__(self, X):
-            return function(X)
-
-    return Target()
 
 
 # -- what is promised
@@ -285,15 +270,14 @@ def test_heads_of_equal_scores_are_one():
 
 def test_no_heads_one_that_weighs_alike_and_one_without_positions():
     for biases in (False, True):
-        constant = lambda_of(lambda X: np.full(len(X), 0.5), 4)
-        model = learn(constant, biases=biases).model
+        model = learn(lambda X: np.full(len(X), 0.5), 4, biases=biases).model
         assert us.equivalent(model, us.RotaryHeads.of([], 4, c=0.5))
     none = np.zeros((1, 2, 4))
     alike = us.RotaryHeads(none, none, [[1.0, 2.0, 3.0, 4.0]], us.Rotary([1.0]), c=0.3)
     assert us.equivalent(learn(alike, biases=True).model, alike)
     turning = several_rotary(2, 6, 4, 0)
     plain = us.SingleHead(np.diag([1.0, 2.0, -1.0, 0.0, 0.0, 0.0]), np.ones(6))
-    model = learn(lambda_of(lambda X: turning(X) + plain(X), 6)).model
+    model = learn(lambda X: turning(X) + plain(X), 6).model
     assert model.H == 3
     X = np.random.default_rng(0).standard_normal((5, 9, 6))
     assert np.allclose(model(X), turning(X) + plain(X), rtol=0, atol=1e-8)
@@ -315,13 +299,12 @@ def test_scores_too_small_to_switch_a_gate_are_bounded_by_what_would_show():
 @with_and_without
 def test_coarse_answers_are_recovered_within_bounds_or_refused(spread):
     target, biases = biased(3, 6, 4, 0, spread), bool(spread)
-    recovery = learn(lambda_of(us.oracles.rounded(target, 8), 6), biases=biases)
+    recovery = learn(us.oracles.rounded(target, 8), 6, biases=biases)
     assert by_certificate(recovery, target).verdict == "equal"
     assert biases or us.equivalent(recovery.model, target, rtol=1e-8)
     for like, d in ((target, 6), (biased(2, 12, 4, 0, spread), 12)):
-        single = lambda_of(lambda X, like=like: like(X).astype(np.float32), d)
         try:
-            recovery = learn(single, biases=biases)
+            recovery = learn(lambda X, like=like: like(X).astype(np.float32), d, biases=biases)
         except us.NotIdentifiable as why:
             assert not biases or "float32" in str(why)  # noqa: PT017
             continue
@@ -387,9 +370,12 @@ def test_impostors_are_refused(spread, name, trials, evidence):
         heads = biased(2, d, 2 + 2 * (seed % 2), seed, spread, scale=2.0).heads
         each = [nearly_rotary(head)[name] for head in heads]
         c = 0.3 if spread else 0.0
-        target = lambda_of(lambda X, each=each, c=c: sum(one(X) for one in each) + c, d)
+
+        def target(X, each=each, c=c):
+            return sum(one(X) for one in each) + c
+
         with pytest.raises((us.ModelMismatch, us.NotIdentifiable)):
-            learn(target, max_heads=2, biases=bool(spread), seed=seed)
+            learn(target, d, max_heads=2, biases=bool(spread), seed=seed)
     kind = "rotary heads with biases" if spread else "rotary heads"
     evidence(f"impostor of {kind}: {name}", refused=f"{count} of {count}")
 
@@ -411,7 +397,7 @@ def test_a_rank_and_a_number_of_heads_that_are_too_low_are_refused_by_name():
 @pytest.mark.parametrize("size", [1.0, 1e-3, 1e-6])
 def test_query_biases_that_were_not_announced_are_named_at_once(size):
     like = biased(2, 6, 4, 0, 0.3)
-    oracle = Counted(lambda_of(changed(like, c=0.0, q_bias=size * like.q_bias), 6))
+    oracle = Counted(changed(like, c=0.0, q_bias=size * like.q_bias))
     with pytest.raises(us.ModelMismatch, match=r"as where queries have biases.*biases=True"):
         us.learn(oracle, us.learners.MultiHeadLearner(6, 2, rotary=True))
     assert oracle.queries == 5
@@ -420,7 +406,7 @@ def test_query_biases_that_were_not_announced_are_named_at_once(size):
 def test_clipped_answers_are_not_put_down_to_query_biases():
     target = several_rotary(2, 6, 4, 0)
     with pytest.raises(us.ModelMismatch) as refusal:
-        learn(lambda_of(lambda X: np.clip(target(X), -5, 5), 6), max_heads=2)
+        learn(lambda X: np.clip(target(X), -5, 5), 6, max_heads=2)
     assert "queries have biases" not in str(refusal.value)
 
 

@@ -3,8 +3,6 @@
 Counts, accuracy, groups, certificates, and what is refused.
 """
 
-from __future__ import annotations
-
 import time
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Heads behind a vocabulary: V + r(2V − 1 − r) without a table, D + 1 + r(2D + 1 − r) with one."""
 
-from __future__ import annotations
-
 import contextlib
 
 import numpy as np

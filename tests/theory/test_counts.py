@@ -1,7 +1,5 @@
 """The counts that theorems promise are the numbers of parameters there are."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -25,3 +23,30 @@ def test_the_plan_says_the_same(dim, biases):
     assert plan.queries <= plan.at_most
     singles = dim + biases
     assert plan.tokens == singles + 2 * (plan.queries - singles)
+
+
+def test_the_papers_counts_at_known_places():
+    """Its sample sizes as computed independently, by d, μ, W, ε_W, δ."""
+    for (d, error, margin, failure), k in {
+        (64, 1e-6, 1 / 8, 0.01): 1.3e28,
+        (64, 1e-6, 0.01, 0.01): 4.9e34,
+        (2, 0.9, 0.5, 0.05): 4.4e7,
+        (3, 0.9, 0.5, 0.05): 1.7e8,
+    }.items():
+        samples, steps = counts.label_head_paper(d, error, margin, 2.0, failure)
+        assert samples == pytest.approx(k, rel=0.05)
+        assert 5 <= steps <= 60
+
+
+def test_the_mean_projection_is_one():
+    rng = np.random.default_rng(3)
+    for d in (1, 2, 3, 10):
+        x = rng.standard_normal((200_000, d))
+        mean = np.mean(np.abs(x[:, 0]) / np.linalg.norm(x, axis=1))
+        assert mean == pytest.approx(counts.mean_projection(d), abs=4e-3)
+
+
+@pytest.mark.parametrize(("d", "bits"), [(1, 40), (2, 40), (64, 50), (512, 40)])
+def test_labels_cost_little_more_than_a_bit_each(d, bits):
+    asked = counts.label_head(d, bits) + counts.label_head_again(d)
+    assert bits * (d * d + d - 1) < asked <= 1.1 * bits * (d * d + d) + 500

@@ -1,7 +1,5 @@
 """The Jacobian against finite differences; the bound against an estimate that reaches it."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -9,12 +7,7 @@ import unsoftmax as us
 from tests.models.test_attention_layer import NORMS, norm_of
 from unsoftmax.cli.minilm import minilm_layer
 from unsoftmax.theory.counts import multi_head_transformer
-from unsoftmax.theory.information import (
-    cramer_rao,
-    jacobian,
-    layer_parameters,
-    least_queries,
-)
+from unsoftmax.theory.information import cramer_rao, jacobian, layer_parameters, least_queries
 
 
 @pytest.mark.parametrize("N", [1, 2, 5])

@@ -1,7 +1,5 @@
 """The Hessian of Appendix C: the formula is the second derivative, and what answers tell."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Theorem 6.1's formulas: inverse of each other, monotone, and their constants from the proof."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

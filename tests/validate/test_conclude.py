@@ -1,7 +1,5 @@
 """The one conclusion of layers, driven by hand: what it asks, believes, widens and refuses."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

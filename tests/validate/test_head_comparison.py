@@ -1,7 +1,5 @@
 """How far a head's answers move when its parameters do: within the bounds, and not far below."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The one judgement, on synthetic residuals: what passes, what does not, what is left out."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

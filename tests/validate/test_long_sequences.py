@@ -1,7 +1,5 @@
 """The long part of a hold-out: how many, how long, at what logits, and what is said of it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Gauss–Newton by conjugate gradients, on synthetic problems: as good as a solver, never worse."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

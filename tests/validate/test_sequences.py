@@ -1,7 +1,5 @@
 """Fresh sequences: how many, how long, at what logits, and exact in float32."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

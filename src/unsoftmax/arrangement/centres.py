@@ -6,8 +6,6 @@ wide elsewhere: at the maximum of Σ_j log(s_j n_j·y) − K/2·‖y‖², found
 inside. Nothing is asked here.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import numpy as np

@@ -11,8 +11,6 @@ on the piece between two kinks if w = a p(0) + b p'(0) + c q(0) + d q'(0): kinks
 and ratios tell the scale of q (four columns: answers of six numbers or more tell).
 """
 
-from __future__ import annotations
-
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise

@@ -11,8 +11,6 @@ A token is put beside many hyperplanes at once, about half as many as it has num
 that count with one sign, so that what they lose adds up: 2m/(d/2 + 1) tokens for m hyperplanes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Self

@@ -19,8 +19,6 @@ learner with its settings and revision, one hold-out. It may not know what the a
 nor how the file came to be open: that is `ledger_file`.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os

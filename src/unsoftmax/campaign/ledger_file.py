@@ -4,8 +4,6 @@ What is no ledger, or cannot be used as one, is left byte for byte as it was fou
 that is open belongs to one run: no other process, and no other run of this process, gets in.
 """
 
-from __future__ import annotations
-
 import os
 import secrets
 import sqlite3
@@ -15,17 +13,9 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from unsoftmax.campaign import ledger_health
 from unsoftmax.campaign.ledger import Ledger
 from unsoftmax.campaign.ledger_format import SCHEMA, SQLITE_FAILURES, Totals, insertion, said
-from unsoftmax.campaign.ledger_health import (
-    APPLICATION_ID,
-    PaidCounter,
-    beside,
-    damage,
-    damaged,
-    inspect,
-    writable,
-)
 from unsoftmax.errors import LedgerError
 from unsoftmax.models.files import temporary_beside
 
@@ -55,11 +45,11 @@ def open_ledger(
         with empty() as db:
             create(file, db)  # where another process was faster, its lock decides
     with alone(file) as wal:
-        if not writable(file):
+        if not ledger_health.writable(file):
             raise LedgerError(
                 f"{file} is read-only: make it writable (chmod u+w), or copy it and name the copy."
             )
-        counter, closed = PaidCounter(file), False
+        counter, closed = ledger_health.PaidCounter(file), False
         try:
             with closing(_sound(file, wal)) as db:
                 ledger = Ledger(db, str(file), environment, counter)
@@ -84,7 +74,7 @@ def _sound(file: Path, wal: bytes | None) -> sqlite3.Connection:
         db = connect(file)
         if found := problems(db, file, has_wal=wal is not None):
             close_unchanged(db)
-            raise damaged(file, *found)
+            raise ledger_health.damaged(file, *found)
     except LedgerError:
         restore(file, wal)
         raise
@@ -95,13 +85,13 @@ def _sound(file: Path, wal: bytes | None) -> sqlite3.Connection:
 def alone(file: Path) -> Iterator[bytes | None]:
     """Have a ledger's file for oneself in this process; yield its WAL, None without one."""
     with _sole(file):
-        inspect(file)
+        ledger_health.inspect(file)
         yield wal_of(file)
 
 
 def wal_of(file: Path) -> bytes | None:
     """Read a ledger's WAL; None without one."""
-    wal = beside(file)[0]
+    wal = ledger_health.beside(file)[0]
     try:
         return wal.read_bytes() if wal.is_file() else None
     except OSError as error:
@@ -120,7 +110,7 @@ def unread(file: Path, error: OSError) -> LedgerError:
 def empty() -> Iterator[sqlite3.Connection]:
     """Make an empty ledger in memory."""
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as db:
-        db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        db.execute(f"PRAGMA application_id = {ledger_health.APPLICATION_ID}")
         db.executescript(SCHEMA)
         db.execute(*insertion("file", secrets.token_hex(8), 0, 0, *Totals()))
         yield db
@@ -170,7 +160,7 @@ def create(file: Path, db: sqlite3.Connection) -> bool:
     LedgerError
         It cannot be written, or other files lie there that belong to a ledger of this name.
     """
-    for left in beside(file):
+    for left in ledger_health.beside(file):
         if os.path.lexists(left):
             raise LedgerError(
                 f"{file} is missing, and {left.name} is there, which belongs to it: answers that "
@@ -246,21 +236,21 @@ def connect(file: Path) -> sqlite3.Connection:
                 f"{file} cannot be used ({error}): see that its folder can be written and its "
                 "disk is not full, or name another ledger."
             ) from error
-        raise damaged(file, said(error)) from error
+        raise ledger_health.damaged(file, said(error)) from error
     return db
 
 
 def problems(db: sqlite3.Connection, file: Path, *, has_wal: bool) -> list[str]:
     """Say all that is wrong with a ledger, as far as SQLite can read it."""
     try:
-        return damage(db, file, has_wal=has_wal)
+        return ledger_health.damage(db, file, has_wal=has_wal)
     except SQLITE_FAILURES as error:
         return [said(error)]
 
 
 def restore(file: Path, before: bytes | None) -> None:
     """Leave the WAL of a refused ledger as it was: SQLite deletes one that it has no use for."""
-    wal = beside(file)[0]
+    wal = ledger_health.beside(file)[0]
     if before is not None and not wal.exists():
         with open(os.open(wal, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as stream:
             stream.write(before)

@@ -15,8 +15,6 @@ file. An empty counter was left by a run that was killed before it wrote the fir
 does not say yet that it is open, and nothing was paid.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

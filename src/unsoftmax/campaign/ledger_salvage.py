@@ -6,8 +6,6 @@ is booked as in doubt, so that it never shrinks. What is missing is asked again 
 goes on with the copy.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -21,32 +19,9 @@ from typing import Any
 
 import numpy as np
 
+from unsoftmax.campaign import ledger_file, ledger_health
 from unsoftmax.campaign.fingerprint import FEWEST
-from unsoftmax.campaign.ledger_file import (
-    alone,
-    close_unchanged,
-    connect,
-    create,
-    empty,
-    in_memory,
-    in_use,
-    problems,
-    real_path,
-    restore,
-    unread,
-    wal_of,
-)
 from unsoftmax.campaign.ledger_format import SQLITE_FAILURES, Totals, columns, insertion
-from unsoftmax.campaign.ledger_health import (
-    Row,
-    TableWalk,
-    UnreadableLedger,
-    beside,
-    is_newer,
-    last_totals,
-    version_of,
-    writable,
-)
 from unsoftmax.errors import LedgerError
 
 
@@ -94,7 +69,7 @@ class _SoundSums:
     put_off: Totals = field(default_factory=Totals)
     in_doubt: int = 0
     rounds: int = 0
-    first: list[Row] = field(default_factory=list)
+    first: list[ledger_health.Row] = field(default_factory=list)
 
     @property
     def lost(self) -> Totals:
@@ -110,7 +85,7 @@ def summary(path: str | os.PathLike[str]) -> LedgerSummary:
     LedgerError
         It is no ledger, is in use, or no sound row is left in it.
     """
-    file = real_path(path)
+    file = ledger_file.real_path(path)
     with _reading(file) as (db, damage):
         return _summary(_sums(db, file), damage)
 
@@ -123,11 +98,11 @@ def salvage(path: str | os.PathLike[str], new: str | os.PathLike[str]) -> Ledger
     LedgerError
         The ledger cannot be read, or ``new`` exists or cannot be made.
     """
-    file, copy = real_path(path), Path(new)
-    with _reading(file) as (db, _), empty() as into:
+    file, copy = ledger_file.real_path(path), Path(new)
+    with _reading(file) as (db, _), ledger_file.empty() as into:
         _copy(db, into, _sums(db, file))
         # all or nothing: a copy of half of it would look sound
-        if not create(copy, into):
+        if not ledger_file.create(copy, into):
             raise LedgerError(f"{copy} exists: name a new file to copy into.")
     return summary(copy)
 
@@ -138,13 +113,15 @@ def _reading(file: Path) -> Iterator[tuple[sqlite3.Connection, list[str]]]:
     try:
         main, wal, error = _files(file)
     except OSError as failure:
-        raise unread(file, failure) from failure
-    with empty() as db:
+        raise ledger_file.unread(file, failure) from failure
+    with ledger_file.empty() as db:
         found = images(main, wal or b"", db.serialize())
     best = next(found)
-    with in_memory(best) as db:
-        damage = list(error.why) if error else problems(db, file, has_wal=wal is not None)
-        if error and is_newer(db):
+    with ledger_file.in_memory(best) as db:
+        damage = (
+            list(error.why) if error else ledger_file.problems(db, file, has_wal=wal is not None)
+        )
+        if error and ledger_health.is_newer(db):
             raise error
     if damage:
         best = max((best, *found), key=lambda image: _sound_rows(image, file))
@@ -152,42 +129,46 @@ def _reading(file: Path) -> Iterator[tuple[sqlite3.Connection, list[str]]]:
         raise LedgerError(
             f"{file} holds no sound row of a ledger ({error.why[0]}): nothing can be salvaged."
         ) from error
-    with in_memory(best) as db:
+    with ledger_file.in_memory(best) as db:
         yield db, damage
 
 
-def _files(file: Path) -> tuple[bytes, bytes | None, UnreadableLedger | None]:
+def _files(file: Path) -> tuple[bytes, bytes | None, ledger_health.UnreadableLedger | None]:
     """Read a ledger's file and its WAL; and why SQLite would not open them."""
-    if not any(path.exists() for path in (file, *beside(file))):
+    if not any(path.exists() for path in (file, *ledger_health.beside(file))):
         raise LedgerError(f"There is no ledger at {file}.")
     if not file.exists():
-        return b"", wal_of(file), UnreadableLedger(f"{file} is missing.", "it is missing")
+        return (
+            b"",
+            ledger_file.wal_of(file),
+            ledger_health.UnreadableLedger(f"{file} is missing.", "it is missing"),
+        )
     try:
         # the stream first: as soon as it is closed, the lock ends
-        with alone(file) as wal, file.open("rb") as stream, _unchanged(file, wal):
+        with ledger_file.alone(file) as wal, file.open("rb") as stream, _unchanged(file, wal):
             return stream.read(), wal, None
-    except UnreadableLedger as error:
-        return file.read_bytes(), wal_of(file), error
+    except ledger_health.UnreadableLedger as error:
+        return file.read_bytes(), ledger_file.wal_of(file), error
 
 
 @contextmanager
 def _unchanged(file: Path, wal: bytes | None) -> Iterator[None]:
     """Keep a ledger from being written: by a lock, or where that needs a file, by looking."""
-    if writable(file) and writable(file.parent):
+    if ledger_health.writable(file) and ledger_health.writable(file.parent):
         try:
-            with closing(connect(file)) as db:
+            with closing(ledger_file.connect(file)) as db:
                 try:
                     yield
                 finally:
-                    close_unchanged(db)
+                    ledger_file.close_unchanged(db)
         finally:
-            restore(file, wal)
+            ledger_file.restore(file, wal)
         return
-    paths = [path for path in (file, *beside(file)) if path.exists()]
+    paths = [path for path in (file, *ledger_health.beside(file)) if path.exists()]
     before = [_state(path) for path in paths]
     yield
     if [_state(path) for path in paths] != before:
-        raise in_use(file)
+        raise ledger_file.in_use(file)
 
 
 def _state(path: Path) -> tuple[int, int]:
@@ -198,7 +179,7 @@ def _state(path: Path) -> tuple[int, int]:
 def _sound_rows(image: bytes, file: Path) -> tuple[int, ...]:
     """Count what is sound in an image, answers first; nothing where SQLite cannot read it."""
     try:
-        with in_memory(image) as db:
+        with ledger_file.in_memory(image) as db:
             sums = _sums(db, file)
     except SQLITE_FAILURES:
         return ()
@@ -208,30 +189,30 @@ def _sound_rows(image: bytes, file: Path) -> tuple[int, ...]:
 
 def _sums(db: sqlite3.Connection, file: Path) -> _SoundSums:
     sums = _SoundSums()
-    if "file" in columns(version_of(db)):
-        for _, _, _, *totals in TableWalk(db, "file"):
+    if "file" in columns(ledger_health.version_of(db)):
+        for _, _, _, *totals in ledger_health.TableWalk(db, "file"):
             sums.known = Totals(*totals)
         sums.known = sums.known.most(_counted(file))
-    for run, *_ in TableWalk(db, "runs"):
+    for run, *_ in ledger_health.TableWalk(db, "runs"):
         sums.run = json.loads(run)
-    for _, _, queries, tokens, outcome in TableWalk(db, "asked"):
+    for _, _, queries, tokens, outcome in ledger_health.TableWalk(db, "asked"):
         settled = int(outcome is not None)
         sums.totals = sums.totals.plus(queries=queries, tokens=tokens, settled=settled)
         if outcome == "put off":
             sums.put_off = sums.put_off.plus(queries=queries, tokens=tokens)
         sums.in_doubt += queries if outcome in (None, "in doubt") else 0
-    for index, part, start, count, data, _ in TableWalk(db, "answers"):
+    for index, part, start, count, data, _ in ledger_health.TableWalk(db, "answers"):
         sums.totals = sums.totals.plus(answered=count)
         if index == 0:
             sums.first.append((part, start, data))
-    for index, *_ in TableWalk(db, "parts"):
+    for index, *_ in ledger_health.TableWalk(db, "parts"):
         sums.rounds = max(sums.rounds, index + 1)
     return sums
 
 
 def _counted(file: Path) -> Totals:
     try:
-        last = last_totals(file)
+        last = ledger_health.last_totals(file)
     except ValueError:
         last = None
     return Totals() if last is None else last[1]
@@ -258,13 +239,13 @@ def _copy(db: sqlite3.Connection, into: sqlite3.Connection, sums: _SoundSums) ->
     into.execute("BEGIN IMMEDIATE")
     asked_for: set[tuple[int, int]] = set()
     for table in ("runs", "designs", "parts", "answers"):
-        for row in TableWalk(db, table):
+        for row in ledger_health.TableWalk(db, table):
             if table == "parts":
                 asked_for.add(row[:2])
             if table != "answers" or row[:2] in asked_for:
                 into.execute(*insertion(table, *row))
     last = 0  # rows behind a broken page come in descending order
-    for number, *fields, outcome in TableWalk(db, "asked"):
+    for number, *fields, outcome in ledger_health.TableWalk(db, "asked"):
         last = max(last, number)
         into.execute(*insertion("asked", number, *fields, outcome or "in doubt"))
     if (lost := sums.lost).queries:

@@ -3,8 +3,6 @@
 Everything is escaped: a target's own words may be among it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from html import escape
 

@@ -17,38 +17,13 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from unsoftmax.campaign.calls import (
-    BatchSizes,
-    CallEnd,
-    CallOutcome,
-    QuestionLimits,
-    RoundAnswers,
-    Span,
-    ask,
-    failure,
-    gaps,
-)
+from unsoftmax import errors
+from unsoftmax.campaign import calls, watching
 from unsoftmax.campaign.fingerprint import Fingerprint, Witnesses
 from unsoftmax.campaign.ledger_file import open_ledger
 from unsoftmax.campaign.limits import Budget, Retries, duration, in_seconds, whole
 from unsoftmax.campaign.recovery import Recovery, versions
 from unsoftmax.campaign.scheduler import Scheduler, Spending, executor
-from unsoftmax.campaign.watching import (
-    GOING_ON,
-    CourseWatch,
-    Progress,
-    Watcher,
-    interrupts,
-)
-from unsoftmax.errors import (
-    BudgetExceeded,
-    DimensionRefused,
-    ModelMismatch,
-    NotIdentifiable,
-    OracleError,
-    RetryLater,
-    ServerFailed,
-)
 from unsoftmax.learners.compose import short, within_reach
 from unsoftmax.learners.positions_named import naming_positions
 from unsoftmax.learners.settings import positive
@@ -83,7 +58,7 @@ def learn(
     holdout: int = 32,
     batch: int | None = None,
     workers: int = 1,
-    progress: Watcher | None = None,
+    progress: watching.Watcher | None = None,
     retries: int | Retries = 3,
     timeout: float | None = None,
     *,
@@ -178,7 +153,7 @@ def learn(
         if vocabulary_of(learner) is not None:
             raise ValueError("sampler draws sequences of vectors; this learner asks ids.")
         sampling.try_out(learner.dim)
-    watch = CourseWatch(progress)
+    watch = watching.CourseWatch(progress)
     learner = learner if radius is None else kept_to(learner, radius)
     settings = budget, ledger, batch, workers, watch, retries, timeout, most_tokens, radius
     with opened_campaign(oracle, learner, holdout, sampling, *settings) as campaign:
@@ -196,7 +171,7 @@ def opened_campaign(
     ledger: str | os.PathLike[str] | None = None,
     batch: int | None = None,
     workers: int = 1,
-    progress: Watcher | None = None,
+    progress: watching.Watcher | None = None,
     retries: int | Retries = 3,
     timeout: float | None = None,
     most_tokens: int | None = None,
@@ -207,7 +182,7 @@ def opened_campaign(
     The settings are those of `learn`; ``asks`` is a learner, or asks something else.
     """
     budget = budget if isinstance(budget, Budget) else Budget(queries=budget)
-    workers = whole("workers", workers, 1, BatchSizes().most)
+    workers = whole("workers", workers, 1, calls.BatchSizes().most)
     # the ledger keeps it, and SQLite no larger number
     batch = None if batch is None else min(whole("batch", batch, 1), sys.maxsize)
     retries = Retries.of(retries)
@@ -220,13 +195,13 @@ def opened_campaign(
         run["radius"] = radius = float(radius)
     with (
         open_ledger(ledger, environment()) as opened,
-        interrupts() as interrupted,
+        watching.interrupts() as interrupted,
         executor(workers, apart=timeout is not None) as pool,
     ):
         batch = opened.claim(run, batch, width=1 if outputs == "scalar" else None)
         answers = at_all_positions(oracle) if outputs == "positions" else oracle
         plan = asks.plan()
-        limits = QuestionLimits.of(plan)
+        limits = calls.QuestionLimits.of(plan)
         checks = holdout + (0 if sampling is None else sampling.samples)
         spending = Spending(
             ledger=opened,
@@ -237,11 +212,11 @@ def opened_campaign(
             checks=checks,
         )
         yield Campaign(
-            ask=lambda span: ask(answers, span, outputs, limits, ids=ids),
+            ask=lambda span: calls.ask(answers, span, outputs, limits, ids=ids),
             outputs=outputs,
             ledger=opened,
             spending=spending,
-            sizes=BatchSizes(batch, workers=workers),
+            sizes=calls.BatchSizes(batch, workers=workers),
             retries=retries,
             workers=workers,
             pool=pool,
@@ -317,7 +292,7 @@ class Campaign(Scheduler):
     """One run of `learn`: a learner's rounds, answered from the ledger and from the oracle."""
 
     outputs: Outputs
-    progress: Watcher | None
+    progress: watching.Watcher | None
     sampling: Sampling | None = None
     """What is asked of the user's distribution when a model is found."""
     most_tokens: int | None = None
@@ -326,7 +301,7 @@ class Campaign(Scheduler):
     """The same of tokens."""
     fits: bool = False
     """Whether the target answered a token of this dimension, after it refused the first batch."""
-    _lost: CallEnd | None = None
+    _lost: calls.CallEnd | None = None
     """The last call that was lost."""
     noise: float = 0.0
     """Deviation of the fingerprint's answers, where a resumed run's change from call to call."""
@@ -363,21 +338,21 @@ class Campaign(Scheduler):
         """Drive a generator of rounds to its end."""
         steps = steps if self.most_tokens is None else short(steps, self.most_tokens)
         if self.ledger.answered:
-            self._tell(GOING_ON)
+            self._tell(watching.GOING_ON)
             self.witnesses = Witnesses.of(self.ledger.recorded())
         try:
             index, parts = 0, next(steps)
             while True:
                 try:
                     answers = self.answer(index, parts)
-                except BudgetExceeded as error:
+                except errors.BudgetExceeded as error:
                     # a refusal that is known is said without the questions that come after it
                     index, parts = index + 1, steps.throw(error)
-                except OracleError as refusal:
+                except errors.OracleError as refusal:
                     told = self._explained(refusal, parts)
                     # unreachable whatever is asked, or not known to be the ledger's target
-                    elsewhere = isinstance(told.__cause__, (OSError, RetryLater))
-                    if isinstance(told.__cause__, ServerFailed):
+                    elsewhere = isinstance(told.__cause__, (OSError, errors.RetryLater))
+                    if isinstance(told.__cause__, errors.ServerFailed):
                         elsewhere = not self._answers_short(parts)
                     if elsewhere or (self.witnesses is not None and self.witnesses.found):
                         raise told from told.__cause__
@@ -389,7 +364,7 @@ class Campaign(Scheduler):
             self._recognise([])
             found: R = end.value
             return found
-        except (NotIdentifiable, ModelMismatch):
+        except (errors.NotIdentifiable, errors.ModelMismatch):
             self._recognise([])
             raise
         finally:
@@ -398,8 +373,8 @@ class Campaign(Scheduler):
     def answer(self, index: int, parts: Round) -> Answers:
         """Answer a round from the ledger as far as it goes, and from the oracle beyond."""
         recorded = self.ledger.begin(index, parts)
-        answers = RoundAnswers(parts, self.outputs)
-        waiting: list[Span] = []
+        answers = calls.RoundAnswers(parts, self.outputs)
+        waiting: list[calls.Span] = []
         for part, probes in enumerate(parts):
             known: list[tuple[int, int]] = []
             for start, rows in self.ledger.known(index, part) if recorded else ():
@@ -407,7 +382,7 @@ class Campaign(Scheduler):
                 known.append((start, start + len(rows)))
                 if self.witnesses is not None:
                     self.witnesses.keep(index, part, probes, start, rows)
-            waiting += gaps(part, probes, known)
+            waiting += calls.gaps(part, probes, known)
         if waiting:
             self._recognise(waiting)
             with self.interrupts.held():
@@ -415,10 +390,10 @@ class Campaign(Scheduler):
                     raise self.spending.exceeded(pending)
         return answers.for_learner(self.ledger.width)
 
-    def _explained(self, refusal: OracleError, parts: Round) -> OracleError:
+    def _explained(self, refusal: errors.OracleError, parts: Round) -> errors.OracleError:
         """Return why a round was refused: for its dimension only if a short token is, too."""
-        said_so = self._lost is None or isinstance(self._lost.result, OracleError)
-        if said_so or not isinstance(refusal, DimensionRefused):
+        said_so = self._lost is None or isinstance(self._lost.result, errors.OracleError)
+        if said_so or not isinstance(refusal, errors.DimensionRefused):
             return refusal
         lost = self._lost
         assert lost is not None
@@ -426,19 +401,19 @@ class Campaign(Scheduler):
             return refusal
         self.fits = True
         explained = self.explain(lost)
-        assert isinstance(explained, OracleError)
+        assert isinstance(explained, errors.OracleError)
         return explained
 
     def _answers_short(self, parts: Round) -> bool:
         """Ask a short token of a round's dimension: whether the target answers it."""
         token = np.full((1, 1, parts[0].dim), _SHORT / np.sqrt(parts[0].dim))
-        span = Span(0, 0, 1, Sequences(token, phase="a short token", purpose="pilot"))
+        span = calls.Span(0, 0, 1, Sequences(token, phase="a short token", purpose="pilot"))
         answers = dict[int, Array]()
-        with suppress(OracleError), self.interrupts.held():
+        with suppress(errors.OracleError), self.interrupts.held():
             self.ask_for([span], lambda part, start, y: answers.update({start: y}), None)
         return bool(answers)
 
-    def _recognise(self, waiting: list[Span]) -> None:
+    def _recognise(self, waiting: list[calls.Span]) -> None:
         """Ask recorded questions again and compare, before anything new is paid."""
         witnesses = self.witnesses
         if witnesses is None or not witnesses.found:  # a salvaged ledger may begin with a gap
@@ -453,7 +428,9 @@ class Campaign(Scheduler):
                 self.noise = known.noise(now, again)
         self.witnesses = None
 
-    def _ask_apart(self, spans: list[Span], known: Fingerprint, waiting: list[Span]) -> Array:
+    def _ask_apart(
+        self, spans: list[calls.Span], known: Fingerprint, waiting: list[calls.Span]
+    ) -> Array:
         """Ask a fingerprint outside any round: paid, not recorded."""
         answers: dict[tuple[int, int], Array] = {}
 
@@ -467,9 +444,9 @@ class Campaign(Scheduler):
 
     # -- what is said
 
-    def report(self, end: CallEnd) -> None:
+    def report(self, end: calls.CallEnd) -> None:
         """Tell what came, and when the target asks to wait."""
-        if end.outcome is CallOutcome.PUT_OFF:
+        if end.outcome is calls.CallOutcome.PUT_OFF:
             self._tell(f"waiting {in_seconds(end.pause_s)}: the target asks to")
         elif end.rows_kept():
             self._tell(end.call.span.probes.phase)
@@ -479,12 +456,12 @@ class Campaign(Scheduler):
             answered, expected = self.ledger.answered, self.spending.expected
             # what is asked again comes on top of the plan
             most = None if expected is None else max(expected, answered)
-            self.progress(Progress(phase, answered, most, self.ledger.spent.queries))
+            self.progress(watching.Progress(phase, answered, most, self.ledger.spent.queries))
 
-    def explain(self, end: CallEnd) -> BaseException:
+    def explain(self, end: calls.CallEnd) -> BaseException:
         """Make the error of a call that was lost or interrupted."""
         batch, self._lost = self.sizes.of(end.call.span.probes, self.ledger.width), end
-        return failure(end, self.ledger, self.retries, batch, fits=self.fits)
+        return calls.failure(end, self.ledger, self.retries, batch, fits=self.fits)
 
     def notes(self) -> list[str]:
         """Say what happened on the way."""

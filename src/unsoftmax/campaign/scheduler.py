@@ -11,8 +11,6 @@ It runs in one thread, which alone writes the ledger; the calls may be in others
 future's result is what the call returned, or the error that it raised.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from abc import ABC, abstractmethod

@@ -10,8 +10,6 @@ program has begun, before NumPy and the commands are imported. A command's modul
 options and help need, and the rest when it runs: ``verify --help`` waits for no learner.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

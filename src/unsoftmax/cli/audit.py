@@ -11,30 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import unsoftmax as us
-from unsoftmax.cli import targets
+from unsoftmax.cli import console, out_folder, targets
 from unsoftmax.cli.commands import WORDS
-from unsoftmax.cli.console import (
-    DIM_IS_MISSING,
-    AsJson,
-    Debug,
-    Refusal,
-    say,
-    say_notes,
-    show_json,
-    show_table,
-    watching,
-    with_exit_status,
-)
-from unsoftmax.cli.out_folder import (
-    Sarif,
-    WithReport,
-    and_more,
-    finish,
-    prepare,
-    refuse_file,
-    refuse_no_file,
-    written,
-)
 from unsoftmax.cli.run_options import Asked, KeptIn, MostTokens, asking, sentences
 from unsoftmax.learners import MODELS
 
@@ -44,7 +22,7 @@ if TYPE_CHECKING:
 _STATUS = {"done": 0, "undecided": 3, "budget": 4}
 
 
-@with_exit_status
+@console.with_exit_status
 @asking
 def audit(
     target: Annotated[str, typer.Argument(help=targets.HELP)],
@@ -59,8 +37,7 @@ def audit(
         typer.Option(min=2, help="Number of ids, where TARGET takes ids and does not say it."),
     ] = None,
     table: Annotated[
-        Path | None,
-        typer.Option(help="Vectors of ids (V, d), where they are known: an .npy file."),
+        Path | None, typer.Option(help="Vectors of ids (V, d), where they are known: an .npy file.")
     ] = None,
     context: Annotated[
         int, typer.Option(min=2, help="Most ids of a sequence that are asked.")
@@ -75,10 +52,10 @@ def audit(
     holdout: Annotated[int, typer.Option(min=0, help="Queries to check a recovery with.")] = 32,
     most_tokens: MostTokens = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the questions.")] = 0,
-    sarif: Sarif = None,
-    report: WithReport = True,
-    as_json: AsJson = False,
-    debug: Debug = False,
+    sarif: out_folder.Sarif = None,
+    report: out_folder.WithReport = True,
+    as_json: console.AsJson = False,
+    debug: console.Debug = False,
 ) -> None:
     """Say what TARGET is, what can be recovered of it, and at which cost.
 
@@ -89,16 +66,16 @@ def audit(
     from unsoftmax.questions.exposure import AUDIT_FILE
     from unsoftmax.report.sarif import of_audit, write_sarif
 
-    refuse_file(out)
-    refuse_no_file(sarif)
+    out_folder.refuse_file(out)
+    out_folder.refuse_no_file(sarif)
     oracle = asked.oracle(target)
     known, of_ids = dim or getattr(oracle, "dim", None), hasattr(oracle, "vocabulary")
     if table is None and vocabulary is None and not of_ids and not isinstance(known, Integral):
-        raise Refusal(DIM_IS_MISSING)
+        raise console.Refusal(console.DIM_IS_MISSING)
     rows = None if table is None else numbers_in(table, "--table")
-    prepare(out, (AUDIT_FILE, RECOVERY_FILE, MODEL_FILE))
+    out_folder.prepare(out, (AUDIT_FILE, RECOVERY_FILE, MODEL_FILE))
     book, began = ledger or out / "ledger.sqlite", time.monotonic()
-    with sentences(book), watching() as watcher:
+    with sentences(book), console.watching() as watcher:
         result = us.audit(
             oracle,
             int(known) if isinstance(known, Integral) else None,
@@ -115,31 +92,31 @@ def audit(
             most_tokens=most_tokens,
             **asked.arguments(),
         )
-    with written(out, book):
+    with out_folder.written(out, book):
         result.save(out)
         if sarif is not None:
             write_sarif(sarif, of_audit(result, target), target, str(out / AUDIT_FILE))
     if result.recovery is not None:
-        finish(out, RECOVERY_FILE, report=False, target=target)  # the page comes once
-    more = finish(out, AUDIT_FILE, report=report, target=target)
+        out_folder.finish(out, RECOVERY_FILE, report=False, target=target)  # the page comes once
+    more = out_folder.finish(out, AUDIT_FILE, report=report, target=target)
     seconds = time.monotonic() - began
     if as_json:
-        show_json({**result.to_json(), "seconds": round(seconds, 3), "out": str(out)})
+        console.show_json({**result.to_json(), "seconds": round(seconds, 3), "out": str(out)})
     else:
         _show(target, result, seconds)
         files = [AUDIT_FILE, *([RECOVERY_FILE, MODEL_FILE] if result.recovery is not None else [])]
-        said = and_more(f"{out}/{name}" for name in (*files, *more)).removeprefix(", ")
-        say(f"Written: {said}", soft_wrap=True)
+        said = out_folder.and_more(f"{out}/{name}" for name in (*files, *more)).removeprefix(", ")
+        console.say(f"Written: {said}", soft_wrap=True)
         if result.whole is not None:
             line = _whole_line(result.whole, target, int(known or 0), out, asked.auth)
-            say(f"Next: {line}", soft_wrap=True)
+            console.say(f"Next: {line}", soft_wrap=True)
         if result.target_class in ("whole block", "normalised vectors"):
             ids = of_ids or vocabulary is not None or table is not None
             line = _verify_line(target, asked.auth, ids=ids)
-            say(f"Does it serve your weights? {line}", soft_wrap=True)
+            console.say(f"Does it serve your weights? {line}", soft_wrap=True)
         if following := _following(result, asked.limit(), out):
             label = "Next" if result.whole is None else "Or, for one number of the answers"
-            say(f"{label}: {following}", soft_wrap=True)
+            console.say(f"{label}: {following}", soft_wrap=True)
     raise typer.Exit(_STATUS[_end(result, recover)])
 
 
@@ -232,7 +209,7 @@ def _show(target: str, result: us.Audit, seconds: float) -> None:
         errors = result.recovery.certificate.errors.items()
         bounds = ", ".join(f"{name} to {bound:.1e}" for name, bound in errors)
         rows.append(("recovered", f"{result.recovery.model!r}: {bounds}"))
-    say(target, soft_wrap=True)
-    show_table("", [*rows, ("seconds", f"{seconds:.1f}")])
-    say_notes(result.reasons, "Because")
-    say_notes(result.notes)
+    console.say(target, soft_wrap=True)
+    console.show_table("", [*rows, ("seconds", f"{seconds:.1f}")])
+    console.say_notes(result.reasons, "Because")
+    console.say_notes(result.notes)

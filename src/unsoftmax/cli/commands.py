@@ -3,8 +3,6 @@
 ``unsoftmax --help`` needs none of them.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import importlib.metadata

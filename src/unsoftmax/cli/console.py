@@ -18,17 +18,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from unsoftmax import cli
-from unsoftmax.errors import (
-    AlgorithmError,
-    BudgetExceeded,
-    LedgerError,
-    ModelMismatch,
-    NotIdentifiable,
-    OracleError,
-    Terminated,
-    UnsoftmaxError,
-)
+from unsoftmax import cli, errors
 
 if TYPE_CHECKING:
     from unsoftmax.campaign import Progress as Report
@@ -73,23 +63,23 @@ class Refusal(Exception):
 DIM_IS_MISSING = "--dim is missing: the dimension of a token, such as --dim 384."
 
 
-class NotServed(ModelMismatch):
+class NotServed(errors.ModelMismatch):
     """The target takes or gives other shapes than the weights it is asked about: `verify`'s no."""
 
 
 def status_of(error: BaseException) -> int:
     """Return the exit status that tells programs what happened."""
-    if isinstance(error, Terminated):
+    if isinstance(error, errors.Terminated):
         return int(error.code or 0)
     statuses: tuple[tuple[type[BaseException], int], ...] = (
         (Refusal, 2),
-        (LedgerError, 2),
-        (AlgorithmError, 2),
+        (errors.LedgerError, 2),
+        (errors.AlgorithmError, 2),
         (NotServed, 1),
-        (NotIdentifiable, 3),
-        (ModelMismatch, 3),
-        (BudgetExceeded, 4),
-        (OracleError, 5),
+        (errors.NotIdentifiable, 3),
+        (errors.ModelMismatch, 3),
+        (errors.BudgetExceeded, 4),
+        (errors.OracleError, 5),
         (KeyboardInterrupt, 130),
     )
     return next(status for kind, status in statuses if isinstance(error, kind))
@@ -103,7 +93,7 @@ def with_exit_status(command: F) -> F:
         try:
             cli.begin_command()
             command(*args, **kwargs)
-        except (Refusal, UnsoftmaxError) as error:
+        except (Refusal, errors.UnsoftmaxError) as error:
             _tell(error, kwargs)
             raise typer.Exit(status_of(error)) from error
         except BaseException as error:
@@ -121,7 +111,7 @@ def with_exit_status(command: F) -> F:
 def signal_behind(error: BaseException) -> BaseException | None:
     """Return what a signal raised, whatever Python made of it (in 3.11, while a class is made)."""
     seen: BaseException | None = error
-    while seen is not None and not isinstance(seen, (KeyboardInterrupt, Terminated)):
+    while seen is not None and not isinstance(seen, (KeyboardInterrupt, errors.Terminated)):
         seen = seen.__cause__ or seen.__context__
     return seen
 
@@ -136,11 +126,11 @@ def _tell(error: BaseException, options: dict[str, Any]) -> None:
     _print(printable(said), stderr, soft_wrap=True)
     if options.get("as_json"):
         content = {"error": name, "message": message, "status": status_of(error)}
-        if isinstance(error, (NotIdentifiable, ModelMismatch)) and error.reason:
+        if isinstance(error, (errors.NotIdentifiable, errors.ModelMismatch)) and error.reason:
             content["reason"] = error.reason
         if isinstance(error, NotServed):
             content["verdict"] = "different"
-        if isinstance(error, BudgetExceeded):
+        if isinstance(error, errors.BudgetExceeded):
             content |= {"spent": error.spent, "needed": error.needed}
             content["needed_tokens"] = error.needed_tokens
         show_json(content)
@@ -156,7 +146,7 @@ def _named(error: BaseException) -> tuple[str, str]:
     notes = getattr(error, "__notes__", ())
     if status == 130:
         return "Interrupted", " ".join(notes) or "Stopped by Ctrl-C."
-    if isinstance(error, Terminated):
+    if isinstance(error, errors.Terminated):
         return "Terminated", " ".join(notes) or f"Stopped by {signal.Signals(status - 128).name}."
     return type(error).__name__, " ".join([str(error), *notes])
 

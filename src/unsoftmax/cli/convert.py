@@ -1,7 +1,5 @@
 """`unsoftmax convert`: a model's own weights as one of our models."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Annotated, Any

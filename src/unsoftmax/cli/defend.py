@@ -12,22 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import unsoftmax as us
-from unsoftmax.cli import targets
-from unsoftmax.cli.console import (
-    ALL_ROWS,
-    DIM_IS_MISSING,
-    EVERY_S,
-    AsJson,
-    Debug,
-    Refusal,
-    say,
-    say_notes,
-    show_json,
-    show_rows,
-    stderr,
-    watching,
-    with_exit_status,
-)
+from unsoftmax.cli import console, targets
 from unsoftmax.cli.options import Settings, build, with_settings
 from unsoftmax.cli.out_folder import WithReport, and_more, finish, prepare, refuse_file, written
 from unsoftmax.cli.run_options import Asked, KeptIn, asking, sampling_options, sentences
@@ -40,7 +25,7 @@ PICTURE = "defence.png"
 
 
 @with_settings
-@with_exit_status
+@console.with_exit_status
 @asking
 def defend(
     target: Annotated[str, typer.Argument(help=targets.HELP)],
@@ -77,8 +62,8 @@ def defend(
     asked: Asked,
     ledger: KeptIn = None,
     report: WithReport = True,
-    as_json: AsJson = False,
-    debug: Debug = False,
+    as_json: console.AsJson = False,
+    debug: console.Debug = False,
     settings: Settings,
 ) -> None:
     """Say what defences of TARGET would cost, and what the best attack still gets.
@@ -96,7 +81,7 @@ def defend(
     oracle = asked.oracle(target)
     dim = settings.get("dim", getattr(oracle, "dim", None))
     if not isinstance(dim, Integral):
-        raise Refusal(DIM_IS_MISSING)
+        raise console.Refusal(console.DIM_IS_MISSING)
     with sentences(None):
         question = DefenceQuestion(
             int(dim),
@@ -116,21 +101,15 @@ def defend(
     drawn = _kept(known, result, out, book, report=report, target=target)
     if as_json:
         seconds = round(time.monotonic() - began, 3)
-        show_json({**result.to_json(), "seconds": seconds, "out": str(out)})
+        console.show_json({**result.to_json(), "seconds": seconds, "out": str(out)})
         return
     _show(result, target)
     more = and_more(f"{out}/{name}" for name in drawn)
-    say(f"Written: {out}/{DEFENCE_FILE}{more}", soft_wrap=True)
+    console.say(f"Written: {out}/{DEFENCE_FILE}{more}", soft_wrap=True)
 
 
 def _kept(
-    known: Any,
-    result: us.DefenceComparison,
-    out: Path,
-    book: Path,
-    *,
-    report: bool,
-    target: str,
+    known: Any, result: us.DefenceComparison, out: Path, book: Path, *, report: bool, target: str
 ) -> tuple[str, ...]:
     """Write everything; return the names of what was drawn."""
     from unsoftmax.campaign.recovery import RECOVERY_FILE
@@ -153,22 +132,22 @@ def _known(oracle: Oracle, model: str | None, settings: Settings, campaign: dict
 
     if isinstance(oracle, FrozenModel):
         if model is not None or {*settings} - {"dim", "seed"}:
-            raise Refusal("TARGET is a model, which is not recovered: leave --model out.")
+            raise console.Refusal("TARGET is a model, which is not recovered: leave --model out.")
         if settings["dim"] != oracle.dim:
-            raise Refusal(
+            raise console.Refusal(
                 f"The model takes tokens of dimension {oracle.dim}: use --dim {oracle.dim}."
             )
         return oracle
     learner = build(model or "low-rank", settings if model else {"biases": True, **settings})
     check_learner(learner, learner.dim)
     plan = learner.plan()
-    say(
+    console.say(
         f"The target is asked at most {plan.at_most + 32:,} queries, all to recover it "
         "undefended; defences are tried on what is recovered.",
-        stderr,
+        console.stderr,
     )
-    say(plan.lengths, stderr)
-    with watching() as watcher:
+    console.say(plan.lengths, console.stderr)
+    with console.watching() as watcher:
         return us.learn(oracle, learner, progress=watcher, **campaign)
 
 
@@ -178,9 +157,9 @@ def _watch() -> Callable[[int, int, DefenceTrial], None]:
 
     def report(number: int, count: int, trial: DefenceTrial) -> None:
         nonlocal said
-        if time.monotonic() - said > EVERY_S:
+        if time.monotonic() - said > console.EVERY_S:
             said = time.monotonic()
-            say(f"defence {number} of {count}: {trial.words}", stderr)
+            console.say(f"defence {number} of {count}: {trial.words}", console.stderr)
 
     return report
 
@@ -193,12 +172,12 @@ def _draw(result: us.DefenceComparison, out: Path) -> tuple[str]:
 
 
 def _show(result: us.DefenceComparison, target: str) -> None:
-    say(f"{target}: {result.target}", soft_wrap=True)
-    say(result.recommendation)
-    say_notes(result.notes)
+    console.say(f"{target}: {result.target}", soft_wrap=True)
+    console.say(result.recommendation)
+    console.say_notes(result.notes)
     heads = ("defence", "lost", "refused", "error", "function", "queries")
-    show_rows("", heads, map(_row, _telling_first(result)))
-    say(
+    console.show_rows("", heads, map(_row, _telling_first(result)))
+    console.say(
         "lost: change of the answers, in their spread; error: of W (of the parameters), relative, "
         "and of the function, by the best attack, with its queries; ?: not known."
     )
@@ -212,7 +191,7 @@ def _telling_first(result: us.DefenceComparison) -> list[DefenceTrial]:
         affordable = trial.measured and trial.affordable(result.most_loss)
         return trial != result.recommended, not affordable, -left
 
-    return list(result.trials if ALL_ROWS.get() else sorted(result.trials, key=order))
+    return list(result.trials if console.ALL_ROWS.get() else sorted(result.trials, key=order))
 
 
 def _row(trial: DefenceTrial) -> tuple[str, ...]:

@@ -13,17 +13,7 @@ import numpy as np
 import typer
 
 import unsoftmax as us
-from unsoftmax.cli.console import (
-    AsJson,
-    Refusal,
-    query_rows,
-    say,
-    say_notes,
-    show_columns,
-    show_json,
-    watching,
-    with_exit_status,
-)
+from unsoftmax.cli import console
 from unsoftmax.cli.out_folder import WithReport, and_more, finish, prepare
 
 if TYPE_CHECKING:
@@ -31,7 +21,7 @@ if TYPE_CHECKING:
     from unsoftmax.protocol import Learner
 
 
-@with_exit_status
+@console.with_exit_status
 def demo(
     *,
     model: Annotated[
@@ -45,14 +35,14 @@ def demo(
         Path("demo")
     ),
     report: WithReport = True,
-    as_json: AsJson = False,
+    as_json: console.AsJson = False,
 ) -> None:
     """Recover attention heads of all-MiniLM-L6-v2 from their answers alone.
 
     The learner sees a function; the true weights are only compared with at the end.
     """
     if importlib.util.find_spec("matplotlib") is None:
-        raise Refusal("The demo draws a picture: pip install 'unsoftmax[report]'")
+        raise console.Refusal("The demo draws a picture: pip install 'unsoftmax[report]'")
     prepare(out, ("model.safetensors", "recovery.json", "recovery.png"))
     case = {"multi-head": _all_heads, "layer": _whole_layer}.get(model or "")
     _shown(_one_head(model) if case is None else case(), out, report, as_json)
@@ -131,16 +121,16 @@ def _shown(case: _Case, out: Path, report: bool, as_json: bool) -> None:
     heads = {} if case.heads is None else {"heads": case.heads(runs[first].recovery.model)}
     if as_json:
         beside = {name: run.to_json() for name, run in runs.items() if name != first}
-        show_json({**runs[first].to_json(), **beside, **heads, "out": str(out)})
+        console.show_json({**runs[first].to_json(), **beside, **heads, "out": str(out)})
         return
     counted = [(f"{name} found", str(count)) for name, count in heads.items()]
     columns = {f"--model {name}": [*counted, *run.rows()] for name, run in runs.items()}
-    show_columns(f"all-MiniLM-L6-v2, {case.title}", columns)
+    console.show_columns(f"all-MiniLM-L6-v2, {case.title}", columns)
     for name, run in runs.items():
-        say_notes(run.recovery.notes, "Note" if heads else f"Note ({name})")
+        console.say_notes(run.recovery.notes, "Note" if heads else f"Note ({name})")
     same = "".join(f"; {out}/{name}/ the same" for name in runs if name != first)
     files = "model.safetensors, recovery.json, recovery.png"
-    say(f"Written: {out}/{files}{and_more(drawn)}{same}", soft_wrap=True)
+    console.say(f"Written: {out}/{files}{and_more(drawn)}{same}", soft_wrap=True)
 
 
 def _beside(found: us.AttentionLayer, truth: us.AttentionLayer) -> us.AttentionLayer:
@@ -180,7 +170,7 @@ class _Run:
 
     def rows(self) -> list[tuple[str, str]]:
         """Tell it in cells narrow enough for two beside each other on 80 columns."""
-        [(_, count), *rest] = query_rows(self.recovery, self.formula)
+        [(_, count), *rest] = console.query_rows(self.recovery, self.formula)
         rows = [("queries", count), ("formula", self.formula), *rest]
         for name, error in self.errors.items():
             bound = self.recovery.certificate.errors[name] / self.recovery.model.parameter_norm(
@@ -205,7 +195,7 @@ def _run(truth: us.SingleHead | us.MultiHead | us.AttentionLayer, learner: Learn
         return answers
 
     began = time.perf_counter()
-    with watching() as watcher:
+    with console.watching() as watcher:
         recovery = us.learn(target, learner, progress=watcher)
     seconds = time.perf_counter() - began
     return _Run(recovery, learner.plan().formula, _errors(recovery.model, truth), seconds, spent)

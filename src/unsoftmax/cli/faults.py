@@ -5,8 +5,6 @@ file, since after a run of hours nobody can be asked to provoke it again. Needs 
 alone: what fails may be an import.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib.metadata
 import json

@@ -13,33 +13,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import unsoftmax as us
-from unsoftmax.cli import targets
-from unsoftmax.cli.console import (
-    AsJson,
-    Debug,
-    holdout_row,
-    query_rows,
-    say,
-    say_notes,
-    show_json,
-    show_table,
-    stderr,
-    watching,
-    with_exit_status,
-)
+from unsoftmax.cli import console, run_options, targets
 from unsoftmax.cli.options import Settings, blamed_on, build, with_settings
 from unsoftmax.cli.out_folder import WithReport, and_more, finish, prepare, refuse_file, written
 from unsoftmax.cli.plan import ModelName, within
-from unsoftmax.cli.run_options import (
-    Asked,
-    KeptIn,
-    MostTokens,
-    Radius,
-    asking,
-    samples_of,
-    sampling_options,
-    sentences,
-)
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.learners import MODELS
 from unsoftmax.refusals import Reason
@@ -54,18 +31,18 @@ PICTURE = "recovery.png"
 
 
 @with_settings
-@with_exit_status
-@asking
+@console.with_exit_status
+@run_options.asking
 def learn(
     target: Annotated[str, typer.Argument(help=targets.HELP)],
     *,
     out: Annotated[Path, typer.Option(help="Folder for model, recovery.json and ledger.")],
     model: ModelName = "exact",
-    asked: Asked,
-    ledger: KeptIn = None,
+    asked: run_options.Asked,
+    ledger: run_options.KeptIn = None,
     holdout: Annotated[int, typer.Option(min=0, help="Queries to check the result with.")] = 32,
-    most_tokens: MostTokens = None,
-    radius: Radius = None,
+    most_tokens: run_options.MostTokens = None,
+    radius: run_options.Radius = None,
     sampler: Annotated[
         str | None,
         typer.Option(
@@ -83,8 +60,8 @@ def learn(
         typer.Option(help="The bound is right with confidence 1 − delta. [default: 0.01]"),
     ] = None,
     report: WithReport = True,
-    as_json: AsJson = False,
-    debug: Debug = False,
+    as_json: console.AsJson = False,
+    debug: console.Debug = False,
     settings: Settings,
 ) -> None:
     """Recover TARGET's parameters by asking it.
@@ -95,17 +72,17 @@ def learn(
 
     refuse_file(out)
     learner, oracle = _resolved(target, asked, model, settings)
-    sampling = sampling_options(sampler, eps, delta)
+    sampling = run_options.sampling_options(sampler, eps, delta)
     book, (learner, plan) = ledger or out / "ledger.sqlite", within(learner, radius)
     if not book.exists():
-        _warn_of_budget(asked.limit(), plan, holdout, samples_of(sampling))
-        say(plan.lengths, stderr)
+        _warn_of_budget(asked.limit(), plan, holdout, run_options.samples_of(sampling))
+        console.say(plan.lengths, console.stderr)
     prepare(out, ("model.safetensors", "recovery.json", PICTURE, REFUSAL_FILE))
     began = time.monotonic()
-    with sentences(book):
+    with run_options.sentences(book):
         with (
             blamed_on(model),
-            watching() as shown,
+            console.watching() as shown,
             _refusal_kept(learner, out, report, shown, target) as watcher,
         ):
             recovery = us.learn(
@@ -126,16 +103,16 @@ def learn(
         pictures = partial(_draw, recovery, out)
         drawn = finish(out, RECOVERY_FILE, report=report, pictures=pictures, target=target)
         if as_json:
-            show_json({**recovery.to_json(), "seconds": round(seconds, 3), "out": str(out)})
+            console.show_json({**recovery.to_json(), "seconds": round(seconds, 3), "out": str(out)})
             return
         show_recovery(recovery, plan.formula, seconds)
         written_files = f"Written: {out}/model.safetensors, {out}/recovery.json"
         more = and_more(f"{out}/{name}" for name in drawn)
-        say(written_files + more, soft_wrap=True)
+        console.say(written_files + more, soft_wrap=True)
 
 
 def _resolved(
-    target: str, asked: Asked, model: str, settings: Settings
+    target: str, asked: run_options.Asked, model: str, settings: Settings
 ) -> tuple[Learner[AnyModel], Oracle]:
     """Make the learner and the oracle; a target that knows its dimension need not be told."""
     # with these nothing of the target runs before the settings are checked
@@ -160,11 +137,16 @@ def _warn_of_budget(budget: us.Budget, plan: Plan, holdout: int, samples: int) -
         all_that = f"the plan and {beside} need {needed:,} queries"
         alone = f"{beside} alone needs {needed:,} queries, and what the plan bounds comes before"
         short = f"A budget of {budget.queries:,} will not be enough"
-        say(f"{short}: {all_that if known else f'{alone}, {plan.at_most:,} at most'}.", stderr)
+        console.say(
+            f"{short}: {all_that if known else f'{alone}, {plan.at_most:,} at most'}.",
+            console.stderr,
+        )
     if budget.tokens is not None and budget.tokens < tokens + checks:
         planned = f"the plan needs {tokens:,}, and " if known else ""
         short = f"A budget of {budget.tokens:,} tokens will not be enough"
-        say(f"{short}: {planned}{beside} has {checks:,} queries{' more' * known}.", stderr)
+        console.say(
+            f"{short}: {planned}{beside} has {checks:,} queries{' more' * known}.", console.stderr
+        )
 
 
 def _draw(recovery: us.Recovery[AnyModel], out: Path) -> tuple[str]:
@@ -204,14 +186,14 @@ def show_recovery(recovery: us.Recovery[AnyModel], formula: str, seconds: float)
     """Print what was recovered, at what cost, and how sure it is."""
     from unsoftmax.report.certified_bounds import WITHIN, certified_bounds
 
-    rows = [holdout_row(recovery)]
+    rows = [console.holdout_row(recovery)]
     for one in certified_bounds(recovery.model, recovery.certificate.errors):
         if not one.norm and not one.bound:
             continue  # assumed to be 0, not learned
         relative = f", {one.bound / one.norm:.1e} of {one.beside}" if one.norm else ""
         told = f", {WITHIN}" if one.words == WITHIN else relative
         rows.append((f"error of {one.label} at most", f"{one.bound:.1e}{told}"))
-    rows += [*query_rows(recovery, formula), ("seconds", f"{seconds:.1f}")]
+    rows += [*console.query_rows(recovery, formula), ("seconds", f"{seconds:.1f}")]
     checked = "" if recovery.evidence.passed else ", unchecked"
-    show_table(f"Recovered{checked}: {recovery.model!r}", rows)
-    say_notes(recovery.notes)
+    console.show_table(f"Recovered{checked}: {recovery.model!r}", rows)
+    console.say_notes(recovery.notes)

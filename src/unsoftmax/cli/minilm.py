@@ -1,7 +1,5 @@
 """Real trained attention heads: a layer of all-MiniLM-L6-v2, read from its weights."""
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Model files that commands are given, and the certificates that `learn` wrote beside them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, cast
 

@@ -1,7 +1,5 @@
 """The folder that a command writes into: tried before anything is paid, described at the end."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """`unsoftmax report`: the HTML page of a folder of results."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

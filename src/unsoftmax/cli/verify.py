@@ -13,30 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import unsoftmax as us
-from unsoftmax.cli import targets
-from unsoftmax.cli.console import (
-    ALL_ROWS,
-    AsJson,
-    Debug,
-    NotServed,
-    Refusal,
-    say,
-    say_notes,
-    show_json,
-    show_table,
-    watching,
-    with_exit_status,
-)
-from unsoftmax.cli.out_folder import (
-    Sarif,
-    WithReport,
-    and_more,
-    finish,
-    prepare,
-    refuse_file,
-    refuse_no_file,
-    written,
-)
+from unsoftmax.cli import console, out_folder, targets
 from unsoftmax.cli.run_options import Asked, asking, sentences
 from unsoftmax.errors import DimensionRefused
 
@@ -48,7 +25,7 @@ OTHER_PART = "This endpoint returns a {whole}, with these weights; the claim is 
 _STATUS = {"same": 0, "different": 1, "undecided": 3}
 
 
-@with_exit_status
+@console.with_exit_status
 @asking
 def verify(
     target: Annotated[str, typer.Argument(help=targets.HELP)],
@@ -110,10 +87,10 @@ def verify(
     out: Annotated[
         Path | None, typer.Option(help="Folder for verification.json and report.html.")
     ] = None,
-    sarif: Sarif = None,
-    report: WithReport = True,
-    as_json: AsJson = False,
-    debug: Debug = False,
+    sarif: out_folder.Sarif = None,
+    report: out_folder.WithReport = True,
+    as_json: console.AsJson = False,
+    debug: console.Debug = False,
 ) -> None:
     """Say whether TARGET serves these weights: 0 the same, 1 different, 3 undecided.
 
@@ -132,14 +109,16 @@ def verify(
     from unsoftmax.report.sarif import of_verification, write_sarif
 
     if out is not None:
-        refuse_file(out)
-    refuse_no_file(sarif)
+        out_folder.refuse_file(out)
+    out_folder.refuse_no_file(sarif)
     if (weights is None) == (claim is None):
-        raise Refusal("Give either --weights, what it should serve, or --claim, a function.")
+        raise console.Refusal(
+            "Give either --weights, what it should serve, or --claim, a function."
+        )
     parts: dict[str, Any] = {}
     if weights is None:
         if layers is not None or part is not None:
-            raise Refusal("--layers and --part choose blocks of --weights: leave them out.")
+            raise console.Refusal("--layers and --part choose blocks of --weights: leave them out.")
         model, errors = targets.resolve(str(claim)), dict[str, float]()
     else:
         weights = model_path(weights)
@@ -148,7 +127,7 @@ def verify(
     claimed = str(weights or claim)
     if weights is not None and not can_be_claimed(model):
         models = type(model).__name__.rstrip("s") + "s"
-        raise Refusal(
+        raise console.Refusal(
             f"verify does not know {models}: recover the target with `unsoftmax learn`, then "
             "compare what was recovered with these weights by `unsoftmax compare`."
         )
@@ -156,17 +135,17 @@ def verify(
     others = {str(one): claimed_model(model_path(one), layers, part) for one in alternative or ()}
     oracle = asked.oracle(target)
     if out is not None:
-        prepare(out, (VERIFICATION_FILE,))
+        out_folder.prepare(out, (VERIFICATION_FILE,))
         ledger = ledger or _of_this_time(out / "verification.sqlite", out / VERIFICATION_FILE)
 
     def alert(verdict: str, tensor: str | None = None) -> None:
         if sarif is not None:
-            with written(sarif, ledger):
+            with out_folder.written(sarif, ledger):
                 found = of_verification(verdict, target, claimed, tensor)
                 write_sarif(sarif, found, target, claimed)
 
     began = time.monotonic()
-    with _answering_no(alert), sentences(ledger), watching() as watcher:
+    with _answering_no(alert), sentences(ledger), console.watching() as watcher:
         result = us.verify(
             oracle,
             model,
@@ -188,19 +167,23 @@ def verify(
     alert(result.verdict, result.tensor)
     files = ""
     if out is not None:
-        with written(out, ledger):
+        with out_folder.written(out, ledger):
             result.save(out)
-        drawn = finish(out, VERIFICATION_FILE, report=report, target=target, weights=claimed)
-        files = f"{out}/{VERIFICATION_FILE}" + and_more(f"{out}/{name}" for name in drawn)
+        drawn = out_folder.finish(
+            out, VERIFICATION_FILE, report=report, target=target, weights=claimed
+        )
+        files = f"{out}/{VERIFICATION_FILE}" + out_folder.and_more(
+            f"{out}/{name}" for name in drawn
+        )
     if as_json:
-        show_json(result.to_json())
+        console.show_json(result.to_json())
     else:
-        say(f"{target} and {claimed}", soft_wrap=True)
+        console.say(f"{target} and {claimed}", soft_wrap=True)
         rows = _rows(result, time.monotonic() - began, kept=out is not None)
-        show_table("", rows, most=len(rows))  # of many tensors it shows a few already
-        say_notes(result.notes)
+        console.show_table("", rows, most=len(rows))  # of many tensors it shows a few already
+        console.say_notes(result.notes)
         if files:
-            say(f"Written: {files}", soft_wrap=True)
+            console.say(f"Written: {files}", soft_wrap=True)
     raise typer.Exit(_STATUS[result.verdict])
 
 
@@ -236,7 +219,7 @@ def _answering_no(alert: Callable[[str], None]) -> Iterator[None]:
         if error.__cause__ is not None:  # an exception of the target's own may mean anything
             raise
         alert("different")
-        raise NotServed(" ".join([str(error), *getattr(error, "__notes__", ())])) from error
+        raise console.NotServed(" ".join([str(error), *getattr(error, "__notes__", ())])) from error
 
 
 def _rows(
@@ -254,7 +237,7 @@ def _rows(
         rows.append(("held as", result.held))
     rows.append(("answers' precision", f"{result.precision:.1e} of the size of their terms"))
     rows.append(("largest miss", f"{result.largest_miss:.2g} times the allowed error"))
-    most = len(result.power) if ALL_ROWS.get() else most
+    most = len(result.power) if console.ALL_ROWS.get() else most
     worst = [item for item in result.power.items() if item[1] <= UNTESTABLE]
     if len(worst) > most:
         worst.sort(key=lambda item: -item[1])

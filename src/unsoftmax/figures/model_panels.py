@@ -3,8 +3,6 @@
 A recovered model is drawn beside the true one, where that is known.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -181,10 +179,7 @@ def largest_of_blocks(array: Array, step: int) -> Array:
 
 
 def spectrum_panel(
-    found: list[NamedMatrix],
-    bounds: Mapping[str, float],
-    largest: int = LARGEST,
-    most: int = MOST,
+    found: list[NamedMatrix], bounds: Mapping[str, float], largest: int = LARGEST, most: int = MOST
 ) -> Panel | None:
     """Return the singular values of all W, beside the certificate's bound; None without any."""
     name = next((matrix.name.split(" ")[0] for matrix in found), "")

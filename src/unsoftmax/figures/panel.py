@@ -1,7 +1,5 @@
 """One drawing with its text alternative, and several of them in one figure."""
 
-from __future__ import annotations
-
 import math
 import re
 import warnings

@@ -1,7 +1,5 @@
 """How a run went, how sure its result is, and how well it predicts fresh answers."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -164,9 +162,7 @@ def _over_time(course: Course, colours: Mapping[str, str]) -> Panel:
 
 
 def _by_phase(
-    phases: Sequence[tuple[str, tuple[int, float]]],
-    colours: Mapping[str, str],
-    bars: int,
+    phases: Sequence[tuple[str, tuple[int, float]]], colours: Mapping[str, str], bars: int
 ) -> Panel:
     shown = [(phase, count) for phase, (count, _) in phases[:bars]]
     if rest := [count for _, (count, _) in phases[bars:]]:

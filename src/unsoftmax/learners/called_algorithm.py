@@ -12,8 +12,6 @@ that computes on and asks nothing cannot be stopped; it is left behind after som
 ends with the process.
 """
 
-from __future__ import annotations
-
 import contextvars
 import threading
 from collections.abc import Callable, Generator

@@ -22,8 +22,6 @@ however it ends, the inner generators are closed. Nothing here knows what a roun
 Source: Section 4.1 (antisymmetric part) and Proposition C.2 (restriction) of arXiv 2601.16873.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial

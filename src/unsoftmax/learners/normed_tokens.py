@@ -6,8 +6,6 @@ range a layer o(n(x)) is a plain layer of t = Eᵀn, |t| < √d, in d − 1 or d
 learner asks tokens t; its answers are those of the target, less x_N where there is a residual.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

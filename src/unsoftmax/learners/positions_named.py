@@ -9,21 +9,13 @@ It may not know why a learner has refused. Where tokens may change places the re
 is, and so it does where these questions are not answered, or are beyond a budget.
 """
 
-from __future__ import annotations
-
 from collections.abc import Generator
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from unsoftmax.errors import (
-    BudgetExceeded,
-    DimensionRefused,
-    ModelMismatch,
-    NotIdentifiable,
-    OracleError,
-)
+from unsoftmax import errors
 from unsoftmax.learners.compose import Asking, T
 from unsoftmax.probes import FARTHEST, Array, Round, Sequences
 from unsoftmax.protocol import Answers, Learner
@@ -241,16 +233,16 @@ def naming_positions(steps: Asking[T], learner: Learner[Any]) -> Asking[T]:
     """
     try:
         return (yield from steps)
-    except DimensionRefused:
+    except errors.DimensionRefused:
         raise
-    except (NotIdentifiable, ModelMismatch) as refusal:
+    except (errors.NotIdentifiable, errors.ModelMismatch) as refusal:
         if not np.any(refusal.determined.get("v", 1.0)):
             raise  # no answer depends on scores
         if refusal.reason in (Reason.QUERIES_HAVE_BIASES.name, Reason.BLOCK_BY_PLACE.name):
             raise  # it says already how scores depend on positions
         try:
             how = yield from _named(learner)
-        except (OracleError, BudgetExceeded):
+        except (errors.OracleError, errors.BudgetExceeded):
             how = None
         if how is None:
             raise

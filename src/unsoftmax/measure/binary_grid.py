@@ -5,8 +5,6 @@ one step, and less than 2^23 steps, reach such a target as they are; so no error
 to be bounded, and what is subtracted from answers belongs to the tokens that were asked.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from unsoftmax.measure.precision import FLOAT32_BITS

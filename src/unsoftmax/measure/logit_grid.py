@@ -455,12 +455,7 @@ class LogitGrid:
         return self.answered().measured(0.0 if self.shift is None else self.shift)
 
     def reading(
-        self,
-        values: Values,
-        columns: Array,
-        w: Array,
-        stretch: float,
-        shift_error: float = 0.0,
+        self, values: Values, columns: Array, w: Array, stretch: float, shift_error: float = 0.0
     ) -> Reading:
         """Return M̂ with its errors; see `TwoTokenAnswers.reading`.
 

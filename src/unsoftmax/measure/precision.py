@@ -382,10 +382,7 @@ class Precision:
             f"{deviation:.1e}, estimated from {repeats} repeats, is taken as ±{bound:.1e}."
         )
         return replace(
-            self,
-            absolute=self.absolute + bound,
-            noise=deviation,
-            why=(*self.why, sentence),
+            self, absolute=self.absolute + bound, noise=deviation, why=(*self.why, sentence)
         )
 
     def coarser(self, factor: float, reason: str) -> Precision:

@@ -10,8 +10,6 @@ are pushed away from the other heads' hyperplanes, so that moderate T_i saturate
 heads stay open and are subtracted. Choosing windows takes no queries.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -121,10 +119,7 @@ def predicted(v: Array, u: Array, a: Array) -> Array:
 
 
 def choose_windows(
-    heads: tuple[Array, Array],
-    error: ReducedError,
-    room: OffsetRoom,
-    rng: np.random.Generator,
+    heads: tuple[Array, Array], error: ReducedError, room: OffsetRoom, rng: np.random.Generator
 ) -> list[Window]:
     """Choose a window for every head of ``heads``, their u and v (H, d).
 

@@ -14,17 +14,8 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import ArrayLike
 
+from unsoftmax.models import attention
 from unsoftmax.models.arrays import Length, Parameter, axes, frozen, numbered, sequences
-from unsoftmax.models.attention import (
-    BILINEAR,
-    BilinearScores,
-    exponentials,
-    largest_mean_shift,
-    least,
-    pooled_tokens,
-    softmax,
-    token_scores,
-)
 from unsoftmax.models.attention_map import Attention
 from unsoftmax.models.layer_norm import NORM_TENSORS, LayerNorm, SubLayer
 from unsoftmax.models.model import HeadsModel
@@ -34,7 +25,7 @@ from unsoftmax.models.rotary_layer import RotaryLayer
 from unsoftmax.probes import Array
 
 
-class LayerHead(BilinearScores):
+class LayerHead(attention.BilinearScores):
     """One head of a layer: M Σ_i α_i x_i with α = softmax_i(x_i·(W x_N + w)), x_N the last token.
 
     Parameters
@@ -61,7 +52,7 @@ class LayerHead(BilinearScores):
            [2., 0.]])
     """
 
-    _axes = axes(M="m≥0 d≥0", V="s d≥0", O="m≥0 s", **BILINEAR)
+    _axes = axes(M="m≥0 d≥0", V="s d≥0", O="m≥0 s", **attention.BILINEAR)
 
     def __init__(self, M: ArrayLike, W: ArrayLike, w: ArrayLike | None = None) -> None:
         self._set({"M": M, "W": W, "w": w})
@@ -112,7 +103,7 @@ class LayerHead(BilinearScores):
         right = np.hstack([W.right, np.zeros((len(W.right), 1))])
         return Product(W.left, right) + Product(w, np.eye(1, self.dim + 1, self.dim))
 
-    vectors = BilinearScores.scores_of
+    vectors = attention.BilinearScores.scores_of
 
     def mapped(self, pooled: Array) -> Array:
         """Map pooled tokens (B, d) to M p, (B, m)."""
@@ -319,11 +310,11 @@ class AttentionLayer(SubLayer, HeadsModel):
         for what is no parameter.
         """
         if name in ("M", "W", "w"):
-            return least(np.array([head.parameter_norm(name) for head in self._heads]))
+            return attention.least(np.array([head.parameter_norm(name) for head in self._heads]))
         return super().parameter_norm(name)
 
     def _scored(self, X: Array) -> Array:
-        return token_scores(X, self.vectors(X[:, -1]))
+        return attention.token_scores(X, self.vectors(X[:, -1]))
 
     def _entries(self, tokens: int) -> int:
         return max(1, self.H) * max(self.dim, tokens)
@@ -344,8 +335,8 @@ class AttentionLayer(SubLayer, HeadsModel):
         """Map sequences (B, N, d) to what a norm behind sees, (B, m)."""
         tokens, answers = self._seen(X), np.tile(self.c, (len(X), 1))
         if self._heads:
-            numerators, total = exponentials(self._scored(tokens))
-            pooled = pooled_tokens(tokens, numerators) / total[..., None]  # (B, H, d)
+            numerators, total = attention.exponentials(self._scored(tokens))
+            pooled = attention.pooled_tokens(tokens, numerators) / total[..., None]  # (B, H, d)
             for h, head in enumerate(self._heads):
                 answers += head.mapped(pooled[:, h])
         return answers + X[:, -1] if self.residual else answers
@@ -414,13 +405,13 @@ def _moved_at_most(heads: Sequence[LayerHead], tokens: Array, errors: Mapping[st
     query, moved = tokens[:, -1], np.full(len(tokens), errors["c"])
     turned = errors["W"] * np.linalg.norm(query, axis=1) + errors["w"]
     for head in heads:
-        scores = token_scores(tokens, head.vectors(query)[:, None])[:, 0]
-        weights = softmax(scores)
+        scores = attention.token_scores(tokens, head.vectors(query)[:, None])[:, 0]
+        weights = attention.softmax(scores)
         pooled = np.einsum("bn,bnd->bd", weights, tokens)
         apart = tokens - pooled[:, None]
         far = np.linalg.norm(apart, axis=2)
         value = np.linalg.norm(apart @ head.values.right.T @ head.values.left.T, axis=2)
         shift = turned * far.max(axis=1)
-        length = np.linalg.norm(pooled, axis=1) + largest_mean_shift(weights, far, shift)
-        moved += errors["M"] * length + largest_mean_shift(weights, value, shift)
+        length = np.linalg.norm(pooled, axis=1) + attention.largest_mean_shift(weights, far, shift)
+        moved += errors["M"] * length + attention.largest_mean_shift(weights, value, shift)
     return moved

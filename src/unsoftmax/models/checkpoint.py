@@ -15,19 +15,11 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
-from unsoftmax.models import files
+from unsoftmax.models import files, projections
 from unsoftmax.models.attention_layer import AttentionLayer
 from unsoftmax.models.feed_forward import FeedForward
 from unsoftmax.models.layer_norm import LayerNorm
 from unsoftmax.models.neurons import ACTIVATIONS as OURS
-from unsoftmax.models.projections import (
-    arrays_of_layer,
-    file_names,
-    find_projections,
-    from_projections,
-    in_planes,
-    real_array,
-)
 from unsoftmax.models.qk_norm_layer import QkNormLayer
 from unsoftmax.models.rotary import Rotary
 from unsoftmax.models.rotary_layer import RotaryLayer
@@ -77,12 +69,7 @@ _OPT = BlockNames(
     before="do_layer_norm_before",
 )
 _GPT_2 = BlockNames(
-    number="h.",
-    attention="attn",
-    up="mlp.c_fc.",
-    down="mlp.c_proj.",
-    norm="ln_2.",
-    transposed=True,
+    number="h.", attention="attn", up="mlp.c_fc.", down="mlp.c_proj.", norm="ln_2.", transposed=True
 )
 _LLAMA = BlockNames(
     number="layers.",
@@ -317,7 +304,7 @@ class _Weights:
         """Return an array that must be there."""
         if name not in self.weights:
             raise ValueError(f"{name} is missing in the checkpoint.")
-        return real_array(name, self.weights[name], dimensions)
+        return projections.real_array(name, self.weights[name], dimensions)
 
     def linear(self, name: str) -> tuple[Array, Array]:
         """Return the weight (out, in) and the bias of a projection; zeros where it has none."""
@@ -369,7 +356,7 @@ _ROLES = {
 def _origin(names: _Weights, prefix: str) -> Origin:
     """Return what the checkpoint calls a block's tensors."""
     layer = f"{prefix}{names.of.attention}"
-    attention = file_names(names.weights, layer)
+    attention = projections.file_names(names.weights, layer)
     found = {_ROLES[role]: name for role, name in attention.items()}
     of = names.of
     places = {of.up: "A b", of.down: "B c", of.gate: "G g"}
@@ -381,7 +368,7 @@ def _origin(names: _Weights, prefix: str) -> Origin:
                 found[f"1.{role}"] = f"{prefix}{part}{end}"
     for ours, end in zip("qk", names.of.qk_norm or (), strict=False):
         found[f"0.heads.{ours}_scale"] = f"{layer}.{end}"
-    arrays = arrays_of_layer(names.weights, layer)
+    arrays = projections.arrays_of_layer(names.weights, layer)
     biases: dict[str, Array] = {
         name: arrays[name] for name in ("k_bias", "v_bias") if name in arrays
     }
@@ -393,19 +380,19 @@ def _attention(
 ) -> AttentionLayer | RotaryLayer | QkNormLayer:
     eps, before = _around(config, names.of)
     layer_name, scales = f"{prefix}{names.of.attention}", names.of.qk_norm
-    find = find_projections if scales is None else arrays_of_layer
+    find = projections.find_projections if scales is None else projections.arrays_of_layer
     found = find(names.weights, layer_name, eps, before)
     heads = int(_setting(config, HEADS))
     groups = int(_setting(config, ("num_key_value_heads",), heads))
     turns = _rotary(config, len(found["q"]) // heads) if names.of.gate else None
-    layer = from_projections(**found, heads=heads, kv_heads=groups, rotary_base=turns)
+    layer = projections.from_projections(**found, heads=heads, kv_heads=groups, rotary_base=turns)
     assert isinstance(layer, (AttentionLayer, RotaryLayer))
     if scales is None or isinstance(layer, AttentionLayer):
         return layer
     root = math.sqrt(layer.Q.shape[1])
     unscaled = {name: root * layer.arrays()[name] for name in ("Q", "q_bias")}
     layer = RotaryLayer.from_arrays({**layer.arrays(), **unscaled})
-    q, k = (in_planes(names.array(f"{layer_name}.{end}", 1)) for end in scales)
+    q, k = (projections.in_planes(names.array(f"{layer_name}.{end}", 1)) for end in scales)
     return QkNormLayer(layer, k, q / root, eps)
 
 

@@ -350,9 +350,7 @@ class _Stored(Mapping[str, Array]):
         return len(self._names)
 
 
-def load_checkpoint(
-    path: str | os.PathLike[str],
-) -> tuple[Mapping[str, Any], Mapping[str, Array]]:
+def load_checkpoint(path: str | os.PathLike[str]) -> tuple[Mapping[str, Any], Mapping[str, Array]]:
     """Open a model's folder, or a file of its weights: its configuration, and named arrays.
 
     Raises

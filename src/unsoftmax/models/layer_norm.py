@@ -13,22 +13,14 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import ArrayLike
 
+from unsoftmax.models import arrays
 from unsoftmax.models import linearised as lin
-from unsoftmax.models.arrays import (
-    FrozenArrays,
-    Length,
-    Parameter,
-    axes,
-    declared,
-    sequences,
-    split,
-)
 from unsoftmax.models.composition import Composition, Map
 from unsoftmax.models.model import FrozenModel, Tensor
 from unsoftmax.probes import Array
 
 
-class LayerNorm(FrozenArrays):
+class LayerNorm(arrays.FrozenArrays):
     """n(u) = shift + scale ⊙ (u − mean u)/√(var u + eps), of a sub-layer; or RMSNorm.
 
     Parameters
@@ -66,7 +58,7 @@ class LayerNorm(FrozenArrays):
     array([[1., 1.]])
     """
 
-    _axes = axes(scale="m≥1", shift="m = 0", eps="", before="= none", centred="= none")
+    _axes = arrays.axes(scale="m≥1", shift="m = 0", eps="", before="= none", centred="= none")
 
     def __init__(
         self,
@@ -84,7 +76,7 @@ class LayerNorm(FrozenArrays):
         if self.eps < 0:
             raise ValueError(f"eps must be 0 or more; it is {self.eps}.")
 
-    width = Length("m", "How many numbers are normalised together, m.")
+    width = arrays.Length("m", "How many numbers are normalised together, m.")
     outputs = width
 
     @property
@@ -97,11 +89,11 @@ class LayerNorm(FrozenArrays):
         """The map that it is: itself."""
         return self
 
-    scale = Parameter(np.asarray, "γ (m,).")
-    shift = Parameter(np.asarray, "β (m,).")
-    eps = Parameter(float, "What is added to the variance.")
-    before = Parameter(bool, "Whether tokens are normalised before a sub-layer sees them.")
-    centred = Parameter(bool, "Whether the mean is taken off; False is RMSNorm.")
+    scale = arrays.Parameter(np.asarray, "γ (m,).")
+    shift = arrays.Parameter(np.asarray, "β (m,).")
+    eps = arrays.Parameter(float, "What is added to the variance.")
+    before = arrays.Parameter(bool, "Whether tokens are normalised before a sub-layer sees them.")
+    centred = arrays.Parameter(bool, "Whether the mean is taken off; False is RMSNorm.")
 
     @property
     def tensors(self) -> dict[str, Tensor]:
@@ -265,7 +257,7 @@ class SubLayer(FrozenModel):
 
     def _set(self, given: Mapping[str, Any], norm: LayerNorm | None = None) -> None:
         """Keep the map's arrays and what stands around it, if that fits."""
-        of_norm, own = split(given, "norm.")
+        of_norm, own = arrays.split(given, "norm.")
         norm = LayerNorm.from_arrays(of_norm) if of_norm else norm
         self._norm, self._arrays = norm, self._inside(own)
         d, m = self.dim, self.outputs
@@ -283,9 +275,9 @@ class SubLayer(FrozenModel):
 
     def _inside(self, given: Mapping[str, Any]) -> dict[str, Array]:
         """Return the arrays of the map itself, and whether there is a residual."""
-        return declared(given, self._axes)
+        return arrays.declared(given, self._axes)
 
-    residual = Parameter(bool, "Whether the last token is added.")
+    residual = arrays.Parameter(bool, "Whether the last token is added.")
 
     @property
     def norm(self) -> LayerNorm | None:
@@ -334,7 +326,7 @@ class SubLayer(FrozenModel):
         causal : bool, optional
             Whether attention at a position sees the tokens up to it alone, or all.
         """
-        X = sequences(X, self.dim, self._noun)
+        X = arrays.sequences(X, self.dim, self._noun)
         return self._everywhere(self.maps.attending(causal), X)
 
     def _seen(self, X: Array) -> Array:

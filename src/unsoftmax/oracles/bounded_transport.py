@@ -5,8 +5,6 @@ httpx limits the time between two bytes. A server that sends one byte of its hea
 is left until the call's end. Proxies of the environment are used as httpx would.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Iterator

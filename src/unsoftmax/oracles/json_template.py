@@ -5,8 +5,6 @@ numbers go. The answer's numbers stand at a path: names of members, indices of l
 every element of a list, joined by points. No network here: requests and answers as bytes.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -3,8 +3,6 @@
 What MLServer, Triton and KServe speak. No network here: requests and answers as bytes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial

@@ -16,8 +16,6 @@ A refused question says nothing of the class. Where sequences of several tokens 
 most tokens that are answered are looked for, from two on, and the same is asked within that.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias, get_args
 

@@ -6,8 +6,6 @@ sequence tell rough misses from smooth ones (`nudged_copies`). Where misses are 
 for every tensor names what was changed (`tensor_evidence`). 20 questions, and 24 or 40 more.
 """
 
-from __future__ import annotations
-
 from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal

@@ -5,8 +5,6 @@ computed so is another claim. A fixed rounding of weights moves answers smoothly
 change of weights does, so it is a difference unless it is tried.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 

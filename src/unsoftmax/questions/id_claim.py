@@ -11,8 +11,6 @@ lone ids show u, pairs the logits G_ij = (ρ_i − ρ_j)·x_j that the target ha
 changed these are linear in x_j, r unknowns per column; where ρ alone was, in all ρ.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np

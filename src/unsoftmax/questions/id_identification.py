@@ -9,8 +9,6 @@ Queries: about 110 for the first look, 220 for one head, 60 to 120 for several, 
 of D dimensions.
 """
 
-from __future__ import annotations
-
 from collections.abc import Generator
 from dataclasses import dataclass, field, replace
 from functools import partial

@@ -13,21 +13,13 @@ is a Möbius function of n, which keeps cross-ratios; vectors of H heads are sum
 the target cuts them. How long they may be is bisected, as where they are refused.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
 
 from unsoftmax.learners.compose import Asking
 from unsoftmax.probes import Array, Copies, Ids, Indices, Round
-from unsoftmax.questions.answer_traits import (
-    Traits,
-    differ,
-    first_seen,
-    outcome_of,
-    unless_refused,
-)
+from unsoftmax.questions.answer_traits import Traits, differ, first_seen, outcome_of, unless_refused
 
 # Ids that are asked alone, and how many of them again.
 _LONE, _AGAIN = 24, 6

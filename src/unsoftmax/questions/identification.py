@@ -27,16 +27,7 @@ import numpy as np
 from unsoftmax.campaign import Budget
 from unsoftmax.errors import DimensionRefused, ModelMismatch, NotIdentifiable, OracleError
 from unsoftmax.learners import MultiHeadLearner
-from unsoftmax.learners.compose import (
-    Asking,
-    T,
-    limited,
-    mapped,
-    named,
-    read_as,
-    restricted,
-    short,
-)
+from unsoftmax.learners.compose import Asking, T, limited, mapped, named, read_as, restricted, short
 from unsoftmax.learners.positions_named import OrderQuestions, in_words
 from unsoftmax.learners.settings import Configured, whole_number
 from unsoftmax.models import AttentionLayer, FeedForward, ReluNetwork

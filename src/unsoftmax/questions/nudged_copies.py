@@ -66,11 +66,7 @@ class NudgedCopies:
 
     @classmethod
     def of(
-        cls,
-        maps: Composition | ClaimedFunction,
-        dim: int,
-        attends: bool,
-        rng: np.random.Generator,
+        cls, maps: Composition | ClaimedFunction, dim: int, attends: bool, rng: np.random.Generator
     ) -> NudgedCopies:
         """Draw them, of the size of the claim's own numbers."""
         tokens = TOKENS if attends else 1

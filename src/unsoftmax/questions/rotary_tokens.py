@@ -12,8 +12,6 @@ neither the fillers nor b_k are in it. Then
 So each of K, Q, their biases and the frequencies explains changes that the others do not.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 
 import numpy as np

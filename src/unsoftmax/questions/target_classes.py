@@ -9,8 +9,6 @@ dimensions decides with few queries, by its own hold-out, what a learner of d wo
 A learner of something new joins by a row in each.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple, TypeAlias, cast

@@ -35,22 +35,11 @@ from unsoftmax.models import TokenHead
 from unsoftmax.models.files import SavedResult
 from unsoftmax.probes import Array, Copies, Ids, Round
 from unsoftmax.protocol import Answers, Oracle, Outputs, Plan, vocabulary_of
+from unsoftmax.questions import composition_verdict, id_claim
 from unsoftmax.questions.answer_errors import MISSED, AnswerErrors, Seen, power, seen_at
 from unsoftmax.questions.claim import SINGLE_TOKENS, Claim, can_be_claimed
 from unsoftmax.questions.claim_probes import Design, as_float32, lengths
 from unsoftmax.questions.claimed_function import ClaimedFunction
-from unsoftmax.questions.composition_verdict import (
-    CopiesAsked,
-    Judged,
-    is_composition,
-    most_questions,
-)
-from unsoftmax.questions.id_claim import (
-    IdClaim,
-    changed_factor,
-    claim_of,
-    most_to_name,
-)
 from unsoftmax.questions.nudged_copies import CLUSTERS, COPIES
 from unsoftmax.questions.tensor_search import Located, Search, changed_tensor, smooth_neurons_alone
 from unsoftmax.refusals import Reason
@@ -200,7 +189,7 @@ class Verifier:
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, ClaimedFunction):
-            claim_of(self.model, self.errors)
+            id_claim.claim_of(self.model, self.errors)
         for name, one in self.alternatives.items():
             own, other = vocabulary_of(self.model), vocabulary_of(one)
             if own != other:
@@ -208,7 +197,7 @@ class Verifier:
                     f"The alternative {name} has a vocabulary of {other or 'vectors'}, the claim "
                     f"of {own or 'vectors'}: leave it out."
                 )
-            if claim_of(one).dim != self.dim:
+            if id_claim.claim_of(one).dim != self.dim:
                 raise ValueError(
                     f"The alternative {name} takes tokens of dimension {one.dim}, the claim of "
                     f"{self.dim}: leave it out."
@@ -288,7 +277,7 @@ class Verifier:
         if self._by_copies:
             return (yield from self._copies())
         if self._of_vocabulary:
-            asked = self._answered(IdClaim(self.model, self.errors), self._in_ids())
+            asked = self._answered(id_claim.IdClaim(self.model, self.errors), self._in_ids())
             return (yield from mapped(asked, ask=partial(_of_ids, self._numbers)))
         if (table := self.table) is None:
             claim = Claim(self.model, self.errors)
@@ -329,8 +318,8 @@ class Verifier:
             rng = np.random.default_rng([self.seed, 1])
             # the budget decides how far, not what: with a larger one a ledger goes on
             sharp = errors if averages else design.errors(one, two, sharp=True)
-            if isinstance(claim, IdClaim):
-                search = changed_factor(claim, sharp, design.first, one)
+            if isinstance(claim, id_claim.IdClaim):
+                search = id_claim.changed_factor(claim, sharp, design.first, one)
             else:
                 search = changed_tensor(claim, sharp, MOST - len(asked), rng)
             located = yield from _affordable(search, self.budget, asked)
@@ -367,7 +356,7 @@ class Verifier:
         doubted = found.verdict == "undecided" or BY_THE_CHANGE in found.notes
         if not doubted and (found.verdict == "same" or not self.locate):
             return found, Located(None)
-        copies = CopiesAsked(self.model, self.seed)
+        copies = composition_verdict.CopiesAsked(self.model, self.seed)
         search = copies.verdict_and_name(self.locate)
         located = yield from _affordable(search, self.budget, asked)
         if doubted and (said := copies.judged) is not None:
@@ -380,13 +369,13 @@ class Verifier:
         return TokenTable(np.arange(self.model.vocabulary, dtype=np.float64)[:, None])
 
     def _in_ids(self) -> Design:
-        return Design.of_vocabulary(IdClaim(self.model), self._numbers, self.seed)
+        return Design.of_vocabulary(id_claim.IdClaim(self.model), self._numbers, self.seed)
 
     def _plan_of_vocabulary(self) -> Plan:
         design = self._in_ids()
         sizes = [len(X) for X in (*design.first, *design.second)]
         again = _NOISE_ROUNDS * len(design.first)
-        more = most_to_name(self.model) if self.locate else 0
+        more = id_claim.most_to_name(self.model) if self.locate else 0
         formula = f"V + {len(sizes) - self.model.vocabulary} queries, {again} more if answers are "
         formula += f"noisy; up to {more} to name what was changed"
         tokens, most = sum(sizes), len(sizes) + again + more
@@ -399,17 +388,17 @@ class Verifier:
     @property
     def _by_copies(self) -> bool:
         """Whether nudged copies decide; single layers have a sharper verdict of their own."""
-        return is_composition(self.model) and not self.errors
+        return composition_verdict.is_composition(self.model) and not self.errors
 
     def _plan_of_copies(self) -> Plan:
-        asked, more, tokens = most_questions(self.model)
+        asked, more, tokens = composition_verdict.most_questions(self.model)
         most = asked + more if self.locate else asked
         formula = f"{asked} queries"
         formula += f"; {asked + more} to name a changed tensor" if more else ""
         return Plan(None, most, tokens * most, 2, formula, most_tokens=tokens)
 
     def _copies(self) -> Generator[Round, Answers, Verification]:
-        asked = CopiesAsked(self.model, self.seed)
+        asked = composition_verdict.CopiesAsked(self.model, self.seed)
         found, located = (yield from asked.verdict()), Located(None)
         served = asked.serving(self.alternatives) if found.verdict == "different" else None
         if found.verdict == "different" and self.locate and not served:
@@ -418,7 +407,7 @@ class Verifier:
         return replace(_by_copies(found), tensor=located.tensor, notes=notes, alternative=served)
 
 
-def _by_copies(found: Judged) -> Verification:
+def _by_copies(found: composition_verdict.Judged) -> Verification:
     """Say what answers to nudged copies mean."""
     size = found.precision, found.largest_miss
     return Verification(found.verdict, 0, None, found.power, *size, found.notes, found.held)

@@ -1,7 +1,5 @@
 """What a page says of an audit: what the target is, why, what can be read out, at which cost."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a page is made of: text as it is, never HTML, and panels that the page draws."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum

@@ -1,7 +1,5 @@
 """What a certificate bounds, beside the size of it, and in words."""
 
-from __future__ import annotations
-
 import math
 import sys
 from collections.abc import Mapping

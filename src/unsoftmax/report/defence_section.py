@@ -3,8 +3,6 @@
 Its curves show what the best attack gets, by loss and by strength.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,25 +14,16 @@ from matplotlib.figure import Figure
 
 from unsoftmax.figures.panel import THEME, Panel, in_tens, scientific, themed, write_png
 from unsoftmax.questions import AttackOutcome, DefenceComparison, DefenceTrial
-from unsoftmax.report.blocks import (
-    DataTable,
-    Facts,
-    Listing,
-    Paragraph,
-    Part,
-    Pictures,
-    Section,
-    Severity,
-)
+from unsoftmax.report import blocks
 
 
-def defence_section(folder: Path) -> Section:
+def defence_section(folder: Path) -> blocks.Section:
     """Read ``defence.json``."""
     result = DefenceComparison.load(folder)
     panel = loss_panel(result)
     answer, severity, attacked = _finding(result)
     questions = 0 if attacked is None else attacked.queries
-    return Section(
+    return blocks.Section(
         name="defend",
         answer=answer,
         severity=severity,
@@ -48,56 +37,56 @@ def defence_section(folder: Path) -> Section:
         title=f"Defences of {result.target}",
         summary=result.recommendation,
         parts=(
-            Part(
+            blocks.Part(
                 "What each costs, and what the best attack still gets",
                 (
-                    Paragraph(
+                    blocks.Paragraph(
                         "Loss: how much the defence changes answers to legitimate sequences (root "
                         "mean square), in standard deviations of the undefended answers. Errors: "
                         "what the best attack is left with, as the relative error of the "
                         "parameters (of W), and as the error of the function on such sequences, in "
                         "the units of the loss."
                     ),
-                    DataTable(
+                    blocks.DataTable(
                         "Every defence",
                         ("defence", "loss", "refused", "error", "function", "by", "queries"),
                         tuple(map(_row, result.trials)),
                     ),
-                    Listing(result.notes),
+                    blocks.Listing(result.notes),
                 ),
             ),
-            Part("By strength", (Pictures(strength_panels(result)),)),
-            Part(
+            blocks.Part("By strength", (blocks.Pictures(strength_panels(result)),)),
+            blocks.Part(
                 "Every attack",
                 (
-                    Paragraph(
+                    blocks.Paragraph(
                         "The attacker knows the defence, and the class and size of the model. "
                         "There may be better attacks than those tried here."
                     ),
-                    DataTable(
+                    blocks.DataTable(
                         "Attacks",
                         ("defence", "attack", "error", "function", "queries", "refused as"),
                         tuple(_attack(trial, a) for trial in result.trials for a in trial.attacks),
                     ),
                 ),
             ),
-            Part("How it was measured", (Facts(_facts(result)),)),
+            blocks.Part("How it was measured", (blocks.Facts(_facts(result)),)),
         ),
     )
 
 
-def _finding(result: DefenceComparison) -> tuple[str, Severity, DefenceTrial | None]:
+def _finding(result: DefenceComparison) -> tuple[str, blocks.Severity, DefenceTrial | None]:
     """Say whether a defence holds, how bad that is, and against which trial's best attack."""
     best, measured = result.recommended, [trial for trial in result.trials if trial.measured]
     if best is not None:
         said = f"One protection holds against every attack tried here: {best.words}."
-        return said, Severity.MEDIUM, best
+        return said, blocks.Severity.MEDIUM, best
     if not measured:
-        return "Whether a protection holds could not be judged.", Severity.UNKNOWN, None
+        return "Whether a protection holds could not be judged.", blocks.Severity.UNKNOWN, None
     bare = next((trial for trial in measured if trial.kind == "nothing"), None)
     broken = bare is not None and not bare.holds(result.threshold)
     said = "No protection tried here stops copying without spoiling ordinary users' answers."
-    return said, Severity.CRITICAL if broken else Severity.HIGH, bare
+    return said, blocks.Severity.CRITICAL if broken else blocks.Severity.HIGH, bare
 
 
 def _price(best: DefenceTrial | None) -> tuple[tuple[str, str], ...]:
@@ -277,11 +266,7 @@ def strength_panels(result: DefenceComparison) -> tuple[Panel, ...]:
     )
 
 
-def _strength_panel(
-    kind: str,
-    mine: Sequence[DefenceCurve],
-    result: DefenceComparison,
-) -> Panel:
+def _strength_panel(kind: str, mine: Sequence[DefenceCurve], result: DefenceComparison) -> Panel:
     def draw(axis: Any) -> None:
         every = [trial.strength for curve in mine for trial in curve.trials]
         for curve in mine:
@@ -308,10 +293,7 @@ def _framed(axis: Any, threshold: float) -> None:
     axis.axhline(threshold, color=THEME.muted, linewidth=0.8, linestyle=":")
 
 
-def draw_defences(
-    result: DefenceComparison,
-    path: str | os.PathLike[str],
-) -> None:
+def draw_defences(result: DefenceComparison, path: str | os.PathLike[str]) -> None:
     """Draw all curves into one picture.
 
     Parameters

@@ -1,7 +1,5 @@
 """The page: every section that a folder's files give, in one file that needs no other."""
 
-from __future__ import annotations
-
 import io
 import os
 import re

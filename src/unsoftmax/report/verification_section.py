@@ -1,7 +1,5 @@
 """What a page says of a verification: the verdict, its grounds, and what would have shown."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from unsoftmax.figures.panel import scientific

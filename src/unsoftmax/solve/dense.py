@@ -9,8 +9,6 @@ needing no ground truth. For matrices of low rank see `unsoftmax.solve.skeleton`
 Source: beyond the paper, whose Theorem 4.1 is exact arithmetic.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -4,8 +4,6 @@ A square one is solved by LU decomposition, in ⅔n³ operations where an orthon
 take four times as many; others by a QR decomposition whose orthonormal factor is never formed.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import scipy
 

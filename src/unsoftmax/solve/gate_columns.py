@@ -7,8 +7,6 @@ columns of zeros and ones with a 1 in that row: all 2^(H−1) choices of H indep
 tried at once. Nothing is asked here and nothing is known of answers: a span in, columns out.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import scipy
 

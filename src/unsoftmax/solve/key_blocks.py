@@ -14,8 +14,6 @@ head's scores. Each mean is of about 1 for orthogonal blocks. L-BFGS, a second a
 is asked here and nothing is known of answers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """An orthonormal basis of what the rows of a matrix of low rank span."""
 
-from __future__ import annotations
-
 import numpy as np
 import scipy
 

@@ -7,8 +7,6 @@ Problems, chapter 23): with E = [Nᵀ; 1ᵀ], f = (0, …, 0, 1) and r = E u −
 makes ‖r‖ least, y = −r_{1..K}/r_{K+1}, and r = 0 where no y exists.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import scipy
 

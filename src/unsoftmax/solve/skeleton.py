@@ -15,8 +15,6 @@ Nothing is asked here and nothing is known of heads: arrays in, matrix and error
 Source: the skeleton (CUR) decomposition; beyond Theorem 5.1, which needs O(rd) equations.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 

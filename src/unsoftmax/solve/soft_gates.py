@@ -9,8 +9,6 @@ for sinusoids (MUSIC). Damped Gauss-Newton steps from many starts at once: nothi
 in H. Nothing is asked here: a span in, θ out.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

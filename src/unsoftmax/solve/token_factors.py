@@ -7,8 +7,6 @@
 All is done for many query tokens at a time.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

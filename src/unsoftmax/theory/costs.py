@@ -70,12 +70,7 @@ class Cost:
         return self.queries, self.tokens, self.rounds, self.again
 
     def plan(
-        self,
-        formula: str,
-        most_tokens: int,
-        longest_token: float = FARTHEST,
-        *,
-        known: bool = True,
+        self, formula: str, most_tokens: int, longest_token: float = FARTHEST, *, known: bool = True
     ) -> Plan:
         """Return the plan of a learner that takes this; ``known``: as a rule, not only at worst."""
         queries = self.queries if known else None

@@ -5,8 +5,6 @@ bounds on these: the answers then tell the sum of their values, and no bound to 
 for either.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np

@@ -12,8 +12,6 @@ lengths and logits of a table, for windows, and frequencies that change beyond s
 there or nowhere. Tokens are float32 numbers, which every target reads alike.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain

@@ -6,8 +6,6 @@ far a prediction moves is what a fresh answer may be missed by beside errors of 
 that cancel in answers are not added up: the drawn layers predict each fresh sequence as well.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeAlias, TypeVar

@@ -9,8 +9,6 @@ Nothing is assumed of the model's class. The samples must be drawn independently
 that the model was learned from.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
 from typing import TypeAlias

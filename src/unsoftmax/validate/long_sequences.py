@@ -19,8 +19,6 @@ What a sequence looks like is here; how tokens are scaled so that the recovered 
 logits wanted is the learner's, and so is the judgement (`validate.judge`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain

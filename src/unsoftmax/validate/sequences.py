@@ -29,15 +29,9 @@ from unsoftmax.models.arrays import TINY
 from unsoftmax.probes import Array, Purpose, Round, Sequences
 from unsoftmax.protocol import Certificate
 from unsoftmax.refusals import Reason
+from unsoftmax.validate import long_sequences
 from unsoftmax.validate.head_comparison import UNBOUNDED, score_shift
 from unsoftmax.validate.judge import shortened
-from unsoftmax.validate.long_sequences import (
-    FAR,
-    LongSequenceTuning,
-    LongTokens,
-    SequenceShape,
-    draw_long,
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,17 +49,17 @@ class HoldoutTuning:
     gain: float = 1.0
     """Offsets are so many times as long as the logits ask for, query tokens as much shorter:
     logits without a bias stay, answers grow beside their noise."""
-    long: LongSequenceTuning = field(default=LongSequenceTuning())
+    long: long_sequences.LongSequenceTuning = field(default=long_sequences.LongSequenceTuning())
     """The long sequences."""
 
 
 # Every other sequence of heads with positions, in turn; the others are those of `FAR`.
 NEAR = (
-    SequenceShape(2, 0.5),
-    SequenceShape(3, 2.0),
-    SequenceShape(7, 6.0),
-    SequenceShape(20, 2.0),
-    SequenceShape(33, 0.5),
+    long_sequences.SequenceShape(2, 0.5),
+    long_sequences.SequenceShape(3, 2.0),
+    long_sequences.SequenceShape(7, 6.0),
+    long_sequences.SequenceShape(20, 2.0),
+    long_sequences.SequenceShape(33, 0.5),
 )
 # Lengths of their tokens are tried from 2 to minus so many, to 2 to so many.
 POWERS = 60
@@ -165,14 +159,14 @@ def closing(
     def scaled(offsets: Array, query: Array, logits: float) -> Array:
         return scale.sequence(offsets, query, logits, 0)
 
-    long = draw_long(model, count, rng, scaled, tuning.long)
+    long = long_sequences.draw_long(model, count, rng, scaled, tuning.long)
 
     def short(n: int) -> Array:
         length = tuning.lengths[n % len(tuning.lengths)]
         wanted = tuning.logits[n % len(tuning.logits)]
         return scale.sequence(*_directions(model.dim, length, n, rng), wanted, n)
 
-    tokens = LongTokens(model, scale.known, min(radius, tuning.long.longest))
+    tokens = long_sequences.LongTokens(model, scale.known, min(radius, tuning.long.longest))
     sequences = tokens.among(count - len(long), rng, short, tuning.long.long_tokens)
     families = [by_length(some, "") for some in (sequences, long)]
     near, further = ([_checked("closing", one.X, radius) for one in some] for some in families)
@@ -294,10 +288,10 @@ def at_distances(
     (N, d) nearly alike.
     """
     dim, heads = model.dim, model.heads if isinstance(model, RotaryHeads) else [model]
-    long = LongSequenceTuning()
+    long = long_sequences.LongSequenceTuning()
 
     def ordinary(n: int) -> Array:
-        shapes = FAR if n % 2 == 0 else NEAR
+        shapes = long_sequences.FAR if n % 2 == 0 else NEAR
         shape = shapes[n // 2 % len(shapes)]
         X = rng.standard_normal((min(shape.tokens, long.most(dim)), dim)) / np.sqrt(dim)
         if heads:
@@ -310,7 +304,7 @@ def at_distances(
                 X *= s[_nearest(logits * np.sqrt(1 - 1 / len(X)), shape.logits)]
         return np.asarray(X.astype(np.float32), dtype=np.float64)
 
-    drawn = LongTokens(model, tells).among(count, rng, ordinary)
+    drawn = long_sequences.LongTokens(model, tells).among(count, rng, ordinary)
     families = sorted(by_length(drawn, "hold-out, closing"), key=lambda part: part.tokens)
     near = [part for part in families if part.tokens <= long.together]
     return near, [[part] for part in families if part.tokens > long.together]

@@ -1,7 +1,5 @@
 """c, Σ v_h and the precision of answers, from answers that are formulas."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,18 +1,11 @@
 """Fresh sequences, corrections and certificates of heads that are given, right or wrong."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
 from tests.by_hand import driven
 from unsoftmax.errors import ModelMismatch
-from unsoftmax.learners.multi_head import newton_correction
-from unsoftmax.learners.multi_head.heads_conclusion import (
-    RecoveredHeads,
-    fresh_residuals,
-    predicting,
-)
+from unsoftmax.learners.multi_head import heads_conclusion, newton_correction
 from unsoftmax.learners.multi_head.newton_correction import polished
 from unsoftmax.learners.multi_head.reduced_answers import ReducedAnswers, TokenLengths
 from unsoftmax.measure.precision import Precision
@@ -41,13 +34,13 @@ def recovered(scene, off=0.0, claimed=1e-12, **more):
     errors = {name: np.full(model.H, claimed) for name in "Wv"}
     errors["w"] = np.zeros(model.H)
     found = MultiHead(model.W + step, model.v, model.w, model.c)
-    return RecoveredHeads(found, errors, 1.0, **more)
+    return heads_conclusion.RecoveredHeads(found, errors, 1.0, **more)
 
 
 def test_errors_that_explain_much_confirm_no_more_than_a_share():
     scene = Scene(3, 6)
     found = recovered(scene, 1e-3, claimed=1e-3)
-    steps = fresh_residuals(found, scene.reduced, 24, scene.rng, "pilot")
+    steps = heads_conclusion.fresh_residuals(found, scene.reduced, 24, scene.rng, "pilot")
     residuals, _ = driven(steps, scene.model)
     assert np.all(residuals.missed <= residuals.explained)
     assert np.all(residuals.allowed <= 1.001e-6)
@@ -58,7 +51,7 @@ def test_the_end_may_be_a_bound_on_the_function():
     scene = Scene(3, 6)
 
     def end(found, checks=16, share=0.0, function=None):
-        steps = predicting(found, share, scene.reduced, checks, scene.rng)
+        steps = heads_conclusion.predicting(found, share, scene.reduced, checks, scene.rng)
         return driven(steps, function or scene.model)
 
     found, asked = end(recovered(scene, 1e-7))

@@ -1,7 +1,5 @@
 """The table of endings: each one, with answers as they are and as if they were coarser."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,7 +1,5 @@
 """The attention before a known network, step by step, the generator driven by hand."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -10,10 +8,7 @@ import pytest
 import unsoftmax as us
 from tests.by_hand import driven
 from unsoftmax.learners.transformer import attention_recovery
-from unsoftmax.learners.transformer.attention_recovery import (
-    AssumedAttention,
-    recover_attention,
-)
+from unsoftmax.learners.transformer.attention_recovery import AssumedAttention, recover_attention
 from unsoftmax.learners.transformer.learned_network import LearnedNetwork
 from unsoftmax.learners.transformer.transformer_learner import TransformerLearner
 from unsoftmax.measure.precision import Precision

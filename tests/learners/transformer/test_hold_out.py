@@ -1,25 +1,15 @@
 """The end of a Transformer's learner: sequences that tell, and what their answers may be off by."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
 import unsoftmax as us
 from tests.by_hand import driven
 from tests.networks import network
-from unsoftmax.learners.transformer import hold_out
+from unsoftmax.learners.transformer import hold_out, transformer_learner
 from unsoftmax.learners.transformer.attention_recovery import AssumedAttention, RecoveredAttention
-from unsoftmax.learners.transformer.hold_out import (
-    HeadsBeforeNetwork,
-    TransformerHoldOut,
-)
+from unsoftmax.learners.transformer.hold_out import HeadsBeforeNetwork, TransformerHoldOut
 from unsoftmax.learners.transformer.learned_network import LearnedNetwork
-from unsoftmax.learners.transformer.transformer_learner import (
-    TransformerParts,
-    conclude_transformer,
-    learned_network,
-)
 from unsoftmax.measure.precision import Precision
 from unsoftmax.probes import Sequences
 from unsoftmax.protocol import Certificate, Evidence, Found
@@ -93,10 +83,12 @@ def test_the_end_says_why_it_refuses(W_off, W_error, refusal, said):
     network = Found(target.network, certificate, Evidence.of(0, np.zeros(0), np.zeros(0)))
     model = near(target, W_off, np.random.default_rng(0))
     attention = RecoveredAttention(model, W_error, 0.0)
-    parts = TransformerParts(attention, learned, network, AssumedAttention(5, None, False))
+    parts = transformer_learner.TransformerParts(
+        attention, learned, network, AssumedAttention(5, None, False)
+    )
     opening = Sequences(np.zeros((0, 3, 5)), phase="opening", purpose="check")
     held = TransformerHoldOut(opening, np.zeros(0), np.zeros(0), 16, 16)
-    steps = conclude_transformer(parts, held, np.random.default_rng(0))
+    steps = transformer_learner.conclude_transformer(parts, held, np.random.default_rng(0))
     with pytest.raises(refusal, match=said):
         driven(steps, target)
 
@@ -109,7 +101,7 @@ def test_a_constant_network_leaves_W_free_or_is_contradicted(answer, refusal):
     nothing = Evidence.of(0, np.zeros(0), np.zeros(0))
     found = Found(constant, Certificate({"constant": 1e-9, "slope": 0.0}, ()), nothing)
     with pytest.raises(refusal, match=r"constant|Single tokens"):
-        learned_network(found, Precision(), np.full(4, answer))
+        transformer_learner.learned_network(found, Precision(), np.full(4, answer))
 
 
 def test_closing_sequences_are_those_that_depend_on_the_attention(monkeypatch):

@@ -30,30 +30,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
+from unsoftmax.learners.attention_layer import attention_search, head_search, norm_before
 from unsoftmax.learners.attention_layer import search_limits as limits
-from unsoftmax.learners.attention_layer.attention_search import (
-    REFUSALS,
-    Concluded,
-    Wanted,
-    conclusion_of,
-    read_layer,
-    search_with_positions,
-    soft_search,
-    steps_behind,
-    tried,
-)
 from unsoftmax.learners.attention_layer.group_reading import GivenPositions, given_positions
-from unsoftmax.learners.attention_layer.head_search import (
-    HeadsAlike,
-    heads_at_moderate_logits,
-    search_cost,
-    unseen_cost,
-)
-from unsoftmax.learners.attention_layer.norm_before import (
-    find_norm,
-    find_normed_tokens,
-    found_before,
-)
 from unsoftmax.learners.attention_layer.search_limits import PLAIN, POSITIONED, Pilots, effort_of
 from unsoftmax.learners.attention_layer.soft_gate_reading import SoftGateReading
 from unsoftmax.learners.attention_layer.table_layer import TableLayer
@@ -140,12 +119,12 @@ def _search(d: int, H: int, pilots: Pilots) -> Cost:
     maps = limits.TRIES * (H * d + limits.CHECKED)
     rounds = 2 * limits.PILOT_ROUNDS + limits.TRIES * (limits.OFFSET_ROUNDS + 1)
     rounds += limits.SCORE_PILOTS + _KEY_ROUNDS + 4
-    return search_cost(H) + Cost.of(asked + maps + CONFIRMING, tokens=2, rounds=rounds)
+    return head_search.search_cost(H) + Cost.of(asked + maps + CONFIRMING, tokens=2, rounds=rounds)
 
 
 def _plain(d: int, H: int) -> Cost:
     """Bound a layer without a norm, or after one that is found, or searched by copies."""
-    search = _search(d, H, PLAIN) + Cost.of(H * d + unseen_cost(H), tokens=2)
+    search = _search(d, H, PLAIN) + Cost.of(H * d + head_search.unseen_cost(H), tokens=2)
     search += Cost.of((2 + limits.AGAIN) * d * (d + 1), tokens=3)
     singles = Cost.of(d + 8, tokens=2, rounds=2 + LONG.most_rounds)
     # by copies with a residual and without
@@ -367,8 +346,8 @@ class AttentionLayerLearner(Configured):
         return "so long that every gate is 0 or 1"
 
     @property
-    def _wanted(self) -> Wanted:
-        return Wanted(int(self.max_heads), self.rank, self._profile, self._given())
+    def _wanted(self) -> attention_search.Wanted:
+        return attention_search.Wanted(int(self.max_heads), self.rank, self._profile, self._given())
 
     @property
     def _profile(self) -> str:
@@ -410,38 +389,40 @@ class AttentionLayerLearner(Configured):
             return (yield from self._of_ids().steps(checks))
         if wanted.given is not None:
             tokens = yield from self._tokens(rng)
-            every = search_with_positions(tokens, wanted, rng)
+            every = attention_search.search_with_positions(tokens, wanted, rng)
             conclusion = yield from recorded(every, kept)
             return (yield from conclusion.run(checks, recorded=kept))
-        found = yield from find_norm(d, self.seed, self.norm)
+        found = yield from norm_before.find_norm(d, self.seed, self.norm)
         if found.kind is not None:
-            normed = yield from find_normed_tokens(d, found.kind, rng)
+            normed = yield from norm_before.find_normed_tokens(d, found.kind, rng)
             inner = yield from normed.asked_of(self._on_ball(normed, rng, checks))
-            return found_before(normed, *inner)
+            return norm_before.found_before(normed, *inner)
         try:
             if found.place == "post":
-                return (yield from steps_behind(d, wanted, rng, checks))
+                return (yield from attention_search.steps_behind(d, wanted, rng, checks))
             tokens = yield from self._tokens(rng)
             try:
-                every = tried(limits.ATTEMPTS, lambda last: self._searched(tokens, rng))
+                every = attention_search.tried(
+                    limits.ATTEMPTS, lambda last: self._searched(tokens, rng)
+                )
                 conclusion = yield from recorded(every, kept)
-            except HeadsAlike as refusal:
+            except head_search.HeadsAlike as refusal:
                 conclusion = yield from recorded(self._softly(tokens, rng, refusal), kept)
             return (yield from conclusion.run(checks, recorded=kept))
         except (ModelMismatch, NotIdentifiable) as refusal:
             raise found.beside(refusal) from refusal.__cause__
 
     def _softly(
-        self, tokens: TokenMapAnswers, rng: np.random.Generator, refusal: HeadsAlike
-    ) -> Asking[Concluded]:
+        self, tokens: TokenMapAnswers, rng: np.random.Generator, refusal: head_search.HeadsAlike
+    ) -> Asking[attention_search.Concluded]:
         """Search for heads by copies of tokens, whose gates are neither 0 nor 1."""
         noise, most = tokens.noise(), int(self.max_heads)
         for residual in (False, True)[: 1 + (len(tokens.zero) == self.dim)]:
             layer = LayerMap.of(tokens, residual)
             soft = SoftGateReading(tokens, layer, noise, _SOFT_LENGTH, most, rng)
             try:
-                return (yield from soft_search(soft, self._profile, _SOFT_WIDEST))
-            except REFUSALS:
+                return (yield from attention_search.soft_search(soft, self._profile, _SOFT_WIDEST))
+            except attention_search.REFUSALS:
                 continue
         raise reworded(refusal, str(refusal)) from refusal
 
@@ -464,28 +445,32 @@ class AttentionLayerLearner(Configured):
         fresh, least = _FRESH * normed.radius, _LEAST_MOST
         ball = Ball(normed.radius, normed.least_left, not normed.kind.residual, normed.lengths)
         kept: Recorded = []
-        searched = soft_search(soft, self._profile, reach, fresh, ball, least_most=least)
+        searched = attention_search.soft_search(
+            soft, self._profile, reach, fresh, ball, least_most=least
+        )
         conclusion = yield from recorded(searched, kept)
         return (yield from conclusion.run(checks, recorded=kept)), noise
 
-    def _searched(self, tokens: TokenMapAnswers, rng: np.random.Generator) -> Asking[Concluded]:
+    def _searched(
+        self, tokens: TokenMapAnswers, rng: np.random.Generator
+    ) -> Asking[attention_search.Concluded]:
         """Search for all heads; what was found predicts a few fresh answers."""
         noise = tokens.noise()
         effort = effort_of(self._profile, noise.relative)
-        answers = yield from read_layer(tokens, self._wanted, effort, rng)
-        conclusion = conclusion_of(answers, noise, rng)
+        answers = yield from attention_search.read_layer(tokens, self._wanted, effort, rng)
+        conclusion = attention_search.conclusion_of(answers, noise, rng)
         try:
             yield from conclusion.confirmed()
         except ModelMismatch as refusal:
             # heads may have been taken for one, which copies of tokens may tell apart
             model, layer = conclusion.drawn.model, answers.values.layer()
-            heads = yield from heads_at_moderate_logits(model, layer, noise, rng)
+            heads = yield from head_search.heads_at_moderate_logits(model, layer, noise, rng)
             if not model.H < heads <= int(self.max_heads):
                 assert isinstance(answers.values, ValueAnswers)
                 refuse_cancelling(answers.values.gates.sum_share(layer), refusal)
                 raise
             raise Reason.HEADS_WEIGH_ALIKE.error(
-                {"c": layer.c, "M": layer.M}, kind=HeadsAlike, hard=model.H, soft=heads
+                {"c": layer.c, "M": layer.M}, kind=head_search.HeadsAlike, hard=model.H, soft=heads
             ) from refusal
         return conclusion
 

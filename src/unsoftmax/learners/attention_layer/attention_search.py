@@ -32,8 +32,6 @@ factor apart.
 *Source*: beyond arXiv 2601.16873. It may not know anything of the target but its answers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -42,30 +40,12 @@ from typing import NamedTuple
 import numpy as np
 
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
+from unsoftmax.learners.attention_layer import group_reading, head_search, norm_behind
 from unsoftmax.learners.attention_layer import search_limits as limits
-from unsoftmax.learners.attention_layer.group_reading import (
-    GivenPositions,
-    GroupReading,
-    LiftedReading,
-)
 from unsoftmax.learners.attention_layer.group_scores import GroupAnswers, GroupHeads
-from unsoftmax.learners.attention_layer.head_search import (
-    HeadSearch,
-    HeadsStill,
-    OpeningSearch,
-    with_long_offsets,
-)
 from unsoftmax.learners.attention_layer.id_answers import CountAnswers, TableScores
 from unsoftmax.learners.attention_layer.key_answers import HeadScores
 from unsoftmax.learners.attention_layer.map_reading import DirectionMaps, MapReading
-from unsoftmax.learners.attention_layer.norm_behind import (
-    EpsAnswers,
-    ask_more_singles,
-    ask_singles,
-    find_eps,
-    find_heads,
-    too_few,
-)
 from unsoftmax.learners.attention_layer.range_fit import fitted_maps, polished
 from unsoftmax.learners.attention_layer.score_reading import (
     DirectionScores,
@@ -167,7 +147,7 @@ class RecoveredLayer:
 class LayerAnswers:
     """All answers that a layer is computed from."""
 
-    eps: EpsAnswers | None = None
+    eps: norm_behind.EpsAnswers | None = None
     """Of a norm behind."""
     values: ValueAnswers | SoftGates | CountAnswers
     scores: ScoreAnswers | GroupAnswers | TableScores
@@ -276,7 +256,7 @@ class Wanted(NamedTuple):
     """Heads at most."""
     head_dim: int | None
     profile: str
-    given: GivenPositions | None
+    given: group_reading.GivenPositions | None
     """What is known of positions; None where scores have one distance."""
 
 
@@ -289,7 +269,7 @@ def tried(
     for left in reversed(range(times)):
         try:
             return (yield from search(not left))
-        except HeadsStill:
+        except head_search.HeadsStill:
             raise
         except again:
             if not left:
@@ -327,7 +307,7 @@ def search(
     """Ask for all that a layer is computed from, from the heads on."""
     layer, given = single.layer(), wanted.given
     behind = isinstance(layer, DirectionMap)
-    opening = yield from OpeningSearch(layer, noise, gates, rng, pilots).run()
+    opening = yield from head_search.OpeningSearch(layer, noise, gates, rng, pilots).run()
     maps = yield from (DirectionMaps if behind else MapReading)(
         single,
         layer,
@@ -345,7 +325,7 @@ def search(
         groups = groups_of(maps.solved(), min(max(SHARED, _SHARED_NOISE * noise.relative), 0.5))
         if noise.relative > limits.EXACT:
             maps = replace(maps, groups=groups)
-        of = (LiftedReading if pilots.mirrored else GroupReading).of
+        of = (group_reading.LiftedReading if pilots.mirrored else group_reading.GroupReading).of
         asking = of(maps, noise, effort, opening.typical, rng, groups=groups, given=given)
         return LayerAnswers(values=maps, scores=(yield from asking.run()))
     more = effort.polish and not maps.whole
@@ -378,7 +358,9 @@ def read_layer(
 ) -> Asking[LayerAnswers]:
     """Search for all, from single tokens on, beside offsets so long that gates are 0 or 1."""
     noise = tokens.noise()
-    found = yield from HeadSearch(LayerMap.of(tokens), noise, wanted.most, rng, pilots).run()
+    found = yield from head_search.HeadSearch(
+        LayerMap.of(tokens), noise, wanted.most, rng, pilots
+    ).run()
     single = AffineAnswers(tokens, found.residual)
     try:
         return (yield from search(single, found.gates, noise, effort, wanted, rng, pilots))
@@ -433,12 +415,12 @@ def steps_behind(
         The answers cannot determine it: an entry of γ is 0, d is too small, no residual.
     """
     earlier = yield from fresh_answers([opening(dim, checks // 4, rng)] if checks // 4 else [])
-    singles = yield from ask_singles(dim, rng)
+    singles = yield from norm_behind.ask_singles(dim, rng)
     effort = effort_behind(wanted.profile, singles.solved().noise * np.sqrt(dim))
     if effort.polish:
-        singles = yield from ask_more_singles(singles, rng)
+        singles = yield from norm_behind.ask_more_singles(singles, rng)
     exact = effort is limits.EXACT_BEHIND
-    patterns = yield from find_heads(singles, rng, exact)
+    patterns = yield from norm_behind.find_heads(singles, rng, exact)
     heads = patterns.gates.gates.shape[1]
     if wanted.most < heads:
         raise Reason.MORE_HEADS.error(heads=heads, most=wanted.most)
@@ -446,7 +428,7 @@ def steps_behind(
 
     def searched(last: bool) -> Asking[Concluded]:
         # two heads may have passed for one: others are looked for with more tokens
-        single = next(found, None) or (yield from find_heads(singles, rng))
+        single = next(found, None) or (yield from norm_behind.find_heads(singles, rng))
         layer, H = single.layer(), single.gates.gates.shape[1]
         noise = NormedNoise(layer.noise * np.sqrt(dim), scale=1 / layer.norm.gain)
         unit = noise.relative if noise.relative > _NOISY * UNIT else _ROUNDOFFS * UNIT
@@ -455,7 +437,7 @@ def steps_behind(
             first, more = limits.OPENING_FIRST * H, limits.OPENING_MORE * H
             pilots = PLAIN._replace(deviations=limits.OPENING_DEVIATIONS, first=first, more=more)
         answers = yield from search(single, single.gates, noise, effort, wanted, rng, pilots)
-        answers = replace(answers, eps=(yield from find_eps(layer, rng)))
+        answers = replace(answers, eps=(yield from norm_behind.find_eps(layer, rng)))
         conclusion = conclusion_of(answers, replace(noise, relative=float(unit)), rng)
         yield from conclusion.confirmed(earlier)
         return conclusion
@@ -468,7 +450,7 @@ def steps_behind(
         if dim > limits.PLANE_FEW:
             raise
         # heads may open together along a line, which is all there is room for
-        raise too_few(patterns.layer()) from error
+        raise norm_behind.too_few(patterns.layer()) from error
 
 
 def search_with_positions(
@@ -486,7 +468,7 @@ def search_with_positions(
         dense = effort.whole or (last and coarse)
         read = read_layer(tokens, wanted, effort._replace(whole=dense), rng, pilots)
         if not pilots.mirrored:
-            read = with_long_offsets(read, whole)
+            read = head_search.with_long_offsets(read, whole)
         conclusion = conclusion_of((yield from read), tokens.noise(), rng)
         yield from conclusion.confirmed()
         return conclusion
@@ -494,7 +476,7 @@ def search_with_positions(
     try:
         return (yield from tried(limits.ATTEMPTS, partial(searched, pilots), REFUSALS))
     except REFUSALS as refused:
-        still = isinstance(refused, HeadsStill)
+        still = isinstance(refused, head_search.HeadsStill)
         if coarse:
             if not still:
                 raise

@@ -23,8 +23,6 @@ d + 1 − T for the other query tokens, 3 for each length tried; around a base t
 first part once more.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Self
 
@@ -204,9 +202,7 @@ class GroupReading(KeyAsking):
             count *= 2
         if len(set(ranks)) > 1 or not ranks[0]:
             raise Reason.GROUPS_OF_OTHER_RANKS.error(
-                groups=len(self.groups),
-                ranks=", ".join(map(str, ranks)),
-                otherwise=self._otherwise,
+                groups=len(self.groups), ranks=", ".join(map(str, ranks)), otherwise=self._otherwise
             )
         some = keys[: -(-(ranks[0] + self.lift) // self.keys)]
         near = yield from self.asked(self.grid(some, tokens, 1), "turned by one token")

@@ -36,8 +36,6 @@ them: its heads have other W_h at every place, and everything else is as it was.
 offsets is asked as a zero token, which scores 0 as the query token does.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -45,12 +43,8 @@ import numpy as np
 
 from unsoftmax.errors import ModelMismatch, NotIdentifiable
 from unsoftmax.learners.attention_layer import search_limits as limits
+from unsoftmax.learners.attention_layer import value_answers
 from unsoftmax.learners.attention_layer.search_limits import PLAIN, Pilots
-from unsoftmax.learners.attention_layer.value_answers import (
-    GateAnswers,
-    LayerMap,
-    refuse_cancelling,
-)
 from unsoftmax.learners.compose import Asking, T, mapped
 from unsoftmax.measure.binary_grid import on_one_grid
 from unsoftmax.measure.token_map import AnswerNoise
@@ -81,7 +75,7 @@ def asked_in_pairs(a: Array, b: Array, phase: str, purpose: Purpose = "data") ->
     return np.asarray(y)
 
 
-def with_long_offsets(steps: Asking[T], layer: LayerMap) -> Asking[T]:
+def with_long_offsets(steps: Asking[T], layer: value_answers.LayerMap) -> Asking[T]:
     """Run a generator that asks offsets beside query tokens, 2⁸⁰ times as long as these.
 
     Parameters
@@ -139,7 +133,7 @@ class HeadsStill(HeadsAlike):
 class FoundHeads(NamedTuple):
     """The gates of all heads in some answers, and whether there is a residual connection."""
 
-    gates: GateAnswers
+    gates: value_answers.GateAnswers
     residual: bool
 
 
@@ -147,7 +141,7 @@ class FoundHeads(NamedTuple):
 class HeadSearch:
     """The search for the gates' columns."""
 
-    layer: LayerMap
+    layer: value_answers.LayerMap
     noise: AnswerNoise
     most: int
     rng: np.random.Generator
@@ -192,7 +186,7 @@ class HeadSearch:
         whole, z = self.layer.M @ a, self.layer.beyond(y, b)
         sums = [whole, whole - a] if len(whole) == len(a) else [whole]  # a: a residual connection
         largest = float(np.max(np.linalg.norm(z, axis=1)))
-        refuse_cancelling(float(np.min(np.linalg.norm(sums, axis=1))) / largest)
+        value_answers.refuse_cancelling(float(np.min(np.linalg.norm(sums, axis=1))) / largest)
         many = f", there are more heads than an answer's {rank} numbers" * (rank == y.shape[1])
         raise Reason.GATES_NOT_0_OR_1.error(norm=length, rank=rank, many=many)
 
@@ -279,7 +273,7 @@ class HeadSearch:
     def _named(self, a: Array, b: Array, y: Array, gates: Array) -> FoundHeads:
         """Tell heads from a residual connection; refuse heads whose gates never move."""
         still = (gates == gates[0]).all(axis=0)
-        answers = GateAnswers(a, b, y, gates)
+        answers = value_answers.GateAnswers(a, b, y, gates)
         if not still.any():
             return self._within(FoundHeads(answers, False))
         vector = answers.vectors(self.layer)[still][0]
@@ -289,7 +283,7 @@ class HeadSearch:
                 "w, so query tokens do not separate it from other heads.",
                 determined={"c": self.layer.c, "M": self.layer.M},
             )
-        return self._within(FoundHeads(GateAnswers(a, b, y, gates[:, ~still]), True))
+        return self._within(FoundHeads(value_answers.GateAnswers(a, b, y, gates[:, ~still]), True))
 
     def _is_residual(self, a: Array, vector: Array, gate: Array, y: Array) -> bool:
         if len(gate) != 1 or gate[0] or len(vector) != len(a):
@@ -318,7 +312,7 @@ def unseen_cost(heads: int) -> int:
 
 
 def heads_at_moderate_logits(
-    model: Layer, layer: LayerMap, noise: AnswerNoise, rng: np.random.Generator
+    model: Layer, layer: value_answers.LayerMap, noise: AnswerNoise, rng: np.random.Generator
 ) -> Asking[int]:
     """Ask for the rank of what one offset adds; 0 where it has none below the number of answers."""
     d, spare = model.dim, limits.TESTED_BY
@@ -363,9 +357,9 @@ class OpeningTokens(NamedTuple):
 class OpeningSearch:
     """The search for these tokens."""
 
-    layer: LayerMap
+    layer: value_answers.LayerMap
     noise: AnswerNoise
-    gates: GateAnswers
+    gates: value_answers.GateAnswers
     rng: np.random.Generator
     pilots: Pilots
 

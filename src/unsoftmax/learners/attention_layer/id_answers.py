@@ -11,13 +11,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from unsoftmax.learners.attention_layer.count_curves import (
-    MixtureFit,
-    Mixtures,
-    fitted,
-    pole_start,
-    searched,
-)
+from unsoftmax.learners.attention_layer import count_curves
 from unsoftmax.learners.attention_layer.key_answers import HeadScores, KeyAnswers
 from unsoftmax.learners.attention_layer.value_answers import HeadMaps, LayerMap
 from unsoftmax.learners.tokens.asked_ids import LoneTokens
@@ -153,8 +147,8 @@ class CountAnswers:
         return np.asarray(np.vstack([self.y[rows], alone]) - self.single.y[0])
 
     def mixtures(
-        self, tokens: Indices, rows: Indices, heads: int, known: MixtureFit | None
-    ) -> Mixtures:
+        self, tokens: Indices, rows: Indices, heads: int, known: count_curves.MixtureFit | None
+    ) -> count_curves.Mixtures:
         """Return answers to counts of tokens, ``known`` ones, the base, beside them."""
         z = self.shown(tokens, rows)
         alone = np.eye(len(tokens))[: len(z) - len(rows)]
@@ -167,31 +161,31 @@ class CountAnswers:
             odds = np.exp(known.logits)
             beside = beside + others @ odds.T
             parts = np.einsum("qs,hs,hsm->qhm", others, odds, known.V)
-        return Mixtures(counts, beside, z, parts)
+        return count_curves.Mixtures(counts, beside, z, parts)
 
-    def alone(self, token: int, heads: int) -> MixtureFit:
+    def alone(self, token: int, heads: int) -> count_curves.MixtureFit:
         """Fit one token, nothing being known."""
         tokens, others = np.array([token]), np.delete(self.counts, token, axis=1)
         rows = np.flatnonzero((self.counts[:, token] > 0) & ~others.any(axis=1))
         of = self.mixtures(tokens, rows, heads, None)
         nu = of.beside[:, 0] / of.counts[:, 0]
-        start = pole_start(nu, of.z, heads)[:, None]
-        return searched(of, start, EXPLAINED * self.off * float(np.sqrt(of.z.size)))
+        start = count_curves.pole_start(nu, of.z, heads)[:, None]
+        return count_curves.searched(of, start, EXPLAINED * self.off * float(np.sqrt(of.z.size)))
 
-    def together(self) -> MixtureFit:
+    def together(self) -> count_curves.MixtureFit:
         """Fit the base."""
         rows = np.flatnonzero(~self.counts[:, self.base :].any(axis=1))
         of = self.mixtures(np.arange(self.base), rows, len(self.logits), None)
-        return fitted(of, self.logits[:, : self.base])
+        return count_curves.fitted(of, self.logits[:, : self.base])
 
-    def fits(self) -> Iterator[MixtureFit]:
+    def fits(self) -> Iterator[count_curves.MixtureFit]:
         """Fit the base, and every other token beside it."""
         base = self.together()
         yield base
         for t in range(self.base, len(self.places)):
             rows = np.flatnonzero(self.counts[:, t])
             of = self.mixtures(np.array([t]), rows, len(self.logits), base)
-            yield fitted(of, self.logits[:, [t]])
+            yield count_curves.fitted(of, self.logits[:, [t]])
 
     def ranges(self) -> Iterator[tuple[Array, Array]]:
         """Yield every head's singular values in units of their errors, and its directions."""

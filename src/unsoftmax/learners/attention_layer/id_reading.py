@@ -12,11 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from unsoftmax.learners.attention_layer.count_curves import MixtureFit, matched
-from unsoftmax.learners.attention_layer.id_answers import (
-    EXPLAINED,
-    CountAnswers,
-    LoneVectors,
-)
+from unsoftmax.learners.attention_layer.id_answers import EXPLAINED, CountAnswers, LoneVectors
 from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.tokens.table_head import TokenTable
 from unsoftmax.measure.precision import KAPPA, UNIT

@@ -6,8 +6,6 @@ In some trained heads the same tokens take all the weight whatever the query tok
 tokens show them, and then blocks are of keys that such a head weighs about alike.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

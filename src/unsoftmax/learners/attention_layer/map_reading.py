@@ -14,20 +14,14 @@ their ranges lose one together behind a LayerNorm, and V_h = V0_h + ν_h T for o
 τ_h = T A p_h are unknowns beside the weights.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from unsoftmax.learners.attention_layer import head_search
 from unsoftmax.learners.attention_layer import search_limits as limits
-from unsoftmax.learners.attention_layer.head_search import (
-    OpeningTokens,
-    asked_beside,
-    asked_in_pairs,
-)
 from unsoftmax.learners.attention_layer.search_limits import PLAIN, Pilots
 from unsoftmax.learners.attention_layer.value_answers import (
     GateAnswers,
@@ -81,7 +75,7 @@ class MapReading:
     layer: LayerMap
     noise: AnswerNoise
     gates: GateAnswers
-    opening: OpeningTokens
+    opening: head_search.OpeningTokens
     head_dim: int | None
     whole: bool
     """Whether every map is read in all directions in any case."""
@@ -166,7 +160,7 @@ class MapReading:
             raise Reason.OPENING_TOKENS_TOO_CLOSE.error()
         y = np.zeros((0, len(steps), offsets.y.shape[2]))
         if len(b):
-            y = yield from asked_beside(base + steps, b, "maps")
+            y = yield from head_search.asked_beside(base + steps, b, "maps")
         return replace(
             offsets,
             steps=np.vstack([offsets.steps, steps]),
@@ -200,7 +194,7 @@ class MapReading:
             share[place] *= _NEARER
             a = offsets.base + share[place][:, None] * offsets.steps[place[1]]
             b = offsets.b[offsets.asked][place[0]]
-            y[place] = yield from asked_in_pairs(a, b, "maps, flips", "again")
+            y[place] = yield from head_search.asked_in_pairs(a, b, "maps, flips", "again")
             answers = self._ranked(replace(offsets, share=share, y=y), step)
         return answers
 
@@ -261,7 +255,7 @@ class MapReading:
         """Ask random saturated queries, and compare them with sums of maps."""
         values = answers.solved()
         a, b = self._random(limits.CHECKED)
-        y = yield from asked_in_pairs(a, b, "maps, tried", "pilot")
+        y = yield from head_search.asked_in_pairs(a, b, "maps, tried", "pilot")
         z = self.layer.beyond(y, b)
         through = values.through(a)
         # what the maps may be off by, per length of a token

@@ -7,8 +7,6 @@ of them, behind one they are not. The eps of a norm before is read off lengths o
 |y − c| over the longest one's is √(v/(v + eps)), v = |Px|²/d.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any, NamedTuple
 

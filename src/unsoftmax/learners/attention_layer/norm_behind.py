@@ -41,14 +41,7 @@ from unsoftmax.learners.attention_layer.value_answers import (
     refuse_cancelling,
 )
 from unsoftmax.learners.compose import Asking
-from unsoftmax.measure.normalised import (
-    NormedAnswers,
-    column_scales,
-    gain_of,
-    scales_by_null_space,
-    spreads,
-    uncentred_gain_of,
-)
+from unsoftmax.measure import normalised
 from unsoftmax.measure.precision import UNIT
 from unsoftmax.models.arrays import TINY
 from unsoftmax.probes import Array, Indices, Pairs, Sequences, Singles, UnitVectors
@@ -128,7 +121,7 @@ class SingleRound:
         """
         norm = _read_norm(self)
         units, sums = norm.directions(self.y_units).T, norm.directions(self.y_signs).T
-        found = column_scales(units, self.signs, sums)
+        found = normalised.column_scales(units, self.signs, sums)
         if np.min(found.gain) <= 0 or found.missed > _GAP * found.next:
             raise Reason.DIRECTIONS_DO_NOT_ADD_UP.error()
         B = units * found.gain
@@ -176,9 +169,9 @@ def _tell_gain(asked: SingleRound) -> bool:
     """Tell whether one vector alone is orthogonal to all answers, and far from the next."""
     far = np.vstack([asked.y_units, asked.y_signs, asked.y_minus, asked.y_check])
     far = far - (asked.y_signs[0] + asked.y_minus[0]) / 2
-    if not spreads(far).all():
+    if not normalised.spreads(far).all():
         return True  # refused by name
-    found = gain_of(far)
+    found = normalised.gain_of(far)
     return found.missed <= _GAP * found.next and found.next > _NEARLY_SINGULAR
 
 
@@ -199,14 +192,14 @@ def ask_more_singles(asked: SingleRound, rng: np.random.Generator) -> Asking[Sin
     )
 
 
-def _read_norm(asked: SingleRound) -> NormedAnswers:
+def _read_norm(asked: SingleRound) -> normalised.NormedAnswers:
     """Read β and g from the answers to tokens at which c and eps do not count."""
     far = np.vstack([asked.y_units, asked.y_signs, asked.y_minus, asked.y_mixed, asked.y_check])
     if np.max(np.abs(far)) > np.sqrt(_FAR):
         raise Reason.GROWS_BEHIND_NO_NORM.error()
     pairs = asked.y_signs[: len(asked.y_minus)] + asked.y_minus
     shift = np.mean(pairs, axis=0) / 2
-    spread = spreads(far - shift)
+    spread = normalised.spreads(far - shift)
     size = np.maximum(np.abs(shift), spread)
     still = spread <= np.maximum(_LEAST_SPREAD * spread.max(), UNIT * size / _GAP)
     if np.any(still):
@@ -214,13 +207,13 @@ def _read_norm(asked: SingleRound) -> NormedAnswers:
         raise Reason.NORM_SCALE_IS_0.error(
             {"shift": shift}, still=np.sum(still), outputs=len(still), named=named
         )
-    found = gain_of(far - shift)
+    found = normalised.gain_of(far - shift)
     if found.missed <= _GAP * found.next:
-        return NormedAnswers.of(shift, found.gain)
-    found = uncentred_gain_of(far - shift)
+        return normalised.NormedAnswers.of(shift, found.gain)
+    found = normalised.uncentred_gain_of(far - shift)
     if found.missed > _ELLIPSOID or found.next <= 0:
         raise Reason.NEITHER_NORM_BEHIND.error()
-    return NormedAnswers.of(shift, found.gain, centred=False)
+    return normalised.NormedAnswers.of(shift, found.gain, centred=False)
 
 
 def _read_constant(asked: SingleRound, frame: DirectionMap) -> Array:
@@ -380,7 +373,7 @@ class PatternAnswers:
         told = np.linalg.norm(null, axis=1) * np.linalg.norm(w, axis=1)
         if not np.all(told > _RANK * noise):
             raise Reason.GATES_OPEN_ONCE.error()
-        scales = scales_by_null_space(inside.T @ w.T, inside.T @ known.T, null)
+        scales = normalised.scales_by_null_space(inside.T @ w.T, inside.T @ known.T, null)
         if not np.all(scales > 0):
             raise Reason.NO_SUMS_BEHIND.error()
         sums = w / scales[:, None] - known

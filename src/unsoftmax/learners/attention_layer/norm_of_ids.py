@@ -12,8 +12,6 @@ connection. Numbers of n_t sum to 0, and their squares to m (eps counts for noth
 So γ, β and P[L c] up to one factor: *queries* d + D + 24 further ids, of up to d numbers.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from unsoftmax.learners.compose import Asking

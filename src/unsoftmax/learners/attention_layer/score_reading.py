@@ -22,8 +22,6 @@ known before anything is asked.
 from the answers is `key_answers`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property

@@ -1,7 +1,5 @@
 """What a search may spend: profiles, and how often steps are repeated, which bounds its plan."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 

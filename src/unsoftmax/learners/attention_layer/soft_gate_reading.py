@@ -37,13 +37,7 @@ from unsoftmax.measure.token_map import AnswerNoise, TokenMapAnswers, with_error
 from unsoftmax.models.arrays import TINY
 from unsoftmax.probes import Array, Copies, Flags, Purpose, Round, Sequences
 from unsoftmax.refusals import Reason
-from unsoftmax.solve.soft_gates import (
-    Ends,
-    columns_at,
-    distinct,
-    nearest_gates,
-    settled,
-)
+from unsoftmax.solve.soft_gates import Ends, columns_at, distinct, nearest_gates, settled
 
 # Starts of a search for gates, and so many more for each head: nearly every one ends at a head
 # where logits are moderate. More: heads of small basins, in proportion to time.

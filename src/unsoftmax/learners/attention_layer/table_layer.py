@@ -24,32 +24,14 @@ from typing import Any
 import numpy as np
 
 from unsoftmax.errors import ModelMismatch, OracleError
-from unsoftmax.learners.attention_layer.attention_search import (
-    LayerAnswers,
-    RecoveredLayer,
-    said_of,
-)
-from unsoftmax.learners.attention_layer.id_answers import (
-    CountAnswers,
-    LoneVectors,
-    TableScores,
-    noise_beside,
-)
+from unsoftmax.learners.attention_layer import attention_search, id_answers
 from unsoftmax.learners.attention_layer.id_reading import SPARE_TOKENS, IdReading
-from unsoftmax.learners.attention_layer.id_scores import (
-    MORE_QUERIES,
-    SPARE_KEYS,
-    IdScoreReading,
-)
+from unsoftmax.learners.attention_layer.id_scores import MORE_QUERIES, SPARE_KEYS, IdScoreReading
 from unsoftmax.learners.attention_layer.key_answers import HeadScores
 from unsoftmax.learners.attention_layer.norm_of_ids import refuse_behind_norm
 from unsoftmax.learners.compose import Asking, mapped, read_as
 from unsoftmax.learners.tokens.asked_ids import COPIED, MIXED, fresh_bags
-from unsoftmax.learners.tokens.table_head import (
-    TokenTable,
-    ask_spanning,
-    spanning,
-)
+from unsoftmax.learners.tokens.table_head import TokenTable, ask_spanning, spanning
 from unsoftmax.models import AttentionLayer, LayerHead
 from unsoftmax.probes import Array, Ids, Indices, Purpose, Round
 from unsoftmax.protocol import Answers, Plan, Steps
@@ -111,7 +93,7 @@ class IdSequences(LayerSequences):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TableAnswers(LayerAnswers):
+class TableAnswers(attention_search.LayerAnswers):
     """All answers that a layer of ids is computed from, and what takes coordinates to vectors."""
 
     to: Array
@@ -126,7 +108,7 @@ class TableAnswers(LayerAnswers):
 
 
 @dataclass(frozen=True, slots=True)
-class LiftedLayer(RecoveredLayer):
+class LiftedLayer(attention_search.RecoveredLayer):
     """A layer of coordinates (x − middle) to, as one of vectors x."""
 
     to: Array
@@ -197,12 +179,12 @@ class TableLayer:
         )
         drawn = replace(answers.drawn(values.noise, rng), noise=reading.noise)
         fresh = IdSequences(drawn.model, rng, table=self.table, context=self.context)
-        conclusion = Conclusion(drawn, fresh, said_of(drawn.model))
+        conclusion = Conclusion(drawn, fresh, attention_search.said_of(drawn.model))
         return (yield from mapped(_concluded(conclusion, checks), ask=as_ids))
 
     def _rest(
-        self, reading: IdReading, counted: CountAnswers, among: Indices
-    ) -> Asking[tuple[CountAnswers, TableScores]]:
+        self, reading: IdReading, counted: id_answers.CountAnswers, among: Indices
+    ) -> Asking[tuple[id_answers.CountAnswers, id_answers.TableScores]]:
         """Ask for maps and scores."""
         yield from reading.refuse_what_the_last_adds(counted)
         heads = reading.heads(counted)
@@ -238,8 +220,8 @@ class TableLayer:
             raise Reason.ONE_NUMBER.error(
                 instead="LowRankHead(dim, table=E) learns one head from one number, of ids"
             )
-        noise = noise_beside(told)
-        single = LoneVectors(lifted[lone], told.y, noise)
+        noise = id_answers.noise_beside(told)
+        single = id_answers.LoneVectors(lifted[lone], told.y, noise)
         return IdReading(self.table, lone, single, noise, context, rng)
 
 

@@ -32,24 +32,10 @@ from unsoftmax.models import MultiHead, RotaryHeads, canonical
 from unsoftmax.probes import Array, Flags, Purpose, Round
 from unsoftmax.protocol import Certificate, Evidence, Found, Steps
 from unsoftmax.refusals import Reason
+from unsoftmax.validate import head_comparison, long_sequences
 from unsoftmax.validate.close_heads import bounds_of_close, nearest
 from unsoftmax.validate.drawn_models import SAFETY
-from unsoftmax.validate.head_comparison import (
-    ALIGNMENT,
-    MOST_MOVED,
-    HeadAt,
-    PositionErrors,
-    mean_shift,
-    score_shift,
-    sum_rounding,
-)
 from unsoftmax.validate.judge import Judgement, Residuals, fresh_answers, judge
-from unsoftmax.validate.long_sequences import (
-    LongSequenceTuning,
-    LongTokens,
-    draw_long,
-    looked_at,
-)
 from unsoftmax.validate.sequences import at_distances, by_length
 
 # Tokens of the short sequences, in turn.
@@ -59,7 +45,7 @@ LOGIT = 2.0
 # Sizes where no head has logits: what seems to have none at one size has some at another.
 SIZES = (1.0, 1e-1, 1e-2, 1e-3, 1e-4)
 # The long sequences of the hold-out, and those of heads with positions.
-LONG = LongSequenceTuning()
+LONG = long_sequences.LongSequenceTuning()
 # The logits of other sequences than short ones are so many times larger, at most.
 STEEPER = max([LOGIT, *(shape.logits for shape in LONG.shapes)]) / LOGIT
 # Times that the model is moved at random by its errors, to see what those do to answers.
@@ -182,7 +168,7 @@ class RecoveredHeads:
 
         rounds: list[Round] = []
         if purpose == "check":
-            long = [shortened(X) for X in draw_long(model, count, rng, scaled, LONG)]
+            long = [shortened(X) for X in long_sequences.draw_long(model, count, rng, scaled, LONG)]
             rounds, count = LONG.rounds(by_length(long, "hold-out, long")), count - len(long)
 
         def ordinary(n: int) -> Array:
@@ -195,11 +181,13 @@ class RecoveredHeads:
             return scaled(offsets, query, LOGIT, n)
 
         def tells(X: Array) -> bool:
-            off = score_shift(X[None], self.errors["W"][None], self.errors["w"][None])
+            off = head_comparison.score_shift(
+                X[None], self.errors["W"][None], self.errors["w"][None]
+            )
             return bool(off.max(initial=0.0) <= most)
 
         most = _most_missed(reduced)
-        tokens = LongTokens(model, tells, reduced.lengths.single(LONG.longest))
+        tokens = long_sequences.LongTokens(model, tells, reduced.lengths.single(LONG.longest))
         if purpose == "check":
             short = tokens.among(count, rng, ordinary)
         else:
@@ -236,7 +224,7 @@ class PositionedHeads:
     """Heads with positions as they were recovered, with what bounds their errors."""
 
     model: RotaryHeads
-    errors: tuple[PositionErrors, ...]
+    errors: tuple[head_comparison.PositionErrors, ...]
     """Bounds on the errors of W_h(Δ), one for each head."""
     others: tuple[RotaryHeads, ...]
     """What readings give that are moved by as much as they may be off."""
@@ -260,11 +248,11 @@ class PositionedHeads:
 
     def telling(self, X: Array) -> Flags:
         """Tell at which sequences the bounds on W(Δ) leave scores nearly as they are."""
-        met = np.full(len(X), min(1.0, ALIGNMENT / X.shape[2]))
+        met = np.full(len(X), min(1.0, head_comparison.ALIGNMENT / X.shape[2]))
         tells, unit = np.ones(len(X), dtype=bool), self.reduced.precision.unit
         for head, errors in zip(self.model.heads, self.errors, strict=True):
-            moved = HeadAt.of(head, X).score_moves_at(unit, errors, met)
-            tells &= moved.max(axis=1) <= MOST_MOVED
+            moved = head_comparison.HeadAt.of(head, X).score_moves_at(unit, errors, met)
+            tells &= moved.max(axis=1) <= head_comparison.MOST_MOVED
         return tells
 
     @property
@@ -422,7 +410,7 @@ def fresh_residuals(
         telling=tells & (several | np.any(tells & several)),
         most=BLUNT,
     )
-    looked = looked_at(model, answered, chain(*rounds))
+    looked = long_sequences.looked_at(model, answered, chain(*rounds))
     return FreshResiduals(residuals, (own + moved) / size, looked)
 
 
@@ -442,10 +430,10 @@ def _rounding(model: MultiHead | RotaryHeads, X: Array, unit: float) -> Array:
     """Bound what scores and sums of many tokens round, (n,)."""
     total = np.zeros(len(X))
     for head in model.heads:
-        at, values = HeadAt.of(head, X), X @ head.v
+        at, values = head_comparison.HeadAt.of(head, X), X @ head.v
         deviations = np.abs(values - at.predicted[:, None])
-        total += mean_shift(at.weights, deviations, KAPPA * unit * at.rounded)
-        total += sum_rounding(at.weights, values, unit)
+        total += head_comparison.mean_shift(at.weights, deviations, KAPPA * unit * at.rounded)
+        total += head_comparison.sum_rounding(at.weights, values, unit)
     return total
 
 

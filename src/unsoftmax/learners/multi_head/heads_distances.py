@@ -27,6 +27,7 @@ import numpy as np
 
 from unsoftmax.arrangement.jumps import JumpTuning
 from unsoftmax.learners.compose import Asking, T, mapped
+from unsoftmax.learners.multi_head import search_outcomes
 from unsoftmax.learners.multi_head.distance_readings import (
     LiftedReadings,
     NearHeads,
@@ -39,13 +40,6 @@ from unsoftmax.learners.multi_head.distance_readings import (
 )
 from unsoftmax.learners.multi_head.heads_conclusion import MOVED, PositionedHeads, RecoveredHeads
 from unsoftmax.learners.multi_head.reduced_answers import ReducedAnswers
-from unsoftmax.learners.multi_head.search_outcomes import (
-    ENDINGS,
-    CoincidentJumps,
-    Restarts,
-    SearchState,
-    searched,
-)
 from unsoftmax.learners.multi_head.token_search import SoughtHeads
 from unsoftmax.learners.single_head.distances import (
     FARTHEST_BOUNDED,
@@ -93,7 +87,7 @@ AT_ONCE = 2**18
 STILL = "Scores do not turn with distance: all frequencies are 0, heads without positions."
 
 
-class Crooked(CoincidentJumps):
+class Crooked(search_outcomes.CoincidentJumps):
     """Shifts that no key bias gives beside the planes that were found."""
 
 
@@ -180,10 +174,10 @@ class HeadDistances:
         """Search with one query token after another until one shows all heads."""
         endings: list[type[Exception]] = []
 
-        def search(restarts: Restarts) -> Asking[PositionedHeads]:
+        def search(restarts: search_outcomes.Restarts) -> Asking[PositionedHeads]:
             try:
                 return (yield from self._lifted(sought, reduced, restarts))
-            except tuple(ENDINGS) as ending:
+            except tuple(search_outcomes.ENDINGS) as ending:
                 endings.append(type(ending))
                 if endings.count(type(ending)) == SURE and type(ending) in NAMED:
                     reason, found = NAMED[type(ending)], {"c": reduced.c}
@@ -192,10 +186,10 @@ class HeadDistances:
                     raise reason.error(found, also=noticed, seen=biased) from None
                 raise
 
-        restarts, found = yield from searched(search, Restarts())
+        restarts, found = yield from search_outcomes.searched(search, search_outcomes.Restarts())
         if found is not None:
             return found
-        if restarts.state is SearchState.TOO_MANY_HEADS:
+        if restarts.state is search_outcomes.SearchState.TOO_MANY_HEADS:
             raise Reason.MORE_CHANGES_THAN_HEADS.error(
                 most=sought.max_heads, contrary="no sum of attention heads"
             )
@@ -209,7 +203,7 @@ class HeadDistances:
         )
 
     def _lifted(
-        self, sought: SoughtHeads, reduced: ReducedAnswers, restarts: Restarts
+        self, sought: SoughtHeads, reduced: ReducedAnswers, restarts: search_outcomes.Restarts
     ) -> Asking[PositionedHeads]:
         length = reduced.lengths.length * LENGTHS[restarts.failures % len(LENGTHS)]
         reduced = replace(reduced, lengths=replace(reduced.lengths, length=length))
@@ -221,7 +215,7 @@ class HeadDistances:
         _refuse_more_heads(len(found.near.v), found.near.v)
         ranks = np.array([found.rank(h) for h in range(len(found.near.v))], dtype=np.intp)
         if not all(ranks):  # a head of which errors leave nothing
-            raise CoincidentJumps
+            raise search_outcomes.CoincidentJumps
         second = yield from read_second(found.near, ranks, self.rng)
         read = [LiftedReadings(found, h, *one) for h, one in enumerate(second)]
         sides, missed = zip(*(one.keys(0.0) for one in read), strict=True)

@@ -34,6 +34,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from unsoftmax.learners import settings
 from unsoftmax.learners.compose import Asking, as_planned
 from unsoftmax.learners.multi_head.distance_readings import TRIES
 from unsoftmax.learners.multi_head.heads_conclusion import (
@@ -77,14 +78,6 @@ from unsoftmax.learners.multi_head.search_outcomes import (
 )
 from unsoftmax.learners.multi_head.silent_search import SILENT_STARTS, silent_queries, silently
 from unsoftmax.learners.multi_head.token_search import MultiHeadTuning, SoughtHeads, search
-from unsoftmax.learners.settings import (
-    Configured,
-    flag,
-    given_frequencies,
-    positive,
-    rank_up_to,
-    whole_number,
-)
 from unsoftmax.measure.precision import why
 from unsoftmax.models import MultiHead, Rotary, canonical
 from unsoftmax.probes import FARTHEST
@@ -262,7 +255,7 @@ ROUNDS = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class MultiHeadLearner(Configured):
+class MultiHeadLearner(settings.Configured):
     """Learn several heads, their number unknown, from scalar values.
 
     Parameters
@@ -343,16 +336,16 @@ class MultiHeadLearner(Configured):
     revision: ClassVar[int] = 9
 
     def __post_init__(self) -> None:
-        whole_number("dim", self.dim, 1)
-        whole_number("max_heads", self.max_heads, 1)
-        whole_number("seed", self.seed, 0)
-        flag("biases", self.biases)
-        flag("polish", self.polish)
-        flag("functional", self.functional)
+        settings.whole_number("dim", self.dim, 1)
+        settings.whole_number("max_heads", self.max_heads, 1)
+        settings.whole_number("seed", self.seed, 0)
+        settings.flag("biases", self.biases)
+        settings.flag("polish", self.polish)
+        settings.flag("functional", self.functional)
         if self.radius is not None:
-            positive("radius", self.radius)
+            settings.positive("radius", self.radius)
         if self.rank is not None:
-            rank_up_to(self.dim, self.rank, 1)
+            settings.rank_up_to(self.dim, self.rank, 1)
         if self._positions()[0]:
             self._refuse_beside_rotary()
 
@@ -373,7 +366,7 @@ class MultiHeadLearner(Configured):
     def _positions(self) -> tuple[bool, Rotary | None]:
         """Say whether there are positions, and their frequencies where these are given."""
         rank = None if self.rank is None else int(self.rank)
-        return given_frequencies(self.rotary, self.rotary_base, rank)
+        return settings.given_frequencies(self.rotary, self.rotary_base, rank)
 
     def plan(self) -> Plan:
         """Say what learning costs at most; what it takes is known only with the heads."""

@@ -11,8 +11,6 @@ from H·d answers each by Newton's method, and a few more to check. The
 offsets are picked among random ones of moderate logits by pivoted QR.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import numpy as np

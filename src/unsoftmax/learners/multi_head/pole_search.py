@@ -17,8 +17,6 @@ About 330 + 2.6·H·d(d + 2) queries where the first line serves, a few lines at
 of Σ v_h is the value of a head W = 0.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

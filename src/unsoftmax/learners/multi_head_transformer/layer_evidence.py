@@ -28,11 +28,7 @@ import numpy as np
 from unsoftmax.arrangement.base_points import NetworkHinges
 from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.multi_head_transformer.layer_search import RecoveredTransformer
-from unsoftmax.learners.transformer.hold_out import (
-    HeadsBeforeNetwork,
-    TransformerHoldOut,
-    at_logits,
-)
+from unsoftmax.learners.transformer import hold_out
 from unsoftmax.learners.transformer.learned_network import LearnedNetwork
 from unsoftmax.measure.precision import Precision
 from unsoftmax.models import MultiHeadTransformer, canonical
@@ -140,7 +136,7 @@ def _missed(
         yield from zip(sequences, missed.tolist(), strict=True)
 
 
-def _certified(found: RecoveredTransformer, learned: LearnedNetwork) -> HeadsBeforeNetwork:
+def _certified(found: RecoveredTransformer, learned: LearnedNetwork) -> hold_out.HeadsBeforeNetwork:
     """Put what is certified to a layer: the little noise of its answers is in the constant."""
     errors = {
         "constant": found.errors["constant"] + learned.precision.absolute,
@@ -149,7 +145,7 @@ def _certified(found: RecoveredTransformer, learned: LearnedNetwork) -> HeadsBef
         "w": SAFETY_OF_W * found.errors["w"],
     }
     exact = replace(learned, precision=Precision())
-    return HeadsBeforeNetwork.of(
+    return hold_out.HeadsBeforeNetwork.of(
         found.model, exact, errors, most_of_open=MOST_OF_OPEN, most_of_size=MOST_OF_SIZE
     )
 
@@ -157,7 +153,7 @@ def _certified(found: RecoveredTransformer, learned: LearnedNetwork) -> HeadsBef
 def conclude_layer(
     found: RecoveredTransformer,
     learned: LearnedNetwork,
-    held: TransformerHoldOut,
+    held: hold_out.TransformerHoldOut,
     rng: np.random.Generator,
 ) -> Steps[MultiHeadTransformer]:
     """Ask the hold-out, and say how sure the layer is.
@@ -252,7 +248,7 @@ class StraddlingSequences:
         b = size * self.rng.standard_normal(d) / np.sqrt(d)
         offsets = self.rng.standard_normal((TOKENS - 1, d)) / np.sqrt(d)
         u = model.scores_of(b[None])[0, attempt % model.H]
-        return at_logits(u, self.length, offsets, b, LOGITS[attempt % len(LOGITS)])
+        return hold_out.at_logits(u, self.length, offsets, b, LOGITS[attempt % len(LOGITS)])
 
     def _beside(self, group: Indices, wanted: Array, X: Array) -> Array | None:
         """Move tokens until z/s of a group of neurons is what is wanted; None in vain."""

@@ -33,22 +33,7 @@ from unsoftmax.learners.multi_head.pole_search import LINE_COPIES, separated
 from unsoftmax.learners.multi_head.reduced_answers import TokenLengths
 from unsoftmax.learners.multi_head.search_outcomes import CoincidentJumps
 from unsoftmax.learners.multi_head.token_search import SoughtHeads
-from unsoftmax.learners.multi_head_transformer.cell_values import (
-    CHECKS,
-    LENGTH,
-    SPACE_CHECKS,
-    SPACE_STEPS,
-    SPARE_CELLS,
-    CellReader,
-    fewer_unknowns,
-)
-from unsoftmax.learners.multi_head_transformer.first_cell import (
-    FLOAT64,
-    FirstCell,
-    beside_residual,
-    find_heads,
-    open_cell,
-)
+from unsoftmax.learners.multi_head_transformer import cell_values, first_cell
 from unsoftmax.learners.multi_head_transformer.neurons_beyond_tokens import (
     cancelling_neurons,
     unseen_neuron,
@@ -141,15 +126,15 @@ class LayerSearch:
         wide = cones.widest(len(STARTS))
         x = wide[number % len(wide)]
         share = SHORTER ** max(0, number + 1 - WHOLE_SEARCHES)
-        cell = yield from open_cell(self.hinges, x, share, self.rng)
+        cell = yield from first_cell.open_cell(self.hinges, x, share, self.rng)
         if together:
             found = yield from heads_by_poles(cell, self.sought, self.rng)
         else:
-            found = yield from find_heads(cell, self.sought, STARTS[number], self.rng)
+            found = yield from first_cell.find_heads(cell, self.sought, STARTS[number], self.rng)
         found = found if self.biases else _without_query_biases(found)
         if found.model.H < 2 and cell.residual is None:
             return self._of_one_head(found)
-        length = found.length if together else LENGTH
+        length = found.length if together else cell_values.LENGTH
         points = cones.spanning(cell.active, length, self.rng)
         if points is None:
             raise DependentCells
@@ -181,7 +166,7 @@ class LayerSearch:
         steep = self.hinges.steepness
         hidden = max(1.0, terms / (CANCELLING * steep))
         # where heads are read tokens are long: noise of one size counts where they are short again
-        noisy = self.learned.precision.absolute / (FLOAT64 * steep)
+        noisy = self.learned.precision.absolute / (first_cell.FLOAT64 * steep)
         hidden = max(hidden, noisy)
         errors = {
             "W": hidden * largest["W"],
@@ -192,13 +177,15 @@ class LayerSearch:
         return RecoveredTransformer(model, errors, solved.linear, self._notes(found, solved))
 
     def _with_values(
-        self, cell: FirstCell, found: RecoveredHeads, points: Array, together: bool
+        self, cell: first_cell.FirstCell, found: RecoveredHeads, points: Array, together: bool
     ) -> Asking[RecoveredTransformer]:
         first = found.model.v
         if cell.residual is not None:
             first = np.vstack([first, cell.residual])
         residual = cell.residual is not None
-        reader = CellReader(self.hinges, found.model, residual, together, points, self.rng)
+        reader = cell_values.CellReader(
+            self.hinges, found.model, residual, together, points, self.rng
+        )
         reader = yield from self._read_cells(reader, first, cell.active)
         for _ in range(CORRECTIONS):
             v = np.concatenate([first[None], reader.v])
@@ -207,40 +194,42 @@ class LayerSearch:
             left = self._left(solved, reader)
             if not left:
                 break
-            yield from reader.read(left, reader.every, CHECKS, 0.5)
+            yield from reader.read(left, reader.every, cell_values.CHECKS, 0.5)
         else:
             raise CoincidentJumps
         slope = solved.slope(np.append(found.largest["v"], reader.error))
         return self._assembled(found, solved, SAFETY * slope)
 
-    def _read_cells(self, reader: CellReader, first: Array, at: Flags) -> Asking[CellReader]:
+    def _read_cells(
+        self, reader: cell_values.CellReader, first: Array, at: Flags
+    ) -> Asking[cell_values.CellReader]:
         """Read the values of all cells: in full, until those so far leave fewer unknowns.
 
         The first cell, of the active neurons ``at``, has the values ``first``.
         """
         K, done = len(reader.points), 0
         while done < K:
-            ahead = min(K, done + max(1, done // SPACE_STEPS))
-            if done > reader.heads.dim + SPARE_CELLS:  # nothing more can show
+            ahead = min(K, done + max(1, done // cell_values.SPACE_STEPS))
+            if done > reader.heads.dim + cell_values.SPARE_CELLS:  # nothing more can show
                 ahead = K
-            yield from reader.read(range(done, ahead), reader.every, CHECKS)
+            yield from reader.read(range(done, ahead), reader.every, cell_values.CHECKS)
             done, good = ahead, reader.usual
             v = np.concatenate([first[None], reader.v[good]])
             active = np.concatenate([at[None], reader.active[good]])
             weight = np.append(1.0, reader.weights[good])
-            fewer = fewer_unknowns(v, self.hinges.gradients(active), weight)
+            fewer = cell_values.fewer_unknowns(v, self.hinges.gradients(active), weight)
             if fewer is None or done == K:
                 continue
             trial = replace(reader, cells=dict(reader.cells), shares=dict(reader.shares))
             try:
                 rest = [*np.flatnonzero(~good).tolist(), *range(done, K)]
-                yield from trial.read(rest, fewer, SPACE_CHECKS)
+                yield from trial.read(rest, fewer, cell_values.SPACE_CHECKS)
             except CoincidentJumps:
                 continue
             return trial
         return reader
 
-    def _left(self, solved: SolvedFirstLayers, reader: CellReader) -> list[int]:
+    def _left(self, solved: SolvedFirstLayers, reader: cell_values.CellReader) -> list[int]:
         """Return the cells that some pooled token left, as the layer has it."""
         K = len(self.hinges)
         # neurons as they were learned: turned ones are back again
@@ -329,7 +318,7 @@ def _in_neurons(hinges: NetworkHinges, rest: Array, E: Array, inverse: Array) ->
 
 
 def heads_by_poles(
-    cell: FirstCell, sought: SoughtHeads, rng: np.random.Generator
+    cell: first_cell.FirstCell, sought: SoughtHeads, rng: np.random.Generator
 ) -> Asking[RecoveredHeads]:
     """Find the heads of a cell: W_h and w_h of the layer, v_h of the cell.
 
@@ -342,12 +331,12 @@ def heads_by_poles(
     b = max(BEYOND_BIASES * reach, LEAST_RADIUS / cell.share) * cell.x
     steps = _around(cell, b, sought, rng)
     if cell.residual is not None:
-        steps = beside_residual(steps, cell.residual)
+        steps = first_cell.beside_residual(steps, cell.residual)
     return (yield from steps)
 
 
 def _around(
-    cell: FirstCell, b: Array, sought: SoughtHeads, rng: np.random.Generator
+    cell: first_cell.FirstCell, b: Array, sought: SoughtHeads, rng: np.random.Generator
 ) -> Asking[RecoveredHeads]:
     length = float(np.linalg.norm(b))
     seen = (yield from cell.at_length(length)).seen

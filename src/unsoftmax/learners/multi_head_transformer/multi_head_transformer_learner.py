@@ -36,24 +36,10 @@ from unsoftmax.learners.compose import Asking, as_planned, named
 from unsoftmax.learners.multi_head.pole_search import POLE_LENGTHS, pole_cost
 from unsoftmax.learners.multi_head.search_outcomes import ENDINGS
 from unsoftmax.learners.multi_head.token_search import SoughtHeads
+from unsoftmax.learners.multi_head_transformer import layer_evidence, layer_search
 from unsoftmax.learners.multi_head_transformer.cell_values import CHECKS
 from unsoftmax.learners.multi_head_transformer.first_cell import HEADS, NothingPooled
-from unsoftmax.learners.multi_head_transformer.layer_evidence import (
-    SIDES,
-    LayerLook,
-    conclude_layer,
-    first_look,
-)
 from unsoftmax.learners.multi_head_transformer.layer_polish import LARGEST, SPARE, polished_layer
-from unsoftmax.learners.multi_head_transformer.layer_search import (
-    BY_POLES,
-    LINES,
-    STARTS,
-    DependentCells,
-    LayerSearch,
-    RecoveredTransformer,
-    without_heads,
-)
 from unsoftmax.learners.multi_head_transformer.neurons_beyond_tokens import (
     CANCELLING_AT_MOST,
     POINTS,
@@ -175,14 +161,14 @@ class MultiHeadTransformerLearner(Configured):
         cells = (m + 1) * ((H + 1) * d + CHECKS + 1)
         tries = sum(1 for _ in self._searches())
         one = TIMES * (H * d * (d + 3) + cells) + PER_HEAD * (H + 1) + 16 * d
-        one += int(SPARE * LARGEST) + 2 * len(SIDES) * m
-        beside = RAYS * (POINTS + 7) * (BY_POLES + 1) + CANCELLING_AT_MOST
-        poles = pole_cost(H, d, True, LINES)
+        one += int(SPARE * LARGEST) + 2 * len(layer_evidence.SIDES) * m
+        beside = RAYS * (POINTS + 7) * (layer_search.BY_POLES + 1) + CANCELLING_AT_MOST
+        poles = pole_cost(H, d, True, layer_search.LINES)
         cost = (
             Cost.of_plan(self._network.plan())
             + tries * Cost.of(one, tokens=4, rounds=ROUNDS)
             + Cost.of(beside, tokens=2)
-            + BY_POLES * (poles + Cost(tokens=2 * poles.queries))
+            + layer_search.BY_POLES * (poles + Cost(tokens=2 * poles.queries))
         )
         formula = (
             "about m·d + 6m + 260 + m²d/4000 for the network of m neurons, and "
@@ -219,7 +205,7 @@ class MultiHeadTransformerLearner(Configured):
             raise self._too_coarse(precision, learned)
         opening = [(held.opening.X, held.answers)]
         layer = yield from self._layer(learned, hinges, opening, rng)
-        return (yield from conclude_layer(layer, learned, held, rng))
+        return (yield from layer_evidence.conclude_layer(layer, learned, held, rng))
 
     def _layer(
         self,
@@ -227,7 +213,7 @@ class MultiHeadTransformerLearner(Configured):
         hinges: NetworkHinges,
         answered: list[Answered],
         rng: np.random.Generator,
-    ) -> Asking[RecoveredTransformer]:
+    ) -> Asking[layer_search.RecoveredTransformer]:
         """Find heads and first layers that predict what was answered, or say why not."""
         if not len(hinges):
             return self._without_neurons(learned, hinges)
@@ -236,12 +222,12 @@ class MultiHeadTransformerLearner(Configured):
         if learned.slope > COARSEST * hinges.steepness:
             raise self._too_coarse(learned.precision, learned)
         sought = SoughtHeads(self.max_heads, True, self.rank, HEADS)
-        search = LayerSearch(learned, hinges, sought, bool(self.biases), rng)
+        search = layer_search.LayerSearch(learned, hinges, sought, bool(self.biases), rng)
         too_many = unpooled = apart = 0
         for number, together in self._searches():
             try:
                 layer = yield from search.run(number, together)
-            except DependentCells:
+            except layer_search.DependentCells:
                 self._refuse_far(learned, hinges)
                 raise Reason.NO_CELL_BETWEEN_NEURONS.error({"network": learned.network}) from None
             except tuple(ENDINGS) as ending:
@@ -273,15 +259,15 @@ class MultiHeadTransformerLearner(Configured):
         if (yield from search.meets_cancelling_neurons()):
             raise Reason.NEURONS_CANCEL.error({"network": learned.network})
         self._refuse_far(learned, hinges)
-        if too_many == len(STARTS):
+        if too_many == len(layer_search.STARTS):
             raise Reason.MORE_CHANGES_THAN_HEADS.error(
                 most=self.max_heads, contrary="not several heads before a ReLU network"
             )
         neurons = learned.network.A.shape[1]
         rank = "" if self.rank is None else f"; some W_h has a rank above {self.rank}"
         raise Reason.NO_SEARCH_FOUND_HEADS.error(
-            searches=f"{len(STARTS)} searches in cells of the network that single tokens show, of "
-            f"{neurons} neurons,",
+            searches=f"{len(layer_search.STARTS)} searches in cells of the network that single "
+            f"tokens show, of {neurons} neurons,",
             what="heads that predict fresh answers",
             reasons=f"there are more than max_heads = {self.max_heads}; heads are too close to "
             "each other; first layers nearly cancel in their sum; a neuron shows at no single "
@@ -291,18 +277,18 @@ class MultiHeadTransformerLearner(Configured):
 
     def _searches(self) -> Iterator[tuple[int, bool]]:
         """Give the searches in turn, by number, the last ones for heads that switch together."""
-        yield from ((number, False) for number in range(len(STARTS)))
-        yield from ((number, True) for number in range(BY_POLES))
+        yield from ((number, False) for number in range(len(layer_search.STARTS)))
+        yield from ((number, True) for number in range(layer_search.BY_POLES))
 
     def _looked_at(
         self,
-        layer: RecoveredTransformer,
+        layer: layer_search.RecoveredTransformer,
         learned: LearnedNetwork,
         answered: list[Answered],
         rng: np.random.Generator,
-    ) -> Asking[tuple[RecoveredTransformer, LayerLook]]:
+    ) -> Asking[tuple[layer_search.RecoveredTransformer, layer_evidence.LayerLook]]:
         """Compare a layer with fresh answers; polish it where that is wanted or needed."""
-        seen = yield from first_look(layer, learned, answered, rng)
+        seen = yield from layer_evidence.first_look(layer, learned, answered, rng)
         missed = seen.judgement.evidence.max_residual
         vague = layer.vagueness > VAGUE or missed > PRECISE
         wanted = self.polish or seen.judgement.refuses or vague
@@ -310,7 +296,7 @@ class MultiHeadTransformerLearner(Configured):
             return layer, seen
         better = yield from polished_layer(layer, learned, bool(self.biases), rng)
         if better is not None:
-            again = yield from first_look(better, learned, seen.answered, rng)
+            again = yield from layer_evidence.first_look(better, learned, seen.answered, rng)
             if seen.judgement.refuses or not again.judgement.refuses:
                 return better, again
         note = "Polishing the layer gained nothing, or it has too many parameters for it."
@@ -318,13 +304,15 @@ class MultiHeadTransformerLearner(Configured):
 
     def _without_neurons(
         self, learned: LearnedNetwork, hinges: NetworkHinges
-    ) -> RecoveredTransformer:
+    ) -> layer_search.RecoveredTransformer:
         """Return a constant as a layer without heads; refuse what is linear in single tokens."""
         if np.linalg.norm(hinges.linear) > learned.slope:
             raise Reason.NO_KINK.error()
         errors = {"W": 0.0, "w": 0.0, "slope": 0.0, "constant": learned.constant}
         note = f"The network is constant, {learned.network.c:g}: no head shows."
-        return RecoveredTransformer(without_heads(learned), errors, notes=(note,))
+        return layer_search.RecoveredTransformer(
+            layer_search.without_heads(learned), errors, notes=(note,)
+        )
 
     def _coarse(self, precision: Precision, size: float) -> bool:
         """Tell whether answers of this size are too coarse to show heads behind a network."""

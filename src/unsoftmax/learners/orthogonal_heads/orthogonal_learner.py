@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from unsoftmax.learners.compose import Asking, named, restricted, together
+from unsoftmax.learners.orthogonal_heads import subspace_search
 from unsoftmax.learners.orthogonal_heads.restricted_head import (
     AGAIN_PER_TOKEN,
     ROUNDS,
@@ -33,11 +34,6 @@ from unsoftmax.learners.orthogonal_heads.restricted_head import (
     Complement,
     HeadSubspace,
     SubspaceHead,
-)
-from unsoftmax.learners.orthogonal_heads.subspace_search import (
-    FoundSubspaces,
-    SubspaceSearch,
-    subspace_cost,
 )
 from unsoftmax.learners.settings import Configured, as_json, one_of, whole_number
 from unsoftmax.learners.single_head.first_round import (
@@ -55,14 +51,9 @@ from unsoftmax.protocol import Certificate, Evidence, Found, Plan, Steps, as_arr
 from unsoftmax.refusals import Reason
 from unsoftmax.theory.costs import Cost
 from unsoftmax.theory.information import score_gradient
+from unsoftmax.validate import long_sequences
 from unsoftmax.validate.head_comparison import UNBOUNDED, score_shift, sum_rounding
 from unsoftmax.validate.judge import Residuals, fresh_answers, judge
-from unsoftmax.validate.long_sequences import (
-    LongSequenceTuning,
-    LongTokens,
-    draw_long,
-    looked_at,
-)
 from unsoftmax.validate.sequences import by_length
 
 # -- The hold-out of heads in orthogonal subspaces: fresh sequences over all of R^d.
@@ -102,7 +93,7 @@ NOTHING = 1e-12
 # head.
 MOST_SHARE = 0.3
 # The long sequences.
-LONG = LongSequenceTuning()
+LONG = long_sequences.LongSequenceTuning()
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,10 +174,7 @@ def judged(
     unseen = int(np.count_nonzero(~tells[:, scored].any(axis=0))) if opened.closing else 0
     if unseen and precision != Precision() and judgement.excess <= CLEARLY:
         raise Reason.SOME_HEADS_UNSEEN.error(
-            {"v": opened.values.v},
-            also=why(precision),
-            unseen=unseen,
-            heads=found.model.H,
+            {"v": opened.values.v}, also=why(precision), unseen=unseen, heads=found.model.H
         )
     if judgement.refuses:
         H = found.model.H
@@ -199,7 +187,7 @@ def judged(
             f"{' like these' * (H > 1)}: ExactHead learns a single head, MultiHeadLearner heads in "
             "any position",
         )
-    return judgement.evidence, looked_at(found.model, answered, long)
+    return judgement.evidence, long_sequences.looked_at(found.model, answered, long)
 
 
 def _scored(found: BoundedHeads) -> list[int]:
@@ -228,7 +216,7 @@ def _drawn(
         logit = np.sqrt(np.mean((u @ offsets.T) ** 2, axis=1)).max(initial=0.0)
         return np.asarray(np.sqrt(wanted / logit) * X if logit else X)
 
-    long = draw_long(model, count, rng, scaled, LONG)
+    long = long_sequences.draw_long(model, count, rng, scaled, LONG)
 
     def ordinary(n: int) -> Array:
         x = rng.standard_normal((LENGTHS[n % len(LENGTHS)], d)) / np.sqrt(d)
@@ -242,7 +230,7 @@ def _drawn(
         known = found.compared(X[None], model(X[None]), precision)[1][:, scored]
         return bool(off <= MOST_OPEN and np.all(known))
 
-    short = LongTokens(model, tells).among(count - len(long), rng, ordinary)
+    short = long_sequences.LongTokens(model, tells).among(count - len(long), rng, ordinary)
     return by_length(short, "hold-out, closing"), by_length(long, "hold-out, long")
 
 
@@ -352,7 +340,7 @@ class OrthogonalHeads(Configured):
             squares = Cost.of(sum(k * k for k in sizes), tokens=2, again=AGAIN_PER_TOKEN * tokens)
             return (cost + Cost.of(tokens) + squares).plan("Σ(d_h + d_h²)", most_tokens)
         cost += Cost.of(d, rounds=ROUNDS_OF_COMPLEMENT)
-        cost += subspace_cost(d, self.tokens == "all")
+        cost += subspace_search.subspace_cost(d, self.tokens == "all")
         # H ≤ d heads with d query tokens at most
         cost += Cost.of((1 + AGAIN_PER_TOKEN) * d * d, tokens=2)
         formula = f"d + {PILOT_QUERIES} + d(d+1) per query token + Σ d_h²"
@@ -370,7 +358,7 @@ class OrthogonalHeads(Configured):
             found = heads_in(parts, opened.values)
         else:
             opened = yield from ask_first_round(self.dim, checks, rng, FirstRoundSettings())
-            search = SubspaceSearch(self.tokens == "all", rng)
+            search = subspace_search.SubspaceSearch(self.tokens == "all", rng)
             found = yield from search.find(opened.values)
         heads = yield from together(
             [
@@ -433,7 +421,7 @@ def in_all_dimensions(opened: FirstRound, basis: Array) -> FirstRound:
     return replace(opened, probes=Sequences(X[:], phase=X.phase, purpose=X.purpose))
 
 
-def heads_in(bases: list[Array], total: Values) -> FoundSubspaces:
+def heads_in(bases: list[Array], total: Values) -> subspace_search.FoundSubspaces:
     """Split Σ v_h, in coordinates of all ``bases``, into the values of the head of each.
 
     Refuses subspaces in which single tokens show no value: the head there weighs nothing.
@@ -451,7 +439,7 @@ def heads_in(bases: list[Array], total: Values) -> FoundSubspaces:
             )
         places.append(place)
     complement = Complement(np.zeros((len(bases[0]), 0)), np.zeros(0), False)
-    return FoundSubspaces(places, complement, ())
+    return subspace_search.FoundSubspaces(places, complement, ())
 
 
 def _skewness(bases: list[Array]) -> float:

@@ -25,17 +25,7 @@ import scipy
 
 from unsoftmax.learners.compose import Asking, restricted
 from unsoftmax.learners.orthogonal_heads.restricted_head import Complement, HeadSubspace
-from unsoftmax.measure.hessians import (
-    PILOT_QUERIES,
-    REMAINDER_MARGIN,
-    Excess,
-    HessianScale,
-    ask_excess,
-    find_hessian_scale,
-    hessian_queries,
-    saturated_unseen,
-    unseen_scores,
-)
+from unsoftmax.measure import hessians
 from unsoftmax.measure.precision import why
 from unsoftmax.measure.single_tokens import Values
 from unsoftmax.probes import Array
@@ -396,8 +386,8 @@ TIMES_LIMIT = 30.0
 def subspace_cost(dim: int, every: bool) -> Cost:
     """Bound a whole search; ``every`` query token may be asked in one round."""
     levels = [
-        Cost.of(PILOT_QUERIES, tokens=2)
-        + SCALES * Cost.of(hessian_queries(k) * k, tokens=2, rounds=2 if every else 1 + k)
+        Cost.of(hessians.PILOT_QUERIES, tokens=2)
+        + SCALES * Cost.of(hessians.hessian_queries(k) * k, tokens=2, rounds=2 if every else 1 + k)
         for k in dimensions(dim)
     ]
     return sum(levels, Cost())
@@ -475,12 +465,12 @@ class SubspaceSearch:
 
     def _without_scores(self, values: Values) -> FoundSubspaces:
         """Return the one head W = 0 that is left where no logits show."""
-        if saturated_unseen(values):
+        if hessians.saturated_unseen(values):
             raise Reason.PART_WITHOUT_LOGIT.error(
                 {"v": values.v}, also=why(values.precision), size=values.norm
             )
         note = "A part of Σ v_h is weighed by no logit: a head with W = 0."
-        W_error = unseen_scores(values)
+        W_error = hessians.unseen_scores(values)
         complement = Complement(np.eye(len(values.v)), values.v, True, W_error=W_error)
         return FoundSubspaces([], complement, (note,))
 
@@ -489,7 +479,7 @@ class SubspaceSearch:
         d = len(values.v)
         tokens = np.eye(d) if self.every else np.linalg.qr(self.rng.standard_normal((d, d)))[0].T
         first = tokens[self.rng.integers(d)]
-        scale = yield from find_hessian_scale(values, first, self.rng)
+        scale = yield from hessians.find_hessian_scale(values, first, self.rng)
         if scale is None:
             return None
         for attempt in range(1, SCALES + 1):
@@ -506,21 +496,23 @@ class SubspaceSearch:
         raise Reason.NOT_LINEAR_IN_LOGITS.error(also=why(values.precision), missing=remainder)
 
     def _look_at(
-        self, scale: HessianScale, values: Values, tokens: Array, most: float
+        self, scale: hessians.HessianScale, values: Values, tokens: Array, most: float
     ) -> Asking[tuple[SeenHessians | None, float]]:
         """Ask at one scale; None where further orders, returned too, exceed ``most``."""
         d = len(values.v)
         step = d if self.every else 1
         commutant, excess = Commutant(scale.limit), list[Array]()
         for start in range(0, d, step):
-            asked = yield from ask_excess(values, tokens[start : start + step], scale)
-            remainder = asked.remainder(REMAINDER_MARGIN)
+            asked = yield from hessians.ask_excess(values, tokens[start : start + step], scale)
+            remainder = asked.remainder(hessians.REMAINDER_MARGIN)
             if remainder > most:
                 break
             excess.append(asked.excess)
             commutant.add(asked.hessians(), remainder)
             if commutant.settled(UNCHANGED) or start + step >= d:
-                return SeenHessians(Excess(scale, np.concatenate(excess)), commutant), remainder
+                return SeenHessians(
+                    hessians.Excess(scale, np.concatenate(excess)), commutant
+                ), remainder
         return None, remainder
 
 
@@ -547,7 +539,7 @@ def _counted(bases: list[Array], tokens: int, blocks: CommonBlocks) -> str:
 class SeenHessians:
     """What some query tokens showed."""
 
-    excess: Excess
+    excess: hessians.Excess
     """What answers exceed, at one scale."""
     commutant: Commutant
     """A(b), further orders included, and what commutes with them."""
@@ -576,7 +568,7 @@ def refined(
 
 
 def _straightened(
-    bases: list[Array], A: Array, excess: Excess, values: Values
+    bases: list[Array], A: Array, excess: hessians.Excess, values: Values
 ) -> tuple[AlignedSubspaces, Array]:
     """Subtract the heads' further orders and align the subspaces, in turn."""
     for _ in range(STRAIGHTENED):

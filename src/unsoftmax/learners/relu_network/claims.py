@@ -5,8 +5,6 @@ at a token x it grows with the height ‖(x/λ, 1)‖ of the lift (‖x‖ witho
 certificate is |ĝ(x) − g(x)| ≤ constant + slope·‖x‖, and misses are judged relative to the height.
 """
 
-from __future__ import annotations
-
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
@@ -14,16 +12,9 @@ from typing import Self
 import numpy as np
 
 from unsoftmax.arrangement.strips import Hyperplanes, Strips
+from unsoftmax.learners.relu_network import lifted_target
 from unsoftmax.learners.relu_network.far_neurons import SplitForm
 from unsoftmax.learners.relu_network.lift import Lift, PiecewiseLinear
-from unsoftmax.learners.relu_network.lifted_target import (
-    ACCEPTED,
-    SIZES,
-    LiftedTarget,
-    accepted_error,
-    fresh_tokens,
-    weights_of,
-)
 from unsoftmax.learners.relu_network.network_search import network_of
 from unsoftmax.measure.precision import KAPPA, UNIT, Precision
 from unsoftmax.models import ReluNetwork
@@ -75,7 +66,7 @@ COARSE = 1e-14
 class NetworkClaim:
     """A recovered network, and the error that is claimed for it."""
 
-    target: LiftedTarget
+    target: lifted_target.LiftedTarget
     form: PiecewiseLinear
     model: ReluNetwork
     bound: float
@@ -90,7 +81,7 @@ class NetworkClaim:
     """Where tokens were asked beside hyperplanes."""
 
     @classmethod
-    def of(cls, target: LiftedTarget, split: SplitForm) -> Self:
+    def of(cls, target: lifted_target.LiftedTarget, split: SplitForm) -> Self:
         """Write the form as a network, and say what its errors add up to."""
         form = split.whole
         errors = float(form.g_error + np.sum(form.error))
@@ -118,9 +109,7 @@ class NetworkClaim:
             lengths = np.linalg.norm(x, axis=1)
             off = np.abs(scan.answers - self.model(x)) / self.target.lift.heights(x)
             raise Reason.NEURON_FAR_OUT_MISSED.error(
-                neurons=len(self.form),
-                distance=lengths[np.argmax(off)],
-                missed=judgement.worst[0],
+                neurons=len(self.form), distance=lengths[np.argmax(off)], missed=judgement.worst[0]
             )
         return claim
 
@@ -170,7 +159,7 @@ class NetworkClaim:
         return Found(self.model, certificate, judgement.evidence, self._notes())
 
     def _tokens(self, count: int, rng: np.random.Generator) -> Array:
-        return fresh_tokens(self.target.lift, count, rng, self.target.scan.farthest)
+        return lifted_target.fresh_tokens(self.target.lift, count, rng, self.target.scan.farthest)
 
     @property
     def _exact(self) -> bool:
@@ -257,8 +246,8 @@ class NetworkClaim:
         missed, size = (y - self.model(x)) / height, float(np.sqrt(np.mean((y / height) ** 2)))
         size = size or 1.0
         own, allowed = self._errors(x)
-        weights = weights_of(lift, x, len(self.form))
-        most = TIMES * accepted_error(noise, size) / weights
+        weights = lifted_target.weights_of(lift, x, len(self.form))
+        most = TIMES * lifted_target.accepted_error(noise, size) / weights
 
         def judged(allowed: Array, most: Array | float) -> Judgement:
             compared = Residuals.of(
@@ -296,8 +285,8 @@ class NetworkClaim:
             "``|ĝ(x) − g(x)|`` ≤ constant + slope·‖x‖, for every x.",
             "The target is a ReLU network of one hidden layer, and all its neurons were found: the "
             "hold-out tests this but cannot prove it.",
-            f"No neuron below {ACCEPTED:.0e} of the answers has a hyperplane nearly parallel to "
-            "that of another: it would show only between the two.",
+            f"No neuron below {lifted_target.ACCEPTED:.0e} of the answers has a hyperplane nearly "
+            "parallel to that of another: it would show only between the two.",
             self._looked_at(),
             *(() if self.strips is None else self.strips.said()),
             f"Errors of answers have a standard deviation of {noise.deviation:.1e} (for answers of "
@@ -321,7 +310,7 @@ class NetworkClaim:
                 f"Tokens up to a norm of {scan.farthest:.0e} were asked: a hyperplane farther from "
                 f"0 than {scan.farthest / aslant:.0e} may be missing."
             )
-        first, last = (lift.token_scale * 10.0**decade for decade in SIZES)
+        first, last = (lift.token_scale * 10.0**decade for decade in lifted_target.SIZES)
         first = SHORTER[-1] if self._exact else first
         return (
             f"It has no biases: tokens of lengths from {first:.0e} to {last:.0e} were asked, and "

@@ -12,8 +12,6 @@ Each stage takes about 100 queries and d + 12 for every far neuron; where the sc
 nothing is asked.
 """
 
-from __future__ import annotations
-
 from collections.abc import Generator
 from dataclasses import dataclass, replace
 from typing import Self

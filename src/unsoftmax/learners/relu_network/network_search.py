@@ -12,22 +12,14 @@ anew where cells are wide, at last all of them.
     three times more than before      undo that, and sweep what is left again
 """
 
-from __future__ import annotations
-
 from collections.abc import Generator
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from unsoftmax.learners.relu_network import lifted_target
 from unsoftmax.learners.relu_network.circle_sweep import FEW, START, CircleSweep
 from unsoftmax.learners.relu_network.lift import Circle, Lift, PiecewiseLinear
-from unsoftmax.learners.relu_network.lifted_target import (
-    FreshLook,
-    LiftedTarget,
-    accepted_error,
-    fresh_tokens,
-    look,
-)
 from unsoftmax.learners.relu_network.wide_cells import CLEAR, LESS_CLEAR, WalkedForm
 from unsoftmax.models import ReluNetwork
 from unsoftmax.probes import Array, Flags, Indices, Round
@@ -192,7 +184,7 @@ PER_DIM = 4
 class NetworkSearch:
     """The search for the form of a lifted target."""
 
-    target: LiftedTarget
+    target: lifted_target.LiftedTarget
     most: int
     """More neurons are refused."""
     everything: bool
@@ -235,18 +227,18 @@ class NetworkSearch:
 
     def _look(
         self, state: WalkedForm, count: int | None = None
-    ) -> Generator[Round, Answers, FreshLook]:
+    ) -> Generator[Round, Answers, lifted_target.FreshLook]:
         """Compare a form with F at fresh points."""
         lift = self.target.lift
         if count is None:
             count = max(self.later, lift.D // PER_DIM)
-        x = fresh_tokens(lift, count, self.rng)
-        return (yield from look(lift, state.form, x))
+        x = lifted_target.fresh_tokens(lift, count, self.rng)
+        return (yield from lifted_target.look(lift, state.form, x))
 
-    def _limit(self, seen: FreshLook) -> float:
-        return accepted_error(self.target.noise, seen.size)
+    def _limit(self, seen: lifted_target.FreshLook) -> float:
+        return lifted_target.accepted_error(self.target.noise, seen.size)
 
-    def _sound(self, seen: FreshLook, spread: float) -> bool:
+    def _sound(self, seen: lifted_target.FreshLook, spread: float) -> bool:
         """Tell whether errors are what a form with all its neurons leaves."""
         expected = STRUCTURE * spread
         expected += STRUCTURE_NOISE * self.target.noise.deviation
@@ -255,12 +247,12 @@ class NetworkSearch:
     # -- precision
 
     def _measured_anew(
-        self, state: WalkedForm, seen: FreshLook
-    ) -> Generator[Round, Answers, tuple[WalkedForm, FreshLook, bool]]:
+        self, state: WalkedForm, seen: lifted_target.FreshLook
+    ) -> Generator[Round, Answers, tuple[WalkedForm, lifted_target.FreshLook, bool]]:
         """Measure coarse neurons anew, at last all; return whether fresh points are predicted."""
         passed = None
         if self.everything:
-            seen = FreshLook.none()
+            seen = lifted_target.FreshLook.none()
             state = yield from self._coarse(state, self._tolerated(state.form), first=True)
         else:
             state, seen, passed = yield from self._more_and_more(state, seen)
@@ -273,8 +265,8 @@ class NetworkSearch:
         return whole, last, last.share <= self._limit(last)
 
     def _more_and_more(
-        self, state: WalkedForm, seen: FreshLook
-    ) -> Generator[Round, Answers, tuple[WalkedForm, FreshLook, bool | None]]:
+        self, state: WalkedForm, seen: lifted_target.FreshLook
+    ) -> Generator[Round, Answers, tuple[WalkedForm, lifted_target.FreshLook, bool | None]]:
         """Measure coarse neurons anew, more of them each time, until fresh points are predicted.
 
         Returns True if they are, False if a neuron is missing, None if precision is.
@@ -371,7 +363,7 @@ class NetworkSearch:
             noise = replace(noise, search=max(noise.search, known.spread))
         return CircleSweep(circle, known, noise, start)
 
-    def _refusal(self, seen: FreshLook, neurons: int) -> Exception:
+    def _refusal(self, seen: lifted_target.FreshLook, neurons: int) -> Exception:
         target = self.target
         if target.noise.deviation > ROUNDING * target.noise.size:
             return Reason.NEURONS_NOT_SEPARATED.error(

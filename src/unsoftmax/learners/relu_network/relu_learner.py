@@ -40,11 +40,7 @@ from unsoftmax.learners.compose import limited, read_as
 from unsoftmax.learners.relu_network.claims import NetworkClaim
 from unsoftmax.learners.relu_network.far_neurons import FarSearch, SplitForm
 from unsoftmax.learners.relu_network.lift import PiecewiseLinear, WrittenPoints, ask_points
-from unsoftmax.learners.relu_network.lifted_target import (
-    LiftedTarget,
-    NoiseLevel,
-    TargetLift,
-)
+from unsoftmax.learners.relu_network.lifted_target import LiftedTarget, NoiseLevel, TargetLift
 from unsoftmax.learners.relu_network.network_search import NetworkSearch
 from unsoftmax.learners.settings import Configured, flag, whole_number
 from unsoftmax.models import ReluNetwork

@@ -12,8 +12,6 @@ has fewer singular values above its noise than tokens: that is r.
 most. Source: beyond Theorem 5.1.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial

@@ -6,8 +6,6 @@ head. *Queries*: what the first round left of the hold-out. `unsoftmax.validate`
 answers.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import chain
 from typing import Any, NoReturn, Protocol, TypeVar

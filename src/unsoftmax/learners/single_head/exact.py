@@ -25,25 +25,11 @@ import numpy as np
 
 from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.settings import Configured, flag, given_frequencies, one_of, whole_number
+from unsoftmax.learners.single_head import first_round
 from unsoftmax.learners.single_head.conclusion import conclude
-from unsoftmax.learners.single_head.first_round import (
-    FirstRoundSettings,
-    ask_first_round,
-    or_biased,
-)
 from unsoftmax.learners.single_head.low_rank import LowRankHead
 from unsoftmax.learners.tokens.table_head import TokenTable
-from unsoftmax.measure import offsets
-from unsoftmax.measure.logit_grid import (
-    LogitGrid,
-    LogitGridTuning,
-    Split,
-    beside_bias,
-    free,
-    measure,
-    measure_unscaled,
-    offset_only,
-)
+from unsoftmax.measure import logit_grid, offsets
 from unsoftmax.measure.offsets import Offsets
 from unsoftmax.measure.single_tokens import Values
 from unsoftmax.models import SingleHead
@@ -67,7 +53,7 @@ class ExactTuning:
     again_per_token: int = 2
     """Queries per query token that may be asked again. Generic W of up to 128 dimensions need
     13 in all; one each where columns of W differ by 10¹²."""
-    grid: LogitGridTuning = field(default=LogitGridTuning())
+    grid: logit_grid.LogitGridTuning = field(default=logit_grid.LogitGridTuning())
     holdout: HoldoutTuning = field(default=HoldoutTuning())
 
 
@@ -186,13 +172,13 @@ class ExactHead(Configured):
             return (yield from learner.steps(checks))
         rng = np.random.default_rng(self.seed)
         ahead = self.plan().at_most + checks
-        given = FirstRoundSettings(bool(self.biases), listens=True, ahead=ahead)
-        first = yield from ask_first_round(self.dim, checks, rng, given)
+        given = first_round.FirstRoundSettings(bool(self.biases), listens=True, ahead=ahead)
+        first = yield from first_round.ask_first_round(self.dim, checks, rng, given)
         Z = self._offsets(first.values, rng)
         head = yield from self._read(first.values, Z)
         return (
             yield from conclude(
-                head, first, rng, or_biased(self.biases), holdout=self.tuning.holdout
+                head, first, rng, first_round.or_biased(self.biases), holdout=self.tuning.holdout
             )
         )
 
@@ -221,20 +207,22 @@ class ExactHead(Configured):
         tokens: Rows = UnitVectors(d) if k == d else np.eye(d)[:k]
         spare = self.tuning.again_per_token * (k + self.biases)
         bias, w, shift = None, None, None
-        split: Split = free
+        split: logit_grid.Split = logit_grid.free
         if self.biases:
             zero = np.zeros((1, d))
-            bias = LogitGrid(rows, zero, values, offset_only, "w", tuning=grid_tuning)
-            yield from measure(bias, spare)
+            bias = logit_grid.LogitGrid(
+                rows, zero, values, logit_grid.offset_only, "w", tuning=grid_tuning
+            )
+            yield from logit_grid.measure(bias, spare)
             spare -= bias.again
             w = solve(Z, bias.measured())
             [shift] = bias.measured()
-            split, values = beside_bias(shift), bias.values
-        columns = LogitGrid(rows, tokens, values, split, "W", shift, tuning=grid_tuning)
+            split, values = logit_grid.beside_bias(shift), bias.values
+        columns = logit_grid.LogitGrid(rows, tokens, values, split, "W", shift, tuning=grid_tuning)
         if self.probes == "paper-unit":
-            yield from measure_unscaled(columns)
+            yield from logit_grid.measure_unscaled(columns)
         else:
-            yield from measure(columns, spare)
+            yield from logit_grid.measure(columns, spare)
         values = columns.values
         if bias is not None:
             bias.take(values)
@@ -252,10 +240,10 @@ class ExactReading:
 
     model: SingleHead
     values: Values
-    columns: LogitGrid
+    columns: logit_grid.LogitGrid
     """Z W."""
     W: DenseSolution
-    bias: LogitGrid | None
+    bias: logit_grid.LogitGrid | None
     """Z w."""
     w: DenseSolution | None
 

@@ -14,15 +14,7 @@ import scipy
 
 from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.single_head.column_space import LeftOut, LowRankProbes, SpanningColumns
-from unsoftmax.measure import offsets
-from unsoftmax.measure.logit_grid import (
-    LogitGrid,
-    beside_bias,
-    even,
-    measure,
-    offset_only,
-    scale_for,
-)
+from unsoftmax.measure import logit_grid, offsets
 from unsoftmax.measure.offsets import DENSE_GRID, Offsets
 from unsoftmax.measure.precision import UNIT
 from unsoftmax.measure.single_tokens import Values
@@ -89,11 +81,11 @@ class FactoredReading:
     """An orthonormal basis Q of their span, and the offsets A."""
     right: DenseSolution
     """W = Q right, (r, d)."""
-    bias: LogitGrid | None
+    bias: logit_grid.LogitGrid | None
     """A w."""
-    rows: LogitGrid | None
+    rows: logit_grid.LogitGrid | None
     """A W at the other tokens."""
-    refined: LogitGrid | None = None
+    refined: logit_grid.LogitGrid | None = None
     """W at the row space."""
 
     def bounds(self) -> HeadBounds:
@@ -187,7 +179,7 @@ class FactoredReading:
             F += self.rows.reading(values, lengths, w, stretch, shift).total
         return RowErrors(shift, self.right.error(grows.error(E, 1.0, F)))
 
-    def _refined_error(self, grid: LogitGrid, w_error: float) -> float:
+    def _refined_error(self, grid: logit_grid.LogitGrid, w_error: float) -> float:
         """Bound the error of W on the row space found, whose tokens were rounded."""
         K, stretch = self.model.arrays()["K"], self.C.offsets.largest
         lengths = np.linalg.norm(K, axis=1)
@@ -215,8 +207,8 @@ def joined(
     C: DenseSolution,
     skeleton: Skeleton,
     tokens: Offsets,
-    bias: LogitGrid | None,
-    rows: LogitGrid | None,
+    bias: logit_grid.LogitGrid | None,
+    rows: logit_grid.LogitGrid | None,
 ) -> FactoredReading:
     """Join columns C with the rows A W of all ``tokens``."""
     shift = None if bias is None else bias.measured()[0]
@@ -271,18 +263,18 @@ def read_rows(
     seen = skeleton.rows @ C.matrix
     if columns.beta:
         zero = np.zeros((1, dim))
-        bias = probes.grid(skeleton.rows, zero, offset_only, "w, rows")
-        yield from measure(bias, max(0, min(spare, 2)))
+        bias = probes.grid(skeleton.rows, zero, logit_grid.offset_only, "w, rows")
+        yield from logit_grid.measure(bias, max(0, min(spare, 2)))
         probes = replace(probes, values=bias.values)
         [shift] = bias.measured()
-        split = beside_bias(shift, even)
+        split = logit_grid.beside_bias(shift, logit_grid.even)
         seen = seen - shift[:, None] / columns.beta
         spare -= bias.again
     rest = np.setdiff1d(np.arange(dim), columns.tokens)
     rows = None
     if len(rest):
         rows = probes.grid(skeleton.rows, probes.tokens(rest), split, "W, rows", shift)
-        k = scale_for(float(np.sqrt(np.mean(seen**2))))
+        k = logit_grid.scale_for(float(np.sqrt(np.mean(seen**2))))
         yield from _ask_rows(rows, k, spare)
     values = probes.values if rows is None else rows.values
     for grid in (columns.grid, bias):
@@ -291,7 +283,7 @@ def read_rows(
     return joined(values, columns, C, skeleton, probes.T, bias, rows)
 
 
-def _ask_rows(rows: LogitGrid, k: int, spare: int) -> Asking[None]:
+def _ask_rows(rows: logit_grid.LogitGrid, k: int, spare: int) -> Asking[None]:
     """Ask all offsets with all tokens; 2^k is the scale that the columns suggest."""
     count, rank = rows.shape
     scales = rows.common_scale(k)
@@ -322,10 +314,10 @@ def read_on_row_space(probes: LowRankProbes, found: FactoredReading) -> Asking[F
     shift, split = None, probes.split
     if found.bias is not None:
         shift = probes.Z.times(model.w)
-        split = beside_bias(shift, even)
+        split = logit_grid.beside_bias(shift, logit_grid.even)
     grid = probes.grid(probes.Z.rows, P, split, "W on its row space", shift)
     size = float(np.linalg.norm(right) / np.sqrt(grid.y.size))
-    k = grid.common_scale(scale_for(size))
+    k = grid.common_scale(logit_grid.scale_for(size))
     yield from grid.ask(slice(None), slice(None), k)
     yield from grid.retry(k, 0)
     K = solve(probes.Z, grid.measured())
@@ -424,4 +416,4 @@ class _Look:
         """Return the exponent at which all of it moves the logit moderately."""
         asked = self.columns.grid
         most = int(np.log2(np.nanmax(asked.scale)))
-        return min(most, scale_for(abs(self.expected) + self.open_by(left_out)))
+        return min(most, logit_grid.scale_for(abs(self.expected) + self.open_by(left_out)))

@@ -16,8 +16,6 @@ several tokens do. Where the hold-out asks too few of these first, float64 is as
 answers that W is read from tell (`Values.reread`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -537,8 +535,7 @@ def _read(tokens: SingleTokens, precision: Precision, x: Array, line: Array) -> 
         longer = DEFECT * float(np.max(clear / inside - own))
         coarse = max(coarse, min(longer, MOST_IN_STEPS * most))
     precision = precision.with_hidden(
-        max(0.0, coarse - c),
-        "Short tokens are not answered by c exactly: terms that cancel in it",
+        max(0.0, coarse - c), "Short tokens are not answered by c exactly: terms that cancel in it"
     )
     return tokens.values(precision, terms, max(0.0, OF_C * coarse - c))
 

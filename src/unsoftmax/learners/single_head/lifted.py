@@ -187,10 +187,7 @@ class LiftedAnswers:
 
 
 def read_lifted(
-    probes: LowRankProbes,
-    rank: int,
-    given: Rotary | None,
-    rng: np.random.Generator,
+    probes: LowRankProbes, rank: int, given: Rotary | None, rng: np.random.Generator
 ) -> Asking[PositionedReading]:
     """Read the head of this rank.
 

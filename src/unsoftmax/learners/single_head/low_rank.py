@@ -33,41 +33,16 @@ from typing import Any, ClassVar
 import numpy as np
 
 from unsoftmax.errors import NotIdentifiable
+from unsoftmax.learners import settings
 from unsoftmax.learners.compose import Asking
-from unsoftmax.learners.settings import (
-    Configured,
-    flag,
-    given_frequencies,
-    positive,
-    rank_up_to,
-    whole_number,
-)
-from unsoftmax.learners.single_head.column_space import (
-    ILL_CONDITIONED,
-    LowRankProbes,
-    SpanningColumns,
-    find_columns,
-    growths,
-    independent,
-)
+from unsoftmax.learners.single_head import column_space, distances, first_round
 from unsoftmax.learners.single_head.conclusion import MOST_UNEXPLAINED, conclude
-from unsoftmax.learners.single_head.distances import (
-    POSITION_GAIN,
-    PositionedReading,
-    StepAnswers,
-    ask_spaced,
-)
 from unsoftmax.learners.single_head.factored_reading import (
     FactoredReading,
     ZeroReading,
     check_rank,
     read_on_row_space,
     read_rows,
-)
-from unsoftmax.learners.single_head.first_round import (
-    FirstRoundSettings,
-    ask_first_round,
-    or_biased,
 )
 from unsoftmax.learners.single_head.lifted import LENGTHS, PILOTS, read_lifted
 from unsoftmax.learners.tokens.table_head import TableHead, TokenTable
@@ -102,7 +77,7 @@ LARGEST_OPENING, FEW_SEE = 64.0, 2.0**10
 
 
 @dataclass(frozen=True, slots=True)
-class LowRankHead(Configured):
+class LowRankHead(settings.Configured):
     """Learn a single head of low rank from as many exact values as it has parameters.
 
     Parameters
@@ -178,24 +153,24 @@ class LowRankHead(Configured):
     revision: ClassVar[int] = 9
 
     def __post_init__(self) -> None:
-        whole_number("dim", self.dim, 1)
-        whole_number("seed", self.seed, 0)
-        flag("biases", self.biases)
+        settings.whole_number("dim", self.dim, 1)
+        settings.whole_number("seed", self.seed, 0)
+        settings.flag("biases", self.biases)
         if self.rank is not None:
-            rank_up_to(self.dim, self.rank, 0)
+            settings.rank_up_to(self.dim, self.rank, 0)
         if self.tolerance is not None:
-            positive("tolerance", self.tolerance)
+            settings.positive("tolerance", self.tolerance)
         rank = None if self.rank is None else int(self.rank)
-        turns, _ = given_frequencies(self.rotary, self.rotary_base, rank)
+        turns, _ = settings.given_frequencies(self.rotary, self.rotary_base, rank)
         if turns and self.biases and not rank:
             raise ValueError("rank must be given, 1 or more, beside rotary and biases.")
         if turns and rank is not None:
-            whole_number("rank", rank, 1)
+            settings.whole_number("rank", rank, 1)
         if turns and self.tolerance is not None:
             raise ValueError("tolerance is not taken beside rotary, which needs exact values.")
         if self.table is not None:
             object.__setattr__(self, "table", TokenTable.of(self.table, int(self.dim)))
-            whole_number("context", self.context, 2)
+            settings.whole_number("context", self.context, 2)
             if turns or self.tolerance is not None:
                 raise ValueError("rotary and tolerance are not taken beside table.")
 
@@ -217,7 +192,7 @@ class LowRankHead(Configured):
             return behind.plan()
         d, biases, turns = int(self.dim), bool(self.biases), self._positions()[0]
         known, r = self.rank is not None, d if self.rank is None else int(self.rank)
-        searched, growing = (0, 0) if known else (2 * d, 2 * growths(d))
+        searched, growing = (0, 0) if known else (2 * d, 2 * column_space.growths(d))
         holdout = HoldoutTuning()
         if turns:
             queries = counts.rotary_head_queries(d, r, biases=biases)
@@ -248,14 +223,10 @@ class LowRankHead(Configured):
         rng = np.random.default_rng(self.seed)
         declared = None if self.tolerance is None else Precision.declared(self.tolerance)
         long = None if declared is None else SINGLE_GAIN
-        given = FirstRoundSettings(
-            bool(self.biases),
-            declared,
-            long,
-            listens=True,
-            ahead=self.plan().at_most + checks,
+        given = first_round.FirstRoundSettings(
+            bool(self.biases), declared, long, listens=True, ahead=self.plan().at_most + checks
         )
-        first = yield from ask_first_round(self.dim, checks, rng, given)
+        first = yield from first_round.ask_first_round(self.dim, checks, rng, given)
         head = yield from self._read(first.values, rng)
         most = MOST_UNEXPLAINED if self.rank is None else MOST_UNEXPLAINED_OF_RANK
         most = MOST_UNEXPLAINED_OF_POSITIONS if self._positions()[0] else most
@@ -271,26 +242,28 @@ class LowRankHead(Configured):
     def _positions(self) -> tuple[bool, Rotary | None]:
         """Say whether there are positions, and their frequencies where these are given."""
         rank = None if self.rank is None else int(self.rank)
-        return given_frequencies(self.rotary, self.rotary_base, rank)
+        return settings.given_frequencies(self.rotary, self.rotary_base, rank)
 
     def _read(
         self, values: Values, rng: np.random.Generator
-    ) -> Asking[FactoredReading | ZeroReading | PositionedReading]:
+    ) -> Asking[FactoredReading | ZeroReading | distances.PositionedReading]:
         """Read columns, then rows, and join them; with positions at two distances."""
         noisy, (turns, given) = self.tolerance is not None, self._positions()
         Z, T = offsets.balanced(values.v, rng, DENSE_GRID), offsets.rotation(self.dim, rng)
         if self.rank == 0:
             return ZeroReading(values, _unseen)
-        gain = POSITION_GAIN if turns else GAIN
+        gain = distances.POSITION_GAIN if turns else GAIN
         split = amplified(gain) if noisy or turns else even
-        probes = LowRankProbes(values, Z, T, split, bool(self.biases))
+        probes = column_space.LowRankProbes(values, Z, T, split, bool(self.biases))
         if turns and self.biases:
             assert self.rank is not None
             return (yield from read_lifted(probes, int(self.rank), given, rng))
         # with positions no spare token is asked: W(2) is read at the same r tokens
-        most = 1e30 if turns else ILL_CONDITIONED  # no columns are conditioned so badly
-        columns = yield from find_columns(probes, self.rank, most)
-        columns = independent(columns) if turns else columns
+        most = (
+            1e30 if turns else column_space.ILL_CONDITIONED
+        )  # no columns are conditioned so badly
+        columns = yield from column_space.find_columns(probes, self.rank, most)
+        columns = column_space.independent(columns) if turns else columns
         values = columns.grid.values
         probes = replace(probes, values=values)
         if not len(columns.tokens) and columns.left_out is not None:
@@ -305,15 +278,18 @@ class LowRankHead(Configured):
         return (yield from read_on_row_space(probes, found)) if noisy else found
 
     def _read_farther(
-        self, probes: LowRankProbes, columns: SpanningColumns, near: FactoredReading
-    ) -> Asking[PositionedReading]:
+        self,
+        probes: column_space.LowRankProbes,
+        columns: column_space.SpanningColumns,
+        near: FactoredReading,
+    ) -> Asking[distances.PositionedReading]:
         """Read W(2) where W(1) says how planes turn: r offsets in its range, r query tokens."""
         tokens = probes.T.rows[columns.tokens]
         scales = probes.split(columns.grid.common_scale())
-        spaced = yield from ask_spaced(near.skeleton.rows, tokens, *scales)
-        read, given = partial(StepAnswers.assuming, near, spaced), self._positions()[1]
+        spaced = yield from distances.ask_spaced(near.skeleton.rows, tokens, *scales)
+        read, given = partial(distances.StepAnswers.assuming, near, spaced), self._positions()[1]
         try:
-            head = PositionedReading.of(near.values, read, given, False)
+            head = distances.PositionedReading.of(near.values, read, given, False)
         except NotIdentifiable as refused:
             raise reworded(
                 refused,
@@ -327,7 +303,7 @@ class LowRankHead(Configured):
         turns, biases = self._positions()[0], bool(self.biases)
         if not turns:
             above = "" if self.rank is None else f", or its rank is above {self.rank}"
-            return above + or_biased(biases)
+            return above + first_round.or_biased(biases)
         given = f", or the rank of its keys and queries is not {self.rank}"
         rank = "" if self.rank is None else given
         biased = "" if biases else ", or it has biases: then biases=True"

@@ -1,7 +1,5 @@
 """What is asked of ids whatever the learner: lone tokens, copies, orders, and the hold-out."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -28,14 +28,7 @@ import scipy
 from numpy.typing import ArrayLike
 
 from unsoftmax.learners.compose import Asking, as_planned
-from unsoftmax.learners.tokens.asked_ids import (
-    COPIED,
-    MIXED,
-    LoneTokens,
-    ask_lone,
-    fresh_bags,
-    held_out,
-)
+from unsoftmax.learners.tokens import asked_ids
 from unsoftmax.learners.tokens.vocabulary_factors import (
     GROWTHS,
     MORE_AIMS,
@@ -220,7 +213,7 @@ class TableHead:
         D, V = self.table.affine.y.shape[1], len(self.table)
         r = D if self.rank is None else min(int(self.rank), D)
         k = min(V, r + SPARE)
-        lone, block = D + 1 + COPIED + MIXED, k * (k + 1)
+        lone, block = D + 1 + asked_ids.COPIED + asked_ids.MIXED, k * (k + 1)
         pairs = (r + 1) * _keys(D) + (D - r) * (r + MORE_ROWS)
         most = block + (pairs if r else 0)
         cost = (
@@ -265,7 +258,7 @@ class TableHead:
             moved = np.max([np.abs(one(x) - f) for one in drawn], axis=0)
             return np.asarray(SAFETY * moved + np.tanh(hidden / 2) * np.ptp(x @ model.v, axis=1))
 
-        trial = fresh_bags(TRIED, np.arange(V), context, np.random.default_rng(self.seed))
+        trial = asked_ids.fresh_bags(TRIED, np.arange(V), context, np.random.default_rng(self.seed))
         shares = [_share(self.table.at(one.ids), model, allowed_of) for one in trial]
         refuse_open(reader, np.concatenate(shares))
 
@@ -277,8 +270,8 @@ class TableHead:
             most = reader.most_missed + own / np.maximum(size, TINY)
             return Residuals.of(y - f, own=own, allowed=allowed_of(x, f), size=size, most=most)
 
-        fresh = fresh_bags(checks, np.arange(V), context, rng)
-        judgement, checked = yield from held_out(fresh, compare, checks, context, reader)
+        fresh = asked_ids.fresh_bags(checks, np.arange(V), context, rng)
+        judgement, checked = yield from asked_ids.held_out(fresh, compare, checks, context, reader)
         assumes = (
             f"The target is one head behind this table: {checked}",
             f"W, w and v are determined on the span of the table, of {readings.affine.y.shape[1]} "
@@ -337,7 +330,7 @@ def ask_spanning(
     rng: np.random.Generator,
     *,
     positions: bool = False,
-) -> Asking[LoneTokens]:
+) -> Asking[asked_ids.LoneTokens]:
     """Ask ids alone whose vectors span all, and fresh ones whose answers follow from these.
 
     Raises
@@ -345,13 +338,13 @@ def ask_spanning(
     ModelMismatch, NotIdentifiable
         They do not follow, or as `ask_lone` raises them.
     """
-    fresh = rng.permutation(np.setdiff1d(among, lone))[:COPIED]
+    fresh = rng.permutation(np.setdiff1d(among, lone))[: asked_ids.COPIED]
     grown = np.maximum(1.0, np.linalg.norm(affine.weights(lone, fresh), axis=1))
 
     def expected(y: Array) -> tuple[Array, Array]:
         return affine.predicted(lone, y, fresh), grown
 
-    return (yield from ask_lone(lone, fresh, context, rng, expected, positions=positions))
+    return (yield from asked_ids.ask_lone(lone, fresh, context, rng, expected, positions=positions))
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,10 +98,7 @@ class RecoveredAttention:
 
 
 def recover_attention(
-    learned: LearnedNetwork,
-    assumed: AssumedAttention,
-    anchored: bool,
-    rng: np.random.Generator,
+    learned: LearnedNetwork, assumed: AssumedAttention, anchored: bool, rng: np.random.Generator
 ) -> Generator[Round, Answers, RecoveredAttention]:
     """Ask for W and w.
 

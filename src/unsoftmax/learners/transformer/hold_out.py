@@ -30,16 +30,10 @@ from unsoftmax.measure.precision import KAPPA, UNIT, Precision
 from unsoftmax.models import MultiHeadTransformer, Transformer
 from unsoftmax.probes import Array, Round, Sequences
 from unsoftmax.protocol import Answers
+from unsoftmax.validate import long_sequences
 from unsoftmax.validate import sequences as holdout
 from unsoftmax.validate.head_comparison import UNBOUNDED, mean_shift, score_shift, sum_rounding
 from unsoftmax.validate.judge import Answered, Judgement, Residuals, fresh_answers, judge
-from unsoftmax.validate.long_sequences import (
-    LongSequenceTuning,
-    LongTokens,
-    draw_long,
-    looked_at,
-    second_score,
-)
 from unsoftmax.validate.sequences import by_length
 
 # One in so many queries of the hold-out goes to the network's learner, and as many to the first
@@ -60,7 +54,7 @@ LOGITS = (0.5, 2.0, 6.0)
 TRIED = 32
 # The same for each long one: of many tokens some are where the network is not flat.
 TRIED_LONG = 8
-LONG = LongSequenceTuning()
+LONG = long_sequences.LongSequenceTuning()
 
 # A sequence one of whose scores the certificate lets move by more says nothing of the model and is
 # left out. Where there is no certificate, the network must be right to this share.
@@ -199,7 +193,7 @@ class HeadsBeforeNetwork:
                 return _most_telling(view, self.learned, tried)
 
             asked = len(range(h, count, len(self.views)))
-            drawn += LongTokens(view, tells).among(asked, rng, ordinary)
+            drawn += long_sequences.LongTokens(view, tells).among(asked, rng, ordinary)
         return by_length(drawn, "hold-out, closing")
 
     def long(self, count: int, rng: np.random.Generator) -> list[Sequences]:
@@ -214,13 +208,16 @@ class HeadsBeforeNetwork:
 
         shapes = LONG.of(count, view.dim)
         tried = [
-            draw_long(view, count, rng, scaled, LONG) for _ in range(TRIED_LONG if shapes else 0)
+            long_sequences.draw_long(view, count, rng, scaled, LONG)
+            for _ in range(TRIED_LONG if shapes else 0)
         ]
         chosen = []
         for shape, *some in zip(shapes, *tried, strict=True):
             high = some
             if LONG.shown <= shape.logits and shape.tokens > 1:
-                high = [X for X in some if second_score(view, X) >= LONG.shown] or some
+                high = [
+                    X for X in some if long_sequences.second_score(view, X) >= LONG.shown
+                ] or some
             chosen.append(_most_telling(view, self.learned, high))
         return by_length(chosen, "hold-out, long")
 
@@ -236,7 +233,7 @@ class HeadsBeforeNetwork:
         if not held.queries:
             looked = "Nothing was checked: exact float64 answers are assumed."
         elif self.views:
-            looked = looked_at(self.layer, answered, long)
+            looked = long_sequences.looked_at(self.layer, answered, long)
         return judge(self.residuals(answered), held.queries), looked
 
     def residuals(self, answered: Sequence[Answered]) -> Residuals:

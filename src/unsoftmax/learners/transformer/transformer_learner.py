@@ -30,21 +30,7 @@ from unsoftmax.learners.relu_network.relu_learner import ReluNetworkLearner
 from unsoftmax.learners.settings import Configured, as_json, flag, one_of, whole_number
 from unsoftmax.learners.single_head.exact import ExactHead
 from unsoftmax.learners.single_head.low_rank import LowRankHead
-from unsoftmax.learners.transformer.attention_recovery import (
-    MOST_ATTENTION_ROUNDS,
-    AssumedAttention,
-    RecoveredAttention,
-    most_queries,
-    recover_attention,
-)
-from unsoftmax.learners.transformer.hold_out import (
-    LONG,
-    OPENING_PART,
-    TOKENS,
-    HeadsBeforeNetwork,
-    TransformerHoldOut,
-    open_hold_out,
-)
+from unsoftmax.learners.transformer import attention_recovery, hold_out
 from unsoftmax.learners.transformer.learned_network import LearnedNetwork
 from unsoftmax.measure.precision import KAPPA, Precision, why
 from unsoftmax.models import ReluNetwork, SingleHead, Transformer, canonical
@@ -182,9 +168,9 @@ class TransformerLearner(Configured):
         return ExactHead(self.dim, seed=self.seed) if self.head is None else self.head
 
     @property
-    def _assumed(self) -> AssumedAttention:
+    def _assumed(self) -> attention_recovery.AssumedAttention:
         rank = self.head.rank if isinstance(self.head, LowRankHead) else None
-        return AssumedAttention(int(self.dim), rank, bool(self._head.biases))
+        return attention_recovery.AssumedAttention(int(self.dim), rank, bool(self._head.biases))
 
     def settings(self) -> dict[str, Any]:
         """Return the settings as JSON."""
@@ -198,15 +184,17 @@ class TransformerLearner(Configured):
             head = self._head.plan()
             asked, rounds, formula = 2 * head.at_most, head.rounds, f"2·({head.formula})"
         else:
-            asked = most_queries(self._assumed, bool(self.anchored))
-            rounds, formula = MOST_ATTENTION_ROUNDS, self._formula
+            asked = attention_recovery.most_queries(self._assumed, bool(self.anchored))
+            rounds, formula = attention_recovery.MOST_ATTENTION_ROUNDS, self._formula
         cost = (
             Cost.of_plan(first)
             + Cost.of(asked, tokens=2, rounds=rounds)
-            + Cost(rounds=2 + LONG.most_rounds)
+            + Cost(rounds=2 + hold_out.LONG.most_rounds)
         )
         formula = f"network: {first.formula}; attention: {formula}"
-        return cost.plan(formula, LONG.most_tokens(int(self.dim), *TOKENS), known=False)
+        return cost.plan(
+            formula, hold_out.LONG.most_tokens(int(self.dim), *hold_out.TOKENS), known=False
+        )
 
     @property
     def _formula(self) -> str:
@@ -219,12 +207,12 @@ class TransformerLearner(Configured):
     def steps(self, checks: int) -> Steps[Transformer]:
         """Ask, and return what was found; see `unsoftmax.protocol.Learner`."""
         rng = np.random.default_rng(self.seed)
-        part = checks // OPENING_PART
-        held = yield from open_hold_out(self.dim, checks, part, rng)
+        part = checks // hold_out.OPENING_PART
+        held = yield from hold_out.open_hold_out(self.dim, checks, part, rng)
         found = yield from self._network.steps(part)
         learned = learned_network(found, held.precision(), held.answers)
         if self.attention == "local":
-            attention = yield from recover_attention(
+            attention = yield from attention_recovery.recover_attention(
                 learned, self._assumed, bool(self.anchored), rng
             )
         else:
@@ -255,10 +243,10 @@ class TransformerParts:
         Whether they were read through the network.
     """
 
-    attention: RecoveredAttention
+    attention: attention_recovery.RecoveredAttention
     learned: LearnedNetwork
     network: Found[ReluNetwork]
-    assumed: AssumedAttention
+    assumed: attention_recovery.AssumedAttention
     local: bool = True
 
     @property
@@ -295,7 +283,7 @@ class TransformerParts:
 
 
 def conclude_transformer(
-    parts: TransformerParts, held: TransformerHoldOut, rng: np.random.Generator
+    parts: TransformerParts, held: hold_out.TransformerHoldOut, rng: np.random.Generator
 ) -> Steps[Transformer]:
     """Ask the closing hold-out and return what was found.
 
@@ -307,7 +295,7 @@ def conclude_transformer(
         The answers are too coarse to say anything of W.
     """
     model, errors = parts.attention.model, parts.errors
-    found = HeadsBeforeNetwork.of(model, parts.learned, errors)
+    found = hold_out.HeadsBeforeNetwork.of(model, parts.learned, errors)
     judgement, looked = yield from found.judged(held, rng)
     if judgement.refuses:
         raise _refusal(found, judgement)
@@ -317,7 +305,7 @@ def conclude_transformer(
     return Found(model, Certificate(errors, parts.assumes(looked)), judgement.evidence, notes)
 
 
-def _refusal(found: HeadsBeforeNetwork, judgement: Judgement) -> Exception:
+def _refusal(found: hold_out.HeadsBeforeNetwork, judgement: Judgement) -> Exception:
     """Say why fresh answers do not support the model."""
     precision = found.learned.precision
     if judgement.blunt or (precision != Precision() and not found.bounded):
@@ -367,8 +355,7 @@ def _constant_network(learned: LearnedNetwork, answers: Array) -> Exception:
     off = learned.constant + learned.answer_error(np.zeros((1, learned.dim)), np.array([c]))[0]
     if np.any(np.abs(answers - c) > 2 * off):
         return Reason.LONGER_SEQUENCES_CONTRADICT.error(
-            how=f"by {c:g} alone",
-            contrary="not one softmax head followed by a ReLU network",
+            how=f"by {c:g} alone", contrary="not one softmax head followed by a ReLU network"
         )
     return Reason.NETWORK_IS_CONSTANT.error({"network": learned.network}, c=c)
 
@@ -382,7 +369,7 @@ def _constant_network(learned: LearnedNetwork, answers: Array) -> Exception:
 
 def recover_antisymmetric(
     learned: LearnedNetwork, head: Steps[SingleHead]
-) -> Generator[Round, Answers, RecoveredAttention]:
+) -> Generator[Round, Answers, attention_recovery.RecoveredAttention]:
     """Learn the single head that T(X) − T(−X) is.
 
     Parameters
@@ -403,7 +390,7 @@ def recover_antisymmetric(
     lost = max(loss.ratio, _terms(learned) / float(np.linalg.norm(_value(network))))
     # noise is estimated from few answers, and not from these
     coarse = 1.0 if learned.precision == Precision() else KAPPA
-    return RecoveredAttention(model, coarse * lost * errors["W"], 0.0)
+    return attention_recovery.RecoveredAttention(model, coarse * lost * errors["W"], 0.0)
 
 
 def _value(network: ReluNetwork) -> Array:

@@ -6,8 +6,6 @@ then the sum of their values counts. Of neurons bounds are on the function, and 
 heads where there is none on W.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np

@@ -4,8 +4,6 @@ Scores M = ρ xᵀ count up to a constant for every query token, and not at all 
 The one M that stands for all has columns of mean 0; its factors are those of its singular values.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

@@ -12,8 +12,6 @@ With a tolerance heads are matched by their scores at the least cost in all; all
 count as one block, in which a head without a partner differs by its values.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import fields, is_dataclass, replace
@@ -25,16 +23,9 @@ from numpy.typing import NDArray
 
 from unsoftmax.models.attention_map import Attention
 from unsoftmax.models.composition import Composition, Map
+from unsoftmax.models.equality import score_form
 from unsoftmax.models.equality.form import Form, canonical_form, merged, read, refuse_range, visible
 from unsoftmax.models.equality.neuron_form import Basis, Network, agreement, straightened
-from unsoftmax.models.equality.score_form import (
-    FAR,
-    Scores,
-    places_exactly,
-    same_product,
-    score_distances,
-    scores_apart,
-)
 from unsoftmax.models.layer_norm import LayerNorm
 from unsoftmax.models.neurons import Neurons
 from unsoftmax.models.products import Product, Tolerance, distances, norm_of, size_of, unit_of
@@ -183,9 +174,9 @@ def _networks(a: Form, b: Form, tolerance: Tolerance) -> Decision:
     """Match the heads, then compare the networks on what all of them pool."""
     a, b = (visible(x) if tolerance.exact else merged(visible(x)) for x in (a, b))
     scores = [*a.scores, *b.scores]
-    relative, close = score_distances(a.scores, b.scores, tolerance)
+    relative, close = score_form.score_distances(a.scores, b.scores, tolerance)
     if tolerance.exact:
-        places, worst = places_exactly(scores), 0.0
+        places, worst = score_form.places_exactly(scores), 0.0
     else:
         places, worst = placed(np.where(close, relative, np.inf))
     by, gap = agreement(*networks(a, b, places), tolerance)
@@ -220,7 +211,7 @@ class HeadMatching:
         sums = (first, self.alone), (second, self.missing)
         self.size = max(math.hypot(norm_of(x), norm_of(values)) for x, values in sums)
         self.constant = norm_of(first - second)
-        self.relative, self.close = score_distances(a.scores, b.scores, tolerance)
+        self.relative, self.close = score_form.score_distances(a.scores, b.scores, tolerance)
         self.apart = distances(*self.values)
 
     def allows(self, distance: float) -> bool:
@@ -242,8 +233,8 @@ class HeadMatching:
         cost = np.maximum(self.relative, self.apart / scale)
         best = match(cost, *(np.maximum(x / scale, self.lone) for x in (self.alone, self.missing)))
         for k, (share, g, h) in enumerate(best):
-            if min(g, h) >= 0 and self.relative[g, h] > FAR:  # at all distances
-                in_full = scores_apart(self.scores[0][g], self.scores[1][h]).relative
+            if min(g, h) >= 0 and self.relative[g, h] > score_form.FAR:  # at all distances
+                in_full = score_form.scores_apart(self.scores[0][g], self.scores[1][h]).relative
                 best[k] = max(share, in_full), g, h
         best.sort(key=lambda found: -found[0])
         gap = max([self.constant / scale, *(share for share, _, _ in best)])
@@ -258,9 +249,9 @@ class HeadMatching:
         return norm_of(np.array([*map(size_of, sums), self.constant]))
 
 
-def places_nearly(scores: Sequence[Scores], tolerance: Tolerance) -> NDArray[np.intp]:
+def places_nearly(scores: Sequence[score_form.Scores], tolerance: Tolerance) -> NDArray[np.intp]:
     """Return numbers of scores: those that a chain of steps within the tolerance joins have one."""
-    close = score_distances(scores, scores, tolerance)[1]
+    close = score_form.score_distances(scores, scores, tolerance)[1]
     label = np.arange(len(scores))
     for _ in label:  # as many steps as a chain of neighbours can have
         label = np.min(np.where(close, label, len(label)), axis=1)
@@ -278,12 +269,12 @@ def equal_exactly(a: Form, b: Form) -> bool:
     first, second = (Product.of(x) for x in beside(a, b))
     groups = {-1: first - second}
     signed = [*a.values, *(-M for M in b.values)]
-    for place, M in zip(places_exactly([*a.scores, *b.scores]), signed, strict=True):
+    for place, M in zip(score_form.places_exactly([*a.scores, *b.scores]), signed, strict=True):
         groups[place] = groups[place] + M if place in groups else M
     sums = list(groups.values())
     if a.behind is not None and a.behind.centred:  # what all rows share is not seen
         sums = [M - Product(np.repeat(M.left[:1], len(M.left), axis=0), M.right) for M in sums]
-    return all(same_product(total, total.nothing) for total in sums)
+    return all(score_form.same_product(total, total.nothing) for total in sums)
 
 
 def beside(a: Form, b: Form) -> tuple[Array, Array]:

@@ -1,7 +1,5 @@
 """Sequences on which two models differ by more than float64's rounding: the one search."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from typing import TypeVar

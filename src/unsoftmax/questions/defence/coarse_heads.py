@@ -26,8 +26,6 @@ parameters; those that tell most of all of them together have the largest determ
 D-optimal design, by Titterington's weights).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import ClassVar, TypeAlias

@@ -209,10 +209,7 @@ class BoundedHead:
 
 
 def conclude_bounded(
-    head: BoundedHead,
-    first: FirstRound,
-    rng: np.random.Generator,
-    declared: Declared,
+    head: BoundedHead, first: FirstRound, rng: np.random.Generator, declared: Declared
 ) -> Steps[SingleHead]:
     """Ask the closing hold-out; return what was found, or refuse it.
 
@@ -399,11 +396,7 @@ class ApproximateHead(Configured):
 
 
 def learn_by_coordinates(
-    dim: int,
-    declared: Declared,
-    repeats: int,
-    checks: int,
-    rng: np.random.Generator,
+    dim: int, declared: Declared, repeats: int, checks: int, rng: np.random.Generator
 ) -> Steps[SingleHead]:
     """Ask what Theorem 6.1 asks, ``repeats`` times, and return what was found."""
     first = yield from ask_first_round(dim, checks, rng, declared.first_round(1.0))

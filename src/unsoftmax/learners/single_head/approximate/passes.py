@@ -14,8 +14,6 @@ and σ⁻¹(p̂ + δ), within ±t̄: no Lipschitz constant, no margin of v. Noth
 Source: beyond Theorem 6.1, whose bound must hold before anything is asked.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -73,10 +71,7 @@ class LogitIntervals:
         return np.maximum(self.high - self.logit, self.logit - self.low)
 
 
-def read_intervals(
-    answers: TwoTokenAnswers,
-    most: Array | float = np.inf,
-) -> LogitIntervals:
+def read_intervals(answers: TwoTokenAnswers, most: Array | float = np.inf) -> LogitIntervals:
     """Read answers to two tokens as intervals of logits.
 
     Parameters

@@ -13,8 +13,6 @@ A target other than this head flips elsewhere on that line. If its flip is furth
 certificate allows, one of the two labels is wrong, however small the difference.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 

@@ -35,22 +35,9 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from unsoftmax.learners.settings import Configured, one_of, positive, whole_number
-from unsoftmax.learners.single_head.labels.bisection import (
-    HIGHEST_OCTAVE,
-    ScaledBrackets,
-    TokenPairs,
-    bisect_all,
-    find_threshold_scale,
-    first_ratios,
-    read_labels,
-)
+from unsoftmax.learners.single_head.labels import bisection, sphere_average
 from unsoftmax.learners.single_head.labels.flips import LENGTHS, LONG, conclude_labels
 from unsoftmax.learners.single_head.labels.proved_head import ProvedHead, refuse_scale
-from unsoftmax.learners.single_head.labels.sphere_average import (
-    SAMPLES,
-    Promise,
-    learn_by_averaging,
-)
 from unsoftmax.models import SingleHead
 from unsoftmax.probes import Singles, UnitVectors
 from unsoftmax.protocol import Found, Plan, Steps
@@ -237,7 +224,7 @@ class LabelHead(Configured):
         k, steps = promise.counts(d)
         share = f" = {promise.share:g} of the theorem's" if promise.share < 1 else ""
         cost = (
-            Cost.of(k, rounds=-(-k // SAMPLES))
+            Cost.of(k, rounds=-(-k // sphere_average.SAMPLES))
             + Cost.of(d * d * steps, tokens=2, rounds=steps)
             + Cost(rounds=1 + LONG.most_rounds)
         )
@@ -251,7 +238,7 @@ class LabelHead(Configured):
         """Ask, and return what was found; see `unsoftmax.protocol.Learner`."""
         d, seed = int(self.dim), int(self.seed)
         if self.method == "paper":
-            return (yield from learn_by_averaging(d, self._promise(), checks, seed))
+            return (yield from sphere_average.learn_by_averaging(d, self._promise(), checks, seed))
         assert self.bits is not None
         found = yield from learn_by_bisection(d, int(self.bits), checks, seed)
         self._refuse_beyond(found)
@@ -266,7 +253,7 @@ class LabelHead(Configured):
         if self.margin is not None and v + errors["v"] < self.margin:
             raise Reason.CONTRARY_TO_MARGIN.error(entry=v, margin=self.margin)
 
-    def _promise(self) -> Promise:
+    def _promise(self) -> sphere_average.Promise:
         assert self.norm_bound is not None
         assert self.margin is not None
         norm_bound = float(self.norm_bound)
@@ -274,7 +261,7 @@ class LabelHead(Configured):
         if error is None:
             assert self.bits is not None
             error = math.ldexp(norm_bound, -int(self.bits))
-        return Promise(
+        return sphere_average.Promise(
             error=float(error),
             margin=float(self.margin),
             norm_bound=norm_bound,
@@ -288,19 +275,19 @@ def learn_by_bisection(dim: int, bits: int, checks: int, seed: int) -> Steps[Sin
     rng = np.random.default_rng(seed)
     opening = sequences.opening(dim, checks // 4, rng)
     singles = Singles(UnitVectors(dim), phase="signs of v", purpose="data")
-    opened, positive = read_labels((yield [opening, singles]))
+    opened, positive = bisection.read_labels((yield [opening, singles]))
     signs = np.where(positive, 1.0, -1.0)
-    ratios = yield from first_ratios(signs, opened, TINY, GROUP)
+    ratios = yield from bisection.first_ratios(signs, opened, TINY, GROUP)
 
     v = ratios.value()
-    pairs = TokenPairs.balanced(v, rng)
-    pilots, octave = yield from find_threshold_scale(pairs, v, rng)
-    logits = ScaledBrackets.of(len(pairs), 2.0**octave)
+    pairs = bisection.TokenPairs.balanced(v, rng)
+    pilots, octave = yield from bisection.find_threshold_scale(pairs, v, rng)
+    logits = bisection.ScaledBrackets.of(len(pairs), 2.0**octave)
     spare = label_head_again(dim) // FIRST_BITS
-    yield from bisect_all(pairs, logits, ratios, bits, spare)
+    yield from bisection.bisect_all(pairs, logits, ratios, bits, spare)
 
     found = ProvedHead.of(pairs, logits, ratios)
-    if octave < HIGHEST_OCTAVE:
+    if octave < bisection.HIGHEST_OCTAVE:
         refuse_scale(found, pilots, 2.0**octave)
     before, ends = (opening.X, opened.astype(np.float64)), found.end_checks()
     certificate, evidence = yield from conclude_labels(

@@ -12,20 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from unsoftmax.learners.single_head.labels.bisection import (
-    ONE_OUTSIDE,
-    PILOT,
-    PILOT_ERROR,
-    ScaledBrackets,
-    ThroughValues,
-    TokenPairs,
-    ValueRatios,
-    direction_error,
-    logit_rounding,
-    ratio_rounding,
-    threshold,
-    threshold_scales,
-)
+from unsoftmax.learners.single_head.labels import bisection
 from unsoftmax.measure.precision import KAPPA, UNIT
 from unsoftmax.models import SingleHead
 from unsoftmax.probes import Array, Indices, Round
@@ -63,8 +50,8 @@ class ProvedHead:
     """The recovered head and the intervals that end checks must prove."""
 
     model: SingleHead
-    pairs: TokenPairs
-    ratios: ValueRatios
+    pairs: bisection.TokenPairs
+    ratios: bisection.ValueRatios
     scale: Array
     """s of every pair."""
     v: Array
@@ -77,7 +64,12 @@ class ProvedHead:
     v_ends: EndChecks
 
     @classmethod
-    def of(cls, pairs: TokenPairs, logits: ScaledBrackets, ratios: ValueRatios) -> ProvedHead:
+    def of(
+        cls,
+        pairs: bisection.TokenPairs,
+        logits: bisection.ScaledBrackets,
+        ratios: bisection.ValueRatios,
+    ) -> ProvedHead:
         """Read the intervals through the final v̂."""
         v, scale, found = ratios.value(), logits.scale, logits.brackets
         norm, d = float(np.linalg.norm(v)), len(v)
@@ -85,7 +77,8 @@ class ProvedHead:
         ratio = np.divide.outer(b, a).ravel()
         every = np.arange(d * d)
         low, high = (
-            threshold(*pairs.scales(every, end, scale), ratio) for end in (found.low, found.high)
+            bisection.threshold(*pairs.scales(every, end, scale), ratio)
+            for end in (found.low, found.high)
         )
         t = (low + high) / 2
         W = pairs.b.solve(pairs.a.solve((-t / scale).reshape(d, d))).T
@@ -93,7 +86,7 @@ class ProvedHead:
         farthest = np.maximum(np.abs(low), np.abs(high)) + (high - low)
         rounding = _logit_rounding(pairs, W, farthest, scale, (a, ratio))
         r, r_found = ratios.brackets, np.abs(v[ratios.others])
-        r_rounding = ratio_rounding(r.high, norm)
+        r_rounding = bisection.ratio_rounding(r.high, norm)
         return cls(
             model=SingleHead(W, v / norm),
             pairs=pairs,
@@ -110,7 +103,7 @@ class ProvedHead:
         """Ask just outside of every interval: in turn below, where labels are 1, and above."""
         every, parts = np.arange(len(self.ratio)), []
         for t in (self.W_ends.low, self.W_ends.high):
-            scales = threshold_scales(t, self.scale, self.ratio)
+            scales = bisection.threshold_scales(t, self.scale, self.ratio)
             parts.append(self.pairs.probes(every, scales, "end checks", "data"))
         if not len(self.ratios.others):
             return [*parts]
@@ -123,8 +116,8 @@ class ProvedHead:
     def certificate(self, checks: int) -> Certificate:
         """Bound the errors of W and v by what the end checks prove."""
         pairs, W, v = self.pairs, self.model.W, self.model.v
-        v_error = direction_error(self.v, self.v_ends.error)
-        through = ThroughValues.of(v, v_error, pairs.a_rows, pairs.b_rows)
+        v_error = bisection.direction_error(self.v, self.v_ends.error)
+        through = bisection.ThroughValues.of(v, v_error, pairs.a_rows, pairs.b_rows)
         measured = float(np.linalg.norm(self.W_ends.error / self.scale))
         # the largest logits that the end checks allow
         largest = (self.logits + self.W_ends.error).reshape(W.shape)
@@ -151,7 +144,7 @@ class ProvedHead:
 
 
 def _logit_rounding(
-    pairs: TokenPairs, W: Array, farthest: Array, scale: Array, seen: tuple[Array, Array]
+    pairs: bisection.TokenPairs, W: Array, farthest: Array, scale: Array, seen: tuple[Array, Array]
 ) -> Array:
     """Bound how far rounding moves flips up to ``farthest``; ``seen`` is a·v̂ and the ratio."""
     a, ratio = seen
@@ -159,7 +152,7 @@ def _logit_rounding(
     score = np.linalg.norm(W @ pairs.b_rows.T, axis=0)
     a_norm, b_norm = (np.linalg.norm(rows, axis=1) for rows in (pairs.a_rows, pairs.b_rows))
     reach = np.tile(a_norm, d) + np.repeat(b_norm, d) / ratio
-    return logit_rounding(farthest, np.tile(a, d), scale * np.repeat(score, d), reach)
+    return bisection.logit_rounding(farthest, np.tile(a, d), scale * np.repeat(score, d), reach)
 
 
 def refuse_scale(found: ProvedHead, pilots: Indices, scale: float) -> None:
@@ -168,9 +161,9 @@ def refuse_scale(found: ProvedHead, pilots: Indices, scale: float) -> None:
     The scale was chosen so that at most one in ``outside`` pilots is above ``pilot`` at s, and
     more at 2s; ``pilot_error`` is what their thresholds may be off by.
     """
-    most = len(pilots) // ONE_OUTSIDE
+    most = len(pilots) // bisection.ONE_OUTSIDE
     logits = np.abs(found.logits[pilots] * scale / found.scale[pilots])
-    too_large = np.count_nonzero(logits > PILOT + PILOT_ERROR) > most
-    too_small = np.count_nonzero(2 * logits > PILOT - PILOT_ERROR) <= most
+    too_large = np.count_nonzero(logits > bisection.PILOT + bisection.PILOT_ERROR) > most
+    too_small = np.count_nonzero(2 * logits > bisection.PILOT - bisection.PILOT_ERROR) <= most
     if too_large or too_small:
         raise Reason.SCALE_CONTRADICTS.error(which="smaller" if too_large else "larger")

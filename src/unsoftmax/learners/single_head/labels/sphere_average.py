@@ -11,8 +11,6 @@ R·v. Difference from the paper: a hold-out. Needs all |v_i| ≥ μ, and ends fo
 error only.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -124,12 +122,7 @@ class Promise:
         return (2 * v_error / self.margin) ** 2
 
 
-def learn_by_averaging(
-    dim: int,
-    promise: Promise,
-    checks: int,
-    seed: int,
-) -> Steps[SingleHead]:
+def learn_by_averaging(dim: int, promise: Promise, checks: int, seed: int) -> Steps[SingleHead]:
     """Recover v up to scale and W to ``promise.error``; see `LabelHead`."""
     k, steps = promise.counts(dim)
     error, v_error = promise.bounds(dim)

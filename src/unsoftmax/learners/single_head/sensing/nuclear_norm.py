@@ -15,13 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import scipy
 
-from unsoftmax.learners.single_head.sensing.rank_one import (
-    FIT_ROUNDING,
-    Measurements,
-    TangentSpace,
-    fit_rank,
-    least_squares,
-)
+from unsoftmax.learners.single_head.sensing import rank_one
 from unsoftmax.probes import Array
 
 # Measurements up to which G is inverted: 34 MB, half a second. Where W is found after twenty
@@ -40,14 +34,14 @@ PRODUCTS = 200
 class GramSystem:
     """(G + D), inverted or not."""
 
-    measured: Measurements
+    measured: rank_one.Measurements
     ridge: Array
     """D's diagonal."""
     inverse: Array | None
     """None where conjugate gradients solve."""
 
     @classmethod
-    def of(cls, measured: Measurements, ridge: Array) -> GramSystem:
+    def of(cls, measured: rank_one.Measurements, ridge: Array) -> GramSystem:
         """Invert, where that is cheaper."""
         if len(measured) > INVERTED:
             return cls(measured, ridge, None)
@@ -167,7 +161,7 @@ class Minimiser:
     steps: int
 
 
-def minimise(measured: Measurements) -> Minimiser:
+def minimise(measured: rank_one.Measurements) -> Minimiser:
     """Find the matrix of least nuclear norm that has the given measurements.
 
     Parameters
@@ -186,7 +180,7 @@ def minimise(measured: Measurements) -> Minimiser:
     >>> import numpy as np
     >>> rng = np.random.default_rng(0)
     >>> W, a, b = np.outer(rng.standard_normal(8), np.ones(8)), *rng.standard_normal((2, 45, 8))
-    >>> exact = Measurements(a, b, np.einsum("kd,de,ke->k", a, W, b), np.zeros(45))
+    >>> exact = rank_one.Measurements(a, b, np.sum(a @ W * b, axis=1), np.zeros(45))
     >>> found = minimise(exact)
     >>> found.rank, bool(np.allclose(found.W, W, rtol=0, atol=1e-12))
     (1, True)
@@ -230,9 +224,9 @@ class _Bounds:
 class _Splitting:
     """Douglas–Rachford splitting with everything that its steps need."""
 
-    measured: Measurements
+    measured: rank_one.Measurements
     """All of them, for the fit."""
-    core: Measurements
+    core: rank_one.Measurements
     """Those that are precise enough for the splitting."""
     mu: Array
     tau: float
@@ -242,7 +236,7 @@ class _Splitting:
     """G + diag(μ)/γ."""
 
     @classmethod
-    def of(cls, measured: Measurements) -> _Splitting:
+    def of(cls, measured: rank_one.Measurements) -> _Splitting:
         """Choose penalty and step, and invert."""
         # unit rows: E t² = ‖W‖²_F/d²
         core = measured.pick(measured.noise <= COARSE * np.median(measured.noise))
@@ -316,7 +310,7 @@ class _Splitting:
     def _dual_at(self, W: Array, rank: int, at: _Iterate) -> float:
         """Bound the least objective by the dual point nearest to y that would prove W minimal."""
         even = np.ones(len(self.core))
-        space = TangentSpace.at(self.core, W, rank, even)
+        space = rank_one.TangentSpace.at(self.core, W, rank, even)
         wanted = space.U[:, :rank] @ space.V[:, :rank].T
         y = at.y / self.gamma
         y = y + space.least_norm(space.coordinates(wanted + at.U / self.gamma))
@@ -327,7 +321,7 @@ class _Splitting:
     ) -> Minimiser | None:
         """Fit matrices of these ranks; take the first that is a minimiser to within ``gap``."""
         for candidate in candidates:
-            fitted = fit_rank(self.measured, at.Z, candidate)
+            fitted = rank_one.fit_rank(self.measured, at.Z, candidate)
             if fitted is None:
                 continue
             W, smallest = fitted
@@ -353,7 +347,7 @@ def _candidates(Z: Array, rank: int, drop: float) -> list[int]:
     return sorted({0, rank, *(int(place) for place in drops if place <= rank)})
 
 
-def _penalty(measured: Measurements) -> float:
+def _penalty(measured: rank_one.Measurements) -> float:
     """Choose τ as large as ‖Σ_k ε_k/e_k a_k b_kᵀ‖₂ gets for signs ε_k at random.
 
     That is √(2 ln 2d) times the larger of the two variances' roots (matrix Chernoff), so that
@@ -366,14 +360,14 @@ def _penalty(measured: Measurements) -> float:
     return float(np.sqrt(2 * np.log(2 * measured.dim)) * variance)
 
 
-def _by_least_squares(measured: Measurements) -> Minimiser:
+def _by_least_squares(measured: rank_one.Measurements) -> Minimiser:
     """Solve where d² measurements or more leave the nuclear norm no choice.
 
     The rank is the least at which a matrix fits them.
     """
     d = measured.dim
     rows = measured.matrix() * measured.weights[:, None]
-    solution, found, gains = least_squares(rows, measured.weights * measured.t)
+    solution, found, gains = rank_one.least_squares(rows, measured.weights * measured.t)
     W = solution.reshape(d, d)
     if found < d * d:
         return Minimiser(W, d, np.inf, False, 0)
@@ -382,9 +376,9 @@ def _by_least_squares(measured: Measurements) -> Minimiser:
     unsure = np.sqrt(len(measured)) / gains[-1] if np.any(measured.noise) else 0.0
     if unsure > GARBLED * values[0]:
         return _Splitting.of(measured).run()
-    floor = 2 * unsure + FIT_ROUNDING * gains[0] / gains[-1] * values[0]
+    floor = 2 * unsure + rank_one.FIT_ROUNDING * gains[0] / gains[-1] * values[0]
     for rank in range(int(np.count_nonzero(values > floor)), d + 1):
-        polished = fit_rank(measured, W, rank)
+        polished = rank_one.fit_rank(measured, W, rank)
         if polished is not None:
             return Minimiser(polished[0], rank, 0.0, True, 0)
     return Minimiser(W, d, 0.0, False, 0)

@@ -397,11 +397,7 @@ CLEAR = 4.0
 
 
 def fixed_rank_error(
-    measured: Measurements,
-    W: Array,
-    found: int,
-    rank: int,
-    drawn: Array | None = None,
+    measured: Measurements, W: Array, found: int, rank: int, drawn: Array | None = None
 ) -> float:
     """Bound ‖Ŵ − W‖_F for a true W of rank ``rank`` or less that is near Ŵ.
 
