@@ -1,5 +1,7 @@
 """Smooth and gated feed-forward layers that tests recover, and what a recovery is off by."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import numpy as np

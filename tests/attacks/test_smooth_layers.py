@@ -4,6 +4,8 @@ Services are written apart from the library's maps, from the formulas alone, and
 or float32, with operands of 16 bits, in other orders of sums, or round and disturb their answers.
 """
 
+from __future__ import annotations
+
 from collections import Counter
 from typing import Any
 
