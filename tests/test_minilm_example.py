@@ -97,14 +97,13 @@ def test_embeddings_with_neurons_put_back(model, pieces):
 @pytest.mark.claimed
 @pytest.mark.parametrize("place", range(6))
 def test_neurons_are_recovered_and_put_back(place, tmp_path, monkeypatch, capsys, evidence):
-    """`make demo-feed-forward` is the first of these; each takes ten minutes of a processor."""
+    """`make demo-feed-forward` is the first of these; each takes six minutes of a processor."""
     monkeypatch.syspath_prepend(PLACE)
     loaded("feed_forward_layer").recover(str(place), str(tmp_path))
     said = capsys.readouterr().out
     recovery, true = us.Recovery.load(tmp_path), minilm_neurons(place)
     off = smooth_errors(recovery.model, true)
-    assert max(np.max(one) for one in off.values()) < 1e-6
-    assert max(np.median(one) for one in off.values()) < 1e-8
+    assert max(np.max(one) for one in off.values()) < 1e-7
     assert recovery.queries <= 12 * 1536
     assert share_of_bounds(recovery, true, 8 * np.sqrt(384)) <= 1
     moved = float(said.split()[-1].rstrip("."))

@@ -424,6 +424,19 @@ def test_members_of_a_span_are_found(count, q):
     assert np.max(np.abs(np.sum(inside**2, axis=2) - 1)) < 1e-12
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_starts_on_their_way_are_no_members(seed):
+    """Where much is missed, as where one neuron is far larger than the others, and allowed."""
+    rng = np.random.default_rng(seed)
+    b, E = rng.standard_normal((90, 24)), rng.standard_normal((90, 7))
+    rows = np.einsum("jp,jn->jpn", b, E).reshape(90, -1)
+    basis = np.linalg.svd(rows + 1e-4 * rng.standard_normal(rows.shape), full_matrices=False)[2]
+    found = find_members(MatrixSpan(basis, 24), 6e-3, rng)
+    short = short_of_parallel(found.b, b)
+    assert len(found.b) == 90
+    assert np.max(short) < 1e-5
+
+
 def test_a_span_without_members_has_none():
     rng = np.random.default_rng(3)
     basis = np.linalg.qr(rng.standard_normal((80, 20)))[0].T

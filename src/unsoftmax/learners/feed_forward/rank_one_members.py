@@ -224,11 +224,8 @@ def find_members(span: MatrixSpan, tolerance: float, rng: np.random.Generator) -
             known = known.beside(new.taken(known.lacks(new)))
             tried = tried.taken(np.delete(np.arange(len(tried.b)), near[done]))
             if q == 1 and len(known.b) >= FEW and np.median(span.multiplicities(known)) == 2:
-                q, (known, _), tried = (
-                    2,
-                    span.refined(span.widened(known, 2)),
-                    span.widened(tried, 2),
-                )
+                q, tried = 2, span.widened(tried, 2)
+                known, _ = span.refined(span.widened(known, 2))
                 known = known.taken(Members(*(x[:0] for x in known)).lacks(known))
             if len(known.b) >= r // q or not len(tried.b):
                 break
