@@ -47,7 +47,8 @@ _HARD, _SOFT = 3.5, 2.0
 _TURN = 0.15
 # Query tokens of the first offset at first, ...
 _FIRST = 12
-# ... and of the others beyond heads and coordinates. With none the equations are square.
+# ... and of the others beyond heads and coordinates. With none the equations of gates are square,
+# in whatever dimension: H numbers for each token beyond H, once vectors explain the rest.
 _SPARE = 3
 # Starts of the first fit, and of each other one, whose starts are drawn ever farther away.
 _STARTS, _STARTS_NEAR, _NEAR, _FARTHER = 200, 60, 0.15, 0.03
