@@ -832,8 +832,8 @@ class Reason(Enum):
     )
     MEMBERS_MISSING = _mismatch(
         "Jacobians span {rows} dimensions, and {found} neurons of {each} each were found in them: "
-        "neurons are too close to each other or hardly bend among these tokens, or the target is no "
-        "feed-forward layer of one hidden layer whose neurons are all alike.",
+        "neurons are too close to each other or hardly bend among these tokens, or the target is "
+        "no feed-forward layer of one hidden layer whose neurons are all alike.",
         _SEED,
     )
     LAYER_IS_QUADRATIC = _not_identifiable(

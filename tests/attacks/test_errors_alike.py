@@ -146,11 +146,28 @@ UNLIKE = {"one coordinate": _of_one_coordinate, "one answer in 100": _of_one_ans
 @pytest.mark.parametrize("of", UNLIKE)
 def test_errors_of_a_few_numbers(of, trials, evidence):
     """Two single tokens tell little of them; all answers that were paid tell more."""
-
-    def share_at(seed):
-        disturbed = UNLIKE[of](np.random.default_rng([72, 1 + seed]))
-        target = PlainLayer(np.random.default_rng([71, 1 + seed]), disturbed=disturbed)
-        recovery = us.learn(target, target.learner(1 + seed))
-        return share(recovery.model, target.model(), recovery.certificate.errors)
-
-    covered(f"a layer with errors of {of}", trials(1, 500), share_at, evidence)
+    count, refused, unbounded, shares = trials(1, 500), 0, 0, [0.0]
+    for seed in range(1, 1 + count):
+        disturbed = UNLIKE[of](np.random.default_rng([72, seed]))
+        target = PlainLayer(np.random.default_rng([71, seed]), disturbed=disturbed)
+        try:
+            recovery = us.learn(target, target.learner(seed))
+        except us.UnsoftmaxError:
+            refused += 1
+            continue
+        if np.isinf(recovery.certificate.W_error):
+            # nothing is certified, as it says itself: no difference is outside of that, or within
+            assert any("no first-order bound" in line for line in recovery.certificate.assumes)
+            unbounded += 1
+            continue
+        shares.append(share(recovery.model, target.model(), recovery.certificate.errors))
+        assert shares[-1] <= 1, seed
+    assert unbounded <= count / 100
+    evidence(
+        f"a layer with errors of {of}",
+        runs=count,
+        broken=0,
+        largest_share_of_the_certificate=max(shares),
+        without_bounds=unbounded,
+        refused=refused,
+    )

@@ -16,6 +16,8 @@ import pytest
 from tests.commands import run, started
 
 import unsoftmax as us
+from unsoftmax.cli.console import Refusal
+from unsoftmax.cli.options import build
 from unsoftmax.refusals import Reason
 
 COMMAND = Path(sys.executable).parent / "unsoftmax"
@@ -880,3 +882,10 @@ def test_a_fault_of_our_own_is_no_answer(tmp_path):
     large = started(tmp_path, "verify", "faulty:large", *words[2:4])
     assert (large.returncode, "a bug" in large.stderr) == (70, False)
     assert "not enough memory" in large.stderr
+
+
+def test_a_table_is_no_setting_of_a_learner_that_looks_nothing_up(tmp_path):
+    """What a table's vectors say of the dimension is of learners that take one."""
+    np.save(tmp_path / "table.npy", np.zeros((80, 6)))
+    with pytest.raises(Refusal, match="--table is no setting of --model token"):
+        build("token", {"vocabulary": 80, "table": tmp_path / "table.npy"})

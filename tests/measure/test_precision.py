@@ -14,6 +14,7 @@ from unsoftmax.measure.precision import (
     KAPPA,
     UNIT,
     Precision,
+    common_step,
     significant_bits,
     small_by_chance,
 )
@@ -129,6 +130,26 @@ def test_decimals_that_large_answers_have_no_room_for(decimals, trials):
     assert noticed > 0.95 * runs
 
 
+@given(seeds, st.floats(-6, -1), st.booleans(), st.sampled_from([np.round, np.floor]))
+def test_steps_of_any_size(seed, decimals, from_0, how):
+    y, step = sample(seed), 10.0**decimals / 3
+    first = 0.0 if from_0 else float(np.random.default_rng(seed).uniform())
+    stepped = first + step * how((y - first) / step)
+    precision = Precision.of_format([stepped])
+    assert 0.999 * step < precision.absolute < 1.001 * step
+    assert "steps of" in precision.why[-1]
+    assert_bounds(precision, y, stepped, 20)
+
+
+@given(seeds, st.floats(-1, 0))
+def test_float32_answers_in_steps(seed, decimals):
+    y, step = sample(seed), 10.0**decimals / 3
+    stepped = float32(step * np.round(y / step))
+    precision = Precision.of_format([stepped])
+    assert 0.999 * step < precision.absolute < 1.001 * step
+    assert precision.relative == FLOAT32_UNIT
+
+
 @given(seeds, st.integers(2, 9))
 def test_significant_digits(seed, digits):
     y = sample(seed)
@@ -196,9 +217,12 @@ def test_random_numbers_of_many_sizes(n, trials):
     never_mistaken(lambda rng: 10.0 ** rng.uniform(-6, 6, n), trials(300, 3_000))
 
 
-def test_float64_results_of_round_numbers(trials):
-    never_mistaken(lambda rng: rng.integers(1, 100, 16) / 7, trials(300, 3_000))
-    never_mistaken(lambda rng: np.round(rng.standard_normal(16), 3) / 3, trials(300, 3_000))
+def test_tokens_in_powers_of_two_make_no_steps(trials):
+    """What is linear in them is answered in multiples of what the shortest is."""
+    line = 8.0 ** np.arange(-5, 10)
+    for seed in range(trials(30, 3_000)):
+        slope = np.random.default_rng(seed).standard_normal()
+        assert common_step(slope * np.append(-line, line), UNIT) == 0, seed
 
 
 def generic(d, rng, n=8):

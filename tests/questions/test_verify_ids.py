@@ -210,3 +210,18 @@ def test_a_target_of_another_vocabulary_is_refused():
     with pytest.raises(us.ModelMismatch, match="vocabulary of"):
         us.verify(us.oracles.from_ids(larger, larger.vocabulary), head)
     assert us.verify(us.oracles.from_ids(head, head.vocabulary), head, errors={"u": 1e-9})
+
+
+def test_a_table_is_not_taken_beside_a_head_of_ids():
+    head, rng = token_head(0)
+    table = rng.standard_normal((head.vocabulary, 3))
+    with pytest.raises(ValueError, match="verified by ids alone"):
+        us.verify(us.oracles.from_ids(head, head.vocabulary), head, table=table)
+    with pytest.raises(ValueError, match="all ids are the same"):
+        us.audit(us.oracles.from_ids(head, head.vocabulary), table=0 * table)
+
+
+def test_errors_of_targets_of_ids_are_told_in_ids():
+    target = us.oracles.from_ids(lambda ids: np.ones((len(ids), 3)) @ np.ones(2), 20)
+    with pytest.raises(us.OracleError, match=r"2 sequences of 5 ids.* batches \(B, N\) of ids"):
+        us.learn(target, us.learners.TokenHeadLearner(vocabulary=20))

@@ -62,10 +62,11 @@ class Span:
         return Span(self.part, self.start + start, self.start + stop, self.probes)
 
     def __str__(self) -> str:
-        shape, phase = f"({self.probes.tokens}, {self.probes.dim})", f"“{self.probes.phase}”"
+        tokens, phase = self.probes.tokens, f"“{self.probes.phase}”"
+        of = f"{tokens} ids" if self.probes.of_ids else f"shape ({tokens}, {self.probes.dim})"
         if len(self) == 1:
-            return f"1 sequence of shape {shape}, number {self.start} of {phase}"
-        return f"{len(self)} sequences of shape {shape}, {self.start}–{self.stop - 1} of {phase}"
+            return f"1 sequence of {of}, number {self.start} of {phase}"
+        return f"{len(self)} sequences of {of}, {self.start}–{self.stop - 1} of {phase}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -525,19 +526,20 @@ def _described(
         return OracleError, f"The target did not answer {span} {tries} ({said})."
     if fits:
         return OracleError, f"{said}. The target did not answer {span} {tries}. {_advice(span)}"
+    refused = f"{said}. The target refused its first batch, {span}. It must take batches"
+    if span.probes.of_ids:
+        return OracleError, f"{refused} (B, N) of ids, whole numbers of the vocabulary."
     return DimensionRefused, (
-        f"{said}. The target refused its first batch, {span}. It must take batches (B, N, d); if "
-        f"its tokens have another dimension than {span.probes.dim}, use that as dim."
+        f"{refused} (B, N, d); if its tokens have another dimension than {span.probes.dim}, use "
+        "that as dim."
     )
 
 
 def _advice(span: Span) -> str:
     """Say what a refusal may be for, where it is not the dimension, and what helps then."""
+    tokens, word = span.probes.tokens, "id" if span.probes.of_ids else "token"
+    count = f"one {word}" if tokens == 1 else f"{tokens} {word}s"
+    many = f" If it is for the number of {word}s, this learner needs {tokens}."
     longest = float(np.max(np.linalg.norm(span.probes[span.start : span.stop], axis=2)))
-    tokens = span.probes.tokens
-    count = "one token" if tokens == 1 else f"{tokens} tokens"
-    many = f" If it is for the number of tokens, this learner needs {tokens}." if tokens > 1 else ""
-    return (
-        f"Each has {count}, the longest of norm {longest:.2g}.{many} us.audit finds what is "
-        "answered."
-    )
+    length = "" if span.probes.of_ids else f", the longest of norm {longest:.2g}"
+    return f"Each has {count}{length}.{many * (tokens > 1)} us.audit finds what is answered."

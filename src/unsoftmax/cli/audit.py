@@ -69,7 +69,8 @@ def audit(
     out_folder.refuse_file(out)
     out_folder.refuse_no_file(sarif)
     oracle = asked.oracle(target)
-    known, of_ids = dim or getattr(oracle, "dim", None), hasattr(oracle, "vocabulary")
+    of_ids = hasattr(oracle, "vocabulary")
+    known = dim if dim or of_ids else getattr(oracle, "dim", None)
     if table is None and vocabulary is None and not of_ids and not isinstance(known, Integral):
         raise console.Refusal(console.DIM_IS_MISSING)
     rows = None if table is None else numbers_in(table, "--table")

@@ -77,9 +77,9 @@ def build(model: str, settings: Settings) -> Learner[Model]:
         )
     learner = getattr(learners, MODELS[model])
     settings = _with_values(_respelled(MODELS[model], settings))
-    if "table" in settings:
-        settings = {"dim": settings["table"].shape[-1], **settings}
     known = {field.name for field in fields(learner)}
+    if "table" in settings.keys() & known:
+        settings = {"dim": settings["table"].shape[-1], **settings}
     own = {name: value for name, value in settings.items() if name in known}
     rest = {name: value for name, value in settings.items() if name not in known}
     if "vocabulary" in settings.keys() - known:

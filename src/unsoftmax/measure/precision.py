@@ -134,28 +134,33 @@ def common_step(y: Array, roundoff: float) -> float:
     >>> common_step(np.sqrt(np.arange(9.0)), 2.0**-53)
     0.0
     """
-    error = 4 * roundoff * float(np.max(np.abs(y)))
-    gaps = np.diff(np.unique(y))
-    gaps = np.sort(gaps[gaps > error])
-    if len(gaps) < WITNESSES - 1:
+    y = np.unique(y)
+    # where k s cancels c an answer is rounded as both are
+    sizes = np.maximum(np.abs(y), np.median(np.abs(y)))
+    gaps, errors = np.diff(y), 4 * roundoff * np.maximum(sizes[1:], sizes[:-1])
+    order = np.argsort(gaps)
+    order = order[gaps[order] > errors[order]]
+    if len(order) < WITNESSES - 1:
         return 0.0
-    few = gaps[:: -(-len(gaps) // STEP_GAPS)]
-    multiples = _multiples(few.tolist(), error)
+    gaps, errors = gaps[order], errors[order]
+    few = slice(None, None, -(-len(gaps) // STEP_GAPS))
+    multiples = _multiples(gaps[few].tolist(), errors[few].tolist())
     if not multiples:
         return 0.0
-    step = float(np.sum(few)) / sum(multiples)
+    step, off = (float(np.sum(x[few])) / sum(multiples) for x in (gaps, errors))
     times = np.rint(gaps / step)
-    near = bool(np.all(np.abs(gaps - times * step) <= error))
-    seen = (len(gaps) - 1) * np.log2(step / (2 * error)) >= STEP_BITS
+    near = bool(np.all(np.abs(gaps - times * step) <= errors + times * off))
+    nearer = np.log2(step / (2 * errors))
+    seen = float(np.sum(nearer) - np.max(nearer)) >= STEP_BITS
     # whatever is asked in powers of two is answered in steps of what the shortest is
-    whole = times.astype(np.int64)
+    whole = np.maximum(times, 1.0).astype(np.int64)
     asked = np.mean(np.log2(whole & -whole)) > ZEROS_BY_CHANCE
     return step if near and seen and not asked else 0.0
 
 
-def _multiples(gaps: list[float], error: float) -> list[int]:
+def _multiples(gaps: list[float], errors: list[float]) -> list[int]:
     """Return how many times each gap is what all have in common; nothing if errors hide that."""
-    left, off, taken = [*gaps], [error] * len(gaps), []
+    left, off, taken = [*gaps], [*errors], []
     while True:
         *_, b, a = sorted(range(len(left)), key=left.__getitem__)
         if not left[b]:

@@ -654,6 +654,10 @@ def verify(
         raise Reason.OTHER_VOCABULARY.error(held=vocabulary_of(oracle), asked=asked)
     if not can_be_claimed(model) and callable(model):
         model = ClaimedFunction(model, _dim_of(dim, mine, its))
+    if table is not None and isinstance(model, TokenHead):
+        raise ValueError(
+            "A TokenHead is verified by ids alone, whose vectors it has: leave table out."
+        )
     rows = None if table is None else TokenTable.of(np.float64(table), int(model.dim))
     verifier = Verifier(model, locate, seed, budget, errors, like, alternatives or {}, rows)
     settings = budget, ledger, batch, workers, progress, retries, timeout

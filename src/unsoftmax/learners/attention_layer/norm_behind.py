@@ -321,8 +321,8 @@ _MOST_HEADS = 18
 _RANK = 30.0
 # A share of the residual below this is none.
 _RESIDUAL = 1e-6
-# What the residual may miss the heads' answers by where the signs of RMSNorm's scale are right: 1e-4
-# behind float32; one entry of another sign is 2/√d, every entry being as large as γ = 1 makes it.
+# What the residual may miss the heads' answers by where the signs of RMSNorm's scale are right:
+# 1e-4 behind float32; one entry of another sign is 2/√d, all being as large as γ = 1 makes them.
 _SIGNS_FIT = 1e-2
 
 

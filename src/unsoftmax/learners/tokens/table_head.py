@@ -81,6 +81,8 @@ class TokenTable:
             )
         if self.vectors.ndim == 3 and len(self.vectors) < 2:
             raise ValueError("table must have two positions or more where it has positions.")
+        if np.all(self.vectors == self.vectors[..., :1, :]):
+            raise ValueError("table must hold vectors that differ: those of all ids are the same.")
 
     @classmethod
     def of(cls, given: ArrayLike | TokenTable, dim: int) -> Self | TokenTable:
