@@ -32,7 +32,7 @@ def shortened(X: Any, most: float) -> Any:
 def looked(recovery: Any, learner: Any) -> dict[str, float]:
     """How long keys and query tokens were, as a certificate says; of ids all their vectors."""
     if (table := getattr(learner, "table", None)) is not None:
-        longest = float(np.linalg.norm(table, axis=1).max())
+        longest = float(np.linalg.norm(table.vectors, axis=1).max())
         return {"keys": longest, "queries": longest}
     said = " ".join(recovery.certificate.assumes)
     found = re.search(r"keys had norms up to (\S+) and their query tokens up to (\S+):", said)
