@@ -29,7 +29,18 @@ from unsoftmax.measure.precision import ADVICE, advice, why
 from unsoftmax.measure.reading import Reading
 from unsoftmax.measure.single_tokens import Values
 from unsoftmax.measure.two_tokens import Gates, TwoTokenAnswers, Vectors
-from unsoftmax.probes import Array, Grid, Indices, Pairs, Probes, Purpose, Round, Rows, pick
+from unsoftmax.probes import (
+    FARTHEST,
+    Array,
+    Grid,
+    Indices,
+    Pairs,
+    Probes,
+    Purpose,
+    Round,
+    Rows,
+    pick,
+)
 from unsoftmax.protocol import Answers
 from unsoftmax.refusals import Reason, reworded
 
@@ -117,8 +128,6 @@ def shorter(
     >>> shorter(np.array([64.0]), np.array([1.0]), np.ones(1), np.ones(1), 32.0)
     (array([16.]), array([4.]))
     """
-    if longest == np.inf:
-        return alpha, beta
     with np.errstate(divide="ignore"):
         most_alpha, most_beta = (np.exp2(np.floor(np.log2(longest / 2 / norm))) for norm in (a, b))
     beyond = alpha * a + beta * b > longest
@@ -371,7 +380,7 @@ class LogitGrid:
     shift: Array | None = None
     """z_i·w, the part of a logit per unit offset that is not the query token's."""
     tuning: LogitGridTuning = field(default=LogitGridTuning(), kw_only=True)
-    longest: float = field(default=np.inf, kw_only=True)
+    longest: float = field(default=FARTHEST, kw_only=True)
     """The target refuses longer tokens."""
     settled: bool = field(default=False, kw_only=True)
     """Whether query tokens have one scale, which no length of tokens changes."""

@@ -31,6 +31,7 @@ from numpy.typing import ArrayLike
 from unsoftmax.measure.precision import KAPPA
 from unsoftmax.measure.single_tokens import Values
 from unsoftmax.models import RotaryHead, SingleHead
+from unsoftmax.models.arrays import TINY
 from unsoftmax.models.attention import largest_mean_shift, pooled_tokens
 from unsoftmax.probes import Array
 from unsoftmax.validate.judge import Residuals
@@ -194,6 +195,13 @@ class HeadAt:
         seen = np.hypot(self.lengths, 1.0) if positions.biases else self.lengths
         moved = met[:, None] * seen * seen[:, -1:] * (off + off[-1])
         return np.asarray(moved + KAPPA * unit * self.rounded)
+
+    def changed_by(self, share: float, values: Values) -> Array:
+        """Return how far answers are off, to first order, where scores are smaller by a share."""
+        weights = self.weights / np.maximum(self.weights.max(axis=1, keepdims=True), TINY)
+        scores = np.log(np.maximum(weights, TINY))
+        tokens = self.X @ values.v + values.c - self.predicted[:, None]
+        return np.asarray(share * np.abs(np.sum(self.weights * tokens * scores, axis=1)))
 
     def through_values(self, v_error: Array) -> Array:
         """Bound what an entrywise error of v does to the answers, (B,)."""

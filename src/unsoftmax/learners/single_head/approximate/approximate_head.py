@@ -226,7 +226,8 @@ def conclude_bounded(
     )
     rounds = HOLDOUT.long.rounds(long)
     answered = yield from fresh_answers(closing, [first.answered], rounds)
-    judgement = judge([compare(X, y) for X, y in answered], first.checks)
+    compared = [compare(X, y) for X, y in answered]
+    judgement = judge(compared, first.checks)
     evidence = judgement.evidence
     if judgement.refuses:
         raise Reason.FRESH_ANSWERS_MISSED.error(
@@ -236,7 +237,12 @@ def conclude_bounded(
             contrary=f"not a single attention head over {model.dim} dimensions, or it has biases, "
             "or the tolerance is too small",
         )
-    certificate = certificate_of(head, first.checks, looked_at(model, answered, long))
+    shows = [
+        HeadAt.of(model, X).changed_by(SHRUNK, head.values) > of.own + of.allowed
+        for (X, _), of in zip(answered, compared, strict=True)
+    ]
+    looked = looked_at(model, answered, long, telling=shows)
+    certificate = certificate_of(head, first.checks, looked)
     return Found(model, certificate, evidence, head.notes())
 
 
@@ -245,6 +251,9 @@ def conclude_bounded(
 # may move, so they may be left open by 0.5: at radius 10 and one decimal, d = 8, two heads passed
 # for one in 7 of 8 runs at 0.01, in 2 at 0.5.
 HOLDOUT = HoldoutTuning(gain=2.0**40, open_by=0.5)
+# A length of tokens was looked at where an answer shows that scores are smaller by this share, as
+# those of tokens shorter by as much.
+SHRUNK = 0.1
 # The theorem's scale of query tokens, and that of zero rows: 1/(2√2), rounded down to what
 # float32 holds beside an offset.
 _QUERY_SCALE, _ZERO_QUERY_SCALE = 0.5, 1448 / 4096
