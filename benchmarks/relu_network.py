@@ -239,16 +239,7 @@ def row_of(runs: Sequence[Run], m: int) -> list[str]:
     ]
 
 
-COLUMNS = [
-    "queries",
-    "",
-    "done",
-    "error of f",
-    "relative",
-    "neurons",
-    "error of A, b",
-    "seconds",
-]
+COLUMNS = ["queries", "", "done", "error of f", "relative", "neurons", "error of A, b", "seconds"]
 
 
 def accuracy(shapes: Sequence[tuple[int, int]], seeds: int) -> str:

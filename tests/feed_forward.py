@@ -10,12 +10,7 @@ KINDS = ("random", "no biases", "trained-like", "correlated", "dead", "other uni
 
 
 def layer(
-    d: int,
-    m: int,
-    d_out: int,
-    seed: int,
-    kind: str = "random",
-    residual: bool = False,
+    d: int, m: int, d_out: int, seed: int, kind: str = "random", residual: bool = False
 ) -> us.FeedForward:
     """Make a layer; all but random ones make some part of the search hard."""
     rng = np.random.default_rng([d, m, d_out, seed])

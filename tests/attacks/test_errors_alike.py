@@ -11,7 +11,6 @@ import pytest
 
 import unsoftmax as us
 from tests.attacks.test_certificates import LEARNERS, held
-from tests.networks import covered
 from tests.plain_layers import PlainLayer
 from tests.shares import share
 

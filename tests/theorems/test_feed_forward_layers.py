@@ -131,10 +131,7 @@ AFTER = Place(
     1e-6,  # the worst of 100 correlated layers; its certificate says so
     1 / 10,
     1e-6,
-    [
-        *[(8, 16, 8), (16, 32, 16), (16, 40, 24), (24, 48, 12), (32, 8, 32), (16, 1, 16)],
-        (7, 30, 7),
-    ],
+    [*[(8, 16, 8), (16, 32, 16), (16, 40, 24), (24, 48, 12), (32, 8, 32), (16, 1, 16)], (7, 30, 7)],
     tuple(kind for kind in KINDS if kind not in ("other units", "trained-like")),
     {"norm": "pre"},
 )
@@ -753,10 +750,7 @@ def test_targets_whose_tokens_are_rounded_end_in_words(trials):
     target = layer(4, 3, 4, 0)
     for seed in range(trials(1, 3)):
         with suppress(us.ModelMismatch):
-            us.learn(
-                lambda X: target(X.astype(np.float32).astype(float)),
-                Learner(4, seed=seed),
-            )
+            us.learn(lambda X: target(X.astype(np.float32).astype(float)), Learner(4, seed=seed))
 
 
 def test_noise_makes_no_neurons(trials):

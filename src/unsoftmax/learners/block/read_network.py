@@ -23,11 +23,7 @@ from unsoftmax.learners.compose import Asking, T, named
 from unsoftmax.learners.feed_forward.after_norm import COARSE, AfterNorm
 from unsoftmax.learners.feed_forward.jacobian_readings import derivatives
 from unsoftmax.learners.feed_forward.layer_claim import LayerClaim
-from unsoftmax.learners.feed_forward.neuron_fit import (
-    NeuronFit,
-    NeuronParameters,
-    layer_errors,
-)
+from unsoftmax.learners.feed_forward.neuron_fit import NeuronFit, NeuronParameters, layer_errors
 from unsoftmax.learners.feed_forward.opening_look import drawn_directions
 from unsoftmax.learners.feed_forward.search_steps import asks
 from unsoftmax.learners.normed_tokens import INSIDE, NormedTokens

@@ -255,10 +255,7 @@ def _whole(attention: ReadBlock, read: ReadNetwork, rng: np.random.Generator) ->
 
 
 def _without_none(
-    claim: BallClaim,
-    centre: NormCentre,
-    kept: list[tuple[Array, Array]],
-    rng: np.random.Generator,
+    claim: BallClaim, centre: NormCentre, kept: list[tuple[Array, Array]], rng: np.random.Generator
 ) -> BallClaim:
     """Fit a layer to all answers at once, and leave out neurons that these do not show."""
     v, y = (np.vstack(each) for each in zip(*kept, strict=True))

@@ -16,11 +16,7 @@ import numpy as np
 
 from unsoftmax.learners.feed_forward.found_neurons import FoundNeurons
 from unsoftmax.learners.feed_forward.line_cells import AskTokens
-from unsoftmax.learners.feed_forward.neuron_fit import (
-    NeuronFit,
-    NeuronParameters,
-    layer_errors,
-)
+from unsoftmax.learners.feed_forward.neuron_fit import NeuronFit, NeuronParameters, layer_errors
 from unsoftmax.learners.feed_forward.opening_look import OpeningLook
 from unsoftmax.models.feed_forward import FeedForward
 from unsoftmax.probes import Array, Flags, Indices, Round

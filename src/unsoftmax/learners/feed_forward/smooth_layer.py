@@ -290,10 +290,7 @@ class SmoothClaim(LayerClaim):
 
     @classmethod
     def of(
-        cls,
-        layer: FeedForward,
-        readings: JacobianReadings,
-        rng: np.random.Generator,
+        cls, layer: FeedForward, readings: JacobianReadings, rng: np.random.Generator
     ) -> SmoothClaim:
         """Draw errors of the size that differences miss the layer by, and solve with them again."""
         y, norm, seen = readings.y, readings.norm, readings.seeing(layer)
