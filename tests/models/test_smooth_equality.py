@@ -165,8 +165,6 @@ def test_two_linear_factors_have_no_order():
     G, g = f.gate
     other = us.FeedForward(G, g, f.B, f.c, True, activation="identity", gate=(f.A, f.b))
     assert us.equivalent(f, other).gap < 1e-12
-    # products of factors round, and the same numbers are the same function all the same
-    assert us.equivalent(f, us.FeedForward.from_arrays(f.arrays()), rtol=0)
     shown(us.equivalent(f, changed(other, "G", rng)), f, changed(other, "G", rng))
 
 

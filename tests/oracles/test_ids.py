@@ -30,7 +30,7 @@ def test_a_learner_of_vectors_is_refused_on_ids_and_the_reverse():
             us.learn(target, tokens)
         assert refusal.value.reason == "TAKES_VECTORS"
     with pytest.raises(us.ModelMismatch) as refusal:
-        us.learn(oracle, us.learners.LowRankHead(3, table=np.ones((61, 3))))
+        us.learn(oracle, us.learners.LowRankHead(3, table=np.eye(61, 3)))
     assert refusal.value.reason == "OTHER_VOCABULARY"
     with pytest.raises(ValueError, match="sampler"):
         us.learn(oracle, tokens, sampler=lambda rng: np.zeros((2, 1)))

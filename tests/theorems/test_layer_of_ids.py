@@ -151,7 +151,7 @@ def test_settings_that_do_not_go_together():
         with pytest.raises(ValueError, match="beside table"):
             us.learners.AttentionLayerLearner(4, table=table, **wrong)
     with pytest.raises(ValueError, match="without positions"):
-        us.learners.AttentionLayerLearner(4, table=np.ones((2, 9, 4)))
+        us.learners.AttentionLayerLearner(4, table=[np.eye(9, 4)] * 2)
     server = LayerServer(0, shape=(2, 4, 8), ids=30)
     with pytest.raises(us.NotIdentifiable) as refusal:
         us.learn(server, us.learners.AttentionLayerLearner(8, table=server.table))

@@ -284,10 +284,10 @@ class AttentionLayerLearner(Configured):
     constant c. Heads with equal [W_h w_h] count as one. The certificate's bounds on M, W and w
     hold for every head. The scale and shift of a norm before the layer are parts of M_h, W_h, w_h
     and c. Heads with W_h = 0, and W_h beside −W_h, cost some hundred queries more. Refused:
-    W_h = c·W_g with c > 0 without a norm before, because they switch together. *With rotary
-    positions up to* the order of heads and of planes, one complex number per plane and group
-    between K and Q, and an invertible matrix per group between V and O; b_k in planes that do not
-    rotate. The bound on W holds for all W_h(Δ), the bound on w for what biases add to scores.
+    W_h = c·W_g with c > 0 without a norm before, because they switch together.
+    *With rotary positions up to* the order of heads and of planes, one complex number per plane and
+    group between K and Q, and an invertible matrix per group between V and O; b_k in planes that do
+    not rotate. The bound on W holds for all W_h(Δ), the bound on w for what biases add to scores.
     *Source*: beyond arXiv 2601.16873.
 
     Examples

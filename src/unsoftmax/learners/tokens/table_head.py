@@ -81,8 +81,6 @@ class TokenTable:
             )
         if self.vectors.ndim == 3 and len(self.vectors) < 2:
             raise ValueError("table must have two positions or more where it has positions.")
-        if np.all(self.vectors == self.vectors[..., :1, :]):
-            raise ValueError("table must hold vectors that differ: those of all ids are the same.")
 
     @classmethod
     def of(cls, given: ArrayLike | TokenTable, dim: int) -> Self | TokenTable:
@@ -90,6 +88,8 @@ class TokenTable:
         table = given if isinstance(given, TokenTable) else cls(given)
         if table.vectors.shape[-1] != dim:
             raise ValueError(f"table holds vectors of {table.vectors.shape[-1]}; dim is {dim}.")
+        if np.all(table.vectors == table.vectors[..., :1, :]):
+            raise ValueError("table must hold vectors that differ: those of all ids are the same.")
         return table
 
     def __len__(self) -> int:
