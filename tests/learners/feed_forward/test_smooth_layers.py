@@ -240,6 +240,37 @@ def test_another_activation_or_gates_than_the_target_has_are_refused():
         learned(gates, 6, gated=False)
 
 
+def test_little_beside_x_of_two_activations_is_refused(trials, evidence):
+    """Sharp softplus neurons answer nearly as ReLUs do: x is most of the answer, and no part."""
+    refused = trials(4, 200)
+    for seed in range(refused):
+        rng, d, m, part = np.random.default_rng([7, seed]), 6, 6, 10.0 ** -(3 + seed % 4)
+        A, b = rng.standard_normal((m, d)) / np.sqrt(d), rng.standard_normal(m) / 2
+        B, c = part * rng.standard_normal((d, m)) / np.sqrt(m), part * rng.standard_normal(d)
+
+        def answer(X, A=A, b=b, B=B, c=c):
+            z = X[:, -1] @ A.T + b
+            mixed = np.hstack([np.maximum(z[:, :2], 0), np.logaddexp(0, z[:, 2:])])
+            return X[:, -1] + mixed @ B.T + c
+
+        with pytest.raises(us.ModelMismatch):
+            learned(answer, d, seed=seed)
+    evidence("ReLUs and softplus neurons that add little to x", trials=refused, refused=refused)
+
+
+def test_answers_in_steps_lead_to_no_token_that_is_no_number():
+    layer, seen = smooth_layer(4, 3, 0, "gelu", residual=True), []
+
+    def stepped(X):
+        seen.append(bool(np.all(np.isfinite(X))))
+        return np.round(layer(X) * 3e6) / 3e6
+
+    for seed in range(4):
+        with pytest.raises(us.ModelMismatch):
+            learned(stepped, 4, seed=seed)
+    assert all(seen)
+
+
 @pytest.mark.parametrize(
     ("settings", "error", "says"),
     [

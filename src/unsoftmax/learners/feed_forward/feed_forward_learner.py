@@ -286,7 +286,10 @@ class FeedForwardLearner(Configured):
                 yield from opening.measured(look)
             except ModelMismatch as other:
                 error = other
-        return error.reason in BENDS
+        if error.reason == Reason.LAYER_IS_SMOOTH.name:
+            return True
+        # what is little beside x shows in fine answers alone
+        return look.rounding <= COARSE and error.reason in BENDS
 
     def _smoothly(
         self, look: OpeningLook, checks: int, rng: np.random.Generator

@@ -21,6 +21,7 @@ from unsoftmax.learners.feed_forward.line_cells import AskTokens, rounded_tokens
 from unsoftmax.models.arrays import TINY
 from unsoftmax.probes import Array, Flags, Indices, Round
 from unsoftmax.protocol import Answers
+from unsoftmax.refusals import Reason
 
 # Hyperplanes that meet at a point, d/2 at most. More: a little fewer queries, less room.
 GROUP = 32
@@ -162,10 +163,14 @@ class HyperplaneSpots:
     def _spot(self, group: Indices) -> tuple[Array, Array] | None:
         """Return a point beside the group's hyperplanes, and the ways R n_i (k, d) from it.
 
-        None if only longer tokens are on all of these.
+        None if only longer tokens are on all of these, or one of them has no normal.
         """
         d = self.rows.shape[1]
         across = np.asarray(np.linalg.pinv(self.rows[group]).T, dtype=np.float64)
+        if not np.all(np.any(across, axis=1)):
+            if len(group) == 1:
+                raise Reason.NO_NUMBERS.error(error="the normal of a hyperplane is 0")
+            return None
         tried = np.asarray(self.rng.standard_normal((TRIED, d)) / np.sqrt(d))
         tried *= self.length * np.resize(REACH, len(tried))[:, None]
         tried -= (tried @ self.rows[group].T + self.bias[group]) @ across
@@ -178,8 +183,10 @@ class HyperplaneSpots:
         others = np.delete(np.arange(len(self.rows)), group)
         z = np.abs(tried @ self.rows[others].T + self.bias[others])
         turn = np.abs(self.rows[others] @ across.T)
-        with np.errstate(divide="ignore"):
-            way = np.array([np.min(one[:, None] / turn, axis=0, initial=np.inf) for one in z])
+        # a way along a hyperplane never meets it, even from one on it
+        with np.errstate(divide="ignore", invalid="ignore"):
+            meets = (np.where(turn > 0, one[:, None] / turn, np.inf) for one in z)
+            way = np.array([np.min(one, axis=0, initial=np.inf) for one in meets])
         size = self.length + np.linalg.norm(tried, axis=1)
         usual = size[:, None] / np.linalg.norm(across, axis=1)
         way = np.minimum(np.minimum(way, usual), room)

@@ -26,8 +26,10 @@ from unsoftmax.validate.judge import Judgement, Residuals, fresh_answers, judge
 
 # Fresh answers may be missed by ``accepted`` of their size, by ``coarse`` times the answers' own
 # relative error, up to ``coarsest``, or by what is certified, up to ``certified``. A missing
-# neuron is missed by 1/m.
+# neuron is missed by 1/m. Where neurons add little beside x the first and the last are shares of
+# that, the first down to ``least``: roundoffs of x are errors, too.
 ACCEPTED = 3e-9
+LEAST = 1e-2
 COARSE = 1e3
 COARSEST = 1e-2
 CERTIFIED = 1e-5
@@ -83,8 +85,9 @@ class LayerClaim:
         own = DEVIATIONS * self.look.error_at(x)[:, None] / width
         allowed = DEVIATIONS * self._bound(x)[:, None]
         limit = min(self.amplified * self.look.noise, COARSEST)
-        certified = np.minimum(allowed / np.maximum(size, TINY), CERTIFIED)
-        most = np.maximum(max(ACCEPTED, limit), certified)
+        part = self._part_of_neurons(x, size)
+        certified = np.minimum(allowed / np.maximum(size, TINY), CERTIFIED * part)
+        most = np.maximum(np.maximum(ACCEPTED * np.maximum(part, LEAST), limit), certified)
         compared = Residuals.of(missed, own=own, allowed=allowed, size=size, most=most)
         judgement = judge(compared, queries)
         strain = compared.strain
@@ -95,6 +98,13 @@ class LayerClaim:
             claim = replace(self, errors=wider)
             return claim, judge(replace(compared, allowed=factor * compared.allowed), queries)
         return self, judgement
+
+    def _part_of_neurons(self, x: Array, size: Array) -> Array:
+        """Return the share of answers that neurons make: x is added whatever they are."""
+        if not self.model.residual or self.model.norm is not None:
+            return np.ones_like(size)
+        added = np.linalg.norm(self.model(x) - x, axis=1, keepdims=True)
+        return np.asarray(np.minimum(added / np.maximum(size, TINY), 1.0))
 
     def measured(self, x: Array, y: Array) -> tuple[Self, tuple[str, ...]]:
         """Return the claim with as wide errors of the norm as the lengths of answers need.
