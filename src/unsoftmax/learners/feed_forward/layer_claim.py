@@ -234,14 +234,14 @@ class LayerClaim:
         square eps goes. What eps is off by beside the model's sum is part of its constant then:
         ‖n(u)‖ moves by √(width·δ) over the deviation at most, and by √width·δ/√eps.
         """
-        free = dict.fromkeys(("A", "b", "B"), float("inf"))
+        # a neuron that is always on is a part of c as well
+        free = dict.fromkeys(("A", "b", "B", "c"), float("inf"))
         norm = self.model.norm
         if norm is None:
             return free
         off = np.sqrt(errors["eps"])
         moved = np.sqrt(norm.width) * off * min(1.0, off / max(np.sqrt(norm.eps), TINY))
-        of_sum = {"c": float("inf"), "eps": float("inf")}
-        return free | of_sum | {"constant": errors["constant"] + float(moved)}
+        return free | {"eps": float("inf"), "constant": errors["constant"] + float(moved)}
 
     def _tokens(self, count: int, rng: np.random.Generator) -> Array:
         """Return tokens of many lengths."""
