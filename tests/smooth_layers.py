@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 import unsoftmax as us
-from unsoftmax.cli.minilm import minilm_weights
 from unsoftmax.models.checkpoint import find_feed_forward
 
 PLAIN = ("gelu", "gelu_tanh", "silu", "quick_gelu", "softplus", "sigmoid", "tanh")
@@ -29,6 +28,8 @@ def smooth_layer(
 
 def minilm_neurons(place: int) -> us.FeedForward:
     """Build a feed-forward layer of all-MiniLM-L6-v2 by itself: 1,536 neurons, d = 384."""
+    from unsoftmax.cli.minilm import minilm_weights  # not where there is no command line
+
     return find_feed_forward(minilm_weights(), f"encoder.layer.{place}", "gelu")
 
 
