@@ -42,6 +42,7 @@ from unsoftmax.learners.attention_layer.value_answers import (
 )
 from unsoftmax.learners.compose import Asking
 from unsoftmax.measure.binary_grid import on_one_grid
+from unsoftmax.measure.precision import UNIT
 from unsoftmax.measure.token_map import AnswerNoise, with_errors
 from unsoftmax.models.arrays import TINY
 from unsoftmax.probes import Array, Indices
@@ -315,6 +316,9 @@ _DEARER = 2.0
 _CONDITION = 100.0
 # So often at most; then the best.
 _TRIES = 8
+# Tokens are turned until what tells a factor is no smaller a share, so often at most. Of 320 layers
+# with two heads of 8 in 16 dimensions the worst error of W is 7e-11 so, and 1e-8 without.
+_OUTSIDE, _TURNS = 0.1, 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -413,9 +417,14 @@ class ScoreReading(KeyAsking):
         keys = np.zeros((0, n, d))
         if len(rest):
             keys = chosen_keys(aims, blocks, n, self.rng)
+            rest = self._turned(rest, keys, lengths)
             lengths = self._shortened(keys, columns, lengths)
         grid = self.grid(*self.tokens(keys, rest, lengths))
         return (yield from self.asked(grid, "rows"))
+
+    def _turned(self, rest: Array, keys: Array, lengths: Lengths) -> Array:
+        """Return query tokens that are told well beside all of these blocks."""
+        return rest
 
     def _shortened(self, units: Array, columns: Array, lengths: Lengths) -> Lengths:
         """Shorten keys aimed at spaces of columns (H, d, T), where these show too large logits.
@@ -530,14 +539,47 @@ class DirectionScores(ScoreReading):
         asked = replace(asked, block=best.block, token=each, scale=scale, y=y)
         return (yield from self.asked(asked, "rows"))
 
+    def _turned(self, rest: Array, keys: Array, lengths: Lengths) -> Array:
+        """Turn corners of a simplex around the first ones until their factors are told well."""
+        middle = rest.mean(axis=0)
+        span = np.linalg.svd(rest - middle, full_matrices=False)[2][:-1]
+        places = (rest - middle) @ span.T
+        best, most = rest, self._outside(lengths.tokens * rest, keys).min()
+        for _ in range(_TURNS):
+            if most >= _OUTSIDE:
+                break
+            turn = np.linalg.qr(self.rng.standard_normal((len(span), len(span))))[0]
+            turned = middle + places @ turn @ span
+            least = self._outside(lengths.tokens * turned, keys).min()
+            if least > most:
+                best, most = turned, least
+        return np.asarray(best)
+
+    def _outside(self, tokens: Array, keys: Array) -> Array:
+        """Return the share of every K(b) outside of what each block of keys adds, (T, blocks).
+
+        It tells μ of an answer μw = K(b) + …: errors of weights are as its inverse. Where keys
+        leave one dimension it is 10⁻⁴ by chance in one of a thousand pairs.
+        """
+        assert isinstance(self.layer, DirectionMap)
+        known = self.layer.known(tokens)
+        known /= np.linalg.norm(known, axis=1, keepdims=True)
+        spans = (np.linalg.qr(self.values.columns(block))[0] for block in keys)
+        outside = [np.linalg.norm(known - known @ span @ span.T, axis=1) for span in spans]
+        return np.transpose(outside)
+
     def _drawn(
         self, units: Array, directions: Array, known: int, extras: int, lengths: Lengths
     ) -> SpreadRows:
-        """Draw further tokens, and deal all of them to the blocks."""
+        """Draw further tokens, and deal all of them to blocks beside which they are told well."""
         d, rest = directions.shape[1], len(directions) - known
         further = self.rng.standard_normal((extras, d)) / np.sqrt(d)
         keys, tokens = self.tokens(units, np.vstack([directions, further]), lengths)
         block = np.arange(len(keys))
-        dealt = [np.sort(np.resize(block, rest)), np.resize(block[::-1], extras)]
+        places = [np.sort(np.resize(block, rest)), np.resize(block[::-1], extras)]
         parts = np.split(tokens, [known, known + rest])
+        dealt = []
+        for part, open_to in zip(parts[1:], places, strict=True):
+            growth = 1 / np.maximum(self._outside(part, keys), UNIT) ** 2
+            dealt.append(open_to[scipy.optimize.linear_sum_assignment(growth[:, open_to])[1]])
         return SpreadRows(parts[0], parts[1], parts[2], keys, np.concatenate(dealt))
