@@ -77,7 +77,7 @@ BEHIND = Place(
     normalised,
     share_behind,
     relative_behind,
-    {"PM": 1e-9, "W": 2e-9, "scale": 1e-12},
+    {"PM": 1e-9, "W": 1e-9, "scale": 1e-12},
     counts.normalised_layer_queries,
     # now and then a search begins again, or a pattern of gates asks for more
     lambda further: abs(np.median(further)) <= 8,
