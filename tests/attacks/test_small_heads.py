@@ -1,4 +1,4 @@
-"""Heads that no answer shows: a certificate says how small they are."""
+"""Heads and neurons that no answer shows: a certificate says how small they are."""
 
 import re
 from typing import Any
@@ -64,3 +64,56 @@ def test_heads_of_no_scores_after_a_norm_are_named(size):
     with pytest.raises(us.NotIdentifiable, match="weigh all tokens nearly alike") as refused:
         us.learn(target, target.learner(0))
     assert {"c", "M"} <= {*refused.value.determined}
+
+
+SMALL: dict[str, Any] = {
+    "all, behind float32": (np.float32, (-7.0, -2.0), slice(None)),
+    "one, behind float32": (np.float32, (-7.0, -2.0), slice(1)),
+    "one, in float64": (np.float64, (-15.0, -7.0), slice(1)),
+}
+# Layers whose lost neurons come closest to the bound.
+CLOSEST = (68, 161)
+
+
+@pytest.mark.parametrize("case", SMALL)
+def test_what_neurons_that_are_lost_add_is_within_the_bound(case, trials, evidence):
+    """All or one of the ReLUs beside x add little, and most along their own rows."""
+    seeds, refused, lost, share = {*CLOSEST, *range(trials(10, 500))}, 0, 0, 0.0
+    kind, decades, small = SMALL[case]
+    for seed in seeds:
+        rng = np.random.default_rng([312, seed])
+        d, m = rng.integers(3, 14), rng.integers(2, 24)
+        A, B = rng.standard_normal((m, d)) / np.sqrt(d), rng.standard_normal((d, m)) / np.sqrt(m)
+        B[:, small] *= 10.0 ** rng.uniform(*decades)
+        arrays = A, rng.standard_normal(m) / 2, B, rng.standard_normal(d) / 10
+
+        def answers(X, kind, arrays=arrays):
+            A, b, B, c = (array.astype(kind) for array in arrays)
+            x = X.reshape(len(X), -1).astype(kind)
+            return np.asarray(x + np.maximum(x @ A.T + b, 0) @ B.T + c, dtype=np.float64)
+
+        try:
+            learner = us.learners.FeedForwardLearner(int(d), seed=seed)
+            recovery = us.learn(lambda X, ask=answers: ask(X, kind), learner)
+        except us.UnsoftmaxError:
+            refused += 1
+            continue
+        if len(recovery.model.b) < m:
+            lost += 1
+            said = " ".join(recovery.certificate.assumes)
+            assert "less than constant and slope allow may be missing" in said
+        x = np.vstack([rng.standard_normal((200, d)), A, -A])
+        x = np.vstack([size * x for size in (0.1, 1.0, 10.0, 1000.0)])
+        arrays = tuple(array.astype(kind) for array in arrays)
+        missed = np.linalg.norm(recovery.model(x) - answers(x, np.float64, arrays), axis=1)
+        errors = recovery.certificate.errors
+        bound = errors["constant"] + errors["slope"] * np.linalg.norm(x, axis=1)
+        share = max(share, float(np.max(missed / bound)))
+        assert share <= 1, (seed, share)
+    evidence(
+        f"small neurons: {case}",
+        runs=len(seeds),
+        lost=lost,
+        of_bound_at_most=share,
+        refused=refused,
+    )

@@ -125,3 +125,31 @@ def test_layers_whose_scores_saturate_are_refused_or_said(kind, which, trials, e
         learner = us.learners.AttentionLayerLearner(dim, seed=seed, **settings)
         tried(ends, layer(kind, dim, seed, most, which), learner, most, which)
     evidence(f"scores saturate with the length of {which}, {kind} layer", accepted=0, **ends)
+
+
+@pytest.mark.parametrize("learner", [us.learners.LowRankHead, us.learners.ApproximateHead])
+def test_small_scores_that_saturate_far_out_are_not_taken_for_none(learner, trials, evidence):
+    """Answers within a tolerance are asked for at keys of 10³⁰, where such scores are 0."""
+    count, refused = trials(10, 500), 0
+    for seed in range(count):
+        rng = np.random.default_rng([seed, 66])
+        d, tolerance, most = rng.integers(2, 9), 10 ** rng.uniform(-9, -2), 10 ** rng.uniform(4, 12)
+        W = 10 ** rng.uniform(-16, -10) * rng.standard_normal((d, d)) / d
+        v = rng.standard_normal(d)
+
+        def impostor(
+            X: Any, W: Any = W, v: Any = v, most: Any = most, unit: Any = tolerance
+        ) -> Any:
+            scores = np.einsum("bnd,bd->bn", shortened(X, most), X[:, -1] @ W.T)
+            weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+            weights /= weights.sum(axis=1, keepdims=True)
+            return 2 * unit * np.round(np.sum(weights * (X @ v), axis=1) / (2 * unit))
+
+        try:
+            recovery = us.learn(impostor, learner(int(d), tolerance=float(tolerance), seed=seed))
+        except us.UnsoftmaxError:
+            refused += 1
+            continue
+        assert np.linalg.norm(recovery.model.W - W) <= recovery.certificate.errors["W"], seed
+    name = learner.__name__
+    evidence(f"small scores that saturate far out, {name}", runs=count, broken=0, refused=refused)

@@ -168,6 +168,25 @@ def test_two_linear_factors_have_no_order():
     shown(us.equivalent(f, changed(other, "G", rng)), f, changed(other, "G", rng))
 
 
+def test_products_of_two_linear_factors_equal_themselves_without_rounding():
+    """In any order of neurons; products that differ in the last digit are not called equal."""
+    rng = np.random.default_rng(5)
+    A, G, b, g = *rng.standard_normal((2, 7, 5)), *rng.standard_normal((2, 7))
+    B = rng.standard_normal((5, 7))
+
+    def layer(order: Any, B: Any = B) -> us.FeedForward:
+        gate = G[order], g[order]
+        c = np.zeros(5)
+        return us.FeedForward(A[order], b[order], B[:, order], c, activation="identity", gate=gate)
+
+    near, as_they_are = np.where(np.eye(5, 7) > 0, np.nextafter(B, 9), B), np.arange(7)
+    model = layer(as_they_are)
+    for order in (as_they_are, as_they_are[::-1]):
+        assert us.equivalent(model, layer(order), rtol=0)
+        assert us.equivalent(layer(order), model, rtol=0)
+    assert us.equivalent(model, layer(as_they_are, near), rtol=0).verdict != "equal"
+
+
 def test_gates_of_one_value_leave_a_plain_layer_and_plain_neurons_in_gates():
     rng = np.random.default_rng(0)
     f = drawn("silu", False, rng)

@@ -204,6 +204,23 @@ def test_one_row_shows_where_weights_are_hard(tensor, trials):
         assert us.verify(service, us.TokenHead(**arrays), seed=seed).verdict == "different"
 
 
+def test_no_more_is_named_than_was_changed(trials):
+    """Logits of strong scores are read to the last digit, which sums of the claim's round off."""
+    for seed in {16, 84, *range(trials(0, 300))}:
+        for tensor in ("u", "rho", "x"):
+            rng = np.random.default_rng([seed, 8, len(tensor)])
+            V, r, size = (int(rng.choice(n)) for n in ([12, 40, 100], [1, 2, 3, 6], [1, 2, 4]))
+            arrays = {"u": rng.standard_normal(V), "rho": size * rng.standard_normal((V, r))}
+            arrays |= {"x": rng.standard_normal((V, r))}
+            changed = {name: x.copy() for name, x in arrays.items()}
+            row, by = rng.integers(V), 10 ** rng.uniform(-3, 0)
+            changed[tensor][row] += by * rng.standard_normal(changed[tensor][row].shape)
+            service = us.oracles.from_ids(us.TokenHead(**changed), V)
+            found = us.verify(service, us.TokenHead(**arrays), seed=seed)
+            assert found.verdict == "different"
+            assert found.tensor in (None, tensor), (seed, tensor, found.tensor)
+
+
 def test_a_target_of_another_vocabulary_is_refused():
     head = token_head(0)[0]
     larger = us.TokenHead(*(np.concatenate([a, a[:3]]) for a in (head.u, head.rho, head.x)))

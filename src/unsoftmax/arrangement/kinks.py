@@ -514,10 +514,11 @@ class KinkSearch:
         return t + p.closer * self._pair * min(t - p.high, q.low - t)
 
     def _same(self, p: Piece, q: Piece) -> bool:
-        """Tell whether two pieces are one."""
+        """Tell whether two pieces are one: also at their far ends, for they may meet between."""
         same = COARSE if self.scale is None else NUMBERS
-        for t, piece, other in ((q.t, q, p), (p.t, p, q)):
-            miss = _norm(piece.value - other.at(t))
+        places = (q.t, q, p), (p.t, p, q), (q.high, q, p), (p.low, p, q)
+        for t, piece, other in places:
+            miss = _norm(piece.at(t) - other.at(t))
             if miss > same * (other.error_at(t) + self.own_error(t)):
                 return False
         return True

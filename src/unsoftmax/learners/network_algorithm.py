@@ -145,7 +145,7 @@ class NetworkAlgorithm(Configured):
     seed: int = 0
     tuning: AlgorithmTuning = field(default=AlgorithmTuning(), kw_only=True)
 
-    revision: ClassVar[int] = 2
+    revision: ClassVar[int] = 3
 
     def __post_init__(self) -> None:
         whole_number("dim", self.dim, 1)

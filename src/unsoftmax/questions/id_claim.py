@@ -17,7 +17,7 @@ import numpy as np
 
 from unsoftmax.measure.bags import ASKED_AGAIN, BagReader
 from unsoftmax.models import TokenHead
-from unsoftmax.models.arrays import TINY
+from unsoftmax.models.arrays import TINY, UNIT
 from unsoftmax.models.attention import softmax
 from unsoftmax.models.composition import Map
 from unsoftmax.models.model import FrozenModel
@@ -124,11 +124,13 @@ def changed_factor(claim: IdClaim, errors: AnswerErrors, asked: list[Array], one
     rho, x = claim.model.rho[ids], claim.model.x[ids]
     served = np.isfinite(read.error)
     i, j, gap = i[served], j[served], rho[i[served]] - rho[j[served]]
-    weight = 1 / np.maximum(read.error[served], TINY)
+    r, k, m = claim.model.rank, len(ids), np.arange(len(i))
+    # what answers tell to the last digit the claim's own sums round, and those of a fit
+    terms = np.einsum("mr,mr->m", np.abs(rho[i]) + np.abs(rho[j]), np.abs(x[j]))
+    weight = 1 / np.maximum(read.error[served] + (r + 2) * UNIT * terms, TINY)
     changed = weight * (read.G[served] - np.einsum("mr,mr->m", gap, x[j]))
     if not np.any(np.abs(changed) > _OTHERS):
         return Located.of(names, _NO_LONGER)
-    r, k, m = claim.model.rank, len(ids), np.arange(len(i))
     by_x, by_rho = np.zeros((2, len(i), k, r))
     by_x[m, j] = gap
     by_rho[m, i], by_rho[m, j] = x[j], -x[j]

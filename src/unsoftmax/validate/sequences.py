@@ -61,6 +61,9 @@ NEAR = (
     long_sequences.SequenceShape(20, 2.0),
     long_sequences.SequenceShape(33, 0.5),
 )
+# Sizes of tokens where there are no logits, the next of them by a stride, for a short hold-out asks
+# few; the largest is this or more.
+POWERS_OF_SIZE, STRIDE, LEAST_SIZE = 8, 3, 4.0**7
 # Lengths of their tokens are tried from 2 to minus so many, to 2 to so many.
 POWERS = 60
 # Fewer repeated questions tell no drift.
@@ -204,10 +207,10 @@ class ClosingScale:
 
     def sequence(self, offsets: Array, query: Array, wanted: float, n: int) -> Array:
         """Make the n-th sequence of offsets and a query token at logits of an rms."""
-        alpha, beta = self._scales(offsets, query, wanted, n)
+        alpha, beta, most = self._scales(offsets, query, wanted, n)
         longest = alpha * np.linalg.norm(offsets, axis=1).max() + beta * np.linalg.norm(query)
         room = 2.0 ** np.floor(np.log2(min(self.radius, self.tuning.long.longest) / longest))
-        gain = max(1.0, min(self.tuning.gain, room))
+        gain = max(1.0, min(most, room))
         b = beta / gain * query
         return np.vstack([gain * alpha * offsets + b, b])
 
@@ -216,7 +219,9 @@ class ClosingScale:
         W_error, w_error = (min(self.errors[name], UNBOUNDED) for name in "Ww")
         return bool(score_shift(X[None], W_error, w_error).max() <= self.tuning.open_by)
 
-    def _scales(self, offsets: Array, query: Array, wanted: float, n: int) -> tuple[float, float]:
+    def _scales(
+        self, offsets: Array, query: Array, wanted: float, n: int
+    ) -> tuple[float, float, float]:
         """Find α and β for which the logits α·(a·w + β·a·W b) have the RMS that is wanted.
 
         As in the learner, offsets are scaled up and query tokens down. Where W is known too
@@ -228,19 +233,43 @@ class ClosingScale:
         powers = np.arange(-100.0, 101.0)
         alpha, beta = np.exp2(np.maximum(powers, 0)), np.exp2(np.minimum(powers, 0))
         logits = logit_sizes(self.model, offsets, query, alpha, beta)
-        if not np.any(logits):
-            return 4.0 ** (n % 8), 4.0 ** (n % 8)
+        if not np.any(logits) or self._may_have_none():
+            return self._without_logits(n)
         W_error, w_error = (min(self.errors[name], UNBOUNDED) for name in "Ww")
         open_by = alpha * norm * (w_error + beta * W_error * np.linalg.norm(query))
         known = open_by <= self.tuning.open_by / 2
         if not known.any():
             # offsets so short that even the bounds move no logit by much: little is told, not none
             most = norm * (w_error + W_error * np.linalg.norm(query))
-            return float(np.exp2(np.floor(np.log2(self.tuning.open_by / 2 / most)))), 1.0
+            short = float(np.exp2(np.floor(np.log2(self.tuning.open_by / 2 / most))))
+            return short, 1.0, self.tuning.gain
         best = _nearest(np.where(known, logits, np.inf), wanted)
         # a large bias leaves no size at which logits are moderate: shrink the offsets as well
         shrink = min(1.0, wanted / max(logits[best], TINY))
-        return float(alpha[best] * shrink), float(beta[best] * shrink)
+        return float(alpha[best] * shrink), float(beta[best] * shrink), self.tuning.gain
+
+    def _may_have_none(self) -> bool:
+        """Tell whether W and w may be 0, and are known that well."""
+        within = (self.model.parameter_norm(name) <= self.errors[name] for name in "Ww")
+        return all(within) and self._known_up_to() > LEAST_SIZE
+
+    def _known_up_to(self) -> float:
+        """Return the size of tokens up to which the certificate leaves logits as they are."""
+        W_error, w_error = (max(self.errors[name], TINY) for name in "Ww")
+        return min(np.sqrt(self.tuning.open_by / W_error), self.tuning.open_by / w_error)
+
+    def _without_logits(self, n: int) -> tuple[float, float, float]:
+        """Return sizes for the n-th sequence of a model that has no logits.
+
+        They go through eight powers up to where the certificate leaves logits open, so that
+        whatever a wrong W does shows at some size. All but the least are those of keys and query
+        tokens alike: scores that stop growing with long keys are small beside short query tokens.
+        """
+        longest = min(self.radius, self.tuning.long.longest, self._known_up_to())
+        power = n * STRIDE % POWERS_OF_SIZE
+        size = max(LEAST_SIZE, longest) ** (power / (POWERS_OF_SIZE - 1))
+        size = float(np.exp2(np.floor(np.log2(size))))
+        return size, size, 1.0 if power else self.tuning.gain
 
 
 def logit_sizes(

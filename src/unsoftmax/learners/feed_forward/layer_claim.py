@@ -33,7 +33,7 @@ LEAST = 1e-2
 COARSE = 1e3
 COARSEST = 1e-2
 CERTIFIED = 1e-5
-# Where answers are missed by more than is certified, so many times what explains them is.
+# Where answers nearly exceed what is certified, at least so many times what explains them is.
 WIDENED = 2.0
 # Lengths of half of the fresh tokens, in length scales.
 NEAR = (0.3, 1.0, 3.0)
@@ -90,10 +90,10 @@ class LayerClaim:
         most = np.maximum(np.maximum(ACCEPTED * np.maximum(part, LEAST), limit), certified)
         compared = Residuals.of(missed, own=own, allowed=allowed, size=size, most=most)
         judgement = judge(compared, queries)
-        strain = compared.strain
+        # tokens of random directions show a missing neuron by 1/√d of what it adds at most
+        factor = max(WIDENED, np.sqrt(self.model.dim)) * compared.strain
         inside = np.all(np.abs(missed) <= most * size)
-        if strain > 1 and inside:
-            factor = WIDENED * strain
+        if factor > 1 and inside:
             wider = {name: factor * error for name, error in self.errors.items()}
             claim = replace(self, errors=wider)
             return claim, judge(replace(compared, allowed=factor * compared.allowed), queries)
@@ -222,9 +222,10 @@ class LayerClaim:
     def bounds(self) -> dict[str, float]:
         """Return what is certified."""
         errors = {name: DEVIATIONS * e for name, e in self.errors.items()}
-        hidden = (0.0, 0.0) if self.strips is None else self.strips.hide(self._slopes)
-        for name, more in zip(("constant", "slope"), hidden, strict=True):
-            errors[name] += more
+        strips = (0.0, 0.0) if self.strips is None else self.strips.hide(self._slopes)
+        rounded = DEVIATIONS * self.look.noise * np.array([self.look.size, self.look.steepness])
+        for name, *more in zip(("constant", "slope"), strips, rounded, strict=True):
+            errors[name] += sum(more)
         return errors if self.determined else errors | self._undetermined(errors)
 
     def _undetermined(self, errors: Mapping[str, float]) -> dict[str, float]:
@@ -282,8 +283,8 @@ class LayerClaim:
             *missing,
             *self._of_free_sum(),
             *(() if self.strips is None else self.strips.said()),
-            f"A neuron that adds less than {DEVIATIONS * look.noise:.1e} of the answers' size may "
-            "be missing. The bounds of A, b and B are for those found.",
+            "Neurons that add less than constant and slope allow may be missing. The bounds of A, "
+            "b and B are for those found.",
             f"Answers are off by {look.noise:.1e} of their size (one standard deviation), from "
             f"second differences; {DEVIATIONS:g} deviations are taken.",
             *look.why,

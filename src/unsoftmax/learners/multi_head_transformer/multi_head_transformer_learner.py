@@ -138,7 +138,7 @@ class MultiHeadTransformerLearner(Configured):
     polish: bool = False
     seed: int = 0
 
-    revision: ClassVar[int] = 7
+    revision: ClassVar[int] = 8
     far: ClassVar[str] = "beyond every bend of the network"
 
     def __post_init__(self) -> None:

@@ -139,7 +139,7 @@ class ReluNetworkLearner(Configured):
     seed: int = 0
     tuning: ReluNetworkTuning = field(default=ReluNetworkTuning(), kw_only=True)
 
-    revision: ClassVar[int] = 7
+    revision: ClassVar[int] = 8
     far: ClassVar[str] = "beyond every bend of the network"
 
     def __post_init__(self) -> None:

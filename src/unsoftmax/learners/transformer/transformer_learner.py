@@ -105,7 +105,7 @@ class TransformerLearner(Configured):
     anchored: bool = False
     seed: int = 0
 
-    revision: ClassVar[int] = 4
+    revision: ClassVar[int] = 5
     far: ClassVar[str] = "beyond every bend of the network"
     parts: ClassVar[Mapping[str, tuple[type[Any], ...]]] = {
         "head": (ExactHead, LowRankHead),

@@ -16,8 +16,10 @@ of each row, and P are.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -217,8 +219,29 @@ def squared_distance(first: NeuronSum, second: NeuronSum) -> float:
         squares += float((off.difference * length) ** 2 + (off.size * moved) ** 2) * off.unit**2
     for found, used in ((first, i), (second, j)):
         squares += float(np.sum(np.delete(found.sizes, used) ** 2))
-    beyond = (*first.squares, *((r, -V) for r, V in second.squares))
+    beyond = _difference(first.squares, second.squares)
     return squares + _size_of_polynomial(first.linear - second.linear, beyond) ** 2
+
+
+def _difference(
+    first: Sequence[tuple[Array, Product]], second: Sequence[tuple[Array, Product]]
+) -> list[tuple[Array, Product]]:
+    """Return Σ (r·Y) V Y of the first less that of the second; equal terms cancel unrounded."""
+    ours: defaultdict[tuple[bytes, ...], list[tuple[Array, Product]]] = defaultdict(list)
+    for one in first:
+        ours[_bits(*one)].append(one)
+    beyond: list[tuple[Array, Product]] = []
+    for r, V in second:
+        alike = ours[_bits(r, V)]
+        if alike:
+            alike.pop()
+        else:
+            beyond.append((r, -V))
+    return [*chain.from_iterable(ours.values()), *beyond]
+
+
+def _bits(r: Array, V: Product) -> tuple[bytes, ...]:
+    return r.tobytes(), V.left.tobytes(), V.right.tobytes()
 
 
 def _matched(first: NeuronSum, second: NeuronSum) -> tuple[Indices, Indices, Array]:
