@@ -290,6 +290,32 @@ def test_whole_blocks_are_recovered(shape, neurons, seeds, total, trials, part_o
     )
 
 
+def test_whole_blocks_of_heads_of_rank_1_and_few_neurons(trials, evidence):
+    """What a head answers turns sign; attention is known badly; few neurons show the centre."""
+    # first those in which each of these led to a refusal, or to neurons that are none
+    order, count, shares, functions = [2, 3, 28], trials(3, 70), [], []
+    for seed in (order + sorted(set(range(count)) - set(order)))[:count]:
+        rng = np.random.default_rng([seed, 45])
+        d, m, rms = int(rng.integers(8, 12)), int(rng.integers(4, 17)), bool(rng.random() < 0.3)
+        block = PlainBlock((d, 4, 1), seed, rms=rms, neurons=m)
+        recovery = us.learn(block, whole(d, seed))
+        errors, bounds = errors_of_whole(recovery, block), recovery.certificate.errors
+        assert len(recovery.model.parts[1].b) == m
+        assert all(map(np.isfinite, bounds.values())), seed
+        shares.append(max(errors[name] / bounds[name] for name in errors))
+        assert shares[-1] <= 1, seed
+        functions.append(predicted_to(recovery.model, block, np.random.default_rng(seed)))
+        assert functions[-1] <= 1e-6, seed
+    evidence(
+        "whole blocks of four heads of rank 1, 4 to 16 neurons",
+        targets=count,
+        broken=0,
+        function=f"{np.max(functions):.3g}",
+        median_looseness=f"{1 / np.median(shares):.0f}×",
+        refused=0,
+    )
+
+
 @pytest.mark.parametrize("F", ["mixture", "parallel"])
 def test_what_follows_attention_and_is_no_layer_is_named(F, trials, evidence):
     count = trials(1, 20)

@@ -25,11 +25,10 @@ from typing import NamedTuple
 import numpy as np
 import scipy
 
-from unsoftmax.learners.attention_layer.soft_gate_reading import CopiedAnswers
+from unsoftmax.learners.attention_layer.soft_gate_reading import CopiedAnswers, alike
 from unsoftmax.learners.block.far_tokens import FarTokens, asked_copies
 from unsoftmax.learners.block.gated_fit import NOISE, Gated, GatedFit, fitted
 from unsoftmax.learners.compose import Asking
-from unsoftmax.models.arrays import TINY
 from unsoftmax.probes import Array, Indices, Purpose
 from unsoftmax.refusals import Reason, RefusalError
 from unsoftmax.theory.costs import Cost
@@ -257,9 +256,9 @@ class GateReading:
             away = (n > 0) * (_NEAR + _FARTHER * n) * self.rng.standard_normal(base.theta.shape)
             found = fitted(gated(answers, base.theta), base.theta + away)
             if found.missed <= self._noise(answers):
-                alike = _cosines(base.vectors[:, 0], found.vectors[:, 0])
-                alike += _cosines(base.theta, found.theta)
-                order = scipy.optimize.linear_sum_assignment(-alike)[1]
+                sure = alike(base.vectors[:, 0], found.vectors[:, 0])
+                sure += alike(base.theta, found.theta)
+                order = scipy.optimize.linear_sum_assignment(-sure)[1]
                 return GatedFit(found.theta[order], found.vectors[order], found.missed)
         return None
 
@@ -311,9 +310,3 @@ class _Unfound(Exception):
     def __init__(self, refusal: RefusalError) -> None:
         super().__init__(str(refusal))
         self.refusal = refusal
-
-
-def _cosines(rows: Array, others: Array) -> Array:
-    """Return the cosines between rows and other rows."""
-    sizes = np.linalg.norm(rows, axis=1)[:, None] * np.linalg.norm(others, axis=1)
-    return np.asarray(rows @ others.T / np.maximum(sizes, TINY))

@@ -39,6 +39,9 @@ _BOUNDED = 1e-4
 # Cells, and most of them, where few show c in all directions: errors that differ by more than so
 # many times between these are not believed.
 _CELLS, _MOST_CELLS, _UNEVEN = 4, 12, 1e-3
+# Nor is a c that is off by more: where few neurons are active c hardly shows, a fit may end
+# elsewhere, and no length on the way in is in a cell then.
+_OPEN = 2.0**-10
 # Half the width of a cell at first, on a sphere of radius √d, and the least: a smooth F is affine
 # within roundoff on smaller ones.
 _WIDTH, _LEAST_WIDTH = 0.1, 2.0**-12
@@ -118,6 +121,11 @@ class CentreFit(NamedTuple):
     """The least, over the largest, of what c's directions change answers by."""
 
     @property
+    def c_error(self) -> float:
+        """What c is off by."""
+        return float(np.linalg.norm(self.spread[:-1]))
+
+    @property
     def eps_error(self) -> float:
         """What eps is off by, relatively."""
         return float(np.linalg.norm(self.spread[-1]))
@@ -185,7 +193,7 @@ class CentreSearch:
         k = frame.shape[1]
         start = CentreFit(np.zeros(k), self.keys.eps, 0.0, np.zeros((k + 1, k + 1)), 0.0)
         cells, width, fit = list[Cell](), _WIDTH, start
-        while fit.uneven < _UNEVEN:
+        while fit.uneven < _UNEVEN or fit.c_error > _OPEN:
             if len(cells) == _MOST_CELLS:
                 raise Reason.BLOCK_CENTRE_OPEN.error(cells=len(cells), dim=k)
             for _ in range(_CELLS):
