@@ -237,13 +237,15 @@ def test_more_heads_than_allowed_and_other_widths_are_refused():
 
 
 def test_an_eps_of_0_is_named():
-    """A token 0, which rotary positions are read with, is answered by no number then."""
+    """A token 0, which rotary positions are read and named with, is answered by no number then."""
     turning = LlamaBlock.drawn((8, 2, 1, 4), 0)
     turning.eps = 0.0
     for block in (drawn((12, 3, 4), 0, eps=0.0), turning):
+        oracle = Counted(block)
         with pytest.raises(us.NotIdentifiable) as refused:
-            us.learn(block, Learner(block.dim))
+            us.learn(oracle, Learner(block.dim))
         assert refused.value.reason == "EPS_IS_0"
+        assert oracle.queries == 7
 
 
 def whole(dim: int, seed: int = 0) -> Any:
