@@ -167,8 +167,15 @@ def whole_block(
     known = {"attention": attention.layer()}
     if (yield from attention.seen(rng)) == IN_PARALLEL:
         raise Reason.BLOCK_IN_PARALLEL.error(known)
+
+    def searched(last: bool) -> Asking[WholeBlock]:
+        read = attention
+        if last:  # what is wrong with it may be why the first search failed
+            read = yield from attention_searched(dim, most_heads, rng)
+        return (yield from _following(read, most_neurons, rng))
+
     try:
-        found = yield from tried(SEARCHES, lambda _: _following(attention, most_neurons, rng))
+        found = yield from tried(SEARCHES, searched)
         return (yield from found.concluded(checks, rng))
     except (ModelMismatch, NotIdentifiable, np.linalg.LinAlgError) as error:
         known |= getattr(error, "determined", {})
