@@ -240,6 +240,8 @@ def naming_positions(steps: Asking[T], learner: Learner[Any]) -> Asking[T]:
             raise  # no answer depends on scores
         if refusal.reason in (Reason.QUERIES_HAVE_BIASES.name, Reason.BLOCK_BY_PLACE.name):
             raise  # it says already how scores depend on positions
+        if refusal.reason == Reason.EPS_IS_0.name:
+            raise  # tokens 0, which positions are named with, are answered by no numbers
         try:
             how = yield from _named(learner)
         except (errors.OracleError, errors.BudgetExceeded):

@@ -415,8 +415,8 @@ class SoftGateReading:
         if theta is None:
             return None
         vectors, _ = answers.vectors(self.layer, theta)
-        alike = _alike(base.vectors, vectors) + _alike(near, theta)
-        return theta[scipy.optimize.linear_sum_assignment(-alike)[1]]
+        sure = alike(base.vectors, vectors) + alike(near, theta)
+        return theta[scipy.optimize.linear_sum_assignment(-sure)[1]]
 
     # -- asking
 
@@ -495,7 +495,7 @@ class SoftGateReading:
         return float(np.linalg.svd(U, compute_uv=False)[-1]) > _INDEPENDENT
 
 
-def _alike(rows: Array, others: Array) -> Array:
+def alike(rows: Array, others: Array) -> Array:
     """Return how surely rows and other rows are along one line: of zeros, 0.
 
     −log of about the probability that random ones are as near. What a map of rank 1 makes of two

@@ -155,8 +155,9 @@ class BlockLearner(Configured):
         )
         plain = gate_reading.cost(d, H) + far_scores.cost(d)
         turned = zero_gates.cost(d, H) + far_groups.cost(d)
-        cost = post_norm.cost(d) + far_tokens.cost()
-        cost += (steps_of.SEARCHES + 1) * ((plain | turned) + steps_of.cost())
+        attention = far_tokens.cost()
+        attention += (steps_of.SEARCHES + 1) * ((plain | turned) + steps_of.cost())
+        cost = post_norm.cost(d) + attention
         most = max(gate_reading.MOST_TOKENS, LONGEST + d + 1, *(one.tokens for one in SHORT))
         ending = Cost.of(2, tokens=2, rounds=2 + LONG.most_rounds)
         longest = 2 * FAR * np.sqrt(d)
@@ -169,7 +170,7 @@ class BlockLearner(Configured):
             following = FeedForwardLearner(d, "pre", activation="relu").plan()
             asked = Cost.of(following.at_most, tokens=COPIES + 1, rounds=following.rounds)
             cost += steps_of.SEARCHES * (norm_centre.cost(d) + asked)
-            cost += far_expansion.cost(d) + read_network.cost(d, most_neurons)
+            cost += far_expansion.cost(d) + read_network.cost(d, most_neurons) + attention
         return (cost + ending).plan(formula, LONG.most_tokens(d, most), longest, known=False)
 
     def steps(self, checks: int) -> Steps[Layer | Stack]:

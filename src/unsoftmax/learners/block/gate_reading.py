@@ -9,9 +9,10 @@ sphere as well, and logits a·(W_h b + w_h) are affine in t. So with m copies of
 
 is H soft gates times H vectors, in the d − s coordinates that S does not hide. One fit of all α, β
 at once (variable projection: the vectors follow by least squares) finds them from anywhere at the
-first offset, and from the first one's at all others, which differ from it by a small turn: e runs
-through a simplex, and f turns to the rest of B. k offsets give M_h in k directions, the others of
-which follow by least squares.
+first offset, and from the first one's at most others, which differ from it by a small turn: e runs
+through a simplex, and f turns to the rest of B. Their vectors span the ranges of maps, which part
+the answers of those that are left. k offsets give M_h in k directions, the others of which follow
+by least squares.
 
 Queries: about 2(H + s + 8) for the first offset, (k − s)(H + s + 3) with the same far tokens, and
 2(s − 1)(H + s + 3) with others; k = d − 1 after a LayerNorm, d after an RMSNorm.
@@ -19,17 +20,17 @@ Queries: about 2(H + s + 8) for the first offset, (k − s)(H + s + 3) with the 
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import scipy
 
-from unsoftmax.learners.attention_layer.soft_gate_reading import CopiedAnswers
+from unsoftmax.learners.attention_layer.soft_gate_reading import CopiedAnswers, alike
 from unsoftmax.learners.block.far_tokens import FarTokens, asked_copies
 from unsoftmax.learners.block.gated_fit import NOISE, Gated, GatedFit, fitted
 from unsoftmax.learners.compose import Asking
-from unsoftmax.models.arrays import TINY
 from unsoftmax.probes import Array, Indices, Purpose
 from unsoftmax.refusals import Reason, RefusalError
 from unsoftmax.theory.costs import Cost
@@ -50,8 +51,11 @@ _FIRST = 12
 # ... and of the others beyond heads and coordinates. With none the equations of gates are square,
 # in whatever dimension: H numbers for each token beyond H, once vectors explain the rest.
 _SPARE = 3
-# Starts of the first fit, and of each other one, whose starts are drawn ever farther away.
+# Starts of the first fit, and of each other one that neither the first nor ranges find, which are
+# drawn ever farther away.
 _STARTS, _STARTS_NEAR, _NEAR, _FARTHER = 200, 60, 0.15, 0.03
+# Singular values below this share of the first one's are those of errors.
+_NONE = 1e-6
 # How often offsets whose gates were not found are asked again beside as many tokens more.
 _AGAIN = 2
 
@@ -229,7 +233,7 @@ class GateReading:
             turns.append((turn, simplex[0]))
         use = np.arange(min(H + s + _SPARE, len(plane.t)))
         answers = yield from self._asked(plane, length, turns, use, "maps")
-        fits = [self._near(one, found) for one in answers]
+        fits = self._near(answers, found, [None] * len(turns))
         for _ in range(_AGAIN):
             lost = [j for j, fit in enumerate(fits) if fit is None]
             if not lost:
@@ -241,7 +245,7 @@ class GateReading:
             )
             for j, one in zip(lost, further, strict=True):
                 answers[j] = answers[j].joined(one)
-                fits[j] = self._near(answers[j], found)
+            fits = self._near(answers, found, fits)
         sure = [fit for fit in fits if fit is not None]
         if len(sure) < len(fits):
             raise Reason.SOFT_GATES_UNFOUND_ELSEWHERE.error(
@@ -251,15 +255,40 @@ class GateReading:
         theta = (found.theta, *(fit.theta for fit in sure))
         return GatedMaps(shown, plane.frame, (base, *answers), theta)
 
-    def _near(self, answers: CopiedAnswers, base: GatedFit) -> GatedFit | None:
-        """Fit the gates of another offset, heads in the order of the first one's."""
-        for n in range(_STARTS_NEAR):
-            away = (n > 0) * (_NEAR + _FARTHER * n) * self.rng.standard_normal(base.theta.shape)
-            found = fitted(gated(answers, base.theta), base.theta + away)
+    def _near(
+        self, answers: list[CopiedAnswers], base: GatedFit, fits: list[GatedFit | None]
+    ) -> list[GatedFit | None]:
+        """Fit other offsets that are lost: from the first one's gates, from ranges, from afar."""
+        fits = [
+            fit or self._found(one, base, [base.theta])
+            for one, fit in zip(answers, fits, strict=True)
+        ]
+        if all(fits):
+            return fits
+        ranges = _ranges(base, fits)
+        return [
+            fit or self._found(one, base, self._starts(one, base, ranges))
+            for one, fit in zip(answers, fits, strict=True)
+        ]
+
+    def _starts(
+        self, answers: CopiedAnswers, base: GatedFit, ranges: list[Array]
+    ) -> Iterator[Array]:
+        """Return what ranges say, and gates drawn ever farther away."""
+        yield _parted(answers, base, ranges)
+        for n in range(1, _STARTS_NEAR):
+            yield base.theta + (_NEAR + _FARTHER * n) * self.rng.standard_normal(base.theta.shape)
+
+    def _found(
+        self, answers: CopiedAnswers, base: GatedFit, starts: Iterable[Array]
+    ) -> GatedFit | None:
+        """Fit the gates of an offset from starts in turn, heads in the order of the first one's."""
+        for start in starts:
+            found = fitted(gated(answers, start), start)
             if found.missed <= self._noise(answers):
-                alike = _cosines(base.vectors[:, 0], found.vectors[:, 0])
-                alike += _cosines(base.theta, found.theta)
-                order = scipy.optimize.linear_sum_assignment(-alike)[1]
+                sure = alike(base.vectors[:, 0], found.vectors[:, 0])
+                sure += alike(base.theta, found.theta)
+                order = scipy.optimize.linear_sum_assignment(-sure)[1]
                 return GatedFit(found.theta[order], found.vectors[order], found.missed)
         return None
 
@@ -313,7 +342,30 @@ class _Unfound(Exception):
         self.refusal = refusal
 
 
-def _cosines(rows: Array, others: Array) -> Array:
-    """Return the cosines between rows and other rows."""
-    sizes = np.linalg.norm(rows, axis=1)[:, None] * np.linalg.norm(others, axis=1)
-    return np.asarray(rows @ others.T / np.maximum(sizes, TINY))
+def _ranges(base: GatedFit, fits: Iterable[GatedFit | None]) -> list[Array]:
+    """Return orthonormal columns that what each head makes of offsets is in, (m, r) each."""
+    vectors = np.array([one.vectors[:, 0] for one in (base, *fits) if one is not None])
+    ranges = []
+    for own in vectors.swapaxes(0, 1):
+        _, singular, Vt = np.linalg.svd(own, full_matrices=False)
+        ranges.append(Vt[singular > _NONE * singular[0]].T)
+    return ranges
+
+
+def _parted(answers: CopiedAnswers, base: GatedFit, ranges: list[Array]) -> Array:
+    """Return the gates (H, q) of each head's part of answers.
+
+    Where ranges are independent parts are all that answers are. Else what these differ by from the
+    first offset's is shared out, as little as explains it. A part is one gate times one vector.
+    """
+    whole, U = gated(answers, base.theta), np.hstack(ranges)
+    gates = whole.left(base.theta)[0]
+    pairs = zip(gates.T, base.vectors[:, 0], ranges, strict=True)
+    parts = np.hstack([np.outer(gate, vector @ own) for gate, vector, own in pairs])
+    parts = parts + (whole.y - parts @ U.T) @ np.linalg.pinv(U).T
+    ends = np.cumsum([own.shape[1] for own in ranges])[:-1]
+    found = []
+    for h, part in enumerate(np.split(parts, ends, axis=1)):
+        own = whole._replace(shift=whole.shift[:, [h]], known=0 * part[:, None], y=part)
+        found.append(fitted(own, base.theta[[h]]).theta[0])
+    return np.array(found)

@@ -36,9 +36,9 @@ from unsoftmax.validate.drawn_models import Layer
 _FAR = 2.0**20
 # Answers that do not change with their length are those of a layer after a norm: by this share.
 _BOUNDED = 1e-4
-# Cells, and most of them, where few show c in all directions: errors that differ by more than so
-# many times between these are not believed.
-_CELLS, _MOST_CELLS, _UNEVEN = 4, 12, 1e-3
+# Cells, and most of them: where few neurons are active c hardly shows. A fit may end elsewhere
+# then, no length on the way in being in a cell; a c that is off by more than this is not believed.
+_CELLS, _MOST_CELLS, _OPEN = 4, 12, 2.0**-10
 # Half the width of a cell at first, on a sphere of radius √d, and the least: a smooth F is affine
 # within roundoff on smaller ones.
 _WIDTH, _LEAST_WIDTH = 0.1, 2.0**-12
@@ -114,8 +114,11 @@ class CentreFit(NamedTuple):
     """Root mean square of what is left, in errors of answers."""
     spread: Array
     """What c and log eps are off by is this (k + 1, k + 1) times normal numbers."""
-    uneven: float
-    """The least, over the largest, of what c's directions change answers by."""
+
+    @property
+    def c_error(self) -> float:
+        """What c is off by."""
+        return float(np.linalg.norm(self.spread[:-1]))
 
     @property
     def eps_error(self) -> float:
@@ -183,9 +186,9 @@ class CentreSearch:
         """
         d = self.keys.tokens.dim
         k = frame.shape[1]
-        start = CentreFit(np.zeros(k), self.keys.eps, 0.0, np.zeros((k + 1, k + 1)), 0.0)
+        start = CentreFit(np.zeros(k), self.keys.eps, 0.0, np.full((k + 1, k + 1), np.inf))
         cells, width, fit = list[Cell](), _WIDTH, start
-        while fit.uneven < _UNEVEN:
+        while not fit.c_error <= _OPEN:
             if len(cells) == _MOST_CELLS:
                 raise Reason.BLOCK_CENTRE_OPEN.error(cells=len(cells), dim=k)
             for _ in range(_CELLS):
@@ -323,7 +326,7 @@ def fitted(cells: Sequence[Cell], start: CentreFit) -> CentreFit:
     ...     n = v / np.sqrt(np.sum(v * v, axis=1, keepdims=True) / 3 + eps)
     ...     y = n @ rng.standard_normal((3, 3)) + 1
     ...     cells.append(Cell(way, v - c, y, np.full(7, 1e-12), 1.0))
-    >>> found = fitted(cells, CentreFit(0.99 * c, 1.1 * eps, 0.0, np.zeros((4, 4)), 0.0))
+    >>> found = fitted(cells, CentreFit(0.99 * c, 1.1 * eps, 0.0, np.zeros((4, 4))))
     >>> bool(np.allclose(found.c, c, atol=1e-8)), bool(np.isclose(found.eps, eps, rtol=1e-5))
     (True, True)
     """
@@ -350,9 +353,7 @@ def fitted(cells: Sequence[Cell], start: CentreFit) -> CentreFit:
     values, vectors, sizes = _values(slope)
     missed = float(np.sqrt(np.mean(left**2)))
     spread = vectors / np.sqrt(np.maximum(values, TINY)) / sizes[:, None]
-    own = np.linalg.eigvalsh(slope[:, :-1].T @ slope[:, :-1])
-    uneven = float(np.sqrt(max(own[0], 0.0) / max(own[-1], TINY)))
-    return CentreFit(at[:-1], float(np.exp(at[-1])), missed, spread, uneven)
+    return CentreFit(at[:-1], float(np.exp(at[-1])), missed, spread)
 
 
 def _values(slope: Array) -> tuple[Array, Array, Array]:

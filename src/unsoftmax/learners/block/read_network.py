@@ -21,6 +21,7 @@ from unsoftmax.learners.block.behind_keys import BehindKeys
 from unsoftmax.learners.block.far_expansion import FarExpansion
 from unsoftmax.learners.compose import Asking, T, named
 from unsoftmax.learners.feed_forward.after_norm import COARSE, AfterNorm
+from unsoftmax.learners.feed_forward.fitted_layer import shown_neurons
 from unsoftmax.learners.feed_forward.jacobian_readings import derivatives
 from unsoftmax.learners.feed_forward.layer_claim import LayerClaim
 from unsoftmax.learners.feed_forward.neuron_fit import NeuronFit, NeuronParameters, layer_errors
@@ -78,7 +79,7 @@ class ReadNetwork:
         c = normed.frame @ inside
         keys, kept = keys.with_key(c, rng), list[tuple[Array, Array]]()
         steps = AfterNorm(replace(normed, eps=eps), most, rng, 1).smoothly_claimed(None, None)
-        asked = keys.run(named(steps, _PHASE), c, kept)
+        asked = keys.run(named(steps, PHASE), c, kept)
         claim, normed = yield from beside_eps(asked, eps, c=c)
         read = cls(keys, normed, c, claim, kept)
         unknown = sum(array.size for array in claim.model.arrays().values()) + len(c)
@@ -90,7 +91,20 @@ class ReadNetwork:
 
     def asked(self, steps: Asking[T]) -> Asking[T]:
         """Run steps that ask normalised tokens."""
-        return self.keys.run(named(self.normed.asked_of(steps), _PHASE), self.c, self.kept)
+        return self.keys.run(named(self.normed.asked_of(steps), PHASE), self.c, self.kept)
+
+    def shown(self, others: Sequence[Layer], rng: np.random.Generator) -> ReadNetwork:
+        """Fit, and leave out ReLUs that answers do not show beside what attention may be off by.
+
+        A search takes answers for those of ReLUs alone. What is wrong with attention bends them
+        slightly, which looks like a neuron 1e-8 as large as others.
+        """
+        read, _, moved = self.fitted(others, rng)
+        layer = read.claim.model
+        seen = shown_neurons(layer, [by.layer(layer.activation) for by in moved])
+        if np.all(seen) or not np.any(seen):
+            return read
+        return replace(read, claim=read.claim.taken(seen)).shown(others, rng)
 
     def fitted(
         self, others: Sequence[Layer], rng: np.random.Generator
@@ -118,11 +132,13 @@ class ReadNetwork:
         )
         layer, *each = (by.layer(model.activation) for by in (found, *moved))
         errors = layer_errors(layer, each, normed.radius)
+        by = E @ found.norm[:-1]
         read = replace(
             self,
             claim=replace(self.claim, model=layer, errors=errors),
             normed=replace(normed, eps=float(np.exp(found.norm[-1]))),
-            c=self.c + E @ found.norm[:-1],
+            c=self.c + by,
+            kept=[(v + by, y) for v, y in self.kept],
         )
         return read, found, moved
 
@@ -161,4 +177,4 @@ def steepness(layer: FeedForward, n: Array) -> Array:
     return np.asarray(np.linalg.norm(derivatives(layer, n, np.eye(n.shape[1])), axis=(1, 2)))
 
 
-_PHASE = "feed-forward part"
+PHASE = "feed-forward part"

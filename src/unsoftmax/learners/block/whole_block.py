@@ -5,8 +5,8 @@
    whether what follows, F, is smooth.
 3. ReLUs: c and the norm's eps are found from cells of F (`norm_centre`), F by the learner of layers
    after a norm (`feed_forward.after_norm`), run on G(x − c). All its answers are fitted once more
-   (`feed_forward.fitted_layer`): what was known one after the other is known together, to 1e-11
-   instead of 1e-8.
+   (`read_network`): what was known one after the other is known together, to 1e-11 instead of 1e-8,
+   and neurons that attention's errors alone showed are left out.
 4. Smooth neurons, plain or gated: `read_network`.
 5. Fresh sequences of 1 to 512 tokens, of lengths from 0.05 to 20, for the block as a whole.
 """
@@ -27,10 +27,9 @@ from unsoftmax.learners.block.block_attention import (
     attention_searched,
 )
 from unsoftmax.learners.block.norm_centre import CentreSearch, NormCentre
-from unsoftmax.learners.block.read_network import ReadNetwork, beside_eps, steepness
-from unsoftmax.learners.compose import Asking, T, named
-from unsoftmax.learners.feed_forward.after_norm import AfterNorm, BallClaim
-from unsoftmax.learners.feed_forward.fitted_layer import FittedLayer
+from unsoftmax.learners.block.read_network import PHASE, ReadNetwork, beside_eps, steepness
+from unsoftmax.learners.compose import Asking, named
+from unsoftmax.learners.feed_forward.after_norm import AfterNorm
 from unsoftmax.learners.feed_forward.layer_claim import LayerClaim
 from unsoftmax.learners.normed_tokens import NormedKind, NormedTokens
 from unsoftmax.measure.precision import UNIT, Precision
@@ -168,8 +167,15 @@ def whole_block(
     known = {"attention": attention.layer()}
     if (yield from attention.seen(rng)) == IN_PARALLEL:
         raise Reason.BLOCK_IN_PARALLEL.error(known)
+
+    def searched(last: bool) -> Asking[WholeBlock]:
+        read = attention
+        if last:  # what is wrong with it may be why the first search failed
+            read = yield from attention_searched(dim, most_heads, rng)
+        return (yield from _following(read, most_neurons, rng))
+
     try:
-        found = yield from tried(SEARCHES, lambda _: _following(attention, most_neurons, rng))
+        found = yield from tried(SEARCHES, searched)
         return (yield from found.concluded(checks, rng))
     except (ModelMismatch, NotIdentifiable, np.linalg.LinAlgError) as error:
         known |= getattr(error, "determined", {})
@@ -221,24 +227,18 @@ def _bent(
     """Read ReLUs."""
     normed = replace(normed, eps=centre.fit.eps, eps_spread=centre.fit.eps_error)
     kept: list[tuple[Array, Array]] = []
-
-    def asked(steps: Asking[T]) -> Asking[T]:
-        own = named(normed.asked_of(steps), "feed-forward part")
-        return centre.keys.run(own, centre.c, kept)
-
-    steps = asked(AfterNorm(normed, most, rng, ATTEMPTS).claimed())
-    eps = centre.fit.eps
-    claim = yield from beside_eps(steps, eps, c=centre.c, eps_behind=eps)
-    claim = _without_none(claim, centre, kept, rng)
-    claim = yield from asked(claim.beside_hyperplanes(rng))
-    count = len(claim.model.b)
+    steps = named(normed.asked_of(AfterNorm(normed, most, rng, ATTEMPTS).claimed()), PHASE)
+    asked, eps = centre.keys.run(steps, centre.c, kept), centre.fit.eps
+    claim = yield from beside_eps(asked, eps, c=centre.c, eps_behind=eps)
+    read = ReadNetwork(centre.keys, normed, centre.c, claim, kept)
+    read = read.shown(attention.conclusion.drawn.others, rng)
+    claim = yield from read.asked(read.claim.beside_hyperplanes(rng))
     notes = (
-        f"{count} neurons were found; those on one hyperplane are one, and their order and a "
-        "positive factor for each are free.",
-        *claim.notes[2:],
+        f"{len(claim.model.b)} neurons were found; those on one hyperplane are one, and their "
+        "order and a positive factor for each are free.",
+        *(() if claim.determined else claim.notes[2:]),
     )
-    read = ReadNetwork(centre.keys, normed, centre.c, replace(claim, notes=notes), kept)
-    return _whole(attention, read, rng)
+    return _whole(attention, replace(read, claim=replace(claim, notes=notes)), rng)
 
 
 def _whole(attention: ReadBlock, read: ReadNetwork, rng: np.random.Generator) -> WholeBlock:
@@ -252,17 +252,6 @@ def _whole(attention: ReadBlock, read: ReadNetwork, rng: np.random.Generator) ->
     eps_error = max(abs(by.norm[-1] - found.norm[-1]) for by in moved)
     whole = Stack([attention.layer(attention.inner, read.c), read.network(found, read.c)])
     return WholeBlock(whole, tuple(others), attention, read.claim, float(eps_error))
-
-
-def _without_none(
-    claim: BallClaim, centre: NormCentre, kept: list[tuple[Array, Array]], rng: np.random.Generator
-) -> BallClaim:
-    """Fit a layer to all answers at once, and leave out neurons that these do not show."""
-    v, y = (np.vstack(each) for each in zip(*kept, strict=True))
-    v = v @ centre.frame
-    n = v / np.sqrt(np.sum(v * v, axis=1, keepdims=True) / len(centre.frame) + centre.fit.eps)
-    fitted = FittedLayer.to(n, y, claim.model, claim.look, rng)
-    return replace(claim, model=fitted.layer, errors=fitted.errors)
 
 
 def _predicted_within(asked: list[Answered], compared: Residuals) -> tuple[str, ...]:

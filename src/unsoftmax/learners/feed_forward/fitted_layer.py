@@ -71,7 +71,7 @@ class FittedLayer:
                 best, ((0 * x, drawn * rng.standard_normal(y.shape)) for _ in range(DRAWS))
             )
             found, *others = (each.layer(layer.activation) for each in (best, *moved))
-            shown = _shown(found, others)
+            shown = shown_neurons(found, others)
             # more misses: something is missing or wrong, and fresh answers will say so
             if np.all(shown) or size > POOR * own:
                 return cls(found, layer_errors(found, others), kept)
@@ -150,7 +150,7 @@ class LayerFitting:
         return np.asarray(np.maximum(wanted - np.array([active, len(tokens) - active]), 0))
 
 
-def _shown(layer: FeedForward, others: Sequence[FeedForward]) -> Flags:
+def shown_neurons(layer: FeedForward, others: Sequence[FeedForward]) -> Flags:
     """Tell whose products B_j a_jᵀ are larger than what drawn errors make of them."""
     rows, columns = np.linalg.norm(layer.A, axis=1), np.linalg.norm(layer.B, axis=0)
     squares = [

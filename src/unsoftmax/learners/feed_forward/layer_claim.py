@@ -15,7 +15,7 @@ from typing import ClassVar, Self
 import numpy as np
 
 from unsoftmax.arrangement.strips import FARTHER, Hyperplanes, Strips
-from unsoftmax.learners.feed_forward.found_neurons import DEVIATIONS
+from unsoftmax.learners.feed_forward.found_neurons import DEVIATIONS, sides_of
 from unsoftmax.learners.feed_forward.opening_look import OpeningLook, drawn_directions
 from unsoftmax.models.arrays import TINY
 from unsoftmax.models.feed_forward import FeedForward
@@ -75,6 +75,17 @@ class LayerClaim:
         "other for these answers: another seed may separate them"
     )
     """What a target is that fresh answers refuse."""
+
+    def taken(self, which: Flags) -> Self:
+        """Claim some of the ReLUs alone, whose sides may be determined where those of all are not.
+
+        b relu(z) = b z + b relu(−z): a neuron's side may be changed where others make up for b aᵀ.
+        """
+        model = self.model
+        A, b, B = model.A[which], model.b[which], model.B[:, which]
+        sides = sides_of(A, B.T, np.zeros((len(B), A.shape[1])), 0.0, alone=True)
+        model = FeedForward(A, b, B, model.c, model.residual, model.norm)
+        return replace(self, model=model, determined=self.determined or sides.sure)
 
     def judged(self, x: Array, y: Array, queries: int) -> tuple[Self, Judgement]:
         """Compare answers; return the claim as wide as they need it, too."""
