@@ -7,7 +7,7 @@ import pytest
 from scipy.special import expit, ndtr
 
 import unsoftmax as us
-from tests.smooth_layers import smooth_errors, smooth_layer
+from tests.smooth_layers import share_of_bounds_behind, smooth_errors, smooth_layer
 
 
 def behind(d, m, seed, activation, gated=False, eps=1e-5, centred=True):
@@ -25,22 +25,8 @@ def learned(target, dim, **settings):
 
 
 def share(recovery, true, reach):
-    """Return the largest share of its bound that an error takes: of parameters and answers."""
-    found, bounds = recovery.model, recovery.certificate.errors
-    errors = smooth_errors(found, true)
-    errors |= {name: getattr(found.norm, name) - getattr(true.norm, name) for name in ("scale",)}
-    errors |= {"shift": found.norm.shift - true.norm.shift, "eps": found.norm.eps - true.norm.eps}
-    shares = [np.linalg.norm(off) / max(bounds[name], 1e-300) for name, off in errors.items()]
-    rng = np.random.default_rng(7)
-    x = rng.standard_normal((200, true.dim))
-    x *= (reach * rng.uniform(size=200) ** 3 / np.linalg.norm(x, axis=1))[:, None]
-    apart = found.sums(x) - true.sums(x)
-    apart -= true.norm.centred * apart.mean(axis=1, keepdims=True)
-    allowed = bounds["constant"] + bounds["slope"] * np.linalg.norm(x, axis=1)
-    moved = np.linalg.norm(found(x) - true(x), axis=1)
-    shares += [np.max(np.linalg.norm(apart, axis=1) / allowed)]
-    shares += [np.max(moved / found.moved_at_most(x, bounds))]
-    return max(shares), errors
+    """Return the largest share of a bound, and errors of parameters."""
+    return share_of_bounds_behind(recovery, true, reach), smooth_errors(recovery.model, true)
 
 
 @pytest.mark.parametrize("activation", ["gelu", "silu"])
