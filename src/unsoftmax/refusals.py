@@ -869,6 +869,15 @@ class Reason(Enum):
         'norm="{first}": {error} With norm="{second}": {other}'
     )
     NEITHER_BENT_NOR_SMOOTH = _mismatch("As a layer of ReLUs: {bent} As a smooth one: {smooth}")
+    NEURONS_ARE_RELUS = _mismatch(
+        "Of {count} neurons {sharp} or more do not bend beside their hyperplanes as far as answers "
+        "show, as ReLUs: neurons have several activations, or weights that are too unlike."
+    )
+    SEEN_FROM_FAR_ALONE = _mismatch(
+        "Behind the norm eps is too small to tell lengths of sums: smooth layers are recovered "
+        "there where from far they are ReLUs, as neurons of GELU, SiLU and softplus without gates "
+        "are. {refusal}"
+    )
     SMOOTH_NEITHER_WAY = _mismatch("{first}: {one} {second}: {other}")
     HYPERPLANES_ELSEWHERE = _mismatch(
         "{off} of {crossed} hyperplanes that one line crosses are not there, or other, elsewhere: "

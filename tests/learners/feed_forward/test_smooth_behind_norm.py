@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from scipy.special import expit, ndtr
 
 import unsoftmax as us
-from tests.smooth_layers import smooth_errors, smooth_layer
+from tests.smooth_layers import share_of_bounds_behind, smooth_errors, smooth_layer
 
 
 def behind(d, m, seed, activation, gated=False, eps=1e-5, centred=True):
@@ -24,22 +25,8 @@ def learned(target, dim, **settings):
 
 
 def share(recovery, true, reach):
-    """Return the largest share of its bound that an error takes: of parameters and answers."""
-    found, bounds = recovery.model, recovery.certificate.errors
-    errors = smooth_errors(found, true)
-    errors |= {name: getattr(found.norm, name) - getattr(true.norm, name) for name in ("scale",)}
-    errors |= {"shift": found.norm.shift - true.norm.shift, "eps": found.norm.eps - true.norm.eps}
-    shares = [np.linalg.norm(off) / max(bounds[name], 1e-300) for name, off in errors.items()]
-    rng = np.random.default_rng(7)
-    x = rng.standard_normal((200, true.dim))
-    x *= (reach * rng.uniform(size=200) ** 3 / np.linalg.norm(x, axis=1))[:, None]
-    apart = found.sums(x) - true.sums(x)
-    apart -= true.norm.centred * apart.mean(axis=1, keepdims=True)
-    allowed = bounds["constant"] + bounds["slope"] * np.linalg.norm(x, axis=1)
-    moved = np.linalg.norm(found(x) - true(x), axis=1)
-    shares += [np.max(np.linalg.norm(apart, axis=1) / allowed)]
-    shares += [np.max(moved / found.moved_at_most(x, bounds))]
-    return max(shares), errors
+    """Return the largest share of a bound, and errors of parameters."""
+    return share_of_bounds_behind(recovery, true, reach), smooth_errors(recovery.model, true)
 
 
 @pytest.mark.parametrize("activation", ["gelu", "silu"])
@@ -93,9 +80,103 @@ def test_of_a_small_eps_lengths_are_coarse_and_the_layer_is_not(eps):
     assert np.max(errors["A"]) < 1e-12
 
 
-def test_where_eps_does_not_show_the_layer_is_refused():
-    with pytest.raises(us.ModelMismatch, match="lengths, which behind a norm eps alone tells"):
-        learned(behind(12, 24, 2, "gelu", eps=1e-12), 12, norm="post")
+FAR = ("gelu", "gelu_tanh", "silu", "softplus")
+
+
+@pytest.mark.parametrize("activation", FAR)
+def test_where_eps_does_not_show_the_layer_is_found_from_far(activation, trials, evidence):
+    """As ReLUs first: no answer tells a length."""
+    d, m = (16, 64) if trials(0, 1) else (10, 24)
+    shares, errors, queries = [], [], []
+    for seed in range(trials(2, 100)):
+        eps, centred = [1e-12, 0.0, 1e-10][seed % 3], seed % 4 != 3
+        true = behind(d, m, seed, activation, eps=eps, centred=centred)
+        recovery = learned(true, d, norm="post" if seed % 2 else None, seed=seed)
+        worst, off = share(recovery, true, 100.0)
+        assert worst <= 1
+        assert recovery.model.activation == activation
+        shares.append(worst)
+        errors.append([np.max(off[name]) for name in ("A", "b", "B")])
+        queries.append(recovery.queries / m)
+    assert np.max(errors) < 1e-7
+    assert np.median(errors) < 1e-9
+    assert np.mean(queries) < (15 if m == 64 else 24)
+    evidence(
+        f"Smooth layers of {m} neurons behind a norm without an eps to see, {activation}, d = {d}",
+        layers=len(shares),
+        queries_per_neuron=float(np.mean(queries)),
+        median_error=float(np.median(errors)),
+        largest_error=float(np.max(errors)),
+        largest_share_of_bounds=float(max(shares)),
+    )
+
+
+@pytest.mark.parametrize("m", [1, 2])
+def test_few_neurons_are_found_from_far(m, trials):
+    for seed in range(trials(1, 50)):
+        true = behind(8, m, seed, "gelu", eps=1e-12)
+        assert share(learned(true, 8, norm="post", seed=seed), true, 100.0)[0] <= 1
+
+
+def test_sizes_and_biases_from_far(trials):
+    """Rows of sizes a hundred apart, no biases, and large ones, in other units."""
+    for seed in range(trials(1, 30)):
+        f, rng = behind(8, 12, seed, "silu", eps=1e-12), np.random.default_rng([12, seed])
+        sizes = np.exp(1.5 * rng.standard_normal((12, 1)))
+        for A, b, c in (
+            (sizes * f.A, f.b, f.c),
+            (f.A, 0 * f.b, 0 * f.c),
+            (1e4 * f.A, 9 * f.b, f.c),
+        ):
+            true = us.FeedForward(A, b, f.B, c, True, f.norm, "silu")
+            recovery = learned(true, 8, norm="post", seed=seed)
+            assert share(recovery, true, 100.0)[0] <= 1
+
+
+@pytest.mark.parametrize(
+    ("activation", "gated", "settings", "says"),
+    [
+        ("tanh", False, {"activation": "tanh"}, "lengths, which behind a norm eps alone tells"),
+        ("silu", True, {"gated": True}, "lengths, which behind a norm eps alone tells"),
+        ("tanh", False, {}, "too small to tell lengths"),
+        ("silu", True, {}, "too small to tell lengths.*bend everywhere"),
+        ("silu", False, {"activation": "gelu"}, "gelu is the nearest"),
+    ],
+)
+def test_what_is_no_relu_from_far_is_refused_where_eps_does_not_show(
+    activation, gated, settings, says
+):
+    true = behind(8, 8, 1, activation, gated, eps=1e-12)
+    with pytest.raises(us.ModelMismatch, match=says):
+        learned(true, 8, norm="post", **settings)
+
+
+def half_relu(z):
+    return np.where(np.arange(16) % 2, np.maximum(z, 0), z * ndtr(z))
+
+
+@pytest.mark.parametrize(
+    "phi",
+    [
+        half_relu,
+        lambda z: np.where(np.arange(16) % 2, z * expit(z), z * ndtr(z)),
+        lambda z: np.where(np.arange(16) < 1, z * expit(z), z * ndtr(z)),
+        lambda z: z * np.tanh(np.logaddexp(0, z)),
+        lambda z: z * ndtr(z) + 1e-2 * z,
+        lambda z: z * ndtr(z) + 1e-5 * np.sin(z),
+    ],
+    ids=["half ReLU", "half SiLU", "one SiLU", "Mish", "leaky", "a ripple"],
+)
+def test_other_activations_are_refused_from_far(phi, trials):
+    for seed in range(trials(1, 20)):
+        true = behind(8, 16, seed, "gelu", eps=1e-12)
+
+        def target(X, true=true):
+            x = X[:, -1]
+            return true.norm(x + phi(x @ true.A.T + true.b) @ true.B.T + true.c)
+
+        with pytest.raises(us.ModelMismatch):
+            learned(target, 8, norm="post", seed=seed)
 
 
 def test_neurons_of_two_activations_are_refused():

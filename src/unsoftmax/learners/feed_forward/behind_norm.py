@@ -24,7 +24,7 @@ from unsoftmax.learners.feed_forward.found_neurons import FoundNeurons, Sides
 from unsoftmax.learners.feed_forward.hyperplane_spots import DirectionSpots, Spots
 from unsoftmax.learners.feed_forward.jacobian_readings import row_slopes, rows_of
 from unsoftmax.learners.feed_forward.layer_claim import LayerClaim
-from unsoftmax.learners.feed_forward.line_cells import AskTokens, CellReadings, LineCells
+from unsoftmax.learners.feed_forward.line_cells import ANY, AskTokens, CellReadings, LineCells
 from unsoftmax.learners.feed_forward.norm_opening import NormLook, SeenNorm
 from unsoftmax.learners.feed_forward.search_steps import (
     asks,
@@ -132,7 +132,7 @@ UNSEEN = 1e-6
 UNSURE = 1e-4
 # Crossings that contradict the line are repeated, and with them those that show a column off by
 # more than UNSURE: where they are no larger a share of all, and how often.
-RECROSSED, RECROSSINGS = 0.2, 2
+RECROSSED, RECROSSINGS = 0.4, 2
 # Directions beside hyperplanes that are missed by more than this are those of another layer.
 ASTRAY = 1e-6
 
@@ -256,14 +256,24 @@ class SearchBehindNorm:
     """More neurons are refused."""
     thorough: bool
     rng: np.random.Generator
+    together: int = ANY
+    """As `LineCells` has it."""
 
     def run(self) -> Generator[Round, Answers, LayerClaim]:
-        """Find all neurons along a line, read them again, and put them before the norm.
+        """Find all neurons, and eps.
 
         Raises
         ------
         ModelMismatch, TooManyBreakpoints
             The target is another, or another line may do.
+        """
+        sums, model, errors = yield from self.found()
+        return (yield from self._with_eps(sums, model, errors))
+
+    def found(self) -> Generator[Round, Answers, tuple[LayerSums, FeedForward, dict[str, float]]]:
+        """Find all neurons along a line, read them again, and put them before the norm.
+
+        What is before the norm, as a layer, too, and that one's errors.
         """
         look, norm = self.normed.look, self.normed.norm
         basis, x0 = drawn_line(self.dim, look.length, self.rng)
@@ -276,6 +286,7 @@ class SearchBehindNorm:
             look.length,
             lambda t: self._own_error(kinks, t),
             scaled=False,
+            together=self.together,
         )
         readings = yield from cells.run()
         columns, column_error, _ = kinks.columns()
@@ -292,9 +303,8 @@ class SearchBehindNorm:
         found = neurons_of(readings, spots, basis)
         sums = before_the_norm(found, readings.values, norm)
         model, errors = with_constant(sums, x0 + readings.places[:, None] * basis[0], norm)
-        claim = yield from self._with_eps(sums, model, errors)
-        self._refuse_crossings(claim.model, spots)
-        return claim
+        self._refuse_crossings(model, sums.gain, spots)
+        return sums, model, errors
 
     def _ask(self, phase: str) -> AskTokens:
         """Return what asks tokens in a phase, and answers with directions."""
@@ -352,10 +362,11 @@ class SearchBehindNorm:
             self.normed.length_error,
         )
 
-    def _refuse_crossings(self, model: FeedForward, spots: Spots) -> None:
+    def _refuse_crossings(self, model: FeedForward, gain: Array, spots: Spots) -> None:
         """Raise where the layer misses what was asked beside hyperplanes: another line may do."""
-        tokens, w = spots.asked
-        seen = self.normed.norm.directions(model(tokens))
+        (tokens, w), norm = spots.asked, self.normed.norm
+        sharp = LayerNorm(1 / gain, norm.shift, 0.0, centred=norm.centred)
+        seen = norm.directions(sharp(model(tokens)))
         missed = float(np.max(np.linalg.norm(seen - w, axis=1)))
         if missed > ASTRAY:
             raise Reason.HYPERPLANES_MISSED.error(neurons=len(model.b), missed=missed)

@@ -61,7 +61,8 @@ from unsoftmax.learners.feed_forward.search_steps import (
     neurons_of,
     notes_of,
 )
-from unsoftmax.learners.feed_forward.smooth_behind_norm import SmoothBehindNorm
+from unsoftmax.learners.feed_forward.smooth_behind_norm import COARSEST, SmoothBehindNorm
+from unsoftmax.learners.feed_forward.smooth_from_far import SmoothFromFar
 from unsoftmax.learners.feed_forward.smooth_layer import (
     COARSE_STEPS,
     STEPS,
@@ -385,9 +386,11 @@ class FeedForwardLearner(Configured):
         if self.activation == "relu":
             raise bent
         d, most = int(self.dim), self._most
-        search = SmoothBehindNorm(d, look, most, self.activation, self.gated, rng)
+        near = SmoothBehindNorm(d, look, most, self.activation, self.gated, rng)
+        far = SmoothFromFar(d, look, most, self.activation, rng)
+        from_far = near.lengths_error > COARSEST and far.has_kinks and not self.gated
         try:
-            return (yield from search.steps(checks))
+            return (yield from (far if from_far else near).steps(checks))
         except ModelMismatch as other:
             if self._smooth:
                 raise

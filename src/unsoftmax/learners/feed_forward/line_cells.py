@@ -182,6 +182,7 @@ AskTokens = Callable[[Array], Generator[Round, Answers, Array]]
 # see crossed hyperplanes by. The second where steps may cross unseen ones: what is read there is
 # solved once more from tokens far apart.
 SHARE = (0.85, 0.95)
+ANY = 2**30
 # Jumps span no dimension in which none is more than this.
 RANK = 1e-6
 # Condition of a group's columns beyond which it is divided: parallel columns.
@@ -462,6 +463,9 @@ class LineCells:
     """Whether steps may cross hyperplanes that the line does not, of any columns."""
     walls: tuple[float, float] = (-np.inf, np.inf)
     """Between which places of the line nothing but these kinks was seen."""
+    together: int = ANY
+    """Kinks between two places, at most: of fewer, one whose column is hardly known spoils fewer
+    rows."""
 
     def run(self) -> Generator[Round, Answers, CellReadings]:
         """Ask from all places along all directions, until all are sure.
@@ -582,7 +586,8 @@ class LineCells:
     def _group(self) -> int:
         """Largest number of kinks between two places."""
         rank = self._rank
-        return max(1, min(int(SHARE[self.strange] * rank), rank - 1) - self._beside)
+        most = min(int(SHARE[self.strange] * rank), rank - 1) - self._beside
+        return max(1, min(most, self.together))
 
     @property
     def _beside(self) -> int:

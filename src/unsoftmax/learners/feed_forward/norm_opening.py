@@ -156,7 +156,7 @@ class NormOpening:
         norm = self._norm(far)
         length = _length(along, norm)
         precision = Precision.of_format([y])
-        noise, smooth = yield from self._noise(norm, length, precision)
+        noise, smooth = yield from self.noise(norm, length, precision)
         errors = self._errors(far, norm, noise)
         scale = float(np.linalg.norm(1 / norm.gain))
         look = OpeningLook(
@@ -222,7 +222,7 @@ class NormOpening:
         scale, shift, relative = worst.tolist()
         return scale, shift, relative
 
-    def _noise(
+    def noise(
         self, norm: SeenNorm, length: float, precision: Precision
     ) -> Generator[Round, Answers, tuple[float, bool]]:
         """Measure errors of directions; tell whether they bend everywhere, which hides errors."""

@@ -15,8 +15,9 @@ as far as eps does: with s = |n|²/d, |Pu|²/d is eps·s/(1 − s), off by round
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 
@@ -45,6 +46,9 @@ from unsoftmax.refusals import Reason
 
 # Lengths with larger relative errors take long steps, and with larger ones no layer is found.
 COARSE, COARSEST = 2e-9, 3e-7
+# They are looked at where tokens are of this share of the natural length or more: shorter ones may
+# have sums that are as short.
+NEAR = 1 / 8
 # Steps as without a norm, but none that is shorter; and long ones.
 STEPS = (1e-4, False), (1e-3, True), COARSE_STEPS[-1]
 # Tokens are so many times as long next, where neurons were found and do not fit: directions may
@@ -92,7 +96,7 @@ class DirectionsSeen:
         B, c = (self.norm.centred(one) / self.unit for one in (parameters.B, parameters.c[:, None]))
         return replace(parameters, B=B, c=c[:, 0]).layer(name)
 
-    def other(self, error: float, rng: np.random.Generator) -> tuple[DirectionsSeen, Array]:
+    def other(self, error: float, rng: np.random.Generator) -> tuple[Self, Array]:
         """Return what these are with another norm, and what directions of norm 1 are off by.
 
         Scale and shift are off by a drawn share of the scale each.
@@ -119,18 +123,7 @@ class SmoothBehindNorm:
         """Find the layer, draw its errors, test it."""
         seen, layer, size = yield from self._found()
         found, others = self._disturbed(seen, layer, size)
-        reach = (GATED_REACH if found.gate else PLAIN_REACH) * self.normed.look.length
-        errors = layer_errors(found, others, reach)
-        whole, errors = yield from with_eps(found, seen.norm.gain, self.normed, errors, self.rng)
-        claim = SmoothClaim(
-            whole,
-            self.normed.look,
-            errors,
-            notes_of_layer(whole),
-            True,
-            self.normed.length_error,
-            reach=reach,
-        )
+        claim = yield from claimed(found, others, seen.norm.gain, self.normed, self.rng)
         return (yield from claim.tested(checks, self.rng))
 
     def _left_by_eps(self, y: Array) -> Array:
@@ -143,6 +136,14 @@ class SmoothBehindNorm:
         norm = self.normed.norm
         return [(y - norm.shift) @ norm.basis.T / np.sqrt(self._left_by_eps(y)) for y in answers]
 
+    @property
+    def lengths_error(self) -> float:
+        """What lengths of sums are off by, relative, as far as eps tells them."""
+        look = self.normed.look
+        share = np.linalg.norm(look.tokens, axis=1) / look.length
+        near = (share > NEAR) & (share <= 1)
+        return self.normed.noise / float(np.median(self._left_by_eps(look.answers[near])))
+
     def _steps(self) -> tuple[tuple[float, bool], ...]:
         """Return steps that lengths are precise enough for.
 
@@ -151,9 +152,7 @@ class SmoothBehindNorm:
         ModelMismatch
             Lengths do not show.
         """
-        look = self.normed.look
-        near = np.linalg.norm(look.tokens, axis=1) <= look.length
-        own = self.normed.noise / float(np.median(self._left_by_eps(look.answers[near])))
+        own = self.lengths_error
         if own > COARSEST:
             raise Reason.TOO_COARSE_FOR_NEURONS.error(
                 what="The sums' lengths, which behind a norm eps alone tells, are",
@@ -231,3 +230,18 @@ class SmoothBehindNorm:
             by.append((0 * seen.x, seen.residual - other.residual + off / fit.weight[:, None]))
         moved = zip(others, fit.disturbed(best, by), strict=True)
         return seen.before(best, name), [other.before(one, name) for other, one in moved]
+
+
+def claimed(
+    found: FeedForward,
+    others: Sequence[FeedForward],
+    gain: Array,
+    normed: NormLook,
+    rng: np.random.Generator,
+) -> Generator[Round, Answers, SmoothClaim]:
+    """Ask for eps; claim a layer as others, which other errors would have made, differ from it."""
+    reach = (GATED_REACH if found.gate else PLAIN_REACH) * normed.look.length
+    errors = layer_errors(found, others, reach)
+    whole, errors = yield from with_eps(found, gain, normed, errors, rng)
+    notes = notes_of_layer(whole)
+    return SmoothClaim(whole, normed.look, errors, notes, True, normed.length_error, reach=reach)
