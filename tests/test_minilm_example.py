@@ -2,30 +2,19 @@
 
 import importlib.util
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 import unsoftmax as us
+from tests.scripts import script
 from tests.smooth_layers import minilm_neurons, share_of_bounds, smooth_errors
 from unsoftmax.cli.minilm import minilm_layer, minilm_weights
-
-PLACE = Path(__file__).parent.parent / "examples" / "minilm"
-
-
-def loaded(name):
-    spec = importlib.util.spec_from_file_location(name, PLACE / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture(scope="module")
 def example():
-    return loaded("sentence_embeddings")
+    return script("minilm/sentence_embeddings")
 
 
 @pytest.fixture(scope="module")
@@ -96,10 +85,9 @@ def test_embeddings_with_neurons_put_back(model, pieces):
 
 @pytest.mark.claimed
 @pytest.mark.parametrize("place", range(6))
-def test_neurons_are_recovered_and_put_back(place, tmp_path, monkeypatch, capsys, evidence):
+def test_neurons_are_recovered_and_put_back(place, tmp_path, capsys, evidence):
     """`make demo-feed-forward` is the first of these; each takes six minutes of a processor."""
-    monkeypatch.syspath_prepend(PLACE)
-    loaded("feed_forward_layer").recover(str(place), str(tmp_path))
+    script("minilm/feed_forward_layer").recover(str(place), str(tmp_path))
     said = capsys.readouterr().out
     recovery, true = us.Recovery.load(tmp_path), minilm_neurons(place)
     off = smooth_errors(recovery.model, true)
