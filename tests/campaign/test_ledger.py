@@ -28,7 +28,7 @@ from tests.campaign.lives import (
     checkpoint_once,
     one_by_one,
 )
-from tests.campaign.script import Script, answers_of, first_number, sequences
+from tests.campaign.script import Script, answers_of, first_number, head, sequences
 from tests.truth import Counted
 from unsoftmax.campaign.ledger import Ledger, _differences, rescued
 from unsoftmax.campaign.ledger_file import open_ledger
@@ -43,11 +43,6 @@ from unsoftmax.questions.identification import Identifier
 
 DIM = 4
 SETTINGS: dict[str, Any] = {"batch": 2, "holdout": 8}
-
-
-def head(dim: int = DIM, seed: int = 0) -> us.SingleHead:
-    rng = np.random.default_rng(seed)
-    return us.SingleHead(rng.standard_normal((dim, dim)), rng.standard_normal(dim))
 
 
 @dataclass(frozen=True)
