@@ -78,7 +78,7 @@ core: package  ## see that the wheel runs with the core dependencies alone, and 
 ways: package  ## go three users' ways with the wheel in an environment of its own (needs chromium)
 	$(PYTHON) -m venv --clear $(VENV)-ways
 	$(VENV)-ways/$(PIP_INSTALL) "$$(echo dist/*.whl)[http,report]" pytest hypothesis axe-playwright-python
-	$(VENV)-ways/bin/pytest tests/report/test_ways_of_users.py
+	$(VENV)-ways/bin/pytest --trials claimed tests/report/test_ways_of_users.py
 
 oldest:  ## run laws of learners and oracles with the oldest versions that pyproject.toml allows
 	$(PYTHON) -m venv $(VENV)-oldest

@@ -23,6 +23,12 @@ from tests.evidence_rows import COUNTED, FIELDS, PAGE, Part, joined, read_rows, 
 # A page takes a second, and hundreds of commands are run: the tests of the report ask for it.
 os.environ["UNSOFTMAX_REPORT"] = "no"
 
+# Folders of tests lie in memory where that can be: a run commits to its ledger hundreds of times.
+# For what a killed process leaves behind it makes no difference; what a power cut does is not
+# tested.
+if os.access("/dev/shm", os.W_OK):
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", "/dev/shm")
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(

@@ -5,15 +5,14 @@ import io
 import os
 import pickle
 import zipfile
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import unsoftmax as us
+from tests.scripts import script
 
-PLACE = Path(__file__).parent.parent / "examples" / "anarcii" / "antibody_layer.py"
 installed = pytest.mark.skipif(
     importlib.util.find_spec("anarcii") is None, reason="needs the weights of anarcii"
 )
@@ -21,12 +20,7 @@ installed = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def example():
-    spec = importlib.util.spec_from_file_location("antibody_layer", PLACE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return script("anarcii/antibody_layer")
 
 
 @pytest.fixture
@@ -151,18 +145,16 @@ def test_the_script_writes_both_files(example, tmp_path, capsys):
 
 
 @installed
-def test_both_sub_layers_of_the_encoder_are_recovered_and_put_back(monkeypatch, evidence):
+def test_both_sub_layers_of_the_encoder_are_recovered_and_put_back(evidence):
     """The block's own outputs on antibody sequences, before and after."""
-    monkeypatch.syspath_prepend(str(PLACE.parent))
-    block = importlib.import_module("encoder_block")
+    block = script("anarcii/encoder_block")
     off = block.compared(block.package_folder().joinpath(*block.WEIGHTS), "encoder.layers.0")
     assert off < 1e-6
     evidence("An antibody model's encoder block, recovered and put back", outputs=off)
 
 
-def test_a_block_is_run_on_every_token(monkeypatch):
-    monkeypatch.syspath_prepend(str(PLACE.parent))
-    block = importlib.import_module("encoder_block")
+def test_a_block_is_run_on_every_token():
+    block = script("anarcii/encoder_block")
     rng = np.random.default_rng(0)
     x = rng.standard_normal((5, 4))
     head = us.LayerHead(rng.standard_normal((4, 4)), rng.standard_normal((4, 4)))

@@ -1,19 +1,12 @@
 """The example that trains a block on text, recovers it and puts it back."""
 
-import importlib.util
 import re
-from pathlib import Path
 
-PLACE = Path(__file__).parent.parent / "examples" / "block" / "trained_block.py"
+from tests.scripts import script
 
 
 def test_a_trained_block_is_recovered_and_put_back(capsys, trials, evidence):
-    spec = importlib.util.spec_from_file_location("trained_block", PLACE)
-    assert spec is not None
-    assert spec.loader is not None
-    example = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(example)
-    example.main(steps=trials(100, 1500))
+    script("block/trained_block").main(steps=trials(100, 1500))
     said = capsys.readouterr().out
     trained, back = re.findall(r"([\d.]+%)", said)
     assert trained == back

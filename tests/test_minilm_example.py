@@ -2,12 +2,12 @@
 
 import importlib.util
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 import unsoftmax as us
+from tests.scripts import script
 from tests.smooth_layers import (
     minilm_neurons,
     share_of_bounds,
@@ -16,21 +16,10 @@ from tests.smooth_layers import (
 )
 from unsoftmax.cli.minilm import minilm_layer, minilm_weights
 
-PLACE = Path(__file__).parent.parent / "examples" / "minilm"
-
-
-def loaded(name):
-    spec = importlib.util.spec_from_file_location(name, PLACE / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
 
 @pytest.fixture(scope="module")
 def example():
-    return loaded("sentence_embeddings")
+    return script("minilm/sentence_embeddings")
 
 
 @pytest.fixture(scope="module")
@@ -105,12 +94,9 @@ def test_embeddings_with_neurons_put_back(model, pieces):
 @pytest.mark.claimed
 @pytest.mark.parametrize("place", range(6))
 @pytest.mark.parametrize("how", ["served", "alone"])
-def test_neurons_are_recovered_and_put_back(
-    place, how, tmp_path, monkeypatch, capsys, evidence, model
-):
+def test_neurons_are_recovered_and_put_back(place, how, tmp_path, capsys, evidence, model):
     """`make demo-feed-forward` is the first; each takes a minute of a processor, alone six."""
-    monkeypatch.syspath_prepend(PLACE)
-    loaded("feed_forward_layer").recover(str(place), str(tmp_path), how)
+    script("minilm/feed_forward_layer").recover(str(place), str(tmp_path), how)
     said = capsys.readouterr().out
     recovery, true = us.Recovery.load(tmp_path), model.feed_forward(place, how == "served")
     if how == "alone":

@@ -1,28 +1,18 @@
 """The example that reads SmolLM2's weights out of a GGUF file: packing, names, and a recovery."""
 
-import importlib.util
 import struct
-import sys
 import zipfile
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 import unsoftmax as us
-
-PLACE = Path(__file__).parent.parent / "examples" / "smollm2" / "trained_layer.py"
+from tests.scripts import script
 
 
 @pytest.fixture(scope="module")
 def example():
-    spec = importlib.util.spec_from_file_location("trained_layer", PLACE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return script("smollm2/trained_layer")
 
 
 def text(word):

@@ -1,37 +1,22 @@
 """The example that recovers a trained head from ids, at a vocabulary that is cut."""
 
-import importlib.util
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 import unsoftmax as us
+from tests.scripts import script
 from unsoftmax.cli.minilm import minilm_head
 from unsoftmax.theory import counts
-
-PLACE = Path(__file__).parent.parent / "examples" / "tokens"
-
-
-def imported(name):
-    spec = importlib.util.spec_from_file_location(name, PLACE / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture(scope="module")
 def example():
-    return imported("recover_from_ids")
+    return script("tokens/recover_from_ids")
 
 
 @pytest.fixture(scope="module")
 def layer_example():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(PLACE))
-        return imported("layer_from_ids")
+    return script("tokens/layer_from_ids")
 
 
 def test_answers_are_those_of_the_head(example):

@@ -28,6 +28,21 @@ def relative(found: np.ndarray, true: np.ndarray) -> float:
     return float(np.linalg.norm(found - true)) / (size or 1.0)
 
 
+def rank_of_jacobian(arrays: dict[str, np.ndarray], answers: Any, least: float) -> int:
+    """How many directions of all arrays answers tell apart, of which none is far below the first.
+
+    By differences: ``answers(name, array)`` are those with another array of that name.
+    """
+    columns, step = [], 1e-5
+    for name, array in arrays.items():
+        for place in np.ndindex(array.shape):
+            move = np.zeros(array.shape)
+            move[place] = step
+            columns.append((answers(name, array + move) - answers(name, array - move)) / (2 * step))
+    singular = np.linalg.svd(np.array(columns), compute_uv=False)
+    return int(np.count_nonzero(singular > least * singular[0]))
+
+
 def hidden(target: Any) -> Any:
     """Nothing of a target to look at but its answers."""
     return lambda X: target(X)

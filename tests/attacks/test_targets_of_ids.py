@@ -127,6 +127,7 @@ def whole_and_number(seed, heads):
     yield server, lambda ids: server.truth(ids)[:, 0]
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("how", COARSE)
 def test_heads_that_coarse_answers_hide_are_not_taken_for_one(how, trials, evidence):
     """What is said of their number is no more than there are; as one head none is recovered."""
@@ -149,6 +150,7 @@ def test_heads_that_coarse_answers_hide_are_not_taken_for_one(how, trials, evide
     )
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("how", COARSE)
 def test_what_is_said_of_one_head_behind_coarse_answers_is_true(how, trials, evidence):
     """Bounds hold where it is recovered, and else it is not called another target."""

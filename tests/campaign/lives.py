@@ -1,8 +1,8 @@
 """Runs in processes that die, against an oracle in a process that does not and keeps count.
 
 `Served` is the oracle's process; `Remote` asks it from any process or thread; `Life` is a
-process that learns and may be killed. Children come from a fork server that has the library
-loaded, so that a life takes milliseconds to begin.
+process that learns and may be killed. Children come from a fork server that has loaded what
+they use, so that a life takes milliseconds to begin.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import shutil
 import signal
 import sqlite3
+import sys
 import tempfile
 import threading
 import time
@@ -34,6 +35,17 @@ import unsoftmax as us
 PATIENCE_S = 30.0
 """Longest that anything here may take; a test that waits longer fails."""
 
+# `unsoftmax` itself loads what it has when that is first used: too late for a fork server.
+LOADED = [
+    "pytest",
+    "tests.campaign.script",
+    "tests.vector_learners",
+    "unsoftmax.campaign.runner",
+    "unsoftmax.learners.single_head.exact",
+    "unsoftmax.questions.identification",
+    "unsoftmax.questions.verification",
+]
+
 
 def unmeasured() -> dict[str, str]:
     """Return an environment in which coverage does not start.
@@ -45,10 +57,12 @@ def unmeasured() -> dict[str, str]:
 
 @cache
 def _context() -> ForkServerContext:
-    """Return what lives and oracles come from: a server that has the library, unmeasured."""
+    """Return what lives and oracles come from: a server that has loaded all, unmeasured."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["unsoftmax", "pytest"])
-    with patch.dict(os.environ, unmeasured(), clear=True):
+    context.set_forkserver_preload(LOADED)
+    # its path is the parent's from its first child on: the tests are to be found before
+    found = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    with patch.dict(os.environ, unmeasured() | found, clear=True):
         ensure_running()
     return context
 

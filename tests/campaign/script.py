@@ -73,6 +73,12 @@ def sequences(count: int, tokens: int = 2, dim: int = 2, seed: int = 0, purpose:
     return Sequences(X, phase=f"part {seed}", purpose=purpose)
 
 
+def head(dim: int = 4, seed: int = 0) -> us.SingleHead:
+    """A target that learners recover."""
+    rng = np.random.default_rng(seed)
+    return us.SingleHead(rng.standard_normal((dim, dim)), rng.standard_normal(dim))
+
+
 def first_number(X: np.ndarray) -> np.ndarray:
     """A target whose bits depend on nothing but the probe."""
     return X[:, 0, 0].copy()

@@ -10,7 +10,7 @@ import pytest
 
 import unsoftmax as us
 from tests import laws
-from tests.campaign.script import Script, answers_of, first_number, sequences
+from tests.campaign.script import Script, answers_of, first_number, head, sequences
 from tests.truth import Counted
 
 HOLDOUT = 12
@@ -183,11 +183,9 @@ def test_a_spent_budget_asks_nothing_more(tmp_path):
 @pytest.mark.parametrize("workers", [1, 3])
 def test_a_head_is_learned_within_what_is_needed(workers, biases, tmp_path):
     """What has to be asked again for its logit cannot be known: it may take another round."""
-    rng = np.random.default_rng(0)
-    target = us.SingleHead(rng.standard_normal((4, 4)), rng.standard_normal(4))
     learner = us.learners.ExactHead(4, biases=biases)
     for budget in (0, 3, 30):
-        ledger, counted = tmp_path / str(budget), Counted(target)
+        ledger, counted = tmp_path / str(budget), Counted(head())
         settings = {"learner": learner, "workers": workers, "batch": 3}
         end = spend(counted, ledger, budget, **settings)
         assert counted.queries == end.spent == budget

@@ -8,14 +8,10 @@ import pytest
 
 import unsoftmax as us
 from tests.campaign.lives import Ghosts, Life, Remote, Served, account, one_by_one, same_bits
+from tests.campaign.script import head
 from tests.vector_learners import LinearMap, LinearModel
 
 FINGERPRINT = 8
-
-
-def head(dim: int, seed: int = 0) -> us.SingleHead:
-    rng = np.random.default_rng(seed)
-    return us.SingleHead(rng.standard_normal((dim, dim)), rng.standard_normal(dim))
 
 
 def linear(dim: int, width: int) -> LinearModel:

@@ -28,7 +28,7 @@ from tests.campaign.lives import (
     checkpoint_once,
     one_by_one,
 )
-from tests.campaign.script import Script, answers_of, first_number, sequences
+from tests.campaign.script import Script, answers_of, first_number, head, sequences
 from tests.truth import Counted
 from unsoftmax.campaign.ledger import Ledger, _differences, rescued
 from unsoftmax.campaign.ledger_file import open_ledger
@@ -36,18 +36,13 @@ from unsoftmax.campaign.ledger_format import Bill, Settlement, Totals
 from unsoftmax.campaign.ledger_health import PaidCounter
 from unsoftmax.campaign.ledger_salvage import salvage, summary
 from unsoftmax.learners.single_head.exact import ExactTuning
-from unsoftmax.measure.logit_grid import LogitGridTuning
 from unsoftmax.probes import Pairs, Sequences, Singles, UnitVectors
 from unsoftmax.questions import Verifier
 from unsoftmax.questions.identification import Identifier
+from unsoftmax.validate.sequences import HoldoutTuning
 
 DIM = 4
 SETTINGS: dict[str, Any] = {"batch": 2, "holdout": 8}
-
-
-def head(dim: int = DIM, seed: int = 0) -> us.SingleHead:
-    rng = np.random.default_rng(seed)
-    return us.SingleHead(rng.standard_normal((dim, dim)), rng.standard_normal(dim))
 
 
 @dataclass(frozen=True)
@@ -629,8 +624,8 @@ def test_another_run_is_a_mismatch_that_names_both(closed, tmp_path, monkeypatch
     mismatch(Script([[sequences(3)]], dim=DIM), "'ExactHead'", "'Script'")
     mismatch(Identifier(DIM), "the questions of ExactHead, not an audit's", "ExactHead goes on")
     mismatch(Verifier(head(DIM)), "the questions of ExactHead, not a verification's")
-    tuned = exact(DIM, tuning=ExactTuning(grid=LogitGridTuning(largest=5.0)))
-    mismatch(tuned, "learner.tuning.grid.largest was its default and is now 5.0")
+    tuned = exact(DIM, tuning=ExactTuning(holdout=HoldoutTuning(open_by=0.02)))
+    mismatch(tuned, "learner.tuning.holdout.open_by was its default and is now 0.02")
     was = exact.revision
     monkeypatch.setattr(exact, "revision", 99)
     mismatch(exact(DIM), f"revision was {was} and is now 99")

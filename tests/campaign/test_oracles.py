@@ -15,7 +15,7 @@ import pytest
 
 import unsoftmax as us
 from tests.campaign.lives import PATIENCE_S, Life, account, one_by_one
-from tests.campaign.script import Script, answers_of, first_number, sequences
+from tests.campaign.script import Script, answers_of, first_number, head, sequences
 from tests.truth import Counted
 from unsoftmax.campaign import scheduler as scheduler_room
 from unsoftmax.campaign import watching
@@ -26,11 +26,6 @@ pytestmark = pytest.mark.usefixtures("signals")
 
 DIM = 4
 LEARNER = us.learners.ExactHead(DIM)
-
-
-def head() -> us.SingleHead:
-    rng = np.random.default_rng(0)
-    return us.SingleHead(rng.standard_normal((DIM, DIM)), rng.standard_normal(DIM))
 
 
 @pytest.fixture(autouse=True)

@@ -1,23 +1,18 @@
 """A round that the target does not answer: a learner may do without, a dead target is no answer."""
 
-import numpy as np
 import pytest
 
 import unsoftmax as us
+from tests.campaign.script import head
 
 DIM = 3
 LEARNER = us.learners.ExactHead(DIM)
 ONCE = us.Retries(tries=1, longest_wait_s=0.0)
 
 
-def head():
-    rng = np.random.default_rng(0)
-    return us.SingleHead(rng.standard_normal((DIM, DIM)), rng.standard_normal(DIM))
-
-
 def failing(error, beyond=20):
     """Answers up to so many tokens, and fails on more."""
-    target = head()
+    target = head(DIM)
 
     def answer(X):
         if X.shape[1] > beyond:
@@ -40,7 +35,7 @@ def test_a_target_that_cannot_be_reached_ends_the_run(error, tmp_path):
     with pytest.raises(us.OracleError, match="run the same again"):
         us.learn(failing(error), LEARNER, retries=ONCE, ledger=ledger)
     # what was answered is kept, and the rest is asked when it is back
-    recovery = us.learn(head(), LEARNER, ledger=ledger)
+    recovery = us.learn(head(DIM), LEARNER, ledger=ledger)
     assert "up to 512 tokens" in recovery.certificate.assumes[-1]
 
 

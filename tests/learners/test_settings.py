@@ -18,7 +18,9 @@ import pytest
 import unsoftmax as us
 from unsoftmax.learners.settings import Configured
 from unsoftmax.learners.single_head.exact import ExactTuning
-from unsoftmax.measure.logit_grid import LogitGridTuning, Stage
+from unsoftmax.measure.logit_grid import Stage
+from unsoftmax.validate.long_sequences import LongSequenceTuning, SequenceShape
+from unsoftmax.validate.sequences import HoldoutTuning
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,10 +133,10 @@ def test_changed_knobs_alone_are_named_and_nested():
 
 
 def test_tables_among_knobs_are_json():
-    stages = (Stage(1, None, 1),)
-    tuning = ExactTuning(grid=LogitGridTuning(stages=stages))
+    long = LongSequenceTuning(shapes=(SequenceShape(64, 0.5),))
+    tuning = ExactTuning(holdout=HoldoutTuning(long=long))
     settings = us.learners.ExactHead(8, tuning=tuning).settings()
-    assert settings["tuning"] == {"grid": {"stages": [[1, None, 1]]}}
+    assert settings["tuning"] == {"holdout": {"long": {"shapes": [[64, 0.5, "fresh"]]}}}
     assert json.loads(json.dumps(settings)) == settings
 
 
@@ -142,7 +144,7 @@ def test_knobs_of_another_algorithm_are_refused():
     with pytest.raises(TypeError, match="tuning must be of type OuterTuning"):
         Toy(4, tuning=InnerTuning()).settings()  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="tuning must be of type ExactTuning"):
-        us.learners.ExactHead(4, tuning=LogitGridTuning()).settings()  # type: ignore[arg-type]
+        us.learners.ExactHead(4, tuning=HoldoutTuning()).settings()  # type: ignore[arg-type]
 
 
 def leaves(knobs, path="tuning"):
@@ -254,7 +256,7 @@ def test_kinds_of_knobs(knob, right, wrong, said):
 
 
 def test_learners_with_knobs_are_copied_and_cross_process_borders():
-    tuned = us.learners.ExactHead(4, tuning=ExactTuning(grid=LogitGridTuning(wanted=0.25)))
+    tuned = us.learners.ExactHead(4, tuning=ExactTuning(holdout=HoldoutTuning(logits=(1.0,))))
     assert pickle.loads(pickle.dumps(tuned)) == tuned == dataclasses.replace(tuned, dim=4)
 
 
@@ -262,7 +264,7 @@ def test_a_changed_knob_is_another_learner_to_a_ledger(tmp_path):
     """Probes depend on knobs: a ledger of other knobs is refused, one of the same goes on."""
     rng = np.random.default_rng(0)
     target = us.SingleHead(rng.standard_normal((4, 4)), rng.standard_normal(4))
-    tuned = us.learners.ExactHead(4, tuning=ExactTuning(grid=LogitGridTuning(wanted=0.25)))
+    tuned = us.learners.ExactHead(4, tuning=ExactTuning(holdout=HoldoutTuning(logits=(1.0,))))
     ledger = tmp_path / "ledger.sqlite"
     first = us.learn(target, tuned, ledger=ledger)
     again = us.learn(target, tuned, ledger=ledger)

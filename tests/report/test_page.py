@@ -237,10 +237,10 @@ def test_a_file_whose_content_is_none_is_named(tmp_path):
 
 def test_files_that_hold_very_much_have_a_page_of_usual_size(tmp_path):
     rng = np.random.default_rng(0)
-    points = tuple((float(n), n, str(n)) for n in range(1, 50_001))
+    points = tuple((float(n), n, str(n)) for n in range(1, 20_001))
     course = Course(points, {str(n): (1, 1.0) for n in range(20_000)})
-    residuals = tuple((float(x), 1.0) for x in rng.uniform(size=50_000))
-    evidence = Evidence(50_000, 1.0, 0.5, 1.0, True, residuals)
+    residuals = tuple((float(x), 1.0) for x in rng.uniform(size=20_000))
+    evidence = Evidence(20_000, 1.0, 0.5, 1.0, True, residuals)
     recovery_of(random_heads(), course=course, evidence=evidence).save(tmp_path)
     power = {f"tensor {n}": 1e-9 for n in range(20_000)}
     us.Verification("same", 20, None, power, 0.0, 0.0).save(tmp_path)

@@ -1,7 +1,7 @@
 """The ways of three users, as they go: the installed command, an empty folder, and a browser.
 
-Each reads what was printed and does what it says next. `make ways` goes them with the wheel in an
-environment of its own.
+Each reads what was printed and does what it says next. `make ways`, which CI runs, goes them with
+the wheel in an environment of its own, `make evidence` with all other tests.
 """
 
 import json
@@ -19,6 +19,8 @@ from tests.block_services import CONFIG, HEADS, draw, served
 from tests.commands import started
 from tests.oracles.http_server import in_json, serving
 from tests.report.test_sarif import result_of
+
+pytestmark = pytest.mark.claimed
 
 
 @contextmanager

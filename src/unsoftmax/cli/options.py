@@ -210,29 +210,48 @@ def _fitting(kinds: tuple[type[Any], ...], settings: Settings) -> tuple[type[Any
 
 
 def with_settings(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the learners' settings as options."""
-    own = inspect.signature(command)
-    hints = get_type_hints(command, include_extras=True)
-    options = {name: kind for name, kind in _options().items() if name not in own.parameters}
+    """Give a command the learners' settings as options; it receives those that are given."""
+    own = inspect.signature(command).parameters
+    options = {name: (kind, None) for name, kind in _options().items() if name not in own}
+
+    def given(values: Mapping[str, Any]) -> Settings:
+        return {name: value for name, value in values.items() if value is not None}
+
+    run = spelled_out(command, "settings", options, given)
+    run.arrange_help = functools.partial(arrange_help, own={*own})  # type: ignore[attr-defined]
+    return run
+
+
+def spelled_out(
+    command: Callable[..., None],
+    name: str,
+    options: Mapping[str, tuple[Any, Any]],
+    made: Callable[[Mapping[str, Any]], Any],
+) -> Callable[..., None]:
+    """Give a command options, each a type and a default, in place of a parameter made of them."""
+    own, hints = inspect.signature(command), get_type_hints(command, include_extras=True)
 
     @functools.wraps(command)
     def run(**given: Any) -> None:
-        settings = {name: given.pop(name) for name in options}
-        command(**given, settings={k: v for k, v in settings.items() if v is not None})
+        values = {option: given.pop(option) for option in options}
+        command(**given, **{name: made(values)})
 
-    kept = [
-        parameter.replace(annotation=hints[name])
-        for name, parameter in own.parameters.items()
-        if name != "settings"
-    ]
+    keyword = inspect.Parameter.KEYWORD_ONLY
     added = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
-        for name, annotation in options.items()
+        inspect.Parameter(option, keyword, default=default, annotation=kind)
+        for option, (kind, default) in options.items()
     ]
-    run.__signature__ = own.replace(parameters=[*kept, *added])  # type: ignore[attr-defined]
-    arranged = functools.partial(arrange_help, own={*own.parameters})
-    run.arrange_help = arranged  # type: ignore[attr-defined]
-    run.__annotations__ = {p.name: p.annotation for p in [*kept, *added]}
+    parameters = [
+        one
+        for parameter in own.parameters.values()
+        for one in (
+            added
+            if parameter.name == name
+            else [parameter.replace(annotation=hints[parameter.name])]
+        )
+    ]
+    run.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {one.name: one.annotation for one in parameters}
     return run
 
 

@@ -5,7 +5,6 @@ Those that name the user's own distribution, `--sampler`, `--eps` and `--delta`,
 
 from __future__ import annotations
 
-import functools
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -20,7 +19,7 @@ import unsoftmax as us
 from unsoftmax.campaign.limits import Retries
 from unsoftmax.cli import targets
 from unsoftmax.cli.console import Refusal
-from unsoftmax.cli.options import in_flags
+from unsoftmax.cli.options import in_flags, spelled_out
 from unsoftmax.errors import DimensionRefused, LedgerMismatch, Terminated, UnsoftmaxError
 
 if TYPE_CHECKING:
@@ -120,29 +119,9 @@ class Asked:
 
 def asking(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command the fields of `Asked` as options, in place of its parameter ``asked``."""
-    own, names = inspect.signature(command), [field.name for field in fields(Asked)]
-    hints = {
-        **get_type_hints(Asked, include_extras=True),
-        **get_type_hints(command, include_extras=True),
-    }
-
-    @functools.wraps(command)
-    def run(**given: Any) -> None:
-        asked = Asked(**{name: given.pop(name) for name in names})
-        command(**given, asked=asked)
-
-    keyword = inspect.Parameter.KEYWORD_ONLY
-    options = [
-        inspect.Parameter(field.name, keyword, default=field.default) for field in fields(Asked)
-    ]
-    parameters = [
-        one.replace(annotation=hints[one.name])
-        for parameter in own.parameters.values()
-        for one in (options if parameter.name == "asked" else [parameter])
-    ]
-    run.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
-    run.__annotations__ = {one.name: one.annotation for one in parameters}
-    return run
+    hints = get_type_hints(Asked, include_extras=True)
+    options = {field.name: (hints[field.name], field.default) for field in fields(Asked)}
+    return spelled_out(command, "asked", options, lambda values: Asked(**values))
 
 
 # What messages name by other words than those of a learner's settings.

@@ -115,9 +115,18 @@ def arranged(panels: Sequence[Panel], title: str, columns: int = 3) -> Figure:
     return figure
 
 
+def lay_out(figure: Figure) -> None:
+    """Place what is in a figure for good: one that keeps its layout is drawn twice to be saved."""
+    engine = figure.get_layout_engine()
+    if engine is not None:
+        engine.execute(figure)
+        figure.set_layout_engine(None)
+
+
 def write_png(figure: Figure, path: Any, dpi: int = 90) -> None:
     """Write a figure as a picture file."""
     with themed():
+        lay_out(figure)
         figure.savefig(path, dpi=dpi, format="png", metadata={"Software": "unsoftmax"})
 
 

@@ -5,14 +5,13 @@ digits are best for |t| near 1 and gone for |t| > 30 or so. So each query token 
 scale s = 2^k, found on the way with queries that count as data:
 
 1. a pilot, asked again at most twice at another scale when its logit is out of range;
-2. the stages of `LogitGridTuning.stages`: a second offset at ⅛ of the scale that the pilot
+2. `STAGES`: a second offset at ⅛ of the scale that the pilot
    suggests, three more at ¼ of the scale that puts the RMS of both logits at ½, and the rest at
    the scale that puts the RMS of these five at ½;
 3. again, what is still out of range or much less precise than its column.
 
 *Queries*: query tokens × offsets; at most ``spare`` are asked again. v and c must be known, and
-no offset may be orthogonal to v. `unsoftmax.measure.logit_grid` says how a scale is divided between
-offset and query token, `unsoftmax.measure.logit_grid` which one to ask at.
+no offset may be orthogonal to v.
 """
 
 from __future__ import annotations
@@ -174,48 +173,38 @@ class Stage(NamedTuple):
     """Octaves by which they stay below the suggested scale."""
 
 
-@dataclass(frozen=True, slots=True)
-class LogitGridTuning:
-    """How scales are searched, and when an answer is asked again."""
-
-    wanted: float = 0.5
-    """Root mean square of logits at the final scale. Few are then beyond 6, or below 0.05."""
-    largest: float = 6.0
-    """A pilot beyond this is asked again: p is within 1/400 of 0 or 1, which costs its logit
-    two to three digits."""
-    few_offsets: int = 5
-    """With fewer offsets than this the pilot is a large share of the data: it is asked again
-    where it is below ``smallest``."""
-    smallest: float = 0.1
-    """Below 1 the relative precision of a logit falls in proportion to it; a pilot below this is
-    small."""
-    stages: tuple[Stage, ...] = (Stage(1, 2, 3), Stage(2, 5, 2), Stage(5, None, 0))
-    """After the pilot. One logit may be small by chance, and a scale that is too large costs
-    the answers of its stage: so few are asked first, well below the scale they suggest."""
-    poor: float = 60.0
-    """An answer is asked again when its error is this many times its column's typical one. At
-    1000 the worst runs at d = 128 lost a digit; below 60 generic columns are asked again."""
-    resolved: float = 100.0
-    """A logit below this many times its error is not resolved: its scale is raised so far that
-    the error would be ``wanted`` divided by this."""
-    saturated: tuple[int, ...] = (20, 24)
-    """Octaves by which a saturated pilot is lowered, once for each entry: it says only that
-    |t| > 30, so a million times less is tried, then 16 million."""
-    saturated_step: int = 6
-    """Octaves that other scales stay below one at which an answer was saturated."""
-    farthest: int = 100
-    """Scales are within 2^±100: scaled tokens and their answers must stay in float32's range,
-    2^±126, for ‖v‖ up to 10⁶."""
-    trusted: float = 3.0
-    """A logit suggests a scale only where p is this many times its error away from 0 and 1;
-    answers further outside of [0, 1] than that cannot be a head's."""
-    again: int = 3
-    """Rounds in which answers are asked again, for the plan: seldom more than two."""
-
-    @property
-    def rounds(self) -> int:
-        """Rounds that a grid takes: its pilot, the stages, and what is asked again."""
-        return 1 + len(self.saturated) + len(self.stages) + self.again
+# After the pilot. One logit may be small by chance, and a scale that is too large costs the answers
+# of its stage: so few are asked first, well below the scale they suggest.
+STAGES = (Stage(1, 2, 3), Stage(2, 5, 2), Stage(5, None, 0))
+# Root mean square of logits at the final scale. Few are then beyond 6, or below 0.05.
+WANTED = 0.5
+# A pilot beyond this is asked again: p is within 1/400 of 0 or 1, which costs its logit two to
+# three digits.
+LARGEST = 6.0
+# With fewer offsets than this the pilot is a large share of the data: it is asked again where it is
+# small, below `SMALLEST`. Below 1 the relative precision of a logit falls in proportion to it.
+FEW_OFFSETS = 5
+SMALLEST = 0.1
+# An answer is asked again when its error is this many times its column's typical one. At 1000 the
+# worst runs at d = 128 lost a digit; below 60 generic columns are asked again.
+POOR = 60.0
+# A logit below this many times its error is not resolved: its scale is raised so far that the error
+# would be `WANTED` divided by this.
+RESOLVED = 100.0
+# Octaves by which a saturated pilot is lowered, once for each entry: it says only that |t| > 30, so
+# a million times less is tried, then 16 million.
+SATURATED = (20, 24)
+# Octaves that other scales stay below one at which an answer was saturated.
+SATURATED_STEP = 6
+# Scales are within 2^±100: scaled tokens and their answers must stay in float32's range, 2^±126,
+# for ‖v‖ up to 10⁶.
+MOST_OCTAVES = 100
+# A logit suggests a scale only where p is this many times its error away from 0 and 1; answers
+# further outside of [0, 1] than that cannot be a head's.
+TRUSTED = 3.0
+# Rounds that a grid takes: its pilot, the stages, and at most three in which answers are asked
+# again, for the plan; seldom more than two.
+ROUNDS = 1 + len(SATURATED) + len(STAGES) + 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,27 +229,25 @@ class SeenLogits:
     scale: Array
 
     @classmethod
-    def of(cls, asked: TwoTokenAnswers, shift: Array | float, trusted: float) -> SeenLogits:
+    def of(cls, asked: TwoTokenAnswers, shift: Array | float) -> SeenLogits:
         """Read answers, and take off what w adds to their logits, α times ``shift``."""
         gates = asked.gates()
         logit = gates.logit - asked.alpha * shift
-        logit = np.where(gates.margin > trusted * gates.p_error, logit, np.nan)
+        logit = np.where(gates.margin > TRUSTED * gates.p_error, logit, np.nan)
         return cls(logit, gates.logit, gates.logit_error, asked.alpha * asked.beta)
 
 
-def first_scale(tokens: int, dim: int, tuning: LogitGridTuning) -> Exponents:
+def first_scale(tokens: int, dim: int) -> Exponents:
     """Guess a scale for query tokens of norm 1: logits are moderate for the W of trained heads."""
-    return np.full(tokens, int(np.round(np.log2(np.sqrt(dim) * tuning.wanted))))
+    return np.full(tokens, int(np.round(np.log2(np.sqrt(dim) * WANTED))))
 
 
 def scale_for(size: float) -> int:
     """Return the exponent of the scale that puts readings of this size where they are wanted."""
-    return int(np.round(np.log2(LogitGridTuning().wanted / size))) if size else 0
+    return int(np.round(np.log2(WANTED / size))) if size else 0
 
 
-def better_scale(
-    seen: SeenLogits, k: Exponents, lowered: int, few: bool, tuning: LogitGridTuning
-) -> Exponents:
+def better_scale(seen: SeenLogits, k: Exponents, lowered: int, few: bool) -> Exponents:
     """Suggest a scale for pilots that are out of range; the same where they are in range.
 
     Parameters
@@ -273,23 +260,21 @@ def better_scale(
         Octaves by which saturated ones are lowered.
     few : bool
         Whether there are so few offsets that a small logit is asked again.
-    tuning : LogitGridTuning
-        Knobs.
     """
     size = np.abs(seen.logit)
     with np.errstate(divide="ignore", invalid="ignore"):
-        at_wanted = _octaves(tuning.wanted / size, tuning)
-        step = np.where(np.abs(seen.whole) > tuning.largest, at_wanted, 0.0)
-        unresolved = _octaves(tuning.wanted / tuning.resolved / seen.error, tuning)
+        at_wanted = _octaves(WANTED / size)
+        step = np.where(np.abs(seen.whole) > LARGEST, at_wanted, 0.0)
+        unresolved = _octaves(WANTED / RESOLVED / seen.error)
         if few:
-            step = np.where(size < tuning.smallest, np.maximum(step, at_wanted), step)
+            step = np.where(size < SMALLEST, np.maximum(step, at_wanted), step)
         # says nothing of its size, be it 0 by chance: it must not be divided by
-        step = np.where(size <= tuning.resolved * seen.error, unresolved, step)
+        step = np.where(size <= RESOLVED * seen.error, unresolved, step)
     step = np.where(np.isnan(seen.logit), -lowered, step)
-    return np.clip(k + step, -tuning.farthest, tuning.farthest).astype(np.int64)
+    return np.clip(k + step, -MOST_OCTAVES, MOST_OCTAVES).astype(np.int64)
 
 
-def suggested_scale(seen: SeenLogits, k: Exponents, tuning: LogitGridTuning) -> Exponents:
+def suggested_scale(seen: SeenLogits, k: Exponents) -> Exponents:
     """Put the RMS of each token's logits, (tokens, offsets), where it is wanted."""
     usable = np.isfinite(seen.logit)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -297,20 +282,18 @@ def suggested_scale(seen: SeenLogits, k: Exponents, tuning: LogitGridTuning) -> 
         spread = np.where(usable, seen.error / seen.scale, 0.0)
         rms = np.sqrt(np.sum(per_scale**2, axis=1) / np.sum(usable, axis=1))
         floor = np.sqrt(np.sum(spread**2, axis=1) / np.sum(usable, axis=1))
-        suggested = _octaves(tuning.wanted / rms, tuning)
+        suggested = _octaves(WANTED / rms)
     # nothing but rounding: W b = 0 as far as the answers tell, and any scale is as good
     suggested = np.where(rms > floor, suggested, k)
     # a saturated answer bounds the scale from above whatever the others say
     with np.errstate(invalid="ignore"):
         lowest = np.min(np.log2(np.where(usable, np.inf, seen.scale)), axis=1)
-    below = np.where(np.isfinite(lowest), lowest - tuning.saturated_step, tuning.farthest)
+    below = np.where(np.isfinite(lowest), lowest - SATURATED_STEP, MOST_OCTAVES)
     suggested = np.minimum(suggested, below)
-    return np.clip(suggested, -tuning.farthest, tuning.farthest).astype(np.int64)
+    return np.clip(suggested, -MOST_OCTAVES, MOST_OCTAVES).astype(np.int64)
 
 
-def common_scale(
-    asked: TwoTokenAnswers, measured: Array, k: int | None, tuning: LogitGridTuning
-) -> int:
+def common_scale(asked: TwoTokenAnswers, measured: Array, k: int | None) -> int:
     """Suggest one scale for all query tokens from every reading so far.
 
     For tokens that are random to W: then all columns W b are about equally long. ``k`` is
@@ -326,14 +309,14 @@ def common_scale(
     if np.any(usable):
         rms = float(np.sqrt(np.mean(measured[usable] ** 2)))
         if rms > np.sqrt(np.mean(error[usable] ** 2)):
-            suggested = int(_octaves(np.array(tuning.wanted / rms), tuning))
+            suggested = int(_octaves(np.array(WANTED / rms)))
     if np.any(saturated := seen & ~np.isfinite(error)):
-        suggested = min(suggested, int(np.min(octaves[saturated])) - tuning.saturated_step)
+        suggested = min(suggested, int(np.min(octaves[saturated])) - SATURATED_STEP)
     return suggested
 
 
 def poor_readings(
-    seen: SeenLogits, asked: NDArray[np.bool_], weight: Array, k: Exponents, tuning: LogitGridTuning
+    seen: SeenLogits, asked: NDArray[np.bool_], weight: Array, k: Exponents
 ) -> tuple[Indices, Indices, Exponents]:
     """Find readings (tokens, offsets) far less precise than their token's, worst first.
 
@@ -346,17 +329,17 @@ def poor_readings(
         # by the lower quartile: finite even where half of a column is saturated
         quartile = np.count_nonzero(asked, axis=1) // 4
         typical = np.take_along_axis(np.sort(blame, axis=1), quartile[:, None], axis=1)
-        j, i = np.nonzero(asked & (blame > tuning.poor * typical))
-        at_one = _octaves(seen.scale[j, i] / np.abs(seen.logit[j, i]), tuning)
-        lower = _octaves(seen.scale[j, i], tuning) - tuning.saturated_step
+        j, i = np.nonzero(asked & (blame > POOR * typical))
+        at_one = _octaves(seen.scale[j, i] / np.abs(seen.logit[j, i]))
+        lower = _octaves(seen.scale[j, i]) - SATURATED_STEP
     better = np.where(np.isfinite(seen.logit[j, i]), np.minimum(at_one, k[j]), lower)
     worst_first = np.argsort(-blame[j, i], kind="stable")
     return j[worst_first], i[worst_first], better[worst_first].astype(np.int64)
 
 
-def _octaves(ratio: Array, tuning: LogitGridTuning) -> Array:
+def _octaves(ratio: Array) -> Array:
     """Round log₂ to an integer, within what scales can be."""
-    octaves: Array = np.round(np.clip(np.log2(ratio), -tuning.farthest, tuning.farthest))
+    octaves: Array = np.round(np.clip(np.log2(ratio), -MOST_OCTAVES, MOST_OCTAVES))
     return octaves
 
 
@@ -379,7 +362,6 @@ class LogitGrid:
     """Name of the progress shown."""
     shift: Array | None = None
     """z_i·w, the part of a logit per unit offset that is not the query token's."""
-    tuning: LogitGridTuning = field(default=LogitGridTuning(), kw_only=True)
     longest: float = field(default=FARTHEST, kw_only=True)
     """The target refuses longer tokens."""
     settled: bool = field(default=False, kw_only=True)
@@ -498,16 +480,16 @@ class LogitGrid:
             self.values,
         )
         shift = 0.0 if self.shift is None else self.shift[offsets]
-        return SeenLogits.of(asked, shift, self.tuning.trusted)
+        return SeenLogits.of(asked, shift)
 
     def common_scale(self, k: int | None = None) -> Exponents:
-        """Suggest one scale for all query tokens; see `logit_scales.common_scale`."""
-        suggested = common_scale(self.answered(), self.measured(), k, self.tuning)
+        """Suggest one scale for all query tokens; see the function `common_scale`."""
+        suggested = common_scale(self.answered(), self.measured(), k)
         return np.full(self.shape[0], suggested)
 
     def first_scale(self) -> Exponents:
-        """Guess a scale before anything is asked; see `logit_scales.first_scale`."""
-        return first_scale(self.shape[0], self.offsets.shape[1], self.tuning)
+        """Guess a scale before anything is asked; see the function `first_scale`."""
+        return first_scale(self.shape[0], self.offsets.shape[1])
 
     # -- asking
 
@@ -548,10 +530,10 @@ class LogitGrid:
 
     def pilot(self, tokens: Indices, k: Exponents, spare: int) -> Ask:
         """Ask for the first offset, again where the logit is out of range; ``k`` is adjusted."""
-        tuning, few = self.tuning, self.shape[1] < self.tuning.few_offsets
+        few = self.shape[1] < FEW_OFFSETS
         yield from self.ask_some(tokens, np.zeros_like(tokens), k[tokens], "pilot")
-        for lowered in tuning.saturated:
-            better = better_scale(self.seen(tokens, 0), k[tokens], lowered, few, tuning)
+        for lowered in SATURATED:
+            better = better_scale(self.seen(tokens, 0), k[tokens], lowered, few)
             first = np.zeros_like(tokens)
             now, then = (
                 self._scales(tokens, first, one, self.longest) for one in (better, k[tokens])
@@ -575,7 +557,7 @@ class LogitGrid:
     def _poor(self, k: Exponents) -> tuple[Indices, Indices, Exponents]:
         """Find answers to ask again, worst first, and the scales that change something."""
         seen, weight = self.seen(slice(None), slice(None)), np.abs(self.a.value) / self.a.norm
-        j, i, better = poor_readings(seen, np.isfinite(self.y), weight, k, self.tuning)
+        j, i, better = poor_readings(seen, np.isfinite(self.y), weight, k)
         alpha, beta = self._scales(j, i, better, self.longest)
         changes = (alpha != self.alpha[j, i]) | (beta != self.beta[j, i])
         return j[changes], i[changes], better[changes]
@@ -584,7 +566,7 @@ class LogitGrid:
         """Refuse answers outside what any weights can give, and logits still out of range."""
         gates, values = self.gates(), self.values
         asked = np.isfinite(self.y)
-        outside = np.maximum(-gates.p, gates.p - 1) > self.tuning.trusted * gates.p_error
+        outside = np.maximum(-gates.p, gates.p - 1) > TRUSTED * gates.p_error
         if np.any(outside) and values.reread is not None:
             raise Reason.WEIGHTS_BEYOND_1_OR_ROUNDED.error(
                 {"v": values.v, "c": values.c},
@@ -631,10 +613,10 @@ def measure(grid: LogitGrid, spare: int) -> Generator[Round, Answers, LogitGrid]
     tokens, count = grid.shape
     k = grid.first_scale()
     yield from grid.pilot(np.arange(tokens), k, spare)
-    for stage in grid.tuning.stages:
+    for stage in STAGES:
         if stage.first < count:
             seen = grid.seen(slice(None), slice(0, stage.first))
-            k = suggested_scale(seen, k, grid.tuning) - stage.below
+            k = suggested_scale(seen, k) - stage.below
             yield from grid.ask(slice(None), slice(stage.first, stage.last), k)
     yield from grid.retry(k, spare)
     return grid

@@ -15,7 +15,7 @@ from markupsafe import Markup, escape
 from matplotlib.figure import Figure
 
 from unsoftmax.campaign.recovery import RECOVERY_FILE, REFUSAL_FILE
-from unsoftmax.figures.panel import THEME, UNPRINTABLE, Panel, themed
+from unsoftmax.figures.panel import THEME, UNPRINTABLE, Panel, lay_out, themed
 from unsoftmax.models.files import replace_file
 from unsoftmax.questions.defence.defence_comparison import DEFENCE_FILE
 from unsoftmax.questions.exposure import AUDIT_FILE
@@ -194,6 +194,7 @@ def svg(panel: Panel, name: str) -> Markup:
     with themed(**{"svg.hashsalt": name, "figure.facecolor": "none"}):
         figure = Figure(figsize=(panel.width, panel.height), layout="constrained")
         panel.draw(figure.subplots())
+        lay_out(figure)
         file = io.StringIO()
         no_metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
         figure.savefig(file, format="svg", dpi=DPI, metadata=no_metadata)

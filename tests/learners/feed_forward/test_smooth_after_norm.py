@@ -71,9 +71,9 @@ def test_layers_are_recovered(activation, gated, trials, evidence):
     )
 
 
-def small_gated(seed):
+def small_gated(d, m, seed):
     """A gated layer after a norm whose weights are small: nearly a quadratic."""
-    one, k = smooth_layer(12, 16, seed, "silu", True), 0.3
+    one, k = smooth_layer(d, m, seed, "silu", True), 0.3
     arrays = k * one.A, k * one.b, k * one.B, k * one.c
     assert one.gate is not None
     G, g = one.gate
@@ -83,9 +83,10 @@ def small_gated(seed):
 
 @pytest.mark.parametrize("norm", ["pre", None])
 def test_gated_neurons_of_small_weights_are_no_relus(norm, trials):
+    d, m = trials((8, 8), (12, 16))
     for seed in (1, 3)[: trials(1, 2)]:
-        true = small_gated(seed)
-        recovery = learned(true, 12, norm=norm, seed=seed)
+        true = small_gated(d, m, seed)
+        recovery = learned(true, d, norm=norm, seed=seed)
         assert recovery.model.activation == "silu"
         assert share_after(recovery, true, smooth_errors) <= 1
 

@@ -29,7 +29,6 @@ from unsoftmax.learners.compose import Asking, named, restricted, together
 from unsoftmax.learners.orthogonal_heads import subspace_search
 from unsoftmax.learners.orthogonal_heads.restricted_head import (
     AGAIN_PER_TOKEN,
-    ROUNDS,
     ROUNDS_OF_COMPLEMENT,
     Complement,
     HeadSubspace,
@@ -41,6 +40,7 @@ from unsoftmax.learners.single_head.first_round import (
     FirstRoundSettings,
     ask_first_round,
 )
+from unsoftmax.measure import logit_grid
 from unsoftmax.measure.hessians import PILOT_QUERIES
 from unsoftmax.measure.precision import KAPPA, Precision, why
 from unsoftmax.measure.single_tokens import Values
@@ -333,7 +333,7 @@ class OrthogonalHeads(Configured):
         """Say beforehand what learning costs; only a bound where the subspaces are unknown."""
         d, sizes = int(self.dim), [E.shape[1] for E in self._bases()]
         # the first round, what it asks again, and the closing of the hold-out
-        cost = Cost(rounds=3 + ROUNDS + LONG.most_rounds)
+        cost = Cost(rounds=3 + logit_grid.ROUNDS + LONG.most_rounds)
         most_tokens = LONG.most_tokens(d, *LENGTHS)
         if sizes:
             tokens = sum(sizes)

@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from unsoftmax.learners.compose import Asking, restricted
-from unsoftmax.measure import offsets
-from unsoftmax.measure.logit_grid import LogitGrid, LogitGridTuning, free, measure
+from unsoftmax.measure import logit_grid, offsets
+from unsoftmax.measure.logit_grid import LogitGrid, free, measure
 from unsoftmax.measure.offsets import Offsets
 from unsoftmax.measure.precision import KAPPA, UNIT, Precision
 from unsoftmax.measure.single_tokens import Values
@@ -34,10 +34,8 @@ SATURATED_OCTAVES = 10
 SMALL_SHARE = 0.1
 # Factor of the first-order bound that covers higher orders, for leaks below that share.
 BEYOND_FIRST_ORDER = 1.5
-GRID = LogitGridTuning()
-# Rounds of the grid in the subspace, and with query tokens of the complement: one, and again what
-# is out of range.
-ROUNDS, ROUNDS_OF_COMPLEMENT = GRID.rounds, 2 + AGAIN_PER_TOKEN
+# Rounds with query tokens of the complement: one, and again what is out of range.
+ROUNDS_OF_COMPLEMENT = 2 + AGAIN_PER_TOKEN
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +158,7 @@ class HeadSubspace:
         spare = AGAIN_PER_TOKEN * k
 
         def grid(tokens: Array) -> LogitGrid:
-            return LogitGrid(rows, tokens, values, free, "W", tuning=GRID)
+            return LogitGrid(rows, tokens, values, free, "W")
 
         inside = yield from measure(grid(tokens[:k]), spare)
         if not beyond:
@@ -239,7 +237,7 @@ def _ask_at(block: LogitGrid, octave: int, spare: int) -> Asking[None]:
     yield from block.ask(slice(None), slice(None), scales)
     for _ in range(AGAIN_PER_TOKEN):
         gates = block.gates()
-        saturated = ~np.any(gates.margin > GRID.trusted * gates.p_error, axis=1)
+        saturated = ~np.any(gates.margin > logit_grid.TRUSTED * gates.p_error, axis=1)
         j, i = np.nonzero(np.broadcast_to(saturated[:, None], block.shape))
         if not len(j):
             break

@@ -20,7 +20,7 @@ from typing import TypeAlias
 import numpy as np
 
 from unsoftmax.learners.compose import Asking
-from unsoftmax.measure.logit_grid import LogitGrid, Split, at_query_scale, even
+from unsoftmax.measure.logit_grid import SATURATED, STAGES, LogitGrid, Split, at_query_scale, even
 from unsoftmax.measure.offsets import Offsets
 from unsoftmax.measure.precision import small_by_chance
 from unsoftmax.measure.single_tokens import Values
@@ -172,14 +172,14 @@ def _first_token(probes: LowRankProbes) -> Asking[tuple[LogitGrid, float, int]]:
     split = even if probes.biases else probes.split
     grid = probes.grid(probes.Z.rows, probes.tokens(one), split, "W, columns")
     k = grid.first_scale()
-    pilots = len(grid.tuning.saturated)
+    pilots = len(SATURATED)
     yield from grid.pilot(one, k, pilots)
     if probes.biases:
         # β = α at the pilot: larger would cost digits, smaller would hide W beside w
         beta = float(grid.beta[0, 0])
         grid.split, grid.settled = at_query_scale(beta), True
     seen = 1
-    for stage in grid.tuning.stages:
+    for stage in STAGES:
         if stage.last is not None and stage.first < grid.shape[1]:
             seen = min(stage.last, grid.shape[1])
             k = grid.common_scale() - stage.below

@@ -53,7 +53,6 @@ class ExactTuning:
     again_per_token: int = 2
     """Queries per query token that may be asked again. Generic W of up to 128 dimensions need
     13 in all; one each where columns of W differ by 10¹²."""
-    grid: logit_grid.LogitGridTuning = field(default=logit_grid.LogitGridTuning())
     holdout: HoldoutTuning = field(default=HoldoutTuning())
 
 
@@ -157,7 +156,7 @@ class ExactHead(Configured):
         queries = counts.single_head(d, biases=self.biases)
         columns = d + self.biases
         again = 0 if self.probes == "paper-unit" else self.tuning.again_per_token
-        long, rounds = self.tuning.holdout.long, self.tuning.grid.rounds * (1 + self.biases)
+        long, rounds = self.tuning.holdout.long, logit_grid.ROUNDS * (1 + self.biases)
         cost = (
             Cost.of(columns, rounds=3)
             + Cost.of(queries - columns, tokens=2, rounds=rounds, again=again * columns)
@@ -202,7 +201,7 @@ class ExactHead(Configured):
 
     def _read(self, values: Values, Z: Offsets, count: int | None = None) -> Asking[ExactReading]:
         """Read Z w, then Z W or so many of its columns, and solve for both; others count as 0."""
-        rows, grid_tuning, d = Z.made(), self.tuning.grid, self.dim
+        rows, d = Z.made(), self.dim
         k = d if count is None else count
         tokens: Rows = UnitVectors(d) if k == d else np.eye(d)[:k]
         spare = self.tuning.again_per_token * (k + self.biases)
@@ -210,15 +209,13 @@ class ExactHead(Configured):
         split: logit_grid.Split = logit_grid.free
         if self.biases:
             zero = np.zeros((1, d))
-            bias = logit_grid.LogitGrid(
-                rows, zero, values, logit_grid.offset_only, "w", tuning=grid_tuning
-            )
+            bias = logit_grid.LogitGrid(rows, zero, values, logit_grid.offset_only, "w")
             yield from logit_grid.measure(bias, spare)
             spare -= bias.again
             w = solve(Z, bias.measured())
             [shift] = bias.measured()
             split, values = logit_grid.beside_bias(shift), bias.values
-        columns = logit_grid.LogitGrid(rows, tokens, values, split, "W", shift, tuning=grid_tuning)
+        columns = logit_grid.LogitGrid(rows, tokens, values, split, "W", shift)
         if self.probes == "paper-unit":
             yield from logit_grid.measure_unscaled(columns)
         else:

@@ -24,6 +24,7 @@ from unsoftmax.learners.antisymmetric_part import SeveralPerQuery
 from unsoftmax.learners.compose import mapped
 from unsoftmax.learners.single_head.exact import ExactTuning
 from unsoftmax.learners.single_head.first_round import FirstRoundSettings, ask_first_round
+from unsoftmax.measure import logit_grid
 from unsoftmax.models.equality import canonical
 from unsoftmax.probes import Array, Round
 from unsoftmax.protocol import Answers, Learner, M, Plan, Steps
@@ -251,7 +252,7 @@ class FirstColumns(learners.ExactHead):
     def plan(self) -> Plan:
         """Say beforehand what it costs."""
         tokens, tuning = self.columns + self.biases, self.tuning
-        queries, rounds = self.dim * (1 + tokens) + self.biases, 3 + 2 * tuning.grid.rounds
+        queries, rounds = self.dim * (1 + tokens) + self.biases, 3 + 2 * logit_grid.ROUNDS
         most = queries + tuning.again_per_token * tokens
         return Plan(queries, most, 2 * queries, rounds, "d + d·columns")
 
