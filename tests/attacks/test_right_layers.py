@@ -109,6 +109,21 @@ def test_values_that_cancel_are_recovered_or_named(place, trials, evidence):
     evidence(f"values cancel, norm {place}: recovered or named", layers=count, refused=named)
 
 
+def test_values_that_cancel_are_not_taken_for_a_norm():
+    """Single tokens' answers do not grow, as behind a norm: whether there is one is found."""
+    reasons = []
+    for seed in range(4):
+        target = PlainLayer(
+            np.random.default_rng([3115, seed]), "none", shape=(12, 2 + seed % 2, 3)
+        )
+        target.M[-1] = -target.M[:-1].sum(axis=0)
+        with pytest.raises(us.ModelMismatch) as refused:
+            us.learn(target, us.learners.AttentionLayerLearner(12, seed=seed))
+        reasons.append(refused.value.reason)
+    assert set(reasons) <= {"VALUES_CANCEL", "TOKENS_NOT_AFFINE"}
+    assert "VALUES_CANCEL" in reasons
+
+
 def test_a_maximum_of_tokens_is_not_called_w_0():
     rng = np.random.default_rng(3114)
     M, c = rng.standard_normal((8, 8)), rng.standard_normal(8)

@@ -104,8 +104,8 @@ def test_what_neurons_that_are_lost_add_is_within_the_bound(case, trials, eviden
             assert "less than constant and slope allow may be missing" in said
         x = np.vstack([rng.standard_normal((200, d)), A, -A])
         x = np.vstack([size * x for size in (0.1, 1.0, 10.0, 1000.0)])
-        arrays = tuple(array.astype(kind) for array in arrays)
-        missed = np.linalg.norm(recovery.model(x) - answers(x, np.float64, arrays), axis=1)
+        held = tuple(array.astype(kind) for array in arrays)
+        missed = np.linalg.norm(recovery.model(x) - answers(x, np.float64, held), axis=1)
         errors = recovery.certificate.errors
         bound = errors["constant"] + errors["slope"] * np.linalg.norm(x, axis=1)
         share = max(share, float(np.max(missed / bound)))

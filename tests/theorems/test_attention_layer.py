@@ -638,6 +638,35 @@ def test_an_rms_norm_whose_scale_has_both_signs_is_recovered(trials):
         assert _share_behind_rms(recovery, mixed) <= 1
 
 
+def test_small_entries_of_an_rms_norm_s_scale_tell_as_much_as_others(trials, evidence):
+    """Half of the numbers of answers are as small as that: more heads than the others show."""
+    count, refused, worst, shares = trials(3, 200), 0, 0.0, [0.0]
+    for seed in range(count):
+        rng = np.random.default_rng([seed, 61])
+        d = int(rng.choice([10, 12, 16]))
+        scale = rng.choice([-1.0, 1.0], d) * np.exp(0.3 * rng.standard_normal(d))
+        scale[: d // 2] *= 10.0 ** rng.uniform(-9, -2, d // 2)
+        norm = us.LayerNorm(scale, np.zeros(d), 1e-5, centred=False)
+        target = us.AttentionLayer(built(factors(3, 3, d, seed)).heads, scale, True, norm)
+        try:
+            recovery = learned(target, d, BEHIND, seed=seed)
+        except us.UnsoftmaxError:
+            refused += 1
+            continue
+        worst = max(worst, largest_errors(recovery.model, target)["M"])
+        shares.append(_share_behind_rms(recovery, target))
+        assert shares[-1] <= 1, seed
+        assert worst <= 1e-11, seed
+    assert refused <= count // 20
+    evidence(
+        "an RMSNorm half of whose scale is small",
+        runs=count,
+        share_of_bounds_at_most=max(shares),
+        M_at_worst=worst,
+        refused=refused,
+    )
+
+
 def test_a_residual_of_other_sizes_before_an_rms_norm_is_not_taken_for_signs():
     """x_N times numbers of two sizes: no signs make a residual connection of it."""
     inside = built(factors(2, 4, 16))

@@ -9,7 +9,8 @@ g, for g·Γn = Σ n_i = 0. With the rows of R an orthonormal basis of g⊥,
 are the d − 1 numbers that an answer tells. Answers are off by about the same in every direction,
 and so are these, whatever γ is. Where u is linear in unknowns, u = k + C q, the equation
 μw = P_w k + P_w C q is linear in q and μ = 1/λ: one unknown more than without a norm
-(`UnknownScales`). Behind RMSNorm all is the same with P = I and R = I: d numbers, and no g⊥.
+(`UnknownScales`). Behind RMSNorm all is the same with P = I and no g⊥: d numbers. A number is off
+by a share of |γ_i| + |β_i|; R = diag(1/(|γ| + |β|)) makes all alike, those of small γ too.
 *Source*: beyond arXiv 2601.16873; docs/theorems/vector_answers.md.
 """
 
@@ -35,7 +36,7 @@ class NormedAnswers:
     gain : ndarray, shape (d,)
         g = 1/γ, all of its signs perhaps turned round.
     basis : ndarray, shape (d − 1, d)
-        R: an orthonormal basis of g⊥ in its rows; of RMSNorm the identity, (d, d).
+        R: an orthonormal basis of g⊥ in its rows; of RMSNorm diag(1/(|γ| + |β|)), (d, d).
     """
 
     shift: Array
@@ -46,7 +47,7 @@ class NormedAnswers:
     def of(cls, shift: Array, gain: Array, centred: bool = True) -> Self:
         """Complete a shift and a gain by a basis."""
         if not centred:
-            return cls(shift, gain, np.eye(len(gain)))
+            return cls(shift, gain, np.diag(1 / (np.abs(1 / gain) + np.abs(shift))))
         complete, _ = scipy.linalg.qr(gain[:, None])
         return cls(shift, gain, np.asarray(complete[:, 1:].T.copy()))
 
@@ -57,7 +58,7 @@ class NormedAnswers:
 
     @property
     def projection(self) -> Array:
-        """P_w = RΓP (d − 1, d), of the sign that the gain has; of RMSNorm Γ (d, d)."""
+        """P_w = RΓP (d − 1, d), of the sign that the gain has; of RMSNorm RΓ (d, d)."""
         scaled = self.basis / self.gain
         return np.asarray(scaled - self.takes_mean * scaled.mean(axis=1, keepdims=True))
 
@@ -66,8 +67,9 @@ class NormedAnswers:
         return (y - self.shift) @ self.basis.T
 
     def centred(self, w: Array) -> Array:
-        """Map columns P_w u (d − 1, k) to Pu (d, k); of RMSNorm, Γu to u."""
-        return np.asarray(self.gain[:, None] * (self.basis.T @ w))
+        """Map columns P_w u (d − 1, k) to Pu (d, k); of RMSNorm to u."""
+        back = self.basis.T if self.takes_mean else np.diag(1 / np.diag(self.basis))
+        return np.asarray(self.gain[:, None] * (back @ w))
 
     def with_sign(self, sign: float | Array) -> NormedAnswers:
         """Turn the gain round where ``sign``, one or one for each entry, is negative."""

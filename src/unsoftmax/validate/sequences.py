@@ -256,7 +256,8 @@ class ClosingScale:
     def _known_up_to(self) -> float:
         """Return the size of tokens up to which the certificate leaves logits as they are."""
         W_error, w_error = (max(self.errors[name], TINY) for name in "Ww")
-        return min(np.sqrt(self.tuning.open_by / W_error), self.tuning.open_by / w_error)
+        open_by = self.tuning.open_by
+        return float(min(np.sqrt(open_by / W_error), open_by / w_error))
 
     def _without_logits(self, n: int) -> tuple[float, float, float]:
         """Return sizes for the n-th sequence of a model that has no logits.

@@ -182,6 +182,8 @@ def _after(d: int, H: int) -> Cost:
     return opened + soft + tries * search
 
 
+# How a search for a norm behind refuses answers that are behind none.
+_NO_NORM_BEHIND = (Reason.GROWS_BEHIND_NO_NORM.name, Reason.NEITHER_NORM_BEHIND.name)
 # Length of the single tokens that read M: long beside a constant c.
 _TOKEN_SCALE = 2.0**10
 # How many times what format and noise of the answers explain single tokens may miss an affine map
@@ -399,7 +401,12 @@ class AttentionLayerLearner(Configured):
             return norm_before.found_before(normed, *inner)
         try:
             if found.place == "post":
-                return (yield from attention_search.steps_behind(d, wanted, rng, checks))
+                try:
+                    return (yield from attention_search.steps_behind(d, wanted, rng, checks))
+                except ModelMismatch as refusal:
+                    # values that cancel leave single tokens' answers as short as a norm does
+                    if self.norm is not None or refusal.reason not in _NO_NORM_BEHIND:
+                        raise
             tokens = yield from self._tokens(rng)
             try:
                 every = attention_search.tried(

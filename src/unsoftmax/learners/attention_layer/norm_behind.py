@@ -223,8 +223,8 @@ def _read_constant(asked: SingleRound, frame: DirectionMap) -> Array:
     known, steps = frame.M @ asked.signs[0], asked.steps
     w = frame.directions(asked.y_steps)
     # nothing is left of c in the zero token's answer, or only rounding
-    shift = frame.norm.shift
-    if size <= _ZERO * UNIT * np.linalg.norm(np.abs(shift) + 1 / np.abs(frame.norm.gain)):
+    rounded = UNIT * (np.abs(frame.norm.shift) + 1 / np.abs(frame.norm.gain))
+    if size <= _ZERO * np.linalg.norm(frame.norm.basis * rounded):
         constant = np.zeros(len(zero))
     else:
         ratios = [_ratio(known, zero / size, one) for one in w]
@@ -491,14 +491,14 @@ def _along(residual: Array, own: Array, span: Array) -> tuple[float, float]:
 def _with_signs(frame: DirectionMap, offset: Array, own: Array, span: Array) -> DirectionMap:
     """Return a frame behind an RMSNorm with the signs of γ, up to all of them together."""
     # in units of u every sign counts alike, however small γ is there
-    gain = frame.norm.gain[:, None]
-    known = gain[:, 0] * own, np.linalg.qr(gain * span)[0]
-    if _along(offset, *known)[1] <= _SIGNS_FIT:
+    own_u = frame.norm.centred(own[:, None])[:, 0]
+    span_u = np.linalg.qr(frame.norm.centred(span))[0]
+    if _along(offset, own_u, span_u)[1] <= _SIGNS_FIT:
         return frame
-    columns = np.column_stack([np.ones(len(own)), known[0] / offset, known[1] / offset[:, None]])
+    columns = np.column_stack([np.ones(len(own)), own_u / offset, span_u / offset[:, None]])
     two_valued = gate_columns(np.linalg.qr(columns / np.linalg.norm(columns, axis=0))[0])
     signs = [2 * x - 1 for x in two_valued.T]
-    signs = [x for x in signs if _along(x * offset, *known)[1] <= _SIGNS_FIT]
+    signs = [x for x in signs if _along(x * offset, own_u, span_u)[1] <= _SIGNS_FIT]
     if len(signs) == 1:
         return replace(frame, norm=frame.norm.with_sign(signs[0]))
     if _along(frame.norm.projection @ offset, own, span)[1] <= _SIGNS_FIT:
