@@ -38,17 +38,19 @@ def drawn(shape: tuple[int, int, int], seed: int, **settings: Any) -> PlainBlock
 
 
 @pytest.mark.parametrize(
-    ("shape", "few", "claimed", "most"),
+    ("shape", "few", "claimed", "most", "widest"),
     [
-        ((16, 2, 8), 4, 100, 6.0),
-        ((32, 4, 8), 1, 60, 6.0),
-        ((64, 4, 16), 0, 40, 6.0),
+        ((16, 2, 8), 4, 100, 6.0, 1e-9),
+        ((32, 4, 8), 1, 60, 6.0, 1e-9),
+        ((64, 4, 16), 0, 40, 6.0, 1e-9),
         # the shape of MiniLM's blocks
-        ((384, 12, 32), 0, 1, 7.0),
+        ((384, 12, 32), 0, 1, 7.0, 2e-9),
     ],
     ids=str,
 )
-def test_attention_is_recovered_whatever_follows(shape, few, claimed, most, trials, evidence):
+def test_attention_is_recovered_whatever_follows(
+    shape, few, claimed, most, widest, trials, evidence
+):
     count, shares, sizes, ratios = trials(few, claimed), [], [], []
     for seed in range(count):
         block = drawn(shape, seed)
@@ -69,7 +71,7 @@ def test_attention_is_recovered_whatever_follows(shape, few, claimed, most, tria
         return
     assert np.median(ratios) <= most
     M, W = np.median(sizes, axis=0)
-    assert (M, W) <= (1e-11, 1e-9)
+    assert max(M / 1e-11, W / widest) <= 1
     evidence(
         f"attention of blocks {shape}",
         targets=count,
@@ -292,14 +294,16 @@ def test_whole_blocks_are_recovered(shape, neurons, seeds, total, trials, part_o
     )
 
 
-def test_whole_blocks_of_heads_of_rank_1_and_few_neurons(trials, evidence):
-    """What a head answers turns sign; attention is known badly; few neurons show the centre."""
+@pytest.mark.parametrize(("heads", "rank"), [(4, 1), (2, 3), (1, 6)])
+def test_small_whole_blocks_of_few_neurons(heads, rank, trials, evidence):
+    """Answers of heads of rank 1 turn sign; few neurons show the centre; M may be known badly."""
     # first those in which each of these led to a refusal, or to neurons that are none
-    order, count, shares, functions = [2, 3, 28], trials(3, 70), [], []
-    for seed in (order + sorted(set(range(count)) - set(order)))[:count]:
+    first, count = [2, 3, 28] if rank == 1 else [], trials(3 if rank == 1 else 1, 70)
+    shares, functions = [], []
+    for seed in (first + sorted(set(range(count)) - set(first)))[:count]:
         rng = np.random.default_rng([seed, 45])
         d, m, rms = int(rng.integers(8, 12)), int(rng.integers(4, 17)), bool(rng.random() < 0.3)
-        block = PlainBlock((d, 4, 1), seed, rms=rms, neurons=m)
+        block = PlainBlock((d, heads, rank), seed, rms=rms, neurons=m)
         recovery = us.learn(block, whole(d, seed))
         errors, bounds = errors_of_whole(recovery, block), recovery.certificate.errors
         assert len(recovery.model.parts[1].b) == m
@@ -309,10 +313,10 @@ def test_whole_blocks_of_heads_of_rank_1_and_few_neurons(trials, evidence):
         functions.append(predicted_to(recovery.model, block, np.random.default_rng(seed)))
         assert functions[-1] <= 1e-6, seed
     evidence(
-        "whole blocks of four heads of rank 1, 4 to 16 neurons",
+        f"whole blocks of d 8 to 11, {heads} heads of rank {rank}, 4 to 16 neurons",
         targets=count,
         broken=0,
-        function=f"{np.max(functions):.3g}",
+        function=float(np.max(functions)),
         median_looseness=f"{1 / np.median(shares):.0f}×",
         refused=0,
     )
