@@ -23,16 +23,11 @@ import numpy as np
 from unsoftmax.errors import ModelMismatch
 from unsoftmax.learners.feed_forward.behind_norm import LayerSums, SearchBehindNorm
 from unsoftmax.learners.feed_forward.found_neurons import FoundNeurons
+from unsoftmax.learners.feed_forward.neuron_fit import drawn_layers
 from unsoftmax.learners.feed_forward.norm_opening import NormLook, NormOpening
 from unsoftmax.learners.feed_forward.opening_look import drawn_directions
 from unsoftmax.learners.feed_forward.search_steps import asks
-from unsoftmax.learners.feed_forward.smooth_behind_norm import (
-    DRAWN,
-    DRAWS,
-    POOR,
-    DirectionsSeen,
-    claimed,
-)
+from unsoftmax.learners.feed_forward.smooth_behind_norm import DRAWN, POOR, DirectionsSeen, claimed
 from unsoftmax.measure.normalised import NormedAnswers
 from unsoftmax.measure.precision import Precision
 from unsoftmax.models.feed_forward import FeedForward
@@ -274,11 +269,12 @@ class SmoothFromFar:
         self, seen: SharpnessFit, neurons: ScaledNeurons, found: FoundNeurons, size: float
     ) -> list[FeedForward]:
         """Return layers that other errors would have made."""
-        (m, p), d, others = neurons.columns.shape, self.dim, []
+        (m, p), d = neurons.columns.shape, self.dim
         of_rows = found.row_error / (np.linalg.norm(found.rows, axis=1) * np.sqrt(d))
         of_columns = found.column_error * np.linalg.norm(neurons.columns, axis=1) / np.sqrt(p)
         size = DRAWN * max(size, self.normed.noise / np.sqrt(p))
-        for _ in range(DRAWS):
+
+        def drawn() -> FeedForward:
             other, turned = seen.other(self.normed.relative_error, self.rng)
             along = seen.along + size * self.rng.standard_normal(seen.along.shape) + turned
             along /= np.linalg.norm(along, axis=1, keepdims=True)
@@ -286,8 +282,9 @@ class SmoothFromFar:
             rows /= np.linalg.norm(rows, axis=1, keepdims=True)
             columns = neurons.columns + of_columns[:, None] * self.rng.standard_normal((m, p))
             moved = replace(other, along=along).step(replace(neurons, rows=rows, columns=columns))
-            others.append(moved.layer(other.norm))
-        return others
+            return moved.layer(other.norm)
+
+        return drawn_layers(neurons.layer(seen.norm), lambda many: [drawn() for _ in range(many)])
 
     def _nearer(
         self, neurons: ScaledNeurons, norm: NormedAnswers
