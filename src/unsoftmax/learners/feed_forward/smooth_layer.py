@@ -354,7 +354,9 @@ class SmoothClaim(LayerClaim):
     def _assumed(self, checks: int) -> tuple[str, ...]:
         bound, missing = self.within()
         return (
-            "Errors of A, b, B and c are for neurons in the order of the model.",
+            "Errors of A, b, B and c are for neurons in the order of the model. Two nearly alike, "
+            "in row and column, may count as one that answers within the bound as both do: A, b "
+            "and B have no bounds then.",
             *(OF_GATES if self.model.gate else ()),
             bound,
             "Only single tokens were asked: about sequences of several tokens (attention) nothing "
