@@ -59,6 +59,8 @@ SHARP = np.logspace(-3, 2, 2001)
 PER_UNKNOWN, LENGTHS = 4.0, (0.25, 0.5, 1.0, 2.0)
 # Steps of a fit, and their damping: least, what it grows by where a step leads astray, and most.
 STEPS, LEAST, HEAVIER, HEAVIEST = 30, 1e-13, 1e3, 1.0
+# Activations whose misses are so many times the least after the first steps are others.
+FIRST, UNLIKELY = 3, 10.0
 # Logarithms of sharpness change by no more in a step.
 MOST = 1.0
 # The last step leaves more than this share of the misses.
@@ -154,10 +156,10 @@ class SharpnessFit(DirectionsSeen):
         change[:m] = np.clip(change[:m], -MOST, MOST)
         return replace(neurons, free=neurons.free - change)
 
-    def fitted(self, neurons: ScaledNeurons) -> tuple[ScaledNeurons, float]:
+    def fitted(self, neurons: ScaledNeurons, steps: int = STEPS) -> tuple[ScaledNeurons, float]:
         """Fit; return the misses' root mean square, too."""
         best, least, damping = neurons, self._size(neurons), LEAST
-        for _ in range(STEPS):
+        for _ in range(steps):
             new = self.step(best, damping)
             size = self._size(new)
             if not size < least:
@@ -221,7 +223,9 @@ class SmoothFromFar:
         sharp = yield from self._beside(relus, norm)
         seen = yield from self._asked("fit", self._among_bends(relus), norm)
         names = RELU_FAR_OUT if self.activation is None else (self.activation,)
-        neurons, size = min((seen.fitted(sharp(name)) for name in names), key=lambda fit: fit[1])
+        fits = [seen.fitted(sharp(name), FIRST) for name in names]
+        likely = [one for one, size in fits if size <= UNLIKELY * min(size for _, size in fits)]
+        neurons, size = min((seen.fitted(one) for one in likely), key=lambda fit: fit[1])
         found = sums.found
         off = np.hypot(found.row_error / np.linalg.norm(found.rows, axis=1), found.column_error)
         if not size < max(POOR * self.normed.noise, float(np.sqrt(np.mean(off**2)))):
