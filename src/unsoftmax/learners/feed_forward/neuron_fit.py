@@ -329,7 +329,9 @@ def _independent(layer: FeedForward, others: Sequence[FeedForward]) -> float:
             off = np.array([other.arrays()[name] - mine for other in others])
             off = np.sum(np.abs(off if name != "B" else off.swapaxes(1, 2)) ** 2, axis=0)
             each = np.sum(off.reshape(len(off), -1), axis=1)
-            least = min(least, np.sum(each) ** 2 / max(np.sum(each**2), TINY))
+            each /= np.max(each, initial=0.0) or 1.0
+            if np.any(each):
+                least = min(least, np.sum(each) ** 2 / np.sum(each**2))
     return least
 
 
