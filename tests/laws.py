@@ -26,7 +26,7 @@ from tests.rotary_heads import rotary_head, several_rotary, within_bounds
 from tests.rotary_layers import rotary_layer
 from tests.rotary_layers import share_of_bounds as share_of_turned_bounds
 from tests.shares import share
-from tests.smooth_layers import smooth_errors, smooth_layer
+from tests.smooth_layers import share_of_bounds_behind, smooth_behind, smooth_errors, smooth_layer
 from tests.vector_learners import LinearMap, LinearModel
 from unsoftmax.protocol import Learner, Model, Oracle
 
@@ -540,6 +540,22 @@ CASES = [
         _feed_forward_layer(8, norm="post"),
         lambda seed: layer_behind(layer(8, 12, 8, seed), seed),
         layer_share_behind,
+        single=False,
+        accuracy=1e-6,
+    ),
+    _held(
+        "FeedForwardLearner of smooth neurons behind a norm",
+        _feed_forward_layer(8, norm="post"),
+        lambda seed: smooth_behind(8, 9, seed, "silu", centred=False),
+        lambda recovery, true: share_of_bounds_behind(recovery, true, 20.0),
+        single=False,
+        accuracy=1e-8,
+    ),
+    _held(
+        "FeedForwardLearner of smooth neurons behind a norm without an eps to see",
+        _feed_forward_layer(8, norm="post"),
+        lambda seed: smooth_behind(8, 9, seed, "gelu", eps=1e-12),
+        lambda recovery, true: share_of_bounds_behind(recovery, true, 100.0),
         single=False,
         accuracy=1e-6,
     ),

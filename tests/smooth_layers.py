@@ -26,6 +26,24 @@ def smooth_layer(
     )
 
 
+def smooth_behind(
+    d: int,
+    m: int,
+    seed: int,
+    activation: str,
+    gated: bool = False,
+    eps: float = 1e-5,
+    centred: bool = True,
+) -> us.FeedForward:
+    """Draw a layer behind a norm; of a LayerNorm's B and c the mean, which does not show, is 0."""
+    f, rng = smooth_layer(d, m, seed, activation, gated), np.random.default_rng([d, m, seed])
+    scale = np.exp(0.3 * rng.standard_normal(d)) * (1 if centred else np.sign(rng.normal(size=d)))
+    shift = 0.3 * rng.standard_normal(d) if centred else None
+    norm = us.LayerNorm((-1) ** seed * scale, shift, eps, centred=centred)
+    B, c = (one - centred * one.mean(axis=0) for one in (f.B, f.c))
+    return us.FeedForward(f.A, f.b, B, c, True, norm, activation, f.gate)
+
+
 def minilm_neurons(place: int) -> us.FeedForward:
     """Build a feed-forward layer of all-MiniLM-L6-v2 by itself: 1,536 neurons, d = 384."""
     from unsoftmax.cli.minilm import minilm_weights  # not where there is no command line

@@ -7,7 +7,13 @@ import pytest
 
 import unsoftmax as us
 from tests.feed_forward import layer
-from unsoftmax.learners.feed_forward.neuron_fit import NeuronFit, NeuronParameters, layer_errors
+from unsoftmax.learners.feed_forward.found_neurons import DEVIATIONS
+from unsoftmax.learners.feed_forward.neuron_fit import (
+    NeuronFit,
+    NeuronParameters,
+    drawn_layers,
+    layer_errors,
+)
 
 
 def problem(noise, seed, off=1e-3):
@@ -137,3 +143,23 @@ def test_one_fit_finds_layer_and_norm(activation, gated):
     # a shift of all tokens is one of s
     away = np.append(np.full(k, -1e-9), 0.0)
     np.testing.assert_allclose(shifted.norm - found.norm, away, rtol=0, atol=2e-12)
+
+
+def test_errors_of_one_number_are_drawn_more_often(trials):
+    """Of three draws one number's error is beyond six deviations once in a hundred times."""
+    rng, beyond = np.random.default_rng(0), 0
+    many, one = layer(4, 40, 4, 0), layer(4, 1, 4, 0)
+
+    def moved(f, sizes):
+        A = f.A + (sizes * rng.standard_normal(len(f.b)))[:, None] * f.A
+        return us.FeedForward(A, f.b, f.B, f.c)
+
+    drawn = [moved(many, np.full(40, 1e-9)) for _ in range(9)]
+    assert len(drawn_layers(many, lambda count: drawn[:count])) == 3
+    uneven = np.where(np.arange(40) == 3, 1e-6, 1e-9)
+    assert len(drawn_layers(many, lambda n: [moved(many, uneven) for _ in range(n)])) == 12
+    for _ in range(count := trials(400, 20_000)):
+        others = drawn_layers(one, lambda n: [moved(one, np.full(1, 1e-9)) for _ in range(n)])
+        off = np.linalg.norm(moved(one, np.full(1, 1e-9)).A - one.A)
+        beyond += off > DEVIATIONS * layer_errors(one, others)["A"]
+    assert beyond <= 3e-4 * count + 1

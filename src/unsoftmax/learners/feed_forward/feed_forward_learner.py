@@ -21,7 +21,8 @@ The mathematics: every neuron is a hyperplane, and across it the Jacobian jumps 
 
 Smooth activations, GELU to SwiGLU, have no hyperplanes: where the opening finds that answers bend
 everywhere, or an activation is given, Jacobians at many points tell the neurons (`smooth_layer`),
-also after a norm, and behind one whose eps shows (`smooth_behind_norm`).
+also after a norm, and behind one whose eps shows (`smooth_behind_norm`); where it does not, layers
+that are ReLUs from far are found as such first (`smooth_from_far`).
 
 Behind a norm answers tell directions alone: `behind_norm` has the same steps without sizes. After a
 norm no token is long: `after_norm` has chords in the place of the line. Which of these there is, if
@@ -87,7 +88,10 @@ FORMULAS: Mapping[str | None, str] = {
 }
 """Counts by where a norm is."""
 SMOOTH_FORMULA = "10.1m + 3.3d + 110 if its activation is smooth, 20.2m + 3.3d + 110 if it is gated"
-SMOOTH_BEHIND = "14m + 4.5d + 140 if its activation is smooth, 26m + 4.5d + 140 if it is gated"
+SMOOTH_BEHIND = (
+    "14m + 4.5d + 140 if its activation is smooth, 26m + 4.5d + 140 if it is gated, 12m + 4d + 200 "
+    "if eps does not show"
+)
 
 # Before a refusal so many tokens of the opening are asked again, whose answers changed if they
 # differ by more than this, of their size, which sums in another order do not reach, and than so
@@ -178,7 +182,8 @@ class FeedForwardLearner(Configured):
     tanh) more than 6d neurons take their ``activation``. All neurons must have one activation,
     and rows be fewer than 0.8(d − 1)(d_out − 1); after a norm 0.8(d/2 − 1)(d_out − 1), from about
     d = 8 on. Behind a norm eps alone tells how long sums are: from about 2e-9 of their variance
-    down smooth layers are refused. Float32 answers take their ``activation``, no norm, and twice
+    down layers of GELU, SiLU and softplus without gates are recovered, for about 12m + 4d + 200
+    queries, and others refused. Float32 answers take their ``activation``, no norm, and twice
     the queries. Their bound holds up to the length that ``.assumes`` names; after a norm for all
     tokens. *Tokens* are up to 10⁶ times as long as the distance of a typical hyperplane.
     *Source*: beyond arXiv 2601.16873; Section 4.1's A_FFN for vectors.

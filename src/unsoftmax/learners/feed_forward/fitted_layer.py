@@ -9,21 +9,24 @@ token tells from a linear part, or from none, keeps the error that it had.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from unsoftmax.learners.feed_forward.found_neurons import FoundNeurons
 from unsoftmax.learners.feed_forward.line_cells import AskTokens
-from unsoftmax.learners.feed_forward.neuron_fit import NeuronFit, NeuronParameters, layer_errors
+from unsoftmax.learners.feed_forward.neuron_fit import (
+    NeuronFit,
+    NeuronParameters,
+    drawn_layers,
+    layer_errors,
+)
 from unsoftmax.learners.feed_forward.opening_look import OpeningLook
 from unsoftmax.models.feed_forward import FeedForward
 from unsoftmax.probes import Array, Flags, Indices, Round
 from unsoftmax.protocol import Answers
 
-# How often errors are drawn.
-DRAWS = 3
 # Relative error of answers from which on layers are fitted. Below, 5.7 queries for each neuron
 # give ten digits.
 COARSE = 1e-11
@@ -67,16 +70,24 @@ class FittedLayer:
         while True:
             best, size = fit.run(best)
             drawn = DRAWN * max(size, own / 2) / weight[:, None]
-            moved = fit.disturbed(
-                best, ((0 * x, drawn * rng.standard_normal(y.shape)) for _ in range(DRAWS))
-            )
-            found, *others = (each.layer(layer.activation) for each in (best, *moved))
+            found, draw = best.layer(layer.activation), cls._drawing(fit, best, drawn, rng)
+            others = drawn_layers(found, draw)
             shown = shown_neurons(found, others)
             # more misses: something is missing or wrong, and fresh answers will say so
             if np.all(shown) or size > POOR * own:
                 return cls(found, layer_errors(found, others), kept)
             kept[kept] = shown
             best = best.taken(shown)
+
+    @staticmethod
+    def _drawing(
+        fit: NeuronFit, best: NeuronParameters, drawn: Array, rng: np.random.Generator
+    ) -> Callable[[int], list[FeedForward]]:
+        def draw(count: int) -> list[FeedForward]:
+            by = ((0 * fit.x, drawn * rng.standard_normal(fit.y.shape)) for _ in range(count))
+            return [one.layer(fit.activation) for one in fit.disturbed(best, by)]
+
+        return draw
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ one more unknown.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -34,6 +34,9 @@ _UNSHOWN = 1e-8
 STEEPEST = 1.13
 # A normalised token moves by at most so much of √d for each share that eps is off by: τ(1 − τ²)/2.
 MOVED_BY_EPS = 0.2
+# Draws of errors for a certificate, and how many numbers these are at least. A normal number is
+# beyond six root mean squares of twelve others once in 16,000 times, of three once in a hundred.
+DRAWS, DRAWN_NUMBERS = 3, 12
 _NO_NORM = np.zeros(0)
 
 
@@ -305,6 +308,31 @@ class _Equations:
         least = np.maximum(_UNSHOWN * values[:, -1:], TINY)
         size = size * _sizes(self.B, 0)[:, None]
         return np.asarray(vectors / np.sqrt(np.maximum(values, least))[:, None] / size[:, :, None])
+
+
+def drawn_layers(layer: FeedForward, draw: Callable[[int], list[FeedForward]]) -> list[FeedForward]:
+    """Return what so many draws of errors make of a layer, as many as tell how large errors are.
+
+    Where one neuron has most of an error that is one number, or few, which a few draws may have
+    small by chance.
+    """
+    others = draw(DRAWS)
+    few = DRAWS * _independent(layer, others) < DRAWN_NUMBERS
+    return others + draw(DRAWN_NUMBERS - DRAWS) if few else others
+
+
+def _independent(layer: FeedForward, others: Sequence[FeedForward]) -> float:
+    """Return among how many neurons errors are spread, of the array where that is least."""
+    least = np.inf
+    for name, mine in layer.arrays().items():
+        if name in ("A", "b", "B", "G", "g"):
+            off = np.array([other.arrays()[name] - mine for other in others])
+            off = np.sum(np.abs(off if name != "B" else off.swapaxes(1, 2)) ** 2, axis=0)
+            each = np.sum(off.reshape(len(off), -1), axis=1)
+            each /= np.max(each, initial=0.0) or 1.0
+            if np.any(each):
+                least = min(least, np.sum(each) ** 2 / np.sum(each**2))
+    return least
 
 
 def layer_errors(

@@ -25,7 +25,12 @@ from unsoftmax.errors import ModelMismatch
 from unsoftmax.learners.compose import read_as
 from unsoftmax.learners.feed_forward.behind_norm import with_eps
 from unsoftmax.learners.feed_forward.jacobian_readings import TWINS, shares_of
-from unsoftmax.learners.feed_forward.neuron_fit import NeuronFit, NeuronParameters, layer_errors
+from unsoftmax.learners.feed_forward.neuron_fit import (
+    NeuronFit,
+    NeuronParameters,
+    drawn_layers,
+    layer_errors,
+)
 from unsoftmax.learners.feed_forward.norm_opening import NormLook
 from unsoftmax.learners.feed_forward.search_steps import asks
 from unsoftmax.learners.feed_forward.smooth_layer import (
@@ -58,9 +63,8 @@ LONGER = 2.0
 POOR = 30.0
 # Numbers of directions, for each unknown one.
 PER_UNKNOWN = 2.5
-# Draws of errors for the certificate, and how many times as large they are as misses: rounding is
-# no chance.
-DRAWS, DRAWN = 3, 3.0
+# Drawn errors are so many times as large as misses: rounding is no chance.
+DRAWN = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,14 +226,20 @@ class SmoothBehindNorm:
         """Return the layer before the norm, and those that other errors would have made."""
         name, best = layer.activation, NeuronParameters.of(layer)
         fit, (count, width) = seen.fit(layer, name), seen.along.shape
-        size, others, by = DRAWN * max(size, self.normed.noise / np.sqrt(width)), [], []
-        for _ in range(DRAWS):
-            other, turned = seen.other(self.normed.relative_error, self.rng)
-            off = size * self.rng.standard_normal((count, width)) + turned
-            others.append(other)
-            by.append((0 * seen.x, seen.residual - other.residual + off / fit.weight[:, None]))
-        moved = zip(others, fit.disturbed(best, by), strict=True)
-        return seen.before(best, name), [other.before(one, name) for other, one in moved]
+        size = DRAWN * max(size, self.normed.noise / np.sqrt(width))
+
+        def draw(many: int) -> list[FeedForward]:
+            norms, by = [], []
+            for _ in range(many):
+                other, turned = seen.other(self.normed.relative_error, self.rng)
+                off = size * self.rng.standard_normal((count, width)) + turned
+                norms.append(other)
+                by.append((0 * seen.x, seen.residual - other.residual + off / fit.weight[:, None]))
+            moved = zip(norms, fit.disturbed(best, by), strict=True)
+            return [other.before(one, name) for other, one in moved]
+
+        found = seen.before(best, name)
+        return found, drawn_layers(found, draw)
 
 
 def claimed(

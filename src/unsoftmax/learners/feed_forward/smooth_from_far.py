@@ -23,16 +23,11 @@ import numpy as np
 from unsoftmax.errors import ModelMismatch
 from unsoftmax.learners.feed_forward.behind_norm import LayerSums, SearchBehindNorm
 from unsoftmax.learners.feed_forward.found_neurons import FoundNeurons
+from unsoftmax.learners.feed_forward.neuron_fit import drawn_layers
 from unsoftmax.learners.feed_forward.norm_opening import NormLook, NormOpening
 from unsoftmax.learners.feed_forward.opening_look import drawn_directions
 from unsoftmax.learners.feed_forward.search_steps import asks
-from unsoftmax.learners.feed_forward.smooth_behind_norm import (
-    DRAWN,
-    DRAWS,
-    POOR,
-    DirectionsSeen,
-    claimed,
-)
+from unsoftmax.learners.feed_forward.smooth_behind_norm import DRAWN, POOR, DirectionsSeen, claimed
 from unsoftmax.measure.normalised import NormedAnswers
 from unsoftmax.measure.precision import Precision
 from unsoftmax.models.feed_forward import FeedForward
@@ -64,6 +59,8 @@ SHARP = np.logspace(-3, 2, 2001)
 PER_UNKNOWN, LENGTHS = 4.0, (0.25, 0.5, 1.0, 2.0)
 # Steps of a fit, and their damping: least, what it grows by where a step leads astray, and most.
 STEPS, LEAST, HEAVIER, HEAVIEST = 30, 1e-13, 1e3, 1.0
+# Activations whose misses are so many times the least after the first steps are others.
+FIRST, UNLIKELY = 3, 10.0
 # Logarithms of sharpness change by no more in a step.
 MOST = 1.0
 # The last step leaves more than this share of the misses.
@@ -159,10 +156,10 @@ class SharpnessFit(DirectionsSeen):
         change[:m] = np.clip(change[:m], -MOST, MOST)
         return replace(neurons, free=neurons.free - change)
 
-    def fitted(self, neurons: ScaledNeurons) -> tuple[ScaledNeurons, float]:
+    def fitted(self, neurons: ScaledNeurons, steps: int = STEPS) -> tuple[ScaledNeurons, float]:
         """Fit; return the misses' root mean square, too."""
         best, least, damping = neurons, self._size(neurons), LEAST
-        for _ in range(STEPS):
+        for _ in range(steps):
             new = self.step(best, damping)
             size = self._size(new)
             if not size < least:
@@ -226,7 +223,9 @@ class SmoothFromFar:
         sharp = yield from self._beside(relus, norm)
         seen = yield from self._asked("fit", self._among_bends(relus), norm)
         names = RELU_FAR_OUT if self.activation is None else (self.activation,)
-        neurons, size = min((seen.fitted(sharp(name)) for name in names), key=lambda fit: fit[1])
+        fits = [seen.fitted(sharp(name), FIRST) for name in names]
+        likely = [one for one, size in fits if size <= UNLIKELY * min(size for _, size in fits)]
+        neurons, size = min((seen.fitted(one) for one in likely), key=lambda fit: fit[1])
         found = sums.found
         off = np.hypot(found.row_error / np.linalg.norm(found.rows, axis=1), found.column_error)
         if not size < max(POOR * self.normed.noise, float(np.sqrt(np.mean(off**2)))):
@@ -274,11 +273,12 @@ class SmoothFromFar:
         self, seen: SharpnessFit, neurons: ScaledNeurons, found: FoundNeurons, size: float
     ) -> list[FeedForward]:
         """Return layers that other errors would have made."""
-        (m, p), d, others = neurons.columns.shape, self.dim, []
+        (m, p), d = neurons.columns.shape, self.dim
         of_rows = found.row_error / (np.linalg.norm(found.rows, axis=1) * np.sqrt(d))
         of_columns = found.column_error * np.linalg.norm(neurons.columns, axis=1) / np.sqrt(p)
         size = DRAWN * max(size, self.normed.noise / np.sqrt(p))
-        for _ in range(DRAWS):
+
+        def drawn() -> FeedForward:
             other, turned = seen.other(self.normed.relative_error, self.rng)
             along = seen.along + size * self.rng.standard_normal(seen.along.shape) + turned
             along /= np.linalg.norm(along, axis=1, keepdims=True)
@@ -286,8 +286,9 @@ class SmoothFromFar:
             rows /= np.linalg.norm(rows, axis=1, keepdims=True)
             columns = neurons.columns + of_columns[:, None] * self.rng.standard_normal((m, p))
             moved = replace(other, along=along).step(replace(neurons, rows=rows, columns=columns))
-            others.append(moved.layer(other.norm))
-        return others
+            return moved.layer(other.norm)
+
+        return drawn_layers(neurons.layer(seen.norm), lambda many: [drawn() for _ in range(many)])
 
     def _nearer(
         self, neurons: ScaledNeurons, norm: NormedAnswers
