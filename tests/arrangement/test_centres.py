@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from unsoftmax.arrangement.centres import CellShapes, CentreTuning
+from unsoftmax.arrangement import centres
+from unsoftmax.arrangement.centres import CellShapes
 
 
 def cells(rng, D, K, count, upright):
@@ -25,11 +26,13 @@ def objective(n, sides, y, upright):
 
 @pytest.mark.parametrize("upright", [True, False])
 @pytest.mark.parametrize(("D", "K"), [(2, 3), (6, 10), (20, 8), (5, 0)])
-def test_centres_are_in_their_cells_and_no_point_near_by_is_better(D, K, upright):
+def test_centres_are_in_their_cells_and_no_point_near_by_is_better(D, K, upright, monkeypatch):
+    for name, exact in (("DECREMENT", 1e-12), ("NEWTON", 60), ("BISECTIONS", 40)):
+        monkeypatch.setattr(centres, name, exact)
     rng = np.random.default_rng([D, K])
     n, start = cells(rng, D, K, 12, upright)
     sides = np.sign(start @ n.T)
-    shapes = CellShapes(n, upright, CentreTuning(decrement=1e-12, newton=60, bisections=40))
+    shapes = CellShapes(n, upright)
     y = shapes.centres(start)
     assert np.allclose(np.linalg.norm(y, axis=1), 1)
     assert np.all(sides * (y @ n.T) > 0)

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from tests.arrangement.circles import angles, counted, driven, jumping, noisy
 from unsoftmax.arrangement.jumps import (
+    CUTS,
     JumpSearch,
-    JumpTuning,
     SoftTransition,
     bisect,
     find_jumps,
@@ -19,8 +19,8 @@ from unsoftmax.arrangement.kinks import TooManyBreakpoints
 EXACT = 1e-14
 
 
-def search(error=EXACT, most=16, baseline=1e-5, **tuning):
-    return JumpSearch(angles, error, most, baseline, tuning=JumpTuning(**tuning))
+def search(error=EXACT, most=16, baseline=1e-5):
+    return JumpSearch(angles, error, most, baseline)
 
 
 def found(function, start=1, longer=1.0, narrow=None, **given):
@@ -157,7 +157,7 @@ def test_intervals_stay_as_wide_as_transitions(width):
     function = softened(jumping(theta, [1.0, -0.4, 0.8]), theta, width)
     jumps, _ = found(function)
     assert np.all((jumps.low <= theta) & (theta <= jumps.high))
-    assert np.all(jumps.softened <= len(JumpTuning().cuts))
+    assert np.all(jumps.softened <= len(CUTS))
     assert np.all(jumps.width <= max(0.3, 40 * width))
 
 
@@ -166,9 +166,9 @@ def test_a_transition_that_has_to_be_cut_and_cannot_is_said():
     function = softened(jumping(theta, [1.0]), theta, 1e-3)
     own = search()
     jumps, _ = driven(find_jumps(own, 4), function)
-    for _ in range(1 + len(own.tuning.cuts)):
+    for _ in range(1 + len(CUTS)):
         inside = jumps.changed(low=np.array([1.0 - 9e-4]), high=np.array([1.0 + 9e-4]))
-        if inside.softened[0] == len(own.tuning.cuts):
+        if inside.softened[0] == len(CUTS):
             break
         jumps, _ = driven(bisect(inside, np.array([True]), own), function)
     with pytest.raises(SoftTransition):

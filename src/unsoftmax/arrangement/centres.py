@@ -6,37 +6,30 @@ wide elsewhere: at the maximum of Σ_j log(s_j n_j·y) − K/2·‖y‖², found
 inside. Nothing is asked here.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
 from unsoftmax.measure.reflections import mirrors
 from unsoftmax.probes import Array
 
-
-@dataclass(frozen=True, slots=True)
-class CentreTuning:
-    """How centres are found. They need not be exact: steps from there go half of the way only."""
-
-    newton: int = 25
-    """Limit on the number of Newton steps."""
-    decrement: float = 1e-2
-    """Newton steps end when the squared Newton decrement of all cells is below this."""
-    bisections: int = 12
-    """Bisections of the line search along each step."""
-    farthest: float = 1e3
-    """Limit of the line search, in Newton steps."""
-    short: float = 1e-6
-    """The line search stops short of the nearest hyperplane by this share of the way."""
-    ridge: float = 1e-15
-    """Multiple of its trace that is added to the Hessian: hyperplanes at a distance of 1e-8
-    dominate it to the last bit, and it would be singular."""
-    way: float = 0.5
-    """Length of a step from a centre, as a share of the way to the next hyperplane."""
-    longest: float = 0.7
-    """Longest step from a centre, whose norm is 1."""
-    numbers_at_once: int = 2**22
-    """Bound on the numbers held by the Newton steps: 32 MB."""
+# Centres need not be exact: steps from there go half of the way only. Limit on the number of Newton
+# steps, which end when the squared Newton decrement of all cells is below `DECREMENT`.
+NEWTON = 25
+DECREMENT = 1e-2
+# Bisections of the line search along each step, and its limit, in Newton steps.
+BISECTIONS = 12
+FARTHEST = 1e3
+# The line search stops short of the nearest hyperplane by this share of the way.
+SHORT = 1e-6
+# Multiple of its trace that is added to the Hessian: hyperplanes at a distance of 1e-8 dominate it
+# to the last bit, and it would be singular.
+RIDGE = 1e-15
+# Length of a step from a centre, as a share of the way to the next hyperplane; the longest from a
+# centre, whose norm is 1.
+WAY, LONGEST = 0.5, 0.7
+# Bound on the numbers held by the Newton steps: 32 MB.
+NUMBERS_AT_ONCE = 2**22
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +40,12 @@ class CellShapes:
     """Normals, (K, D), of norm 1."""
     upright: bool
     """Whether cells are also bounded by h > 0."""
-    tuning: CentreTuning = field(default=CentreTuning())
 
     def centres(self, start: Array) -> Array:
         """Return the centres, of norm 1, of the cells that the points ``start`` (n, D) are in."""
         K, D = self.n.shape
         y = start.copy()
-        chunk = max(1, self.tuning.numbers_at_once // max(1, K * D))
+        chunk = max(1, NUMBERS_AT_ONCE // max(1, K * D))
         for first in range(0, len(y), chunk):
             part = slice(first, first + chunk)
             y[part] = self._newton(y[part])
@@ -61,12 +53,12 @@ class CellShapes:
 
     def _newton(self, y: Array) -> Array:
         weight = max(len(self.n), 1)
-        for _ in range(self.tuning.newton):
+        for _ in range(NEWTON):
             gradient, hessian = self._derivatives(y, weight)
             towards = np.linalg.solve(hessian, gradient[:, :, None])[:, :, 0]
             direction = np.asarray(-towards, dtype=np.float64)
             y = y + self._line_search(y, direction, weight)[:, None] * direction
-            if np.all(-np.sum(gradient * direction, axis=1) < self.tuning.decrement):
+            if np.all(-np.sum(gradient * direction, axis=1) < DECREMENT):
                 break
         return np.asarray(y / np.linalg.norm(y, axis=1, keepdims=True))
 
@@ -82,7 +74,7 @@ class CellShapes:
             gradient[:, -1] -= 1 / y[:, -1]
             hessian[:, -1, -1] += y[:, -1] ** -2.0
         trace = np.trace(hessian, axis1=1, axis2=2)
-        hessian[:, diagonal, diagonal] += self.tuning.ridge * trace[:, None]
+        hessian[:, diagonal, diagonal] += RIDGE * trace[:, None]
         return gradient, hessian
 
     def _line_search(self, y: Array, direction: Array, weight: float) -> Array:
@@ -92,10 +84,10 @@ class CellShapes:
             room = np.column_stack([room, y[:, -1]])
             speed = np.column_stack([speed, direction[:, -1]])
         rate = speed / room  # a hyperplane is met at t = −1/rate
-        fastest = np.maximum(np.max(-rate, axis=1, initial=0.0), 1 / self.tuning.farthest)
+        fastest = np.maximum(np.max(-rate, axis=1, initial=0.0), 1 / FARTHEST)
         along, square = np.sum(y * direction, axis=1), np.sum(direction**2, axis=1)
-        low, high = np.zeros(len(y)), (1 - self.tuning.short) * (1 / fastest)
-        for _ in range(self.tuning.bisections):
+        low, high = np.zeros(len(y)), (1 - SHORT) * (1 / fastest)
+        for _ in range(BISECTIONS):
             t = (low + high) / 2
             rising = weight * (along + t * square) > np.sum(rate / (1 + t[:, None] * rate), axis=1)
             low, high = np.where(rising, low, t), np.where(rising, t, high)
@@ -107,7 +99,7 @@ class CellShapes:
         (n, D − 1): part of the way to the next hyperplane, forwards or backwards, where it is
         farther. ``sides`` (n, K) are the cells' s_j.
         """
-        n, tuning = self.n, self.tuning
+        n = self.n
         if self.upright:
             n = np.vstack([n, np.eye(n.shape[1])[-1]])
             sides = np.column_stack([sides, np.ones(len(sides))])
@@ -122,7 +114,7 @@ class CellShapes:
                 behind = 1 / np.maximum(0, np.max(rate, axis=0, initial=0.0))
             steps[i] = np.where(
                 ahead >= behind,
-                np.minimum(tuning.way * ahead, tuning.longest),
-                -np.minimum(tuning.way * behind, tuning.longest),
+                np.minimum(WAY * ahead, LONGEST),
+                -np.minimum(WAY * behind, LONGEST),
             )
         return steps

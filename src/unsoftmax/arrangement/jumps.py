@@ -29,7 +29,7 @@ piece to the next: intervals around them stay as wide as these are.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import Any, Self
 
@@ -51,37 +51,33 @@ class SoftStart(SoftTransition):
     """The half circle begins in a transition."""
 
 
-@dataclass(frozen=True, slots=True)
-class JumpTuning:
-    """How jumps are searched for."""
-
-    deviations: float = 60.0
-    """A value belongs to a piece if it misses it by less than this many times its error. At an
-    error of 4e-16 one wrong value in 10¹² is accepted. Smaller: pieces are split by rounding.
-    Larger: small jumps are missed."""
-    isolated: float = 5.0
-    """An interval is finished when it is this many times narrower than its distance to the next."""
-    narrowest: float = 1e-12
-    """Intervals narrower than this are not cut: float64 does not resolve the angles."""
-    share: float = 0.03
-    """Largest baseline of a new piece as a share of its interval: the probability that a jump lies
-    between its two values."""
-    longest: float = 0.1
-    """Largest baseline of any piece, in radians."""
-    noiseless: float = 4e-16
-    """Up to this error of the values, baselines are as short as the caller asks for. Beyond, they
-    grow with the square root of the error."""
-    cuts: tuple[float, ...] = (0.5, 0.25, 0.75, 0.125, 0.375, 0.625, 0.875, 0.0625, 0.9375)
-    """Where an interval is cut, as a share of its width: the next position after each cut that
-    fell into a transition. After the last one the interval is given up as a transition."""
-    slack: int = 8
-    """Number of jumps above the limit that is tolerated while intervals are refined: values near a
-    transition may look like pieces of their own."""
-    cancelled: int = 16
-    """Smallest number of first intervals if the first values are 0: all jumps may cancel there, and
-    then the piece at π looks like the one at 0."""
-    rounds: int = 400
-    """Limit on the rounds: 40 halvings to the narrowest interval, with nine cuts each."""
+# A value belongs to a piece if it misses it by less than this many times its error. At an error of
+# 4e-16 one wrong value in 10¹² is accepted. Smaller: pieces are split by rounding. Larger: small
+# jumps are missed.
+DEVIATIONS = 60.0
+# An interval is finished when it is this many times narrower than its distance to the next.
+ISOLATED = 5.0
+# Intervals narrower than this are not cut: float64 does not resolve the angles.
+NARROWEST = 1e-12
+# Largest baseline of a new piece as a share of its interval: the probability that a jump lies
+# between its two values.
+SHARE = 0.03
+# Largest baseline of any piece, in radians.
+LONGEST = 0.1
+# Up to this error of the values, baselines are as short as the caller asks for. Beyond, they grow
+# with the square root of the error.
+NOISELESS = 4e-16
+# Where an interval is cut, as a share of its width: the next position after each cut that fell into
+# a transition. After the last one the interval is given up as a transition.
+CUTS = (0.5, 0.25, 0.75, 0.125, 0.375, 0.625, 0.875, 0.0625, 0.9375)
+# Number of jumps above the limit that is tolerated while intervals are refined: values near a
+# transition may look like pieces of their own.
+SLACK = 8
+# Smallest number of first intervals if the first values are 0: all jumps may cancel there, and then
+# the piece at π looks like the one at 0.
+CANCELLED = 16
+# Limit on the rounds: 40 halvings to the narrowest interval, with nine cuts each.
+ROUNDS = 400
 
 
 @dataclass(slots=True)
@@ -239,18 +235,16 @@ class JumpSearch:
     """More jumps are refused."""
     baseline: float
     """Angle over which the slope of a new piece is read: so short that no jump is between."""
-    tuning: JumpTuning = field(default=JumpTuning(), kw_only=True)
 
     def step(self, most: float, longer: float = 1.0) -> float:
         """Return the baseline of a piece in an interval of width ``most``."""
-        tuning = self.tuning
-        noisy = max(1.0, np.sqrt(self.error / tuning.noiseless))
-        return float(min(tuning.share * most, noisy * longer * self.baseline, tuning.longest))
+        noisy = max(1.0, np.sqrt(self.error / NOISELESS))
+        return float(min(SHARE * most, noisy * longer * self.baseline, LONGEST))
 
     def allowed(self, pieces: Pieces, which: Indices, t: Array) -> Array:
         """Return what a value at t may miss a piece by."""
         known = 1 + pieces.leverage(which, t)
-        return np.asarray(self.tuning.deviations * self.error * known)
+        return np.asarray(DEVIATIONS * self.error * known)
 
     def matches(self, pieces: Pieces, which: Indices, t: Array, y: Array) -> Flags:
         """Tell which values are on the pieces; NaN is on none."""
@@ -258,9 +252,9 @@ class JumpSearch:
 
     def unfinished(self, jumps: Jumps) -> Flags:
         """Tell which intervals are neither isolated nor as narrow as they can be."""
-        wide = jumps.width > jumps.gap() / self.tuning.isolated
-        wide &= jumps.width > self.tuning.narrowest
-        return np.asarray(wide & (jumps.softened < len(self.tuning.cuts)))
+        wide = jumps.width > jumps.gap() / ISOLATED
+        wide &= jumps.width > NARROWEST
+        return np.asarray(wide & (jumps.softened < len(CUTS)))
 
     def refuse(self, jumps: Jumps, slack: int = 0) -> None:
         """Raise `TooManyBreakpoints` where there are more jumps than allowed."""
@@ -297,12 +291,12 @@ def find_jumps(
 
 def isolate(jumps: Jumps, search: JumpSearch) -> Generator[Round, Answers, Jumps]:
     """Bisect intervals until each is much narrower than its distance to the next."""
-    for _ in range(search.tuning.rounds):
+    for _ in range(ROUNDS):
         chosen = search.unfinished(jumps)
         if not np.any(chosen):
             break
         jumps = yield from bisect(jumps, chosen, search)
-        search.refuse(jumps, search.tuning.slack)
+        search.refuse(jumps, SLACK)
     search.refuse(jumps)
     return jumps
 
@@ -315,7 +309,7 @@ def bisect(jumps: Jumps, chosen: Flags, search: JumpSearch) -> Generator[Round, 
     SoftTransition
         All cuts of a chosen interval were in its transition.
     """
-    pieces, part, cuts = jumps.pieces, jumps.take(chosen), np.array(search.tuning.cuts)
+    pieces, part, cuts = jumps.pieces, jumps.take(chosen), np.array(CUTS)
     if np.any(part.softened >= len(cuts)):
         raise SoftTransition
     at = part.low + cuts[part.softened] * part.width
@@ -323,7 +317,7 @@ def bisect(jumps: Jumps, chosen: Flags, search: JumpSearch) -> Generator[Round, 
     left, right = _sides(part, at, y, search)
     soft = np.isnan(y)
     other = ~left & ~right & ~soft
-    turn = np.minimum(search.tuning.share * part.width, search.step(np.inf))
+    turn = np.minimum(SHARE * part.width, search.step(np.inf))
     near = np.full(len(at), np.nan)
     near[other] = yield from search.measure((at + turn)[other])
     soft |= other & np.isnan(near)
@@ -358,13 +352,13 @@ def _sides(part: Jumps, at: Array, y: Array, search: JumpSearch) -> tuple[Flags,
 
 def _opened(search: JumpSearch, start: int, longer: float) -> Generator[Round, Answers, Jumps]:
     """Divide the half circle, with a piece at the beginning of each interval."""
-    tuning, pieces = search.tuning, Pieces.none()
+    pieces = Pieces.none()
     step = search.step(np.pi / start, longer)
     y = yield from search.measure(np.array([0.0, step]))
     if np.any(np.isnan(y)):
         raise SoftStart
-    if np.all(np.abs(y) < tuning.deviations * search.error):
-        start = max(start, tuning.cancelled)
+    if np.all(np.abs(y) < DEVIATIONS * search.error):
+        start = max(start, CANCELLED)
     _read(pieces, np.zeros(1), y[:1], y[1:], np.array([step]))
     edges, ends = np.array([0.0, np.pi]), np.zeros(2, dtype=np.intp)
     if start > 1:
@@ -391,6 +385,6 @@ def _different(jumps: Jumps, search: JumpSearch) -> Jumps:
     apart = np.zeros(len(jumps), dtype=bool)
     for t in (jumps.low, jumps.high):
         known = 2 + jumps.pieces.leverage(jumps.left, t) + jumps.pieces.leverage(jumps.right, t)
-        allowed = search.tuning.deviations * search.error * known
+        allowed = DEVIATIONS * search.error * known
         apart |= np.abs(jumps.after(t) - jumps.before(t)) > allowed
     return jumps.take(apart)

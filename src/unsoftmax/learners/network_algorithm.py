@@ -17,7 +17,7 @@ Without that word the network must predict fresh points roughly, and nothing is 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar, TypeAlias
 
 import numpy as np
@@ -70,19 +70,14 @@ Algorithm: TypeAlias = Callable[[PointOracle], ReluNetwork]
 """A_FFN: a function from an oracle of points to the network that it learned."""
 
 
-@dataclass(frozen=True, slots=True)
-class AlgorithmTuning:
-    """How an algorithm is run, and its network is checked."""
-
-    near: tuple[float, float] = (-0.5, 0.5)
-    far: tuple[float, float] = (0.5, 4.0)
-    """Ranges of log₁₀ of the length of fresh points, in distances of a typical hyperplane, half of
-    them each. Near points see most hyperplanes; far ones see neurons that are dead near 0."""
-    roughly: float = 0.01
-    """Share of the answers' size that a network may miss fresh points by where no error is
-    stated: what misses more is no copy of the target."""
-    patience_s: float = 2.0
-    """Seconds for which an algorithm that is no longer needed is waited for."""
+# Ranges of log₁₀ of the length of fresh points, in distances of a typical hyperplane, half of them
+# each. Near points see most hyperplanes; far ones see neurons that are dead near 0.
+NEAR, FAR = (-0.5, 0.5), (0.5, 4.0)
+# Share of the answers' size that a network may miss fresh points by where no error is stated: what
+# misses more is no copy of the target.
+ROUGHLY = 0.01
+# Seconds for which an algorithm that is no longer needed is waited for.
+PATIENCE_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +102,6 @@ class NetworkAlgorithm(Configured):
         Most points that the function may ask.
     seed : int
         Decides the hold-out.
-    tuning : AlgorithmTuning
-        Knobs of the adapter, each with its reason in the source. To change some:
-        ``dataclasses.replace(learner.tuning, …)``, given to a new learner.
 
     Raises
     ------
@@ -143,7 +135,6 @@ class NetworkAlgorithm(Configured):
     slope_error: float | None = None
     most_queries: int = 1_000_000
     seed: int = 0
-    tuning: AlgorithmTuning = field(default=AlgorithmTuning(), kw_only=True)
 
     revision: ClassVar[int] = 3
 
@@ -179,7 +170,7 @@ class NetworkAlgorithm(Configured):
         )
         network = yield from limited(self._called(), too_many, queries=int(self.most_queries))
         errors, stated = self._errors()
-        residuals = AlgorithmResiduals(network, *errors, stated, self.tuning)
+        residuals = AlgorithmResiduals(network, *errors, stated)
         rng = np.random.default_rng(self.seed)
         fresh = residuals.points(checks, rng)
         beside = residuals.beside_hyperplanes(rng)[: checks // 2]
@@ -205,7 +196,7 @@ class NetworkAlgorithm(Configured):
         def asked(x: Array) -> Round:
             return [Singles(x, phase=phase, purpose="data")]
 
-        network = yield from _as_rounds(as_generator(self._answered, self.tuning.patience_s), asked)
+        network = yield from _as_rounds(as_generator(self._answered, PATIENCE_S), asked)
         if not isinstance(network, ReluNetwork) or network.dim != self.dim:
             raise AlgorithmError(
                 f"The algorithm {self.name} must return a ReluNetwork of {self.dim} dimensions; "
@@ -288,7 +279,6 @@ class AlgorithmResiduals:
     constant: float
     slope: float
     stated: bool
-    tuning: AlgorithmTuning
 
     @property
     def length(self) -> float:
@@ -298,9 +288,7 @@ class AlgorithmResiduals:
     def points(self, count: int, rng: np.random.Generator) -> Array:
         """Draw fresh points of many lengths, (count, d)."""
         x = rng.standard_normal((count, self.network.dim)) / np.sqrt(self.network.dim)
-        near, far = (
-            rng.uniform(*decades, (count, 1)) for decades in (self.tuning.near, self.tuning.far)
-        )
+        near, far = (rng.uniform(*decades, (count, 1)) for decades in (NEAR, FAR))
         lengths = 10.0 ** np.where(np.arange(count)[:, None] % 2, far, near)
         return np.asarray(self.length * lengths * x)
 
@@ -312,7 +300,7 @@ class AlgorithmResiduals:
 
         def noticed(x: Array, which: Indices) -> Array:
             slope = steep[bends[which]]
-            allowed = self.tuning.roughly * slope
+            allowed = ROUGHLY * slope
             if self.stated:
                 allowed = self.constant + self.slope * np.linalg.norm(x, axis=1)
             return np.asarray(2 * (self._own(x, g(x)) + allowed) / slope)
@@ -334,5 +322,5 @@ class AlgorithmResiduals:
         height = np.hypot(norm / self.length, 1.0)
         size = height * (float(np.sqrt(np.mean((y / height) ** 2))) or 1.0)
         own = self._own(x, y)
-        allowed = self.constant + self.slope * norm if self.stated else self.tuning.roughly * size
+        allowed = self.constant + self.slope * norm if self.stated else ROUGHLY * size
         return Residuals.of(y - self.network(x), own=own, allowed=allowed, size=size)

@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from unsoftmax.arrangement.jumps import JumpTuning
+from unsoftmax.arrangement import jumps
 from unsoftmax.learners.compose import Asking, T, mapped
 from unsoftmax.learners.multi_head import search_outcomes
 from unsoftmax.learners.multi_head.distance_readings import (
@@ -250,7 +250,7 @@ class HeadDistances:
 
         Of scores it is known that they move no far answer by more than counts as a jump.
         """
-        unseen = SAFETY * JumpTuning().deviations * reduced.eta
+        unseen = SAFETY * jumps.DEVIATIONS * reduced.eta
         heads = [TurnedHead.flat(reduced.s, unseen, True)] * (reduced.scale > 0)
         error = float(reduced.precision.error(reduced.scale))
         return self._recovered(heads, reduced, error)
