@@ -6,6 +6,7 @@ command line (`tests/test_laws.py::test_…`) gets all of it, and so does ``--tr
 """
 
 import os
+import shutil
 import signal
 import subprocess
 from collections import defaultdict
@@ -23,10 +24,10 @@ from tests.evidence_rows import COUNTED, FIELDS, PAGE, Part, joined, read_rows, 
 # A page takes a second, and hundreds of commands are run: the tests of the report ask for it.
 os.environ["UNSOFTMAX_REPORT"] = "no"
 
-# Folders of tests lie in memory where that can be: a run commits to its ledger hundreds of times.
+# Folders of tests lie in memory where there is room: a run commits to its ledger hundreds of times.
 # For what a killed process leaves behind it makes no difference; what a power cut does is not
 # tested.
-if os.access("/dev/shm", os.W_OK):
+if os.access("/dev/shm", os.W_OK) and shutil.disk_usage("/dev/shm").free > 2**31:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", "/dev/shm")
 
 
