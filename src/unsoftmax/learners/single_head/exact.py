@@ -127,7 +127,7 @@ class ExactHead(Configured):
     table: Any = field(default=None, kw_only=True)
     context: int = field(default=512, kw_only=True)
 
-    revision: ClassVar[int] = 8
+    revision: ClassVar[int] = 9
 
     def __post_init__(self) -> None:
         whole_number("dim", self.dim, 1)

@@ -150,7 +150,7 @@ class LowRankHead(settings.Configured):
     table: Any = field(default=None, kw_only=True)
     context: int = field(default=512, kw_only=True)
 
-    revision: ClassVar[int] = 9
+    revision: ClassVar[int] = 10
 
     def __post_init__(self) -> None:
         settings.whole_number("dim", self.dim, 1)

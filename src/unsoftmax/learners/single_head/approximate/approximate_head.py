@@ -321,7 +321,7 @@ class ApproximateHead(Configured):
     seed: int = 0
     single_tolerance: float | None = field(default=None, kw_only=True)
 
-    revision: ClassVar[int] = 2
+    revision: ClassVar[int] = 3
 
     def __post_init__(self) -> None:
         whole_number("dim", self.dim, 1)

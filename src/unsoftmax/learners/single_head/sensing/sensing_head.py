@@ -356,7 +356,7 @@ class SensingHead(Configured):
     measurements: int | None = None
     seed: int = 0
 
-    revision: ClassVar[int] = 2
+    revision: ClassVar[int] = 3
 
     def __post_init__(self) -> None:
         whole_number("dim", self.dim, 1)
