@@ -232,13 +232,13 @@ def _bent(
     claim = yield from beside_eps(asked, eps, c=centre.c, eps_behind=eps)
     read = ReadNetwork(centre.keys, normed, centre.c, claim, kept)
     read = read.shown(attention.conclusion.drawn.others, rng)
-    claim = yield from read.asked(read.claim.beside_hyperplanes(rng))
+    sure = yield from read.asked(read.claim.beside_hyperplanes(rng))
     notes = (
-        f"{len(claim.model.b)} neurons were found; those on one hyperplane are one, and their "
+        f"{len(sure.model.b)} neurons were found; those on one hyperplane are one, and their "
         "order and a positive factor for each are free.",
-        *(() if claim.determined else claim.notes[2:]),
+        *(() if sure.determined else sure.notes[2:]),
     )
-    return _whole(attention, replace(read, claim=replace(claim, notes=notes)), rng)
+    return _whole(attention, replace(read, claim=replace(sure, notes=notes)), rng)
 
 
 def _whole(attention: ReadBlock, read: ReadNetwork, rng: np.random.Generator) -> WholeBlock:
