@@ -108,7 +108,7 @@ def test_neurons_are_recovered_and_put_back(place, how, tmp_path, capsys, eviden
         share = share_of_bounds_behind(recovery, true, 8 * np.sqrt(384))
     off = smooth_errors(recovery.model, true)
     assert max(np.max(one) for one in off.values()) < 1e-7
-    assert recovery.queries <= (12 if how == "alone" else 14) * 1536
+    assert recovery.queries <= (12 if how == "alone" else 24) * 1536  # another line takes 10
     assert share <= 1
     moved = float(said.split()[-1].rstrip("."))
     assert moved <= 1e-8

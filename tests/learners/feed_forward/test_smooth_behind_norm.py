@@ -104,9 +104,16 @@ def test_where_eps_does_not_show_the_layer_is_found_from_far(activation, trials,
 
 @pytest.mark.parametrize("m", [1, 2])
 def test_few_neurons_are_found_from_far(m, trials):
+    refused = 0
     for seed in range(trials(1, 50)):
         true = behind(8, m, seed, "gelu", eps=1e-12)
-        assert share(learned(true, 8, norm="post", seed=seed), true, 100.0)[0] <= 1
+        try:
+            recovery = learned(true, 8, norm="post", seed=seed)
+        except us.ModelMismatch:
+            refused += 1
+            continue
+        assert share(recovery, true, 100.0)[0] <= 1
+    assert refused <= trials(0, 5)
 
 
 def test_sizes_and_biases_from_far(trials):

@@ -132,7 +132,7 @@ UNSEEN = 1e-6
 UNSURE = 1e-4
 # Crossings that contradict the line are repeated, and with them those that show a column off by
 # more than UNSURE: where they are no larger a share of all, and how often.
-RECROSSED, RECROSSINGS = 0.4, 2
+RECROSSED, RECROSSINGS = 0.2, 2
 # Directions beside hyperplanes that are missed by more than this are those of another layer.
 ASTRAY = 1e-6
 
