@@ -125,6 +125,7 @@ def share_of_bounds_behind(recovery, true: us.FeedForward, reach: float) -> floa
     """Return the same of a layer behind a norm, and of the norm's parameters."""
     found, bounds = recovery.model, recovery.certificate.errors
     errors = smooth_errors(found, true)
+    assert true.norm is not None
     errors |= {name: getattr(found.norm, name) - getattr(true.norm, name) for name in ("scale",)}
     errors |= {"shift": found.norm.shift - true.norm.shift, "eps": found.norm.eps - true.norm.eps}
     shares = [np.linalg.norm(off) / max(bounds[name], 1e-300) for name, off in errors.items()]

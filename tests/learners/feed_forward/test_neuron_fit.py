@@ -161,5 +161,5 @@ def test_errors_of_one_number_are_drawn_more_often(trials):
     for _ in range(count := trials(400, 20_000)):
         others = drawn_layers(one, lambda n: [moved(one, np.full(1, 1e-9)) for _ in range(n)])
         off = np.linalg.norm(moved(one, np.full(1, 1e-9)).A - one.A)
-        beyond += off > DEVIATIONS * layer_errors(one, others)["A"]
+        beyond += bool(off > DEVIATIONS * layer_errors(one, others)["A"])
     assert beyond <= 3e-4 * count + 1

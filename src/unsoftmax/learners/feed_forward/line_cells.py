@@ -31,6 +31,9 @@ from unsoftmax.refusals import Reason
 RESIDUALS = 6.0
 # Limit on the columns that are found for one set of readings.
 MOST_CROSSED = 12
+# Where as many do not explain so many sets one after the other, it is columns that are wrong: no
+# others are explained. They would take a minute of a processor at 1,536 neurons.
+LOST = 16
 # With fewer equations than this to spare in a window any column explains a residual, and none is
 # looked for.
 LEAST = 4
@@ -98,11 +101,14 @@ class WindowChain:
         crossed: list[tuple[tuple[int, int, float], ...]] = [()] * y.shape[1]
         bad = np.any([np.linalg.norm(r, axis=1) > b for r, b in zip(left, limit, strict=True)], 0)
         if np.any(bad) and min(len(w.rest) for w in self.windows) >= self.least:
-            atoms = self._atoms()
+            atoms, lost = self._atoms(), 0
             for i in np.flatnonzero(bad):
+                if lost == LOST:
+                    break
                 target = np.concatenate([r[i] for r in left])
                 stop = float(np.linalg.norm(limit[:, i]))
                 crossed[i] = tuple(atoms.pursued(target, stop, MOST_CROSSED))
+                lost = lost + 1 if len(crossed[i]) == MOST_CROSSED else 0
                 for k, column, f in crossed[i]:
                     y[k, i] -= f * self.columns[:, column]
         left = self._left(y)
