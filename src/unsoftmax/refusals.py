@@ -873,6 +873,10 @@ class Reason(Enum):
         "Of {count} neurons {sharp} or more do not bend beside their hyperplanes as far as answers "
         "show, as ReLUs: neurons have several activations, or weights that are too unlike."
     )
+    BENDS_UNSEEN = _mismatch(
+        "Of {count} neurons {unseen} bend where answers to tokens of ordinary lengths hardly show "
+        "it: they are much sharper than others, as ReLUs are, or their hyperplanes are far away."
+    )
     SEEN_FROM_FAR_ALONE = _mismatch(
         "Behind the norm eps is too small to tell lengths of sums: smooth layers are recovered "
         "there where from far they are ReLUs, as neurons of GELU, SiLU and softplus without gates "

@@ -203,3 +203,17 @@ def test_weights_of_few_bits_are_held_as_float32_rounds_them():
     )
     apart = np.round(x.astype(float) / (np.abs(x).max(1, keepdims=True) / 127.0)) * steps
     assert np.any(apart != np.round(x / steps) * steps)
+
+
+def test_a_shift_that_the_claim_has_not_is_different_and_has_no_name():
+    rng, d, m = np.random.default_rng(0), 8, 6
+    A, b, B = rng.standard_normal((m, d)), rng.standard_normal(m), rng.standard_normal((d, m))
+    scale, shift = np.exp(rng.standard_normal(d)), 0.1 * np.eye(d)[0]
+
+    def layer(shift):
+        norm = us.LayerNorm(scale, shift, 1e-5, centred=False)
+        return us.FeedForward(A, b, B, np.zeros(d), True, norm, "gelu")
+
+    found = us.verify(layer(shift), layer(None))
+    assert (found.verdict, found.tensor) == ("different", None)
+    assert any("no tensor of these weights" in note for note in found.notes)

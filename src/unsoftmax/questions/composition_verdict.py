@@ -77,6 +77,7 @@ LAST_ALONE = (
     "At the last position alone the answers are those of these weights: what is different is at "
     "others, such as which tokens they attend to."
 )
+UNEXPLAINED = "no tensor of these weights explains the answers by a change of its own."
 MANY = "several explain the answers equally well: {names}."
 
 
@@ -197,6 +198,8 @@ class CopiesAsked:
         predicted = claim.maps.answers(naming.X, self._every)
         missed = answers.reshape(predicted.shape) - predicted
         every = naming.explanations(missed, float(np.median(self.seen.scatter)))
+        if not every:
+            return Located(None, UNEXPLAINED)
         best = every[0]
         tried = [one.name for one in every[:_TRIED]]
         if exact := self._fitting(held_alone(claim, tried)):

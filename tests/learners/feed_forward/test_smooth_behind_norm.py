@@ -190,3 +190,37 @@ def test_neurons_of_two_activations_are_refused():
 
     with pytest.raises(us.ModelMismatch, match="bend everywhere"):
         learned(target, 8, norm="post")
+
+
+@pytest.mark.parametrize(
+    "change", ["one is sharp", "one is far behind", "one is far ahead", "three are sharp"]
+)
+def test_bends_that_ordinary_tokens_do_not_show_are_refused_or_bounded(change, trials, evidence):
+    """From far all neurons are ReLUs: how one bends shows where tokens cross its bend alone."""
+    refused, mildest, worst, count = 0, np.inf, 0.0, trials(6, 200)
+    for seed in range(count):
+        rng = np.random.default_rng([seed, 41])
+        true, by = behind(8, 6, seed, "gelu", 0.0), 10.0 ** rng.uniform(0, 3)
+        A, b, B = true.A.copy(), true.b.copy(), true.B.copy()
+        which = slice(0, 3 if "three" in change else 1)
+        if "sharp" in change:
+            A[which], b[which], B[:, which] = by * A[which], by * b[which], B[:, which] / by
+        else:
+            b[0] = by if "ahead" in change else -by
+        true = us.FeedForward(A, b, B, true.c, True, true.norm, "gelu")
+        try:
+            recovery = learned(true, 8, norm="post", seed=seed)
+        except us.ModelMismatch:
+            refused, mildest = refused + 1, min(mildest, by)
+            continue
+        assert recovery.model.activation == "gelu"
+        worst = max(worst, share_of_bounds_behind(recovery, true, 8 * np.sqrt(8)))
+        assert worst <= 1, (seed, by)
+    assert mildest > 2
+    evidence(
+        f"smooth layers from far, {change} by 1 to 1,000",
+        runs=count,
+        broken=0,
+        largest_share_of_the_certificate=worst,
+        refused=refused,
+    )

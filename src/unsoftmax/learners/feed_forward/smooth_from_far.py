@@ -30,9 +30,10 @@ from unsoftmax.learners.feed_forward.search_steps import asks
 from unsoftmax.learners.feed_forward.smooth_behind_norm import DRAWN, POOR, DirectionsSeen, claimed
 from unsoftmax.measure.normalised import NormedAnswers
 from unsoftmax.measure.precision import Precision
+from unsoftmax.models.arrays import TINY
 from unsoftmax.models.feed_forward import FeedForward
 from unsoftmax.models.neurons import ACTIVATIONS
-from unsoftmax.probes import Array, Indices, Round
+from unsoftmax.probes import Array, Flags, Indices, Round
 from unsoftmax.protocol import Answers, Steps
 from unsoftmax.refusals import Reason
 
@@ -63,6 +64,10 @@ STEPS, LEAST, HEAVIER, HEAVIEST = 30, 1e-13, 1e3, 1.0
 FIRST, UNLIKELY = 3, 10.0
 # Logarithms of sharpness change by no more in a step.
 MOST = 1.0
+# A bend of which more than this is open, of its place in widths or of the logarithm of these, is
+# not seen: linear equations do not say what it may be. Nor is what damping alone holds, by more
+# than this share: smallest eigenvalues are above 1e-8 otherwise, and then below 1e-15.
+OPEN, TOLD = 1e-4, 0.1
 # The last step leaves more than this share of the misses.
 GAINED = 0.9
 
@@ -140,21 +145,39 @@ class SharpnessFit(DirectionsSeen):
         return (u - np.sum(u * self.along, axis=1, keepdims=True) * self.along) / size, size
 
     def step(self, neurons: ScaledNeurons, damping: float = LEAST) -> ScaledNeurons:
-        """Return neurons that fit better: the normal equations, a column's share each."""
-        missed, size = self.misses(neurons)
-        D = neurons.slopes(self.x) / size
-        m, p = neurons.columns.shape
-        W = np.vstack([neurons.columns, neurons.columns, np.eye(p)])
-        G = D * (self.along @ W.T)
-        normal, right = (D.T @ D) * (W @ W.T) - G.T @ G, np.sum(D * (missed @ W.T), axis=0)
-        each = np.diagonal(normal).copy()
-        unit = np.sqrt(np.where(each > 0, each, 1.0))
-        normal = normal / unit / unit[:, None]
+        """Return neurons that fit better."""
+        normal, right, unit = self._equations(neurons)
+        normal[np.diag_indices(len(unit))] += damping
         # what is not seen stays
-        normal[np.diag_indices(len(unit))] = 1 + damping
-        change = np.linalg.solve(normal, right / unit) / unit
+        change = np.linalg.solve(normal, right) / np.where(unit > 0, unit, 1.0)
+        m = len(neurons.rows)
         change[:m] = np.clip(change[:m], -MOST, MOST)
         return replace(neurons, free=neurons.free - change)
+
+    def shows(self, neurons: ScaledNeurons, size: float) -> Flags:
+        """Tell of which bends misses of a size leave little open (m,); of none if c is."""
+        normal, _, unit = self._equations(neurons)
+        normal[np.diag_indices(len(unit))] += LEAST
+        inverse = np.diagonal(np.linalg.inv(normal))
+        # others have not moved from where the fit began, however far off that is
+        told = inverse < TOLD / (len(unit) * LEAST)
+        spread = size * np.sqrt(inverse) / np.maximum(unit, TINY)
+        (m, k) = len(neurons.rows), neurons.sharpness
+        each = (told[:m], spread[:m] <= OPEN, told[m : 2 * m], k * spread[m : 2 * m] <= OPEN)
+        return np.asarray(np.logical_and.reduce(each) & np.all(told[2 * m :]))
+
+    def _equations(self, neurons: ScaledNeurons) -> tuple[Array, Array, Array]:
+        """Return the normal equations of a step, each unknown in units of what it is seen by."""
+        missed, size = self.misses(neurons)
+        D = neurons.slopes(self.x) / size
+        W = np.vstack([neurons.columns, neurons.columns, np.eye(neurons.columns.shape[1])])
+        G = D * (self.along @ W.T)
+        normal, right = (D.T @ D) * (W @ W.T) - G.T @ G, np.sum(D * (missed @ W.T), axis=0)
+        unit = np.sqrt(np.maximum(np.diagonal(normal), 0))
+        safe = np.where(unit > 0, unit, 1.0)
+        normal = normal / safe / safe[:, None]
+        normal[np.diag_indices(len(unit))] = 1
+        return normal, right / safe, unit
 
     def fitted(self, neurons: ScaledNeurons, steps: int = STEPS) -> tuple[ScaledNeurons, float]:
         """Fit; return the misses' root mean square, too."""
@@ -230,6 +253,10 @@ class SmoothFromFar:
         off = np.hypot(found.row_error / np.linalg.norm(found.rows, axis=1), found.column_error)
         if not size < max(POOR * self.normed.noise, float(np.sqrt(np.mean(off**2)))):
             raise Reason.NO_ACTIVATION_SUITS.error(activation=neurons.activation, missed=size)
+        own = max(size, self.normed.noise / np.sqrt(seen.along.shape[1]))
+        shown = seen.shows(neurons, own)
+        if not np.all(shown):
+            raise Reason.BENDS_UNSEEN.error(unseen=np.sum(~shown), count=len(shown))
         others = self._disturbed(seen, neurons, found, size)
         claim = yield from claimed(neurons.layer(norm), others, sums.gain, self.normed, self.rng)
         return (yield from claim.tested(checks, self.rng))
