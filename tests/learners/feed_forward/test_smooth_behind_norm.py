@@ -200,7 +200,7 @@ def test_bends_that_ordinary_tokens_do_not_show_are_refused_or_bounded(change, t
     refused, mildest, worst, count = 0, np.inf, 0.0, trials(6, 200)
     for seed in range(count):
         rng = np.random.default_rng([seed, 41])
-        true, by = behind(8, 6, seed, "gelu", 0.0), 10.0 ** rng.uniform(0, 3)
+        true, by = behind(8, 6, seed, "gelu", eps=0.0), 10.0 ** rng.uniform(0, 3)
         A, b, B = true.A.copy(), true.b.copy(), true.B.copy()
         which = slice(0, 3 if "three" in change else 1)
         if "sharp" in change:
