@@ -198,7 +198,7 @@ def test_neurons_of_two_activations_are_refused():
 )
 def test_bends_that_ordinary_tokens_do_not_show_are_refused_or_bounded(change, trials, evidence):
     """From far all neurons are ReLUs: how one bends shows where tokens cross its bend alone."""
-    refused, mildest, worst, count = 0, np.inf, 0.0, trials(3, 200)
+    refused, mildest, worst, count = 0, np.inf, 0.0, trials(3, 60)
     for seed in range(count):
         rng = np.random.default_rng([seed, 41])
         true, by = behind(8, 6, seed, "gelu", eps=0.0), 10.0 ** rng.uniform(0, 3)

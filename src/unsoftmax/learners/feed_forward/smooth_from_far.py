@@ -205,8 +205,10 @@ class SharpnessFit(DirectionsSeen):
         return np.asarray(-np.sum(b * missed * size, axis=1) / np.sum(b * b, axis=1))
 
     def _size(self, neurons: ScaledNeurons) -> float:
-        missed, _ = self.misses(neurons)
-        return float(np.sqrt(np.mean(missed**2)))
+        # what is hardly seen may be led to where sums are not finite
+        with np.errstate(over="ignore", invalid="ignore"):
+            missed, size = self.misses(neurons)
+            return float(np.sqrt(np.mean(missed**2))) if np.isfinite(size).all() else np.inf
 
 
 @dataclass(frozen=True, slots=True)
