@@ -83,7 +83,7 @@ def test_right_services_are_never_different(trials, evidence):
 
 
 def test_who_is_right_for_float32_inputs_alone_is_different(trials, evidence):
-    count = trials(12, 204)
+    count = trials(12, 510)
     for seed in range(count):
         name, how, claim, rng = drawn(seed)
         like = ordinary(claim, rng, seed // 18)
