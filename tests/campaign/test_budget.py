@@ -64,7 +64,6 @@ def within_what_is_needed(counted, ledger, end, most, **settings):
     raise AssertionError("what is needed is never enough")
 
 
-@pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize("batch", [1, 3, None])
 def test_what_is_spent_and_needed_is_exact_at_every_budget(batch, workers, tmp_path):
     settings = {"batch": batch, "workers": workers}
@@ -92,7 +91,6 @@ def test_a_budget_that_is_just_enough_is_enough():
     assert finish(first_number, None, us.Budget()).queries == ALL
 
 
-@pytest.mark.parametrize("workers", [1, 3])
 def test_tokens_are_a_budget_too(workers, tmp_path):
     for tokens in (0, 1, 10, TOKENS // 2, TOKENS - 1):
         ledger, counted = tmp_path / str(tokens), Counted(first_number)
@@ -165,8 +163,8 @@ def test_the_tighter_of_two_limits_counts():
     assert counted.tokens <= 7
 
 
-def test_a_spent_budget_asks_nothing_more(tmp_path):
-    ledger, counted = tmp_path / "ledger", Counted(first_number)
+def test_a_spent_budget_asks_nothing_more(ledger):
+    counted = Counted(first_number)
     first = spend(counted, ledger, 15)
     for budget in (15, 3, 0, us.Budget(tokens=0)):
         again = spend(counted, ledger, budget)
@@ -180,7 +178,6 @@ def test_a_spent_budget_asks_nothing_more(tmp_path):
 
 
 @pytest.mark.parametrize("biases", [False, True])
-@pytest.mark.parametrize("workers", [1, 3])
 def test_a_head_is_learned_within_what_is_needed(workers, biases, tmp_path):
     """What has to be asked again for its logit cannot be known: it may take another round."""
     learner = us.learners.ExactHead(4, biases=biases)
@@ -194,9 +191,8 @@ def test_a_head_is_learned_within_what_is_needed(workers, biases, tmp_path):
         assert recovery.evidence.passed
 
 
-@pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize("budget", [1, 2, 5, 17, 40, 63])
-def test_repeated_queries_are_paid_from_the_budget(budget, workers, tmp_path):
+def test_repeated_queries_are_paid_from_the_budget(budget, workers, ledger):
     """Every batch fails once: each is paid twice, by the ledger as by the oracle."""
     seen = set()
 
@@ -206,7 +202,7 @@ def test_repeated_queries_are_paid_from_the_budget(budget, workers, tmp_path):
             raise ConnectionError("try again")
         return first_number(X)
 
-    ledger, counted = tmp_path / "ledger", Counted(failing_once)
+    counted = Counted(failing_once)
     settings = {"batch": 2, "workers": workers}
     end = spend(counted, ledger, budget, **settings)
     assert counted.queries == end.spent == budget
@@ -214,7 +210,7 @@ def test_repeated_queries_are_paid_from_the_budget(budget, workers, tmp_path):
     assert recovery.counts["failed"] > 0
 
 
-def test_what_fails_as_the_budget_ends_is_still_needed(tmp_path):
+def test_what_fails_as_the_budget_ends_is_still_needed(ledger):
     """Three batches in flight, none affordable after them: those that fail count as needed."""
     script = Script([[sequences(12)]], planned=None)
 
@@ -223,23 +219,23 @@ def test_what_fails_as_the_budget_ends_is_still_needed(tmp_path):
             raise ConnectionError
         return X[:, 0, 0]
 
-    end = spend(oracle, tmp_path / "ledger", 6, script, batch=2, workers=3)
+    end = spend(oracle, ledger, 6, script, batch=2, workers=3)
     assert (end.spent, end.needed) == (6, 10 + 2)
-    recovery = finish(first_number, tmp_path / "ledger", 6 + end.needed, script)
+    recovery = finish(first_number, ledger, 6 + end.needed, script)
     assert recovery.queries == 18
 
 
-def test_what_follows_the_next_step_is_not_promised(tmp_path):
+def test_what_follows_the_next_step_is_not_promised(ledger):
     """A learner that does not know beforehand: a budget for one step is no budget for all."""
     script = Script([[sequences(5)], [sequences(20, seed=1)]], planned=None)
-    end = spend(first_number, tmp_path / "ledger", 3, script)
+    end = spend(first_number, ledger, 3, script)
     assert "for the next step" in str(end)
     assert "how many follow depends on the target" in str(end)
     assert "finished" not in str(end)
 
 
-def test_what_is_in_doubt_is_paid_and_said(tmp_path):
-    ledger, counted = tmp_path / "ledger", Counted(first_number)
+def test_what_is_in_doubt_is_paid_and_said(ledger):
+    counted = Counted(first_number)
 
     def dying(X):
         answers = counted(X)
@@ -259,9 +255,9 @@ def test_what_is_in_doubt_is_paid_and_said(tmp_path):
     assert recovery.queries == counted.queries == end.spent + end.needed
 
 
-def test_asking_again_comes_on_top_of_the_plan(tmp_path):
+def test_asking_again_comes_on_top_of_the_plan(ledger):
     rounds = [[sequences(4)], [sequences(6, seed=1, purpose="again")], [sequences(5, seed=2)]]
-    script, ledger = Script(rounds, planned=9 - HOLDOUT), tmp_path / "ledger"
+    script = Script(rounds, planned=9 - HOLDOUT)
     assert spend(first_number, ledger, 3, script).needed == 6 + 3
     end = spend(first_number, ledger, 3 + 3 + 1 + 2, script)
     assert end.needed == 4 + 5 + 6
@@ -269,11 +265,9 @@ def test_asking_again_comes_on_top_of_the_plan(tmp_path):
     assert recovery.counts == {"again": 6, "data": 9, "fingerprint": 3 + 6}
 
 
-@pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize("batch", [1, 3, 8])
-def test_half_a_fingerprint_is_not_paid(batch, workers, tmp_path):
+def test_half_a_fingerprint_is_not_paid(batch, workers, ledger):
     """In whatever batches: 7 queries, or 14 tokens, are too few to recognise the target."""
-    ledger = tmp_path / "ledger"
     script = Script([[sequences(8)], [sequences(9, seed=1)]])
     settings: dict[str, Any] = {"batch": batch, "workers": workers}
     spend(first_number, ledger, 8, script, **settings)
@@ -286,8 +280,8 @@ def test_half_a_fingerprint_is_not_paid(batch, workers, tmp_path):
     assert counted.queries == 8
 
 
-def test_retries_of_the_fingerprint_stay_within_the_budget(tmp_path):
-    script, ledger = Script([[sequences(8)], [sequences(8, seed=1)]]), tmp_path / "ledger"
+def test_retries_of_the_fingerprint_stay_within_the_budget(ledger):
+    script = Script([[sequences(8)], [sequences(8, seed=1)]])
     spend(first_number, ledger, 8, script)
 
     @Counted
@@ -303,10 +297,10 @@ def test_retries_of_the_fingerprint_stay_within_the_budget(tmp_path):
 
 
 @pytest.mark.parametrize("first", [1, 5, 12])
-def test_a_noisy_target_comes_to_its_end_within_what_is_needed(first, tmp_path):
+def test_a_noisy_target_comes_to_its_end_within_what_is_needed(first, ledger):
     """Its fingerprint is asked twice: what is needed says so as soon as that is known."""
     script = Script([[sequences(12)], [sequences(9, seed=1)]], planned=21 - HOLDOUT)
-    rng, ledger = np.random.default_rng(0), tmp_path / "ledger"
+    rng = np.random.default_rng(0)
 
     @Counted
     def noisy(X):
@@ -317,9 +311,9 @@ def test_a_noisy_target_comes_to_its_end_within_what_is_needed(first, tmp_path):
     assert len(answers_of(recovery)[1][0]) == 9
 
 
-def test_the_budget_decides_before_noise_is_told_from_change(tmp_path):
+def test_the_budget_decides_before_noise_is_told_from_change(ledger):
     """With nothing left for a third answer a target that differs is not called another."""
-    script, ledger = Script([[sequences(8)], [sequences(3, seed=1)]]), tmp_path / "ledger"
+    script = Script([[sequences(8)], [sequences(3, seed=1)]])
     spend(first_number, ledger, 8, script)
     other = Counted(lambda X: X[:, 0, 1])
     end = spend(other, ledger, 16, script)
@@ -332,17 +326,17 @@ def test_the_budget_decides_before_noise_is_told_from_change(tmp_path):
 @pytest.mark.parametrize(
     "bad", [-1, True, 1.5, 1e6, np.nan, np.inf, "10", [3], {"queries": 3}, Fraction(3), object()]
 )
-def test_a_bad_budget_is_a_value_error(bad, tmp_path):
+def test_a_bad_budget_is_a_value_error(bad, ledger):
     counted = Counted(first_number)
     for make in (
-        lambda: finish(counted, tmp_path / "ledger", bad),
+        lambda: finish(counted, ledger, bad),
         lambda: us.Budget(queries=bad),
         lambda: us.Budget(tokens=bad),
     ):
         with pytest.raises(ValueError, match=r"budget of \w+ must be a whole number.*0 or more"):
             make()
     assert counted.calls == 0
-    assert not (tmp_path / "ledger").exists()
+    assert not (ledger).exists()
 
 
 def test_the_error_crosses_process_borders():

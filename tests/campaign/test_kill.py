@@ -113,8 +113,7 @@ def test_killed_at_every_commit_and_every_yield(workers, target, learner, tmp_pa
 
 
 @NUMBERS_AND_VECTORS
-def test_killed_again_and_again_in_the_same_place(target, learner, tmp_path):
-    ledger = tmp_path / "ledger"
+def test_killed_again_and_again_in_the_same_place(target, learner, ledger):
     settings = {"batch": 2, "holdout": 8, "ledger": ledger}
     expected = us.learn(lambda X: one_by_one(target, X), learner, batch=2, holdout=8)
     with Served(target) as served:

@@ -111,28 +111,25 @@ def refused(ledger, *words):
 
 
 @pytest.mark.parametrize("size", [0, 1, 50, 99, 100, 101, 512, 4095, 4097, "half", "less one"])
-def test_a_truncated_ledger_is_refused(size, closed, tmp_path):
-    ledger = tmp_path / "ledger"
+def test_a_truncated_ledger_is_refused(size, closed, ledger):
     size = {"half": len(closed) // 2, "less one": len(closed) - 1}.get(size, size)
     ledger.write_bytes(closed[:size])
     refused(ledger, "empty" if size == 0 else "ledger" if size < 100 else "damaged")
 
 
-def test_a_ledger_truncated_between_pages_is_refused(closed, tmp_path):
+def test_a_ledger_truncated_between_pages_is_refused(closed, ledger):
     page = 4096
     assert len(closed) % page == 0
     assert len(closed) >= 8 * page
-    ledger = tmp_path / "ledger"
     for size in range(page, len(closed), page):
         ledger.write_bytes(closed[:size])
         refused(ledger, "damaged")
 
 
-def test_a_ledger_truncated_after_a_kill_is_refused_or_whole(tmp_path):
+def test_a_ledger_truncated_after_a_kill_is_refused_or_whole(ledger):
     # What the WAL holds of the missing pages repairs them: then nothing is missing.
     script = Script([[sequences(1200, tokens=1)], [sequences(8, seed=1)]])
     whole = answers_of(us.learn(first_number, script))
-    ledger = tmp_path / "ledger"
     with pytest.raises(us.BudgetExceeded):
         us.learn(first_number, script, ledger=ledger, budget=1200)
     # 32 queries tell whether it is the same target
@@ -162,9 +159,8 @@ def test_a_ledger_truncated_after_a_kill_is_refused_or_whole(tmp_path):
     assert outcomes["refused"] >= 8
 
 
-def test_a_torn_wal_is_named_unless_nothing_is_missing(killed, expected, tmp_path):
+def test_a_torn_wal_is_named_unless_nothing_is_missing(killed, expected, ledger):
     file, wal, paid = killed
-    ledger = tmp_path / "ledger"
     ledger.write_bytes(file)
     ledger.with_name("ledger-wal").write_bytes(wal)
     account_of_all = account(ledger)
@@ -188,29 +184,29 @@ def test_a_torn_wal_is_named_unless_nothing_is_missing(killed, expected, tmp_pat
 
 
 @pytest.mark.parametrize("left", [{"ledger"}, {"ledger", "ledger-wal"}, {"ledger", "ledger-paid"}])
-def test_a_copy_that_lacks_a_file_is_named(left, killed, tmp_path):
+def test_a_copy_that_lacks_a_file_is_named(left, killed, ledger, tmp_path):
     for name, data in zip(("ledger", "ledger-wal", "ledger-paid"), killed, strict=True):
         if name in left:
             (tmp_path / name).write_bytes(data)
     missing = "ledger-wal" if "ledger-paid" in left else "ledger-paid"
-    refused(tmp_path / "ledger", missing, "is missing", "--salvage")
+    refused(ledger, missing, "is missing", "--salvage")
 
 
 @pytest.mark.parametrize("left", ["ledger-wal", "ledger-paid"])
-def test_what_belongs_to_a_ledger_that_is_gone_is_named(left, killed, tmp_path):
+def test_what_belongs_to_a_ledger_that_is_gone_is_named(left, killed, ledger, tmp_path):
     (tmp_path / left).write_bytes(killed[1])
-    refused(tmp_path / "ledger", left, "is missing")
+    refused(ledger, left, "is missing")
 
 
-def test_a_counter_of_another_ledger_is_named(killed, tmp_path):
+def test_a_counter_of_another_ledger_is_named(killed, ledger, tmp_path):
     for name, data in zip(("ledger", "ledger-wal"), killed[:2], strict=True):
         (tmp_path / name).write_bytes(data)
     line = b"0" * 16 + killed[2][16:-10]
     (tmp_path / "ledger-paid").write_bytes(line + b" %08x\n" % zlib.crc32(line))
-    refused(tmp_path / "ledger", "belongs to another ledger")
+    refused(ledger, "belongs to another ledger")
     (tmp_path / "ledger-paid").unlink()
     (tmp_path / "ledger-paid").mkdir()
-    refused(tmp_path / "ledger", "ledger-paid")
+    refused(ledger, "ledger-paid")
 
 
 def test_foreign_files_are_refused(tmp_path):
@@ -239,8 +235,7 @@ def test_foreign_files_are_refused(tmp_path):
         learn(tmp_path / "no such folder" / "ledger")
 
 
-def test_a_newer_ledger_is_refused(closed, tmp_path):
-    ledger = tmp_path / "ledger"
+def test_a_newer_ledger_is_refused(closed, ledger):
     ledger.write_bytes(closed)
     with closing(sqlite3.connect(ledger)) as db:
         db.execute("PRAGMA user_version = 4")
@@ -248,22 +243,19 @@ def test_a_newer_ledger_is_refused(closed, tmp_path):
     refused(ledger, "format 4", "upgrade")
 
 
-def test_a_read_only_ledger_is_refused(closed, tmp_path):
-    ledger = tmp_path / "ledger"
+def test_a_read_only_ledger_is_refused(closed, ledger):
     ledger.write_bytes(closed)
     ledger.chmod(0o444)
     refused(ledger, "read-only", "chmod")
 
 
-def test_a_ledger_whose_wal_cannot_be_made_is_refused_but_not_called_damaged(closed, tmp_path):
-    ledger = tmp_path / "ledger"
+def test_a_wal_that_cannot_be_made_is_refused_and_not_called_damaged(closed, ledger, tmp_path):
     ledger.write_bytes(closed)
     (tmp_path / "ledger-wal").mkdir()
     refused(ledger, "cannot be used")
 
 
-def test_a_ledger_is_readable_by_its_owner_alone(tmp_path):
-    ledger = tmp_path / "ledger"
+def test_a_ledger_is_readable_by_its_owner_alone(ledger, tmp_path):
     modes: set[tuple[str, int]] = set()
 
     def looking(X):
@@ -286,8 +278,8 @@ def test_an_unreadable_file_is_refused():
 
 
 @pytest.mark.parametrize("nameless", [True, False])
-def test_another_process_may_make_the_ledger_first(nameless, tmp_path, monkeypatch, expected):
-    ledger, link = tmp_path / "ledger", os.link
+def test_another_process_may_make_it_first(nameless, ledger, tmp_path, monkeypatch, expected):
+    link = os.link
 
     def slowly(*args, **settings):
         monkeypatch.undo()
@@ -304,7 +296,7 @@ def test_another_process_may_make_the_ledger_first(nameless, tmp_path, monkeypat
 
 
 @pytest.mark.skipif(not hasattr(os, "O_TMPFILE"), reason="needs files without a name")
-def test_killed_while_it_is_made_a_ledger_leaves_nothing(tmp_path, monkeypatch):
+def test_killed_while_it_is_made_a_ledger_leaves_nothing(ledger, tmp_path, monkeypatch):
     """Nothing is there before the whole ledger is."""
     seen = []
 
@@ -314,7 +306,7 @@ def test_killed_while_it_is_made_a_ledger_leaves_nothing(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "link", look)
     with pytest.raises(KeyboardInterrupt):
-        learn(tmp_path / "ledger")
+        learn(ledger)
     assert seen == [[]]
 
 
@@ -348,8 +340,7 @@ class Telling:
         return ORACLE(X)
 
 
-def test_a_ledger_in_use_by_another_process_is_refused(tmp_path, expected):
-    ledger = tmp_path / "ledger"
+def test_a_ledger_in_use_by_another_process_is_refused(ledger, expected):
     life = Life(Telling(), LEARNER, **SETTINGS, ledger=ledger)
     try:
         assert life.hear() == "asked"
@@ -364,8 +355,7 @@ def test_a_ledger_in_use_by_another_process_is_refused(tmp_path, expected):
     assert bits(recovery) == bits(expected)
 
 
-def test_a_ledger_in_use_by_this_process_is_refused_and_stays_locked(tmp_path, expected):
-    ledger = tmp_path / "ledger"
+def test_a_ledger_in_use_by_this_process_is_refused_and_stays_locked(ledger, expected):
     oracle, results = Waiting(), []
     thread = threading.Thread(target=lambda: results.append(learn(ledger, oracle)[0]))
     thread.start()
@@ -405,9 +395,8 @@ class Failing:
 @pytest.mark.parametrize("taken", ["", "-wal", "-paid"])
 @pytest.mark.parametrize("replaced", [False, True])
 def test_a_file_that_is_taken_away_is_noticed_and_nothing_is_lost(
-    taken, replaced, tmp_path, expected
+    taken, replaced, ledger, tmp_path, expected
 ):
-    ledger = tmp_path / "ledger"
     calls: list[int] = []
 
     def oracle(X):
@@ -476,8 +465,7 @@ def test_a_ledger_whose_folder_is_gone_is_kept_elsewhere(anywhere, tmp_path, mon
         assert bits(recovery) == bits(expected)
 
 
-def test_a_ledger_that_is_deleted_at_the_very_end_is_kept_elsewhere(tmp_path, caplog, expected):
-    ledger = tmp_path / "ledger"
+def test_a_ledger_deleted_at_the_very_end_is_kept_elsewhere(ledger, tmp_path, caplog, expected):
     (tmp_path / "ledger-rescued").write_text("an older one")
     with open_ledger(ledger, {}) as book:
         book.claim({}, None)
@@ -489,10 +477,10 @@ def test_a_ledger_that_is_deleted_at_the_very_end_is_kept_elsewhere(tmp_path, ca
     assert stat.S_IMODE((tmp_path / "ledger-rescued-2").stat().st_mode) == 0o600
 
 
-def test_a_copy_that_does_not_fit_leaves_nothing(tmp_path, monkeypatch):
+def test_a_copy_that_does_not_fit_leaves_nothing(ledger, tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     failing: Any = Failing(None)
-    said = rescued(failing, tmp_path / "ledger")
+    said = rescued(failing, ledger)
     assert said.count("disk I/O error") == 2
     assert list(tmp_path.iterdir()) == []
 
@@ -560,8 +548,7 @@ def files_of_at_most(most_bytes):
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_a_disk_that_is_full_for_a_while(tmp_path, monkeypatch, expected):
-    ledger = tmp_path / "ledger"
+def test_a_disk_that_is_full_for_a_while(ledger, tmp_path, monkeypatch, expected):
     monkeypatch.setattr(Ledger, "checkpoint", lambda self: None)  # the WAL grows
     with files_of_at_most(1024), pytest.raises(us.LedgerError, match="No ledger can be made"):
         learn(ledger)
@@ -576,9 +563,8 @@ def test_a_disk_that_is_full_for_a_while(tmp_path, monkeypatch, expected):
     assert bits(recovery) == bits(expected)
 
 
-def test_a_commit_that_is_interrupted_is_undone(tmp_path, monkeypatch, expected):
+def test_a_commit_that_is_interrupted_is_undone(ledger, monkeypatch, expected):
     """A second Ctrl-C in the midst of recording: that batch is in doubt, all others are kept."""
-    ledger = tmp_path / "ledger"
     intend, left = Ledger._intend, iter(range(8))
 
     def interrupted(self, *args):
@@ -603,8 +589,7 @@ def test_a_commit_that_is_interrupted_is_undone(tmp_path, monkeypatch, expected)
 # -- whose it is
 
 
-def test_another_run_is_a_mismatch_that_names_both(closed, tmp_path, monkeypatch, expected):
-    ledger = tmp_path / "ledger"
+def test_another_run_is_a_mismatch_that_names_both(closed, ledger, monkeypatch, expected):
 
     def mismatch(learner, *words, **settings):
         ledger.write_bytes(closed)
@@ -644,19 +629,17 @@ def test_settings_that_differ_are_named_in_full():
     assert _differences({"of": None}, {"of": {"dim": 3}}) == "of was None and is now {'dim': 3}"
 
 
-def test_another_dim_is_a_mismatch_where_the_target_does_not_say_its_own(closed, tmp_path):
-    ledger = tmp_path / "ledger"
+def test_another_dim_is_a_mismatch_where_the_target_does_not_say_its_own(closed, ledger):
     ledger.write_bytes(closed)
     with pytest.raises(us.LedgerMismatch, match="dim was 4 and is now 5"):
         us.learn(OneByOne(head(5)), us.learners.ExactHead(5), ledger=ledger, **SETTINGS)
 
 
-def test_a_ledger_without_answers_belongs_to_nobody(tmp_path, expected):
+def test_a_ledger_without_answers_belongs_to_nobody(ledger, expected):
     """A first try with the wrong dim, say, does not spoil the file; it was paid all the same.
 
     A short token is asked as well: it tells a wrong dimension from tokens that are too long.
     """
-    ledger = tmp_path / "ledger"
     for dim in (5, 3):
         with pytest.raises(us.DimensionRefused):
             learn(ledger, ORACLE.target.W.__matmul__, us.learners.ExactHead(dim))
@@ -685,8 +668,8 @@ def other_targets(dim):
 
 @pytest.mark.parametrize("change", ["W", "v", "one entry of W", "one entry of v", "w"])
 @pytest.mark.parametrize(("dim", "holdout", "batch"), [(2, 4, 1), (4, 8, 2), (8, 32, None)])
-def test_another_target_is_a_mismatch(change, dim, holdout, batch, tmp_path):
-    learner, ledger = us.learners.ExactHead(dim), tmp_path / "ledger"
+def test_another_target_is_a_mismatch(change, dim, holdout, batch, ledger):
+    learner = us.learners.ExactHead(dim)
     settings: dict[str, Any] = {"holdout": holdout, "batch": batch, "ledger": ledger}
     with pytest.raises(us.BudgetExceeded):
         us.learn(head(dim), learner, budget=dim**2, **settings)
@@ -729,10 +712,10 @@ def test_another_target_is_noticed_wherever_the_first_answers_are(tmp_path):
 
 
 @pytest.mark.parametrize("form", ["float32", "bfloat16", "2 decimals", "short by chance"])
-def test_a_target_is_recognised_at_the_precision_of_its_answers(form, tmp_path):
+def test_a_target_is_recognised_at_the_precision_of_its_answers(form, ledger):
     """One that is rounded may move by a step and no more."""
     probes = sequences(8)
-    script, ledger = Script([[probes], [sequences(1, seed=1)]]), tmp_path / "ledger"
+    script = Script([[probes], [sequences(1, seed=1)]])
     exact = probes.X.sum(axis=(1, 2))
     step = {
         "float32": np.spacing(exact.astype(np.float32)).astype(float),
@@ -764,8 +747,8 @@ def test_a_target_is_recognised_at_the_precision_of_its_answers(form, tmp_path):
 # -- the questions
 
 
-def test_a_design_may_move_in_its_last_bits_only(tmp_path):
-    ledger, probes = tmp_path / "ledger", sequences(5)
+def test_a_design_may_move_in_its_last_bits_only(ledger):
+    probes = sequences(5)
 
     def script(factor):
         moved = Sequences(probes.X * factor, phase="part 0", purpose="data")
@@ -817,8 +800,7 @@ def pairs(**changed):
     ],
     ids=lambda _: "",
 )
-def test_other_questions_are_a_mismatch(other, tmp_path):
-    ledger = tmp_path / "ledger"
+def test_other_questions_are_a_mismatch(other, ledger):
     second = [sequences(2, seed=1)]
 
     def oracle(X):
@@ -833,9 +815,8 @@ def test_other_questions_are_a_mismatch(other, tmp_path):
         us.learn(oracle, Script([[pairs()], other]), ledger=ledger)
 
 
-def test_the_same_array_in_two_shapes_is_two_designs(tmp_path):
+def test_the_same_array_in_two_shapes_is_two_designs(ledger):
     """Zeros of any type and shape have the same bytes: each is still compared with its own."""
-    ledger = tmp_path / "ledger"
 
     def script(size):
         rows = np.array([[size, 0.0]])
@@ -878,8 +859,7 @@ def test_a_complete_run_asks_only_the_fingerprint_and_returns_the_same_bits(tmp_
         assert counted.queries == min(8, count)
 
 
-def test_answers_are_there_for_a_second_connection(tmp_path):
-    ledger = tmp_path / "ledger"
+def test_answers_are_there_for_a_second_connection(ledger):
     script = Script([[sequences(5), sequences(3, tokens=1, seed=1)], [sequences(4, seed=2)]])
     recovery = us.learn(first_number, script, ledger=ledger, batch=2)
     with closing(sqlite3.connect(f"file:{ledger}?mode=ro", uri=True)) as db:
@@ -917,10 +897,10 @@ def test_a_run_goes_on_in_its_own_batches_or_in_others(tmp_path):
         assert np.array_equal(answers_of(recovery)[1][0], script.rounds[1][0].X[:, 0, 0])
 
 
-def test_questions_asked_twice_on_purpose_are_asked_twice(tmp_path):
+def test_questions_asked_twice_on_purpose_are_asked_twice(ledger):
     same = sequences(4)
     counted = Counted(first_number)
-    us.learn(counted, Script([[same, same], [same]]), ledger=tmp_path / "ledger")
+    us.learn(counted, Script([[same, same], [same]]), ledger=ledger)
     assert counted.queries == 12
 
 
@@ -940,8 +920,7 @@ def test_a_batch_may_be_larger_than_any_number_that_sqlite_keeps(tmp_path):
 # -- what its parts say when they fail
 
 
-def test_a_checkpoint_that_fails_is_named_and_costs_nothing(tmp_path):
-    ledger = tmp_path / "ledger"
+def test_a_checkpoint_that_fails_is_named_and_costs_nothing(ledger, tmp_path):
     with open_ledger(ledger, {}) as book:
         book.claim({}, None)
         vars(book).update(_db=Failing(book._db), _next_checkpoint=float("-inf"))
@@ -952,11 +931,11 @@ def test_a_checkpoint_that_fails_is_named_and_costs_nothing(tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["ledger"]
 
 
-def test_a_counter_that_cannot_be_written_is_named(tmp_path):
+def test_a_counter_that_cannot_be_written_is_named(ledger, tmp_path):
     counter = PaidCounter(tmp_path / "nowhere" / "ledger")
     with pytest.raises(us.LedgerError, match="ledger-paid cannot be written"):
         counter.begin("0", Totals())
-    counter = PaidCounter(tmp_path / "ledger")
+    counter = PaidCounter(ledger)
     counter.begin("0", Totals())
     line = vars(counter)["_line"]
     vars(counter)["_line"] = os.open(tmp_path / "ledger-paid", os.O_RDONLY)
@@ -968,10 +947,9 @@ def test_a_counter_that_cannot_be_written_is_named(tmp_path):
 
 @pytest.mark.parametrize("begun", [False, True], ids=["new", "closed"])
 def test_ended_between_making_and_writing_the_counter(
-    begun, closed, expected, tmp_path, monkeypatch
+    begun, closed, expected, ledger, tmp_path, monkeypatch
 ):
     """Then nothing was paid, and the next run goes on; that of a ledger in use may not be empty."""
-    ledger = tmp_path / "ledger"
     if begun:
         ledger.write_bytes(closed)
 
@@ -989,42 +967,39 @@ def test_ended_between_making_and_writing_the_counter(
     assert [file.name for file in tmp_path.iterdir()] == ["ledger"]
 
 
-def test_an_empty_counter_of_a_ledger_in_use_is_named(killed, tmp_path):
+def test_an_empty_counter_of_a_ledger_in_use_is_named(killed, ledger, tmp_path):
     for name, data in zip(("ledger", "ledger-wal", "ledger-paid"), (*killed[:2], b""), strict=True):
         (tmp_path / name).write_bytes(data)
-    refused(tmp_path / "ledger", "ledger-paid is missing or empty", "--salvage")
+    refused(ledger, "ledger-paid is missing or empty", "--salvage")
 
 
-def test_a_folder_in_the_place_of_the_counter_is_named(closed, tmp_path):
-    ledger = tmp_path / "ledger"
+def test_a_folder_in_the_place_of_the_counter_is_named(closed, ledger, tmp_path):
     ledger.write_bytes(closed)
     (tmp_path / "ledger-paid").mkdir()
     with pytest.raises(us.LedgerError, match=r"ledger-paid: .*directory"):
         learn(ledger)
 
 
-def test_headers_that_mislead_sqlite_are_named(killed, tmp_path):
+def test_headers_that_mislead_sqlite_are_named(killed, ledger, tmp_path):
     for place, value, word in ((63, 0, "format is 0"), (19, 1, "belongs to it")):
         data = bytearray(killed[0])
         data[place] = value
         for name, content in zip(("", "-wal", "-paid"), (data, *killed[1:]), strict=True):
             (tmp_path / f"ledger{name}").write_bytes(content)
-        refused(tmp_path / "ledger", word)
+        refused(ledger, word)
 
 
 @pytest.mark.parametrize("place", ["_designs_1", "_parts_1", "asked", "answers"])
-def test_sqlite_words_that_are_no_text_are_quoted(place, closed, tmp_path):
+def test_sqlite_words_that_are_no_text_are_quoted(place, closed, ledger, tmp_path):
     """A flipped bit in a table's name is in what SQLite says, and Python cannot read that."""
     data = bytearray(closed)
     data[data.index(place.encode())] ^= 0x80
-    ledger = tmp_path / "ledger"
     ledger.write_bytes(data)
     refused(ledger, "is damaged", "\N{REPLACEMENT CHARACTER}")
     assert not salvage(ledger, tmp_path / "new").damage
 
 
-def test_a_ledger_that_lacks_a_row_about_itself_is_named(closed, tmp_path):
-    ledger = tmp_path / "ledger"
+def test_a_ledger_that_lacks_a_row_about_itself_is_named(closed, ledger):
     ledger.write_bytes(closed)
     with closing(sqlite3.connect(ledger)) as db:
         db.execute("DELETE FROM file")
@@ -1032,8 +1007,8 @@ def test_a_ledger_that_lacks_a_row_about_itself_is_named(closed, tmp_path):
     refused(ledger, "0 rows instead of 1")
 
 
-def test_a_design_that_moved_and_is_not_kept_is_a_mismatch(tmp_path):
-    ledger, X = tmp_path / "ledger", sequences(5).X
+def test_a_design_that_moved_and_is_not_kept_is_a_mismatch(ledger):
+    X = sequences(5).X
 
     def script(factor):
         return Script([[Sequences(X * factor, phase="a", purpose="data")]])

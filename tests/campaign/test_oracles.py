@@ -72,7 +72,6 @@ def in_turns(*turns):
 # -- errors, cured and not
 
 
-@pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize("times", [1, 2])
 @pytest.mark.parametrize("error", [ConnectionError("down"), ValueError("odd"), TypeError("none")])
 def test_a_retry_cures(error, times, workers, pauses):
@@ -85,9 +84,8 @@ def test_a_retry_cures(error, times, workers, pauses):
     assert sorted(pauses) == sorted([0.1, 0.2][:times] * 6)
 
 
-@pytest.mark.parametrize("workers", [1, 3])
-def test_three_tries_and_then_an_oracle_error(workers, tmp_path):
-    script, ledger = Script([[sequences(4)], [sequences(5, seed=1)]]), tmp_path / "ledger"
+def test_three_tries_and_then_an_oracle_error(workers, ledger):
+    script = Script([[sequences(4)], [sequences(5, seed=1)]])
     cause = ConnectionResetError("gone away")
 
     def oracle(X):
@@ -113,7 +111,6 @@ def test_three_tries_and_then_an_oracle_error(workers, tmp_path):
     assert recovery.counts["data"] == 9
 
 
-@pytest.mark.parametrize("workers", [1, 3])
 def test_errors_of_earlier_tries_are_told(workers):
     """How many kinds, each with its words, and all of them in the chain."""
     oracle = in_turns(
@@ -175,9 +172,9 @@ def test_a_wait_that_is_none_is_the_oracles_mistake_from_the_first_batch_on(seco
     assert not isinstance(caught.value, us.DimensionRefused)
 
 
-def test_what_flies_beside_a_failure_is_recorded(tmp_path):
+def test_what_flies_beside_a_failure_is_recorded(ledger):
     """The batch that fails is first; the two beside it come later and are kept."""
-    script, ledger = Script([[sequences(20)]]), tmp_path / "ledger"
+    script = Script([[sequences(20)]])
     beside = threading.Barrier(3, timeout=PATIENCE_S)
 
     def oracle(X):
@@ -195,7 +192,6 @@ def test_what_flies_beside_a_failure_is_recorded(tmp_path):
     assert now.open == {}
 
 
-@pytest.mark.parametrize("workers", [1, 3])
 def test_running_out_of_memory_is_not_retried(workers):
     oracle = failing(MemoryError("3 GB"), 9)
     words = r"out of memory at 5 sequences.*smaller batch \(now 5\)"
@@ -205,9 +201,9 @@ def test_running_out_of_memory_is_not_retried(workers):
     assert oracle.calls == 1
 
 
-def test_a_smaller_batch_cures_memory(tmp_path):
+def test_a_smaller_batch_cures_memory(ledger):
     """Also that of the fingerprint, which was recorded in larger ones."""
-    script, ledger = Script([[sequences(9)], [sequences(12, seed=1)]]), tmp_path / "ledger"
+    script = Script([[sequences(9)], [sequences(12, seed=1)]])
 
     def small(most):
         def oracle(X):
@@ -223,7 +219,6 @@ def test_a_smaller_batch_cures_memory(tmp_path):
     assert recovery.counts == {"data": 21, "failed": 12, "fingerprint": 8}
 
 
-@pytest.mark.parametrize("workers", [1, 3])
 def test_an_oracle_error_of_its_own_is_not_retried_and_says_what_is_kept(workers):
     for kind in (us.OracleError, us.DimensionRefused):
         own = kind("The endpoint refused the key.")
@@ -237,7 +232,6 @@ def test_an_oracle_error_of_its_own_is_not_retried_and_says_what_is_kept(workers
         assert oracle.calls == 1
 
 
-@pytest.mark.parametrize("workers", [1, 3])
 def test_a_target_that_exits_does_not_end_the_program(workers):
     oracle = failing(SystemExit(3), 9)
     with pytest.raises(us.OracleError, match=r"sys\.exit\(3\)"):
@@ -245,7 +239,7 @@ def test_a_target_that_exits_does_not_end_the_program(workers):
     assert oracle.calls == 3
 
 
-def test_an_error_says_whether_the_answers_are_kept(tmp_path):
+def test_an_error_says_whether_the_answers_are_kept(ledger):
     script = Script([[sequences(4)], [sequences(3, seed=1)]])
     for error in (ConnectionError(), MemoryError(), us.OracleError("no")):
 
@@ -255,7 +249,7 @@ def test_an_error_says_whether_the_answers_are_kept(tmp_path):
             return first_number(X)
 
         with pytest.raises(us.OracleError, match="in the ledger: run the same again"):
-            us.learn(oracle, script, ledger=tmp_path / "ledger")
+            us.learn(oracle, script, ledger=ledger)
         with pytest.raises(us.OracleError, match="lost with this process: give a ledger"):
             us.learn(oracle, script)
 
@@ -295,20 +289,19 @@ def test_real_numbers_of_any_type_are_answers(cast, count):
 
 
 @pytest.mark.parametrize("dim", [3, np.int64(5)])
-def test_a_target_that_says_another_dim_is_not_asked(dim, tmp_path):
+def test_a_target_that_says_another_dim_is_not_asked(dim, ledger):
     oracle = Counted(first_number)
     oracle.dim = dim  # type: ignore[attr-defined]
     with pytest.raises(us.DimensionRefused, match=rf"dimension {dim}.*asks 4.*dim={dim}"):
-        us.learn(oracle, LEARNER, ledger=tmp_path / "ledger")
+        us.learn(oracle, LEARNER, ledger=ledger)
     assert oracle.calls == 0
-    assert not (tmp_path / "ledger").exists()
+    assert not (ledger).exists()
     # an attribute that is no number says nothing
     oracle = Counted(head())
     oracle.dim = "four"  # type: ignore[attr-defined]
     us.learn(oracle, LEARNER)
 
 
-@pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize("kind", [ValueError, IndexError, AssertionError])
 def test_a_target_that_refuses_its_first_batch_takes_another_dim(kind, workers):
     def other(X):
@@ -323,8 +316,8 @@ def test_a_target_that_refuses_its_first_batch_takes_another_dim(kind, workers):
         assert isinstance(caught.value.__cause__, kind)
 
 
-def test_a_target_that_has_answered_before_has_this_dim(tmp_path):
-    script, ledger = Script([[sequences(4)], [sequences(3, seed=1)]]), tmp_path / "ledger"
+def test_a_target_that_has_answered_before_has_this_dim(ledger):
+    script = Script([[sequences(4)], [sequences(3, seed=1)]])
 
     def oracle(X):
         if len(X) == 3:
@@ -370,10 +363,8 @@ class Attended:
         return one_by_one(head(), X)
 
 
-@pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize("number", [1, 5])
-def test_ctrl_c_records_what_is_in_flight(number, workers, tmp_path):
-    ledger = tmp_path / "ledger"
+def test_ctrl_c_records_what_is_in_flight(number, workers, ledger):
     settings: dict[str, Any] = {"batch": 2, "workers": workers, "ledger": ledger}
     expected = us.learn(lambda X: one_by_one(head(), X), LEARNER)
     life = Life(Attended(number, 0.3), LEARNER, **settings)
@@ -392,8 +383,7 @@ def test_ctrl_c_records_what_is_in_flight(number, workers, tmp_path):
     assert np.array_equal(recovery.model.W, expected.model.W)
 
 
-def test_ctrl_c_at_the_fingerprint(tmp_path):
-    ledger = tmp_path / "ledger"
+def test_ctrl_c_at_the_fingerprint(ledger):
     with pytest.raises(us.BudgetExceeded):
         us.learn(lambda X: one_by_one(head(), X), LEARNER, ledger=ledger, budget=20)
     life = Life(Attended(1, 0.3), LEARNER, ledger=ledger, batch=2)
@@ -405,9 +395,8 @@ def test_ctrl_c_at_the_fingerprint(tmp_path):
     assert (now.recorded, now.fingerprint, now.paid, now.open) == (20, 2, 22, {})
 
 
-@pytest.mark.parametrize("workers", [1, 3])
-def test_ctrl_c_at_the_end_of_the_fingerprint_asks_nothing_new(workers, tmp_path):
-    script, ledger = Script([[sequences(20)]]), tmp_path / "ledger"
+def test_ctrl_c_at_the_end_of_the_fingerprint_asks_nothing_new(workers, ledger):
+    script = Script([[sequences(20)]])
     with pytest.raises(us.BudgetExceeded):
         us.learn(first_number, script, ledger=ledger, budget=10)
     main = threading.get_ident()
@@ -423,8 +412,8 @@ def test_ctrl_c_at_the_end_of_the_fingerprint_asks_nothing_new(workers, tmp_path
     assert (oracle.queries, now.fingerprint, now.recorded, now.paid) == (8, 8, 10, 18)
 
 
-def test_ctrl_c_after_the_last_report_is_not_lost(tmp_path):
-    script, ledger = Script([[sequences(4)]]), tmp_path / "ledger"
+def test_ctrl_c_after_the_last_report_is_not_lost(ledger):
+    script = Script([[sequences(4)]])
 
     def watch(report):
         if report.answered == 4:
@@ -435,9 +424,7 @@ def test_ctrl_c_after_the_last_report_is_not_lost(tmp_path):
     assert account(ledger).recorded == 4
 
 
-@pytest.mark.parametrize("workers", [1, 3])
-def test_a_second_ctrl_c_leaves_an_oracle_that_hangs(workers, tmp_path):
-    ledger = tmp_path / "ledger"
+def test_a_second_ctrl_c_leaves_an_oracle_that_hangs(workers, ledger):
     life = Life(Attended(5, 3600.0), LEARNER, ledger=ledger, batch=2, workers=workers)
     try:
         assert life.hear() == "asked"
@@ -468,10 +455,9 @@ def hanging(script, oracle=first_number):
     return Counted(ask), release
 
 
-@pytest.mark.parametrize("workers", [1, 3])
-def test_one_ctrl_c_ends_a_run_whose_target_hangs(workers, tmp_path, monkeypatch):
+def test_one_ctrl_c_ends_a_run_whose_target_hangs(workers, ledger, monkeypatch):
     """A thread presses once: patience ends by itself, as long as the longest call thrice."""
-    script, ledger = Script([[sequences(4)], [sequences(6, seed=1)]]), tmp_path / "ledger"
+    script = Script([[sequences(4)], [sequences(6, seed=1)]])
     oracle, release = hanging(script)
     patient = functools.partial(watching.Interrupts, least_s=0.3)
     monkeypatch.setattr(watching, "Interrupts", patient)
@@ -516,8 +502,8 @@ def test_what_is_slow_is_waited_for(monkeypatch):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_other_signals_end_a_run_as_ctrl_c_does(number, tmp_path):
-    script, ledger = Script([[sequences(4)]]), tmp_path / "ledger"
+def test_other_signals_end_a_run_as_ctrl_c_does(number, ledger):
+    script = Script([[sequences(4)]])
 
     def oracle(X):
         signal.raise_signal(number)
@@ -541,9 +527,8 @@ def test_other_signals_end_a_run_as_ctrl_c_does(number, tmp_path):
 # -- targets that take too long
 
 
-@pytest.mark.parametrize("workers", [1, 3])
-def test_a_call_that_takes_too_long_is_a_failed_try(workers, tmp_path):
-    script, ledger = Script([[sequences(4)], [sequences(6, seed=1)]]), tmp_path / "ledger"
+def test_a_call_that_takes_too_long_is_a_failed_try(workers, ledger):
+    script = Script([[sequences(4)], [sequences(6, seed=1)]])
     oracle, release = hanging(script)
     settings: dict[str, Any] = {"batch": 2, "workers": workers, "ledger": ledger}
     before = threading.active_count()
@@ -563,7 +548,6 @@ def test_a_call_that_takes_too_long_is_a_failed_try(workers, tmp_path):
     assert recovery.counts["data"] == 10
 
 
-@pytest.mark.parametrize("workers", [1, 3])
 def test_others_go_on_beside_a_call_that_hangs(workers):
     """A call that is late once, of many: cured, in the place of the thread that it took."""
     script, release = Script([[sequences(40)]]), threading.Event()
@@ -608,8 +592,7 @@ class Thinking(Script):
         raise AssertionError("it thinks on")
 
 
-def test_ctrl_c_is_not_held_back_while_the_learner_thinks(tmp_path):
-    ledger = tmp_path / "ledger"
+def test_ctrl_c_is_not_held_back_while_the_learner_thinks(ledger):
     counted = Counted(first_number)
     with pytest.raises(KeyboardInterrupt):
         us.learn(counted, Thinking([[sequences(4)]]), ledger=ledger)
@@ -617,8 +600,8 @@ def test_ctrl_c_is_not_held_back_while_the_learner_thinks(tmp_path):
     assert account(ledger).recorded == 4
 
 
-def test_ctrl_c_in_the_last_batch_is_not_lost(tmp_path):
-    ledger, script = tmp_path / "ledger", Script([[sequences(4)]])
+def test_ctrl_c_in_the_last_batch_is_not_lost(ledger):
+    script = Script([[sequences(4)]])
 
     def oracle(X):
         signal.raise_signal(signal.SIGINT)
@@ -631,8 +614,8 @@ def test_ctrl_c_in_the_last_batch_is_not_lost(tmp_path):
     assert us.learn(first_number, script, ledger=ledger).counts == {"data": 4, "fingerprint": 4}
 
 
-def test_ctrl_c_ends_the_retries(tmp_path):
-    ledger, script = tmp_path / "ledger", Script([[sequences(4)], [sequences(2, seed=1)]])
+def test_ctrl_c_ends_the_retries(ledger):
+    script = Script([[sequences(4)], [sequences(2, seed=1)]])
 
     @Counted
     def oracle(X):
@@ -659,9 +642,8 @@ def test_a_second_ctrl_c_is_at_once():
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-@pytest.mark.parametrize("workers", [1, 3])
-def test_an_interruption_that_the_oracle_raises_is_not_retried(workers, tmp_path):
-    ledger, script = tmp_path / "ledger", Script([[sequences(4)]])
+def test_an_interruption_that_the_oracle_raises_is_not_retried(workers, ledger):
+    script = Script([[sequences(4)]])
     oracle = failing(KeyboardInterrupt(), 9)
     with pytest.raises(KeyboardInterrupt):
         us.learn(oracle, script, ledger=ledger, workers=workers)
@@ -710,7 +692,7 @@ def test_a_run_in_a_thread_leaves_ctrl_c_alone():
 
 
 @pytest.mark.parametrize("batch", [1, 3])
-def test_the_result_does_not_depend_on_the_order_of_answers(batch, tmp_path):
+def test_the_result_does_not_depend_on_the_order_of_answers(batch, ledger):
     rng, lock = np.random.default_rng(0), threading.Lock()
 
     def slow(X):
@@ -720,7 +702,7 @@ def test_the_result_does_not_depend_on_the_order_of_answers(batch, tmp_path):
         return one_by_one(head(), X)
 
     one = us.learn(lambda X: one_by_one(head(), X), LEARNER, batch=batch)
-    four = us.learn(slow, LEARNER, batch=batch, workers=4, ledger=tmp_path / "ledger")
+    four = us.learn(slow, LEARNER, batch=batch, workers=4, ledger=ledger)
     assert np.array_equal(one.model.W, four.model.W)
     assert np.array_equal(one.model.v, four.model.v)
     assert (one.certificate, one.evidence) == (four.certificate, four.evidence)
@@ -785,9 +767,7 @@ def test_no_thread_is_left_behind():
 # -- progress
 
 
-@pytest.mark.parametrize("workers", [1, 3])
-def test_progress_counts_up_to_the_plan(workers, tmp_path):
-    ledger = tmp_path / "ledger"
+def test_progress_counts_up_to_the_plan(workers, ledger):
     expected = DIM + DIM**2 + 32
     reports: list[us.Progress] = []
     here = []
@@ -822,9 +802,8 @@ def test_nothing_is_expected_of_a_learner_without_a_count():
     assert [(report.answered, report.expected) for report in reports] == [(2, None), (4, None)]
 
 
-@pytest.mark.parametrize("workers", [1, 3])
-def test_a_failing_watcher_loses_no_answer(workers, tmp_path):
-    ledger, script = tmp_path / "ledger", Script([[sequences(20)]])
+def test_a_failing_watcher_loses_no_answer(workers, ledger):
+    script = Script([[sequences(20)]])
 
     class Broken(Exception):
         pass
@@ -927,8 +906,7 @@ def test_the_learner_is_closed_whatever_happens(kind, oracle, settings, workers)
     assert caught.value.__traceback__ is not None
 
 
-def test_the_learner_is_closed_when_its_ledger_does_not_match(tmp_path):
-    ledger = tmp_path / "ledger"
+def test_the_learner_is_closed_when_its_ledger_does_not_match(ledger):
     script = Script([[sequences(4)], [sequences(4, seed=1)]])
     us.learn(first_number, script, ledger=ledger)
     other = Script([[sequences(4)], [sequences(4, seed=2)]])
@@ -937,13 +915,12 @@ def test_the_learner_is_closed_when_its_ledger_does_not_match(tmp_path):
     assert (script.closed, other.closed) == (1, 1)
 
 
-def test_an_error_of_the_learner_passes(tmp_path):
+def test_an_error_of_the_learner_passes(ledger):
     class Refusing(Script):
         def steps(self, checks):
             yield self.rounds[0]
             raise us.NotIdentifiable("v = 0", determined={"v": 0})
 
-    ledger = tmp_path / "ledger"
     for _ in range(2):
         with pytest.raises(us.NotIdentifiable, match="v = 0"):
             us.learn(first_number, Refusing([[sequences(4)]]), ledger=ledger)
@@ -981,17 +958,16 @@ WHOLE = "must be a whole number"
         ({"oracle": np.zeros(3)}, TypeError, r"must be callable.*ndarray"),
     ],
 )
-def test_bad_arguments_are_refused_before_anyone_is_hired_or_asked(settings, kind, words, tmp_path):
-    given = {"oracle": first_number, "learner": LEARNER, "ledger": tmp_path / "ledger"}
+def test_bad_arguments_are_refused_before_anyone_is_hired_or_asked(settings, kind, words, ledger):
+    given = {"oracle": first_number, "learner": LEARNER, "ledger": ledger}
     before = threading.active_count()
     with pytest.raises(kind, match=words):
         us.learn(**given | settings)
     assert threading.active_count() == before
-    assert not (tmp_path / "ledger").exists()
+    assert not (ledger).exists()
 
 
-def test_counts_may_be_numpy_integers(tmp_path):
-    ledger = tmp_path / "ledger"
+def test_counts_may_be_numpy_integers(ledger):
     us.learn(head(), LEARNER, None, ledger, np.int64(8), np.int64(3), np.int64(2))  # type: ignore[arg-type]
     assert us.learn(head(), LEARNER, holdout=8, ledger=ledger).counts["fingerprint"] > 0
 
@@ -1026,8 +1002,8 @@ class MuteOracle(Mute, us.OracleError):
 
 
 @pytest.mark.parametrize("error", [Mute, MuteOracle])
-def test_an_error_without_words_loses_nothing_that_flies(error, tmp_path):
-    ledger, failing = tmp_path / "ledger", threading.Event()
+def test_an_error_without_words_loses_nothing_that_flies(error, ledger):
+    failing = threading.Event()
     script = Script([[sequences(4)]])
 
     def oracle(X):

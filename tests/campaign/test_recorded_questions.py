@@ -14,8 +14,8 @@ from unsoftmax.campaign.ledger_salvage import salvage
 from unsoftmax.probes import Sequences
 
 
-def test_answers_that_were_lost_are_asked_anew_and_nothing_after_them_is_a_witness(tmp_path):
-    script, ledger = Script([[sequences(9)], [sequences(9, seed=1)]]), tmp_path / "ledger"
+def test_lost_answers_are_asked_anew_and_nothing_after_them_is_a_witness(ledger, tmp_path):
+    script = Script([[sequences(9)], [sequences(9, seed=1)]])
     target = Counted(lambda X: X[:, 0, 0])
     us.learn(target, script, ledger=ledger, batch=3)
     with closing(sqlite3.connect(ledger)) as db:
@@ -26,10 +26,9 @@ def test_answers_that_were_lost_are_asked_anew_and_nothing_after_them_is_a_witne
     assert target.queries == 18 + 6 + 3
 
 
-def test_a_label_of_the_zero_token_is_beside_no_flip(tmp_path):
+def test_a_label_of_the_zero_token_is_beside_no_flip(ledger):
     X = np.concatenate([np.zeros((1, 1, 2)), sequences(11, tokens=1).X])
     script = Script([[Sequences(X, phase="labels", purpose="data")]])
-    ledger = tmp_path / "ledger"
     target = Counted(lambda X: X[:, 0, 0] > 0)
     for queries in (12, 12 + 8):
         us.learn(target, script, ledger=ledger)

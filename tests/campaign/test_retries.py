@@ -70,9 +70,9 @@ class PuttingOff:
 # -- told to wait
 
 
-def test_the_runner_waits_as_long_as_it_is_told(clock, tmp_path):
+def test_the_runner_waits_as_long_as_it_is_told(clock, ledger):
     oracle = PuttingOff({0: 7.0, 2: 30.0, 3: 0.5})
-    script, ledger = Script([[sequences(9)]]), tmp_path / "ledger"
+    script = Script([[sequences(9)]])
     recovery = us.learn(oracle, script, ledger=ledger, batch=3)
     assert clock.slept == pytest.approx([7.0, 30.0, 0.5])
     assert (oracle.oracle.queries, oracle.put_off) == (9, 9)
@@ -87,11 +87,10 @@ def test_the_runner_waits_as_long_as_it_is_told(clock, tmp_path):
     assert again.notes == recovery.notes
 
 
-@pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize("budget", [1, 5, 8, 12])
-def test_what_is_put_off_is_not_spent(budget, workers, tmp_path):
+def test_what_is_put_off_is_not_spent(budget, workers, ledger):
     """By the oracle's own count: it took as many as the budget, whatever it put off."""
-    ledger, script = tmp_path / "ledger", Script([[sequences(20)]], planned=20)
+    script = Script([[sequences(20)]], planned=20)
     settings: dict[str, Any] = {"ledger": ledger, "batch": 2, "workers": workers, "holdout": 0}
     oracle = PuttingOff({0: 0.0, 1: 0.0, 4: 0.001, 6: 0.0})
     with pytest.raises(us.BudgetExceeded) as end:
@@ -106,9 +105,9 @@ def test_what_is_put_off_is_not_spent(budget, workers, tmp_path):
     assert recovery.queries == 20 + first
 
 
-def test_waiting_is_bounded(clock, tmp_path):
+def test_waiting_is_bounded(clock, ledger):
     """A target that always asks for a little more: the sum counts, from its first refusal."""
-    script, ledger = Script([[sequences(4)], [sequences(2, seed=1)]]), tmp_path / "ledger"
+    script = Script([[sequences(4)], [sequences(2, seed=1)]])
     oracle = PuttingOff(dict.fromkeys(range(1, 99), 4.0))
     with pytest.raises(us.OracleError) as caught:
         us.learn(oracle, script, ledger=ledger, retries=us.Retries(longest_wait_s=10.0))
@@ -124,10 +123,9 @@ def test_waiting_is_bounded(clock, tmp_path):
     assert recovery.counts == {"data": 6, "fingerprint": 4}
 
 
-@pytest.mark.parametrize("workers", [1, 3])
-def test_a_target_that_is_down_spends_no_budget(workers, tmp_path):
+def test_a_target_that_is_down_spends_no_budget(workers, ledger):
     """However often the run is tried meanwhile: the last refusal is as free as the others."""
-    ledger, script = tmp_path / "ledger", Script([[sequences(10)]])
+    script = Script([[sequences(10)]])
     settings: dict[str, Any] = {"ledger": ledger, "batch": 5, "workers": workers, "budget": 10}
     for _ in range(3):
         with pytest.raises(us.OracleError, match="put off"):
@@ -303,9 +301,8 @@ class Waiting:
         return first_number(X)
 
 
-@pytest.mark.parametrize("workers", [1, 3])
-def test_ctrl_c_ends_the_wait_at_once(workers, tmp_path):
-    script, ledger = Script([[sequences(6)], [sequences(3, seed=1)]]), tmp_path / "ledger"
+def test_ctrl_c_ends_the_wait_at_once(workers, ledger):
+    script = Script([[sequences(6)], [sequences(3, seed=1)]])
     patient = us.Retries(longest_wait_s=1e5)
     life = Life(Waiting(), script, ledger=ledger, workers=workers, batch=6, retries=patient)
     assert life.hear() == "put off"
@@ -360,8 +357,8 @@ def test_ctrl_c_between_the_last_look_for_it_and_the_wait():
         again.number = None
 
 
-def test_killed_while_it_waits_nothing_is_in_doubt(tmp_path):
-    script, ledger = Script([[sequences(6)], [sequences(3, seed=1)]]), tmp_path / "ledger"
+def test_killed_while_it_waits_nothing_is_in_doubt(ledger):
+    script = Script([[sequences(6)], [sequences(3, seed=1)]])
     life = Life(Waiting(), script, ledger=ledger, retries=us.Retries(longest_wait_s=1e5))
     assert life.hear() == "put off"
     time.sleep(0.2)
@@ -371,9 +368,8 @@ def test_killed_while_it_waits_nothing_is_in_doubt(tmp_path):
     assert us.learn(first_number, script, ledger=ledger).counts == {"data": 9, "fingerprint": 6}
 
 
-@pytest.mark.parametrize("workers", [1, 3])
-def test_the_fingerprint_waits_too(workers, tmp_path):
-    script, ledger = Script([[sequences(6)], [sequences(3, seed=1)]]), tmp_path / "ledger"
+def test_the_fingerprint_waits_too(workers, ledger):
+    script = Script([[sequences(6)], [sequences(3, seed=1)]])
     with pytest.raises(us.BudgetExceeded):
         us.learn(first_number, script, ledger=ledger, budget=6)
     oracle = PuttingOff({0: 0.01, 2: 0.01})
@@ -407,9 +403,8 @@ class Busy(us.RetryLater):
 
 
 @pytest.mark.parametrize("seconds", [(), ("soon",), (np.nan,), (-1.0,), (None,)])
-@pytest.mark.parametrize("workers", [1, 3])
-def test_a_refusal_without_sound_seconds_is_a_failed_try(workers, seconds, tmp_path):
-    script, ledger = Script([[sequences(4)], [sequences(2, seed=1)]]), tmp_path / "ledger"
+def test_a_refusal_without_sound_seconds_is_a_failed_try(workers, seconds, ledger):
+    script = Script([[sequences(4)], [sequences(2, seed=1)]])
 
     def busy(X):
         if len(X) == 2:
@@ -458,10 +453,9 @@ def flawed(flaws, value=np.nan):
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize("times", [1, 2])
-def test_only_what_is_missing_is_asked_again(times, workers, value, tmp_path):
-    script, ledger = Script([[sequences(10)], [sequences(4, seed=1)]]), tmp_path / "ledger"
+def test_only_what_is_missing_is_asked_again(times, workers, value, ledger):
+    script = Script([[sequences(10)], [sequences(4, seed=1)]])
     X, other = (first_number(asked[0].X) for asked in script.rounds)
     # one in the midst, two that touch, the first and the last, a whole round
     bad = [*X[[2, 4, 5]], X[0], X[9], *other]
@@ -478,9 +472,8 @@ def test_only_what_is_missing_is_asked_again(times, workers, value, tmp_path):
     assert counted.queries == 8
 
 
-@pytest.mark.parametrize("workers", [1, 3])
-def test_what_stays_missing_ends_the_run_and_the_rest_is_kept(workers, tmp_path):
-    script, ledger = Script([[sequences(4)], [sequences(9, seed=1)]]), tmp_path / "ledger"
+def test_what_stays_missing_ends_the_run_and_the_rest_is_kept(workers, ledger):
+    script = Script([[sequences(4)], [sequences(9, seed=1)]])
     X = first_number(script.rounds[1][0].X)
     oracle = flawed({X[4]: 99})
     settings: dict[str, Any] = {"ledger": ledger, "batch": 3, "retries": AT_ONCE}
@@ -500,8 +493,8 @@ def test_what_stays_missing_ends_the_run_and_the_rest_is_kept(workers, tmp_path)
     assert np.array_equal(answers_of(recovery)[1][0], X)
 
 
-def test_the_last_try_keeps_what_it_brings(tmp_path):
-    script, ledger = Script([[sequences(6)]]), tmp_path / "ledger"
+def test_the_last_try_keeps_what_it_brings(ledger):
+    script = Script([[sequences(6)]])
     X = first_number(script.rounds[0][0].X)
     with pytest.raises(us.OracleError, match=r"sequence 2\) in 1 try:"):
         us.learn(flawed({X[2]: 1}), script, ledger=ledger, retries=1)
@@ -509,7 +502,6 @@ def test_the_last_try_keeps_what_it_brings(tmp_path):
     assert (now.recorded, now.failed) == (5, 1)
 
 
-@pytest.mark.parametrize("workers", [1, 3])
 def test_a_budget_that_ends_amid_the_missing_ones_is_exact(workers, tmp_path):
     for budget in range(6, 16):
         script, ledger = Script([[sequences(8)]]), tmp_path / str(budget)
@@ -524,8 +516,8 @@ def test_a_budget_that_ends_amid_the_missing_ones_is_exact(workers, tmp_path):
         assert np.array_equal(answers_of(us.learn(first_number, script, **settings))[0][0], X)
 
 
-def test_a_fingerprint_answered_in_part(tmp_path):
-    script, ledger = Script([[sequences(8)], [sequences(3, seed=1)]]), tmp_path / "ledger"
+def test_a_fingerprint_answered_in_part(ledger):
+    script = Script([[sequences(8)], [sequences(3, seed=1)]])
     with pytest.raises(us.BudgetExceeded):
         us.learn(first_number, script, ledger=ledger, budget=8, batch=3)
     X = first_number(script.rounds[0][0].X)
@@ -536,9 +528,9 @@ def test_a_fingerprint_answered_in_part(tmp_path):
 
 
 @pytest.mark.parametrize("moment", range(4, 11))
-def test_killed_between_the_parts(moment, tmp_path):
+def test_killed_between_the_parts(moment, ledger):
     """The rows that came are recorded with the first try, and asked for no more."""
-    script, ledger = Script([[sequences(6)]]), tmp_path / "ledger"
+    script = Script([[sequences(6)]])
     X = first_number(script.rounds[0][0].X)
     life = Life(Flawed(X[2]), script, last=moment, ledger=ledger, retries=AT_ONCE)
     assert life.result() is None
@@ -590,10 +582,10 @@ def test_pauses_double_up_to_the_longest_wait(clock):
 
 
 @pytest.mark.parametrize("bad", [0, -1, True, 1.5, "3", None])
-def test_bad_tries_are_value_errors(bad, tmp_path):
+def test_bad_tries_are_value_errors(bad, ledger):
     with pytest.raises(ValueError, match="retries counts all tries and must be a whole number"):
-        us.learn(first_number, Script([[sequences(4)]]), retries=bad, ledger=tmp_path / "ledger")
-    assert not (tmp_path / "ledger").exists()
+        us.learn(first_number, Script([[sequences(4)]]), retries=bad, ledger=ledger)
+    assert not (ledger).exists()
 
 
 @pytest.mark.parametrize("name", ["pause_s", "longest_wait_s"])
@@ -607,10 +599,9 @@ def test_bad_seconds_are_refused(name):
             us.Retries(**{name: bad})
 
 
-@pytest.mark.parametrize("workers", [1, 3])
-def test_a_number_that_is_masked_is_missing(workers, tmp_path):
+def test_a_number_that_is_masked_is_missing(workers, ledger):
     """What lies under a mask is no answer."""
-    script, ledger, asked = Script([[sequences(6)]]), tmp_path / "ledger", []
+    script, asked = Script([[sequences(6)]]), []
 
     def oracle(X):
         asked.append(len(X))

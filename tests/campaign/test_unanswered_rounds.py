@@ -30,8 +30,7 @@ def test_lengths_that_are_refused_are_left_out_and_said():
 
 
 @pytest.mark.parametrize("error", [ConnectionError("gone"), us.RetryLater(60.0)])
-def test_a_target_that_cannot_be_reached_ends_the_run(error, tmp_path):
-    ledger = tmp_path / "ledger"
+def test_a_target_that_cannot_be_reached_ends_the_run(error, ledger):
     with pytest.raises(us.OracleError, match="run the same again"):
         us.learn(failing(error), LEARNER, retries=ONCE, ledger=ledger)
     # what was answered is kept, and the rest is asked when it is back
@@ -44,9 +43,8 @@ def test_short_sequences_are_needed():
         us.learn(failing(RuntimeError("two is too many"), beyond=1), LEARNER, retries=ONCE)
 
 
-def test_a_target_that_is_not_recognised_is_not_believed(tmp_path):
+def test_a_target_that_is_not_recognised_is_not_believed(ledger):
     """Nothing but its longest sequences is left to ask, and it answers no question again."""
-    ledger = tmp_path / "ledger"
     us.learn(failing(ValueError("too long")), LEARNER, retries=ONCE, ledger=ledger)
     with pytest.raises(us.OracleError, match="broken"):
         us.learn(failing(ValueError("broken"), beyond=0), LEARNER, retries=ONCE, ledger=ledger)

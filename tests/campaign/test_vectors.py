@@ -40,13 +40,12 @@ def rows(width):
 # -- rows stay rows
 
 
-@pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize("batch", [1, 3, 4, 5, 12, None])
 @pytest.mark.parametrize("width", [1, 3, 4, 5, 12])
-def test_every_row_is_its_sequences_own(width, batch, workers, tmp_path):
+def test_every_row_is_its_sequences_own(width, batch, workers, ledger):
     """12 sequences of m numbers: batches that divide 12, that do not, and squares B = m."""
     script = Vectors([[sequences(12), sequences(5, tokens=3, seed=1)], [sequences(7, seed=2)]])
-    settings: dict[str, Any] = {"batch": batch, "workers": workers, "ledger": tmp_path / "ledger"}
+    settings: dict[str, Any] = {"batch": batch, "workers": workers, "ledger": ledger}
     counted = Counted(rows(width))
     for queries in (24, 24 + 8):  # also from the ledger: the fingerprint alone is asked again
         recovery = us.learn(counted, script, **settings)
@@ -57,7 +56,6 @@ def test_every_row_is_its_sequences_own(width, batch, workers, tmp_path):
                 assert np.array_equal(y, rows(width)(probes.X))
 
 
-@pytest.mark.parametrize("workers", [1, 3])
 def test_a_run_that_stopped_goes_on_in_other_batches(workers, tmp_path):
     script = Vectors([[sequences(12)], [sequences(9, seed=1)]])
     for budget in (1, 5, 14):
@@ -82,10 +80,10 @@ def test_one_number_is_a_vector_of_one():
         assert np.array_equal(answers[1][0][:, 0], script.rounds[1][0].X[:, 0, 0])
 
 
-def test_rounds_and_parts_without_probes(tmp_path):
+def test_rounds_and_parts_without_probes(ledger):
     none = Sequences(np.zeros((0, 2, 2)), phase="none", purpose="data")
     script = Vectors([[none], [none, sequences(3)], [none]])
-    answers = answers_of(us.learn(rows(4), script, ledger=tmp_path / "ledger"))
+    answers = answers_of(us.learn(rows(4), script, ledger=ledger))
     assert [[y.shape for y in parts] for parts in answers] == [[(0, 0)], [(0, 4), (3, 4)], [(0, 4)]]
     numbers = Script([[none], [none, sequences(3)], []])
     answers = answers_of(us.learn(first_number, numbers))
@@ -157,10 +155,9 @@ OF_VECTORS: list[Any] = [
     ],
     ids=lambda _: "",
 )
-@pytest.mark.parametrize("workers", [1, 3])
-def test_another_shape_is_refused(asks, right, spoil, words, workers, tmp_path):
+def test_another_shape_is_refused(asks, right, spoil, words, workers, ledger):
     """Among them a transposed last batch, one cut differently, and a square of another m."""
-    script, ledger = asks([[sequences(7)], [sequences(3, seed=1)]]), tmp_path / "ledger"
+    script = asks([[sequences(7)], [sequences(3, seed=1)]])
     counted = Counted(lambda X: spoil(right(X)) if len(X) == 3 else right(X))
     with pytest.raises(us.OracleError) as caught:
         us.learn(counted, script, ledger=ledger, workers=workers)
@@ -173,7 +170,6 @@ def test_another_shape_is_refused(asks, right, spoil, words, workers, tmp_path):
     assert np.array_equal(answers_of(recovery)[1][0], right(script.rounds[1][0].X))
 
 
-@pytest.mark.parametrize("workers", [1, 3])
 def test_a_transposed_target_shows_at_the_first_batch_that_is_no_square(workers):
     """B = m hides it; the last, shorter batch does not."""
     script = Vectors([[sequences(13)]])
@@ -181,9 +177,8 @@ def test_a_transposed_target_shows_at_the_first_batch_that_is_no_square(workers)
         us.learn(lambda X: rows(5)(X).T, script, batch=5, workers=workers)
 
 
-@pytest.mark.parametrize("workers", [1, 3])
-def test_m_is_fixed_by_the_first_answer_of_the_ledgers_life(workers, tmp_path):
-    script, ledger = Vectors([[sequences(9)], [sequences(4, seed=1)]]), tmp_path / "ledger"
+def test_m_is_fixed_by_the_first_answer_of_the_ledgers_life(workers, ledger):
+    script = Vectors([[sequences(9)], [sequences(4, seed=1)]])
     with pytest.raises(us.BudgetExceeded):
         us.learn(rows(5), script, ledger=ledger, batch=3, budget=6)
     with pytest.raises(us.OracleError, match=r"4 numbers per sequence.*had 5"):
@@ -230,10 +225,9 @@ def test_outputs_are_scalar_or_vector():
         us.learn(first_number, Neither([[sequences(4)]]))
 
 
-@pytest.mark.parametrize("workers", [1, 3])
-def test_a_learner_that_takes_numbers_now_gets_no_vectors_from_its_ledger(workers, tmp_path):
+def test_a_learner_that_takes_numbers_now_gets_no_vectors_from_its_ledger(workers, ledger):
     """The same settings and revision: not the first number of each row."""
-    ledger, rounds = tmp_path / "ledger", [[sequences(6)]]
+    rounds = [[sequences(6)]]
     us.learn(rows(3), Vectors(rounds), ledger=ledger)
     with pytest.raises(us.LedgerMismatch, match=r"answers of 3 numbers .* takes 1"):
         us.learn(first_number, Script(rounds), ledger=ledger, workers=workers)
@@ -244,9 +238,8 @@ def test_a_learner_that_takes_numbers_now_gets_no_vectors_from_its_ledger(worker
 # -- what is bad in part
 
 
-@pytest.mark.parametrize("workers", [1, 3])
-def test_a_row_with_one_bad_number_is_asked_again_and_no_other(workers, tmp_path):
-    script, ledger, bad = Vectors([[sequences(12)]]), tmp_path / "ledger", {2, 3, 9}
+def test_a_row_with_one_bad_number_is_asked_again_and_no_other(workers, ledger):
+    script, bad = Vectors([[sequences(12)]]), {2, 3, 9}
     X = script.rounds[0][0].X
     asked: list[int] = []
 
@@ -270,9 +263,9 @@ def test_a_row_with_one_bad_number_is_asked_again_and_no_other(workers, tmp_path
 
 
 @pytest.mark.parametrize("number", [0, 2])
-def test_one_changed_number_is_another_target(number, tmp_path):
+def test_one_changed_number_is_another_target(number, ledger):
     """A small one beside large ones, too: every number has its own scale."""
-    script, ledger = Vectors([[sequences(12)], [sequences(4, seed=1)]]), tmp_path / "ledger"
+    script = Vectors([[sequences(12)], [sequences(4, seed=1)]])
     weights = np.random.default_rng(0).standard_normal((2, 3)) * [1.0, 1.0, 1e-9]
 
     def target(change):
@@ -286,7 +279,7 @@ def test_one_changed_number_is_another_target(number, tmp_path):
 
 
 @pytest.mark.parametrize("decimals", [None, 3])
-def test_long_vectors_are_recognised_at_once(decimals, tmp_path, monkeypatch):
+def test_long_vectors_are_recognised_at_once(decimals, ledger, monkeypatch):
     """Their format is read off some numbers; all of them are compared."""
     read: list[int] = []
     of_format = Precision.of_format
@@ -296,7 +289,7 @@ def test_long_vectors_are_recognised_at_once(decimals, tmp_path, monkeypatch):
         return of_format(answers)
 
     monkeypatch.setattr(Precision, "of_format", noted)
-    width, script, ledger = 30_001, Vectors([[sequences(8)]]), tmp_path / "ledger"
+    width, script = 30_001, Vectors([[sequences(8)]])
     weights = np.random.default_rng(0).standard_normal((2, width))
 
     def target(change):
@@ -313,8 +306,8 @@ def test_long_vectors_are_recognised_at_once(decimals, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("asks", "target"), [(Script, first_number), (Vectors, rows(5))])
-def test_a_noisy_target_goes_on_with_an_estimate_of_its_noise(asks, target, tmp_path):
-    script, ledger = asks([[sequences(12)], [sequences(4, seed=1)]]), tmp_path / "ledger"
+def test_a_noisy_target_goes_on_with_an_estimate_of_its_noise(asks, target, ledger):
+    script = asks([[sequences(12)], [sequences(4, seed=1)]])
     noisy = us.oracles.noisy(target, 1e-3, seed=0)
     with pytest.raises(us.BudgetExceeded):
         us.learn(noisy, script, ledger=ledger, budget=12, batch=3)
@@ -328,8 +321,8 @@ def test_a_noisy_target_goes_on_with_an_estimate_of_its_noise(asks, target, tmp_
 
 
 @pytest.mark.parametrize("change", ["width = 1", "width = 6 WHERE start = 0", "count = 4"])
-def test_a_size_that_does_not_fit_is_damage(change, tmp_path):
-    ledger, script = tmp_path / "ledger", Vectors([[sequences(6)]])
+def test_a_size_that_does_not_fit_is_damage(change, ledger, tmp_path):
+    script = Vectors([[sequences(6)]])
     us.learn(rows(3), script, ledger=ledger, batch=2)
     with closing(sqlite3.connect(ledger)) as db:
         db.execute(f"UPDATE answers SET {change}")
@@ -365,10 +358,10 @@ def test_memory_is_bounded_by_the_batch():
     assert peak < 400 * width * 8 + 4 * 2**24
 
 
-def test_a_linear_map_of_many_numbers_is_learned(tmp_path):
+def test_a_linear_map_of_many_numbers_is_learned(ledger):
     rng = np.random.default_rng(0)
     target = LinearModel(c=rng.standard_normal(300), M=rng.standard_normal((300, 20)))
     counted = Counted(target)
-    recovery = us.learn(counted, LinearMap(20), ledger=tmp_path / "ledger", workers=3)
+    recovery = us.learn(counted, LinearMap(20), ledger=ledger, workers=3)
     assert counted.queries == 21 + 32
     assert np.allclose(recovery.model.M, target.M, rtol=0, atol=1e-13)
