@@ -13,6 +13,11 @@ PLAIN = ("gelu", "gelu_tanh", "silu", "quick_gelu", "softplus", "sigmoid", "tanh
 GATED = ("gelu", "gelu_tanh", "silu", "quick_gelu", "softplus", "sigmoid", "tanh")
 
 
+def learned(target: Any, dim: int, **settings: Any) -> us.Recovery[us.FeedForward]:
+    """Recover a feed-forward layer from its answers."""
+    return us.learn(target, us.learners.FeedForwardLearner(dim, **settings))
+
+
 def smooth_layer(
     d: int, m: int, seed: int, activation: str, gated: bool = False, residual: bool = True
 ) -> us.FeedForward:

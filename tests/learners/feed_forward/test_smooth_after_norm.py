@@ -6,7 +6,8 @@ from scipy.special import expit, ndtr
 
 import unsoftmax as us
 from tests.feed_forward import after, seen_through, share_after
-from tests.smooth_layers import GATED, PLAIN, in_family, smooth_errors, smooth_layer
+from tests.smooth_layers import GATED, PLAIN, in_family, learned, smooth_errors, smooth_layer
+from tests.truth import Counted
 
 KINDS = [*((name, False) for name in PLAIN), *((name, True) for name in GATED)]
 
@@ -18,10 +19,6 @@ def layer_after(d, m, seed, activation, gated=False, **settings):
     return after(smooth_layer(d, m, seed, activation, gated, False), seed, **kind)
 
 
-def learned(target, dim, **settings):
-    return us.learn(target, us.learners.FeedForwardLearner(dim, **settings))
-
-
 @pytest.mark.few(3)
 @pytest.mark.parametrize(("activation", "gated"), KINDS)
 def test_layers_are_recovered(activation, gated, trials, evidence):
@@ -31,15 +28,9 @@ def test_layers_are_recovered(activation, gated, trials, evidence):
     refused, shares, errors, queries, off_eps = [], [], [], [], []
     for seed in range(trials(3, 20)):
         true = layer_after(d, m, seed, activation, gated)
-        asked = 0
-
-        def answer(X, true=true):
-            nonlocal asked
-            asked += len(X)
-            return true(X)
-
+        oracle = Counted(true)
         try:
-            recovery = learned(answer, d, norm="pre", seed=seed)
+            recovery = learned(oracle, d, norm="pre", seed=seed)
         except us.ModelMismatch:
             refused.append(seed)
             continue
@@ -52,7 +43,7 @@ def test_layers_are_recovered(activation, gated, trials, evidence):
         off_eps.append(abs(model.norm.eps / true.norm.eps - 1))
         errors.append(max(float(np.median(one)) for one in off.values()))
         shares.append(share_after(recovery, true, smooth_errors))
-        queries.append(asked / m)
+        queries.append(oracle.queries / m)
     assert len(refused) <= trials(0, 1)
     assert np.median(errors) < 1e-8
     assert max(off_eps) < 1e-6
@@ -133,18 +124,12 @@ def test_whatever_is_given_it_is_found(settings, gated):
 def test_bounded_layers_without_a_norm_are_taken_for_none(activation):
     """Their answers do not grow either."""
     true = smooth_layer(10, 12, 1, activation, residual=False)
-    asked = 0
-
-    def answer(X):
-        nonlocal asked
-        asked += len(X)
-        return true(X)
-
-    model = learned(answer, 10, activation=activation).model
+    oracle = Counted(true)
+    model = learned(oracle, 10, activation=activation).model
     assert model.norm is None
     assert us.equivalent(model, true, rtol=1e-6)
     # what the search after a norm takes is not spent
-    assert asked < 700
+    assert oracle.queries < 700
 
 
 def test_small_scales_of_rows_are_refused():

@@ -7,12 +7,8 @@ import pytest
 from scipy.special import expit, ndtr
 
 import unsoftmax as us
-from tests.smooth_layers import share_of_bounds_behind, smooth_errors
+from tests.smooth_layers import learned, share_of_bounds_behind, smooth_errors
 from tests.smooth_layers import smooth_behind as behind
-
-
-def learned(target, dim, **settings):
-    return us.learn(target, us.learners.FeedForwardLearner(dim, **settings))
 
 
 def share(recovery, true, reach):
