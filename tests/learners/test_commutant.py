@@ -1,9 +1,12 @@
-"""Blocks that symmetric matrices have in common: drawn here, and found from the matrices alone."""
+"""Blocks that symmetric matrices have in common, where they are hard to tell apart.
+
+That ordinary ones are found, exact or noisy, tests of `OrthogonalHeads` say (`test_c_2`).
+"""
 
 import numpy as np
 import pytest
 
-from unsoftmax.learners.orthogonal_heads.subspace_search import Commutant, common_blocks
+from unsoftmax.learners.orthogonal_heads.subspace_search import common_blocks
 
 DRAWS = 32
 
@@ -12,22 +15,19 @@ def symmetric(x):
     return x + np.swapaxes(x, -1, -2)
 
 
-def drawn(sizes, count=4, seed=0, dim=None, scales=None):
+def drawn(sizes, scales=(1.0, 1.0)):
     """Symmetric matrices with random blocks on random orthogonal subspaces, and their bases."""
-    rng = np.random.default_rng([*sizes, seed])
-    d = sum(sizes) if dim is None else dim
-    Q = np.linalg.qr(rng.standard_normal((d, d)))[0][:, : sum(sizes)]
-    bases = np.split(Q, np.cumsum(sizes)[:-1], axis=1)
-    scales = np.ones(len(sizes)) if scales is None else scales
-    A = np.zeros((count, d, d))
+    rng, d = np.random.default_rng([*sizes, 0]), sum(sizes)
+    bases = np.split(np.linalg.qr(rng.standard_normal((d, d)))[0], np.cumsum(sizes)[:-1], axis=1)
+    A = np.zeros((4, d, d))
     for E, scale in zip(bases, scales, strict=True):
-        A += scale * E @ symmetric(rng.standard_normal((count, E.shape[1], E.shape[1]))) @ E.T
+        A += scale * E @ symmetric(rng.standard_normal((4, E.shape[1], E.shape[1]))) @ E.T
     return A, bases
 
 
-def found(A, limit=1e-9, seed=0):
+def found(A, limit=1e-9):
     blocks = common_blocks(A, limit)
-    return blocks, blocks.subspaces(np.random.default_rng(seed), DRAWS)
+    return blocks, blocks.subspaces(np.random.default_rng(0), DRAWS)
 
 
 def apart(E, F):
@@ -43,22 +43,6 @@ def farthest(subspaces, bases):
     angles = np.array([[apart(E, F) for F in bases] for E in subspaces])
     assert sorted(np.argmin(angles, axis=1)) == list(range(len(bases)))
     return float(angles.min(axis=1).max())
-
-
-# -- known blocks
-
-
-@pytest.mark.parametrize("sizes", [(2, 2), (2, 3, 1, 4), (1, 5), (3, 3, 3), (6, 2)])
-@pytest.mark.parametrize("seed", range(3))
-def test_known_blocks_are_found(sizes, seed):
-    A, bases = drawn(sizes, seed=seed)
-    blocks, subspaces = found(A, seed=seed)
-    assert blocks.shape == (sum(sizes), len(sizes))
-    assert farthest(subspaces, bases) < 1e-12
-    assert blocks.zero < 1e-13
-    assert blocks.smallest > 1e-3
-    for E in subspaces:
-        np.testing.assert_allclose(E.T @ E, np.eye(E.shape[1]), atol=1e-13)
 
 
 # -- equal spectra
@@ -78,20 +62,7 @@ def test_blocks_of_equal_spectra_are_told_apart():
     assert farthest(subspaces, np.split(np.eye(6), 2, axis=1)) < 1e-12
 
 
-# -- noise, and what is nearly one block
-
-
-@pytest.mark.parametrize("noise", [1e-12, 1e-9, 1e-6])
-@pytest.mark.parametrize("seed", range(3))
-def test_noise_moves_subspaces_by_as_much(noise, seed):
-    A, bases = drawn((2, 3, 4), seed=seed)
-    size = max(np.linalg.norm(x, 2) for x in A)
-    noisy = A + noise * size * symmetric(np.random.default_rng(seed).standard_normal(A.shape))
-    blocks, subspaces = found(noisy, np.sqrt(noise))
-    assert blocks.shape == (9, 3)
-    assert farthest(subspaces, bases) < 300 * noise
-    assert noise / 30 < blocks.zero < 100 * noise
-    assert blocks.gap > 1e-4 / noise
+# -- what is nearly one block
 
 
 def test_the_gap_says_what_the_limit_decides():
@@ -123,18 +94,3 @@ def test_a_small_block_beside_a_large_one(small):
     assert blocks.smallest < small
     # below the limit the small block is no part of the joint range
     assert common_blocks(A, 10 * small).shape == (3, 1)
-
-
-# -- one after the other
-
-
-def test_blocks_settle_where_range_and_number_stay():
-    A, _ = drawn((2, 3), count=6)
-    commutant, settled, shapes = Commutant(1e-9), [], []
-    for x in A:
-        commutant.add(x[None])
-        settled.append(commutant.settled(3))
-        shapes.append(commutant.blocks().shape)
-    # one matrix leaves every eigenline; from two on there are the two blocks
-    assert shapes == [(5, 5)] + [(5, 2)] * 5
-    assert settled == [False, False, False, True, True, True]

@@ -121,7 +121,7 @@ def test_norms_whose_scales_differ_widely(trials, evidence):
 @pytest.mark.parametrize("share", [1e-7, 1e-14, 0.0])
 def test_attention_that_roundoffs_hide_is_named(share):
     """What answers do not show of it is no sign of positions, nor of another F."""
-    block = drawn((12, 2, 4), 0)
+    block = drawn((8, 1, 4), 0)
     block.O, block.o_bias = share * block.O, share * block.o_bias
     turning = LlamaBlock.drawn((8, 2, 1, 4), 0)
     arrays = turning.attention.arrays()
