@@ -18,6 +18,7 @@ from tests.commands import run, started
 import unsoftmax as us
 from unsoftmax.cli.console import Refusal
 from unsoftmax.cli.options import build
+from unsoftmax.questions import verification
 from unsoftmax.refusals import Reason
 
 COMMAND = Path(sys.executable).parent / "unsoftmax"
@@ -858,7 +859,8 @@ def large(X):
 """
 
 
-def test_a_fault_of_our_own_is_no_answer(tmp_path):
+def test_a_fault_of_our_own_is_no_answer(tmp_path, monkeypatch):
+    monkeypatch.setattr(verification, "judged", verification.judged)  # what the target replaces
     us.SingleHead(np.eye(3), np.ones(3)).save(tmp_path / "m.safetensors")
     (tmp_path / "faulty.py").write_text(FAULTY)
     words = ("verify", "faulty:head", "--weights", "m.safetensors", "--ledger", "l.sqlite")
@@ -876,10 +878,10 @@ def test_a_fault_of_our_own_is_no_answer(tmp_path):
     assert "raise LookupError" in report
     assert "unsoftmax verify faulty:head --weights m.safetensors" in report
     assert f"numpy {np.__version__}" in report
-    shown = started(tmp_path, *words, "--debug")
+    shown = run(tmp_path, *words, "--debug")
     assert (shown.returncode, shown.stdout) == (70, "")
     assert "raise LookupError" in shown.stderr
-    large = started(tmp_path, "verify", "faulty:large", *words[2:4])
+    large = run(tmp_path, "verify", "faulty:large", *words[2:4])
     assert (large.returncode, "a bug" in large.stderr) == (70, False)
     assert "not enough memory" in large.stderr
 
