@@ -12,6 +12,13 @@ import unsoftmax as us
 SPREAD = 10.0 ** np.linspace(-2, 2, 4)
 
 
+def row(array, by, h=1):
+    """Return the array with one head's part replaced."""
+    array = np.array(array)
+    array[h] = by
+    return array
+
+
 def several(
     heads: int, dim: int, seed: int, rank: int | None = None, biases: bool = False
 ) -> us.MultiHead:

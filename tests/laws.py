@@ -10,9 +10,8 @@ import pytest
 
 import unsoftmax as us
 from tests.attention_layers import layer as attention_layer
-from tests.attention_layers import share_of_bounds
+from tests.attention_layers import normalised, prenorm, share_after, share_behind, share_of_bounds
 from tests.blocks import PlainBlock, apart
-from tests.by_hand import driven
 from tests.feed_forward import after as layer_after
 from tests.feed_forward import behind as layer_behind
 from tests.feed_forward import layer, parameter_errors
@@ -20,13 +19,11 @@ from tests.feed_forward import share_after as layer_share_after
 from tests.feed_forward import share_behind as layer_share_behind
 from tests.heads import several
 from tests.networks import network, within
-from tests.normalised_layers import normalised, share_behind
-from tests.prenorm_layers import prenorm, share_after
 from tests.rotary_heads import rotary_head, several_rotary, within_bounds
 from tests.rotary_layers import rotary_layer
 from tests.rotary_layers import share_of_bounds as share_of_turned_bounds
-from tests.shares import share
 from tests.smooth_layers import share_of_bounds_behind, smooth_behind, smooth_errors, smooth_layer
+from tests.truth import driven, share
 from tests.vector_learners import LinearMap, LinearModel
 from unsoftmax.protocol import Learner, Model, Oracle
 

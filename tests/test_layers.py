@@ -51,38 +51,13 @@ LEVEL = {room: level for level, rooms in enumerate(ROOMS) for room in rooms}
 
 # What a room without I/O may import from outside; os is allowed for os.PathLike alone.
 PURE_ROOMS = (
-    "errors",
-    "first_use",
-    "refusals",
-    "probes",
-    "protocol",
-    "models",
-    "theory",
-    "measure",
-    "solve",
-    "arrangement",
-    "validate",
-    "learners",
+    *("errors", "first_use", "refusals", "probes", "protocol", "models", "theory", "measure"),
+    *("solve", "arrangement", "validate", "learners"),
 )
 PURE = {
-    "__future__",
-    "abc",
-    "collections",
-    "dataclasses",
-    "decimal",
-    "enum",
-    "fractions",
-    "contextlib",
-    "functools",
-    "hashlib",
-    "itertools",
-    "math",
-    "numbers",
-    "numpy",
-    "scipy",
-    "types",
-    "typing",
-    "unsoftmax",
+    *("__future__", "abc", "collections", "dataclasses", "decimal", "enum", "fractions"),
+    *("contextlib", "functools", "hashlib", "itertools", "math", "numbers", "numpy", "scipy"),
+    *("types", "typing", "unsoftmax"),
 }
 DOES_IO = ("unsoftmax.models.files",)
 # Runs a function in a thread that waits whenever it asks: one side at a time, no clock, no I/O.
@@ -192,16 +167,8 @@ def module_level(module, source):
 
 # What makes a start slow: who asks for help waits for none of it.
 SLOW = (
-    "httpx",
-    "matplotlib",
-    "numpy",
-    "onnxruntime",
-    "scipy",
-    "sqlite3",
-    "unsoftmax.learners.",
-    "unsoftmax.models",
-    "unsoftmax.oracles",
-    "unsoftmax.questions",
+    *("httpx", "matplotlib", "numpy", "onnxruntime", "scipy", "sqlite3", "unsoftmax.learners."),
+    *("unsoftmax.models", "unsoftmax.oracles", "unsoftmax.questions"),
 )
 
 

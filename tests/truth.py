@@ -1,9 +1,14 @@
 """The oracle's side of a test: its own count of queries, and errors against the truth."""
 
 import threading
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+
+from unsoftmax.models.equality.certificates import share_of_bounds
+from unsoftmax.models.equality.verdicts import compare
+from unsoftmax.models.products import Tolerance
 
 
 class Counted:
@@ -46,3 +51,29 @@ def rank_of_jacobian(arrays: dict[str, np.ndarray], answers: Any, least: float) 
 def hidden(target: Any) -> Any:
     """Nothing of a target to look at but its answers."""
     return lambda X: target(X)
+
+
+# -- a generator driven by hand: every round answered by a function, without the runner
+
+
+def driven(steps, target):
+    """Run a generator that asks to its end; return what it returns, and the queries asked."""
+    queries, answers = 0, None
+    while True:
+        try:
+            asked = steps.send(answers)
+        except StopIteration as end:
+            return end.value, queries
+        queries += sum(len(probes) for probes in asked)
+        answers = [target(probes[:]) for probes in asked]
+
+
+# -- what share of a certificate's bounds two models' differences take
+
+
+def share(found: Any, target: Any, errors: Mapping[str, float]) -> float:
+    """The largest one, whatever their answers say."""
+    compared = compare((found.maps, target.maps), Tolerance(1e-9, 0.0))
+    if compared is None or compared[1] is None:
+        return np.inf
+    return share_of_bounds((found, target), compared[1], errors)

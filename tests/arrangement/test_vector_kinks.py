@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.by_hand import driven
+from tests.truth import driven
 from unsoftmax.arrangement.kinks import KinkSearch, TooManyBreakpoints
 from unsoftmax.errors import ModelMismatch
 from unsoftmax.probes import Sequences

@@ -12,7 +12,7 @@ import pytest
 import unsoftmax as us
 from tests.attacks.test_certificates import LEARNERS, held
 from tests.plain_layers import PlainLayer
-from tests.shares import share
+from tests.truth import share
 
 
 class PlainHead:

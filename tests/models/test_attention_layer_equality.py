@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import unsoftmax as us
 from tests.models.test_attention_layer import NORMS, layer
-from tests.shares import share
+from tests.truth import share
 
 KINDS = [(kind, residual) for kind in NORMS for residual in (False, True)]
 

@@ -15,7 +15,7 @@ import pytest
 import unsoftmax as us
 from tests.models.test_linearise import MODELS
 from tests.models.test_stack import STACKS
-from tests.shares import share
+from tests.truth import share
 from unsoftmax.models import files
 from unsoftmax.models.equality import CANONICAL
 

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import unsoftmax as us
+from tests.attention_layers import relative_behind, share_behind
 from tests.feed_forward import function_share, layer
-from tests.normalised_layers import relative_behind, share_behind
 from tests.oracles.servers import MLSERVER, mlserver
 from tests.oracles.trained_layers import DIM, projections
 

@@ -188,28 +188,10 @@ def positional(rng: Any, d: int) -> Secret:
 
 
 FAMILIES = (
-    "one head",
-    "more heads than dimensions",
-    "a plane",
-    "equal W",
-    "W and −W",
-    "(W, v) and (−W, −v)",
-    "(W, v) and (−W, v)",
-    "W and 2W",
-    "W = 0",
-    "W = 0 alone",
-    "rank 1",
-    "rank 2",
-    "symmetric",
-    "antisymmetric",
-    "W spread",
-    "v spread",
-    "W and v spread",
-    "equal v",
-    "v sum to zero",
-    "two heads, v sum to zero",
-    "sparse v",
-    "whole numbers",
+    *("one head", "more heads than dimensions", "a plane", "equal W", "W and −W"),
+    *("(W, v) and (−W, −v)", "(W, v) and (−W, v)", "W and 2W", "W = 0", "W = 0 alone", "rank 1"),
+    *("rank 2", "symmetric", "antisymmetric", "W spread", "v spread", "W and v spread"),
+    *("equal v", "v sum to zero", "two heads, v sum to zero", "sparse v", "whole numbers"),
     "large W",
 )
 
@@ -244,25 +226,9 @@ def hard_networks(rng: Any, d: int) -> Secret:
 
 
 OF_A_CLASS: tuple[Callable[[Any, int], Secret], ...] = (
-    constant,
-    linear,
-    single,
-    in_float32,
-    rounded,
-    noisy,
-    labelled,
-    heads,
-    coarse_heads,
-    vectors,
-    relu,
-    behind,
-    behind_several,
-    normalised,
-    after_norm,
-    positional,
-    hard_heads,
-    scaled,
-    hard_networks,
+    *(constant, linear, single, in_float32, rounded, noisy, labelled, heads, coarse_heads),
+    *(vectors, relu, behind, behind_several, normalised, after_norm, positional, hard_heads),
+    *(scaled, hard_networks),
 )
 
 

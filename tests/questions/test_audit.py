@@ -9,13 +9,11 @@ import pytest
 
 import unsoftmax as us
 from tests.attention_layers import layer as attention_layer
-from tests.by_hand import driven
+from tests.attention_layers import normalised, prenorm
 from tests.commands import run
 from tests.feed_forward import layer as feed_forward
 from tests.heads import several
-from tests.normalised_layers import normalised
 from tests.oracles.http_server import serving
-from tests.prenorm_layers import prenorm
 from tests.questions.population import (
     OF_A_CLASS,
     Secret,
@@ -32,7 +30,7 @@ from tests.questions.population import (
     strangers,
 )
 from tests.questions.services import joint, transformer
-from tests.truth import Counted
+from tests.truth import Counted, driven
 from unsoftmax.campaign.runner import opened_campaign
 from unsoftmax.cli.minilm import minilm_head, minilm_heads
 from unsoftmax.measure.precision import Precision

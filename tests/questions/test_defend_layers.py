@@ -9,8 +9,7 @@ from typer.testing import CliRunner
 
 import unsoftmax as us
 from tests import feed_forward
-from tests.attention_layers import layer
-from tests.normalised_layers import normalised
+from tests.attention_layers import layer, normalised
 from tests.questions.test_defend import of, parameters_error, tuned
 from tests.truth import Counted
 from unsoftmax.cli.commands import app

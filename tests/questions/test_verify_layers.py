@@ -10,8 +10,7 @@ from typer.testing import CliRunner
 
 import unsoftmax as us
 from tests import feed_forward
-from tests.attention_layers import layer
-from tests.normalised_layers import normalised
+from tests.attention_layers import layer, normalised
 from tests.questions.layer_services import (
     any_feed_forward,
     any_layer,

@@ -65,13 +65,8 @@ def test_the_first_screen_has_the_answer_and_what_follows_from_it(opened, tmp_pa
     recovery_of(random_heads()).save(tmp_path)
     page.goto(write_page(tmp_path).as_uri())
     for wanted in (
-        "Anyone who may ask 340 questions can copy this model.",
-        "shown, and checked",
-        "What to do next",
-        "questions of the attack",
-        "--price P",
-        "date",
-        "folder",
+        *("Anyone who may ask 340 questions can copy this model.", "shown, and checked"),
+        *("What to do next", "questions of the attack", "--price P", "date", "folder"),
     ):
         box = page.locator("header").get_by_text(wanted).first.bounding_box()
         assert box is not None, wanted

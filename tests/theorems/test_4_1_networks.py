@@ -193,22 +193,10 @@ def hostile(name, seed):
 
 
 HOSTILE = (
-    "zero biases",
-    "half of the biases zero",
-    "weights 1e3",
-    "weights 1e-3",
-    "answers 1e6",
-    "answers 1e-6",
-    "dead neurons",
-    "neurons dead up to 1000",
-    "inputs of rank 3",
-    "weights of ±1",
-    "sparse weights",
-    "neurons without weights",
-    "neurons without effect",
-    "all the same but for the bias",
-    "a pair that cancels but for 1e-6",
-    "a pair that cancels",
+    *("zero biases", "half of the biases zero", "weights 1e3", "weights 1e-3", "answers 1e6"),
+    *("answers 1e-6", "dead neurons", "neurons dead up to 1000", "inputs of rank 3"),
+    *("weights of ±1", "sparse weights", "neurons without weights", "neurons without effect"),
+    *("all the same but for the bias", "a pair that cancels but for 1e-6", "a pair that cancels"),
     "a large constant",
 )
 

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 import unsoftmax as us
-from tests.by_hand import driven
-from tests.truth import Counted, hidden, relative
+from tests.truth import Counted, driven, hidden, relative
 from unsoftmax.errors import NotIdentifiable
 from unsoftmax.learners.single_head.column_space import LowRankProbes, find_columns
 from unsoftmax.learners.single_head.factored_reading import check_rank, read_rows

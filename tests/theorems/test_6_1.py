@@ -21,14 +21,7 @@ from unsoftmax.theory.information import jacobian
 # promises answers within ±τ and nothing else, so a theorem about it must survive all of these;
 # `us.oracles.within` takes their word. What changes from call to call ("alternating") is allowed.
 ADVERSARIES = (
-    "worst",
-    "outward",
-    "aligned",
-    "random",
-    "constant",
-    "parity",
-    "alternating",
-    "pattern",
+    *("worst", "outward", "aligned", "random", "constant", "parity", "alternating", "pattern"),
 )
 
 

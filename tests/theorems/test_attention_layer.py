@@ -1,7 +1,7 @@
 """A whole attention layer from vector answers: beyond the paper, see docs/theorems/vectors.md.
 
 Plain, behind a LayerNorm or RMSNorm, or after one. The learner sees answers alone; layers are
-drawn in `tests.attention_layers`, `tests.normalised_layers` and `tests.prenorm_layers`.
+drawn in `tests.attention_layers`, `tests.attention_layers` and `tests.attention_layers`.
 """
 
 import resource
@@ -15,20 +15,24 @@ import pytest
 
 import unsoftmax as us
 from tests.attention_layers import (
+    after,
+    behind,
     built,
     count_refused,
     factors,
     in_float32,
     largest_errors,
     layer,
+    normalised,
+    prenorm,
+    relative_behind,
     relative_errors,
+    share_after,
+    share_behind,
     share_of_bounds,
 )
-from tests.by_hand import driven
-from tests.normalised_layers import behind, normalised, relative_behind, share_behind
-from tests.prenorm_layers import after, prenorm, share_after
 from tests.questions.layer_services import in_tensor_cores
-from tests.truth import Counted
+from tests.truth import Counted, driven
 from unsoftmax.cli.minilm import minilm_layer
 from unsoftmax.learners.attention_layer.norm_before import find_norm
 from unsoftmax.theory import counts

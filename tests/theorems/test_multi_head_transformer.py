@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -9,15 +10,15 @@ import pytest
 import scipy
 
 import unsoftmax as us
-from tests.shares import share
-from tests.truth import Counted, hidden
+from tests.heads import row
+from tests.truth import Counted, hidden, share
 from unsoftmax.theory import counts
 
 Learner = us.learners.MultiHeadTransformerLearner
 
 
 def transformer(heads, dim, neurons, seed, change=None):
-    """Make a target of generic weights; ``change`` edits its arrays."""
+    """Make a target of generic weights; ``change`` returns arrays in the place of some."""
     rng = np.random.default_rng([heads, dim, neurons, seed])
     arrays = {
         "W": rng.standard_normal((heads, dim, dim)) / np.sqrt(dim),
@@ -28,7 +29,7 @@ def transformer(heads, dim, neurons, seed, change=None):
         "c": rng.standard_normal(),
     }
     if change is not None:
-        change(arrays, rng)
+        arrays |= change(SimpleNamespace(**arrays), rng)
     return us.MultiHeadTransformer(**arrays)
 
 
@@ -118,10 +119,8 @@ def test_the_certificate_holds(trials, evidence):
         heads, dim, neurons = (int(n) for n in rng.integers((1, 2, 1), (5, 7, 13)))
         size = float(10 ** rng.uniform(-1, 0.5))
 
-        def scaled(arrays, rng, size=size, residual=seed % 3 == 0):
-            arrays["W"] *= size
-            if residual:
-                _residual(arrays, rng)
+        def scaled(a, rng, size=size, residual=seed % 3 == 0):
+            return {"W": size * a.W} | (_residual(a, rng) if residual else {})
 
         target = transformer(heads, dim, neurons, seed, scaled)
         try:
@@ -173,116 +172,67 @@ def test_polished_to_the_last_digits(heads, dim, neurons, trials, evidence):
 # -- what is less, or otherwise
 
 
-def _opposite(arrays: Any, _: Any) -> None:
-    arrays["W"][1], arrays["w"][1] = -arrays["W"][0], -arrays["w"][0]
+def neuron(B: Any, by: Any, m: int = 0) -> Any:
+    """Return first layers with those of one neuron replaced."""
+    B = B.copy()
+    B[:, m] = by
+    return B
 
 
-def _twice(arrays: Any, _: Any) -> None:
-    arrays["W"][1], arrays["w"][1] = 2 * arrays["W"][0], 2 * arrays["w"][0]
+def _mean(a: Any, _: Any) -> Any:
+    return {"W": row(a.W, 0, 0), "w": row(a.w, 0, 0)}
 
 
-def _mean(arrays: Any, _: Any) -> None:
-    arrays["W"][0], arrays["w"][0] = 0, 0
-
-
-def _equal(arrays: Any, _: Any) -> None:
-    arrays["W"][1], arrays["w"][1] = arrays["W"][0], arrays["w"][0]
-
-
-def _values(arrays: Any, rng: Any) -> None:
-    A, V = rng.standard_normal((12, 6)), rng.standard_normal((4, 6, 6)) / 6
-    arrays["B"] = A @ V
-
-
-def _low_rank(arrays: Any, rng: Any) -> None:
+def _low_rank(a: Any, rng: Any) -> Any:
     K, Q = rng.standard_normal((2, 4, 2, 6))
-    arrays["W"], arrays["w"] = K.transpose(0, 2, 1) @ Q / 2, np.zeros((4, 6))
+    return {"W": K.transpose(0, 2, 1) @ Q / 2, "w": np.zeros((4, 6))}
 
 
-def _no_biases(arrays: Any, _: Any) -> None:
-    arrays["b"] *= 0
-    arrays["w"] *= 0
-    arrays["c"] = 0.0
+def _values(a: Any, rng: Any) -> Any:
+    return {"B": rng.standard_normal((12, 6)) @ (rng.standard_normal((4, 6, 6)) / 6)}
 
 
-def _far_biases(arrays: Any, _: Any) -> None:
-    arrays["b"] *= 30
+def _no_biases(a: Any, _: Any) -> Any:
+    return {"b": 0 * a.b, "w": 0 * a.w, "c": 0.0}
 
 
-def _very_far_biases(arrays: Any, _: Any) -> None:
-    arrays["b"] *= 1000
+def _residual(a: Any, rng: Any) -> Any:
+    return {"residual": rng.standard_normal(a.B[0].shape)}
 
 
-def _nearly_cancelling(arrays: Any, _: Any) -> None:
-    arrays["B"] -= 0.99 * arrays["B"].mean(axis=0)
+def _residual_of_values(a: Any, rng: Any) -> Any:
+    changed = _values(a, rng)
+    return changed | {"residual": changed["B"][0] @ rng.standard_normal((6, 6))}
 
 
-def _spread(arrays: Any, _: Any) -> None:
-    arrays["W"] *= np.geomspace(0.01, 3, 4)[:, None, None]
-
-
-def _small(arrays: Any, _: Any) -> None:
-    arrays["B"] *= 1e-3
-
-
-def _steep(arrays: Any, _: Any) -> None:
-    arrays["w"] *= 30
-
-
-def _parallel(arrays: Any, _: Any) -> None:
-    arrays["B"][:, 1] = 2 * arrays["B"][:, 0]
-
-
-def _dead(arrays: Any, _: Any) -> None:
-    arrays["B"][:, 0] = 0
-
-
-def _residual(arrays: Any, rng: Any) -> None:
-    arrays["residual"] = rng.standard_normal(arrays["B"][0].shape)
-
-
-def _faint_residual(arrays: Any, rng: Any) -> None:
-    arrays["residual"] = 1e-6 * rng.standard_normal(arrays["B"][0].shape)
-
-
-def _residual_of_values(arrays: Any, rng: Any) -> None:
-    _values(arrays, rng)
-    arrays["residual"] = arrays["B"][0] @ rng.standard_normal((6, 6))
-
-
-def _residual_beside_a_mean(arrays: Any, rng: Any) -> None:
-    _mean(arrays, rng)
-    _residual(arrays, rng)
-
-
-def _residual_around_the_network(arrays: Any, rng: Any) -> None:
+def _residual_around_the_network(a: Any, rng: Any) -> Any:
     """Add l·x_N to the answer: two neurons that no head reaches."""
-    R = np.zeros(arrays["B"][0].shape)
-    R[:2] = np.outer([1.0, -1.0], rng.standard_normal(6))
-    arrays["B"][:, :2], arrays["b"][:2], arrays["w_o"][:2] = 0, 0, [1, -1]
-    arrays["residual"] = R
+    R, out = np.zeros(a.B[0].shape), np.array([1.0, -1.0])
+    R[:2] = np.outer(out, rng.standard_normal(6))
+    b, w_o = (np.concatenate([first, x[2:]]) for first, x in ((np.zeros(2), a.b), (out, a.w_o)))
+    return {"B": neuron(a.B, 0, slice(2)), "b": b, "w_o": w_o, "residual": R}
 
 
-CHANGES: dict[str, Callable[[Any, Any], None]] = {
-    "W beside −W": _opposite,
-    "W beside 2W": _twice,
+CHANGES: dict[str, Callable[[Any, Any], Any]] = {
+    "W beside −W": lambda a, _: {"W": row(a.W, -a.W[0]), "w": row(a.w, -a.w[0])},
+    "W beside 2W": lambda a, _: {"W": row(a.W, 2 * a.W[0]), "w": row(a.w, 2 * a.w[0])},
     "a head W = 0": _mean,
-    "equal heads": _equal,
+    "equal heads": lambda a, _: {"W": row(a.W, a.W[0]), "w": row(a.w, a.w[0])},
     "B = A V": _values,
     "W of rank 2": _low_rank,
     "no biases": _no_biases,
-    "b × 30": _far_biases,
-    "b × 1000": _very_far_biases,
-    "Σ B_h 1 % of B_h": _nearly_cancelling,
-    "W from 0.01 to 3": _spread,
-    "B × 0.001": _small,
-    "w × 30": _steep,
-    "a dead neuron": _dead,
-    "parallel neurons": _parallel,
+    "b × 30": lambda a, _: {"b": 30 * a.b},
+    "b × 1000": lambda a, _: {"b": 1000 * a.b},
+    "Σ B_h 1 % of B_h": lambda a, _: {"B": a.B - 0.99 * a.B.mean(axis=0)},
+    "W from 0.01 to 3": lambda a, _: {"W": a.W * np.geomspace(0.01, 3, 4)[:, None, None]},
+    "B × 0.001": lambda a, _: {"B": 1e-3 * a.B},
+    "w × 30": lambda a, _: {"w": 30 * a.w},
+    "a dead neuron": lambda a, _: {"B": neuron(a.B, 0)},
+    "parallel neurons": lambda a, _: {"B": neuron(a.B, 2 * a.B[:, 0], 1)},
     "a residual": _residual,
-    "a residual of 1e-6": _faint_residual,
+    "a residual of 1e-6": lambda a, rng: {"residual": 1e-6 * _residual(a, rng)["residual"]},
     "B = A V and R = A V": _residual_of_values,
-    "a residual beside W = 0": _residual_beside_a_mean,
+    "a residual beside W = 0": lambda a, rng: _mean(a, rng) | _residual(a, rng),
     "a residual around the network": _residual_around_the_network,
 }
 
@@ -342,11 +292,11 @@ def test_value_matrices_save_queries(low, price, trials, evidence):
     prices, errors, (H, d, m) = [], [], (6, 8, 32)
     for seed in range(trials(1, 20)):
 
-        def values(arrays, rng):
+        def values(a, rng):
             V = rng.standard_normal((H, d, d)) / d
             if low:
                 V = rng.standard_normal((H, d, 2)) @ rng.standard_normal((H, 2, d)) / d
-            arrays["B"] = rng.standard_normal((m, d)) @ V
+            return {"B": rng.standard_normal((m, d)) @ V}
 
         target = transformer(H, d, m, seed, values)
         recovery = learned(target, seed)
@@ -369,12 +319,12 @@ def test_a_direction_that_all_heads_hardly_reach(trials, evidence):
     errors, (H, d, m, r) = [], (4, 12, 40, 3)
     for seed in range(trials(1, 20)):
 
-        def values(arrays, rng):
+        def values(a, rng):
             left, sizes, right = np.linalg.svd(rng.standard_normal((d, H * r)))
             sizes[-1] = 2e-4 * sizes[0]
             U = ((left * sizes) @ right).reshape(d, H, r).transpose(1, 0, 2)
             V = rng.standard_normal((H, d, r)) @ U.transpose(0, 2, 1) / d
-            arrays["B"] = rng.standard_normal((m, d)) @ V
+            return {"B": rng.standard_normal((m, d)) @ V}
 
         target = transformer(H, d, m, seed, values)
         errors.append(compared(learned(target, seed), target))
@@ -452,12 +402,12 @@ def _gelu(z: Any) -> Any:
     return z * scipy.special.ndtr(z)
 
 
-def _cancelling(arrays: Any, _: Any) -> None:
-    arrays["B"] -= arrays["B"].mean(axis=0)
+def _cancelling(a: Any, _: Any) -> Any:
+    return {"B": a.B - a.B.mean(axis=0)}
 
 
-def _unseen(arrays: Any, _: Any) -> None:
-    arrays["B"][0, 0] -= arrays["B"][:, 0].sum(axis=0)
+def _unseen(a: Any, _: Any) -> Any:
+    return {"B": row(a.B, row(a.B[0], a.B[0, 0] - a.B[:, 0].sum(axis=0), 0), 0)}
 
 
 TARGET = transformer(3, 5, 10, 0)
@@ -509,13 +459,14 @@ def test_neurons_that_share_a_hyperplane_at_single_tokens_are_named(kind, trials
     for seed in range(count):
         heads, dim, neurons = [(2, 4, 6), (3, 5, 8), (2, 6, 12), (4, 3, 10), (2, 2, 4)][seed % 5]
 
-        def shared(arrays, rng):
-            apart = rng.standard_normal(arrays["B"][:, 0].shape) / 2
+        def shared(a, rng):
+            apart = rng.standard_normal(a.B[:, 0].shape) / 2
             factor = rng.uniform(0.5, 2) * (-1 if kind in SHARED[1::2] else 1)
-            arrays["B"][:, 1] = factor * (arrays["B"][:, 0] + apart - apart.mean(axis=0))
-            arrays["b"][1] = factor * arrays["b"][0]
+            B = neuron(a.B, factor * (a.B[:, 0] + apart - apart.mean(axis=0)), 1)
+            changed = {"B": B, "b": row(a.b, factor * a.b[0])}
             if "cancelling" in kind:  # w relu(z) − w relu(z), or w relu(z) − w relu(−z)
-                arrays["w_o"][1] = -arrays["w_o"][0] / abs(factor)
+                changed["w_o"] = row(a.w_o, -a.w_o[0] / abs(factor))
+            return changed
 
         target = transformer(heads, dim, neurons, seed, shared)
         try:
@@ -542,10 +493,10 @@ def test_first_layers_that_are_nearly_alike_are_no_single_neuron(share, trials):
     """A thousandth apart they still are told from one; closer ones are, or hardly matter."""
     for seed in range(trials(1, 60)):
 
-        def close(arrays, rng):
-            apart = share * rng.standard_normal(arrays["B"][:, 0].shape)
-            arrays["B"][:, 1] = arrays["B"][:, 0] + apart - apart.mean(axis=0)
-            arrays["b"][1] = arrays["b"][0]
+        def close(a, rng):
+            apart = share * rng.standard_normal(a.B[:, 0].shape)
+            B = neuron(a.B, a.B[:, 0] + apart - apart.mean(axis=0), 1)
+            return {"B": B, "b": row(a.b, a.b[0])}
 
         target = transformer(3, 5, 8, seed, close)
         try:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import unsoftmax as us
+from tests.heads import row
 from tests.nearly_rotary import nearly_rotary
 from tests.rotary_heads import biased, changed, longest_miss, several_rotary
 from tests.truth import Counted, hidden
@@ -176,13 +177,6 @@ def test_the_plan_counts_what_positions_and_biases_take():
 
 
 # -- special heads
-
-
-def row(array, by, h=1):
-    """The array with one head's part replaced."""
-    array = np.array(array)
-    array[h] = by
-    return array
 
 
 SPECIAL: dict[str, Any] = {

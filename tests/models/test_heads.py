@@ -1,5 +1,6 @@
-"""Several heads: the forward map against its heads, files, and one canonical form per function."""
+"""One head, several, and heads of ids: answers, one canonical form per function, files."""
 
+import pickle
 from decimal import Context, Decimal, localcontext
 
 import numpy as np
@@ -197,3 +198,146 @@ def test_a_small_head_is_matched_by_what_a_certificate_allows(size):
     assert (result.verdict, result.by) == ("equal", "certificate")
     assert result.share is not None
     assert result.share < 1
+
+
+# -- one head: products that are never formed, the ends of float64, arguments refused
+
+
+# -- the forward map
+
+
+def test_factored_answers_never_form_the_matrix():
+    head = us.SingleHead.from_factors(np.ones((1, 4)), np.ones((1, 4)), np.ones(4))
+    head(np.ones((2, 3, 4)))
+    head.scores_of(np.ones((2, 4)))
+    assert "_W" not in vars(head)
+    np.testing.assert_array_equal(head.W, np.ones((4, 4)))
+
+
+@pytest.mark.parametrize("size", [1e3, 1e10, 1e100, 1e153])
+def test_huge_logits_do_not_overflow(size):
+    head = us.SingleHead(np.eye(1), [1.0])
+    X = size * np.array([[[1.0], [-1.0], [0.5]], [[-1.0], [1.0], [-0.5]]])
+    np.testing.assert_array_equal(head(X), [size, -size])
+
+
+def test_scores_at_both_ends_of_float64():
+    head = us.SingleHead(np.eye(1), [1.0])
+    # scores 1.69e308 and -1.69e308: their difference is no float64
+    np.testing.assert_array_equal(head(np.array([[[-1.3e154], [1.3e154]]])), [1.3e154])
+
+
+# -- immutable
+
+
+def test_a_product_of_factors_is_read_only():
+    head = us.SingleHead.from_factors(np.eye(2), np.eye(2), [1.0, 1.0])
+    with pytest.raises(ValueError, match="read-only"):
+        head.W[0, 0] = 2.0
+
+
+def test_a_pickle_does_not_carry_the_product():
+    head = us.SingleHead.from_factors(np.ones((1, 200)), np.ones((1, 200)), np.ones(200))
+    size = len(pickle.dumps(head))
+    assert head.W.nbytes > 4 * size
+    assert len(pickle.dumps(head)) == size
+
+
+# -- refused, with the fix
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"W": np.eye(2), "v": 1.0}, r"v must have shape \(d,\)"),
+        ({"W": np.zeros((0, 0)), "v": []}, "d ≥ 1"),
+        ({"W": np.eye(3), "v": [1.0, 2.0]}, r"W must have shape \(2, 2\).*\(3, 3\)"),
+    ],
+)
+def test_parameters_that_do_not_fit(arguments, says):
+    with pytest.raises(ValueError, match=says):
+        us.SingleHead(**arguments)
+
+
+@pytest.mark.parametrize("W", [[[1j]], np.array([[1 + 2j]]), [["one"]], [[None]]])
+def test_parameters_that_are_no_real_numbers(W):
+    with pytest.raises(TypeError, match="W must hold real numbers"):
+        us.SingleHead(W, [1.0])
+
+
+# -- the model of ids: answers, files, gauges, equality, and bounds on what it predicts
+
+
+def head(seed=0, V=12, r=2):
+    rng = np.random.default_rng([5, seed])
+    return us.TokenHead(rng.standard_normal(V), *rng.standard_normal((2, V, r)))
+
+
+def test_answers_are_those_of_the_formula():
+    model, ids = head(), np.array([[3, 3, 7, 1], [0, 5, 5, 5]])
+    for row, y in zip(ids, model(ids), strict=True):
+        weights = np.exp([model.rho[t] @ model.x[row[-1]] for t in row])
+        assert y == pytest.approx(weights @ model.u[row] / weights.sum(), rel=1e-14)
+    np.testing.assert_array_equal(model(ids[:, :, None].astype(float)), model(ids))
+    np.testing.assert_allclose(model([[4, 4]]), model.u[[4]])
+
+
+def test_what_are_no_ids_is_refused():
+    for wrong in ([[12]], [[-1]], [[0.5]], [1, 2], np.zeros((2, 0)), np.zeros((1, 2, 3))):
+        with pytest.raises(ValueError, match=r"[Ii]ds"):
+            head()(wrong)
+
+
+def test_files_and_pickles_keep_every_bit(tmp_path):
+    model = head()
+    model.save(tmp_path / "model.safetensors")
+    for again in (us.load(tmp_path / "model.safetensors"), pickle.loads(pickle.dumps(model))):
+        assert type(again) is us.TokenHead
+        for name, array in model.arrays().items():
+            np.testing.assert_array_equal(again.arrays()[name], array)
+    assert repr(model) == "TokenHead(V=12, rank ≤ 2)"
+
+
+def test_what_the_function_leaves_free_does_not_count():
+    model, T = head(), np.array([[2.0, 1.0], [0.5, 3.0]])
+    turned = us.TokenHead(model.u, model.rho @ T + 7.0, model.x @ np.linalg.inv(T).T)
+    assert us.equivalent(model, turned)
+    assert us.equivalent(us.canonical(model), us.canonical(turned))
+    for name in ("rho", "x"):
+        a, b = (us.canonical(one).arrays()[name] for one in (model, turned))
+        np.testing.assert_allclose(a, b, atol=1e-12)
+    alike = [us.TokenHead(np.ones(12), head(k).rho, head(k).x) for k in (1, 2)]
+    assert us.equivalent(alike[0], alike[1], rtol=0)
+    assert us.canonical(alike[0]).rank == 0
+
+
+def test_a_difference_has_a_witness():
+    model = head()
+    rho, u = model.rho.copy(), model.u.copy()
+    rho[3, 1] += 1e-7
+    u[5] += 1e-7
+    for other in (us.TokenHead(model.u, rho, model.x), us.TokenHead(u, model.rho, model.x)):
+        found = us.equivalent(model, other)
+        assert found.verdict == "different"
+        ids = np.asarray(found.witness)[None]
+        assert abs(model(ids) - other(ids)) > 1e-10
+        assert us.equivalent(model, other, rtol=1e-5)
+        assert us.equivalent(model, other, errors={"u": 2e-7, "G": 1e-5}).by == "certificate"
+        assert us.equivalent(model, other, errors={"u": 1e-9, "G": 1e-9}).by == "certificate"
+    assert us.equivalent(model, us.SingleHead(np.eye(2), np.ones(2))).by == "shape"
+    assert us.equivalent(model, head(V=13)).by == "shape"
+
+
+def test_predictions_move_by_no_more_than_bounds_allow(trials):
+    for seed in range(trials(20, 2000)):
+        rng, model = np.random.default_rng(seed), head(seed)
+        size = 10.0 ** rng.uniform(-6, 1)
+        errors = {"u": size * rng.random(), "G": size}
+        # any logits within the bound: the moved head need not have the rank
+        M = model.rho @ model.x.T
+        moved = M - np.diag(M) + size * rng.choice([-1.0, 1.0], M.shape) * (1 - np.eye(12))
+        other = us.TokenHead(model.u + errors["u"] * rng.uniform(-1, 1, 12), moved, np.eye(12))
+        for length in (1, 2, 3, 50):
+            ids = rng.integers(12, size=(20, length))
+            apart = np.abs(model(ids) - other(ids))
+            assert np.all(apart <= model.moved_at_most(ids, errors) * (1 + 1e-12) + 1e-15)
