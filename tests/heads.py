@@ -2,6 +2,7 @@
 
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from safetensors import safe_open
@@ -34,70 +35,52 @@ def several(
     return us.MultiHead(W, v, w if biases else None, 0.3 if biases else 0.0)
 
 
+# What stands in the place of W and v of random heads.
+HOSTILE: dict[str, Any] = {
+    "equal W": lambda a, _: {"W": row(a.W, a.W[0])},
+    "W and −W": lambda a, _: {"W": row(a.W, -a.W[0])},
+    "(W, v) and (−W, −v)": lambda a, _: {"W": row(a.W, -a.W[0]), "v": row(a.v, -a.v[0])},
+    "(W, v) and (−W, v)": lambda a, _: {"W": row(a.W, -a.W[0]), "v": row(a.v, a.v[0])},
+    "W and 2W": lambda a, _: {"W": row(a.W, 2 * a.W[0])},
+    "W = 0": lambda a, _: {"W": row(a.W, 0)},
+    "W = 0 alone": lambda a, _: {"W": np.zeros_like(a.W[:1]), "v": a.v[:1]},
+    "W = 0 beside W and −W": lambda a, _: {"W": row(row(a.W, 0), -a.W[0], 2)},
+    "W nearly equal": lambda a, _: {"W": row(a.W, a.W[0] + 1e-2 * a.W[1])},
+    "symmetric": lambda a, _: {"W": a.W + a.W.transpose(0, 2, 1)},
+    "antisymmetric": lambda a, _: {"W": a.W - a.W.transpose(0, 2, 1)},
+    "W spread": lambda a, _: {"W": a.W * SPREAD[:, None, None]},
+    "v spread": lambda a, _: {"v": a.v * SPREAD[:, None]},
+    "W and v spread": lambda a, _: {
+        "W": a.W * SPREAD[:, None, None],
+        "v": a.v * SPREAD[::-1, None],
+    },
+    "equal v": lambda a, _: {"v": np.tile(a.v[0], (len(a.v), 1))},
+    "v nearly parallel": lambda a, _: {"v": a.v[0] + 1e-3 * a.v},
+    "v sum to zero": lambda a, _: {"v": row(a.v, -a.v[:-1].sum(axis=0), -1)},
+    "two heads, v sum to zero": lambda a, _: {"W": a.W[:2], "v": np.stack([a.v[0], -a.v[0]])},
+    "zero": lambda a, _: {"v": np.zeros_like(a.v)},
+    "sparse v": lambda a, rng: {"v": a.v * (rng.random(a.v.shape) < 0.3)},
+    "whole numbers": lambda a, rng: {
+        name: rng.integers(-2, 3, getattr(a, name).shape).astype(float) for name in "Wv"
+    },
+    "large W": lambda a, _: {"W": 1e6 * a.W},
+}
+SIZES = {"one head": (1, 8), "a plane": (3, 2), "more heads than dimensions": (12, 6)}
+
+
 def hostile(kind: str, seed: int, heads: int = 4, dim: int = 8) -> us.MultiHead:
     """Draw heads of a family that a recovery may stumble over."""
     rng = np.random.default_rng([seed, 7])
-    if kind in ("one head", "more heads than dimensions", "a plane"):
-        heads, dim = {"one head": (1, 8), "a plane": (3, 2)}.get(kind, (12, 6))
+    heads, dim = SIZES.get(kind, (heads, dim))
     W = rng.standard_normal((heads, dim, dim)) / np.sqrt(dim)
     v = rng.standard_normal((heads, dim))
-
-    def of_rank(r: int, common: bool = False) -> us.MultiHead:
-        K = rng.standard_normal((1 if common else heads, dim, r))
+    if kind.startswith("rank"):
+        r = int(kind[5])
+        K = rng.standard_normal((1 if "common" in kind else heads, dim, r))
         return us.MultiHead(K @ rng.standard_normal((heads, r, dim)), v)
-
-    if kind == "equal W":
-        W[1] = W[0]
-    elif kind == "W and −W":
-        W[1] = -W[0]
-    elif kind == "(W, v) and (−W, −v)":
-        W[1], v[1] = -W[0], -v[0]
-    elif kind == "(W, v) and (−W, v)":
-        W[1], v[1] = -W[0], v[0]
-    elif kind == "W and 2W":
-        W[1] = 2 * W[0]
-    elif kind == "W = 0":
-        W[1] = 0
-    elif kind == "W = 0 alone":
-        W, v = np.zeros((1, dim, dim)), v[:1]
-    elif kind == "W = 0 beside W and −W":
-        W[1], W[2] = 0, -W[0]
-    elif kind == "W nearly equal":
-        W[1] = W[0] + 1e-2 * W[1]
-    elif kind.startswith("rank"):
-        return of_rank(int(kind[5]), common="common" in kind)
-    elif kind == "symmetric":
-        W = W + W.transpose(0, 2, 1)
-    elif kind == "antisymmetric":
-        W = W - W.transpose(0, 2, 1)
-    elif kind == "W spread":
-        W *= SPREAD[:, None, None]
-    elif kind == "v spread":
-        v *= SPREAD[:, None]
-    elif kind == "W and v spread":
-        W, v = W * SPREAD[:, None, None], v * SPREAD[::-1, None]
-    elif kind == "equal v":
-        v[:] = v[0]
-    elif kind == "v nearly parallel":
-        v = v[0] + 1e-3 * v
-    elif kind == "v sum to zero":
-        v[-1] = -v[:-1].sum(axis=0)
-    elif kind == "two heads, v sum to zero":
-        W, v = W[:2], np.stack([v[0], -v[0]])
-    elif kind == "zero":
-        v[:] = 0
-    elif kind == "sparse v":
-        v *= rng.random(v.shape) < 0.3
-    elif kind == "whole numbers":
-        W, v = (
-            rng.integers(-2, 3, W.shape).astype(float),
-            rng.integers(-2, 3, v.shape).astype(float),
-        )
-    elif kind == "large W":
-        W *= 1e6
-    else:
-        assert kind in ("one head", "more heads than dimensions", "a plane"), kind
-    return us.MultiHead(W, v)
+    drawn = us.MultiHead(W, v)
+    changed = {} if kind in SIZES else HOSTILE[kind](drawn, rng)
+    return us.MultiHead(**{"W": W, "v": v} | changed)
 
 
 def errors(found: us.MultiHead, true: us.MultiHead) -> dict[str, float]:

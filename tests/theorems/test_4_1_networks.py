@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import unsoftmax as us
+from tests.heads import row
 from tests.networks import KINDS, distinct, function_error, network, within
 from tests.truth import Counted, hidden
 from unsoftmax.theory import counts
@@ -149,56 +150,54 @@ def scaled(target, inner=1.0, outer=1.0):
     )  # a larger A moves hyperplanes nearer
 
 
+def cancelling(g, off=0.0):
+    """Return what makes two neurons of opposite weights, ``off`` apart."""
+    A = with_columns(g.A, [1], g.A[:, 0] + off)
+    return {"A": A, "w_o": row(g.w_o, -g.w_o[0]), "b": row(g.b, g.b[0])}
+
+
+def with_columns(A, columns, by):
+    """Return the matrix with some columns replaced by one."""
+    A = A.copy()
+    A[:, columns] = np.reshape(by, (-1, 1))
+    return A
+
+
+def signs(g, rng):
+    """Return weights of ±1 and biases of whole numbers."""
+    return {"A": np.sign(g.A), "w_o": np.sign(g.w_o), "b": rng.integers(-3, 4, 20).astype(float)}
+
+
+# What stands in the place of arrays of a random network.
+HOSTILE = {
+    "zero biases": lambda _, __: {"b": np.zeros(20)},
+    "half of the biases zero": lambda g, _: {"b": row(g.b, 0, slice(0, None, 2))},
+    "weights 1e3": lambda g, _: scaled(g, inner=1e3).arrays(),
+    "weights 1e-3": lambda g, _: scaled(g, inner=1e-3).arrays(),
+    "answers 1e6": lambda g, _: scaled(g, outer=1e6).arrays(),
+    "answers 1e-6": lambda g, _: scaled(g, outer=1e-6).arrays(),
+    "dead neurons": lambda g, _: {"b": row(g.b, -50.0, slice(3))},
+    "neurons dead up to 1000": lambda g, _: {"b": row(g.b, -1000.0, slice(2))},
+    "inputs of rank 3": lambda _, rng: {
+        "A": rng.standard_normal((12, 3)) @ rng.standard_normal((3, 20))
+    },
+    "weights of ±1": signs,
+    "sparse weights": lambda g, rng: {"A": g.A * (rng.random(g.A.shape) < 0.2)},
+    "neurons without weights": lambda g, _: {"A": with_columns(g.A, slice(4, 7), np.zeros(12))},
+    "neurons without effect": lambda g, _: {"w_o": row(g.w_o, 0, slice(4, 7))},
+    "all the same but for the bias": lambda g, _: {"A": np.repeat(g.A[:, :1], 20, axis=1)},
+    "a pair that cancels but for 1e-6": lambda g, rng: cancelling(
+        g, 1e-6 * rng.standard_normal(12)
+    ),
+    "a pair that cancels": lambda g, _: cancelling(g),
+    "a large constant": lambda _, __: {"c": 1e3},
+}
+
+
 def hostile(name, seed):
-    rng = np.random.default_rng(seed)
     plain = network("random", 12, 20, seed)
-    A, w_o, b = plain.A.copy(), plain.w_o.copy(), plain.b.copy()
-    if name == "zero biases":
-        b[:] = 0
-    elif name == "half of the biases zero":
-        b[::2] = 0
-    elif name == "weights 1e3":
-        return scaled(plain, inner=1e3)
-    elif name == "weights 1e-3":
-        return scaled(plain, inner=1e-3)
-    elif name == "answers 1e6":
-        return scaled(plain, outer=1e6)
-    elif name == "answers 1e-6":
-        return scaled(plain, outer=1e-6)
-    elif name == "dead neurons":
-        b[:3] = -50.0
-    elif name == "neurons dead up to 1000":
-        b[:2] = -1000.0
-    elif name == "inputs of rank 3":
-        A = rng.standard_normal((12, 3)) @ rng.standard_normal((3, 20))
-    elif name == "weights of ±1":
-        A, w_o = np.sign(A), np.sign(w_o)
-        b = rng.integers(-3, 4, 20).astype(float)
-    elif name == "sparse weights":
-        A = A * (rng.random(A.shape) < 0.2)
-    elif name == "neurons without weights":
-        A[:, 4:7] = 0
-    elif name == "neurons without effect":
-        w_o[4:7] = 0
-    elif name == "all the same but for the bias":
-        A = np.repeat(A[:, :1], 20, axis=1)
-    elif name == "a pair that cancels but for 1e-6":
-        A[:, 1] = A[:, 0] + 1e-6 * rng.standard_normal(12)
-        w_o[1], b[1] = -w_o[0], b[0]
-    elif name == "a pair that cancels":
-        A[:, 1], w_o[1], b[1] = A[:, 0], -w_o[0], b[0]
-    elif name == "a large constant":
-        return us.ReluNetwork(A, w_o, b, 1e3)
-    return us.ReluNetwork(A, w_o, b, plain.c)
-
-
-HOSTILE = (
-    *("zero biases", "half of the biases zero", "weights 1e3", "weights 1e-3", "answers 1e6"),
-    *("answers 1e-6", "dead neurons", "neurons dead up to 1000", "inputs of rank 3"),
-    *("weights of ±1", "sparse weights", "neurons without weights", "neurons without effect"),
-    *("all the same but for the bias", "a pair that cancels but for 1e-6", "a pair that cancels"),
-    "a large constant",
-)
+    changed = HOSTILE[name](plain, np.random.default_rng(seed))
+    return us.ReluNetwork.from_arrays(plain.arrays() | changed)
 
 
 @pytest.mark.parametrize("name", HOSTILE)
