@@ -1,6 +1,7 @@
 """Section 4.1, A_FFN: a ReLU network from its values, every neuron, about a query per parameter."""
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -169,7 +170,7 @@ def signs(g, rng):
 
 
 # What stands in the place of arrays of a random network.
-HOSTILE = {
+HOSTILE: dict[str, Any] = {
     "zero biases": lambda _, __: {"b": np.zeros(20)},
     "half of the biases zero": lambda g, _: {"b": row(g.b, 0, slice(0, None, 2))},
     "weights 1e3": lambda g, _: scaled(g, inner=1e3).arrays(),

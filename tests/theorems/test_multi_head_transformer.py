@@ -172,7 +172,7 @@ def test_polished_to_the_last_digits(heads, dim, neurons, trials, evidence):
 # -- what is less, or otherwise
 
 
-def neuron(B: Any, by: Any, m: int = 0) -> Any:
+def neuron(B: Any, by: Any, m: Any = 0) -> Any:
     """Return first layers with those of one neuron replaced."""
     B = B.copy()
     B[:, m] = by
