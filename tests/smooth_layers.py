@@ -13,7 +13,7 @@ PLAIN = ("gelu", "gelu_tanh", "silu", "quick_gelu", "softplus", "sigmoid", "tanh
 GATED = ("gelu", "gelu_tanh", "silu", "quick_gelu", "softplus", "sigmoid", "tanh")
 
 
-def learned(target: Any, dim: int, **settings: Any) -> us.Recovery[us.FeedForward]:
+def learned(target: Any, dim: int, **settings: Any) -> us.Recovery[Any]:
     """Recover a feed-forward layer from its answers."""
     return us.learn(target, us.learners.FeedForwardLearner(dim, **settings))
 
