@@ -1,7 +1,5 @@
 """The attention before a known network, step by step, the generator driven by hand."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -10,7 +8,6 @@ from tests.by_hand import driven
 from unsoftmax.learners.transformer import attention_recovery
 from unsoftmax.learners.transformer.attention_recovery import AssumedAttention, recover_attention
 from unsoftmax.learners.transformer.learned_network import LearnedNetwork
-from unsoftmax.learners.transformer.transformer_learner import TransformerLearner
 from unsoftmax.measure.precision import Precision
 
 
@@ -34,12 +31,3 @@ def test_w_is_read_elsewhere_where_the_network_is_flat_at_0(monkeypatch):
     monkeypatch.setattr(attention_recovery, "PLACES", (0.0,))
     with pytest.raises(us.NotIdentifiable, match="flat, or turns"):
         recovered(model, AssumedAttention(4, None, True), anchored=True)
-
-
-def test_knobs_of_a_head_that_does_not_ask_are_refused():
-    head = us.learners.ExactHead(
-        3, tuning=replace(us.learners.ExactHead(3).tuning, again_per_token=9)
-    )
-    with pytest.raises(ValueError, match="tuning"):
-        TransformerLearner(3, head=head)
-    assert TransformerLearner(3, head=head, attention="antisymmetric").settings()["head"]["tuning"]
