@@ -7,7 +7,16 @@ from typing import Any
 import numpy as np
 
 import unsoftmax as us
-from tests.learners.test_settings import NEEDED
+
+NEEDED: dict[str, dict[str, Any]] = {
+    "sensing": {"rank": 2},
+    "approximate": {"tolerance": 1e-6},
+    "labels": {"bits": 20},
+    "multi-head": {"max_heads": 3},
+    "multi-head-transformer": {"max_heads": 3},
+    "orthogonal-heads": {"subspaces": [np.eye(4)[:, :2], np.eye(4)[:, 2:]]},
+}
+
 
 L = us.learners
 
