@@ -153,7 +153,8 @@ class Configured:
     def settings(self) -> dict[str, Any]:
         """Return everything that determines the probes, as nested JSON; arrays by their hash."""
         settings: dict[str, Any] = {"learner": type(self).__name__}
-        hints = _declared(type(self))
+        learner: Any = type(self)
+        hints = _declared(learner)
         for field in fields(self):  # type: ignore[arg-type]
             value = getattr(self, field.name)
             if field.kw_only and value == field.default:

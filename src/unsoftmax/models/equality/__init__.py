@@ -23,13 +23,7 @@ import numpy as np
 from unsoftmax.models.attention_layer import AttentionLayer, LayerHead
 from unsoftmax.models.equality.certificates import share_of_bounds
 from unsoftmax.models.equality.form import Form, canonical_form, compacted, read, visible
-from unsoftmax.models.equality.neuron_form import (
-    Basis,
-    Network,
-    around,
-    first_is_negative,
-    signed_size,
-)
+from unsoftmax.models.equality.neuron_form import Basis, Network, around, signed_size
 from unsoftmax.models.equality.score_form import as_turning
 from unsoftmax.models.equality.token_form import (
     canonical_head,
@@ -44,7 +38,7 @@ from unsoftmax.models.model import FrozenModel
 from unsoftmax.models.multi_head import MultiHead
 from unsoftmax.models.multi_head_transformer import MultiHeadTransformer
 from unsoftmax.models.products import Product, Tolerance, norm_of
-from unsoftmax.models.relu_network import HingeSum, ReluNetwork
+from unsoftmax.models.relu_network import ReluNetwork
 from unsoftmax.models.rotary import Rotary
 from unsoftmax.models.rotary_head import RotaryHead
 from unsoftmax.models.rotary_heads import RotaryHeads
@@ -53,7 +47,7 @@ from unsoftmax.models.single_head import SingleHead
 from unsoftmax.models.stack import Stack
 from unsoftmax.models.token_head import TokenHead
 from unsoftmax.models.transformer import Transformer
-from unsoftmax.probes import Array, Indices
+from unsoftmax.probes import Array
 
 __all__ = ["Equivalence", "canonical", "equivalent"]
 
@@ -298,15 +292,15 @@ def _before_network(model: MultiHeadTransformer) -> MultiHeadTransformer:
 
 
 def _network(model: ReluNetwork) -> ReluNetwork:
-    parts, order = _ordered(_form_of(model))
-    d = model.dim
-    A, b, w_o = parts.u[order, :d], parts.u[order, d], parts.s[order]
-    norm = float(np.linalg.norm(parts.linear[:d]))
+    parts, d = Network.of(_form_of(model), (), 0, True).sum(1.0).merged().turned_alike(), model.dim
+    order, [linear] = np.lexsort(parts.rows.T[::-1]), parts.linear
+    A, b, w_o = parts.rows[order, :d], parts.rows[order, d], parts.jumps[0, order]
+    norm = float(np.linalg.norm(linear[:d]))
     if norm > parts.lost:
-        direction = parts.linear[:d] / norm
+        direction = linear[:d] / norm
         A = np.vstack([A, direction, -direction])
         b, w_o = np.append(b, [0.0, 0.0]), np.append(w_o, [norm, -norm])
-    return ReluNetwork(A.T, w_o, b, float(parts.linear[d]))
+    return ReluNetwork(A.T, w_o, b, float(linear[d]))
 
 
 def _transformer(model: Transformer) -> Transformer:
@@ -318,28 +312,13 @@ def _transformer(model: Transformer) -> Transformer:
 
 def _feed_forward(model: FeedForward) -> FeedForward:
     form = visible(_form_of(model))
-    if not Network.of(form, (), 0, True).relu:
-        return _of_sum(form)
-    d, (parts, order) = model.dim, _ordered(form)
-    size = signed_size(form, parts)
-    A, b, B = parts.u[order, :d], parts.u[order, d], parts.s[order]
-    whole, unit = np.atleast_2d(parts.linear), size or 1.0
-    used = np.linalg.norm(whole[:, :d], axis=0) > parts.lost
-    E, L = np.eye(d)[used], whole[:, :d].T[used]
-    A, b = np.vstack([A, E, -E]), np.append(b, np.zeros(2 * len(E)))
-    B, beside = np.vstack([B.reshape(len(order), len(whole)), L, -L]), around(form, size)
-    return FeedForward(A, b, B.T / unit, whole[:, d] / unit, beside.residual, beside.norm)
-
-
-def _of_sum(form: Form) -> FeedForward:
-    """Build neurons that are no plain ReLUs."""
     found, d = Network.of(form, (), 0, True).sum(1.0), form.dim
     n, gated, odd = d + 1, found.gated, found.phi.odd
     if found.squares and found.phi.homogeneous:  # of neurons that are on wherever tokens are
         found = found.bent_again()
     found = found.merged(opposite=odd or not gated)
     if odd or not gated:
-        found = found.turned(first_is_negative(found.rows))
+        found = found.turned_alike()
     if found.squares:
         raise ValueError("No canonical form is known of a quadratic function.")
     linear = np.linalg.norm(found.linear[:, :d], axis=0) > found.lost
@@ -348,21 +327,22 @@ def _of_sum(form: Form) -> FeedForward:
     size = 0.0 if kept else signed_size(form, found)
     beside, found = around(form, size), found.scaled(1 / (size or 1.0))
     order = np.lexsort(found.rows.T[::-1])
-    values = [found.values[k].compact() for k in order]
-    rows = np.repeat(found.rows[order], [len(V.right) for V in values], axis=0)
-    B = np.hstack([found.linear[:, :0], *(V.left for V in values)])
-    U = np.vstack([np.zeros((0, n if gated else 1)), *(V.right for V in values)])
-    length = np.linalg.norm(U, axis=1)
-    U, B = U / length[:, None], B * length
     activation, gates, E = found.family, None, np.eye(n)[:d][linear]
     L = found.linear[:, :d][:, linear]
-    if gated:  # what is linear has gates that are Φ(1) for every token
+    if gated:
+        values = [found.values[k].compact() for k in order]
+        rows = np.repeat(found.rows[order], [len(V.right) for V in values], axis=0)
+        B = np.hstack([found.linear[:, :0], *(V.left for V in values)])
+        U = np.vstack([np.zeros((0, n)), *(V.right for V in values)])
+        length = np.linalg.norm(U, axis=1)
+        U, B = U / length[:, None], B * length
+        # what is linear has gates that are Φ(1) for every token
         always = np.repeat(np.eye(n)[-1:], len(E), axis=0)
         rows, U = np.vstack([rows, always]), np.vstack([U, E])
         B = np.hstack([B, L / found.phi.of(np.ones(1))])
         rows, gates = U, (rows[:, :d], rows[:, d])
     else:
-        B = B * U[:, 0]
+        rows, B = found.rows[order], found.jumps[:, order]
         activation = activation if len(rows) else "relu"
         if kept:
             beside = replace(beside, residual=True)
@@ -432,13 +412,6 @@ def _form_of(model: FrozenModel) -> Form:
             f"No canonical form is known of {model!r}: of its maps, their order, or an array."
         )
     return form
-
-
-def _ordered(form: Form) -> tuple[HingeSum, Indices]:
-    """Return neurons with a positive first weight, and their order by weights."""
-    parts = Network.of(form, (), 0, True).parts(1.0)
-    parts = parts.turned(first_is_negative(parts.u))
-    return parts, np.lexsort(parts.u.T[::-1])
 
 
 def _merged(model: MultiHead | MultiHeadTransformer, values: Array) -> tuple[Array, Array, Array]:
