@@ -14,8 +14,6 @@ result is off by is the user's word, for the answers to a function's questions s
 Without that word the network must predict fresh points roughly, and nothing is certified.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import ClassVar, TypeAlias

@@ -1,7 +1,5 @@
 """A learner's settings: checked where they are given, and written as JSON."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 from dataclasses import fields

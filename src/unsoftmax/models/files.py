@@ -5,8 +5,6 @@ executed: no pickle is read. A file is written under another name first, `tempor
 what a process killed in the midst left there is deleted by the next that writes the same file.
 """
 
-from __future__ import annotations
-
 import glob
 import json
 import math

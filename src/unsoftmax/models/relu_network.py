@@ -1,7 +1,5 @@
 """A ReLU network of one number, and how far its hyperplanes are from 0."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import ClassVar
 

@@ -15,8 +15,6 @@ probes, whose offsets are unit vectors: an entry of W is off by |τ + (b + pa)·
 δv = ±τ(1, …, 1) makes all of them largest at once.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 import threading

@@ -8,8 +8,6 @@ A class is the index of the largest logit. Where only classes 0 and j are answer
 z_j − z_0: a label, for learners of labels.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -21,8 +21,6 @@ The mathematics, with z = o − c − M b:
 Layers behind a norm, after one, and with positions take the same path (`attention_search`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar

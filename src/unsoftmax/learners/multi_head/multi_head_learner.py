@@ -26,8 +26,6 @@ the half circle are left out of the search, and open gates are counted with thei
 It may not know anything of the target but its answers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar

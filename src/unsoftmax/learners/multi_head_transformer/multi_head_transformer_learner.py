@@ -21,8 +21,6 @@ has one head; several, which it leaves open, are beyond it.
 It may not know anything of the target but its answers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar

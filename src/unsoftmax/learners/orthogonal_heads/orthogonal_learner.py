@@ -16,8 +16,6 @@ Determined up to the order of the heads. Heads with W = 0 have no subspace to be
 they are one head, as Proposition 7.1 says.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
@@ -92,7 +90,6 @@ NOTHING = 1e-12
 # A tolerance of more than this share of what a head's scores contribute tells nothing of that
 # head.
 MOST_SHARE = 0.3
-# The long sequences.
 
 
 @dataclass(frozen=True, slots=True)

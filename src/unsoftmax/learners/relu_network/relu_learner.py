@@ -26,8 +26,6 @@ merge, close ones are separated as far as the answers allow, and what is not is 
 fresh points; (3) biases and no biases are one algorithm; (4) hold-out and certificate.
 """
 
-from __future__ import annotations
-
 from collections.abc import Generator
 from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple

@@ -24,8 +24,6 @@ that of the noise alone; (5) hold-out and certificate. W stays in factors, and s
 offsets: no d × d array.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar

@@ -15,8 +15,6 @@ learner says. The second line (`local`) goes beyond the paper, whose third needs
 without biases and A w_o ≠ 0.
 """
 
-from __future__ import annotations
-
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, TypeAlias, cast

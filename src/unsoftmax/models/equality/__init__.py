@@ -11,8 +11,6 @@ by entry. Neurons are those of `neuron_form`, each with ‖(A_j, b_j)‖ = 1 and
 is not 0 positive, ordered by their weights; what is linear follows as pairs z and −z.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace

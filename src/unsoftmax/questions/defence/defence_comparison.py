@@ -4,8 +4,6 @@ The recommendation is computed from the rows alone: of the defences that leave t
 error of the parameters *and* of the function of at least the threshold, the one of least loss.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter

@@ -15,8 +15,6 @@ random bases, so that errors which depend on the question alone (rounding) are a
 noise; (5) the certificate is computed from the answers, for the worst signs of their errors.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 

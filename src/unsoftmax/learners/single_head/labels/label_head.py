@@ -26,8 +26,6 @@ sequences. "paper" is in `labels.sphere_average`; "bisect", step by step:
 5. The hold-out, at flips of longer sequences: `beside_flips`.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field, fields
 from typing import ClassVar, Literal
