@@ -9,43 +9,38 @@ with answers of its own in factors is brought to `form`; heads with whole W, as 
 those before a network, are merged where W and w are equal to the last bit and ordered by them entry
 by entry. Neurons are those of `neuron_form`, each with ‖(A_j, b_j)‖ = 1 and its first weight that
 is not 0 positive, ordered by their weights; what is linear follows as pairs z and −z.
+
+Of heads behind a vocabulary scores M = ρ xᵀ count up to a constant for every query token, and not
+at all where all u are alike. The one M that stands for all has columns of mean 0; its factors are
+those of its singular values.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
 import numpy as np
 
+from unsoftmax.models.arrays import UNIT
 from unsoftmax.models.attention_layer import AttentionLayer, LayerHead
 from unsoftmax.models.equality.certificates import share_of_bounds
 from unsoftmax.models.equality.form import Form, canonical_form, compacted, read, visible
 from unsoftmax.models.equality.neuron_form import Basis, Network, around, signed_size
 from unsoftmax.models.equality.score_form import as_turning
-from unsoftmax.models.equality.token_form import (
-    canonical_head,
-    gap_between,
-    share_of_errors,
-    witness_between,
-)
 from unsoftmax.models.equality.verdicts import NEARLY_ONE, compare
 from unsoftmax.models.equality.witnesses import search
 from unsoftmax.models.feed_forward import FeedForward
+from unsoftmax.models.heads import MultiHead, RotaryHead, RotaryHeads, SingleHead
 from unsoftmax.models.model import FrozenModel
-from unsoftmax.models.multi_head import MultiHead
-from unsoftmax.models.multi_head_transformer import MultiHeadTransformer
-from unsoftmax.models.products import Product, Tolerance, norm_of
+from unsoftmax.models.products import Product, Tolerance, apart, norm_of
 from unsoftmax.models.relu_network import ReluNetwork
 from unsoftmax.models.rotary import Rotary
-from unsoftmax.models.rotary_head import RotaryHead
-from unsoftmax.models.rotary_heads import RotaryHeads
 from unsoftmax.models.rotary_layer import RotaryLayer
-from unsoftmax.models.single_head import SingleHead
 from unsoftmax.models.stack import Stack
 from unsoftmax.models.token_head import TokenHead
-from unsoftmax.models.transformer import Transformer
-from unsoftmax.probes import Array
+from unsoftmax.models.transformer import MultiHeadTransformer, Transformer
+from unsoftmax.probes import Array, Indices
 
 __all__ = ["Equivalence", "canonical", "equivalent"]
 
@@ -446,3 +441,65 @@ CANONICAL: dict[type[FrozenModel], Callable[[Any], Any]] = {
     FeedForward: _feed_forward,
 }
 """What builds the canonical model of each class from its parts."""
+
+
+# Numbers of logits that are looked at together: 32 MiB.
+AT_ONCE = 2**22
+# Query tokens whose logits are compared in search of a witness.
+LOOKED_AT = 256
+# Answers that differ by more roundoffs of the values differ.
+ROUNDOFFS = 2.0**8
+
+
+def canonical_head(model: TokenHead) -> TokenHead:
+    """Return the head of the same function with centred scores and balanced factors."""
+    M = _centred(model).compact()
+    root = np.sqrt(np.linalg.norm(M.right, axis=1))
+    return TokenHead(model.u, root * M.left, M.right.T / root)
+
+
+def gap_between(a: TokenHead, b: TokenHead, tolerance: Tolerance) -> tuple[float, bool]:
+    """Return the largest difference of values and centred scores, relative; whether it is none."""
+    alike, gap = tolerance.compare(a.u, b.u)
+    M = apart(_centred(a), _centred(b))
+    return max(gap, M.relative), alike and tolerance.allows(M.difference, M.size, M.unit)
+
+
+def witness_between(a: TokenHead, b: TokenHead) -> Array | None:
+    """Return ids (N,) that two heads answer otherwise, beyond rounding; None if none are found."""
+    j = np.linspace(0, a.vocabulary - 1, min(a.vocabulary, LOOKED_AT)).astype(np.intp)
+    at = [np.argmax(np.abs(part), axis=0) for part in _differences(a, b, j)]
+    pairs = np.column_stack([np.concatenate(at), j])
+    far = np.argmax(np.abs(a.u - a.u[pairs[:, 0]][:, None]), axis=1)
+    tried: list[Indices] = [np.arange(a.vocabulary)[:, None], pairs]
+    tried.append(np.column_stack([far, pairs]))
+    for ids in tried:
+        off = np.abs(a(ids) - b(ids))
+        n = int(np.argmax(off))
+        if off[n] > ROUNDOFFS * UNIT * max(np.abs(a.u).max(), np.abs(b.u).max()):
+            return np.asarray(ids[n])
+    return None
+
+
+def share_of_errors(a: TokenHead, b: TokenHead, errors: dict[str, float]) -> float:
+    """Return the largest share of the bounds on u and on all G that the differences take."""
+    every = np.arange(a.vocabulary)
+    G = max(float(np.max(np.abs(part))) for part in _differences(a, b, every))
+    off = {"u": float(np.max(np.abs(a.u - b.u))), "G": G}
+    return max((off[n] / errors[n] if errors[n] else np.inf) if off[n] else 0.0 for n in off)
+
+
+def _differences(a: TokenHead, b: TokenHead, j: Indices) -> Iterator[Array]:
+    """Yield how far all logits G_ij = M_ij − M_jj of some query tokens are from each other."""
+    step = max(1, AT_ONCE // a.vocabulary)
+    for start in range(0, len(j), step):
+        own = j[start : start + step]
+        M = a.rho @ a.x[own].T - b.rho @ b.x[own].T
+        yield M - M[own, np.arange(len(own))]
+
+
+def _centred(model: TokenHead) -> Product:
+    """Return the part of M that counts."""
+    if np.ptp(model.u) == 0:
+        return Product.zeros(model.vocabulary, model.vocabulary)
+    return Product(model.rho - model.rho.mean(axis=0), model.x.T)
