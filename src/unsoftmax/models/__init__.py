@@ -9,16 +9,21 @@ from unsoftmax.models.attention_layer import AttentionLayer, LayerHead
 from unsoftmax.models.checkpoint import from_checkpoint
 from unsoftmax.models.equality import CANONICAL, Equivalence, canonical, equivalent
 from unsoftmax.models.feed_forward import FeedForward
-from unsoftmax.models.heads import MultiHead, RotaryHead, RotaryHeads, SingleHead
 from unsoftmax.models.layer_norm import LayerNorm
 from unsoftmax.models.model import FrozenModel
+from unsoftmax.models.multi_head import MultiHead
+from unsoftmax.models.multi_head_transformer import MultiHeadTransformer
 from unsoftmax.models.projections import find_projections, from_projections, to_projections
+from unsoftmax.models.qk_norm_layer import QkNormLayer
 from unsoftmax.models.relu_network import ReluNetwork
 from unsoftmax.models.rotary import Rotary
-from unsoftmax.models.rotary_layer import QkNormLayer, RotaryLayer
+from unsoftmax.models.rotary_head import RotaryHead
+from unsoftmax.models.rotary_heads import RotaryHeads
+from unsoftmax.models.rotary_layer import RotaryLayer
+from unsoftmax.models.single_head import SingleHead
 from unsoftmax.models.stack import Stack
 from unsoftmax.models.token_head import TokenHead
-from unsoftmax.models.transformer import MultiHeadTransformer, Transformer
+from unsoftmax.models.transformer import Transformer
 
 __all__ = [
     "AttentionLayer",

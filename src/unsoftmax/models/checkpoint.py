@@ -18,8 +18,9 @@ from unsoftmax.models.attention_layer import AttentionLayer
 from unsoftmax.models.feed_forward import FeedForward
 from unsoftmax.models.layer_norm import LayerNorm
 from unsoftmax.models.neurons import ACTIVATIONS as OURS
+from unsoftmax.models.qk_norm_layer import QkNormLayer
 from unsoftmax.models.rotary import Rotary
-from unsoftmax.models.rotary_layer import QkNormLayer, RotaryLayer
+from unsoftmax.models.rotary_layer import RotaryLayer
 from unsoftmax.models.stack import Origin, Stack
 from unsoftmax.probes import Array
 

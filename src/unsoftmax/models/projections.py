@@ -28,8 +28,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from unsoftmax.models.arrays import axes, declared
 from unsoftmax.models.attention_layer import AttentionLayer, LayerHead
-from unsoftmax.models.heads import MultiHead
 from unsoftmax.models.layer_norm import LayerNorm
+from unsoftmax.models.multi_head import MultiHead
 from unsoftmax.models.products import Product
 from unsoftmax.models.rotary import Rotary
 from unsoftmax.models.rotary_layer import RotaryLayer

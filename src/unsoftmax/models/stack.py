@@ -17,7 +17,8 @@ from unsoftmax.models.composition import Composition, chain
 from unsoftmax.models.feed_forward import FeedForward
 from unsoftmax.models.layer_norm import LayerNorm
 from unsoftmax.models.model import FrozenModel, Tensor
-from unsoftmax.models.rotary_layer import QkNormLayer, RotaryLayer
+from unsoftmax.models.qk_norm_layer import QkNormLayer
+from unsoftmax.models.rotary_layer import RotaryLayer
 from unsoftmax.probes import Array
 
 Part: TypeAlias = "AttentionLayer | RotaryLayer | QkNormLayer | FeedForward | LayerNorm | Stack"

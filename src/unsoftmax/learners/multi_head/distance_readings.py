@@ -35,7 +35,7 @@ from unsoftmax.learners.single_head.distances import DRAWN, TurnedKeys
 from unsoftmax.learners.single_head.lifted import KeySide
 from unsoftmax.measure import offsets
 from unsoftmax.models.arrays import TINY
-from unsoftmax.models.heads import RotaryHead
+from unsoftmax.models.rotary_head import RotaryHead
 from unsoftmax.probes import Array, Indices, Sequences
 from unsoftmax.refusals import Reason
 from unsoftmax.solve.skeleton import rank_by_gap

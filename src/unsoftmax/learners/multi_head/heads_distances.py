@@ -51,8 +51,9 @@ from unsoftmax.learners.single_head.distances import (
 )
 from unsoftmax.measure.precision import why
 from unsoftmax.measure.single_tokens import Values
-from unsoftmax.models.heads import RotaryHead, RotaryHeads
 from unsoftmax.models.rotary import Rotary
+from unsoftmax.models.rotary_head import RotaryHead
+from unsoftmax.models.rotary_heads import RotaryHeads
 from unsoftmax.probes import Array, Parted, Probes, Round, Sequences, Singles, UnitVectors
 from unsoftmax.protocol import Answers
 from unsoftmax.refusals import Reason

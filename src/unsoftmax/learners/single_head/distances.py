@@ -25,8 +25,8 @@ from unsoftmax.measure.logit_grid import LogitGrid
 from unsoftmax.measure.precision import why
 from unsoftmax.measure.single_tokens import Values
 from unsoftmax.models.arrays import TINY
-from unsoftmax.models.heads import RotaryHead
 from unsoftmax.models.rotary import Rotary
+from unsoftmax.models.rotary_head import RotaryHead
 from unsoftmax.probes import Array, Grid, Round, Rows, Spaced
 from unsoftmax.protocol import Answers
 from unsoftmax.refusals import Reason

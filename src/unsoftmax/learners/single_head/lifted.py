@@ -34,8 +34,8 @@ from unsoftmax.measure import offsets
 from unsoftmax.measure.logit_grid import Exponents, LogitGrid, at_query_scale, even
 from unsoftmax.measure.offsets import DENSE_GRID
 from unsoftmax.measure.single_tokens import Values
-from unsoftmax.models.heads import RotaryHead
 from unsoftmax.models.rotary import Rotary
+from unsoftmax.models.rotary_head import RotaryHead
 from unsoftmax.probes import Array
 from unsoftmax.refusals import Reason, reworded
 from unsoftmax.solve.skeleton import rank_by_gap

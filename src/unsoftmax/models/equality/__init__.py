@@ -31,15 +31,19 @@ from unsoftmax.models.equality.score_form import as_turning
 from unsoftmax.models.equality.verdicts import NEARLY_ONE, compare
 from unsoftmax.models.equality.witnesses import search
 from unsoftmax.models.feed_forward import FeedForward
-from unsoftmax.models.heads import MultiHead, RotaryHead, RotaryHeads, SingleHead
 from unsoftmax.models.model import FrozenModel
+from unsoftmax.models.multi_head import MultiHead
+from unsoftmax.models.multi_head_transformer import MultiHeadTransformer
 from unsoftmax.models.products import Product, Tolerance, apart, norm_of
 from unsoftmax.models.relu_network import ReluNetwork
 from unsoftmax.models.rotary import Rotary
+from unsoftmax.models.rotary_head import RotaryHead
+from unsoftmax.models.rotary_heads import RotaryHeads
 from unsoftmax.models.rotary_layer import RotaryLayer
+from unsoftmax.models.single_head import SingleHead
 from unsoftmax.models.stack import Stack
 from unsoftmax.models.token_head import TokenHead
-from unsoftmax.models.transformer import MultiHeadTransformer, Transformer
+from unsoftmax.models.transformer import Transformer
 from unsoftmax.probes import Array, Indices
 
 __all__ = ["Equivalence", "canonical", "equivalent"]

@@ -11,11 +11,11 @@ from unsoftmax.models.equality.form import Form
 from unsoftmax.models.equality.neuron_form import bent_by, points_in_cells
 from unsoftmax.models.equality.score_form import Scores, scores_apart, whole_at
 from unsoftmax.models.equality.verdicts import Places
-from unsoftmax.models.heads import SingleHead
 from unsoftmax.models.layer_norm import LayerNorm
 from unsoftmax.models.model import FrozenModel
 from unsoftmax.models.products import Product, norm_of
 from unsoftmax.models.relu_network import ReluNetwork, typical_length
+from unsoftmax.models.single_head import SingleHead
 from unsoftmax.probes import Array
 
 M = TypeVar("M", bound=Callable[[Array], Array])
