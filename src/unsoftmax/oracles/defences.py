@@ -27,7 +27,7 @@ import numpy as np
 from unsoftmax.errors import OracleError
 from unsoftmax.models import SingleHead
 from unsoftmax.models.arrays import UNIT
-from unsoftmax.oracles.wrapped import Changed, WrappedOracle
+from unsoftmax.oracles.wrapped import ChangedOracle, WrappedOracle
 from unsoftmax.probes import Array
 from unsoftmax.protocol import Oracle, as_array
 
@@ -56,7 +56,7 @@ def rounded(oracle: Oracle, decimals: int) -> WrappedOracle:
     """
     if isinstance(decimals, bool) or not isinstance(decimals, (int, np.integer)):
         raise TypeError(f"decimals must be a whole number; it is {decimals!r}.")
-    return Changed(oracle, _rounded, (int(decimals),))
+    return ChangedOracle(oracle, _rounded, (int(decimals),))
 
 
 def noisy(oracle: Oracle, scale: float, seed: int = 0) -> WrappedOracle:
@@ -92,7 +92,7 @@ def noisy(oracle: Oracle, scale: float, seed: int = 0) -> WrappedOracle:
         raise ValueError(f"scale must be a finite number, 0 or more; it is {scale}.")
     if seed < 0:
         raise ValueError(f"seed must be 0 or more; it is {seed}.")
-    return Changed(oracle, _noisy, (float(scale), int(seed), _Calls()))
+    return ChangedOracle(oracle, _noisy, (float(scale), int(seed), _Calls()))
 
 
 def clipped(oracle: Oracle, low: float, high: float) -> WrappedOracle:
@@ -112,7 +112,7 @@ def clipped(oracle: Oracle, low: float, high: float) -> WrappedOracle:
     """
     if not low < high:
         raise ValueError(f"low must be below high; they are {low} and {high}.")
-    return Changed(oracle, _clipped, (float(low), float(high)))
+    return ChangedOracle(oracle, _clipped, (float(low), float(high)))
 
 
 def norm_capped(oracle: Oracle, radius: float) -> WrappedOracle:
@@ -146,7 +146,7 @@ norm 5. Ask shorter ones: give the learner the target's radius, if it takes one.
     """
     if not radius > 0:
         raise ValueError(f"radius must be above 0; it is {radius}.")
-    return Changed(oracle, _norm_capped, (float(radius),))
+    return ChangedOracle(oracle, _norm_capped, (float(radius),))
 
 
 def labels(oracle: Oracle) -> WrappedOracle:
@@ -158,7 +158,7 @@ def labels(oracle: Oracle) -> WrappedOracle:
     >>> print(labels(lambda X: X.sum(axis=(1, 2)))(np.array([[[2.0]], [[0.0]]])))
     [1. 0.]
     """
-    return Changed(oracle, _labels)
+    return ChangedOracle(oracle, _labels)
 
 
 def _rounded(oracle: Oracle, X: Array, decimals: int) -> Any:
@@ -271,7 +271,7 @@ def within(
         direction = worst
     else:
         raise TypeError(f"worst must be a SingleHead or a callable; it is {worst!r}.")
-    return Changed(oracle, _within, (float(tau), float(single), direction, int(seed)))
+    return ChangedOracle(oracle, _within, (float(tau), float(single), direction, int(seed)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from unsoftmax.errors import OracleError
 from unsoftmax.measure.precision import FLOAT32_BITS, FLOAT32_UNIT, significant_bits
 from unsoftmax.models.arrays import UNIT
-from unsoftmax.oracles.wrapped import Changed, WrappedOracle, vectors
+from unsoftmax.oracles.wrapped import ChangedOracle, WrappedOracle, vectors
 from unsoftmax.probes import Array
 from unsoftmax.protocol import Oracle, as_array
 
@@ -67,7 +67,7 @@ def log_ratios(oracle: Oracle) -> WrappedOracle:
     >>> print(log_ratios(softmax)(np.array([[[3.0, 2.5, 1.0]]])).round(12))
     [[2.  1.5]]
     """
-    return Changed(oracle, _log_ratios)
+    return ChangedOracle(oracle, _log_ratios)
 
 
 def one_against(oracle: Oracle, k: int) -> tuple[WrappedOracle, ...]:
@@ -105,7 +105,7 @@ def one_against(oracle: Oracle, k: int) -> tuple[WrappedOracle, ...]:
         raise TypeError(f"k must be a whole number; it is {k!r}.")
     if k < 2:
         raise ValueError(f"k must be 2 or more; it is {k}.")
-    return tuple(Changed(oracle, _one_against, (j, int(k))) for j in range(1, int(k)))
+    return tuple(ChangedOracle(oracle, _one_against, (j, int(k))) for j in range(1, int(k)))
 
 
 def _one_against(oracle: Oracle, X: Array, j: int, k: int) -> Any:

@@ -46,7 +46,7 @@ class WrappedOracle(ABC):
 
 
 @dataclass(frozen=True, eq=False)
-class Changed(WrappedOracle):
+class ChangedOracle(WrappedOracle):
     """An oracle whose questions or answers go through a function, which pickles by its name."""
 
     change: Callable[..., Any]
@@ -134,7 +134,7 @@ def coordinate(oracle: Oracle, k: int | ArrayLike) -> WrappedOracle:
     [4.] [3.]
     """
     if isinstance(k, (int, np.integer)) and not isinstance(k, bool):
-        return Changed(oracle, _coordinate, (int(k),))
+        return ChangedOracle(oracle, _coordinate, (int(k),))
     try:
         weights = as_array(k)
     except ValueError as error:
@@ -143,7 +143,7 @@ def coordinate(oracle: Oracle, k: int | ArrayLike) -> WrappedOracle:
         raise TypeError(f"k must be an index (int) or a vector of weights; it is {k!r}.")
     if not weights.size or not np.isfinite(weights).all():
         raise ValueError("Weights must be finite numbers, at least one.")
-    return Changed(oracle, _weighted_sum, (weights.astype(np.float64),))
+    return ChangedOracle(oracle, _weighted_sum, (weights.astype(np.float64),))
 
 
 def vectors(answers: Any, X: Array) -> Any:
