@@ -167,7 +167,10 @@ def _apart(
     a: Network, b: Network, length: float, tolerance: Tolerance
 ) -> tuple[bool, float, float, float]:
     """Say whether what is around two sums is alike; their distance, size, and relative distance."""
-    found = [g.sum(length).merged().turned_alike() for g in (a, b)]
+    found = [g.sum(length).merged() for g in (a, b)]
+    vector = a.form.vector or b.form.vector
+    # only of vectors does a pairing of hinges weigh the side to which they turn
+    found = [parts.turned_alike() if vector and parts.hinged else parts for parts in found]
     sizes = [signed_size(g.form, parts) for g, parts in zip((a, b), found, strict=True)]
     first, second = (x.scaled(1 / (size or 1.0)) for x, size in zip(found, sizes, strict=True))
     beside = around(a.form, sizes[0]), around(b.form, sizes[1])
