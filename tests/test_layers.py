@@ -61,7 +61,9 @@ PURE = {
 }
 DOES_IO = ("unsoftmax.models.files",)
 # Runs a function in a thread that waits whenever it asks: one side at a time, no clock, no I/O.
-THREADS = {"unsoftmax.learners.called_algorithm": {"contextvars", "queue.SimpleQueue", "threading"}}
+THREADS = {
+    "unsoftmax.learners.network_algorithm": {"contextvars", "queue.SimpleQueue", "threading"}
+}
 # Imports a package's modules when their names are first used.
 LAZY = ("unsoftmax.first_use",)
 WORLDLY = {"open", "print", "input", "exec", "eval", "compile", "breakpoint", "__import__"}
@@ -406,7 +408,7 @@ def test_an_allowed_import_is_not(module, source):
         ("unsoftmax.models.x", "from os import PathLike, getpid"),
         ("unsoftmax.models.x", "import os.path"),
         ("unsoftmax.learners.x", "def f():\n    import threading"),
-        ("unsoftmax.learners.called_algorithm", "import time"),
+        ("unsoftmax.learners.network_algorithm", "import time"),
         ("unsoftmax.learners.x", "print(1)"),
         ("unsoftmax.probes", "from pathlib import Path"),
     ],

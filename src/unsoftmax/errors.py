@@ -18,8 +18,6 @@ Wrong arguments are ValueError or TypeError and name the fix. Only the command l
 any of these into an exit status. `Terminated` is no error: a signal asked the program to end.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from numbers import Real
 from types import FrameType

@@ -35,11 +35,9 @@ from unsoftmax.campaign.ledger_file import open_ledger
 from unsoftmax.campaign.ledger_format import Bill, Settlement, Totals
 from unsoftmax.campaign.ledger_health import PaidCounter
 from unsoftmax.campaign.ledger_salvage import salvage, summary
-from unsoftmax.learners.single_head.exact import ExactTuning
 from unsoftmax.probes import Pairs, Sequences, Singles, UnitVectors
 from unsoftmax.questions import Verifier
 from unsoftmax.questions.identification import Identifier
-from unsoftmax.validate.sequences import HoldoutTuning
 
 DIM = 4
 SETTINGS: dict[str, Any] = {"batch": 2, "holdout": 8}
@@ -609,8 +607,7 @@ def test_another_run_is_a_mismatch_that_names_both(closed, ledger, monkeypatch, 
     mismatch(Script([[sequences(3)]], dim=DIM), "'ExactHead'", "'Script'")
     mismatch(Identifier(DIM), "the questions of ExactHead, not an audit's", "ExactHead goes on")
     mismatch(Verifier(head(DIM)), "the questions of ExactHead, not a verification's")
-    tuned = exact(DIM, tuning=ExactTuning(holdout=HoldoutTuning(open_by=0.02)))
-    mismatch(tuned, "learner.tuning.holdout.open_by was its default and is now 0.02")
+    mismatch(exact(DIM, context=99), "learner.context was its default and is now 99")
     was = exact.revision
     monkeypatch.setattr(exact, "revision", 99)
     mismatch(exact(DIM), f"revision was {was} and is now 99")

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 import unsoftmax as us
 from unsoftmax.cli.commands import app
 from unsoftmax.cli.minilm import minilm_head, minilm_heads, minilm_layer
-from unsoftmax.figures.model_panels import draw_head, draw_heads, draw_layer
+from unsoftmax.figures.model_panels import draw_head, draw_heads
 
 
 def test_table_and_files(tmp_path):
@@ -84,7 +84,7 @@ def test_the_picture_of_a_layer(tmp_path, H):
     rng = np.random.default_rng(0)
     heads = [us.LayerHead(*rng.standard_normal((2, 20, 20))) for _ in range(H)]
     layer = us.canonical(us.AttentionLayer(heads, np.ones(20)))
-    draw_layer(layer, layer, tmp_path / "layer.png")
+    draw_heads(layer, layer, tmp_path / "layer.png")
     assert (tmp_path / "layer.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from unsoftmax.learners.called_algorithm import NoMoreAnswers, as_generator
+from unsoftmax.learners.network_algorithm import NoMoreAnswers, as_generator
 
 
 def running() -> int:

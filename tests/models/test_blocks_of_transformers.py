@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import unsoftmax as us
-from unsoftmax.questions.computed_claim import computed_claims
+from unsoftmax.questions.composition_verdict import computed_claims
 from unsoftmax.questions.stored_tensors import StoredClaim
 
 torch = pytest.importorskip("torch", reason="the extra torch")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import unsoftmax as us
 from tests.oracles.http_server import answering, serving
 from tests.oracles.servers import DIM, Server, free_port, head
-from unsoftmax.oracles.json_template import JsonTemplate
+from unsoftmax.oracles.http_oracle import JsonTemplate
 from unsoftmax.oracles.open_inference import ProtocolError, answer, request, signature
 
 pytest.importorskip("httpx", reason="the extra http")

@@ -8,7 +8,7 @@ import pytest
 
 import unsoftmax as us
 from tests.block_services import ARITHMETICS, HEADS, claimed, draw, served
-from unsoftmax.questions.computed_claim import computed_claims
+from unsoftmax.questions.composition_verdict import computed_claims
 from unsoftmax.questions.held_weights import HELD, OF_MATRICES
 from unsoftmax.questions.stored_tensors import StoredClaim
 from unsoftmax.questions.tensor_evidence import gram

@@ -1,6 +1,6 @@
 """The long part of a hold-out: how many, how long, at what logits, and what is said of it."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -10,14 +10,8 @@ from hypothesis import strategies as st
 import unsoftmax as us
 from unsoftmax.models.attention import token_scores
 from unsoftmax.probes import Sequences
-from unsoftmax.validate.long_sequences import (
-    LongSequenceTuning,
-    SequenceShape,
-    draw_long,
-    looked_at,
-)
-
-TUNING = LongSequenceTuning()
+from unsoftmax.validate import long_sequences
+from unsoftmax.validate.long_sequences import SHAPES, SequenceShape, draw_long, looked_at
 
 
 def at_logits(model):
@@ -42,15 +36,13 @@ def own_scores(model, X):
 def test_every_kind_is_what_it_says():
     rng = np.random.default_rng(1)
     model = head(rng.standard_normal((5, 5)))
-    drawn = dict(
-        zip(TUNING.shapes, draw_long(model, 99, rng, at_logits(model), TUNING), strict=True)
-    )
+    drawn = dict(zip(SHAPES, draw_long(model, 99, rng, at_logits(model)), strict=True))
     for shape, X in drawn.items():
         scores = (X[:-1] - X[-1]) @ model.scores_of(X[-1:])[0]
         if shape.tokens > 1:
             assert np.sqrt(np.mean(scores**2)) == pytest.approx(shape.logits)
         if shape.kind == "repeats":
-            assert len(np.unique(X.round(9), axis=0)) <= TUNING.distinct + 1
+            assert len(np.unique(X.round(9), axis=0)) <= long_sequences.DISTINCT + 1
         if shape.kind == "near":
             spread = np.linalg.norm(X[:-1] - X[0], axis=1).max()
             assert 0 < spread < 0.05 * np.linalg.norm(X[0] - X[-1])
@@ -75,10 +67,10 @@ def test_every_kind_is_what_it_says():
         (us.MultiHead(np.zeros((0, 4, 4)), np.zeros((0, 4))), set()),
     ],
 )
-def test_a_token_by_itself_has_a_low_score_where_it_can(model, scores):
+def test_a_token_by_itself_has_a_low_score_where_it_can(model, scores, monkeypatch):
     """Nothing is left of the softmax but what is no token."""
-    only = replace(TUNING, shapes=(SequenceShape(1, 30.0),))
-    [X] = draw_long(model, 4, np.random.default_rng(2), at_logits(model), only)
+    monkeypatch.setattr(long_sequences, "SHAPES", (SequenceShape(1, 30.0),))
+    [X] = draw_long(model, 4, np.random.default_rng(2), at_logits(model))
     assert X.shape == (1, 4)
     assert {round(float(score), 9) for score in own_scores(model, X)} == scores
 
@@ -102,13 +94,15 @@ def test_at_high_logits_two_tokens_have_high_scores(seed, dim, shift):
     """Scores clipped at 30 change no answer unless they do, wherever the scores' zero is."""
     rng = np.random.default_rng(seed)
     model = OneVector(rng.standard_normal(dim))
-    high = tuple(shape for shape in TUNING.shapes if shape.logits == 30 and shape.tokens > 1)
+    high = tuple(shape for shape in SHAPES if shape.logits == 30 and shape.tokens > 1)
 
     def scaled(offsets, query, wanted):
         stretch = wanted / np.sqrt(np.mean((offsets @ model.u) ** 2))
         return np.vstack([stretch * offsets, 0 * query]) + shift * model.u / (model.u @ model.u)
 
-    drawn = draw_long(model, 99, rng, scaled, replace(TUNING, shapes=high))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(long_sequences, "SHAPES", high)
+        drawn = draw_long(model, 99, rng, scaled)
     assert len(drawn) == len(high)
     for X in drawn:
         assert np.sort(X @ model.u)[-2] >= 30

@@ -1,7 +1,5 @@
 """Fresh sequences: how many, how long, at what logits, and exact in float32."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -9,17 +7,14 @@ import unsoftmax as us
 from tests.rotary_heads import rotary_head
 from unsoftmax.models import RotaryHeads
 from unsoftmax.protocol import Certificate
-from unsoftmax.validate import sequences
-from unsoftmax.validate.long_sequences import FAR, LongSequenceTuning
-from unsoftmax.validate.sequences import HoldoutTuning, Shares
-
-TUNING = HoldoutTuning()
-SHORT = HoldoutTuning(long=LongSequenceTuning(shapes=(), long_tokens=99))
+from unsoftmax.validate import long_sequences, sequences
+from unsoftmax.validate.long_sequences import FAR, TOGETHER
+from unsoftmax.validate.sequences import LOGITS, OPEN_BY, Shares
 
 
-def closing(*arguments, tuning):
+def closing(*arguments, **lengths):
     """All families of the closing."""
-    short, long = sequences.closing(*arguments, tuning=tuning)
+    short, long = sequences.closing(*arguments, **lengths)
     return [*short, *long]
 
 
@@ -54,7 +49,7 @@ def test_every_family_is_exact_in_float32_and_says_what_it_is():
         first,
         sequences.straight(5, 7, rng),
         sequences.repeated(first, 9),
-        *closing(model, certificate(), 23, rng, tuning=TUNING),
+        *closing(model, certificate(), 23, rng),
     ]
     assert [len(family) for family in families[:3]] == [16, 7, 9]
     assert sum(len(family) for family in families[3:]) == 23
@@ -69,36 +64,37 @@ def test_every_family_is_exact_in_float32_and_says_what_it_is():
 def test_no_token_is_longer_than_the_radius(radius):
     rng = np.random.default_rng(1)
     model = head(4, rng, biases=True)
-    loud = replace(TUNING, gain=2.0**40)
     for family in (
         sequences.opening(4, 16, rng, radius),
         sequences.straight(4, 16, rng, radius),
-        *closing(model, certificate(), 24, rng, radius, tuning=loud),
+        *closing(model, certificate(), 24, rng, radius, gain=2.0**40),
     ):
         assert np.linalg.norm(family.X, axis=2).max() <= radius
 
 
 @pytest.mark.parametrize("biases", [False, True])
 @pytest.mark.parametrize("size", [1e-12, 1.0, 1e12])
-def test_closing_logits_are_moderate_at_every_scale_of_W(size, biases):
+def test_closing_logits_are_moderate_at_every_scale_of_W(size, biases, monkeypatch):
+    monkeypatch.setattr(long_sequences, "SHAPES", ())
+    monkeypatch.setattr(long_sequences, "LONG_SHARE", 99)
     rng = np.random.default_rng(2)
     base = head(6, rng, biases)
     model = us.SingleHead(size * base.W, base.v, size * base.w)
-    for family in closing(model, certificate(), 48, rng, tuning=SHORT):
+    for family in closing(model, certificate(), 48, rng):
         rms = np.sqrt(np.mean(logits(model, family.X) ** 2, axis=1))
         # sizes are powers of two; of random offsets a few meet W b by chance
-        assert np.all(rms < 3 * max(TUNING.logits))
-        assert np.median(rms) > min(TUNING.logits) / 3
+        assert np.all(rms < 3 * max(LOGITS))
+        assert np.median(rms) > min(LOGITS) / 3
 
 
 def test_sizes_stay_where_the_certificate_leaves_logits_known():
     rng = np.random.default_rng(5)
     model = us.SingleHead(1e-9 * np.eye(4), np.ones(4))
     for W_error in (0.0, 1e-9, 1e-3):
-        for family in closing(model, certificate(W_error), 24, rng, tuning=TUNING):
+        for family in closing(model, certificate(W_error), 24, rng):
             query = np.linalg.norm(family.X[:, -1], axis=1)
             away = np.linalg.norm(family.X - family.X[:, -1:], axis=2).max(axis=1)
-            assert np.all(W_error * query * away <= TUNING.open_by)
+            assert np.all(W_error * query * away <= OPEN_BY)
 
 
 @pytest.mark.parametrize("count", [4, 8])
@@ -148,7 +144,6 @@ def test_sizes_of_logits_at_every_scale(biases):
 
 def test_sequences_at_distances_are_moderate_for_each_head():
     heads = [rotary_head(6, 4, seed, biases=0.3, scale=4.0**seed) for seed in range(2)]
-    long = LongSequenceTuning()
     near, far = sequences.at_distances(
         RotaryHeads.of(heads, 6), 20, np.random.default_rng(0), lambda X: False
     )
@@ -156,8 +151,8 @@ def test_sequences_at_distances_are_moderate_for_each_head():
     assert sum(len(part) for part in families) == 20
     lengths = [part.tokens for part in families]
     assert lengths == sorted(set(lengths))
-    assert max(lengths) == long.most_tokens(6) == 512
-    assert all(part.tokens <= long.together for part in near)
+    assert max(lengths) == long_sequences.most_tokens(6) == 512
+    assert all(part.tokens <= TOGETHER for part in near)
     wanted = [shape.logits for shape in (*sequences.NEAR, *FAR)]
     for part in families:
         if part.tokens == 1:

@@ -17,7 +17,7 @@ import scipy
 
 from unsoftmax.arrangement.centres import CellShapes
 from unsoftmax.models import ReluNetwork
-from unsoftmax.models.relu_network import HingeSum
+from unsoftmax.models.neuron_sum import NeuronSum
 from unsoftmax.probes import Array, Flags
 
 # Neurons whose (A_k, b_k) are as parallel as this are one, as in the network's own search.
@@ -56,10 +56,14 @@ class NetworkHinges:
     @classmethod
     def of(cls, network: ReluNetwork) -> Self:
         """Merge parallel neurons; pairs z and −z join the affine part."""
-        parts, d = HingeSum.of(network, 1.0).merged(PARALLEL), network.dim
-        vectors = np.abs(parts.s)[:, None] * parts.u
-        linear, c = parts.linear[:d], float(parts.linear[d])
-        return cls(linear, c, vectors[:, :d], vectors[:, d], np.sign(parts.s))
+        rows, d = np.column_stack([network.A.T, network.b]), network.dim
+        affine = np.append(np.zeros(d), network.c)[None]
+        parts = NeuronSum.of("relu", rows, network.w_o[None], None, affine).merged(
+            parallel=PARALLEL
+        )
+        [jumps], [linear] = parts.jumps, parts.linear
+        vectors = np.abs(jumps)[:, None] * parts.rows
+        return cls(linear[:d], float(linear[d]), vectors[:, :d], vectors[:, d], np.sign(jumps))
 
     def __len__(self) -> int:
         return len(self.A)

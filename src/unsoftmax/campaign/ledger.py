@@ -444,7 +444,7 @@ def _otherwise(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any], within: str = "") -> str:
     """List the settings that differ by their full names, with both values.
 
-    Settings that came later and knobs are written only where they differ from their defaults.
+    Settings that came later are written only where they differ from their defaults.
     """
     differences = []
     for name in sorted(before.keys() | now.keys()):

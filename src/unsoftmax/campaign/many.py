@@ -1,7 +1,5 @@
 """Many targets at once: all heads, layers or coordinates of a model, a ledger for each."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """Progress: what a run tells while it goes on, and how it is interrupted."""
 
-from __future__ import annotations
-
 import logging
 import signal
 import threading

@@ -130,36 +130,34 @@ def _end(result: us.Audit, recover: bool) -> str:
     return "budget" if result.afforded is False else "undecided"
 
 
-def _whole_line(whole: WholeCost, target: str, dim: int, out: Path, auth: str | None) -> str:
-    """Say how to recover all numbers of the answers: the audit's folder keeps its own ledger."""
+def _line(*words: str, auth: str | None = None) -> str:
+    """Say a command as one would type it."""
     from unsoftmax.report.command_record import CommandRecord
 
-    words = ["learn", target, "--model", whole.model, "--dim", str(dim)]
-    words += [*whole.options, "--out", str(out / "whole")]
     return CommandRecord.now([*words, *(["--auth", auth] if auth else [])]).line
+
+
+def _whole_line(whole: WholeCost, target: str, dim: int, out: Path, auth: str | None) -> str:
+    """Say how to recover all numbers of the answers: the audit's folder keeps its own ledger."""
+    words = "learn", target, "--model", whole.model, "--dim", str(dim), *whole.options
+    return _line(*words, "--out", str(out / "whole"), auth=auth)
 
 
 def _verify_line(target: str, auth: str | None, *, ids: bool) -> str:
     """Say how to tell whether it serves a block of a checkpoint; of ids, a layer of a table."""
-    from unsoftmax.report.command_record import CommandRecord
-
-    words = ["verify", target, "--weights"]
-    words += ["MODEL", "--table", "TABLE"] if ids else ["CHECKPOINT", "--layers", "K"]
-    return CommandRecord.now([*words, *(["--auth", auth] if auth else [])]).line
+    weights = ("MODEL", "--table", "TABLE") if ids else ("CHECKPOINT", "--layers", "K")
+    return _line("verify", target, "--weights", *weights, auth=auth)
 
 
 def _following(result: us.Audit, most: us.Budget, out: Path) -> str:
     """Say how to recover what was not; "" where there is nothing to recover, or no learner."""
-    from unsoftmax.report.command_record import CommandRecord
-
     cost = result.cost
     if result.target_class == "probabilities":
-        words = "--answers", targets.PROBABILITIES, "--out", str(out / "logits")
-        return CommandRecord.now([*WORDS.get(), *words]).line
+        return _line(*WORDS.get(), "--answers", targets.PROBABILITIES, "--out", str(out / "logits"))
     if cost is None or result.recovery is not None:
         return ""
     if result.afforded is None:
-        return CommandRecord.now([*WORDS.get(), "--recover"]).line
+        return _line(*WORDS.get(), "--recover")
     bills = (
         ("--budget", most.queries, result.queries, cost.queries),
         ("--token-budget", most.tokens, result.tokens, cost.tokens),

@@ -9,7 +9,7 @@ import importlib.metadata
 import inspect
 import re
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from itertools import pairwise
 from pathlib import Path
@@ -100,22 +100,44 @@ def _with_shared(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command the options that all have."""
     from unsoftmax.cli.console import ALL_ROWS, QUIET
 
-    @functools.wraps(command)
-    def run(*, quiet: bool, all_rows: bool, run_file: Path | None, **given: Any) -> None:
-        del run_file  # read before the other options: see `_take_from_file`
-        QUIET.set(quiet)
-        ALL_ROWS.set(all_rows)
-        command(**given)
+    def kept(values: Mapping[str, Any]) -> Mapping[str, Any]:
+        QUIET.set(values["quiet"])
+        ALL_ROWS.set(values["all_rows"])
+        return {}  # a file's options were read before the others: see `_take_from_file`
 
-    own = inspect.signature(command)
+    options = {
+        "quiet": (_Quiet, False),
+        "all_rows": (_AllRows, False),
+        "run_file": (_RunFile, None),
+    }
+    return spelled_out(command, options, kept)
+
+
+def spelled_out(
+    command: Callable[..., None],
+    options: Mapping[str, tuple[Any, Any]],
+    made: Callable[[Mapping[str, Any]], Mapping[str, Any]],
+    place: str | None = None,
+) -> Callable[..., None]:
+    """Give a command options, each a type and a default: last, or in place of a parameter.
+
+    ``made`` says what of their values the command is given.
+    """
+    own, hints = inspect.signature(command), get_type_hints(command, include_extras=True)
+
+    @functools.wraps(command)
+    def run(**given: Any) -> None:
+        values = {option: given.pop(option) for option in options}
+        command(**given, **made(values))
+
     keyword = inspect.Parameter.KEYWORD_ONLY
-    hints = get_type_hints(command, include_extras=True)
-    parameters = [
-        *(one.replace(annotation=hints[name]) for name, one in own.parameters.items()),
-        inspect.Parameter("quiet", keyword, default=False, annotation=_Quiet),
-        inspect.Parameter("all_rows", keyword, default=False, annotation=_AllRows),
-        inspect.Parameter("run_file", keyword, default=None, annotation=_RunFile),
+    added = [
+        inspect.Parameter(option, keyword, default=default, annotation=kind)
+        for option, (kind, default) in options.items()
     ]
+    parameters = [one.replace(annotation=hints[name]) for name, one in own.parameters.items()]
+    at = len(parameters) if place is None else [*own.parameters].index(place)
+    parameters[at : at + 1] = added
     run.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {one.name: one.annotation for one in parameters}
     return run

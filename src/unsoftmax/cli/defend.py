@@ -176,7 +176,9 @@ def _show(result: us.DefenceComparison, target: str) -> None:
     console.say(result.recommendation)
     console.say_notes(result.notes)
     heads = ("defence", "lost", "refused", "error", "function", "queries")
-    console.show_rows("", heads, map(_row, _telling_first(result)))
+    trials = _telling_first(result)
+    rows = [(*trial.cells("{:.1e}".format), f"{trial.queries:,}") for trial in trials]
+    console.show_rows("", heads, rows)
     console.say(
         "lost: change of the answers, in their spread; error: of W (of the parameters), relative, "
         "and of the function, by the best attack, with its queries; ?: not known."
@@ -192,15 +194,3 @@ def _telling_first(result: us.DefenceComparison) -> list[DefenceTrial]:
         return trial != result.recommended, not affordable, -left
 
     return list(result.trials if console.ALL_ROWS.get() else sorted(result.trials, key=order))
-
-
-def _row(trial: DefenceTrial) -> tuple[str, ...]:
-    best = trial.best
-    found = ("?", "?") if best is None else (f"{trial.error:.1e}", f"{trial.function_error:.1e}")
-    return (
-        trial.brief,
-        "?" if trial.loss is None else f"{trial.loss:.2%}",
-        "?" if trial.refused is None else f"{trial.refused:.1%}",
-        *found,
-        f"{trial.queries:,}",
-    )

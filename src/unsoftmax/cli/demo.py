@@ -94,7 +94,7 @@ def _all_heads() -> _Case:
 
 def _whole_layer() -> _Case:
     from unsoftmax.cli.minilm import minilm_layer
-    from unsoftmax.figures.model_panels import draw_layer
+    from unsoftmax.figures.model_panels import draw_heads
 
     truth = minilm_layer(whole=True)
     known = us.canonical(truth)
@@ -102,7 +102,7 @@ def _whole_layer() -> _Case:
         "layer 0: attention, residual and LayerNorm (d = 384, 12 heads of 32)",
         truth,
         {"attention-layer": us.learners.AttentionLayerLearner(truth.dim)},
-        lambda found, path: draw_layer(known, _beside(found, known), path),
+        lambda found, path: draw_heads(known, _beside(found, known), path),
         heads=lambda found: int(found.H),
     )
 
@@ -201,38 +201,28 @@ def _run(truth: us.SingleHead | us.MultiHead | us.AttentionLayer, learner: Learn
     return _Run(recovery, learner.plan().formula, _errors(recovery.model, truth), seconds, spent)
 
 
-def _errors(
-    found: Any, truth: us.SingleHead | us.MultiHead | us.AttentionLayer
-) -> dict[str, float]:
-    """Return relative errors, the largest over heads; infinite if a head is missing."""
-    if isinstance(truth, us.AttentionLayer):
-        return _layer_errors(found, us.canonical(truth))
+def _errors(found: Any, truth: Any) -> dict[str, float]:
+    """Return relative errors of what the function determines, the largest over heads.
+
+    They are infinite where a head is missing, or the norm of a layer.
+    """
+    layer = isinstance(truth, us.AttentionLayer)
+    names = "MWwc" if layer else "Wvw"
     if isinstance(truth, us.SingleHead):
-        pairs = [(found, truth)]
-    elif len(found.v) == len(truth.v):
-        pairs = list(zip(_in_order(found, truth).heads, truth.heads, strict=True))
-    else:
-        return dict.fromkeys("Wvw", float("inf"))
-    return {
-        name: max(_relative(getattr(mine, name), getattr(true, name)) for mine, true in pairs)
-        for name in "Wvw"
-    }
-
-
-def _layer_errors(found: us.AttentionLayer, truth: us.AttentionLayer) -> dict[str, float]:
-    """Return errors of what a layer's function determines."""
-    if (found.H, found.norm is None) != (truth.H, truth.norm is None):
-        return dict.fromkeys("MWwc", float("inf"))
-    found = _beside(found, truth)
+        return {name: _relative(getattr(found, name), getattr(truth, name)) for name in names}
+    truth = us.canonical(truth) if layer else truth
+    if found.H != truth.H or (layer and (found.norm is None) != (truth.norm is None)):
+        return dict.fromkeys(names, float("inf"))
+    found = _beside(found, truth) if layer else _in_order(found, truth)
     pairs = list(zip(found.heads, truth.heads, strict=True))
     errors = {
         name: max(_relative(getattr(mine, name), getattr(true, name)) for mine, true in pairs)
-        for name in "MWw"
+        for name in names[:3]
     }
-    errors["c"] = _relative(found.c, truth.c)
-    if found.norm is not None and truth.norm is not None:
-        mine, true = found.norm.arrays(), truth.norm.arrays()
-        errors |= {name: _relative(mine[name], true[name]) for name in ("scale", "shift", "eps")}
+    if layer:
+        errors["c"] = _relative(found.c, truth.c)
+        norms = () if truth.norm is None else ("scale", "shift", "eps")
+        errors |= {n: _relative(found.norm.arrays()[n], truth.norm.arrays()[n]) for n in norms}
     return errors
 
 

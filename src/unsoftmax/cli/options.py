@@ -36,12 +36,12 @@ from typing import (
     Union,
     get_args,
     get_origin,
-    get_type_hints,
 )
 
 import typer
 
 from unsoftmax import learners
+from unsoftmax.cli.commands import spelled_out
 from unsoftmax.cli.console import DIM_IS_MISSING, Refusal, say, signal_behind, stderr
 from unsoftmax.cli.targets import found_at, imported
 from unsoftmax.errors import AlgorithmError, UnsoftmaxError
@@ -217,41 +217,8 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
     def given(values: Mapping[str, Any]) -> Settings:
         return {name: value for name, value in values.items() if value is not None}
 
-    run = spelled_out(command, "settings", options, given)
+    run = spelled_out(command, options, lambda values: {"settings": given(values)}, "settings")
     run.arrange_help = functools.partial(arrange_help, own={*own})  # type: ignore[attr-defined]
-    return run
-
-
-def spelled_out(
-    command: Callable[..., None],
-    name: str,
-    options: Mapping[str, tuple[Any, Any]],
-    made: Callable[[Mapping[str, Any]], Any],
-) -> Callable[..., None]:
-    """Give a command options, each a type and a default, in place of a parameter made of them."""
-    own, hints = inspect.signature(command), get_type_hints(command, include_extras=True)
-
-    @functools.wraps(command)
-    def run(**given: Any) -> None:
-        values = {option: given.pop(option) for option in options}
-        command(**given, **{name: made(values)})
-
-    keyword = inspect.Parameter.KEYWORD_ONLY
-    added = [
-        inspect.Parameter(option, keyword, default=default, annotation=kind)
-        for option, (kind, default) in options.items()
-    ]
-    parameters = [
-        one
-        for parameter in own.parameters.values()
-        for one in (
-            added
-            if parameter.name == name
-            else [parameter.replace(annotation=hints[parameter.name])]
-        )
-    ]
-    run.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
-    run.__annotations__ = {one.name: one.annotation for one in parameters}
     return run
 
 

@@ -18,8 +18,9 @@ import typer
 import unsoftmax as us
 from unsoftmax.campaign.limits import Retries
 from unsoftmax.cli import targets
+from unsoftmax.cli.commands import spelled_out
 from unsoftmax.cli.console import Refusal
-from unsoftmax.cli.options import in_flags, spelled_out
+from unsoftmax.cli.options import in_flags
 from unsoftmax.errors import DimensionRefused, LedgerMismatch, Terminated, UnsoftmaxError
 
 if TYPE_CHECKING:
@@ -121,7 +122,7 @@ def asking(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command the fields of `Asked` as options, in place of its parameter ``asked``."""
     hints = get_type_hints(Asked, include_extras=True)
     options = {field.name: (hints[field.name], field.default) for field in fields(Asked)}
-    return spelled_out(command, "asked", options, lambda values: Asked(**values))
+    return spelled_out(command, options, lambda values: {"asked": Asked(**values)}, "asked")
 
 
 # What messages name by other words than those of a learner's settings.

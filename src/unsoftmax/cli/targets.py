@@ -45,14 +45,13 @@ def resolve(
 
 
 def _named(target: str, endpoint: Mapping[str, Any]) -> Oracle:
-    if target.startswith(("http://", "https://")):
+    http, grpc = (
+        target.startswith(("http://", "https://")),
+        target.startswith(("grpc://", "grpcs://")),
+    )
+    if http or grpc:
         try:
-            return us.oracles.from_url(target, **endpoint)
-        except (ValueError, ImportError) as error:
-            raise Refusal(str(error)) from error
-    if target.startswith(("grpc://", "grpcs://")):
-        try:
-            return us.oracles.from_grpc(target, **endpoint)
+            return (us.oracles.from_grpc if grpc else us.oracles.from_url)(target, **endpoint)
         except (ValueError, ImportError, TypeError) as error:
             raise Refusal(str(error)) from error
     if "/v2/models/" in target and "://" not in target:

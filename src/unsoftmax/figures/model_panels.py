@@ -269,42 +269,17 @@ def draw_head(truth: SingleHead, found: SingleHead, path: str | os.PathLike[str]
     figure.savefig(path, dpi=110, bbox_inches="tight", metadata={"Software": "unsoftmax"})
 
 
-def draw_heads(truth: MultiHead, found: MultiHead, path: str | os.PathLike[str]) -> None:
-    """Draw every recovered W_h on a scale of its own, with its norm and its relative error.
-
-    Parameters
-    ----------
-    truth, found : MultiHead
-        Models with the same heads, in the same order.
-    path : path
-        Where to write; the suffix decides the format.
-    """
-    columns = min(4, found.H)
-    rows = -(-found.H // columns)
-    figure = Figure(figsize=(2.6 * columns, 2.9 * rows), layout="constrained")
-    axes = figure.subplots(rows, columns, squeeze=False).ravel()
-    for axis in axes:
-        axis.set_axis_off()
-    for h, (axis, W) in enumerate(zip(axes, found.W, strict=False)):
-        limit = _limit(W)
-        axis.imshow(W, cmap="RdBu_r", vmin=-limit, vmax=limit)
-        size = float(np.linalg.norm(truth.W[h]))
-        error = float(np.linalg.norm(W - truth.W[h])) / size
-        axis.set_title(f"head {h}: ‖W‖ = {size:.2g}\nerror {error:.0e}", fontsize=9)
-    figure.suptitle(
-        f"W of {found.H} recovered heads, each on its own scale: red above 0, blue below",
-        fontsize=11,
-    )
-    figure.savefig(path, dpi=80, bbox_inches="tight", metadata={"Software": "unsoftmax"})
-
-
-def draw_layer(truth: AttentionLayer, found: AttentionLayer, path: str | os.PathLike[str]) -> None:
+def draw_heads(
+    truth: AttentionLayer | MultiHead,
+    found: AttentionLayer | MultiHead,
+    path: str | os.PathLike[str],
+) -> None:
     """Draw every head's W, true and recovered beside each other, and all errors on a log scale.
 
     Parameters
     ----------
-    truth, found : AttentionLayer
-        Layers in canonical form with the same heads, in the same order.
+    truth, found : AttentionLayer, or MultiHead
+        Models with the same heads, in the same order; layers in canonical form.
     path : path
         Where to write; the suffix decides the format.
     """
@@ -323,11 +298,11 @@ def draw_layer(truth: AttentionLayer, found: AttentionLayer, path: str | os.Path
         axis.imshow(both, cmap="RdBu_r", vmin=-limit, vmax=limit, interpolation="nearest")
         axis.set_title(f"head {h}: W true, W recovered", fontsize=9)
     axis = below.subplots()
-    worst = UNIT
-    for name, mark in (("W", "o"), ("M", "s"), ("w", "^")):
+    worst, values = UNIT, "M" if isinstance(truth, AttentionLayer) else "v"
+    for name, mark in (("W", "o"), (values, "s"), ("w", "^")):
         errors = [
             _apart(getattr(its, name), getattr(mine, name))
-            for mine, its in zip(truth.heads, found.heads, strict=True)
+            for mine, its in zip(truth.heads, found.heads, strict=False)
         ]
         worst = max([worst, *errors])
         axis.semilogy(errors, mark, mfc="none", label=f"{name} of a head")

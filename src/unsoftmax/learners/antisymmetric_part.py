@@ -15,8 +15,6 @@ answers' precision is left, and the certificate is wider by as much. From about 
 differences look like rounded answers, and exact learners refuse them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Generator
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Generic

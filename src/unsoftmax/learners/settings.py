@@ -1,13 +1,10 @@
 """A learner's settings: checked where they are given, and written as JSON."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
-import types
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import fields
 from functools import cache
-from typing import Any, ClassVar, Literal, Self, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, get_args, get_type_hints
 
 import numpy as np
 
@@ -128,101 +125,14 @@ def refuse_contrary(
         )
 
 
-def knobs(path: str, value: Any, kind: type[Any]) -> None:
-    """Refuse a dataclass of knobs unless all of them are of the types that they are declared.
-
-    A number whose default is not negative must not be, and is at least what its field's metadata
-    has under "least".
-
-    Raises
-    ------
-    TypeError, ValueError
-        One is not of its type, or too small; it is named by its full path.
-    """
-    if type(value) is not kind:
-        raise TypeError(f"{path} must be of type {kind.__name__}; it is {_shown(value)}.")
-    declared: Any = kind
-    for field in fields(declared):
-        name, hint = field.name, _declared(declared)[field.name]
-        knob, whole_path = getattr(value, name), f"{path}.{name}"
-        if is_dataclass(hint):
-            assert isinstance(hint, type)
-            knobs(whole_path, knob, hint)
-        elif not _fits(knob, hint):
-            raise TypeError(f"{whole_path} must be {_described(hint)}; it is {_shown(knob)}.")
-        elif hint in (int, float) and field.default is not MISSING and field.default >= 0:
-            least = field.metadata.get("least", 0)
-            if knob < least:
-                raise ValueError(f"{whole_path} must be {least} or more; it is {knob!r}.")
-
-
-def _shown(value: Any) -> str:
-    """Return a value as a message shows it."""
-    text = repr(value)
-    return text if len(text) <= 200 else f"{text[:200]} …"
-
-
-def _fits(value: Any, hint: Any) -> bool:
-    """Whether a value is of a declared type; whole numbers are numbers, NaN is none."""
-    parts = get_args(hint)
-    if hint in (int, float):
-        types_of = (int, np.integer) if hint is int else (int, float, np.integer, np.floating)
-        return isinstance(value, types_of) and not isinstance(value, bool) and value == value
-    if hint is bool:
-        return isinstance(value, (bool, np.bool_))
-    if get_origin(hint) is Literal:
-        return value in parts
-    if get_origin(hint) in (Union, types.UnionType):
-        return any(_fits(value, part) for part in parts)
-    if get_origin(hint) is tuple and isinstance(value, tuple):
-        each = parts[:1] * len(value) if parts[-1] is ... else parts
-        return len(value) == len(each) and all(map(_fits, value, each))
-    if not isinstance(value, get_origin(hint) or hint):
-        return False
-    # a row of a table
-    return all(_fits(getattr(value, name), part) for name, part in _entries(hint).items())
-
-
-def _entries(hint: Any) -> dict[str, Any]:
-    """Return the fields of a named tuple with their types; of other types none."""
-    return _declared(hint) if hasattr(hint, "_fields") else {}
-
-
-def _described(hint: Any, *, several: bool = False) -> str:
-    """Say what a declared type is, of one value or of several."""
-    plain = {int: "whole number", float: "number"}
-    parts, name = get_args(hint), getattr(hint, "__name__", str(hint))
-    if hint in (bool, types.NoneType):
-        return "True or False" if hint is bool else "None"
-    if get_origin(hint) is Literal:
-        return " or ".join(map(repr, parts))
-    if get_origin(hint) in (Union, types.UnionType):
-        return " or ".join(_described(part, several=several) for part in parts)
-    if get_origin(hint) is tuple:
-        count = "" if parts[-1] is ... else f"{len(parts)} "
-        inner = sorted({_described(part, several=True) for part in parts if part is not ...})
-        return f"{'tuples' if several else 'a tuple'} of {count}{' and '.join(inner)}"
-    return f"{plain.get(hint, name)}s" if several else f"a {plain.get(hint, name)}"
-
-
 class Configured:
     """A learner whose settings are its fields.
 
-    Keyword-only fields, those that were added later and ``tuning``, a frozen dataclass of an
-    algorithm's knobs, are named only where they differ from their defaults: a ledger stays valid
-    when a learner gets another setting, or a knob a name.
-
-    Knobs are checked against their annotations before anything reads them.
+    Keyword-only fields, those that were added later, are named only where they differ from their
+    defaults: a ledger stays valid when a learner gets another setting.
     """
 
     __slots__ = ()
-
-    def __new__(cls, *_: object, **given: object) -> Self:
-        """Refuse knobs of other types; they are given by name alone."""
-        if "tuning" in given:
-            learner: Any = cls
-            knobs("tuning", given["tuning"], _declared(learner)["tuning"])
-        return super().__new__(cls)
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Refuse targets whose answers end in errors of solvers, whatever the learner."""
@@ -247,10 +157,7 @@ class Configured:
             value = getattr(self, field.name)
             if field.kw_only and value == field.default:
                 continue
-            if field.name == "tuning":
-                settings["tuning"] = changed(value, field.default)
-            else:
-                settings[field.name] = as_json(value, hints[field.name])
+            settings[field.name] = as_json(value, hints[field.name])
         return settings
 
 
@@ -296,17 +203,6 @@ def name_of(function: Any) -> str:
         return name_of(function.func)
     named = function if hasattr(function, "__qualname__") else type(function)
     return f"{named.__module__}:{named.__qualname__}"
-
-
-def changed(tuning: Any, default: Any) -> dict[str, Any]:
-    """Return the knobs that differ from their defaults, those of nested dataclasses nested."""
-    names = [field.name for field in fields(tuning)]
-    pairs = {name: (getattr(tuning, name), getattr(default, name)) for name in names}
-    return {
-        name: changed(new, old) if is_dataclass(new) else as_json(new)
-        for name, (new, old) in pairs.items()
-        if new != old
-    }
 
 
 def _alternatives(hint: Any) -> tuple[Any, ...]:

@@ -1,7 +1,5 @@
 """What a target is: forward maps, canonical form, equality, files."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Mapping
 from typing import Any

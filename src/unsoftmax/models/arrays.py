@@ -3,8 +3,6 @@
 Every class says of what axes its arrays are; `declared` alone checks them.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache

@@ -5,8 +5,6 @@ value and output biases as one constant, since the weights sum to 1. So these ar
 here; M_h and W_h may be products of factors, which answering never multiplies.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, ClassVar, Self

@@ -5,8 +5,6 @@ turn. What a kind of model calls its parts is a row of `BLOCKS`; the projections
 attention are those of a family of `projections`.
 """
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Mapping

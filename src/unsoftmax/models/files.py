@@ -5,8 +5,6 @@ executed: no pickle is read. A file is written under another name first, `tempor
 what a process killed in the midst left there is deleted by the next that writes the same file.
 """
 
-from __future__ import annotations
-
 import glob
 import json
 import math
@@ -18,7 +16,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, TypeVar, get_args, get_origin, get_type_hints
 
@@ -322,14 +320,9 @@ def load_weights(path: str | os.PathLike[str]) -> Mapping[str, Array]:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class UnpackingLimits:
-    """How far an array of an ``.npz`` may grow when it is unpacked."""
-
-    free: int = 2**28
-    """Up to 256 MiB nothing is asked: zeros, which biases and masks are, pack a thousandfold."""
-    most_packed: float = 50.0
-    """Beyond, weights do not pack like this; a bomb packs a thousandfold."""
+# An array of an .npz may be unpacked to 256 MiB whatever it is: zeros, which biases and masks are,
+# pack a thousandfold, as a bomb does. Beyond that to so many times its size: weights pack less.
+FREE, MOST_PACKED = 2**28, 50.0
 
 
 # What NumPy and zipfile raise for files that are damaged or made to do harm: too large for memory,
@@ -410,10 +403,8 @@ class _Shards(_Stored):
 class _Npz(_Stored):
     """The arrays of an ``.npz``."""
 
-    def __init__(
-        self, path: str | os.PathLike[str], limits: UnpackingLimits = UnpackingLimits()
-    ) -> None:
-        self._path, self._limits = path, limits
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._path = path
         try:
             with self._opened() as file:
                 self._names = dict.fromkeys(file.files)
@@ -445,8 +436,8 @@ class _Npz(_Stored):
 
     def _refuse_bomb(self, packed: Any, name: str) -> None:
         member = packed.getinfo(name if name in packed.namelist() else f"{name}.npy")
-        size, limits = member.file_size, self._limits
-        if size > limits.free and size > limits.most_packed * member.compress_size:
+        size = member.file_size
+        if size > FREE and size > MOST_PACKED * member.compress_size:
             raise ValueError(f"it unpacks {size:,} bytes out of {member.compress_size:,}")
 
 

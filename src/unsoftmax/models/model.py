@@ -4,8 +4,6 @@
 in several, and `ValuedHeads` value vectors and a constant.
 """
 
-from __future__ import annotations
-
 import os
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence

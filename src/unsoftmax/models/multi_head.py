@@ -1,7 +1,5 @@
 """Several softmax attention heads, added up to a scalar output."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from unsoftmax.models.arrays import of_several

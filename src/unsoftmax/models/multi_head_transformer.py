@@ -1,7 +1,5 @@
 """Several softmax heads before a ReLU network: a whole one-layer Transformer."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import ClassVar, Self
 

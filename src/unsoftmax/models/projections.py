@@ -18,8 +18,6 @@ What a family of models calls its arrays, and how it lays them out, is a row of 
 family is another row.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

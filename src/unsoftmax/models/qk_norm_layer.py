@@ -4,8 +4,6 @@ Qwen3 has such layers. Its scores are no bilinear form of tokens, so no learner 
 `equivalent` does not know their other parameters: `verify` compares answers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, ClassVar
 

@@ -5,8 +5,6 @@ is turned by θ_kΔ before it meets the key. A plane whose θ is 0 knows no posi
 its sign and to 2π: distances are whole numbers, and a plane may be mirrored.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any, Self
 

@@ -1,7 +1,5 @@
 """One attention head whose scores turn with distance: rotary positions, with key biases."""
 
-from __future__ import annotations
-
 from functools import cached_property
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Several attention heads whose scores turn with distance, added up to a scalar output."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Any, Self
 

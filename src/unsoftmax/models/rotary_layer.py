@@ -4,8 +4,6 @@ Llama, Qwen, Mistral and SmolLM have H query heads and G ≤ H key and value hea
 query heads share. The arrays here are stacked as theirs: keys and values once per group.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import cached_property
 from typing import Any, ClassVar

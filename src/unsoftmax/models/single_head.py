@@ -1,7 +1,5 @@
 """One softmax attention head with a scalar output."""
 
-from __future__ import annotations
-
 from unsoftmax.models.arrays import axes
 from unsoftmax.models.attention import BILINEAR
 from unsoftmax.models.model import ValuedAttention, tensors_of

@@ -1,7 +1,5 @@
 """One softmax attention head behind a vocabulary: a function of ids."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

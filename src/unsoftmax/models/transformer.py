@@ -1,7 +1,5 @@
 """A one-layer Transformer: one softmax head, and a ReLU network on the token it pools."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import ClassVar, Self
 

@@ -15,8 +15,6 @@ probes, whose offsets are unit vectors: an entry of W is off by |τ + (b + pa)·
 δv = ±τ(1, …, 1) makes all of them largest at once.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 import threading
@@ -29,7 +27,7 @@ import numpy as np
 from unsoftmax.errors import OracleError
 from unsoftmax.models import SingleHead
 from unsoftmax.models.arrays import UNIT
-from unsoftmax.oracles.wrapped import WrappedOracle
+from unsoftmax.oracles.wrapped import ChangedOracle, WrappedOracle
 from unsoftmax.probes import Array
 from unsoftmax.protocol import Oracle, as_array
 
@@ -58,7 +56,7 @@ def rounded(oracle: Oracle, decimals: int) -> WrappedOracle:
     """
     if isinstance(decimals, bool) or not isinstance(decimals, (int, np.integer)):
         raise TypeError(f"decimals must be a whole number; it is {decimals!r}.")
-    return _Rounded(oracle, int(decimals))
+    return ChangedOracle(oracle, _rounded, (int(decimals),))
 
 
 def noisy(oracle: Oracle, scale: float, seed: int = 0) -> WrappedOracle:
@@ -94,7 +92,7 @@ def noisy(oracle: Oracle, scale: float, seed: int = 0) -> WrappedOracle:
         raise ValueError(f"scale must be a finite number, 0 or more; it is {scale}.")
     if seed < 0:
         raise ValueError(f"seed must be 0 or more; it is {seed}.")
-    return _Noisy(oracle, float(scale), int(seed))
+    return ChangedOracle(oracle, _noisy, (float(scale), int(seed), _Calls()))
 
 
 def clipped(oracle: Oracle, low: float, high: float) -> WrappedOracle:
@@ -114,7 +112,7 @@ def clipped(oracle: Oracle, low: float, high: float) -> WrappedOracle:
     """
     if not low < high:
         raise ValueError(f"low must be below high; they are {low} and {high}.")
-    return _Clipped(oracle, float(low), float(high))
+    return ChangedOracle(oracle, _clipped, (float(low), float(high)))
 
 
 def norm_capped(oracle: Oracle, radius: float) -> WrappedOracle:
@@ -148,7 +146,7 @@ norm 5. Ask shorter ones: give the learner the target's radius, if it takes one.
     """
     if not radius > 0:
         raise ValueError(f"radius must be above 0; it is {radius}.")
-    return _NormCapped(oracle, float(radius))
+    return ChangedOracle(oracle, _norm_capped, (float(radius),))
 
 
 def labels(oracle: Oracle) -> WrappedOracle:
@@ -160,48 +158,32 @@ def labels(oracle: Oracle) -> WrappedOracle:
     >>> print(labels(lambda X: X.sum(axis=(1, 2)))(np.array([[[2.0]], [[0.0]]])))
     [1. 0.]
     """
-    return _Labels(oracle)
+    return ChangedOracle(oracle, _labels)
 
 
-@dataclass(frozen=True, eq=False)
-class _Rounded(WrappedOracle):
-    decimals: int
-
-    def __call__(self, X: Array, /) -> Any:
-        y = as_array(self.oracle(X))
-        # NumPy rounds no bools
-        return np.round(y.astype(np.float64) if y.dtype.kind == "b" else y, self.decimals)
+def _rounded(oracle: Oracle, X: Array, decimals: int) -> Any:
+    y = as_array(oracle(X))
+    # NumPy rounds no bools
+    return np.round(y.astype(np.float64) if y.dtype.kind == "b" else y, decimals)
 
 
-@dataclass(frozen=True, eq=False)
-class _Clipped(WrappedOracle):
-    low: float
-    high: float
-
-    def __call__(self, X: Array, /) -> Any:
-        return np.clip(as_array(self.oracle(X)), self.low, self.high)
+def _clipped(oracle: Oracle, X: Array, low: float, high: float) -> Any:
+    return np.clip(as_array(oracle(X)), low, high)
 
 
-@dataclass(frozen=True, eq=False)
-class _Labels(WrappedOracle):
-    def __call__(self, X: Array, /) -> Any:
-        y = as_array(self.oracle(X))
-        return np.where(y > 0, 1.0, np.where(y <= 0, 0.0, np.nan))
+def _labels(oracle: Oracle, X: Array) -> Any:
+    y = as_array(oracle(X))
+    return np.where(y > 0, 1.0, np.where(y <= 0, 0.0, np.nan))
 
 
-@dataclass(frozen=True, eq=False)
-class _NormCapped(WrappedOracle):
-    radius: float
-
-    def __call__(self, X: Array, /) -> Any:
-        longest = float(np.max(np.linalg.norm(X, axis=-1), initial=0.0))
-        if longest > self.radius * (1 + 1e-12):
-            raise OracleError(
-                f"The target answers tokens up to norm {self.radius:g}; this sequence has one of "
-                f"norm {longest:g}. Ask shorter ones: give the learner the target's radius, if "
-                "it takes one."
-            )
-        return self.oracle(X)
+def _norm_capped(oracle: Oracle, X: Array, radius: float) -> Any:
+    longest = float(np.max(np.linalg.norm(X, axis=-1), initial=0.0))
+    if longest > radius * (1 + 1e-12):
+        raise OracleError(
+            f"The target answers tokens up to norm {radius:g}; this sequence has one of norm "
+            f"{longest:g}. Ask shorter ones: give the learner the target's radius, if it takes one."
+        )
+    return oracle(X)
 
 
 @dataclass(slots=True)
@@ -220,17 +202,11 @@ class _Calls:
         return _Calls, (self.count,)
 
 
-@dataclass(frozen=True, eq=False)
-class _Noisy(WrappedOracle):
-    scale: float
-    seed: int
-    calls: _Calls = field(default_factory=_Calls)
-
-    def __call__(self, X: Array, /) -> Any:
-        call = self.calls.next()
-        answers = as_array(self.oracle(X)).astype(np.float64)
-        noise = np.random.default_rng([self.seed, call]).standard_normal(answers.shape)
-        return answers + self.scale * noise
+def _noisy(oracle: Oracle, X: Array, scale: float, seed: int, calls: _Calls) -> Any:
+    call = calls.next()
+    answers = as_array(oracle(X)).astype(np.float64)
+    noise = np.random.default_rng([seed, call]).standard_normal(answers.shape)
+    return answers + scale * noise
 
 
 Direction: TypeAlias = Callable[[Array], Any]
@@ -295,7 +271,7 @@ def within(
         direction = worst
     else:
         raise TypeError(f"worst must be a SingleHead or a callable; it is {worst!r}.")
-    return _Within(oracle, float(tau), float(single), direction, int(seed))
+    return ChangedOracle(oracle, _within, (float(tau), float(single), direction, int(seed)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,34 +287,29 @@ class AgainstRecovery:
         return pushed if X.shape[1] == 1 else -pushed
 
 
-@dataclass(frozen=True, eq=False)
-class _Within(WrappedOracle):
-    tau: float
-    tau_single: float
-    direction: Direction | None
-    seed: int
+def _within(
+    oracle: Oracle, X: Array, tau: float, tau_single: float, direction: Direction | None, seed: int
+) -> Any:
+    questions = np.array(X, dtype=np.float64)  # the oracle may write on X
+    y = as_array(oracle(X)).astype(np.float64)
+    if y.shape[:1] != (len(questions),):
+        return y  # whoever asked refuses it, as without this wrapper
+    most = tau_single if questions.shape[1] == 1 else tau
+    # less what adding it rounds: the promise is kept to the last bit
+    off = np.maximum(most - 4 * UNIT * (most + np.abs(y)), 0.0)
+    up = _hashed(questions, y, seed) if direction is None else _chosen(direction, questions, y)
+    return y + np.where(up, off, -off)
 
-    def __call__(self, X: Array, /) -> Any:
-        questions = np.array(X, dtype=np.float64)  # the oracle may write on X
-        y = as_array(self.oracle(X)).astype(np.float64)
-        if y.shape[:1] != (len(questions),):
-            return y  # whoever asked refuses it, as without this wrapper
-        tau = self.tau_single if questions.shape[1] == 1 else self.tau
-        # less what adding it rounds: the promise is kept to the last bit
-        off = np.maximum(tau - 4 * UNIT * (tau + np.abs(y)), 0.0)
-        return y + np.where(self._up(questions, y), off, -off)
 
-    def _up(self, questions: Array, y: Array) -> Any:
-        """Return where answers are off upwards, in the shape of y."""
-        if self.direction is None:
-            return _hashed(questions, y, self.seed)
-        up = np.asarray(self.direction(questions)) >= 0
-        if up.shape != y.shape[: up.ndim] or not up.ndim:
-            raise OracleError(
-                f"worst chose signs of shape {up.shape} for answers of shape {y.shape}: one per "
-                "sequence, or one per number."
-            )
-        return up.reshape(up.shape + (1,) * (y.ndim - up.ndim))
+def _chosen(direction: Direction, questions: Array, y: Array) -> Any:
+    """Return where answers are off upwards, in the shape of y."""
+    up = np.asarray(direction(questions)) >= 0
+    if up.shape != y.shape[: up.ndim] or not up.ndim:
+        raise OracleError(
+            f"worst chose signs of shape {up.shape} for answers of shape {y.shape}: one per "
+            "sequence, or one per number."
+        )
+    return up.reshape(up.shape + (1,) * (y.ndim - up.ndim))
 
 
 def _hashed(questions: Array, y: Array, seed: int) -> Any:

@@ -1,7 +1,5 @@
 """What any endpoint has: limits, a secret that is never shown, a pace, and a client."""
 
-from __future__ import annotations
-
 import os
 import threading
 import time

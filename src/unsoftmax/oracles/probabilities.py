@@ -8,9 +8,6 @@ A class is the index of the largest logit. Where only classes 0 and j are answer
 z_j − z_0: a label, for learners of labels.
 """
 
-from __future__ import annotations
-
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,7 +16,7 @@ from numpy.typing import NDArray
 from unsoftmax.errors import OracleError
 from unsoftmax.measure.precision import FLOAT32_BITS, FLOAT32_UNIT, significant_bits
 from unsoftmax.models.arrays import UNIT
-from unsoftmax.oracles.wrapped import WrappedOracle, vectors
+from unsoftmax.oracles.wrapped import ChangedOracle, WrappedOracle, vectors
 from unsoftmax.probes import Array
 from unsoftmax.protocol import Oracle, as_array
 
@@ -70,7 +67,7 @@ def log_ratios(oracle: Oracle) -> WrappedOracle:
     >>> print(log_ratios(softmax)(np.array([[[3.0, 2.5, 1.0]]])).round(12))
     [[2.  1.5]]
     """
-    return _LogRatios(oracle)
+    return ChangedOracle(oracle, _log_ratios)
 
 
 def one_against(oracle: Oracle, k: int) -> tuple[WrappedOracle, ...]:
@@ -108,47 +105,40 @@ def one_against(oracle: Oracle, k: int) -> tuple[WrappedOracle, ...]:
         raise TypeError(f"k must be a whole number; it is {k!r}.")
     if k < 2:
         raise ValueError(f"k must be 2 or more; it is {k}.")
-    return tuple(_OneAgainst(oracle, j, int(k)) for j in range(1, int(k)))
+    return tuple(ChangedOracle(oracle, _one_against, (j, int(k))) for j in range(1, int(k)))
 
 
-@dataclass(frozen=True, eq=False)
-class _OneAgainst(WrappedOracle):
-    j: int
-    k: int
-
-    def __call__(self, X: Array, /) -> Any:
-        answers = as_array(self.oracle(X))
-        known = {*range(self.k)}
-        if answers.shape != (len(X),) or not all(y in known or y != y for y in answers.tolist()):
-            raise OracleError(
-                f"The target's answers are no classes: for {len(X)} sequences they must be "
-                f"{len(X)} whole numbers from 0 to {self.k - 1}."
-            )
-        label = np.where(answers == self.j, 1.0, np.where(answers == 0, 0.0, np.nan))
-        if len(others := answers[np.isnan(label) & (answers == answers)]):
-            raise OracleError(
-                f"The answer is class {int(others[0])}: it hides whether class {self.j} or class 0 "
-                "has the larger logit. Ask tokens of a subspace on which no third class is largest."
-            )
-        return label
+def _one_against(oracle: Oracle, X: Array, j: int, k: int) -> Any:
+    answers = as_array(oracle(X))
+    known = {*range(k)}
+    if answers.shape != (len(X),) or not all(y in known or y != y for y in answers.tolist()):
+        raise OracleError(
+            f"The target's answers are no classes: for {len(X)} sequences they must be "
+            f"{len(X)} whole numbers from 0 to {k - 1}."
+        )
+    label = np.where(answers == j, 1.0, np.where(answers == 0, 0.0, np.nan))
+    if len(others := answers[np.isnan(label) & (answers == answers)]):
+        raise OracleError(
+            f"The answer is class {int(others[0])}: it hides whether class {j} or class 0 has the "
+            "larger logit. Ask tokens of a subspace on which no third class is largest."
+        )
+    return label
 
 
-@dataclass(frozen=True, eq=False)
-class _LogRatios(WrappedOracle):
-    def __call__(self, X: Array, /) -> Any:
-        given = as_array(self.oracle(X))
-        p = vectors(given, X)
-        if p.dtype.kind not in "fiub" or np.any((p < 0) | (p > 1)):
-            raise OracleError(
-                "The target's answers are no probabilities: they must be numbers from 0 to 1. "
-                "Other answers have no log-ratios: ask for the numbers themselves."
-            )
-        there = ~np.isnan(p).any(axis=1)
-        of = _of_sigmoid if p.shape[1] == 1 else _of_softmax
-        some = of(p[there], X[there])
-        y = np.full((len(p), some.shape[1]), np.nan, some.dtype)  # a missing answer stays missing
-        y[there] = some
-        return y[:, 0] if given.ndim == 1 else y
+def _log_ratios(oracle: Oracle, X: Array) -> Any:
+    given = as_array(oracle(X))
+    p = vectors(given, X)
+    if p.dtype.kind not in "fiub" or np.any((p < 0) | (p > 1)):
+        raise OracleError(
+            "The target's answers are no probabilities: they must be numbers from 0 to 1. "
+            "Other answers have no log-ratios: ask for the numbers themselves."
+        )
+    there = ~np.isnan(p).any(axis=1)
+    of = _of_sigmoid if p.shape[1] == 1 else _of_softmax
+    some = of(p[there], X[there])
+    y = np.full((len(p), some.shape[1]), np.nan, some.dtype)  # a missing answer stays missing
+    y[there] = some
+    return y[:, 0] if given.ndim == 1 else y
 
 
 def _of_softmax(p: Array, X: Array) -> Array:

@@ -45,6 +45,19 @@ class WrappedOracle(ABC):
         """Answer a batch of sequences."""
 
 
+@dataclass(frozen=True, eq=False)
+class ChangedOracle(WrappedOracle):
+    """An oracle whose questions or answers go through a function, which pickles by its name."""
+
+    change: Callable[..., Any]
+    """Asks the oracle, given that, sequences and ``settings``."""
+    settings: tuple[Any, ...] = ()
+
+    def __call__(self, X: Array, /) -> Any:
+        """Answer a batch of sequences."""
+        return self.change(self.oracle, X, *self.settings)
+
+
 def from_ids(function: Oracle, vocabulary: int | None = None) -> WrappedOracle:
     """Say of a callable that it takes ids of a vocabulary, and not vectors.
 
@@ -121,7 +134,7 @@ def coordinate(oracle: Oracle, k: int | ArrayLike) -> WrappedOracle:
     [4.] [3.]
     """
     if isinstance(k, (int, np.integer)) and not isinstance(k, bool):
-        return _Coordinate(oracle, int(k))
+        return ChangedOracle(oracle, _coordinate, (int(k),))
     try:
         weights = as_array(k)
     except ValueError as error:
@@ -130,7 +143,7 @@ def coordinate(oracle: Oracle, k: int | ArrayLike) -> WrappedOracle:
         raise TypeError(f"k must be an index (int) or a vector of weights; it is {k!r}.")
     if not weights.size or not np.isfinite(weights).all():
         raise ValueError("Weights must be finite numbers, at least one.")
-    return _WeightedSum(oracle, weights.astype(np.float64))
+    return ChangedOracle(oracle, _weighted_sum, (weights.astype(np.float64),))
 
 
 def vectors(answers: Any, X: Array) -> Any:
@@ -149,33 +162,25 @@ def vectors(answers: Any, X: Array) -> Any:
     return y
 
 
-@dataclass(frozen=True, eq=False)
-class _Coordinate(WrappedOracle):
-    k: int
-
-    def __call__(self, X: Array, /) -> Any:
-        y = vectors(self.oracle(X), X)
-        m = y.shape[1]
-        if not -m <= self.k < m:
-            raise AnswerMisshapen(
-                f"The target gives {m} number{'s' if m != 1 else ''} per sequence: there is no "
-                f"coordinate {self.k}. Choose k from {-m} to {m - 1}."
-            )
-        return y[:, self.k]
+def _coordinate(oracle: Oracle, X: Array, k: int) -> Any:
+    y = vectors(oracle(X), X)
+    m = y.shape[1]
+    if not -m <= k < m:
+        raise AnswerMisshapen(
+            f"The target gives {m} number{'s' if m != 1 else ''} per sequence: there is no "
+            f"coordinate {k}. Choose k from {-m} to {m - 1}."
+        )
+    return y[:, k]
 
 
-@dataclass(frozen=True, eq=False)
-class _WeightedSum(WrappedOracle):
-    weights: Array
-
-    def __call__(self, X: Array, /) -> Any:
-        y = vectors(self.oracle(X), X)
-        if y.shape[1] != len(self.weights):
-            raise AnswerMisshapen(
-                f"The target gives {y.shape[1]} numbers per sequence, and there are "
-                f"{len(self.weights)} weights: give coordinate() one weight for each."
-            )
-        return np.sum(y * self.weights, axis=1)
+def _weighted_sum(oracle: Oracle, X: Array, weights: Array) -> Any:
+    y = vectors(oracle(X), X)
+    if y.shape[1] != len(weights):
+        raise AnswerMisshapen(
+            f"The target gives {y.shape[1]} numbers per sequence, and there are "
+            f"{len(weights)} weights: give coordinate() one weight for each."
+        )
+    return np.sum(y * weights, axis=1)
 
 
 def on_dask(client: Any, oracle: Oracle) -> DaskOracle:

@@ -21,7 +21,7 @@ from unsoftmax.probes import Array
 from unsoftmax.protocol import Found, Learner, vocabulary_of
 from unsoftmax.questions.answer_traits import Traits
 from unsoftmax.theory import counts
-from unsoftmax.validate.long_sequences import LongSequenceTuning
+from unsoftmax.validate.long_sequences import shapes_of
 from unsoftmax.validate.sequences import Shares
 
 ClassName: TypeAlias = Literal[
@@ -461,5 +461,5 @@ def _holdout_tokens(learner: Learner[Any], holdout: int) -> int:
     shares, kind = Shares.of(holdout), type(learner)
     ends = 2 * [(holdout - shares.opening) // 2] if kind is learners.LabelHead else [shares.closing]
     ends = [holdout] if kind is learners.MultiHeadLearner else ends
-    long = [shape.tokens for end in ends for shape in LongSequenceTuning().of(end, learner.dim)]
+    long = [shape.tokens for end in ends for shape in shapes_of(end, learner.dim)]
     return sum(long) + 4 * (holdout - len(long))  # the others have 1 to 20, on average 3 to 5

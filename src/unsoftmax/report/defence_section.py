@@ -116,20 +116,8 @@ def _advice(result: DefenceComparison) -> tuple[str, ...]:
 
 
 def _row(trial: DefenceTrial) -> tuple[str, ...]:
-    best = trial.best
-    found = ("?", "?") if best is None else tuple(map(scientific, _errors(trial)))
-    return (
-        trial.brief,
-        "?" if trial.loss is None else f"{trial.loss:.2%}",
-        "?" if trial.refused is None else f"{trial.refused:.1%}",
-        *found,
-        "every attack was refused" if best is None else best.name,
-        f"{trial.queries:,}",
-    )
-
-
-def _errors(trial: DefenceTrial) -> tuple[float, float]:
-    return trial.error, trial.function_error
+    by = "every attack was refused" if trial.best is None else trial.best.name
+    return (*trial.cells(scientific), by, f"{trial.queries:,}")
 
 
 def _attack(trial: DefenceTrial, attack: AttackOutcome) -> tuple[str, ...]:

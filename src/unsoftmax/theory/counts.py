@@ -4,8 +4,6 @@ Every query gives one number, so the number of free parameters is the floor. Lab
 last: those of Theorem B.1, and of the bisection beyond it.
 """
 
-from __future__ import annotations
-
 import math
 
 

@@ -23,8 +23,6 @@ invariant, whatever b: that is what the paper's conjecture builds on. `unsoftmax
 reads 4∇²F(0) off answers.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import ArrayLike
 

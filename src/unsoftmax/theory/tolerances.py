@@ -17,8 +17,6 @@ beyond the clip. Since v̂_i = 0 is exact and b is shorter,
 below the 80 of the theorem: zero rows need no smaller tolerance than others, for any p.
 """
 
-from __future__ import annotations
-
 import math
 from numbers import Integral, Real
 

@@ -35,13 +35,15 @@ from unsoftmax.validate.judge import (
 )
 from unsoftmax.validate.long_sequences import (
     FAR,
+    LONGEST,
     Ball,
-    LongSequenceTuning,
     LongTokens,
     SequenceShape,
     draw_long,
+    in_rounds,
     length_for,
     looked_at,
+    most_at,
 )
 from unsoftmax.validate.sequences import by_length
 
@@ -56,7 +58,6 @@ SHORT = (
     SequenceShape(5, 1.0),
 )
 """Short sequences, in turn: few tokens show one logit at a time, many how logits compete."""
-LONG = LongSequenceTuning()
 WITH_EPS = 8
 """A hold-out of so many sequences has a token at which the eps of a norm behind counts."""
 
@@ -90,16 +91,16 @@ class LayerSequences:
         left = count - len(own)
         if self.by_distance:
             shapes = [FAR[n % len(FAR)] for n in range((left + 1) // 2)]
-            most = LONG.most(self.model.dim)
+            most = most_at(self.model.dim)
             long = [self._drawn(one._replace(tokens=min(one.tokens, most))) for one in shapes]
         else:
-            drawn = draw_long(self.model, left, self.rng, self._at, LONG)
+            drawn = draw_long(self.model, left, self.rng, self._at)
             long = [self._sent(X) for X in drawn]
         shapes = self._short(left - len(long))
-        lengths = LongTokens(self.model, tells, min(self.radius, LONG.longest), self.ball)
+        lengths = LongTokens(self.model, tells, min(self.radius, LONGEST), self.ball)
         short = lengths.among(len(shapes), self.rng, lambda n: self._drawn(shapes[n]))
         families = by_length([*long, *own], "hold-out, long")
-        return by_length(short, "hold-out"), LONG.rounds(families)
+        return by_length(short, "hold-out"), in_rounds(families)
 
     def _short(self, count: int) -> list[SequenceShape]:
         return [SHORT[n % len(SHORT)] for n in range(count)]

@@ -40,7 +40,7 @@ class SequenceShape(NamedTuple):
 
     tokens: int
     logits: float
-    """Root mean square of its logits, or more of them (`LongSequenceTuning.shown`); of a single
+    """Root mean square of its logits, or more of them (`SHOWN`); of a single
     token, what its own score falls below 0."""
     kind: Literal["fresh", "repeats", "near", "permuted"] = "fresh"
 
@@ -56,74 +56,69 @@ FAR = (
 and windows, show beyond their length alone."""
 
 
-@dataclass(frozen=True, slots=True)
-class LongSequenceTuning:
-    """Knobs of long sequences."""
+SHAPES = (
+    SequenceShape(512, 2.0),
+    SequenceShape(64, 30.0),
+    SequenceShape(1, 30.0),
+    SequenceShape(512, 30.0),
+    SequenceShape(16, 6.0, "repeats"),
+    SequenceShape(64, 0.5),
+    SequenceShape(64, 0.5, "permuted"),
+    SequenceShape(16, 0.1, "near"),
+)
+"""What is asked, the most telling first: few lengths, for each is a family of its own."""
+# One in so many queries of a hold-out's end is one of these, until all are asked once.
+SHARE = 2
+# With fewer queries none is: their answers average more away than those of short ones.
+LEAST = 4
+# Entries of one sequence, 2 MiB: from 513 dimensions on long sequences have fewer tokens.
+MOST_NUMBERS = 2**18
+# Different tokens among repeats.
+DISTINCT = 4
+# How far apart near tokens are, relative to their length: float32 still tells them apart.
+APART = 2.0**-10
+# Directions tried for the token by itself: the shortest whose score is low enough is asked.
+TRIED = 32
+SHOWN = 30.0
+"""Two tokens of fresh sequences at logits of this size have scores above it: of scores that are
+clipped there, a single one changes no answer."""
+# Factors of the logits tried for it in turn, offsets turned round where they are negative. The
+# first that suffices is asked, or else the one that comes nearest.
+STRETCHED = (1.0, -1.0, 2.0, -2.0, 4.0, -4.0)
+# One in so many of the other sequences has long tokens (`LongTokens`).
+LONG_SHARE = 3
+TOGETHER = 64
+"""Families of up to so many tokens are asked in one round, and each longer one in a round of its
+own: a target may have a longest sequence, and is believed as far as it answers."""
+MOST_ROUNDS = len({max(shape.tokens, TOGETHER) for shape in SHAPES})
+"""Into how many rounds all are divided."""
 
-    shapes: tuple[SequenceShape, ...] = (
-        SequenceShape(512, 2.0),
-        SequenceShape(64, 30.0),
-        SequenceShape(1, 30.0),
-        SequenceShape(512, 30.0),
-        SequenceShape(16, 6.0, "repeats"),
-        SequenceShape(64, 0.5),
-        SequenceShape(64, 0.5, "permuted"),
-        SequenceShape(16, 0.1, "near"),
-    )
-    """What is asked, the most telling first: few lengths, for each is a family of its own."""
-    share: int = 2
-    """One in so many queries of a hold-out's end is one of these, until all are asked once."""
-    most_numbers: int = 2**18
-    """Entries of one sequence, 2 MiB: from 513 dimensions on long sequences have fewer tokens."""
-    least: int = 4
-    """With fewer queries none is: their answers average more away than those of short ones."""
-    distinct: int = 4
-    """Different tokens among repeats."""
-    apart: float = 2.0**-10
-    """How far apart near tokens are, relative to their length: float32 still tells them apart."""
-    tried: int = 32
-    """Directions tried for the token by itself: the shortest whose score is low enough is asked."""
-    shown: float = 30.0
-    """Two tokens of fresh sequences at logits of this size have scores above it: of scores that
-    are clipped there, a single one changes no answer."""
-    stretched: tuple[float, ...] = (1.0, -1.0, 2.0, -2.0, 4.0, -4.0)
-    """Factors of the logits tried for it in turn, offsets turned round where they are negative.
-    The first that suffices is asked, or else the one that comes nearest."""
-    longest: float = LONGEST
-    """No token is longer."""
-    long_tokens: int = 3
-    """One in so many of the other sequences has long tokens (`LongTokens`)."""
-    together: int = 64
-    """Families of up to so many tokens are asked in one round, and each longer one in a round of
-    its own: a target may have a longest sequence, and is believed as far as it answers."""
 
-    def of(self, count: int, dim: int) -> list[SequenceShape]:
-        """Return what an end of ``count`` queries asks of a target of ``dim`` dimensions."""
-        asked = self.shapes[: count // self.share if count >= self.least else 0]
-        return [shape._replace(tokens=min(shape.tokens, self.most(dim))) for shape in asked]
+def shapes_of(count: int, dim: int) -> list[SequenceShape]:
+    """Return what an end of ``count`` queries asks of a target of ``dim`` dimensions."""
+    asked = SHAPES[: count // SHARE if count >= LEAST else 0]
+    return [shape._replace(tokens=min(shape.tokens, most_at(dim))) for shape in asked]
 
-    def most(self, dim: int) -> int:
-        """Return how many tokens a sequence may have."""
-        return max(self.together, self.most_numbers // dim)
 
-    def rounds(self, families: Iterable[Probes]) -> list[Round]:
-        """Divide families into the rounds in which they are asked, shorter ones first."""
-        rounds: dict[int, Round] = {}
-        for family in families:
-            rounds.setdefault(max(family.tokens, self.together), []).append(family)
-        return [rounds[tokens] for tokens in sorted(rounds)]
+def most_at(dim: int) -> int:
+    """Return how many tokens a sequence of ``dim`` dimensions may have."""
+    return max(TOGETHER, MOST_NUMBERS // dim)
 
-    def most_tokens(self, dim: int, *beside: int) -> int:
-        """Return how many tokens a hold-out's sequences have at most, in ``dim`` dimensions.
 
-        ``beside`` are the lengths of its other sequences; opening ones have three tokens.
-        """
-        return max([3, *beside, *(min(shape.tokens, self.most(dim)) for shape in self.shapes)])
+def in_rounds(families: Iterable[Probes]) -> list[Round]:
+    """Divide families into the rounds in which they are asked, shorter ones first."""
+    rounds: dict[int, Round] = {}
+    for family in families:
+        rounds.setdefault(max(family.tokens, TOGETHER), []).append(family)
+    return [rounds[tokens] for tokens in sorted(rounds)]
 
-    @property
-    def most_rounds(self) -> int:
-        """Into how many rounds all are divided."""
-        return len({max(shape.tokens, self.together) for shape in self.shapes})
+
+def most_tokens(dim: int, *beside: int) -> int:
+    """Return how many tokens a hold-out's sequences have at most, in ``dim`` dimensions.
+
+    ``beside`` are the lengths of its other sequences; opening ones have three tokens.
+    """
+    return max([3, *beside, *(min(shape.tokens, most_at(dim)) for shape in SHAPES)])
 
 
 class Scored(Protocol):
@@ -142,7 +137,6 @@ def draw_long(
     count: int,
     rng: np.random.Generator,
     scaled: Callable[[Array, Array, float], Array],
-    tuning: LongSequenceTuning,
 ) -> list[Array]:
     """Draw the long part of a hold-out's end of ``count`` queries: sequences (N, d).
 
@@ -157,52 +151,46 @@ def draw_long(
     scaled : callable
         Makes a sequence of offsets (N − 1, d), a query token (d,), each of norm about 1, and an
         rms of logits.
-    tuning : LongSequenceTuning
-        Knobs.
     """
     drawn: list[Array] = []
-    for shape in tuning.of(count, model.dim):
+    for shape in shapes_of(count, model.dim):
         if shape.kind == "permuted":
             X = np.vstack([rng.permutation(drawn[-1][:-1]), drawn[-1][-1:]])
         elif shape.tokens == 1:
-            X = _alone(model, shape.logits, rng, tuning)[None]
+            X = _alone(model, shape.logits, rng)[None]
         else:
             query = rng.standard_normal(model.dim) / np.sqrt(model.dim)
-            offsets = _offsets(shape, model.dim, rng, tuning)
+            offsets = _offsets(shape, model.dim, rng)
             stretched = (
                 scaled(np.copysign(1.0, by) * offsets, query, abs(by) * shape.logits)
-                for by in tuning.stretched
+                for by in STRETCHED
             )
             first = next(stretched)
-            X = _highest(model, first, stretched, tuning) if shape.logits >= tuning.shown else first
+            X = _highest(model, first, stretched) if shape.logits >= SHOWN else first
         drawn.append(X)
     return drawn
 
 
-def _offsets(
-    shape: SequenceShape, dim: int, rng: np.random.Generator, tuning: LongSequenceTuning
-) -> Array:
+def _offsets(shape: SequenceShape, dim: int, rng: np.random.Generator) -> Array:
     """Draw offsets (N − 1, d) of norm about 1."""
     count = shape.tokens - 1
     if shape.kind == "repeats":
-        few = rng.standard_normal((tuning.distinct, dim)) / np.sqrt(dim)
-        return np.asarray(few[rng.integers(tuning.distinct, size=count)])
+        few = rng.standard_normal((DISTINCT, dim)) / np.sqrt(dim)
+        return np.asarray(few[rng.integers(DISTINCT, size=count)])
     drawn: Array = rng.standard_normal((count, dim)) / np.sqrt(dim)
     if shape.kind == "near":
-        drawn = rng.standard_normal(dim) / np.sqrt(dim) + tuning.apart * drawn
+        drawn = rng.standard_normal(dim) / np.sqrt(dim) + APART * drawn
     return drawn
 
 
-def _highest(
-    model: Scored, first: Array, others: Iterable[Array], tuning: LongSequenceTuning
-) -> Array:
-    """Return the first sequence two of whose tokens have a score of ``shown``, or the nearest."""
+def _highest(model: Scored, first: Array, others: Iterable[Array]) -> Array:
+    """Return the first sequence two of whose tokens have a score of `SHOWN`, or the nearest."""
     best, most = first, -np.inf
     for X in chain([first], others):
         second = second_score(model, X)
         if second > most:
             best, most = X, second
-        if most >= tuning.shown:
+        if most >= SHOWN:
             break
     return best
 
@@ -213,15 +201,13 @@ def second_score(model: Scored, X: Array) -> float:
     return float(np.max(np.partition(scores, -2, axis=-1)[..., -2], initial=-np.inf))
 
 
-def _alone(
-    model: Scored, below: float, rng: np.random.Generator, tuning: LongSequenceTuning
-) -> Array:
+def _alone(model: Scored, below: float, rng: np.random.Generator) -> Array:
     """Return the shortest token found whose own score is −``below``, or ``below`` if none is.
 
     A token βq of unit q has the score β²·q·(W q) + β·q·w. Where scores are too small for that, or
     there are none, its norm is 1.
     """
-    q = rng.standard_normal((tuning.tried, model.dim))
+    q = rng.standard_normal((TRIED, model.dim))
     q = q / np.linalg.norm(q, axis=1, keepdims=True)
     there, opposite = (model.scored(x[:, None]).reshape(len(q), -1) for x in (q, -q))
     linear, square = (there - opposite) / 2, (there + opposite) / 2
@@ -230,7 +216,7 @@ def _alone(
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             root = np.sqrt(linear**2 + 4 * square * score)
             beta = 2 * score / (linear + np.copysign(root, score))
-        length = np.where((beta > 0) & (beta <= tuning.longest), beta, np.inf)
+        length = np.where((beta > 0) & (beta <= LONGEST), beta, np.inf)
         if np.isfinite(length).any():
             best = np.unravel_index(np.argmin(length), length.shape)
             return np.asarray(length[best] * q[best[0]])
@@ -293,16 +279,12 @@ class LongTokens:
     ball: Ball | None = None
 
     def among(
-        self,
-        count: int,
-        rng: np.random.Generator,
-        ordinary: Callable[[int], Array],
-        share: int = LongSequenceTuning().long_tokens,
+        self, count: int, rng: np.random.Generator, ordinary: Callable[[int], Array]
     ) -> list[Array]:
-        """Draw ``count`` sequences (N, d): one in ``share`` has long tokens."""
+        """Draw ``count`` sequences (N, d): one in `LONG_SHARE` has long tokens."""
         drawn, long = list[Array](), 0
         for n in range(count):
-            X = self.drawn(n // share, rng) if n % share == share // 2 else None
+            X = self.drawn(n // LONG_SHARE, rng) if n % LONG_SHARE == LONG_SHARE // 2 else None
             long += X is not None
             drawn.append(ordinary(n - long) if X is None else X)
         return drawn

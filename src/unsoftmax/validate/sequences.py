@@ -20,7 +20,7 @@ kind: what makes a wrong model show depends on the class. The long ones are the 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -33,26 +33,14 @@ from unsoftmax.validate import long_sequences
 from unsoftmax.validate.head_comparison import UNBOUNDED, score_shift
 from unsoftmax.validate.judge import shortened
 
-
-@dataclass(frozen=True, slots=True)
-class HoldoutTuning:
-    """Knobs of the sequences that a single head's hold-out asks."""
-
-    lengths: tuple[int, ...] = (2, 3, 7, 20)
-    """Tokens of closing sequences, in turn. Two tokens show one logit at a time, many show how
-    logits compete; longer ones cost more tokens and their answers average more away."""
-    logits: tuple[float, ...] = (0.5, 2.0, 6.0)
-    """Root mean squares of closing logits, in turn: nearly linear, typical, nearly hard."""
-    open_by: float = 0.01
-    """Where possible, sizes are chosen at which the certificate leaves logits open by no more
-    than this: beyond, a residual says little (`head_comparison.MOST_MOVED`)."""
-    gain: float = 1.0
-    """Offsets are so many times as long as the logits ask for, query tokens as much shorter:
-    logits without a bias stay, answers grow beside their noise."""
-    long: long_sequences.LongSequenceTuning = field(default=long_sequences.LongSequenceTuning())
-    """The long sequences."""
-
-
+# Tokens of closing sequences, in turn. Two tokens show one logit at a time, many show how logits
+# compete; longer ones cost more tokens and their answers average more away.
+LENGTHS = (2, 3, 7, 20)
+# Root mean squares of closing logits, in turn: nearly linear, typical, nearly hard.
+LOGITS = (0.5, 2.0, 6.0)
+OPEN_BY = 0.01
+"""Where possible, sizes are chosen at which the certificate leaves logits open by no more than
+this: beyond, a residual says little (`head_comparison.MOST_MOVED`)."""
 # Every other sequence of heads with positions, in turn; the others are those of `FAR`.
 NEAR = (
     long_sequences.SequenceShape(2, 0.5),
@@ -73,6 +61,11 @@ LEAST_REPEATS = 4
 # moves all by the same multiple of δ, but for rounding: it is seen from 100 roundoffs between the
 # two askings on.
 ALIKE = 50.0
+
+
+def most_tokens(dim: int) -> int:
+    """Return how many tokens a head's hold-out has in a sequence at most."""
+    return long_sequences.most_tokens(dim, *LENGTHS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,26 +144,28 @@ def closing(
     rng: np.random.Generator,
     radius: float = np.inf,
     *,
-    tuning: HoldoutTuning,
+    gain: float = 1.0,
+    open_by: float = OPEN_BY,
 ) -> tuple[list[Sequences], list[Sequences]]:
     """Draw ``count`` sequences, one family per length: short ones at moderate logits, long ones.
 
-    Offsets are ``tuning.gain`` times as long as the logits ask for, or as ``radius`` allows.
+    Offsets are ``gain`` times as long as the logits ask for, or as ``radius`` allows, and query
+    tokens as much shorter: logits without a bias stay, answers grow beside their noise.
     """
-    scale = ClosingScale(model, certificate.errors, radius, tuning)
+    longest = min(radius, long_sequences.LONGEST)
+    scale = ClosingScale(model, certificate.errors, longest, gain, open_by)
 
     def scaled(offsets: Array, query: Array, logits: float) -> Array:
         return scale.sequence(offsets, query, logits, 0)
 
-    long = long_sequences.draw_long(model, count, rng, scaled, tuning.long)
+    long = long_sequences.draw_long(model, count, rng, scaled)
 
     def short(n: int) -> Array:
-        length = tuning.lengths[n % len(tuning.lengths)]
-        wanted = tuning.logits[n % len(tuning.logits)]
+        length, wanted = LENGTHS[n % len(LENGTHS)], LOGITS[n % len(LOGITS)]
         return scale.sequence(*_directions(model.dim, length, n, rng), wanted, n)
 
-    tokens = long_sequences.LongTokens(model, scale.known, min(radius, tuning.long.longest))
-    sequences = tokens.among(count - len(long), rng, short, tuning.long.long_tokens)
+    tokens = long_sequences.LongTokens(model, scale.known, longest)
+    sequences = tokens.among(count - len(long), rng, short)
     families = [by_length(some, "") for some in (sequences, long)]
     near, further = ([_checked("closing", one.X, radius) for one in some] for some in families)
     return near, further
@@ -202,14 +197,15 @@ class ClosingScale:
 
     model: SingleHead
     errors: Mapping[str, float]
-    radius: float
-    tuning: HoldoutTuning
+    longest: float
+    gain: float
+    open_by: float
 
     def sequence(self, offsets: Array, query: Array, wanted: float, n: int) -> Array:
         """Make the n-th sequence of offsets and a query token at logits of an rms."""
         alpha, beta, most = self._scales(offsets, query, wanted, n)
         longest = alpha * np.linalg.norm(offsets, axis=1).max() + beta * np.linalg.norm(query)
-        room = 2.0 ** np.floor(np.log2(min(self.radius, self.tuning.long.longest) / longest))
+        room = 2.0 ** np.floor(np.log2(self.longest / longest))
         gain = max(1.0, min(most, room))
         b = beta / gain * query
         return np.vstack([gain * alpha * offsets + b, b])
@@ -217,7 +213,7 @@ class ClosingScale:
     def known(self, X: Array) -> bool:
         """Tell whether the certificate leaves logits of a sequence (N, d) nearly as they are."""
         W_error, w_error = (min(self.errors[name], UNBOUNDED) for name in "Ww")
-        return bool(score_shift(X[None], W_error, w_error).max() <= self.tuning.open_by)
+        return bool(score_shift(X[None], W_error, w_error).max() <= self.open_by)
 
     def _scales(
         self, offsets: Array, query: Array, wanted: float, n: int
@@ -237,16 +233,16 @@ class ClosingScale:
             return self._without_logits(n)
         W_error, w_error = (min(self.errors[name], UNBOUNDED) for name in "Ww")
         open_by = alpha * norm * (w_error + beta * W_error * np.linalg.norm(query))
-        known = open_by <= self.tuning.open_by / 2
+        known = open_by <= self.open_by / 2
         if not known.any():
             # offsets so short that even the bounds move no logit by much: little is told, not none
             most = norm * (w_error + W_error * np.linalg.norm(query))
-            short = float(np.exp2(np.floor(np.log2(self.tuning.open_by / 2 / most))))
-            return short, 1.0, self.tuning.gain
+            short = float(np.exp2(np.floor(np.log2(self.open_by / 2 / most))))
+            return short, 1.0, self.gain
         best = _nearest(np.where(known, logits, np.inf), wanted)
         # a large bias leaves no size at which logits are moderate: shrink the offsets as well
         shrink = min(1.0, wanted / max(logits[best], TINY))
-        return float(alpha[best] * shrink), float(beta[best] * shrink), self.tuning.gain
+        return float(alpha[best] * shrink), float(beta[best] * shrink), self.gain
 
     def _may_have_none(self) -> bool:
         """Tell whether W and w may be 0, and are known that well."""
@@ -256,8 +252,7 @@ class ClosingScale:
     def _known_up_to(self) -> float:
         """Return the size of tokens up to which the certificate leaves logits as they are."""
         W_error, w_error = (max(self.errors[name], TINY) for name in "Ww")
-        open_by = self.tuning.open_by
-        return float(min(np.sqrt(open_by / W_error), open_by / w_error))
+        return float(min(np.sqrt(self.open_by / W_error), self.open_by / w_error))
 
     def _without_logits(self, n: int) -> tuple[float, float, float]:
         """Return sizes for the n-th sequence of a model that has no logits.
@@ -266,11 +261,11 @@ class ClosingScale:
         whatever a wrong W does shows at some size. All but the least are those of keys and query
         tokens alike: scores that stop growing with long keys are small beside short query tokens.
         """
-        longest = min(self.radius, self.tuning.long.longest, self._known_up_to())
+        longest = min(self.longest, self._known_up_to())
         power = n * STRIDE % POWERS_OF_SIZE
         size = max(LEAST_SIZE, longest) ** (power / (POWERS_OF_SIZE - 1))
         size = float(np.exp2(np.floor(np.log2(size))))
-        return size, size, 1.0 if power else self.tuning.gain
+        return size, size, 1.0 if power else self.gain
 
 
 def logit_sizes(
@@ -318,12 +313,12 @@ def at_distances(
     (N, d) nearly alike.
     """
     dim, heads = model.dim, model.heads if isinstance(model, RotaryHeads) else [model]
-    long = long_sequences.LongSequenceTuning()
 
     def ordinary(n: int) -> Array:
         shapes = long_sequences.FAR if n % 2 == 0 else NEAR
         shape = shapes[n // 2 % len(shapes)]
-        X = rng.standard_normal((min(shape.tokens, long.most(dim)), dim)) / np.sqrt(dim)
+        tokens = min(shape.tokens, long_sequences.most_at(dim))
+        X = rng.standard_normal((tokens, dim)) / np.sqrt(dim)
         if heads:
             # each head meets each shape
             head = heads[(n // 2 + n // (2 * len(shapes))) % len(heads)]
@@ -336,8 +331,8 @@ def at_distances(
 
     drawn = long_sequences.LongTokens(model, tells).among(count, rng, ordinary)
     families = sorted(by_length(drawn, "hold-out, closing"), key=lambda part: part.tokens)
-    near = [part for part in families if part.tokens <= long.together]
-    return near, [[part] for part in families if part.tokens > long.together]
+    near = [part for part in families if part.tokens <= long_sequences.TOGETHER]
+    return near, [[part] for part in families if part.tokens > long_sequences.TOGETHER]
 
 
 def _checked(phase: str, X: Array, radius: float) -> Sequences:

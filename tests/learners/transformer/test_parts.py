@@ -29,7 +29,6 @@ from unsoftmax.learners.transformer.learned_network import (
     logits_of,
     pooled_positions,
 )
-from unsoftmax.learners.transformer.transformer_learner import TransformerLearner
 from unsoftmax.measure.precision import Precision
 from unsoftmax.probes import Sequences
 from unsoftmax.protocol import Certificate, Evidence, Found
@@ -56,15 +55,6 @@ def test_w_is_read_elsewhere_where_the_network_is_flat_at_0(monkeypatch):
     monkeypatch.setattr(attention_recovery, "PLACES", (0.0,))
     with pytest.raises(us.NotIdentifiable, match="flat, or turns"):
         recovered(model, AssumedAttention(4, None, True), anchored=True)
-
-
-def test_knobs_of_a_head_that_does_not_ask_are_refused():
-    head = us.learners.ExactHead(
-        3, tuning=replace(us.learners.ExactHead(3).tuning, again_per_token=9)
-    )
-    with pytest.raises(ValueError, match="tuning"):
-        TransformerLearner(3, head=head)
-    assert TransformerLearner(3, head=head, attention="antisymmetric").settings()["head"]["tuning"]
 
 
 # -- the end of a Transformer's learner: sequences that tell, and what their answers may be off by

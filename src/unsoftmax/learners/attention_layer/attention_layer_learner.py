@@ -21,8 +21,6 @@ The mathematics, with z = o − c − M b:
 Layers behind a norm, after one, and with positions take the same path (`attention_search`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -52,9 +50,9 @@ from unsoftmax.protocol import Found, Outputs, Plan, Steps
 from unsoftmax.refusals import Reason, reworded
 from unsoftmax.theory import counts
 from unsoftmax.theory.costs import Cost
-from unsoftmax.validate.conclude import CONFIRMING, LONG, SHORT
+from unsoftmax.validate.conclude import CONFIRMING, SHORT
 from unsoftmax.validate.drawn_models import Layer
-from unsoftmax.validate.long_sequences import Ball
+from unsoftmax.validate.long_sequences import MOST_ROUNDS, Ball, most_tokens
 
 # Rounds in which keys and query tokens are asked, each again as often as weights are small.
 _KEY_ROUNDS = 14 * (1 + limits.AGAIN)
@@ -73,7 +71,7 @@ def layer_plan(dim: int, heads: int, rank: int | None, place: str | None) -> Pla
         Where a norm stands, or that there are positions; None if that is found.
     """
     d, H, r = dim, heads, max(1, dim // heads) if rank is None else rank
-    most_tokens = max(d + 1, LONG.most_tokens(d, *(shape.tokens for shape in SHORT)))
+    tokens = max(d + 1, most_tokens(d, *(shape.tokens for shape in SHORT)))
     if place == "rotary":
         cost, longest = _with_positions(d, H)
         queries = counts.rotary_layer_queries(d, H, H, r)
@@ -83,7 +81,7 @@ def layer_plan(dim: int, heads: int, rank: int | None, place: str | None) -> Pla
             f"positions that share the keys and values of G groups: {queries:,} for {H} of "
             f"rank {r} that share nothing, {biased:,} where keys and queries have biases"
         )
-        most_tokens = max(longest, most_tokens)
+        tokens = max(longest, tokens)
     elif place == "post":
         cost = _behind(d, H)
         formula = (
@@ -110,7 +108,7 @@ def layer_plan(dim: int, heads: int, rank: int | None, place: str | None) -> Pla
             behind_norm = counts.normalised_layer_queries(d, H, r)
             after_norm = counts.prenorm_layer_queries(d, H, r)
             formula += f"; {behind_norm:,} behind a norm, {after_norm:,} after one"
-    return cost.plan(formula, most_tokens, known=False)
+    return cost.plan(formula, tokens, known=False)
 
 
 def _search(d: int, H: int, pilots: Pilots) -> Cost:
@@ -126,7 +124,7 @@ def _plain(d: int, H: int) -> Cost:
     """Bound a layer without a norm, or after one that is found, or searched by copies."""
     search = _search(d, H, PLAIN) + Cost.of(H * d + head_search.unseen_cost(H), tokens=2)
     search += Cost.of((2 + limits.AGAIN) * d * (d + 1), tokens=3)
-    singles = Cost.of(d + 8, tokens=2, rounds=2 + LONG.most_rounds)
+    singles = Cost.of(d + 8, tokens=2, rounds=2 + MOST_ROUNDS)
     # by copies with a residual and without
     return singles + limits.ATTEMPTS * search + 2 * _after(d, H)
 
@@ -135,7 +133,7 @@ def _with_positions(d: int, H: int) -> tuple[Cost, int]:
     """Bound a layer with positions; return the tokens of its longest sequence as well."""
     longest = max(limits.LONGEST, limits.LONGEST_COARSE) + d + 1
     keys = Cost.of((1 + limits.AGAIN) * 4 * d * (d + 1), tokens=2 + longest)
-    singles = Cost.of(d + 8, tokens=2, rounds=2 + 2 * LONG.most_rounds)
+    singles = Cost.of(d + 8, tokens=2, rounds=2 + 2 * MOST_ROUNDS)
     # as many searches again, for biases
     return singles + 2 * limits.ATTEMPTS * (_search(d, H, POSITIONED) + keys), longest
 
@@ -156,7 +154,7 @@ def _behind(d: int, H: int) -> Cost:
     maps = limits.TRIES * limits.OFFSET_ROUNDS * (1 + limits.FLIP_ROUNDS)
     asked = 2 * limits.PILOT_ROUNDS + maps + limits.SCORE_PILOTS + _KEY_ROUNDS + 2
     asked += lengths * (limits.PLANE_ROUNDS + 1) + limits.EPS_TOKENS
-    rounds = 11 + tries * asked + LONG.most_rounds + 1
+    rounds = 11 + tries * asked + MOST_ROUNDS + 1
     longer = Cost(tokens=(4 + limits.AGAIN) * (d + 1) ** 2)
     return Cost.of(queries, tokens=2, rounds=rounds) + tries * longer
 
@@ -178,7 +176,7 @@ def _after(d: int, H: int) -> Cost:
     )
     search = Cost.of(scores, tokens=3, rounds=limits.SCORE_PILOTS + _KEY_ROUNDS + 4)
     search += Cost.of(CONFIRMING, tokens=2 + max(shape.tokens for shape in SHORT))
-    opened = Cost.of(singles, tokens=2, rounds=6 + 2 + LONG.most_rounds)
+    opened = Cost.of(singles, tokens=2, rounds=6 + 2 + MOST_ROUNDS)
     return opened + soft + tries * search
 
 

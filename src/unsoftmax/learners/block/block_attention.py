@@ -44,9 +44,9 @@ from unsoftmax.probes import Array, Round, Sequences, Singles
 from unsoftmax.protocol import Certificate, Found
 from unsoftmax.refusals import Reason
 from unsoftmax.theory.costs import Cost
-from unsoftmax.validate.conclude import CONFIRMING, LONG, SHORT, Conclusion, LayerSequences, Said
+from unsoftmax.validate.conclude import CONFIRMING, SHORT, Conclusion, LayerSequences, Said
 from unsoftmax.validate.drawn_models import DRAWN, SAFETY, DrawnModels, Layer
-from unsoftmax.validate.long_sequences import SequenceShape
+from unsoftmax.validate.long_sequences import SequenceShape, in_rounds, shapes_of
 from unsoftmax.validate.sequences import by_length
 
 # Searches along other tokens before a target is refused; one more where scores turn with distance.
@@ -158,10 +158,10 @@ class FarSequences(LayerSequences):
         return by_length(map(self._far, self._short(count)), "confirmation", "pilot")
 
     def holdout(self, count: int, tells: Any) -> tuple[list[Sequences], list[Round]]:  # noqa: D102
-        long = [shape for shape in LONG.of(count, self.model.dim) if shape.tokens > 1]
+        long = [shape for shape in shapes_of(count, self.model.dim) if shape.tokens > 1]
         short = by_length(map(self._far, self._short(count - len(long))), "hold-out")
         families = by_length(map(self._far, long), "hold-out, long")
-        return short, LONG.rounds(families)
+        return short, in_rounds(families)
 
     def _far(self, shape: SequenceShape) -> Array:
         """Draw keys between a far token and the ball, at about the logits wanted."""

@@ -48,8 +48,9 @@ from unsoftmax.models import Stack
 from unsoftmax.protocol import Found, Outputs, Plan, Steps
 from unsoftmax.theory import counts
 from unsoftmax.theory.costs import Cost
-from unsoftmax.validate.conclude import LONG, SHORT
+from unsoftmax.validate.conclude import SHORT
 from unsoftmax.validate.drawn_models import Layer
+from unsoftmax.validate.long_sequences import MOST_ROUNDS, most_tokens
 
 PARTS = ("attention", "block")
 
@@ -159,7 +160,7 @@ class BlockLearner(Configured):
         attention += (steps_of.SEARCHES + 1) * ((plain | turned) + steps_of.cost())
         cost = post_norm.cost(d) + attention
         most = max(gate_reading.MOST_TOKENS, LONGEST + d + 1, *(one.tokens for one in SHORT))
-        ending = Cost.of(2, tokens=2, rounds=2 + LONG.most_rounds)
+        ending = Cost.of(2, tokens=2, rounds=2 + MOST_ROUNDS)
         longest = 2 * FAR * np.sqrt(d)
         if self.part == "block":
             formula += (
@@ -171,7 +172,7 @@ class BlockLearner(Configured):
             asked = Cost.of(following.at_most, tokens=COPIES + 1, rounds=following.rounds)
             cost += steps_of.SEARCHES * (norm_centre.cost(d) + asked)
             cost += far_expansion.cost(d) + read_network.cost(d, most_neurons) + attention
-        return (cost + ending).plan(formula, LONG.most_tokens(d, most), longest, known=False)
+        return (cost + ending).plan(formula, most_tokens(d, most), longest, known=False)
 
     def steps(self, checks: int) -> Steps[Layer | Stack]:
         """Ask, and return what was found; see `unsoftmax.protocol.Learner`."""

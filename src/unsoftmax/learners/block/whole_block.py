@@ -38,9 +38,9 @@ from unsoftmax.models.arrays import TINY
 from unsoftmax.probes import Array, Round
 from unsoftmax.protocol import Certificate, Found
 from unsoftmax.refusals import Reason
-from unsoftmax.validate.conclude import LONG
 from unsoftmax.validate.drawn_models import SAFETY
 from unsoftmax.validate.judge import Answered, Residuals, fresh_answers, judge, more_than_usual
+from unsoftmax.validate.long_sequences import in_rounds, shapes_of
 from unsoftmax.validate.sequences import by_length
 
 # Points of chords before what follows is refused.
@@ -117,7 +117,7 @@ class WholeBlock:
     def _fresh(self, checks: int, rng: np.random.Generator) -> tuple[Round, list[Round]]:
         """Draw sequences of all lengths and sizes."""
         d = self.block.dim
-        long = [shape.tokens for shape in LONG.of(checks, d)][: checks // 8]
+        long = [shape.tokens for shape in shapes_of(checks, d)][: checks // 8]
         tokens = [_TOKENS[i % len(_TOKENS)] for i in range(checks - len(long))]
 
         def drawn(count: int) -> Array:
@@ -126,7 +126,7 @@ class WholeBlock:
             return np.asarray(X.astype(np.float32), dtype=np.float64)
 
         families = by_length(map(drawn, long), "hold-out, long")
-        return [*by_length(map(drawn, tokens), "hold-out")], LONG.rounds(families)
+        return [*by_length(map(drawn, tokens), "hold-out")], in_rounds(families)
 
     def errors(self) -> dict[str, float]:
         """Bound the errors of all parameters, and of the feed-forward part's function."""

@@ -44,10 +44,8 @@ LENGTHS = (3, 4, 5, 6)
 LOGIT = 2.0
 # Sizes where no head has logits: what seems to have none at one size has some at another.
 SIZES = (1.0, 1e-1, 1e-2, 1e-3, 1e-4)
-# The long sequences of the hold-out, and those of heads with positions.
-LONG = long_sequences.LongSequenceTuning()
 # The logits of other sequences than short ones are so many times larger, at most.
-STEEPER = max([LOGIT, *(shape.logits for shape in LONG.shapes)]) / LOGIT
+STEEPER = max([LOGIT, *(shape.logits for shape in long_sequences.SHAPES)]) / LOGIT
 # Times that the model is moved at random by its errors, to see what those do to answers.
 MOVED = 3
 # Right models miss answers by up to 40 times what the answers' precision and random errors of the
@@ -168,8 +166,9 @@ class RecoveredHeads:
 
         rounds: list[Round] = []
         if purpose == "check":
-            long = [shortened(X) for X in long_sequences.draw_long(model, count, rng, scaled, LONG)]
-            rounds, count = LONG.rounds(by_length(long, "hold-out, long")), count - len(long)
+            long = [shortened(X) for X in long_sequences.draw_long(model, count, rng, scaled)]
+            rounds = long_sequences.in_rounds(by_length(long, "hold-out, long"))
+            count -= len(long)
 
         def ordinary(n: int) -> Array:
             query = rng.standard_normal(d) / np.sqrt(d)
@@ -187,7 +186,8 @@ class RecoveredHeads:
             return bool(off.max(initial=0.0) <= most)
 
         most = _most_missed(reduced)
-        tokens = long_sequences.LongTokens(model, tells, reduced.lengths.single(LONG.longest))
+        longest = reduced.lengths.single(long_sequences.LONGEST)
+        tokens = long_sequences.LongTokens(model, tells, longest)
         if purpose == "check":
             short = tokens.among(count, rng, ordinary)
         else:

@@ -26,8 +26,6 @@ the half circle are left out of the search, and open gates are counted with thei
 It may not know anything of the target but its answers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
@@ -39,7 +37,6 @@ from unsoftmax.learners.compose import Asking, as_planned
 from unsoftmax.learners.multi_head.distance_readings import TRIES
 from unsoftmax.learners.multi_head.heads_conclusion import (
     LENGTHS,
-    LONG,
     PILOTS,
     WORST,
     FreshResiduals,
@@ -84,6 +81,7 @@ from unsoftmax.probes import FARTHEST
 from unsoftmax.protocol import Plan, Steps
 from unsoftmax.refusals import Reason, RefusalError
 from unsoftmax.theory.costs import Cost
+from unsoftmax.validate.long_sequences import most_tokens
 
 # -- Searches for several heads, one way after another, until a model predicts fresh answers.
 #
@@ -396,7 +394,7 @@ class MultiHeadLearner(settings.Configured):
         usual, formula = self._usual(r)
         return cost.plan(
             f"{formula}: {usual:,} for {H} of rank {r}",
-            LONG.most_tokens(d, *LENGTHS, *POLE_LENGTHS),
+            most_tokens(d, *LENGTHS, *POLE_LENGTHS),
             FARTHEST if self.radius is None else float(self.radius),
             known=False,
         )

@@ -21,8 +21,6 @@ has one head; several, which it leaves open, are beyond it.
 It may not know anything of the target but its answers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -45,9 +43,9 @@ from unsoftmax.learners.multi_head_transformer.neurons_beyond_tokens import (
     POINTS,
     RAYS,
 )
-from unsoftmax.learners.relu_network.relu_learner import ReluNetworkLearner, ReluNetworkTuning
+from unsoftmax.learners.relu_network.relu_learner import Fresh, ReluNetworkLearner, usual_limit
 from unsoftmax.learners.settings import Configured, flag, rank_up_to, whole_number
-from unsoftmax.learners.transformer.hold_out import LONG, OPENING_PART, TOKENS, open_hold_out
+from unsoftmax.learners.transformer.hold_out import OPENING_PART, TOKENS, open_hold_out
 from unsoftmax.learners.transformer.learned_network import LearnedNetwork
 from unsoftmax.measure.precision import UNIT, Precision, why
 from unsoftmax.models import MultiHeadTransformer
@@ -56,6 +54,7 @@ from unsoftmax.refusals import Reason, RefusalError
 from unsoftmax.theory import counts
 from unsoftmax.theory.costs import Cost
 from unsoftmax.validate.judge import Answered
+from unsoftmax.validate.long_sequences import most_tokens
 
 # A network known no better than to this share of its size comes of answers that are too coarse:
 # 1e-9 is usual of float64.
@@ -72,10 +71,15 @@ PRECISE = 5e-9
 VAGUE = 1e-6
 # What misses by more than this is no layer that only lacks digits.
 NEARLY = 1e-3
-# The network is tried at fewer fresh tokens than by itself: the whole layer is tried later.
-NETWORK = ReluNetworkTuning(first=10, later=12, rehearsed=0)
 # Limits of one search: queries per head beside its parameters, times these, and rounds.
 PER_HEAD, TIMES, ROUNDS = 200, 3, 2000
+
+
+class _FirstNetwork(ReluNetworkLearner):
+    """Tries its network at fewer fresh tokens: the whole layer is tried later."""
+
+    __slots__ = ()
+    _fresh = Fresh(first=10, later=12, rehearsed=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,12 +156,12 @@ class MultiHeadTransformerLearner(Configured):
 
     @property
     def _network(self) -> ReluNetworkLearner:
-        return ReluNetworkLearner(self.dim, self.biases, seed=self.seed, tuning=NETWORK)
+        return _FirstNetwork(self.dim, self.biases, seed=self.seed)
 
     def plan(self) -> Plan:
         """Say what learning costs at most; what it takes is known only with heads and neurons."""
         d, H = int(self.dim), int(self.max_heads)
-        m = NETWORK.neurons_per_dim * d + NETWORK.neurons
+        m = usual_limit(d)
         cells = (m + 1) * ((H + 1) * d + CHECKS + 1)
         tries = sum(1 for _ in self._searches())
         one = TIMES * (H * d * (d + 3) + cells) + PER_HEAD * (H + 1) + 16 * d
@@ -176,8 +180,7 @@ class MultiHeadTransformerLearner(Configured):
             f"{counts.multi_head_transformer_queries(d, H, 4 * d):,} for {H} heads and {4 * d} "
             "neurons"
         )
-        most_tokens = LONG.most_tokens(d, *TOKENS, *POLE_LENGTHS)
-        return cost.plan(formula, most_tokens, known=False)
+        return cost.plan(formula, most_tokens(d, *TOKENS, *POLE_LENGTHS), known=False)
 
     def steps(self, checks: int) -> Steps[MultiHeadTransformer]:
         """Ask, and return what was found; see `unsoftmax.protocol.Learner`."""

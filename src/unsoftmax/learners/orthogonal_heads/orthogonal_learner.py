@@ -16,8 +16,6 @@ Determined up to the order of the heads. Heads with W = 0 have no subspace to be
 they are one head, as Proposition 7.1 says.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
@@ -92,8 +90,6 @@ NOTHING = 1e-12
 # A tolerance of more than this share of what a head's scores contribute tells nothing of that
 # head.
 MOST_SHARE = 0.3
-# The long sequences.
-LONG = long_sequences.LongSequenceTuning()
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +163,7 @@ def judged(
     """
     precision, scored = opened.values.precision, _scored(found)
     short, long = _drawn(found, opened.closing, scored, precision, rng)
-    answered = yield from fresh_answers(short, [opened.answered], LONG.rounds(long))
+    answered = yield from fresh_answers(short, [opened.answered], long_sequences.in_rounds(long))
     compared = [found.compared(X, y, precision) for X, y in answered]
     judgement = judge([residuals for residuals, _ in compared], opened.checks)
     tells = np.concatenate([telling for _, telling in compared[1:] or compared])
@@ -216,7 +212,7 @@ def _drawn(
         logit = np.sqrt(np.mean((u @ offsets.T) ** 2, axis=1)).max(initial=0.0)
         return np.asarray(np.sqrt(wanted / logit) * X if logit else X)
 
-    long = long_sequences.draw_long(model, count, rng, scaled, LONG)
+    long = long_sequences.draw_long(model, count, rng, scaled)
 
     def ordinary(n: int) -> Array:
         x = rng.standard_normal((LENGTHS[n % len(LENGTHS)], d)) / np.sqrt(d)
@@ -333,8 +329,8 @@ class OrthogonalHeads(Configured):
         """Say beforehand what learning costs; only a bound where the subspaces are unknown."""
         d, sizes = int(self.dim), [E.shape[1] for E in self._bases()]
         # the first round, what it asks again, and the closing of the hold-out
-        cost = Cost(rounds=3 + logit_grid.ROUNDS + LONG.most_rounds)
-        most_tokens = LONG.most_tokens(d, *LENGTHS)
+        cost = Cost(rounds=3 + logit_grid.ROUNDS + long_sequences.MOST_ROUNDS)
+        most_tokens = long_sequences.most_tokens(d, *LENGTHS)
         if sizes:
             tokens = sum(sizes)
             squares = Cost.of(sum(k * k for k in sizes), tokens=2, again=AGAIN_PER_TOKEN * tokens)

@@ -26,11 +26,9 @@ merge, close ones are separated as far as the answers allow, and what is not is 
 fresh points; (3) biases and no biases are one algorithm; (4) hold-out and certificate.
 """
 
-from __future__ import annotations
-
 from collections.abc import Generator
-from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -60,28 +58,31 @@ TIMES, PER_NEURON, OPENING = 8, 64, 4096
 _APART = 1e-3
 
 
-@dataclass(frozen=True, slots=True)
-class ReluNetworkTuning:
-    """How a network is searched for, in the order of the search."""
+# Searches from scratch before a target is refused: of networks over six decades the first is in
+# vain in one of 150 cases, where a neuron is hidden by the errors of another, or by another far
+# one; the second in one of five of these.
+ATTEMPTS = 3
+# Limit on the rounds: three searches, nine sweeps each of up to five circles, 120 rounds each, and
+# 20 around every one. Often it is 60.
+ROUNDS = 18900
 
-    neurons_per_dim: int = 16
-    neurons: int = 1024
-    """If ``max_neurons`` is not given it is neurons_per_dim·d + neurons: a smooth target is refused
-    when it shows more kinks."""
-    attempts: int = field(default=3, metadata={"least": 1})
-    """Searches from scratch before a target is refused: of networks over six decades the first is
-    in vain in one of 150 cases, where a neuron is hidden by the errors of another, or by another
-    far one; the second in one of five of these."""
+
+class Fresh(NamedTuple):
+    """Fresh tokens that a network is tried at."""
+
     first: int = 16
+    """After the first sweep, of which most show a missing neuron."""
     later: int = 32
-    """Fresh tokens after the first sweep, of which most show a missing neuron, and later ones."""
+    """After later ones."""
     rehearsed: int = 32
-    """Fresh tokens that a network is tried at before the hold-out, after which nothing can be
-    mended: of networks over many decades one in 150 was found with far neurons wrong that lie close
-    together, and another search finds them right."""
-    rounds: int = 18900
-    """Limit on the rounds: three searches, nine sweeps each of up to five circles, 120 rounds each,
-    and 20 around every one. Often it is 60."""
+    """Before the hold-out, after which nothing can be mended: of networks over many decades one in
+    150 was found with far neurons wrong that lie close together, and another search finds them
+    right."""
+
+
+def usual_limit(dim: int) -> int:
+    """Return ``max_neurons`` where it is not given: a smooth target shows more kinks."""
+    return 16 * dim + 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +102,6 @@ class ReluNetworkLearner(Configured):
         of about 1e-13 instead of 1e-10.
     seed : int
         Decides circles and the hold-out: the same seed asks the same.
-    tuning : ReluNetworkTuning
-        Knobs of the algorithm, each with its reason in the source. To change some:
-        ``dataclasses.replace(learner.tuning, …)``, given to a new learner.
 
     Raises
     ------
@@ -137,10 +135,10 @@ class ReluNetworkLearner(Configured):
     max_neurons: int | None = None
     polish: bool = False
     seed: int = 0
-    tuning: ReluNetworkTuning = field(default=ReluNetworkTuning(), kw_only=True)
 
     revision: ClassVar[int] = 8
     far: ClassVar[str] = "beyond every bend of the network"
+    _fresh: ClassVar[Fresh] = Fresh()
 
     def __post_init__(self) -> None:
         whole_number("dim", self.dim, 1)
@@ -152,17 +150,15 @@ class ReluNetworkLearner(Configured):
 
     @property
     def _most(self) -> int:
-        if self.max_neurons is not None:
-            return int(self.max_neurons)
-        return self.tuning.neurons_per_dim * int(self.dim) + self.tuning.neurons
+        return usual_limit(int(self.dim)) if self.max_neurons is None else int(self.max_neurons)
 
     def plan(self) -> Plan:
         """Say what learning costs at most; what it takes is known only with the neurons."""
-        m, tuning = self._most, self.tuning
+        m = self._most
         free = counts.relu_network(int(self.dim), m, bool(self.biases))
         at_most = TIMES * free + PER_NEURON * m + OPENING
         formula = f"{self._typical()}; refused beyond {TIMES}·{free} + {PER_NEURON}·{m} + {OPENING}"
-        return Cost.of(at_most, rounds=tuning.rounds).plan(formula, 1, known=False)
+        return Cost.of(at_most, rounds=ROUNDS).plan(formula, 1, known=False)
 
     def _typical(self) -> str:
         own = "6m + 300" if self.biases else "5m + 230"
@@ -231,16 +227,14 @@ class ReluNetworkLearner(Configured):
     ) -> Generator[Round, Answers, NetworkClaim]:
         """Search for all neurons, far ones last; along other lines again if in vain."""
         earlier: list[Answered] = []
-        tuning = self.tuning
-        for again in reversed(range(tuning.attempts)):
-            search = NetworkSearch(
-                target, self._most, bool(self.polish), rng, tuning.first, tuning.later
-            )
+        first, later, rehearsed = self._fresh
+        for again in reversed(range(ATTEMPTS)):
+            search = NetworkSearch(target, self._most, bool(self.polish), rng, first, later)
             try:
                 form = yield from search.run()
                 split = yield from FarSearch(search).run(form)
                 scanned = NetworkClaim.of(target, split).scanned()
-                claim = yield from scanned.rehearsed(rng, tuning.rehearsed, earlier)
+                claim = yield from scanned.rehearsed(rng, rehearsed, earlier)
             except TooManyBreakpoints:
                 raise
             except (ModelMismatch, NotIdentifiable):

@@ -31,8 +31,7 @@ from unsoftmax.validate.head_comparison import (
     to_first_order,
 )
 from unsoftmax.validate.judge import Answered, Judgement, Residuals, fresh_answers, judge
-from unsoftmax.validate.long_sequences import looked_at
-from unsoftmax.validate.sequences import HoldoutTuning
+from unsoftmax.validate.long_sequences import in_rounds, looked_at
 
 # To explain the hold-out, float64 answers may be this many times as coarse as they look. A second
 # head that is 1e-5 of the first would take 10⁵ times and more.
@@ -53,7 +52,6 @@ NOTICED = 3.0
 # called passed.
 LEAST_TESTED = 8
 
-_HOLDOUT = HoldoutTuning()
 
 UNTESTED = (
     "No fresh answer tests the scores: W and w are known so coarsely that no answer that depends "
@@ -88,7 +86,7 @@ def conclude(
     rng: np.random.Generator,
     otherwise: str,
     *,
-    holdout: HoldoutTuning = _HOLDOUT,
+    gain: float = 1.0,
     most_unexplained: float = MOST_UNEXPLAINED,
 ) -> Asking[Found[Any]]:
     """Ask the closing hold-out and return what was found, or refuse it.
@@ -103,13 +101,13 @@ def conclude(
         Makes the closing sequences.
     otherwise : str
         What else may explain a target that is not predicted.
-    holdout : HoldoutTuning
-        Which sequences are asked.
+    gain : float
+        How much longer offsets of fresh sequences are, and query tokens shorter.
     most_unexplained : float
         To explain them, float64 answers may be so many times as coarse as they look.
     """
     bounds = head.bounds()
-    closing, rounds = _drawn(head, bounds, first.closing, rng, holdout)
+    closing, rounds = _drawn(head, bounds, first.closing, rng, gain)
     answered = yield from fresh_answers(closing, [first.answered], rounds)
     try:
         found = _supported(head, bounds, answered, first.checks, otherwise, most_unexplained)
@@ -138,11 +136,7 @@ def conclude(
 
 
 def _drawn(
-    head: RecoveredHead,
-    bounds: HeadBounds,
-    count: int,
-    rng: np.random.Generator,
-    holdout: HoldoutTuning,
+    head: RecoveredHead, bounds: HeadBounds, count: int, rng: np.random.Generator, gain: float
 ) -> tuple[Round, list[Round]]:
     """Draw fresh sequences: what is asked in one round, and what in rounds of its own after it."""
     model = head.model
@@ -159,8 +153,8 @@ def _drawn(
         near, far = sequences.at_distances(model, count, rng, tells)
         return [*near], far
     certificate = Certificate(bounds.errors, ())
-    closing, long = sequences.closing(model, certificate, count, rng, tuning=holdout)
-    return [*closing], holdout.long.rounds(long)
+    closing, long = sequences.closing(model, certificate, count, rng, gain=gain)
+    return [*closing], in_rounds(long)
 
 
 def certificate_of(

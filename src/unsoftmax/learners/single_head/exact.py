@@ -40,20 +40,16 @@ from unsoftmax.solve.dense import DenseSolution, solve
 from unsoftmax.theory import counts
 from unsoftmax.theory.costs import Cost
 from unsoftmax.validate.head_comparison import HeadBounds
-from unsoftmax.validate.sequences import HoldoutTuning
+from unsoftmax.validate.long_sequences import MOST_ROUNDS
+from unsoftmax.validate.sequences import most_tokens
 
 # A query bias so many times the longest column of W is worth a note: it cannot be scaled away.
 LARGE_BIAS = 10.0
 
 
-@dataclass(frozen=True, slots=True)
-class ExactTuning:
-    """Knobs of `ExactHead`, those of its parts nested."""
-
-    again_per_token: int = 2
-    """Queries per query token that may be asked again. Generic W of up to 128 dimensions need
-    13 in all; one each where columns of W differ by 10¹²."""
-    holdout: HoldoutTuning = field(default=HoldoutTuning())
+AGAIN_PER_TOKEN = 2
+"""Queries per query token that may be asked again. Generic W of up to 128 dimensions need 13 in
+all; one each where columns of W differ by 10¹²."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +82,6 @@ class ExactHead(Configured):
         span of the table (of its first two positions), and w and c whatever ``biases`` says.
     context : int
         With a table, the most ids of a sequence that the target takes.
-    tuning : ExactTuning
-        Knobs of the algorithm, each with its reason in the source. To change some:
-        ``dataclasses.replace(learner.tuning, …)``, given to a new learner.
 
     Raises
     ------
@@ -121,7 +114,6 @@ class ExactHead(Configured):
     biases: bool = False
     probes: Literal["balanced", "paper", "gaussian", "paper-unit"] = "balanced"
     seed: int = 0
-    tuning: ExactTuning = field(default=ExactTuning(), kw_only=True)
     rotary: bool | Rotary = field(default=False, kw_only=True)
     rotary_base: float | None = field(default=None, kw_only=True)
     table: Any = field(default=None, kw_only=True)
@@ -155,15 +147,15 @@ class ExactHead(Configured):
         d = int(self.dim)
         queries = counts.single_head(d, biases=self.biases)
         columns = d + self.biases
-        again = 0 if self.probes == "paper-unit" else self.tuning.again_per_token
-        long, rounds = self.tuning.holdout.long, logit_grid.ROUNDS * (1 + self.biases)
+        again = 0 if self.probes == "paper-unit" else AGAIN_PER_TOKEN
+        rounds = logit_grid.ROUNDS * (1 + self.biases)
         cost = (
             Cost.of(columns, rounds=3)
             + Cost.of(queries - columns, tokens=2, rounds=rounds, again=again * columns)
-            + Cost(rounds=long.most_rounds)
+            + Cost(rounds=MOST_ROUNDS)
         )
         formula = "d² + 2d + 1" if self.biases else "d + d²"
-        return cost.plan(formula, long.most_tokens(d, *self.tuning.holdout.lengths))
+        return cost.plan(formula, most_tokens(d))
 
     def steps(self, checks: int) -> Steps[SingleHead]:
         """Ask, and return what was found; see `unsoftmax.protocol.Learner`."""
@@ -175,11 +167,7 @@ class ExactHead(Configured):
         first = yield from first_round.ask_first_round(self.dim, checks, rng, given)
         Z = self._offsets(first.values, rng)
         head = yield from self._read(first.values, Z)
-        return (
-            yield from conclude(
-                head, first, rng, first_round.or_biased(self.biases), holdout=self.tuning.holdout
-            )
-        )
+        return (yield from conclude(head, first, rng, first_round.or_biased(self.biases)))
 
     def _otherwise(self) -> LowRankHead | None:
         """Return the learner of keys and queries where there are positions, or a table."""
@@ -204,7 +192,7 @@ class ExactHead(Configured):
         rows, d = Z.made(), self.dim
         k = d if count is None else count
         tokens: Rows = UnitVectors(d) if k == d else np.eye(d)[:k]
-        spare = self.tuning.again_per_token * (k + self.biases)
+        spare = AGAIN_PER_TOKEN * (k + self.biases)
         bias, w, shift = None, None, None
         split: logit_grid.Split = logit_grid.free
         if self.biases:

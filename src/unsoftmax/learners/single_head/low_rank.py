@@ -24,8 +24,6 @@ that of the noise alone; (5) hold-out and certificate. W stays in factors, and s
 offsets: no d × d array.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar
@@ -57,7 +55,7 @@ from unsoftmax.protocol import Plan, Steps
 from unsoftmax.refusals import reworded
 from unsoftmax.theory import counts
 from unsoftmax.theory.costs import Cost
-from unsoftmax.validate.sequences import HoldoutTuning
+from unsoftmax.validate import long_sequences, sequences
 
 # With a tolerance offsets are so many times as long as logits ask for, query tokens as much
 # shorter: logits stay, and additive noise matters so many times less.
@@ -193,20 +191,19 @@ class LowRankHead(settings.Configured):
         d, biases, turns = int(self.dim), bool(self.biases), self._positions()[0]
         known, r = self.rank is not None, d if self.rank is None else int(self.rank)
         searched, growing = (0, 0) if known else (2 * d, 2 * column_space.growths(d))
-        holdout = HoldoutTuning()
         if turns:
             queries = counts.rotary_head_queries(d, r, biases=biases)
             spare = PILOTS * LENGTHS if biases else 2 * (r + 1)
             rounds, farther = 30, r * (r + biases)
             formula = "1 + d + 2dr + 3r" if biases else "d + 2dr"
-            most_tokens = holdout.long.most_tokens(d)
+            most_tokens = long_sequences.most_tokens(d)
         else:
             noisy = self.tolerance is not None
             queries = counts.low_rank_head(d, r, biases=biases) + d * r * noisy
             spare, rounds, farther = 2 * (r + 1 + biases), 26 + 8 * biases, 0
             formula = "1 + d + r(2d + 1 − r)" if biases else "d + r(2d − r)"
             formula += " + dr" * noisy
-            most_tokens = holdout.long.most_tokens(d, *holdout.lengths)
+            most_tokens = sequences.most_tokens(d)
         pairs = queries + searched - d - biases - farther
         cost = (
             Cost.of(d + biases, rounds=rounds)
@@ -230,14 +227,9 @@ class LowRankHead(settings.Configured):
         head = yield from self._read(first.values, rng)
         most = MOST_UNEXPLAINED if self.rank is None else MOST_UNEXPLAINED_OF_RANK
         most = MOST_UNEXPLAINED_OF_POSITIONS if self._positions()[0] else most
-        holdout = HoldoutTuning()
-        if self.tolerance is not None and not self.biases:
-            holdout = replace(holdout, gain=GAIN)
-        return (
-            yield from conclude(
-                head, first, rng, self._otherwise(), holdout=holdout, most_unexplained=most
-            )
-        )
+        gain = GAIN if self.tolerance is not None and not self.biases else 1.0
+        end = conclude(head, first, rng, self._otherwise(), gain=gain, most_unexplained=most)
+        return (yield from end)
 
     def _positions(self) -> tuple[bool, Rotary | None]:
         """Say whether there are positions, and their frequencies where these are given."""

@@ -24,8 +24,6 @@ again in columns that see them. First order, with c_j = x_j and P the weighted p
 the basis has no error of its own.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import ClassVar
 

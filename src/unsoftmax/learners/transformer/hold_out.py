@@ -54,7 +54,6 @@ LOGITS = (0.5, 2.0, 6.0)
 TRIED = 32
 # The same for each long one: of many tokens some are where the network is not flat.
 TRIED_LONG = 8
-LONG = long_sequences.LongSequenceTuning()
 
 # A sequence one of whose scores the certificate lets move by more says nothing of the model and is
 # left out. Where there is no certificate, the network must be right to this share.
@@ -206,17 +205,17 @@ class HeadsBeforeNetwork:
             size = 10.0 ** rng.uniform(*LOG_LENGTHS)
             return _scaled(view, self.learned, offsets, size * query, logits)
 
-        shapes = LONG.of(count, view.dim)
+        shapes = long_sequences.shapes_of(count, view.dim)
         tried = [
-            long_sequences.draw_long(view, count, rng, scaled, LONG)
+            long_sequences.draw_long(view, count, rng, scaled)
             for _ in range(TRIED_LONG if shapes else 0)
         ]
         chosen = []
         for shape, *some in zip(shapes, *tried, strict=True):
             high = some
-            if LONG.shown <= shape.logits and shape.tokens > 1:
+            if shape.logits >= long_sequences.SHOWN and shape.tokens > 1:
                 high = [
-                    X for X in some if long_sequences.second_score(view, X) >= LONG.shown
+                    X for X in some if long_sequences.second_score(view, X) >= long_sequences.SHOWN
                 ] or some
             chosen.append(_most_telling(view, self.learned, high))
         return by_length(chosen, "hold-out, long")
@@ -227,7 +226,7 @@ class HeadsBeforeNetwork:
         """Ask the rest of the hold-out; return the verdict, and how far the hold-out looked."""
         long = self.long(held.left, rng)
         short = self.short(held.left - sum(map(len, long)), rng)
-        rounds = LONG.rounds(long)
+        rounds = long_sequences.in_rounds(long)
         answered = yield from fresh_answers(short, [(held.opening.X, held.answers)], rounds)
         looked = "Nothing depends on attention."
         if not held.queries:

@@ -15,8 +15,6 @@ learner says. The second line (`local`) goes beyond the paper, whose third needs
 without biases and A w_o ≠ 0.
 """
 
-from __future__ import annotations
-
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, TypeAlias, cast
@@ -41,6 +39,7 @@ from unsoftmax.refusals import Reason
 from unsoftmax.theory.costs import Cost
 from unsoftmax.validate.drawn_models import SAFETY
 from unsoftmax.validate.judge import Judgement
+from unsoftmax.validate.long_sequences import MOST_ROUNDS, most_tokens
 
 Head: TypeAlias = ExactHead | LowRankHead
 
@@ -138,8 +137,6 @@ class TransformerLearner(Configured):
     def _check_local(self) -> None:
         if isinstance(self.head, ExactHead) and self.head.probes != "balanced":
             raise ValueError('attention="local" has probes of its own: leave probes out.')
-        if "tuning" in self._head.settings():
-            raise ValueError('attention="local" has its own tuning: leave the head\'s out.')
         if isinstance(self.head, LowRankHead) and self.head.tolerance is not None:
             raise ValueError('attention="local" takes no tolerance: leave it out.')
         if isinstance(self.head, LowRankHead) and self.head.rank is None:
@@ -189,12 +186,10 @@ class TransformerLearner(Configured):
         cost = (
             Cost.of_plan(first)
             + Cost.of(asked, tokens=2, rounds=rounds)
-            + Cost(rounds=2 + hold_out.LONG.most_rounds)
+            + Cost(rounds=2 + MOST_ROUNDS)
         )
         formula = f"network: {first.formula}; attention: {formula}"
-        return cost.plan(
-            formula, hold_out.LONG.most_tokens(int(self.dim), *hold_out.TOKENS), known=False
-        )
+        return cost.plan(formula, most_tokens(int(self.dim), *hold_out.TOKENS), known=False)
 
     @property
     def _formula(self) -> str:

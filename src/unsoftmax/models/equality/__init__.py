@@ -9,42 +9,33 @@ with answers of its own in factors is brought to `form`; heads with whole W, as 
 those before a network, are merged where W and w are equal to the last bit and ordered by them entry
 by entry. Neurons are those of `neuron_form`, each with ‖(A_j, b_j)‖ = 1 and its first weight that
 is not 0 positive, ordered by their weights; what is linear follows as pairs z and −z.
+
+Of heads behind a vocabulary scores M = ρ xᵀ count up to a constant for every query token, and not
+at all where all u are alike. The one M that stands for all has columns of mean 0; its factors are
+those of its singular values.
 """
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
 import numpy as np
 
+from unsoftmax.models.arrays import UNIT
 from unsoftmax.models.attention_layer import AttentionLayer, LayerHead
 from unsoftmax.models.equality.certificates import share_of_bounds
 from unsoftmax.models.equality.form import Form, canonical_form, compacted, read, visible
-from unsoftmax.models.equality.neuron_form import (
-    Basis,
-    Network,
-    around,
-    first_is_negative,
-    signed_size,
-)
+from unsoftmax.models.equality.neuron_form import Basis, Network, around, signed_size
 from unsoftmax.models.equality.score_form import as_turning
-from unsoftmax.models.equality.token_form import (
-    canonical_head,
-    gap_between,
-    share_of_errors,
-    witness_between,
-)
 from unsoftmax.models.equality.verdicts import NEARLY_ONE, compare
 from unsoftmax.models.equality.witnesses import search
 from unsoftmax.models.feed_forward import FeedForward
 from unsoftmax.models.model import FrozenModel
 from unsoftmax.models.multi_head import MultiHead
 from unsoftmax.models.multi_head_transformer import MultiHeadTransformer
-from unsoftmax.models.products import Product, Tolerance, norm_of
-from unsoftmax.models.relu_network import HingeSum, ReluNetwork
+from unsoftmax.models.products import Product, Tolerance, apart, norm_of
+from unsoftmax.models.relu_network import ReluNetwork
 from unsoftmax.models.rotary import Rotary
 from unsoftmax.models.rotary_head import RotaryHead
 from unsoftmax.models.rotary_heads import RotaryHeads
@@ -298,15 +289,15 @@ def _before_network(model: MultiHeadTransformer) -> MultiHeadTransformer:
 
 
 def _network(model: ReluNetwork) -> ReluNetwork:
-    parts, order = _ordered(_form_of(model))
-    d = model.dim
-    A, b, w_o = parts.u[order, :d], parts.u[order, d], parts.s[order]
-    norm = float(np.linalg.norm(parts.linear[:d]))
+    parts, d = Network.of(_form_of(model), (), 0, True).sum(1.0).merged().turned_alike(), model.dim
+    order, [linear] = np.lexsort(parts.rows.T[::-1]), parts.linear
+    A, b, w_o = parts.rows[order, :d], parts.rows[order, d], parts.jumps[0, order]
+    norm = float(np.linalg.norm(linear[:d]))
     if norm > parts.lost:
-        direction = parts.linear[:d] / norm
+        direction = linear[:d] / norm
         A = np.vstack([A, direction, -direction])
         b, w_o = np.append(b, [0.0, 0.0]), np.append(w_o, [norm, -norm])
-    return ReluNetwork(A.T, w_o, b, float(parts.linear[d]))
+    return ReluNetwork(A.T, w_o, b, float(linear[d]))
 
 
 def _transformer(model: Transformer) -> Transformer:
@@ -318,28 +309,13 @@ def _transformer(model: Transformer) -> Transformer:
 
 def _feed_forward(model: FeedForward) -> FeedForward:
     form = visible(_form_of(model))
-    if not Network.of(form, (), 0, True).relu:
-        return _of_sum(form)
-    d, (parts, order) = model.dim, _ordered(form)
-    size = signed_size(form, parts)
-    A, b, B = parts.u[order, :d], parts.u[order, d], parts.s[order]
-    whole, unit = np.atleast_2d(parts.linear), size or 1.0
-    used = np.linalg.norm(whole[:, :d], axis=0) > parts.lost
-    E, L = np.eye(d)[used], whole[:, :d].T[used]
-    A, b = np.vstack([A, E, -E]), np.append(b, np.zeros(2 * len(E)))
-    B, beside = np.vstack([B.reshape(len(order), len(whole)), L, -L]), around(form, size)
-    return FeedForward(A, b, B.T / unit, whole[:, d] / unit, beside.residual, beside.norm)
-
-
-def _of_sum(form: Form) -> FeedForward:
-    """Build neurons that are no plain ReLUs."""
     found, d = Network.of(form, (), 0, True).sum(1.0), form.dim
     n, gated, odd = d + 1, found.gated, found.phi.odd
     if found.squares and found.phi.homogeneous:  # of neurons that are on wherever tokens are
         found = found.bent_again()
     found = found.merged(opposite=odd or not gated)
     if odd or not gated:
-        found = found.turned(first_is_negative(found.rows))
+        found = found.turned_alike()
     if found.squares:
         raise ValueError("No canonical form is known of a quadratic function.")
     linear = np.linalg.norm(found.linear[:, :d], axis=0) > found.lost
@@ -348,21 +324,22 @@ def _of_sum(form: Form) -> FeedForward:
     size = 0.0 if kept else signed_size(form, found)
     beside, found = around(form, size), found.scaled(1 / (size or 1.0))
     order = np.lexsort(found.rows.T[::-1])
-    values = [found.values[k].compact() for k in order]
-    rows = np.repeat(found.rows[order], [len(V.right) for V in values], axis=0)
-    B = np.hstack([found.linear[:, :0], *(V.left for V in values)])
-    U = np.vstack([np.zeros((0, n if gated else 1)), *(V.right for V in values)])
-    length = np.linalg.norm(U, axis=1)
-    U, B = U / length[:, None], B * length
     activation, gates, E = found.family, None, np.eye(n)[:d][linear]
     L = found.linear[:, :d][:, linear]
-    if gated:  # what is linear has gates that are Φ(1) for every token
+    if gated:
+        values = [found.values[k].compact() for k in order]
+        rows = np.repeat(found.rows[order], [len(V.right) for V in values], axis=0)
+        B = np.hstack([found.linear[:, :0], *(V.left for V in values)])
+        U = np.vstack([np.zeros((0, n)), *(V.right for V in values)])
+        length = np.linalg.norm(U, axis=1)
+        U, B = U / length[:, None], B * length
+        # what is linear has gates that are Φ(1) for every token
         always = np.repeat(np.eye(n)[-1:], len(E), axis=0)
         rows, U = np.vstack([rows, always]), np.vstack([U, E])
         B = np.hstack([B, L / found.phi.of(np.ones(1))])
         rows, gates = U, (rows[:, :d], rows[:, d])
     else:
-        B = B * U[:, 0]
+        rows, B = found.rows[order], found.jumps[:, order]
         activation = activation if len(rows) else "relu"
         if kept:
             beside = replace(beside, residual=True)
@@ -434,13 +411,6 @@ def _form_of(model: FrozenModel) -> Form:
     return form
 
 
-def _ordered(form: Form) -> tuple[HingeSum, Indices]:
-    """Return neurons with a positive first weight, and their order by weights."""
-    parts = Network.of(form, (), 0, True).parts(1.0)
-    parts = parts.turned(first_is_negative(parts.u))
-    return parts, np.lexsort(parts.u.T[::-1])
-
-
 def _merged(model: MultiHead | MultiHeadTransformer, values: Array) -> tuple[Array, Array, Array]:
     """Return W, w and summed values of heads of distinct [W w], ordered by these entry by entry."""
     d, shape = model.dim, values.shape[1:]
@@ -475,3 +445,65 @@ CANONICAL: dict[type[FrozenModel], Callable[[Any], Any]] = {
     FeedForward: _feed_forward,
 }
 """What builds the canonical model of each class from its parts."""
+
+
+# Numbers of logits that are looked at together: 32 MiB.
+AT_ONCE = 2**22
+# Query tokens whose logits are compared in search of a witness.
+LOOKED_AT = 256
+# Answers that differ by more roundoffs of the values differ.
+ROUNDOFFS = 2.0**8
+
+
+def canonical_head(model: TokenHead) -> TokenHead:
+    """Return the head of the same function with centred scores and balanced factors."""
+    M = _centred(model).compact()
+    root = np.sqrt(np.linalg.norm(M.right, axis=1))
+    return TokenHead(model.u, root * M.left, M.right.T / root)
+
+
+def gap_between(a: TokenHead, b: TokenHead, tolerance: Tolerance) -> tuple[float, bool]:
+    """Return the largest difference of values and centred scores, relative; whether it is none."""
+    alike, gap = tolerance.compare(a.u, b.u)
+    M = apart(_centred(a), _centred(b))
+    return max(gap, M.relative), alike and tolerance.allows(M.difference, M.size, M.unit)
+
+
+def witness_between(a: TokenHead, b: TokenHead) -> Array | None:
+    """Return ids (N,) that two heads answer otherwise, beyond rounding; None if none are found."""
+    j = np.linspace(0, a.vocabulary - 1, min(a.vocabulary, LOOKED_AT)).astype(np.intp)
+    at = [np.argmax(np.abs(part), axis=0) for part in _differences(a, b, j)]
+    pairs = np.column_stack([np.concatenate(at), j])
+    far = np.argmax(np.abs(a.u - a.u[pairs[:, 0]][:, None]), axis=1)
+    tried: list[Indices] = [np.arange(a.vocabulary)[:, None], pairs]
+    tried.append(np.column_stack([far, pairs]))
+    for ids in tried:
+        off = np.abs(a(ids) - b(ids))
+        n = int(np.argmax(off))
+        if off[n] > ROUNDOFFS * UNIT * max(np.abs(a.u).max(), np.abs(b.u).max()):
+            return np.asarray(ids[n])
+    return None
+
+
+def share_of_errors(a: TokenHead, b: TokenHead, errors: dict[str, float]) -> float:
+    """Return the largest share of the bounds on u and on all G that the differences take."""
+    every = np.arange(a.vocabulary)
+    G = max(float(np.max(np.abs(part))) for part in _differences(a, b, every))
+    off = {"u": float(np.max(np.abs(a.u - b.u))), "G": G}
+    return max((off[n] / errors[n] if errors[n] else np.inf) if off[n] else 0.0 for n in off)
+
+
+def _differences(a: TokenHead, b: TokenHead, j: Indices) -> Iterator[Array]:
+    """Yield how far all logits G_ij = M_ij − M_jj of some query tokens are from each other."""
+    step = max(1, AT_ONCE // a.vocabulary)
+    for start in range(0, len(j), step):
+        own = j[start : start + step]
+        M = a.rho @ a.x[own].T - b.rho @ b.x[own].T
+        yield M - M[own, np.arange(len(own))]
+
+
+def _centred(model: TokenHead) -> Product:
+    """Return the part of M that counts."""
+    if np.ptp(model.u) == 0:
+        return Product.zeros(model.vocabulary, model.vocabulary)
+    return Product(model.rho - model.rho.mean(axis=0), model.x.T)

@@ -2,10 +2,9 @@
 
 Neurons of any activation, and gated ones, are a `NeuronSum`; what follows is of plain ReLUs.
 
-Parallel neurons are one, and s·max(0, z) = s·z + s·max(0, −z) turns a neuron around at the price
-of a linear part. So networks are equal exactly if the hyperplanes, the gradient's jumps across
-them and the affine parts are (`HingeSum`). Where these differ by more than the tolerance, the
-functions may still be close: values in the cells on both sides of every hyperplane decide.
+Networks are equal exactly if the hyperplanes, the gradient's jumps across them and the affine parts
+are. Where these differ by more than the tolerance, the functions may still be close: values in the
+cells on both sides of every hyperplane decide.
 
 Behind heads the inputs are what these pool, p = (p_1, …, p_H), and the query token x_N where it has
 a first layer of its own. If n copies of a token y join a sequence with a small weight, p_h moves by
@@ -23,31 +22,24 @@ its sign.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import compress
-from typing import Literal, TypeVar
+from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from unsoftmax.models.arrays import UNIT
 from unsoftmax.models.equality.form import Form, merged
-from unsoftmax.models.equality.neuron_sum import PARALLEL, NeuronSum
-from unsoftmax.models.equality.neuron_sum import squared_distance as distance_of_sums
+from unsoftmax.models.neuron_sum import NeuronSum, squared_distance
 from unsoftmax.models.neurons import ACTIVATIONS
 from unsoftmax.models.products import Product, Tolerance
-from unsoftmax.models.relu_network import HingeSum, ReluNetwork, squared_distance, typical_length
+from unsoftmax.models.relu_network import ReluNetwork, typical_length
 from unsoftmax.probes import Array
-
-S = TypeVar("S", HingeSum, NeuronSum)
 
 Basis = Literal["canonical form", "cells"]
 """By what sub-layers are equal."""
 
-# Hyperplanes of two networks are compared if 1 − |cos| of their normals is below this; the others
-# count as missing in the other network.
-_NEAR = 1e-2
 # Random points, beside ten at every hyperplane, where values are compared. With fewer a difference
 # away from all hyperplanes may stay undecided.
 _POINTS = 512
@@ -107,7 +99,7 @@ class Network:
         return self.form.neurons is None or self.form.neurons.relu
 
     def sum(self, length: float) -> NeuronSum:
-        """Return the sum in a unit of length."""
+        """Return the sum in a unit of length; of normalised tokens that is 1."""
         A, a = (np.column_stack(x) for x in (self.bent, (self.A, self.a)))
         unit = np.append(np.full(self.A.shape[1], length), 1.0)
         own = self.form.neurons
@@ -115,21 +107,6 @@ class Network:
         phi = "relu" if own is None else own.activation
         most = np.inf if self.form.before is None else np.sqrt(self.A.shape[1])  # of length 1
         return NeuronSum.of(phi, A * unit, self.B, U, self.linear * unit, most)
-
-    def parts(self, length: float, vector: bool | None = None) -> HingeSum:
-        """Return the hinge sum in a unit of length, parallel neurons merged.
-
-        Of vectors the first weight of each that is not 0 is positive: their norm is one number.
-        ``vector`` says whether answers are taken as such; by default the form does.
-        """
-        A, a, linear = self.A, self.a, self.linear
-        if self.form.before is not None:
-            A, a, linear = _without_idle(A, a, self.B, linear)
-        linear = linear * np.append(np.full(A.shape[1], length), 1.0)
-        vector = self.form.vector if vector is None else vector
-        s, linear = (self.B.T, linear) if vector else (self.B[0], linear[0])
-        parts = HingeSum.of_neurons(length * A, a, s, linear).merged(PARALLEL)
-        return parts.turned(first_is_negative(parts.u)) if vector else parts
 
     def __call__(self, x: Array) -> Array:
         """Map points to answers (B, m), before a norm behind."""
@@ -155,11 +132,11 @@ def straightened(form: Form, tolerance: Tolerance) -> Form:
     form = form if tolerance.exact else merged(form)
     H, d = len(form.values), form.dim
     network = Network.of(replace(form, residual=False), range(H), H, True)
-    parts = network.parts(1.0)
-    linear, lost = np.atleast_2d(parts.linear), parts.lost
+    parts = network.sum(1.0).merged()
+    linear, lost = parts.linear, parts.lost
     slots = [slice(h * d, h * d + d) for h in range(H + 1)]
-    seen = [bool(np.any(parts.u[:, s]) or np.linalg.norm(linear[:, s]) > lost) for s in slots]
-    if not len(parts.s):
+    seen = [bool(np.any(parts.rows[:, s]) or np.linalg.norm(linear[:, s]) > lost) for s in slots]
+    if not len(parts.rows):
         values, last = (Product.of(linear[:, slot]) for slot in slots[:-1]), linear[:, slots[-1]]
         form = replace(form, values=tuple(values), last=last, c=linear[:, -1], neurons=None)
     scores, kept = tuple(compress(form.scores, seen)), tuple(compress(form.values, seen))
@@ -174,12 +151,7 @@ def agreement(a: Network, b: Network, tolerance: Tolerance) -> tuple[Basis | Non
     length, relu = 1.0, a.relu and b.relu
     if a.form.before is None and b.form.before is None:
         length = typical_length(a.hyperplanes, b.hyperplanes) if relu else _bending_length(a, b)
-    if relu:
-        hinges = [g.parts(length, a.form.vector or b.form.vector) for g in (a, b)]
-        alike, difference, size, gap = _apart(a, b, hinges, tolerance, _apart_hinges)
-    else:
-        sums = [g.sum(length).merged() for g in (a, b)]
-        alike, difference, size, gap = _apart(a, b, sums, tolerance, distance_of_sums)
+    alike, difference, size, gap = _apart(a, b, length, tolerance)
     if alike and tolerance.allows(difference, size):
         return "canonical form", gap
     if tolerance.exact or not alike or not relu or a.form.norm is not None:
@@ -192,24 +164,20 @@ def agreement(a: Network, b: Network, tolerance: Tolerance) -> tuple[Basis | Non
 
 
 def _apart(
-    a: Network,
-    b: Network,
-    found: Sequence[S],
-    tolerance: Tolerance,
-    squared: Callable[[S, S], float],
+    a: Network, b: Network, length: float, tolerance: Tolerance
 ) -> tuple[bool, float, float, float]:
     """Say whether what is around two sums is alike; their distance, size, and relative distance."""
+    found = [g.sum(length).merged() for g in (a, b)]
+    vector = a.form.vector or b.form.vector
+    # only of vectors does a pairing of hinges weigh the side to which they turn
+    found = [parts.turned_alike() if vector and parts.hinged else parts for parts in found]
     sizes = [signed_size(g.form, parts) for g, parts in zip((a, b), found, strict=True)]
     first, second = (x.scaled(1 / (size or 1.0)) for x, size in zip(found, sizes, strict=True))
     beside = around(a.form, sizes[0]), around(b.form, sizes[1])
     alike, norm_gap = beside[0].compare_norms(beside[1], tolerance)
     size = max(first.norm, second.norm)
-    difference = float(np.sqrt(squared(first, second)))
+    difference = float(np.sqrt(squared_distance(first, second)))
     return alike, difference, size, max(difference / size if size else 0.0, norm_gap)
-
-
-def _apart_hinges(first: HingeSum, second: HingeSum) -> float:
-    return squared_distance(first, second, _NEAR)
 
 
 def _bending_length(*networks: Network) -> float:
@@ -225,21 +193,16 @@ def bent_by(form: Form, A: Array, a: Array) -> tuple[Array, Array]:
     return (A, a) if gates is None else gates
 
 
-def signed_size(form: Form, parts: HingeSum | NeuronSum) -> float:
+def signed_size(form: Form, parts: NeuronSum) -> float:
     """Return what a sum is divided by behind a norm, with its sign; else 0."""
     norm = form.behind
     return 0.0 if norm is None or not norm.scale.any() else parts.norm * norm.sign
 
 
 def around(form: Form, size: float) -> Form:
-    """Return what is around a hinge sum: the norm in its unit, and a residual around one."""
+    """Return what is around a sum: the norm in its unit, and a residual around one."""
     norm = form.norm.behind_share(size) if size and form.norm is not None else form.norm
     return replace(form, norm=norm, residual=form.residual and form.before is not None)
-
-
-def first_is_negative(u: Array) -> NDArray[np.bool_]:
-    """Say of which hyperplanes the first weight that is not 0 is negative."""
-    return np.asarray(u[np.arange(len(u)), np.argmax(u != 0, axis=1)] < 0)
 
 
 def points(a: Network, b: Network, length: float) -> Array:
@@ -279,15 +242,3 @@ def points_in_cells(neurons: Sequence[tuple[Array, Array]], length: float, count
         for on in (foot, foot + reach / np.sqrt(d) * along):
             x += [on, *(on + size * reach * normal for size in (1.0, -1.0, 1e-3, -1e-3))]
     return np.concatenate(x)
-
-
-def _without_idle(A: Array, a: Array, B: Array, linear: Array) -> tuple[Array, Array, Array]:
-    """Put neurons that never switch into the linear part; set their rows and biases to 0.
-
-    Normalised tokens are no longer than √d: where |a| is more than √d·‖A‖ a neuron is always
-    active, or never.
-    """
-    idle = np.abs(a) >= np.sqrt(A.shape[1]) * np.linalg.norm(A, axis=1)
-    active = idle & (a > 0)
-    linear = linear + B[:, active] @ np.column_stack([A, a])[active]
-    return np.where(idle[:, None], 0.0, A), np.where(idle, 0.0, a), linear

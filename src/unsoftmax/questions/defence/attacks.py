@@ -22,7 +22,7 @@ from scipy.optimize import linear_sum_assignment
 from unsoftmax import learners, models
 from unsoftmax.learners.antisymmetric_part import SeveralPerQuery
 from unsoftmax.learners.compose import mapped
-from unsoftmax.learners.single_head.exact import ExactTuning
+from unsoftmax.learners.single_head.exact import AGAIN_PER_TOKEN
 from unsoftmax.learners.single_head.first_round import FirstRoundSettings, ask_first_round
 from unsoftmax.measure import logit_grid
 from unsoftmax.models.equality import canonical
@@ -245,15 +245,15 @@ class FirstColumns(learners.ExactHead):
     @classmethod
     def within(cls, dim: int, queries: int, biases: bool, seed: int) -> FirstColumns | None:
         """Read as many columns as a budget is enough for, all but one at most; None for none."""
-        each = dim + ExactTuning().again_per_token
+        each = dim + AGAIN_PER_TOKEN
         columns = min(dim - 1, (queries - (2 * each if biases else dim)) // each)
         return cls(dim, biases, seed=seed, columns=columns) if columns > 0 else None
 
     def plan(self) -> Plan:
         """Say beforehand what it costs."""
-        tokens, tuning = self.columns + self.biases, self.tuning
+        tokens = self.columns + self.biases
         queries, rounds = self.dim * (1 + tokens) + self.biases, 3 + 2 * logit_grid.ROUNDS
-        most = queries + tuning.again_per_token * tokens
+        most = queries + AGAIN_PER_TOKEN * tokens
         return Plan(queries, most, 2 * queries, rounds, "d + d·columns")
 
     def steps(self, checks: int) -> Steps[models.SingleHead]:

@@ -4,9 +4,7 @@ The recommendation is computed from the rows alone: of the defences that leave t
 error of the parameters *and* of the function of at least the threshold, the one of least loss.
 """
 
-from __future__ import annotations
-
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any, ClassVar
@@ -115,6 +113,19 @@ class DefenceTrial:
     def measured(self) -> bool:
         """Whether some attack came to an estimate; that all refuse is no evidence of safety."""
         return any(attack.refusal is None and not attack.against for attack in self.attacks)
+
+    def cells(self, number: Callable[[float], str]) -> tuple[str, ...]:
+        """Say what it is, its loss, what is refused and both errors; "?" where that is not known.
+
+        ``number`` says an error.
+        """
+        errors = [] if self.best is None else [self.error, self.function_error]
+        return (
+            self.brief,
+            "?" if self.loss is None else f"{self.loss:.2%}",
+            "?" if self.refused is None else f"{self.refused:.1%}",
+            *(map(number, errors) if errors else "??"),
+        )
 
     def holds(self, threshold: float) -> bool:
         """Whether the best attack was left errors of at least this, in parameters and function."""

@@ -15,8 +15,6 @@ the best one on what is recommended runs with three, of which the best counts. T
 attacks that we have: an error they leave is no promise that nobody does better.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace

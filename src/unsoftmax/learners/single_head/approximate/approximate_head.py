@@ -15,8 +15,6 @@ random bases, so that errors which depend on the question alone (rounding) are a
 noise; (5) the certificate is computed from the answers, for the worst signs of their errors.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
@@ -55,8 +53,7 @@ from unsoftmax.theory.costs import Cost
 from unsoftmax.validate import sequences
 from unsoftmax.validate.head_comparison import HeadAt, HeadBounds, for_any_error
 from unsoftmax.validate.judge import Residuals, fresh_answers, judge
-from unsoftmax.validate.long_sequences import looked_at
-from unsoftmax.validate.sequences import HoldoutTuning
+from unsoftmax.validate.long_sequences import MOST_ROUNDS, in_rounds, looked_at
 
 # -- What answers within ±τ say of a head: an estimate with a bound, and when it is refused
 #
@@ -222,9 +219,9 @@ def conclude_bounded(
         return for_any_error(HeadAt.of(model, X), y, head.values, certificate.errors["W"])
 
     closing, long = sequences.closing(
-        model, certificate, first.closing, rng, declared.longest, tuning=HOLDOUT
+        model, certificate, first.closing, rng, declared.longest, gain=GAIN, open_by=OPEN_BY
     )
-    rounds = HOLDOUT.long.rounds(long)
+    rounds = in_rounds(long)
     answered = yield from fresh_answers(closing, [first.answered], rounds)
     compared = [compare(X, y) for X, y in answered]
     judgement = judge(compared, first.checks)
@@ -250,7 +247,7 @@ def conclude_bounded(
 # or a wrong model's small differences would hide in ±τ. The judgement is exact in how far logits
 # may move, so they may be left open by 0.5: at radius 10 and one decimal, d = 8, two heads passed
 # for one in 7 of 8 runs at 0.01, in 2 at 0.5.
-HOLDOUT = HoldoutTuning(gain=2.0**40, open_by=0.5)
+GAIN, OPEN_BY = 2.0**40, 0.5
 # A length of tokens was looked at where an answer shows that scores are smaller by this share, as
 # those of tokens shorter by as much.
 SHRUNK = 0.1
@@ -364,11 +361,11 @@ class ApproximateHead(Configured):
             + Cost(rounds=1)  # v again
             + Cost(rounds=pilots, again=max(0, pilots - 1) * d)
             + Cost.of(repeats * d * d, tokens=2, rounds=1)
-            + Cost(rounds=HOLDOUT.long.most_rounds)
+            + Cost(rounds=MOST_ROUNDS)
         )
         return cost.plan(
             "d + d²" if repeats == 1 else "repeats·(d + d²)",
-            HOLDOUT.long.most_tokens(d, *HOLDOUT.lengths),
+            sequences.most_tokens(d),
             FARTHEST if self.radius is None else float(self.radius),
         )
 

@@ -35,7 +35,7 @@ from unsoftmax.validate.judge import (
     from_the_side,
     judge,
 )
-from unsoftmax.validate.long_sequences import LongSequenceTuning, draw_long, looked_at
+from unsoftmax.validate.long_sequences import draw_long, in_rounds, looked_at, shapes_of
 from unsoftmax.validate.sequences import by_length
 
 # Tokens of closing sequences, in turn.
@@ -58,10 +58,9 @@ CERTAIN = 1.01
 # A sequence whose answer may be off by this share of its size is left out. Without any other the
 # evidence is that nothing was checked.
 MOST_SHARE = 0.5
-# The long sequences, but for single tokens, whose labels do not depend on W.
-LONG = LongSequenceTuning()
-# None is asked where W is known less well than to this share of it: at logits as small as that
-# bound then asks for, labels of many tokens do not depend on W.
+# Long sequences are asked but for single tokens, whose labels do not depend on W; none where W is
+# known less well than to this share of it: at logits as small as that bound then asks for, labels
+# of many tokens do not depend on W.
 VAGUE = 0.1
 # A bound on W below this is no vague one, however small W is.
 NO_VAGUE_BOUND = 1e-6
@@ -108,9 +107,9 @@ def long_at_flips(
         X = np.sqrt(model.dim) * np.vstack([offsets, query])
         return np.asarray(_sized(model, certificate, X[None], np.array([logits]))[0])
 
-    drawn = [draw_long(model, count // 2, rng, sized, LONG) for _ in range(2)]
+    drawn = [draw_long(model, count // 2, rng, sized) for _ in range(2)]
     flips: list[Array] = []
-    for shape, *ends in zip(LONG.of(count // 2, model.dim), *drawn, strict=True):
+    for shape, *ends in zip(shapes_of(count // 2, model.dim), *drawn, strict=True):
         if shape.kind == "permuted":
             order = [*rng.permutation(shape.tokens - 1), shape.tokens - 1]
             flips += [X[order] for X in flips[-2:]]
@@ -223,7 +222,7 @@ def conclude_labels(
     labels = read_labels([y for _, y in fresh])
     _refuse_contradictions(labels[: len(ends)])
     read = [(X, y.astype(np.float64)) for (X, _), y in zip(fresh, labels, strict=True)]
-    answered = yield from fresh_answers([], [opened, *read[len(ends) :]], LONG.rounds(long))
+    answered = yield from fresh_answers([], [opened, *read[len(ends) :]], in_rounds(long))
     labels = read_labels([y for _, y in answered])
     each = zip(answered, labels, strict=True)
     compared = (compare_labels(model, certificate, X, label) for (X, _), label in each)

@@ -26,8 +26,6 @@ sequences. "paper" is in `labels.sphere_average`; "bisect", step by step:
 5. The hold-out, at flips of longer sequences: `beside_flips`.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field, fields
 from typing import ClassVar, Literal
@@ -36,7 +34,7 @@ import numpy as np
 
 from unsoftmax.learners.settings import Configured, one_of, positive, whole_number
 from unsoftmax.learners.single_head.labels import bisection, sphere_average
-from unsoftmax.learners.single_head.labels.flips import LENGTHS, LONG, conclude_labels
+from unsoftmax.learners.single_head.labels.flips import LENGTHS, conclude_labels
 from unsoftmax.learners.single_head.labels.proved_head import ProvedHead, refuse_scale
 from unsoftmax.models import SingleHead
 from unsoftmax.probes import Singles, UnitVectors
@@ -46,6 +44,7 @@ from unsoftmax.theory import counts
 from unsoftmax.theory.costs import Cost
 from unsoftmax.theory.counts import FIRST_BITS, GROUP, label_head_again
 from unsoftmax.validate import sequences
+from unsoftmax.validate.long_sequences import MOST_ROUNDS, most_tokens
 
 # v = 0 and a constant added to the answers show at a token scaled down by this, which float32
 # holds.
@@ -214,10 +213,10 @@ class LabelHead(Configured):
         cost = (
             Cost.of(queries - two_tokens, rounds=rounds, again=again)
             + Cost.of(two_tokens, tokens=2)
-            + Cost(rounds=LONG.most_rounds)
+            + Cost(rounds=MOST_ROUNDS)
         )
         formula = f"(bits + 2)(d² + d − 1) + {queries - (bits + 2) * (d * d + d - 1)}"
-        return cost.plan(formula, LONG.most_tokens(d, *LENGTHS))
+        return cost.plan(formula, most_tokens(d, *LENGTHS))
 
     def _paper_plan(self) -> Plan:
         d, promise = int(self.dim), self._promise()
@@ -226,13 +225,13 @@ class LabelHead(Configured):
         cost = (
             Cost.of(k, rounds=-(-k // sphere_average.SAMPLES))
             + Cost.of(d * d * steps, tokens=2, rounds=steps)
-            + Cost(rounds=1 + LONG.most_rounds)
+            + Cost(rounds=1 + MOST_ROUNDS)
         )
         formula = (
             "k + d²·steps, k = 2/(ε_v²R²)·ln(2d/δ), ε_v = ε_W μ³/(40Wd), "
             f"δ = {promise.failure:g}: k = {k:.3g}{share}, steps = {steps}"
         )
-        return cost.plan(formula, LONG.most_tokens(d, *LENGTHS))
+        return cost.plan(formula, most_tokens(d, *LENGTHS))
 
     def steps(self, checks: int) -> Steps[SingleHead]:
         """Ask, and return what was found; see `unsoftmax.protocol.Learner`."""

@@ -55,7 +55,8 @@ from unsoftmax.theory import counts
 from unsoftmax.theory.costs import Cost
 from unsoftmax.validate.drawn_models import SAFETY
 from unsoftmax.validate.head_comparison import HeadBounds
-from unsoftmax.validate.sequences import HoldoutTuning
+from unsoftmax.validate.long_sequences import MOST_ROUNDS
+from unsoftmax.validate.sequences import most_tokens
 
 # -- Read t_k = a_k·(W b_k) for Gaussian pairs (a_k, b_k), one answer each (Theorem 5.1)
 #
@@ -382,16 +383,15 @@ class SensingHead(Configured):
     def plan(self) -> Plan:
         """Say beforehand what learning costs."""
         d, m = int(self.dim), self._count
-        holdout = HoldoutTuning()
         formula = "3·r(2d − r) + 5d" if m < d * d else "d + d²"
         cost = (
             Cost.of(d, rounds=3)
             + Cost.of(m, tokens=2, rounds=ROUNDS, again=spare_of(m))
-            + Cost(rounds=holdout.long.most_rounds)
+            + Cost(rounds=MOST_ROUNDS)
         )
         if self.measurements is not None:
             formula = f"d + {m:,} measurements"
-        return cost.plan(formula, holdout.long.most_tokens(d, *holdout.lengths))
+        return cost.plan(formula, most_tokens(d))
 
     def steps(self, checks: int) -> Steps[SingleHead]:
         """Ask, and return what was found; see `unsoftmax.protocol.Learner`."""

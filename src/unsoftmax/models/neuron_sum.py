@@ -7,6 +7,7 @@ B_k (U_k·Y), and P has degree 1 or 2. By `ACTIVATIONS`, a row each:
 - an odd Φ is turned around with V_k; of any other Φ(z) = z + Φ(−z), so what is turned leaves
   (r_k·Y) V_k Y in P: linear for plain neurons, quadratic for gated ones;
 - a homogeneous Φ has ‖r_k‖ = 1; what no token reaches the bend of, r_k = (0, a), is part of P.
+  Of plain ReLUs the gradient jumps by V_k r_k across the hyperplane r_k·Y = 0.
 
 Of different rows, up to sign, Φ(r_k·Y) V_k Y and polynomials are linearly independent: their bends
 lie on different hyperplanes, and so do, for complex tokens, the poles or branch points of SiLU,
@@ -109,11 +110,35 @@ class NeuronSum:
         return np.asarray(sizes * np.linalg.norm(self.rows, axis=1))
 
     @property
+    def hinged(self) -> bool:
+        """Whether neurons are plain ReLUs, which any affine part may stand beside."""
+        return self.phi.homogeneous and not self.gated
+
+    @property
+    def reach(self) -> Array:
+        """What neurons can add to an answer where ‖Y‖ = 1, turned to be 0 at x = 0 if ReLUs are.
+
+        It is next to nothing where a ReLU's hyperplane is far from 0.
+        """
+        if not self.hinged:
+            return self.sizes
+        return np.asarray(self.sizes * np.linalg.norm(self.rows[:, :-1], axis=1))
+
+    @property
+    def jumps(self) -> Array:
+        """V of plain neurons, (m, K)."""
+        return np.hstack([self.linear[:, :0], *(V.whole for V in self.values)])
+
+    @property
     def norm(self) -> float:
-        """Norm of what bends; where nothing does, of P. It does not depend on which side is on."""
-        if len(self.rows):
-            return float(np.linalg.norm(self.sizes))
-        return _size_of_polynomial(self.linear, self.squares)
+        """Norm of what bends, of plain ReLUs and P; where nothing bends, of P.
+
+        But for plain ReLUs it does not depend on which side is on.
+        """
+        beside = _size_of_polynomial(self.linear, self.squares)
+        if not len(self.rows):
+            return beside
+        return float(np.linalg.norm([*self.sizes, beside * self.hinged]))
 
     @property
     def lost(self) -> float:
@@ -142,17 +167,25 @@ class NeuronSum:
             return replace(self, rows=rows, values=tuple(-V if t else V for V, t in signed))
         return replace(self, rows=rows)._plus(*self._some(back))
 
-    def merged(self, opposite: bool = True) -> NeuronSum:
-        """Add up neurons of one row, or of ``opposite`` ones too; drop those that cancel."""
+    def turned_alike(self) -> NeuronSum:
+        """Turn rows so that the first entry of each that is not 0 is positive."""
+        first = self.rows[np.arange(len(self.rows)), np.argmax(self.rows != 0, axis=1)]
+        return self.turned(np.asarray(first < 0))
+
+    def merged(self, opposite: bool = True, parallel: float = PARALLEL) -> NeuronSum:
+        """Add up neurons of one row, or of ``opposite`` ones too; drop those that cancel.
+
+        Rows within a share of their length, ``parallel``, are one.
+        """
         length = np.linalg.norm(self.rows, axis=1)
         gram = self.rows @ self.rows.T
-        close = np.outer(length, length) - np.abs(gram) <= PARALLEL * length**2
+        close = np.outer(length, length) - np.abs(gram) <= parallel * length**2
         values, size = [*self.values], [*map(_size, self.values)]
         keep, turned = np.full(len(values), True), list[int]()
         for i, j in np.transpose(np.nonzero(np.triu(close, 1))).tolist():
             turn = np.sign(gram[i, j])
             off = np.linalg.norm(self.rows[i] - turn * self.rows[j])
-            if not (keep[i] and keep[j]) or off > PARALLEL * length[i]:
+            if not (keep[i] and keep[j]) or off > parallel * length[i]:
                 continue
             if turn < 0 and not opposite:
                 continue
@@ -202,23 +235,29 @@ def _size(V: Product) -> float:
 def squared_distance(first: NeuronSum, second: NeuronSum) -> float:
     """Return the squared norm of the difference of all rows with their values, and of P.
 
-    A row counts by ‖V‖‖δr‖ and ‖δV‖‖r‖. Rows are compared where each is the other's nearest, up
-    to its sign; the others count as missing in the other sum.
+    A row counts by ‖V‖‖δr‖ and ‖δV‖‖r‖, and of ReLUs for no more than both add to an answer. Rows
+    are compared where each is the other's nearest, up to its sign; the others count as missing in
+    the other sum, by what they add.
     """
     if first.gated != second.gated:
         first, second = first.of_linear(), second.of_linear()
+    if capped := first.hinged and second.hinged:
+        first, second = (one.turned(one.rows[:, -1] > 0) for one in (first, second))
     i, j, turn = _matched(first, second)
     back = np.zeros(len(second.rows), dtype=bool)
     back[j] = turn < 0
     second = second.turned(back)
+    # turned around to compare, a ReLU is not 0 at x = 0
+    most = np.where(capped & (turn > 0), first.reach[i] + second.reach[j], np.inf)
     squares = 0.0
-    for g, h in zip(i.tolist(), j.tolist(), strict=True):
+    for g, h, limit in zip(i.tolist(), j.tolist(), most.tolist(), strict=True):
         off = apart(first.values[g], second.values[h])
         moved = np.linalg.norm(first.rows[g] - second.rows[h])
         length = np.linalg.norm(first.rows[g])
-        squares += float((off.difference * length) ** 2 + (off.size * moved) ** 2) * off.unit**2
+        change = float(np.hypot(off.difference * length, off.size * moved)) * off.unit
+        squares += min(change, limit) ** 2
     for found, used in ((first, i), (second, j)):
-        squares += float(np.sum(np.delete(found.sizes, used) ** 2))
+        squares += float(np.sum(np.delete(found.reach, used) ** 2))
     beyond = _difference(first.squares, second.squares)
     return squares + _size_of_polynomial(first.linear - second.linear, beyond) ** 2
 
