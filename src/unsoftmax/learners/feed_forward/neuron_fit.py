@@ -127,8 +127,10 @@ class NeuronFit:
         for _ in range(STEPS):
             [change] = self._equations(best).solved([misses])
             new = best.moved(best.of_flat(change))
-            left = self._misses(new)
-            gained = np.linalg.norm(left) / (np.linalg.norm(misses) or 1.0)
+            # what tokens hardly show may be led to where sums are not finite
+            with np.errstate(over="ignore", invalid="ignore"):
+                left = self._misses(new)
+                gained = np.linalg.norm(left) / (np.linalg.norm(misses) or 1.0)
             if gained < 1:
                 best, misses = new, left
             if not gained <= GAINED:
