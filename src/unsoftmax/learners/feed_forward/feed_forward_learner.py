@@ -314,6 +314,8 @@ class FeedForwardLearner(Configured):
                 return (yield from search(look, checks, rng))
             except ModelMismatch as error:
                 refused[where] = error
+        if faded:
+            refused["Without a norm"] = Reason.FADES_AS_WITH_A_NORM.error()
         (first, one), *others = refused.items()
         yield from self._unchanged(look, one)
         for second, other in others:
