@@ -90,7 +90,8 @@ class Spots:
         if crossed is not None and more.crossed is not None:
             crossed = put(crossed, which, more.crossed)
         if astray is not None and more.astray is not None:
-            astray = put(astray, which, more.astray)
+            astray = astray.copy()
+            astray[which] = more.astray
         return Spots(
             put(self.bends, which, more.bends),
             put(self.error, which, more.error),
