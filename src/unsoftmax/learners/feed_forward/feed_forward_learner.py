@@ -314,10 +314,11 @@ class FeedForwardLearner(Configured):
                 return (yield from search(look, checks, rng))
             except ModelMismatch as error:
                 refused[where] = error
-        if faded:
-            refused["Without a norm"] = Reason.FADES_AS_WITH_A_NORM.error()
-        (first, one), *others = refused.items()
+        (first, one), *rest = refused.items()
         yield from self._unchanged(look, one)
+        others: list[tuple[str, Exception]] = [*rest]
+        if faded:
+            others.append(("Without a norm", Reason.FADES_AS_WITH_A_NORM.error()))
         for second, other in others:
             raise Reason.SMOOTH_NEITHER_WAY.error(first=first, one=one, second=second, other=other)
         raise one
