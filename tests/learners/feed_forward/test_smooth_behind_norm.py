@@ -213,6 +213,7 @@ def test_one_relu_among_neurons_is_refused(trials):
 def test_a_layer_behind_a_norm_is_not_looked_for_without_one():
     """Far answers fade as a norm makes them: what it hides is said at once."""
     true, asked = behind(12, 24, 0, "gelu"), []
+    assert true.norm is not None
     norm = us.LayerNorm(true.norm.scale * (np.arange(12) > 1), true.norm.shift, true.norm.eps)
 
     def target(X):
