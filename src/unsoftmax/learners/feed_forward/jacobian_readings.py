@@ -283,10 +283,10 @@ def members_from(layer: FeedForward, readings: JacobianReadings, span: MatrixSpa
 
 def _members_of(layer: FeedForward, readings: JacobianReadings) -> tuple[Members, Array]:
     """Return a layer's neurons as members, and whole rows E of these, (m, q, d)."""
-    rows, n = np.stack(rows_of(layer), axis=1), readings.along.shape[2]
     b = layer.B.T / np.linalg.norm(layer.B, axis=0)[:, None]
-    Q, R = np.linalg.qr((rows @ readings.ways[:n].T).transpose(0, 2, 1))
-    E = np.linalg.solve(R.transpose(0, 2, 1), rows)
+    rows, first = rows_of(layer), readings.ways[: readings.along.shape[2]]
+    Q, R = np.linalg.qr(np.stack([one @ first.T for one in rows], axis=1).transpose(0, 2, 1))
+    E = np.linalg.solve(R.transpose(0, 2, 1), np.stack(rows, axis=1))
     return Members(b, Q.transpose(0, 2, 1)), np.asarray(E)
 
 
