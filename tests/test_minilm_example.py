@@ -91,9 +91,11 @@ def test_embeddings_with_neurons_put_back(model, pieces):
         model.with_layer(us.FeedForward(own.A, own.b, own.B, own.c, residual=True), 2)
 
 
+SERVED, ALONE = ([(place, how) for place in range(n)] for n, how in ((5, "served"), (6, "alone")))
+
+
 @pytest.mark.claimed
-@pytest.mark.parametrize("place", range(6))
-@pytest.mark.parametrize("how", ["served", "alone"])
+@pytest.mark.parametrize(("place", "how"), SERVED + ALONE)
 def test_neurons_are_recovered_and_put_back(place, how, tmp_path, capsys, evidence, model):
     """`make demo-feed-forward` is the first; each takes a minute of a processor, alone six."""
     script("minilm/feed_forward_layer").recover(str(place), str(tmp_path), how)
@@ -108,7 +110,7 @@ def test_neurons_are_recovered_and_put_back(place, how, tmp_path, capsys, eviden
         share = share_of_bounds_behind(recovery, true, 8 * np.sqrt(384))
     off = smooth_errors(recovery.model, true)
     assert max(np.max(one) for one in off.values()) < 1e-7
-    assert recovery.queries <= (12 if how == "alone" else 24) * 1536  # another line takes 10
+    assert recovery.queries <= (12 if how == "alone" else 13) * 1536
     assert share <= 1
     moved = float(said.split()[-1].rstrip("."))
     assert moved <= 1e-8
@@ -120,6 +122,21 @@ def test_neurons_are_recovered_and_put_back(place, how, tmp_path, capsys, eviden
         embeddings_off_by_at_most=moved,
         processor_seconds=int(re.findall(r"(\d+) seconds", said)[0]),
     )
+
+
+def test_outputs_of_scale_0_hide_the_last_layer(model):
+    """Two scales of its LayerNorm are 0, so that rows of B are hidden: said after few questions."""
+    served, asked = model.feed_forward(5, True), 0
+    assert np.sum(np.abs(served.norm.scale) < 1e-30) == 2
+
+    def target(X):
+        nonlocal asked
+        asked += len(X)
+        return served(X)
+
+    with pytest.raises(us.ModelMismatch, match="their scale is 0"):
+        us.learn(target, us.learners.FeedForwardLearner(384))
+    assert asked <= 600
 
 
 def test_the_package_is_named_where_it_is_missing(example, monkeypatch):

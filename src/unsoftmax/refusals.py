@@ -882,6 +882,10 @@ class Reason(Enum):
         "there where from far they are ReLUs, as neurons of GELU, SiLU and softplus without gates "
         "are. {refusal}"
     )
+    FADES_AS_WITH_A_NORM = _mismatch(
+        "Answers to long tokens come near to a limit as a power of the length, as where a norm is; "
+        "those of sigmoids without one do so much faster."
+    )
     SMOOTH_NEITHER_WAY = _mismatch("{first}: {one} {second}: {other}")
     HYPERPLANES_ELSEWHERE = _mismatch(
         "{off} of {crossed} hyperplanes that one line crosses are not there, or other, elsewhere: "

@@ -211,3 +211,15 @@ def test_bounds_hold_or_the_target_is_refused(kind, size, trials):
         bound = recovery.model.moved_at_most(x, recovery.certificate.errors)
         assert np.all(off <= bound + 10 * size)
         assert share_after(recovery, true, smooth_errors) <= 1
+
+
+def test_an_activation_that_answers_hardly_tell_is_said(trials):
+    """Of sums from 1 to 7 a tanh is 1 less an exponential, and so is a softplus."""
+    for seed in range(1, 1 + trials(2, 30)):
+        f = smooth_layer(10, 2, seed, "tanh")
+        A, b = f.A / np.linalg.norm(f.A, axis=1, keepdims=True), np.full(2, 4.0)
+        norm = us.LayerNorm(np.ones(10), None, 1e-5, before=True, centred=False)
+        true = us.FeedForward(A, b, f.B, f.c, True, norm, "tanh")
+        found = us.learn(true, us.learners.FeedForwardLearner(10, norm="pre", seed=seed))
+        if found.model.activation != "tanh":
+            assert "Answers hardly tell softplus from tanh." in found.notes

@@ -189,6 +189,39 @@ def test_neurons_of_two_activations_are_refused():
         learned(target, 8, norm="post")
 
 
+def test_one_relu_among_neurons_is_refused(trials):
+    """Where no token is within the bend of a very sharp GELU it is a ReLU, and as sharp as any."""
+    for seed in range(23, 23 + trials(2, 200)):
+        rng = np.random.default_rng(seed)
+        A, b = rng.standard_normal((6, 8)) / np.sqrt(8), 0.5 * rng.standard_normal(6)
+        B, c = rng.standard_normal((8, 6)) / np.sqrt(6), 0.3 * rng.standard_normal(8)
+
+        def target(X, A=A, b=b, B=B, c=c):
+            x = X[:, -1]
+            z = x @ A.T + b
+            u = x + np.where(np.arange(6) < 1, np.maximum(z, 0), z * ndtr(z)) @ B.T + c
+            return u / np.sqrt(np.mean(u * u, axis=1, keepdims=True) + 1e-5)
+
+        with pytest.raises(us.ModelMismatch):
+            learned(target, 8, seed=seed)
+
+
+def test_a_layer_behind_a_norm_is_not_looked_for_without_one():
+    """Far answers fade as a norm makes them: what it hides is said at once."""
+    true, asked = behind(12, 24, 0, "gelu"), []
+    assert true.norm is not None
+    norm = us.LayerNorm(true.norm.scale * (np.arange(12) > 1), true.norm.shift, true.norm.eps)
+
+    def target(X):
+        asked.extend(X)
+        x = X[:, -1]
+        return norm(x + us.FeedForward(true.A, true.b, true.B, true.c, activation="gelu")(X))
+
+    with pytest.raises(us.ModelMismatch, match=r"2 of 12 outputs.*a norm: Answers to long"):
+        learned(target, 12)
+    assert len(asked) < 300
+
+
 @pytest.mark.parametrize(
     "change", ["one is sharp", "one is far behind", "one is far ahead", "three are sharp"]
 )

@@ -371,7 +371,7 @@ def test_impostors_are_refused(name, trials, evidence):
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("kind", ["sine", "noise"])
-@pytest.mark.parametrize("size", [1e-11, 1e-12, 1e-10, 1e-9])
+@pytest.mark.parametrize("size", [1e-11, 1e-12, 1e-10, 1e-9, 1e-8])
 def test_bounds_hold_or_the_target_is_refused(kind, size, trials):
     """Errors of answers, by chance or as a function, are in the bounds of parameters."""
     for seed in range(trials(1, 40)):

@@ -130,9 +130,9 @@ UNSEEN = 1e-6
 # kinks so close to each other have right places and wrong columns. What the crossings show must
 # then explain answers beside hyperplanes, and fresh ones.
 UNSURE = 1e-4
-# Crossings that contradict the line are repeated, and with them those that show a column off by
-# more than UNSURE: where they are no larger a share of all, and how often.
-RECROSSED, RECROSSINGS = 0.2, 2
+# Crossings of more than one hyperplane are repeated, and those that contradict the line: where they
+# are no larger a share of all, and how often.
+RECROSSED, RECROSSINGS = 0.2, 3
 # Directions beside hyperplanes that are missed by more than this are those of another layer.
 ASTRAY = 1e-6
 
@@ -194,11 +194,12 @@ def agreed_spots(
     error: Array,
     cross: Callable[[Array, Indices | None], Generator[Round, Answers, Spots]],
 ) -> Generator[Round, Answers, tuple[Spots, Array]]:
-    """Cross all hyperplanes, and again where a column was not seen twice.
+    """Cross all hyperplanes, and again where others were crossed, too, or another column shows.
 
     A window of the line's cells with one column known to 1e-4 gives all its rows no better: points
     that lie on such hyperplanes by their rows are beside them, and what is met on the way may be
-    another. With the columns of the other crossings, known to 1e-9, these rows come out right.
+    another. Answers that are on no two pieces show it. With the columns of the other crossings,
+    known to 1e-9, these rows come out right.
 
     Parameters
     ----------
@@ -227,20 +228,16 @@ def agreed_spots(
     doubt = np.where(error > UNSURE, np.inf, doubt)
     agreed = np.full(len(doubt), False)
     for _ in range(RECROSSINGS):
-        off = unlike(spots, columns, compared)
-        if not np.any(off):
-            break
         seen, own = spots.columns
-        # where one went astray others did, and few columns of the line are off by more
-        moved = np.linalg.norm(seen - columns, axis=1)
-        off |= ~agreed & ~(moved <= UNSURE)
-        if np.sum(off) > RECROSSED * len(off):
+        astray = np.asarray(spots.astray)
+        off = astray | (~agreed & unlike(spots, columns, compared))
+        if not np.any(off) or np.sum(off) > RECROSSED * len(off):
             break
         which = np.flatnonzero(off)
-        better = np.where(off[:, None], columns, seen), np.where(off, error, own)
+        better = np.where(astray[:, None], columns, seen), np.where(astray, error, own)
         rows = rows_of(readings.rescaled(*better), *better)
         again = yield from cross(rows, which)
-        agreed[which] = ~unlike(again, seen[which], own[which])
+        agreed[which] = ~(astray[which] | unlike(again, seen[which], own[which]))
         compared[agreed] = doubt[agreed] = np.inf
         spots = spots.crossed_again(which, again)
     return spots, doubt

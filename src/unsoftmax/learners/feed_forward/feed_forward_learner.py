@@ -52,7 +52,7 @@ from unsoftmax.learners.feed_forward.norm_opening import NormLook, NormOpening
 from unsoftmax.learners.feed_forward.opening_look import (
     OpeningLook,
     TargetOpening,
-    fades_as_eps,
+    fading_norm,
     norms_of,
 )
 from unsoftmax.learners.feed_forward.search_steps import (
@@ -207,7 +207,7 @@ class FeedForwardLearner(Configured):
     activation: str | None = field(default=None, kw_only=True)
     gated: bool | None = field(default=None, kw_only=True)
 
-    revision: ClassVar[int] = 14
+    revision: ClassVar[int] = 15
     far: ClassVar[str] = "beyond every bend of the layer"
     outputs: ClassVar[Outputs] = "vector"
 
@@ -300,11 +300,11 @@ class FeedForwardLearner(Configured):
     def _smoothly(
         self, look: OpeningLook, checks: int, rng: np.random.Generator
     ) -> Steps[FeedForward]:
-        """Recover a smooth layer, plain or with a norm: which is likelier far answers tell."""
-        searches, norms = {"Without a norm": self._smooth_plain}, norms_of(look)
+        """Recover a smooth layer, plain or with a norm, as far answers tell."""
+        norms, faded = norms_of(look), fading_norm(look)
+        searches = {} if faded else {"Without a norm": self._smooth_plain}
         if "pre" in norms:
-            after = {"After a norm": self._smooth_after_norm}
-            searches = after | searches if fades_as_eps(look) else searches | after
+            searches["After a norm"] = self._smooth_after_norm
         if "post" in norms and self._smooth:  # otherwise it was tried as one of ReLUs
             behind = {"Behind a norm": self._smooth_behind}
             searches = behind | searches if norms[0] == "post" else searches | behind
@@ -314,8 +314,11 @@ class FeedForwardLearner(Configured):
                 return (yield from search(look, checks, rng))
             except ModelMismatch as error:
                 refused[where] = error
-        (first, one), *others = refused.items()
+        (first, one), *rest = refused.items()
         yield from self._unchanged(look, one)
+        others: list[tuple[str, Exception]] = [*rest]
+        if faded:
+            others.append(("Without a norm", Reason.FADES_AS_WITH_A_NORM.error()))
         for second, other in others:
             raise Reason.SMOOTH_NEITHER_WAY.error(first=first, one=one, second=second, other=other)
         raise one

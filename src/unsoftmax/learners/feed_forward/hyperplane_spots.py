@@ -33,6 +33,12 @@ OFF = 0.03
 REACH = (0.3, 1.0, 3.0)
 # Where tokens have a longest length, points are no longer than this share of it.
 WITHIN = 0.8
+# Directions on two pieces are off their planes by up to three errors; where another hyperplane is
+# among them, by 10⁶ and more.
+OFF_PLANES = 30.0
+# A hyperplane is crossed before this share of the way behind a point, where the next answer is: if
+# it is not, pieces seem to meet there. What bends by no more than this many errors may be none.
+BEHIND, BENT = -0.49, 1e3
 
 
 def put(mine: Array, which: Indices, its: Array) -> Array:
@@ -58,6 +64,9 @@ class Spots:
     """All tokens, and their answers."""
     crossed: Array | None = None
     """Where hyperplanes were crossed (m, d); None where the sizes of the bends tell it."""
+    astray: Flags | None = None
+    """Which answers are on no two pieces (m,): another hyperplane is among them, or none. None
+    where answers do not tell."""
 
     @property
     def columns(self) -> tuple[Array, Array]:
@@ -77,9 +86,12 @@ class Spots:
     def crossed_again(self, which: Indices, more: Spots) -> Spots:
         """Put crossings of some in the place of theirs; keep all that was asked."""
         tokens, answers = (np.vstack(pair) for pair in zip(self.asked, more.asked, strict=True))
-        crossed = self.crossed
+        crossed, astray = self.crossed, self.astray
         if crossed is not None and more.crossed is not None:
             crossed = put(crossed, which, more.crossed)
+        if astray is not None and more.astray is not None:
+            astray = astray.copy()
+            astray[which] = more.astray
         return Spots(
             put(self.bends, which, more.bends),
             put(self.error, which, more.error),
@@ -87,6 +99,7 @@ class Spots:
             put(self.points, which, more.points),
             (tokens, answers),
             crossed,
+            astray,
         )
 
     def biases(self, rows: Array) -> Array:
@@ -245,9 +258,12 @@ class DirectionSpots(HyperplaneSpots):
         own = self.error_at(tokens[:1])[0] + size * rounded_tokens(self.rows, length)
         off = 4 * own * (1 + 1 / across.angle)
         off += 4 * self.systematic * np.linalg.norm(across.bend, axis=1)
-        return Spots(
-            across.bend, off, ways, points, (tokens, answers), points + across.place[:, None] * ways
-        )
+        one = (across.place > BEHIND) & (across.place < 0)
+        one &= across.missed <= OFF_PLANES * (own + self.systematic)
+        # of bends that are no numbers, too
+        astray = ~(one & (BENT * off < np.linalg.norm(across.bend, axis=1)))
+        crossed = points + across.place[:, None] * ways
+        return Spots(across.bend, off, ways, points, (tokens, answers), crossed, astray)
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,6 +276,8 @@ class CrossedPieces:
     """How much the slope changes there (n, m), the direction at ½ having the size 1."""
     angle: Array
     """What the first piece turns by between 0 and 1; or the other between its two."""
+    missed: Array
+    """How far directions are from being on two pieces that meet."""
 
     @classmethod
     def of(cls, w0: Array, w1: Array, w2: Array, w3: Array, w4: Array) -> CrossedPieces:
@@ -274,6 +292,9 @@ class CrossedPieces:
         out3, out4 = (w - _dot(w, e2)[:, None] * e2 for w in (out3, out4))
         s = -_dot(out3, out4) / _dot(out4, out4)
         v = w3 + s[:, None] * e4
+        apart = np.linalg.norm(out3 + s[:, None] * out4, axis=1) / (1 + np.abs(s))
+        out1 = w1 - _dot(w1, w0)[:, None] * w0
+        aside = np.linalg.norm(out1 - _dot(out1, e2)[:, None] * e2, axis=1)
         # v = x₀ w₀ + x₂ w₂ = x₃ w₃ + x₄ w₄
         x2, x4 = _dot(v, e2) / turn, s / other
         x0, x3 = _dot(v, w0) - x2 * _dot(w2, w0), 1 - x4 * _dot(w4, w3)
@@ -284,7 +305,7 @@ class CrossedPieces:
         fourth = -size * x4 / (2 * place + 1)
         slope = last[:, None] * w2 - first[:, None] * w0
         before = 2 * (third[:, None] * w3 - fourth[:, None] * w4)
-        return cls(place, slope - before, np.minimum(turn, other))
+        return cls(place, slope - before, np.minimum(turn, other), np.maximum(apart, aside))
 
 
 def _dot(a: Array, b: Array) -> Array:

@@ -57,6 +57,10 @@ PASSES, CHANGED = 10, 0.3
 # the best misses by more than this before any correction, or that behind all.
 UNLIKE, TIMES_UNLIKE = 1e-5, 1e3
 NEARLY, SUITS = 0.05, 1e-4
+# Activations whose curves miss the weights of some neurons by no more than so many times the least
+# may be either. Where they are alike one's sums are these times the other's: tanh z is 1 − 2e⁻²ᶻ
+# far out.
+ALIKE, SOME, TIMES = 10.0, 4, (0.5, 1.0, 2.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,11 +278,38 @@ def span_of(readings: JacobianReadings, rank: int) -> tuple[MatrixSpan, float]:
 
 def members_from(layer: FeedForward, readings: JacobianReadings, span: MatrixSpan) -> Members:
     """Return the members of a span that are nearest to a layer's neurons."""
+    return span.refined(_members_of(layer, readings)[0])[0]
+
+
+def _members_of(layer: FeedForward, readings: JacobianReadings) -> tuple[Members, Array]:
+    """Return a layer's neurons as members, and whole rows E of these, (m, q, d)."""
     b = layer.B.T / np.linalg.norm(layer.B, axis=0)[:, None]
-    n = readings.along.shape[2]
-    E = np.stack([rows @ readings.ways[:n].T for rows in rows_of(layer)], axis=1)
-    E = np.linalg.qr(E.transpose(0, 2, 1))[0].transpose(0, 2, 1)
-    return span.refined(Members(b, E))[0]
+    rows, first = rows_of(layer), readings.ways[: readings.along.shape[2]]
+    Q, R = np.linalg.qr(np.stack([one @ first.T for one in rows], axis=1).transpose(0, 2, 1))
+    E = np.linalg.solve(R.transpose(0, 2, 1), np.stack(rows, axis=1))
+    return Members(b, Q.transpose(0, 2, 1)), np.asarray(E)
+
+
+def rivals(layer: FeedForward, readings: JacobianReadings) -> tuple[str, ...]:
+    """Return activations that suit the weights of some neurons about as well as a layer's own."""
+    members, E = _members_of(layer, readings)
+    rows = Rows.of(readings.corrected(layer), members)
+    data = _curves_of(readings, rows, E).taken(slice(None, SOME))
+    names = FAMILIES if layer.gate is None else GATE_FAMILIES
+    own, starts = _start(layer, members.E, readings)[:SOME], []
+    for times in TIMES:
+        scale = own[:, :-1] + np.log(times) if layer.gate is None else times * own[:, :-1]
+        starts.append(np.column_stack([scale, times * own[:, -1]]))
+    fits = {name: [data.fitted(name, start).missed for start in starts] for name in names}
+    missed = {name: float(np.max(np.min(fit, axis=0))) for name, fit in fits.items()}
+    most = ALIKE * min(missed.values())
+    return tuple(name for name in names if missed[name] <= most and name != layer.activation)
+
+
+def _curves_of(readings: JacobianReadings, rows: Rows, E: Array) -> CurveData:
+    """Return what the weights of whole rows E (m, q, d) are at base points."""
+    xi = np.einsum("xd,jkd->jxk", readings.x, E, optimize=True)
+    return CurveData(xi, rows.weights.reshape(-1, *E.shape[:2]).transpose(1, 0, 2))
 
 
 def layer_from(
@@ -294,8 +325,7 @@ def layer_from(
     if n < len(readings.ways):
         rest = solved(rows.equations(readings.few), across.reshape(-1, across.shape[2]))
         E = E + rest.reshape(m, q, -1) @ readings.ways[n:]
-    xi = np.einsum("xd,jkd->jxk", readings.x, E, optimize=True)
-    data = CurveData(xi, rows.weights.reshape(-1, m, q).transpose(1, 0, 2))
+    data = _curves_of(readings, rows, E)
     if known is None:
         curves = data.chosen(names)
     else:

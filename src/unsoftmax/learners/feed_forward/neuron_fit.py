@@ -127,8 +127,10 @@ class NeuronFit:
         for _ in range(STEPS):
             [change] = self._equations(best).solved([misses])
             new = best.moved(best.of_flat(change))
-            left = self._misses(new)
-            gained = np.linalg.norm(left) / (np.linalg.norm(misses) or 1.0)
+            # what tokens hardly show may be led to where sums are not finite
+            with np.errstate(over="ignore", invalid="ignore"):
+                left = self._misses(new)
+                gained = np.linalg.norm(left) / (np.linalg.norm(misses) or 1.0)
             if gained < 1:
                 best, misses = new, left
             if not gained <= GAINED:
@@ -144,6 +146,12 @@ class NeuronFit:
         moved = (replace(self, x=self.x + x, y=self.y + y)._misses(found) - misses for x, y in by)
         changes = self._equations(found).solved(moved)
         return [found.moved(found.of_flat(change)) for change in changes]
+
+    def unseen(self, layer: NeuronParameters) -> Flags:
+        """Tell which neurons bend at no token (m,), so that any scale of their rows would do."""
+        values, *_ = self._equations(layer).spectra()
+        # a factor between a gated neuron's row and its column is free
+        return np.asarray(values[:, len(layer.rows) - 1] < _UNSHOWN * values[:, -1])
 
     def seen(self, norm: Array) -> tuple[Array, Array]:
         """Return what neurons see of tokens (n, k), and by what it was divided (n, 1)."""
@@ -294,6 +302,13 @@ class _Equations:
 
     def _factors(self) -> Array:
         """Return what makes each neuron's columns independent of each other, (m, q(k + 1), …)."""
+        values, vectors, size = self.spectra()
+        least = np.maximum(_UNSHOWN * values[:, -1:], TINY)
+        size = size * _sizes(self.B, 0)[:, None]
+        return np.asarray(vectors / np.sqrt(np.maximum(values, least))[:, None] / size[:, :, None])
+
+    def spectra(self) -> tuple[Array, Array, Array]:
+        """Return how changes of each neuron's rows show, ascending, these, and their units."""
         m, wide, q = self.B.shape[1], self.x.shape[1], len(self.slopes)
         gram = np.zeros((m, q * wide, q * wide))
         for j in range(m):
@@ -305,9 +320,7 @@ class _Equations:
         diagonal = np.diagonal(gram, axis1=1, axis2=2)
         size = np.sqrt(np.where(diagonal > 0, diagonal, 1.0))
         values, vectors = np.linalg.eigh(gram / size[:, :, None] / size[:, None])
-        least = np.maximum(_UNSHOWN * values[:, -1:], TINY)
-        size = size * _sizes(self.B, 0)[:, None]
-        return np.asarray(vectors / np.sqrt(np.maximum(values, least))[:, None] / size[:, :, None])
+        return np.asarray(values), np.asarray(vectors), size
 
 
 def drawn_layers(layer: FeedForward, draw: Callable[[int], list[FeedForward]]) -> list[FeedForward]:

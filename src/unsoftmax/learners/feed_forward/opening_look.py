@@ -194,13 +194,17 @@ def norms_of(look: OpeningLook) -> tuple[str, ...]:
     return ("pre", "post") if last and np.median(last) < 1 / 22 else ("post", "pre")
 
 
-def fades_as_eps(look: OpeningLook) -> bool:
-    """Tell whether far answers go with the inverse square of the length, to a factor of 1.5.
+def fading_norm(look: OpeningLook) -> str | None:
+    """Return the norm as whose far answers fade, to a factor of 1.5; None if as none.
 
     Those of sigmoids without a norm go as an exponential.
     """
     _, ratios = _far_steps(look)
-    return bool(ratios) and all(1 / 96 < ratio < 1 / 43 for one in ratios for ratio in one)
+    for norm, power in (("pre", 2), ("post", 1)):
+        apart = [abs(np.log(one * 8.0**power)) for ratio in ratios for one in ratio]
+        if apart and max(apart) < np.log(1.5):
+            return norm
+    return None
 
 
 def _far_steps(look: OpeningLook) -> tuple[bool | None, list[tuple[float, ...]]]:

@@ -126,6 +126,9 @@ class SmoothBehindNorm:
     def steps(self, checks: int) -> Steps[FeedForward]:
         """Find the layer, draw its errors, test it."""
         seen, layer, size = yield from self._found()
+        unseen = seen.fit(layer, layer.activation).unseen(NeuronParameters.of(layer))
+        if np.any(unseen):
+            raise Reason.BENDS_UNSEEN.error(unseen=np.sum(unseen), count=len(unseen))
         found, others = self._disturbed(seen, layer, size)
         claim = yield from claimed(found, others, seen.norm.gain, self.normed, self.rng)
         return (yield from claim.tested(checks, self.rng))

@@ -41,6 +41,7 @@ from unsoftmax.learners.feed_forward.jacobian_readings import (
     layer_from,
     rank_of,
     renamed,
+    rivals,
     span_of,
 )
 from unsoftmax.learners.feed_forward.layer_claim import NEAR, LayerClaim
@@ -158,7 +159,11 @@ class SmoothSearch:
         """Find the layer, and draw its errors; return eps of a norm before, in guesses, too."""
         layer, readings = yield from self.read()
         ratio = 1.0 if readings.norm is None else readings.norm.ratio
-        return SmoothClaim.of(layer, readings, self.rng), ratio
+        claim = SmoothClaim.of(layer, readings, self.rng)
+        if self.activation is None and (others := rivals(layer, readings)):
+            note = f"Answers hardly tell {layer.activation} from {' or '.join(others)}."
+            claim = replace(claim, notes=(*claim.notes, note))
+        return claim, ratio
 
     def read(self) -> Generator[Round, Answers, tuple[FeedForward, JacobianReadings]]:
         """Find the layer by steps that show it."""
