@@ -18,7 +18,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from unsoftmax.arrangement.kinks import FARTHER, KinkSearch, LineKinks, Piece, TooManyBreakpoints
+from unsoftmax.arrangement.kinks import KinkSearch, LineKinks, Piece, TooManyBreakpoints, farthest
 from unsoftmax.probes import Array, Round
 from unsoftmax.protocol import Answers
 
@@ -142,7 +142,7 @@ class DirectionKinkSearch(KinkSearch):
         self.noise *= ERRORS
 
     def _opened(self) -> Generator[Round, Answers, list[Piece]]:
-        edge = np.arctan(min(self.far, self.noise**-FARTHER))
+        edge = np.arctan(min(self.far, farthest(self.noise)))
         t = self.length * np.tan(np.linspace(-edge, edge, self.start))
         ends = np.maximum(np.abs(t), self.length) * np.where(t < 0, -1.0, 1.0)
         values = yield from self.ask(t)
