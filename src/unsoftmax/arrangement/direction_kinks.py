@@ -38,6 +38,9 @@ FAINT = 1e-10
 BLUNT = 1e11
 # Where they are: this share of the way from where it was seen to its kinks.
 TOWARDS = 0.9
+# Of so many pieces that are read again more than this share are none any more: the function bends
+# everywhere. Of a ReLU layer hardly any is one that was taken for another.
+MANY, BENT = 32, 0.5
 # Where a thorough search looks: this share of the way from a kink to where the pieces were seen.
 ASIDE = 0.05
 
@@ -207,6 +210,8 @@ class DirectionKinkSearch(KinkSearch):
                     self._extend(piece, t, value)
                 else:
                     off.append((t, value, t + self._pair * (end - t)))
+            if len(blunt) >= MANY and len(off) > BENT * len(blunt):
+                raise TooManyBreakpoints(self.most, everywhere=True)
             more = yield from self._shown(off)
         if self.thorough:
             others = yield from self._looked_at(pieces)

@@ -81,6 +81,9 @@ CROWD, CROWDED, LOUDER = 16, 0.01, 2.0
 # line of random direction meets one typically at √d times its distance, and one in 120 lines at
 # 100 times that. With 100 one in 2,000 networks was wrong without a word, with 30 one in 460.
 ASLANT = 300.0
+# Of so many kinks or more, jumps of three numbers or more that differ by less than this cosine from
+# each to the next are those of a smooth function: 0.999 was seen of these, 0.4 of neurons.
+MANY, NUMBERS_THAT_TURN, TURNS = 64, 3, 0.99
 # Of too many kinks the function bends everywhere if fewer than this share are there at a look.
 EVERYWHERE = 0.5
 
@@ -197,6 +200,20 @@ class LineKinks:
         size = np.linalg.norm(jumps, axis=1)
         slopes = np.array([piece.slope_error for piece in self.pieces])
         return jumps / size[:, None], np.hypot(slopes[1:], slopes[:-1]) / size, size
+
+    @property
+    def of_bends(self) -> bool:
+        """Whether jumps turn step by step along the line, as the slope of a smooth function does.
+
+        Those of neurons turn at once, or all of them have one direction.
+        """
+        columns, count = self.columns()[0], len(self.t)
+        if count < MANY or columns.shape[1] < NUMBERS_THAT_TURN:
+            return False
+        half = count // 2
+        next_ = np.median(np.sum(columns[1:] * columns[:-1], axis=1))
+        far = np.median(np.abs(np.sum(columns[half:] * columns[: count - half], axis=1)))
+        return bool(next_ > TURNS > far)
 
 
 @dataclass(slots=True)
@@ -626,7 +643,10 @@ class KinkSearch:
             raise TooManyBreakpoints(self.most)
         places = np.maximum.accumulate(places)  # pieces that are made of noise may overlap
         slopes = np.array([piece.slope for piece in merged])
-        return LineKinks(places, np.diff(slopes, axis=0), tuple(merged))
+        kinks = LineKinks(places, np.diff(slopes, axis=0), tuple(merged))
+        if kinks.of_bends:
+            raise TooManyBreakpoints(self.most, everywhere=True)
+        return kinks
 
 
 def _norm(x: Array) -> float:
