@@ -207,10 +207,11 @@ class LineKinks:
 
         Those of neurons turn at once, or all of them have one direction.
         """
-        columns, count = self.columns()[0], len(self.t)
-        if count < MANY or columns.shape[1] < NUMBERS_THAT_TURN:
+        jumps = self.jumps[np.any(self.jumps != 0, axis=1)]
+        if len(jumps) < MANY or jumps.shape[1] < NUMBERS_THAT_TURN:
             return False
-        half = count // 2
+        columns = jumps / np.linalg.norm(jumps, axis=1, keepdims=True)
+        half, count = len(jumps) // 2, len(jumps)
         next_ = np.median(np.sum(columns[1:] * columns[:-1], axis=1))
         far = np.median(np.abs(np.sum(columns[half:] * columns[: count - half], axis=1)))
         return bool(next_ > TURNS > far)
