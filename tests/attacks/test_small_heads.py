@@ -132,7 +132,8 @@ def test_where_all_neurons_are_lost_their_sum_is_within_the_bound(sums, trials, 
         size = 10.0 ** rng.uniform(-6, -3)
         c *= size if rng.random() < 0.7 else 1.0
         single = [x.astype(np.float32) for x in (A, b, size * B, c)]
-        true = us.FeedForward(*(x.astype(np.float64) for x in single), True)
+        held_A, held_b, held_B, held_c = (x.astype(np.float64) for x in single)
+        true = us.FeedForward(held_A, held_b, held_B, held_c, True)
 
         def target(X, single=single, true=true):
             A, b, B, c = single

@@ -367,20 +367,22 @@ def test_a_rank_that_the_tokens_asked_hide_is_refused(biases):
 @pytest.mark.parametrize("biases", [False, True])
 def test_a_rank_that_was_found_widens_the_bound_by_what_its_block_shows_alone(biases, trials):
     """Of heads that hide nothing the bound is about that of the rank given."""
-    wider = []
-    for seed in range(trials(12, 400)):
+    wider, count = [], trials(12, 400)
+    for seed in range(count):
         rng = np.random.default_rng([38, seed])
         d = int(rng.choice([8, 16, 24]))
         r = int(rng.integers(1, d // 3 + 1))
-        K, Q = rng.standard_normal((2, r, d)) / d**0.25
+        K, Q = rng.standard_normal((2, r, d)) / np.sqrt(d)
         w = K.T @ rng.standard_normal(r) if biases else None
         target = us.SingleHead(K.T @ Q, rng.standard_normal(d), w, 0.5 * biases)
-        found, given = (
-            us.learn(target, us.learners.LowRankHead(d, rank=rank, biases=biases, seed=seed))
-            for rank in (None, r)
-        )
+        learner = us.learners.LowRankHead(d, biases=biases, seed=seed)
+        try:
+            found, given = (us.learn(target, replace(learner, rank=rank)) for rank in (None, r))
+        except us.NotIdentifiable:  # logits too far apart to be in range together: one in 400
+            continue
         assert np.linalg.norm(found.model.W - target.W) <= found.certificate.W_error
         wider.append(found.certificate.W_error / given.certificate.W_error)
+    assert len(wider) > 0.98 * count
     assert np.median(wider) <= 2
 
 

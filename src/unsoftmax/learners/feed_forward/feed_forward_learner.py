@@ -77,7 +77,7 @@ from unsoftmax.models.feed_forward import FeedForward
 from unsoftmax.models.neurons import ACTIVATIONS
 from unsoftmax.probes import Array, Round
 from unsoftmax.protocol import Answers, Outputs, Plan, Steps
-from unsoftmax.refusals import Reason
+from unsoftmax.refusals import Reason, RefusalError
 from unsoftmax.theory.costs import Cost
 
 FORMULAS: Mapping[str | None, str] = {
@@ -160,13 +160,13 @@ def none_fits(reason: Reason, ways: Iterable[Way]) -> NoLayerFits:
     return error
 
 
-def neither(bent: ModelMismatch, smooth: ModelMismatch) -> NoLayerFits:
+def neither(bent: RefusalError, smooth: RefusalError) -> NoLayerFits:
     """Say why a target is neither a layer of ReLUs nor one of smooth neurons."""
     ways = *tried(bent, "ReLUs"), *tried(smooth, "smooth neurons")
     return none_fits(Reason.NEITHER_BENT_NOR_SMOOTH, ways)
 
 
-def tried(error: ModelMismatch, neurons: str = "", place: str = "") -> list[Way]:
+def tried(error: RefusalError, neurons: str = "", place: str = "") -> list[Way]:
     """Return the ways that a refusal is about; where it does not say of what, of these."""
     ways = error.ways if isinstance(error, NoLayerFits) else [Way("", "", str(error))]
     return [Way(one.neurons or neurons, one.place or place, one.refusal) for one in ways]
