@@ -793,7 +793,7 @@ class Reason(Enum):
     )
     NO_HEADS_BEHIND = _mismatch("No second token changes an answer: there are no heads.")
     TOO_FEW_DIMENSIONS_BEHIND = _not_identifiable(
-        "{dim} dimensions are too few behind a LayerNorm for this number of heads: an answer "
+        "{dim} dimensions are too few behind {norm} for this number of heads: an answer "
         "gives only {numbers} numbers, too few to tell heads apart."
     )
     TOO_MANY_HEADS_BEHIND = _mismatch("{heads} or more heads: more than {most} are not told apart.")
@@ -833,7 +833,7 @@ class Reason(Enum):
     MEMBERS_MISSING = _mismatch(
         "Jacobians span {rows} dimensions, and {found} neurons of {each} each were found in them: "
         "neurons are too close to each other or hardly bend among these tokens, or the target is "
-        "no feed-forward layer of one hidden layer whose neurons are all alike.",
+        "no feed-forward layer of one hidden layer whose neurons are all alike:",
         _SEED,
     )
     LAYER_IS_QUADRATIC = _not_identifiable(
@@ -865,10 +865,12 @@ class Reason(Enum):
         "Ask a target that answers the same question the same way.",
     )
     NEITHER_NORM_FITS = _mismatch(
-        "Answers do not grow with tokens, as where a norm is before a layer or behind it. With "
-        'norm="{first}": {error} With norm="{second}": {other}'
+        "Answers do not grow with tokens, as where a norm is before a layer or behind it; neither "
+        "fits. {ways}"
     )
-    NEITHER_BENT_NOR_SMOOTH = _mismatch("As a layer of ReLUs: {bent} As a smooth one: {smooth}")
+    NEITHER_BENT_NOR_SMOOTH = _mismatch(
+        "The target fits neither a layer of ReLUs nor one of smooth neurons. {ways}"
+    )
     NEURONS_ARE_RELUS = _mismatch(
         "Of {count} neurons {sharp} or more do not bend beside their hyperplanes as far as answers "
         "show, as ReLUs: neurons have several activations, or weights that are too unlike."
@@ -886,7 +888,7 @@ class Reason(Enum):
         "Answers to long tokens come near to a limit as a power of the length, as where a norm is; "
         "those of sigmoids without one do so much faster."
     )
-    SMOOTH_NEITHER_WAY = _mismatch("{first}: {one} {second}: {other}")
+    SMOOTH_NEITHER_WAY = _mismatch("The target fits no layer of smooth neurons. {ways}")
     HYPERPLANES_ELSEWHERE = _mismatch(
         "{off} of {crossed} hyperplanes that one line crosses are not there, or other, elsewhere: "
         "the target has more than one hidden layer, or is no feed-forward layer of ReLUs; or "

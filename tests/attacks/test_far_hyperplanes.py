@@ -1,7 +1,7 @@
 """Hyperplanes at any distance: each is found, or the network is refused, or the bound covers it.
 
 The certificate of a network holds for every x up to the length that `.assumes` names, and no
-neuron within it may be missing without a word.
+neuron within it may be missing without a word. So does that of a feed-forward layer.
 """
 
 import re
@@ -208,3 +208,55 @@ def test_without_biases_it_is_said_at_which_lengths_that_was_seen():
     target = us.ReluNetwork(np.eye(3), np.ones(3))
     recovery = us.learn(lambda X: target(X), Learner(3, biases=False))
     assert any("no biases" in line for line in recovery.certificate.assumes)
+
+
+def layer_with_one_far(seed: int, single: bool) -> tuple[us.FeedForward, Any]:
+    """A layer one of whose neurons wakes up 10 to 10⁷ from 0, and what answers as it does."""
+    rng = np.random.default_rng([seed, 77])
+    d = int(rng.integers(5, 13))
+    m = int(rng.integers(1, 2 * d))
+    A, b = rng.standard_normal((m, d)) / np.sqrt(d), 0.5 * rng.standard_normal(m)
+    b[0] = -(10.0 ** rng.uniform(1, 7))
+    layer = us.FeedForward(A, b, rng.standard_normal((d, m)) / np.sqrt(m), np.ones(d), True)
+    return layer, (lambda X: layer(X).astype(np.float32)) if single else layer
+
+
+@pytest.mark.parametrize("single", [False, True])
+def test_a_neuron_of_a_layer_is_missing_only_beyond_the_reach_that_is_said(
+    single: bool, trials: Callable[[int, int], int], evidence: Any
+) -> None:
+    runs, missing, refused, shares = trials(40, 500), 0, 0, [0.0]
+    for seed in range(runs):
+        layer, target = layer_with_one_far(seed, single)
+        rng, d, A = np.random.default_rng(seed), layer.dim, layer.A
+        try:
+            learner = us.learners.FeedForwardLearner(d, activation="relu", seed=seed)
+            found = us.learn(target, learner)
+        except us.ModelMismatch:
+            refused += 1
+            continue
+        said = " ".join(found.certificate.assumes)
+        reach = float(re.findall(r"for every x of norm up to (\S+)\.", said)[0])
+        distance = abs(layer.b[0]) / float(np.linalg.norm(A[0]))
+        if len(found.model.b) < len(layer.b):
+            missing += 1
+            assert distance > reach, (seed, distance, reach)
+        toward = np.vstack([rng.standard_normal((100, d)), A[np.zeros(50, int)], A])
+        x = reach * toward / np.linalg.norm(toward, axis=1, keepdims=True)
+        x *= rng.uniform(size=(len(x), 1))
+        off = np.linalg.norm(found.model(x[:, None]) - layer(x[:, None]), axis=1)
+        most = found.model.moved_at_most(x, found.certificate.errors)
+        shares.append(
+            float(np.max(off / (most + 1e-14 * np.linalg.norm(layer(x[:, None]), axis=1))))
+        )
+    assert max(shares) < 1
+    assert missing > 0
+    assert refused < runs / 2
+    evidence(
+        f"layers with a neuron far out, answers in float{32 if single else 64}",
+        refused,
+        runs=runs,
+        missing_beyond_the_reach=missing,
+        broken=0,
+        largest_share=max(shares),
+    )

@@ -117,3 +117,48 @@ def test_what_neurons_that_are_lost_add_is_within_the_bound(case, trials, eviden
         of_bound_at_most=share,
         refused=refused,
     )
+
+
+@pytest.mark.parametrize("sums", [False, True])
+def test_where_all_neurons_are_lost_their_sum_is_within_the_bound(sums, trials, evidence):
+    """Few neurons in few dimensions, of about the size at which float32 sums hide them."""
+    seeds, refused, lost, share = {144, 973, *range(trials(0, 500))}, 0, 0, 0.0
+    for seed in seeds:
+        rng = np.random.default_rng([seed, 903])
+        d = int(rng.integers(3, 13))
+        m = int(rng.integers(1, 2 * d))
+        A, b = rng.standard_normal((m, d)) / np.sqrt(d), 0.5 * rng.standard_normal(m)
+        B, c = rng.standard_normal((d, m)) / np.sqrt(m), rng.standard_normal(d) * rng.choice([0, 1])
+        size = 10.0 ** rng.uniform(-6, -3)
+        c *= size if rng.random() < 0.7 else 1.0
+        single = [x.astype(np.float32) for x in (A, b, size * B, c)]
+        held_A, held_b, held_B, held_c = (x.astype(np.float64) for x in single)
+        true = us.FeedForward(held_A, held_b, held_B, held_c, True)
+
+        def target(X, single=single, true=true):
+            A, b, B, c = single
+            x = X[:, -1].astype(np.float32)
+            y = true(X) if sums else np.maximum(x @ A.T + b, np.float32(0)) @ B.T + c + x
+            return y.astype(np.float32)
+
+        try:
+            learner = us.learners.FeedForwardLearner(d, activation="relu", seed=seed)
+            found = us.learn(target, learner)
+        except us.ModelMismatch:
+            refused += 1
+            continue
+        lost += len(found.model.b) < m
+        x = np.vstack([rng.standard_normal((200, d)), *(k * A for k in (-100, -1, 1, 10, 100))])
+        missed = np.linalg.norm(found.model(x[:, None]) - true(x[:, None]), axis=1)
+        share = max(
+            share, float(np.max(missed / found.model.moved_at_most(x, found.certificate.errors)))
+        )
+        assert share <= 1, (seed, share)
+    assert lost
+    evidence(
+        f"neurons of about the size that float32 hides, sums {'once' if sums else 'often'} rounded",
+        refused,
+        runs=len(seeds),
+        lost=lost,
+        of_bound_at_most=share,
+    )

@@ -350,6 +350,30 @@ def test_the_command(tmp_path):
     assert (done.exit_code, json.loads(done.stdout)["tensor"]) == (1, "M of head 1")
 
 
+@pytest.mark.parametrize("where", ["behind", "RMS behind"])
+def test_another_eps_is_named(where, trials):
+    for seed in range(trials(3, 100)):
+        rng, eps = np.random.default_rng([seed, 8]), float((1e-5, 1e-12)[seed % 2])
+        of = {**neurons(where, seed, 8).arrays(), "norm.eps": np.array(eps)}
+        plain = us.FeedForward.from_arrays({**of, "activation": np.array([*map(ord, "gelu")])})
+        factor = 2.0 if seed % 2 else 1 + 10.0 ** rng.uniform(-5, -2)
+        other = us.FeedForward.from_arrays({**plain.arrays(), "norm.eps": np.array(factor * eps)})
+        found = us.verify(other, plain, seed=seed)
+        assert (found.verdict, found.tensor) == ("different", "eps of the norm"), seed
+
+
+@pytest.mark.parametrize("where", ["none", "behind"])
+def test_a_column_of_b_that_is_0_is_no_change_of_a_or_b_alone(where, trials):
+    for seed in range(trials(4, 200)):
+        d = 5 + seed % 8
+        model = normed(feed_forward.layer(d, d - 1, d, seed, residual=True), where, seed)
+        B = np.array(model.B)
+        B[:, 0] = 0.0
+        found = us.verify(us.FeedForward.from_arrays({**model.arrays(), "B": B}), model, seed=seed)
+        assert found.verdict == "different"
+        assert "B" in (found.tensor or "B"), (seed, found.tensor)
+
+
 def test_changed_weights_are_not_laid_to_the_arithmetic_alone():
     target = normalised(2, 4, 8, eps=1e-5)
     arrays = target.arrays() | {"residual": np.array(False)}

@@ -7,6 +7,7 @@ counted by the oracle.
 import itertools
 import tracemalloc
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -360,3 +361,64 @@ def test_a_rank_that_the_tokens_asked_hide_is_refused(biases):
         hidden_from = us.SingleHead(plain.W + np.outer(n, q), plain.v, plain.w + bias * n, plain.c)
         with pytest.raises(NotIdentifiable, match=f"found to be {r}, and a further answer contra"):
             _rank_read(hidden_from, biases, seed)
+
+
+@pytest.mark.parametrize("biases", [False, True])
+def test_a_rank_that_was_found_widens_the_bound_by_what_its_block_shows_alone(biases, trials):
+    """Of heads that hide nothing the bound is about that of the rank given."""
+    wider, count = [], trials(12, 400)
+    for seed in range(count):
+        rng = np.random.default_rng([38, seed])
+        d = int(rng.choice([8, 16, 24]))
+        r = int(rng.integers(1, d // 3 + 1))
+        K, Q = rng.standard_normal((2, r, d)) / np.sqrt(d)
+        w = K.T @ rng.standard_normal(r) if biases else None
+        target = us.SingleHead(K.T @ Q, rng.standard_normal(d), w, 0.5 * biases)
+        learner = us.learners.LowRankHead(d, biases=biases, seed=seed)
+        try:
+            found, given = (us.learn(target, replace(learner, rank=rank)) for rank in (None, r))
+        except us.NotIdentifiable:  # logits too far apart to be in range together: one in 400
+            continue
+        assert np.linalg.norm(found.model.W - target.W) <= found.certificate.W_error
+        wider.append(found.certificate.W_error / given.certificate.W_error)
+    assert len(wider) > 0.98 * count
+    assert np.median(wider) <= 2
+
+
+@pytest.mark.parametrize("kind", ["float64", "float32", "decimals"])
+def test_what_a_found_rank_hides_is_within_the_bound(kind, trials, evidence):
+    """Tails from a tenth of what answers show to a hundred times that: all, one or two of W's."""
+    answered: dict[str, tuple[float, Any]] = {
+        "float64": (1e-15, lambda y: y),
+        "float32": (1e-7, lambda y: y.astype(np.float32)),
+        "decimals": (1e-9, lambda y: np.round(y, 9)),
+    }
+    (unit, rounded), shares = answered[kind], []
+    count = trials(10, 500)
+    for seed in range(count):
+        rng = np.random.default_rng([39, seed])
+        d, biases = int(rng.choice([4, 6, 8, 12, 16, 24, 32])), bool(seed % 2)
+        r, rank = int(rng.integers(1, d // 3 + 2)), (1, 2, d)[seed % 3]
+        W = rng.standard_normal((d, r)) @ rng.standard_normal((r, d)) / d
+        tail = rng.standard_normal((d, rank)) @ rng.standard_normal((rank, d))
+        size = unit * 10.0 ** rng.uniform(-1, 2) * np.linalg.norm(W)
+        W += size * tail / np.linalg.norm(tail)
+        w = W @ rng.standard_normal(d) if biases else None
+        head = us.SingleHead(W, rng.standard_normal(d), w, 0.5 * biases)
+
+        def target(X, head=head):
+            return rounded(head(X))
+
+        learner = us.learners.LowRankHead(d, biases=biases, seed=seed)
+        found, bounds = (recovery := us.learn(target, learner)).model, recovery.certificate.errors
+        shares.append(float(np.linalg.norm(found.W - W)) / bounds["W"])
+        if w is not None:
+            shares.append(float(np.linalg.norm(found.w - w)) / bounds["w"])
+        assert max(shares) <= 1, (seed, max(shares))
+    evidence(
+        f"low rank and a tail that {kind} nearly hide",
+        trials=count,
+        broken=0,
+        of_bound_at_most=max(shares),
+        refused=0,
+    )

@@ -965,3 +965,11 @@ def test_heads_that_answers_do_not_tell_apart_have_no_bounds(trials, evidence):
 def hidden_in_float32(target):
     """Show nothing of a target but its answers, as float32 numbers."""
     return lambda X: target(X).astype(np.float32)
+
+
+@pytest.mark.parametrize(("centred", "norm"), [(True, "a LayerNorm"), (False, "an RMSNorm")])
+def test_too_few_dimensions_behind_a_norm_are_said_of_that_norm(centred, norm):
+    target = normalised(2, 2, 4, eps=1e-12, centred=centred)
+    with pytest.raises(us.NotIdentifiable, match=f"4 dimensions are too few behind {norm}") as said:
+        us.learn(target, us.learners.AttentionLayerLearner(4, norm="post"))
+    assert f"only {4 - centred} numbers" in str(said.value)

@@ -18,7 +18,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from unsoftmax.arrangement.kinks import FARTHER, KinkSearch, LineKinks, Piece, TooManyBreakpoints
+from unsoftmax.arrangement.kinks import KinkSearch, LineKinks, Piece, TooManyBreakpoints, farthest
 from unsoftmax.probes import Array, Round
 from unsoftmax.protocol import Answers
 
@@ -38,6 +38,9 @@ FAINT = 1e-10
 BLUNT = 1e11
 # Where they are: this share of the way from where it was seen to its kinks.
 TOWARDS = 0.9
+# Of so many pieces that are read again more than this share are none any more: the function bends
+# everywhere. Of a ReLU layer hardly any is one that was taken for another.
+MANY, BENT = 32, 0.5
 # Where a thorough search looks: this share of the way from a kink to where the pieces were seen.
 ASIDE = 0.05
 
@@ -142,7 +145,7 @@ class DirectionKinkSearch(KinkSearch):
         self.noise *= ERRORS
 
     def _opened(self) -> Generator[Round, Answers, list[Piece]]:
-        edge = np.arctan(min(self.far, self.noise**-FARTHER))
+        edge = np.arctan(min(self.far, farthest(self.noise)))
         t = self.length * np.tan(np.linspace(-edge, edge, self.start))
         ends = np.maximum(np.abs(t), self.length) * np.where(t < 0, -1.0, 1.0)
         values = yield from self.ask(t)
@@ -207,6 +210,8 @@ class DirectionKinkSearch(KinkSearch):
                     self._extend(piece, t, value)
                 else:
                     off.append((t, value, t + self._pair * (end - t)))
+            if len(blunt) >= MANY and len(off) > BENT * len(blunt):
+                raise TooManyBreakpoints(self.most, everywhere=True)
             more = yield from self._shown(off)
         if self.thorough:
             others = yield from self._looked_at(pieces)

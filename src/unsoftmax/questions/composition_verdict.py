@@ -46,6 +46,7 @@ from unsoftmax.questions.nudged_copies import (
 )
 from unsoftmax.questions.stored_tensors import StoredClaim
 from unsoftmax.questions.tensor_evidence import (
+    EVERY_EPS,
     LARGEST,
     NATS,
     Naming,
@@ -218,8 +219,11 @@ class CopiesAsked:
         tried = [one.name for one in every[:_TRIED]]
         if exact := self._fitting(held_alone(claim, tried)):
             return Located(exact)
-        if best.size > LARGEST:
-            return Located(None, TOO_LARGE.format(size=best.size, name=best.name))
+        # eps is added to what is far larger, mostly: then answers move in proportion to it
+        of_eps = best.name in {*claim.eps, EVERY_EPS}
+        size = np.sqrt(np.mean(missed**2) / np.mean(predicted**2)) if of_eps else best.size
+        if size > LARGEST:
+            return Located(None, TOO_LARGE.format(size=size, name=best.name))
         near = [one.name for one in every if one.evidence > best.evidence - NATS]
         if len(near) > _MOST_NAMES:
             return Located(None, MANY.format(names=", ".join(near[: 2 * _MOST_NAMES])))

@@ -192,11 +192,14 @@ class Fit:
     """How many numbers of the change the answers show."""
     change: float = 0.0
     """Its norm, beside those of the tensors."""
+    maps: Composition | None = None
+    """The maps with the change."""
 
     def beside(self, other: Fit) -> Fit:
         """Return the fit to these answers and others."""
         change = max(self.change, other.change)
-        return Fit(max(self.left, other.left), self.freedom + other.freedom, change)
+        freedom = self.freedom + other.freedom
+        return Fit(max(self.left, other.left), freedom, change, other.maps)
 
     def simpler(self, other: Fit) -> bool:
         """Whether this is an explanation beside which the other says nothing."""
@@ -243,7 +246,7 @@ class Hypotheses:
         lengths = [X.shape[1] for _, X in block.stacks]
         for tokens in lengths if turn else lengths[-1:]:
             fit, p = self._fitted(block.up_to(tokens), spaces, p)
-        return fit
+        return replace(fit, maps=self._changed(spaces, p))
 
     def _fitted(self, block: Block, spaces: Sequence[Space], p: Array) -> tuple[Fit, Array]:
         """Minimise the misses of a block and |p|², from p on."""

@@ -170,6 +170,8 @@ class StoredClaim:
     maps: Composition
     places: Mapping[str, tuple[Place, ...]]
     """By the tensors' names: one may hold several, as GPT-2's ``c_attn.weight`` does."""
+    eps: Mapping[str, tuple[Place, ...]]
+    """Those of norms, which files of weights do not hold."""
 
     @classmethod
     def of(cls, model: Any) -> StoredClaim:
@@ -183,11 +185,19 @@ class StoredClaim:
             for role in one.tensors:
                 name = names.get(prefix + role) or _called(prefix, role)
                 places[name] = (*places.get(name, ()), Place(prefix, role))
-        return cls(parts, model.maps.mapped(lambda prefix, _: parts[prefix].map), places)
+        eps = {
+            _called(prefix, "eps"): (Place(prefix, "eps"),)
+            for prefix, one in parts.items()
+            if isinstance(one.map, LayerNorm) and one.map.eps
+        }
+        return cls(parts, model.maps.mapped(lambda prefix, _: parts[prefix].map), places, eps)
 
     def array(self, place: Place) -> Array:
-        """Return a stored tensor."""
-        return self.parts[place.prefix].tensors[place.role]
+        """Return a stored tensor, or eps."""
+        one = self.parts[place.prefix]
+        if isinstance(one.map, LayerNorm) and place.role == "eps":
+            return np.asarray(one.map.eps)
+        return one.tensors[place.role]
 
     def changed(self, change: Change, names: Collection[str] | None = None) -> Composition:
         """Return the maps with all stored tensors changed, or those of some names."""
@@ -204,7 +214,7 @@ class StoredClaim:
     def gradients(self, back: lin.Pullback, name: str) -> list[tuple[Place, lin.Gradient]]:
         """Return products of covectors with the derivative by a name's tensors."""
         found = []
-        for place in self.places[name]:
+        for place in {**self.places, **self.eps}[name]:
             own = lin.OnDemand({
                 array.removeprefix(place.prefix): partial(back.by.__getitem__, array)
                 for array in back.by

@@ -51,6 +51,7 @@ _AT_A_TIME = 8
 _LEFT, _FAR = 4, 30.0
 # Evidences within so many nats do not decide.
 NATS = 5.0
+EVERY_EPS = "eps of every norm"
 # Changes that are larger, relative to a tensor, are not linear: evidence gives them wrong names.
 LARGEST = 0.1
 # What a change may be worth beside what is rough, at the direction that shows it best.
@@ -173,7 +174,7 @@ class Naming:
 
     def explanations(self, missed: Array, s2: float) -> list[Explanation]:
         """Weigh all hypotheses by the misses (B, P, m) of the answers; the best first."""
-        names, groups = [*self.claim.places], self._groups()
+        names, groups = [*self.claim.places, *self.claim.eps], self._groups()
         first = replace(self, covectors=self.covectors[:_FIRST])._weighed(missed, s2, names, groups)
         left = [one.name for one in first[:_LEFT] if one.evidence > first[0].evidence - _FAR]
         if len(left) == 1:
@@ -192,13 +193,13 @@ class Naming:
         # evidence is in units of the misses
         unit = float(np.sqrt(np.mean(y**2))) or 1.0
         y, s2 = y / unit, s2 / unit**2
-        needed = {*names}.union(*groups.values())
+        needed, every = {*names}.union(*groups.values()), (*self.claim.places, *self.claim.eps)
         found, together = list[Explanation](), dict[str, Kernel]()
-        for name, gradients in self._gradients([one for one in self.claim.places if one in needed]):
+        for name, gradients in self._gradients([one for one in every if one in needed]):
             kernel = Kernel.of(gradients, unit)
             if name in names:
-                every = kernel.random(name, y, s2), kernel.scaled(name, y, s2)
-                found.append(max(every, key=lambda one: one.evidence))
+                both = kernel.random(name, y, s2), kernel.scaled(name, y, s2)
+                found.append(max(both, key=lambda one: one.evidence))
             for group in (group for group, members in groups.items() if name in members):
                 together[group] = together[group] + kernel if group in together else kernel
         found += [kernel.random(group, y, s2) for group, kernel in together.items()]
@@ -245,6 +246,7 @@ class Naming:
             if block
         }
         found["query and value projections"] = attention
+        found[EVERY_EPS] = {*self.claim.eps}
         found["all matrices"] = everything
         return {group: names for group, names in found.items() if len(names) > 1}
 

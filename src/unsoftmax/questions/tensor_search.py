@@ -83,6 +83,8 @@ _LEAST, _MOST_NEURONS = 1.5, 2048
 # B alone is named from misses of so many times their bounds on: then A and b, had they been
 # changed, would have been found to explain the answers.
 _SURE = 1e6
+# Neurons are off that do so much less than before: changes are fitted about so well.
+_OFF = 1e-7
 # Lengths of sequences that show the frequencies of all heads, and answers to them beside as many
 # as there are frequencies. Frequencies of a recovery that all heads share differ by so much.
 _TURNED, _SPARE, _ALIKE = (2, 3, 5, 2, 4, 8), 12, 1e-3
@@ -132,6 +134,10 @@ def smooth_neurons_alone(claim: Claim) -> bool:
 
 def _inside(claim: Claim) -> list[Map]:
     return [x for x in claim.leaves.values() if x not in (claim.before, claim.behind)]
+
+
+def _neurons_of(leaves: Mapping[str, Map]) -> Neurons:
+    return next(one for one in leaves.values() if isinstance(one, Neurons))
 
 
 def _plain(one: Map) -> bool:
@@ -395,14 +401,27 @@ class TensorSearch:
         # across a hyperplane a change of A shows by one neuron's share
         if whole.share <= _CLEAR * np.sqrt(self._neurons.B.shape[1]):
             return Located(NEURONS)
-        names = self._explaining({name: [name] for name in inside}, [near, whole])
+        fits = self._fits({name: [name] for name in inside}, [near, whole])
+        names = _simplest(fits, [near, whole])
         # what A cannot be fitted to may look like B, in coarse answers, and behind a norm
         doubted = names == ["B"] and (claim.behind is not None or whole.share < _SURE)
-        return Located(NEURONS) if doubted or not names else self._listed(names)
+        # a neuron that a change of A or b turns off at all tokens is one without its column of B
+        silent = "B" in fits and any(self._turned_off(fits[name], whole) for name in names)
+        return Located(NEURONS) if doubted or silent or not names else self._listed(names)
+
+    def _turned_off(self, fit: Fit, block: Block) -> bool:
+        """Whether a change turns a neuron off, but for what bounds hide, at all tokens it met."""
+        assert fit.maps is not None
+        tokens, largest = np.concatenate(block.sequences), []
+        for one in (self._neurons, _neurons_of(fit.maps.leaves)):
+            assert one.A is not None
+            largest.append(np.max(np.maximum(tokens @ one.A.T + one.a, 0.0), axis=0))
+        hidden = max(_OFF, 1 / block.share)
+        return bool(np.any((largest[0] > 0) & (largest[1] <= hidden * largest[0])))
 
     @property
     def _neurons(self) -> Neurons:
-        return next(one for one in self.claim.leaves.values() if isinstance(one, Neurons))
+        return _neurons_of(self.claim.leaves)
 
     def _ray(self, room: int) -> list[Array] | None:
         """Draw single tokens τe, some along a whole ray, then some in neighbouring cells.
@@ -434,7 +453,11 @@ class TensorSearch:
     # -- what explains the answers
 
     def _explaining(self, may: Mapping[str, Sequence[str]], blocks: Sequence[Block]) -> list[str]:
-        """Name the hypotheses that explain all blocks, each by itself."""
+        """Name the hypotheses that explain all blocks, each by itself, most simply."""
+        return _simplest(self._fits(may, blocks), blocks)
+
+    def _fits(self, may: Mapping[str, Sequence[str]], blocks: Sequence[Block]) -> dict[str, Fit]:
+        """Fit the hypotheses that explain all blocks, each by itself."""
         found: dict[str, Fit] = {}
         for name, tensors in may.items():
             fit = Fit(0.0)
@@ -444,10 +467,7 @@ class TensorSearch:
                     break
             else:
                 found[name] = fit
-        if max(block.share for block in blocks) <= _CLEAR:
-            return [*found]
-        every = found.values()
-        return [name for name, x in found.items() if not any(one.simpler(x) for one in every)]
+        return found
 
     def _together(self, may: Mapping[str, Sequence[str]], block: Block) -> list[str]:
         """Name the fewest hypotheses that explain a block together."""
@@ -472,6 +492,12 @@ class TensorSearch:
         if len(names) == 3 and not any(" of " in name for name in names):
             return Located(f"{names[0]}, {names[1]} or {names[2]}")
         return Located(" or ".join(names))
+
+
+def _simplest(found: Mapping[str, Fit], blocks: Sequence[Block]) -> list[str]:
+    """Name the explanations that no other one makes say nothing, where misses are clear."""
+    every = found.values() if max(block.share for block in blocks) > _CLEAR else ()
+    return [name for name, x in found.items() if not any(one.simpler(x) for one in every)]
 
 
 def _levels(wanted: float, sizes: Array, count: int) -> Array:

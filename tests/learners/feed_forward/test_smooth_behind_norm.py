@@ -9,6 +9,7 @@ from scipy.special import expit, ndtr
 import unsoftmax as us
 from tests.smooth_layers import learned, share_of_bounds_behind, smooth_errors
 from tests.smooth_layers import smooth_behind as behind
+from tests.truth import Counted
 
 
 def share(recovery, true, reach):
@@ -254,3 +255,14 @@ def test_bends_that_ordinary_tokens_do_not_show_are_refused_or_bounded(change, t
         largest_share_of_the_certificate=worst,
         refused=refused,
     )
+
+
+def test_a_bend_that_is_taken_for_kinks_is_refused_early():
+    """One neuron's bend is far out: from where its bias is it looks like hundreds of kinks."""
+    true, rng = behind(8, 6, 63, "gelu", eps=0.0), np.random.default_rng([63, 41])
+    b = true.b.copy()
+    b[0] = 10.0 ** rng.uniform(0, 3)
+    target = Counted(us.FeedForward(true.A, b, true.B, true.c, True, true.norm, "gelu"))
+    with pytest.raises(us.ModelMismatch, match="bend everywhere"):
+        learned(target, 8, norm="post", seed=63)
+    assert target.queries <= 1_000

@@ -223,6 +223,24 @@ def test_little_beside_x_of_two_activations_is_refused(trials, evidence):
     evidence("ReLUs and softplus neurons that add little to x", trials=refused, refused=refused)
 
 
+def test_bends_that_are_little_beside_x_are_no_kinks(trials):
+    """ReLUs and GELUs: a line that takes their bends for hundreds of kinks is read no further."""
+    for seed in range(3, 3 + trials(2, 100)):
+        rng, d, m = np.random.default_rng([9, seed]), 8, 12
+        A, b = rng.standard_normal((m, d)) / np.sqrt(d), rng.standard_normal(m) / 2
+        B = 2e-5 * rng.standard_normal((d, m)) / np.sqrt(m)
+
+        def answer(X, A=A, b=b, B=B):
+            z = X[:, -1] @ A.T + b
+            mixed = np.hstack([np.maximum(z[:, :6], 0), z[:, 6:] * ndtr(z[:, 6:])])
+            return X[:, -1] + mixed @ B.T
+
+        target = Counting(answer)
+        with pytest.raises(us.ModelMismatch):
+            learned(target, d, seed=seed)
+        assert target.queries <= 2_500
+
+
 def test_answers_in_steps_lead_to_no_token_that_is_no_number():
     layer, seen = smooth_layer(4, 3, 0, "gelu", residual=True), []
 

@@ -455,7 +455,8 @@ def too_few(frame: DirectionMap) -> RefusalError:
     return Reason.TOO_FEW_DIMENSIONS_BEHIND.error(
         {"shift": frame.norm.shift, "scale": np.abs(1 / frame.norm.gain)},
         dim=frame.dim,
-        numbers=frame.dim - 1,
+        norm="a LayerNorm" if frame.norm.takes_mean else "an RMSNorm",
+        numbers=len(frame.norm.basis),
     )
 
 

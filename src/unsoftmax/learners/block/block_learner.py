@@ -132,7 +132,7 @@ class BlockLearner(Configured):
     max_heads: int = 64
     seed: int = 0
 
-    revision: ClassVar[int] = 5
+    revision: ClassVar[int] = 6
     far: ClassVar[str] = "so long that every gate is 0 or 1"
     outputs: ClassVar[Outputs] = "vector"
     rotary: ClassVar[bool] = True

@@ -31,9 +31,9 @@ any, the first line's answers show: plain layers' grow with tokens.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -77,7 +77,7 @@ from unsoftmax.models.feed_forward import FeedForward
 from unsoftmax.models.neurons import ACTIVATIONS
 from unsoftmax.probes import Array, Round
 from unsoftmax.protocol import Answers, Outputs, Plan, Steps
-from unsoftmax.refusals import Reason
+from unsoftmax.refusals import Reason, RefusalError
 from unsoftmax.theory.costs import Cost
 
 FORMULAS: Mapping[str | None, str] = {
@@ -126,10 +126,50 @@ BENDS = tuple(
         Reason.NEITHER_NORM_FITS,
     )
 )
+PLACES = {"pre": "after a norm", "post": "behind a norm", None: "without a norm"}
 # Answers whose format is coarser take longer steps.
 COARSE = 1e-10
 # Activations that are recovered; "identity" is none.
 KNOWN = tuple(name for name in ACTIVATIONS if name != "identity")
+
+
+class Way(NamedTuple):
+    """What a target was taken for, and why it is not that."""
+
+    neurons: str
+    place: str
+    refusal: str
+
+    def __str__(self) -> str:
+        taken = " ".join(filter(None, (self.neurons or "layers", self.place)))
+        return f"{taken[0].upper()}{taken[1:]}: {self.refusal}"
+
+
+class NoLayerFits(ModelMismatch):
+    """A target that was taken for several layers, and is none of them."""
+
+    ways: tuple[Way, ...] = ()
+
+
+def none_fits(reason: Reason, ways: Iterable[Way]) -> NoLayerFits:
+    """Return the refusal that says each way once, with what contradicts it."""
+    every = tuple(dict.fromkeys(ways))
+    error = reason.error(kind=NoLayerFits, ways=" ".join(map(str, every)))
+    assert isinstance(error, NoLayerFits)
+    error.ways = every
+    return error
+
+
+def neither(bent: RefusalError, smooth: RefusalError) -> NoLayerFits:
+    """Say why a target is neither a layer of ReLUs nor one of smooth neurons."""
+    ways = *tried(bent, "ReLUs"), *tried(smooth, "smooth neurons")
+    return none_fits(Reason.NEITHER_BENT_NOR_SMOOTH, ways)
+
+
+def tried(error: RefusalError, neurons: str = "", place: str = "") -> list[Way]:
+    """Return the ways that a refusal is about; where it does not say of what, of these."""
+    ways = error.ways if isinstance(error, NoLayerFits) else [Way("", "", str(error))]
+    return [Way(one.neurons or neurons, one.place or place, one.refusal) for one in ways]
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,7 +313,7 @@ class FeedForwardLearner(Configured):
                 if error.reason == Reason.LAYER_IS_SMOOTH.name:
                     raise
                 # a norm bends everywhere, too: either may be meant
-                raise Reason.NEITHER_BENT_NOR_SMOOTH.error(bent=error, smooth=other) from other
+                raise neither(error, other) from other
 
     @property
     def _smooth(self) -> bool:
@@ -302,25 +342,26 @@ class FeedForwardLearner(Configured):
     ) -> Steps[FeedForward]:
         """Recover a smooth layer, plain or with a norm, as far answers tell."""
         norms, faded = norms_of(look), fading_norm(look)
-        searches = {} if faded else {"Without a norm": self._smooth_plain}
+        searches = {} if faded else {"without a norm": self._smooth_plain}
         if "pre" in norms:
-            searches["After a norm"] = self._smooth_after_norm
+            searches["after a norm"] = self._smooth_after_norm
         if "post" in norms and self._smooth:  # otherwise it was tried as one of ReLUs
-            behind = {"Behind a norm": self._smooth_behind}
+            behind = {"behind a norm": self._smooth_behind}
             searches = behind | searches if norms[0] == "post" else searches | behind
-        refused = {}
+        refused: dict[str, RefusalError] = {}
         for where, search in searches.items():
             try:
                 return (yield from search(look, checks, rng))
             except ModelMismatch as error:
                 refused[where] = error
-        (first, one), *rest = refused.items()
-        yield from self._unchanged(look, one)
-        others: list[tuple[str, Exception]] = [*rest]
+        first = next(iter(refused.values()))
+        yield from self._unchanged(look, first)
         if faded:
-            others.append(("Without a norm", Reason.FADES_AS_WITH_A_NORM.error()))
-        for second, other in others:
-            raise Reason.SMOOTH_NEITHER_WAY.error(first=first, one=one, second=second, other=other)
+            refused["without a norm"] = Reason.FADES_AS_WITH_A_NORM.error()
+        if len(refused) > 1:
+            ways = [way for place, error in refused.items() for way in tried(error, place=place)]
+            raise none_fits(Reason.SMOOTH_NEITHER_WAY, ways)
+        raise first
         raise one
 
     def _smooth_behind(
@@ -369,9 +410,8 @@ class FeedForwardLearner(Configured):
             try:
                 return (yield from self._with_norm(str(others[0]), checks, rng))
             except ModelMismatch as other:
-                raise Reason.NEITHER_NORM_FITS.error(
-                    first=first, error=error, second=others[0], other=other
-                ) from error
+                ways = [*tried(error, place=PLACES[first]), *tried(other, place=PLACES[others[0]])]
+                raise none_fits(Reason.NEITHER_NORM_FITS, ways) from error
 
     def _with_norm(self, norm: str, checks: int, rng: np.random.Generator) -> Steps[FeedForward]:
         """Recover a layer with a norm there."""
@@ -402,7 +442,7 @@ class FeedForwardLearner(Configured):
         except ModelMismatch as other:
             if self._smooth:
                 raise
-            raise Reason.NEITHER_BENT_NOR_SMOOTH.error(bent=bent, smooth=other) from other
+            raise neither(bent, other) from other
 
     def _with_norm_before(self, checks: int, rng: np.random.Generator) -> Steps[FeedForward]:
         opening = BallOpening(int(self.dim), asks("opening"), rng)
@@ -418,7 +458,7 @@ class FeedForwardLearner(Configured):
             try:
                 return (yield from self._after_norm(opening.with_means(normed), checks, rng))
             except ModelMismatch as other:
-                raise Reason.NEITHER_BENT_NOR_SMOOTH.error(bent=error, smooth=other) from error
+                raise neither(error, other) from error
 
     def _from(
         self, look: OpeningLook | NormLook, checks: int, rng: np.random.Generator

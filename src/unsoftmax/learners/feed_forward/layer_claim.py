@@ -14,6 +14,7 @@ from typing import ClassVar, Self
 
 import numpy as np
 
+from unsoftmax.arrangement.kinks import aslant, farthest
 from unsoftmax.arrangement.strips import FARTHER, Hyperplanes, Strips
 from unsoftmax.learners.feed_forward.found_neurons import DEVIATIONS, sides_of
 from unsoftmax.learners.feed_forward.opening_look import OpeningLook, drawn_directions
@@ -234,7 +235,9 @@ class LayerClaim:
         """Return what is certified."""
         errors = {name: DEVIATIONS * e for name, e in self.errors.items()}
         strips = (0.0, 0.0) if self.strips is None else self.strips.hide(self._slopes)
-        rounded = DEVIATIONS * self.look.noise * np.array([self.look.size, self.look.steepness])
+        # tokens of random directions show a neuron by 1/√d, so rounding hides √d times its own size
+        hidden = DEVIATIONS * self.look.noise * np.sqrt(self.model.dim)
+        rounded = hidden * np.array([self.look.size, self.look.steepness])
         for name, *more in zip(("constant", "slope"), strips, rounded, strict=True):
             errors[name] += sum(more)
         return errors if self.determined else errors | self._undetermined(errors)
@@ -315,10 +318,24 @@ class LayerClaim:
 
     def within(self) -> tuple[str, ...]:
         """Say where the function is bounded, and which neurons may be missing."""
-        farthest = self.look.length * 10.0 ** FAR[1]
+        longest = self._predicted_to
+        nearer = longest / aslant(self.model.dim)
         return (
-            "constant, slope: ``‖F̂(x) − F(x)‖₂`` ≤ constant + slope·‖x‖ for every x.",
-            f"Tokens up to a norm of {farthest:.0e} were asked. A neuron may be missing if its "
-            "hyperplane does not meet a random line within that norm, because it is far out and "
-            "nearly parallel to the line.",
+            "constant, slope: ``‖F̂(x) − F(x)‖₂`` ≤ constant + slope·‖x‖ for every x of norm up to "
+            f"{nearer:.0e}.",
+            f"Tokens along a line, up to a norm of {longest:.0e}, are answered as this layer "
+            f"predicts. A neuron whose hyperplane is farther from 0 than {nearer:.0e} may be "
+            "missing: it may meet the line farther out.",
         )
+
+    @property
+    def _predicted_to(self) -> float:
+        """Up to which norm tokens along a line are predicted: the opening's, and the search's."""
+        look, x = self.look, self.look.tokens
+        missed = np.linalg.norm(look.answers - self.model(x), axis=1)
+        off = missed > DEVIATIONS * (look.error_at(x) + self._bound(x))
+        lengths = np.linalg.norm(x, axis=1)
+        if np.any(off):
+            return float(np.max(lengths[lengths < np.min(lengths[off])], initial=0.0))
+        searched = look.length * farthest(look.noise) if self.model.norm is None else 0.0
+        return max(float(np.max(lengths)), searched)

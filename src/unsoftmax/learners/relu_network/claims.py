@@ -11,6 +11,7 @@ from typing import Self
 
 import numpy as np
 
+from unsoftmax.arrangement.kinks import aslant
 from unsoftmax.arrangement.strips import Hyperplanes, Strips
 from unsoftmax.learners.relu_network import lifted_target
 from unsoftmax.learners.relu_network.far_neurons import SplitForm
@@ -54,10 +55,6 @@ SHORTER = (1e-3, 1e-6, 1e-9)
 # How far beside each hyperplane tokens are tried: an angle. Smaller: the two neurons are where
 # the one was found; larger: more of them are on one side of the token.
 BESIDE = 1e-3
-# Hyperplanes are taken to be no farther from 0 than this, times √d, is in the longest tokens: a
-# line of random direction meets one typically at √d times its distance, and one in 120 lines at
-# 100 times that. With 100 one in 2,000 networks was wrong without a word, with 30 one in 460.
-ASLANT = 300.0
 # Relative error of answers above which a note says how precise they are.
 COARSE = 1e-14
 
@@ -305,10 +302,9 @@ class NetworkClaim:
         """Say at which lengths tokens were asked."""
         lift, scan = self.target.lift, self.target.scan
         if len(scan.lengths):
-            aslant = ASLANT * np.sqrt(lift.dim) if lift.dim > 1 else 1.0
             return (
                 f"Tokens up to a norm of {scan.farthest:.0e} were asked: a hyperplane farther from "
-                f"0 than {scan.farthest / aslant:.0e} may be missing."
+                f"0 than {scan.farthest / aslant(lift.dim):.0e} may be missing."
             )
         first, last = (lift.token_scale * 10.0**decade for decade in lifted_target.SIZES)
         first = SHORTER[-1] if self._exact else first

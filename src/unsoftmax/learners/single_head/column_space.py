@@ -99,10 +99,16 @@ class SpanningColumns:
     """With biases the columns are W x + w/β; otherwise 0."""
     left_out: LeftOut | None
     """None where r is given, or all of W was found."""
+    shown: float
+    """What W may have beyond its rank as the block shows it that the rank was read off."""
     notes: tuple[str, ...]
 
+    def hidden(self, values: Values) -> float:
+        """Estimate the norm of what W may have beyond its rank, for a certificate."""
+        return 0.0 if self.left_out is None else min(self.left_out(values), self.shown)
 
-_Judged: TypeAlias = tuple[Indices, LeftOut | None, tuple[str, ...]]
+
+_Judged: TypeAlias = tuple[Indices, LeftOut | None, float, tuple[str, ...]]
 
 
 def find_columns(
@@ -122,8 +128,8 @@ def find_columns(
         affordable = rank < probes.dim and width <= 2 * (rank + 1) - grid.again
         if affordable and _ill_conditioned(grid, width, most):
             grid = yield from _one_more(probes, grid, width)
-        judged = _best(grid, width, rank), None, ()
-    tokens, left_out, notes = judged
+        judged = _best(grid, width, rank), None, np.inf, ()
+    tokens, left_out, shown, notes = judged
     asked = grid.shape[0]
     if len(tokens):
         grid = grid.kept(tokens)
@@ -131,7 +137,7 @@ def find_columns(
         if width < probes.dim:
             yield from grid.ask(slice(None), slice(width, None), k)
         yield from grid.retry(k, 2 * (len(tokens) + 1))
-    return SpanningColumns(grid, tokens, asked, beta, left_out, notes)
+    return SpanningColumns(grid, tokens, asked, beta, left_out, shown, notes)
 
 
 def independent(columns: SpanningColumns) -> SpanningColumns:
@@ -151,6 +157,7 @@ def independent(columns: SpanningColumns) -> SpanningColumns:
         grid=grid.kept(kept) if rank else grid,
         tokens=columns.tokens[kept],
         left_out=hidden,
+        shown=np.inf,
         notes=(*columns.notes, note),
     )
 
@@ -274,11 +281,32 @@ def _noise(grid: LogitGrid, width: int, values: Values) -> float:
 
 def _left_out(grid: LogitGrid, width: int, rank: int, values: Values) -> float:
     """Estimate what the noise of the leading block hides of W."""
+    noise = _noise(grid, width, values) * float(np.sqrt(grid.shape[0] - rank))
+    return _seen_less(grid, width, rank) * noise
+
+
+def _seen_less(grid: LogitGrid, width: int, rank: int) -> float:
+    """Return how many times less of W the leading block may see beyond its rank."""
     count, dim = grid.shape
     # random tokens and offsets see a singular value σ of W as entries of about σ/d
     seen = float(np.sqrt(count * width)) / dim
-    less = max(SEEN_LESS, small_by_chance(count - rank, BY_CHANCE))
-    return less * _noise(grid, width, values) * float(np.sqrt(count - rank)) / seen
+    return max(SEEN_LESS, small_by_chance(count - rank, BY_CHANCE)) / seen
+
+
+def _shown(grid: LogitGrid, width: int, rank: int, beyond: Array) -> float:
+    """Estimate what is left out of W by the block's singular values beyond the rank.
+
+    They are what is left out and the answers' errors, which are independent of it, so that both
+    together are rarely smaller by much than it is. Of rank 0 answers may all be round numbers.
+    Where the block is all of W, both together are no smaller than it less the errors.
+    """
+    (count, dim), size = grid.shape, float(np.linalg.norm(beyond))
+    if count == width == dim:
+        return size + _noise(grid, width, grid.values) * float(np.sqrt(count - rank))
+    if not rank:
+        return np.inf
+    numbers = (count - rank) * (width - rank)
+    return _seen_less(grid, width, rank) * small_by_chance(numbers, BY_CHANCE) * size
 
 
 def _ill_conditioned(grid: LogitGrid, width: int, most: float) -> bool:
@@ -297,6 +325,7 @@ def _judged(grid: LogitGrid, width: int) -> _Judged:
     count = grid.shape[0]
     rank, notes = rank_by_gap(singular, noise), list[str]()
     left_out = partial(_left_out, grid, width, rank) if rank < count else None
+    shown = _shown(grid, width, rank, singular[rank:]) if rank < count else np.inf
     if not rank:
         notes.append("The rank was found to be 0: W is 0 as far as the answers tell.")
     if 0 < rank < count:
@@ -307,4 +336,4 @@ def _judged(grid: LogitGrid, width: int) -> _Judged:
             f"the next one {beyond / singular[0]:.1e}, not above its noise of "
             f"{noise / singular[0]:.1e}."
         )
-    return _best(grid, width, rank), left_out, tuple(notes)
+    return _best(grid, width, rank), left_out, shown, tuple(notes)

@@ -91,9 +91,7 @@ class FactoredReading:
     def bounds(self) -> HeadBounds:
         """Bound the errors of W, v, w and c."""
         values, columns = self.values, self.columns
-        W_error, w_error = self.errors_beside(
-            0.0 if columns.left_out is None else columns.left_out(values)
-        )
+        W_error, w_error = self.errors_beside(columns.hidden(values))
         further = columns.grid.unbounded(values)
         further += self.rows.unbounded(values) if self.rows is not None else ()
         return HeadBounds.of(

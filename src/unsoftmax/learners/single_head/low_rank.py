@@ -256,6 +256,8 @@ class LowRankHead(settings.Configured):
         )  # no columns are conditioned so badly
         columns = yield from column_space.find_columns(probes, self.rank, most)
         columns = column_space.independent(columns) if turns else columns
+        if noisy:  # errors may be any up to the tolerance, such as those that hide a part of W
+            columns = replace(columns, shown=np.inf)
         values = columns.grid.values
         probes = replace(probes, values=values)
         if not len(columns.tokens) and columns.left_out is not None:
