@@ -125,17 +125,15 @@ class WithinRanges(NamedTuple):
 
     def equations(self, gates: Array, factored: Any, c: Array, left: Array) -> tuple[Array, Array]:
         """Return the normal equations of a step of θ, all c following, and their right side."""
-        (U, head, products), H = self.ranges, gates.shape[1]
+        (U, head, products), (T, H) = self.ranges, gates.shape
         own = c[:, None] * (head[:, None] == np.arange(H))
         bent = (gates * (1 - gates))[:, :, None] * self.design[:, None]
+        bent, whose = bent.reshape(T, -1), np.repeat(np.arange(H), self.design.shape[1])
         along = products @ own
-        both = np.einsum("thi,tgj,hg->higj", bent, bent, own.T @ along)
-        mixed = np.einsum("tg,thi->ghi", gates, bent)[head] * along[:, :, None]
-        mixed = mixed.reshape(len(c), -1)
-        size = mixed.shape[1]
-        right = np.einsum("thi,th->hi", bent, left @ U @ own).ravel()
-        followed = mixed.T @ scipy.linalg.cho_solve(factored, mixed)
-        return both.reshape(size, size) - followed, right
+        both = (bent.T @ bent) * (own.T @ along)[np.ix_(whose, whose)]
+        mixed = (gates.T @ bent)[head] * along[:, whose]
+        right = np.sum(bent * (left @ U @ own)[:, whose], axis=0)
+        return both - mixed.T @ scipy.linalg.cho_solve(factored, mixed), right
 
     def fitted(self, theta: Array) -> GatedFit:
         """Fit gates, from θ (H, q) on, and all c.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -23,6 +24,8 @@ from unsoftmax.probes import Array, Indices
 SPARE = 3
 # Starts of a fit that neither the first offset's gates nor ranges find, drawn ever farther away.
 _STARTS_NEAR, _NEAR, _FARTHER = 60, 0.15, 0.03
+# Starts of a fit within ranges: none of these is drawn. More answers cost less time than more fits.
+_STARTS_WITHIN = 2
 # Singular values below this share of the first one's are those of errors.
 _NONE = 1e-6
 
@@ -171,11 +174,11 @@ class OffsetFits:
 
     def _lost(self, offset: Offset, base: GatedFit, ranges: Ranges, off: float) -> Offset:
         """Fit an offset within ranges that are off so far, or by itself."""
+        starts = self._starts(offset.read, base, ranges)
         if offset.count >= enough(base.theta):
-            starts = self._starts(offset.read, base, ranges)
             return offset._replace(fit=self._found(offset.read, base, starts))
         answers = within_ranges(offset.read, ranges)
-        for start in (base.theta, _parted(offset.read, base, ranges)):
+        for start in islice(starts, _STARTS_WITHIN):
             fit = answers.fitted(start)
             # every gate is 1 at most
             vectors = np.sqrt(offset.count) * float(np.linalg.norm(fit.vectors))
@@ -184,7 +187,8 @@ class OffsetFits:
         return offset
 
     def _starts(self, answers: CopiedAnswers, base: GatedFit, ranges: Ranges) -> Iterator[Array]:
-        """Return what ranges say, and gates drawn ever farther away."""
+        """Return the first offset's gates, what ranges say, and gates drawn ever farther away."""
+        yield base.theta
         yield _parted(answers, base, ranges)
         for n in range(1, _STARTS_NEAR):
             yield base.theta + (_NEAR + _FARTHER * n) * self.rng.standard_normal(base.theta.shape)
