@@ -25,7 +25,7 @@ that is less: (3r/2)(2H + s + 3) + (k + s − 3r/2)(s + 4).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import numpy as np
 
@@ -222,11 +222,12 @@ class GateReading:
 
         The first one has its answers.
         """
-        phase, purpose = "maps", cast(Purpose, "data")
+        phase = "maps"
+        purpose: Purpose = "data"
         for _ in range(1 + _AGAIN):
             if max(counts) > len(plane.t):
                 plane = plane.longer(max(counts), self.rng)
-            spans = [(one.count, count) for one, count in zip(offsets, counts, strict=True)]
+            spans = [(one.asked, count) for one, count in zip(offsets, counts, strict=True)]
             for span in sorted({span for span in spans[1:] if span[0] < span[1]}):
                 own = [j for j, one in enumerate(spans) if j and one == span]
                 turns = [(offsets[j].turn, offsets[j].e) for j in own]
@@ -239,7 +240,7 @@ class GateReading:
             if not any(lost):
                 return plane, offsets
             more = enough(offsets[0].found.theta)
-            counts = [one.count + more * own for one, own in zip(offsets, lost, strict=True)]
+            counts = [one.asked + more * own for one, own in zip(offsets, lost, strict=True)]
             phase, purpose = "maps, again", "again"
         raise Reason.SOFT_GATES_UNFOUND_ELSEWHERE.error(
             lost=sum(lost), offsets=len(offsets) - 1, heads=len(offsets[0].found.theta)

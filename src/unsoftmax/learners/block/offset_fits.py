@@ -118,7 +118,7 @@ class Offset(NamedTuple):
         return self.fit
 
     @property
-    def count(self) -> int:
+    def asked(self) -> int:
         """How many answers there are."""
         return 0 if self.answers is None else len(self.answers.y)
 
@@ -148,7 +148,7 @@ class OffsetFits:
         base = offsets[0].found
         offsets = [
             one._replace(fit=self._found(one.read, base, [base.theta]))
-            if one.fit is None and one.count >= enough(base.theta)
+            if one.fit is None and one.asked >= enough(base.theta)
             else one
             for one in offsets
         ]
@@ -175,13 +175,13 @@ class OffsetFits:
     def _lost(self, offset: Offset, base: GatedFit, ranges: Ranges, off: float) -> Offset:
         """Fit an offset within ranges that are off so far, or by itself."""
         starts = self._starts(offset.read, base, ranges)
-        if offset.count >= enough(base.theta):
+        if offset.asked >= enough(base.theta):
             return offset._replace(fit=self._found(offset.read, base, starts))
         answers = within_ranges(offset.read, ranges)
         for start in islice(starts, _STARTS_WITHIN):
             fit = answers.fitted(start)
             # every gate is 1 at most
-            vectors = np.sqrt(offset.count) * float(np.linalg.norm(fit.vectors))
+            vectors = np.sqrt(offset.asked) * float(np.linalg.norm(fit.vectors))
             if fit.missed <= self.noise_of(offset.read) + NOISE * off * vectors:
                 return offset._replace(fit=fit)
         return offset
@@ -216,7 +216,7 @@ def ranks_of_vectors(offsets: list[Offset]) -> tuple[int, ...]:
 def _free(offsets: list[Offset]) -> list[Offset]:
     """Return those that are found by themselves."""
     least = enough(offsets[0].found.theta)
-    return [one for one in offsets if one.fit and one.count >= least]
+    return [one for one in offsets if one.fit and one.asked >= least]
 
 
 def _vectors(offsets: list[Offset]) -> Array:
