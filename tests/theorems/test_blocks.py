@@ -118,6 +118,19 @@ def test_norms_whose_scales_differ_widely(trials, evidence):
     )
 
 
+@pytest.mark.parametrize("least", [1e-4, 1e-8, 1e-12])
+def test_directions_of_maps_that_hardly_show(least):
+    """Few offsets show the ranges that the others are read within: weak directions, too."""
+    block = drawn((32, 4, 8), 0)
+    block.V[:, 5:] *= least
+    block.v_bias[:, 5:] *= least
+    recovery = us.learn(block, Learner(32))
+    absolute, relative = errors_of(recovery, block)
+    assert all(far <= recovery.certificate.errors[name] for name, far in absolute.items())
+    assert relative["M"] <= 1e-10
+    assert recovery.queries <= 620
+
+
 @pytest.mark.parametrize("share", [1e-7, 1e-14, 0.0])
 def test_attention_that_roundoffs_hide_is_named(share):
     """What answers do not show of it is no sign of positions, nor of another F."""

@@ -32,15 +32,7 @@ import numpy as np
 from unsoftmax.learners.attention_layer.soft_gate_reading import CopiedAnswers
 from unsoftmax.learners.block.far_tokens import FarTokens, asked_copies
 from unsoftmax.learners.block.gated_fit import fitted
-from unsoftmax.learners.block.offset_fits import (
-    SPARE,
-    GatedMaps,
-    Offset,
-    OffsetFits,
-    enough,
-    gated,
-    ranks_of_vectors,
-)
+from unsoftmax.learners.block.offset_fits import SPARE, GatedMaps, Offset, OffsetFits, enough, gated
 from unsoftmax.learners.compose import Asking
 from unsoftmax.probes import Array, Indices, Purpose
 from unsoftmax.refusals import Reason, RefusalError
@@ -200,7 +192,7 @@ class GateReading:
         plane, offsets[:first] = yield from self._read(
             plane, length, offsets[:first], [beside] * first
         )
-        rank, shown = max(ranks_of_vectors(offsets)), base.read.y.shape[1]
+        rank, shown = max(self.fits.ranges(offsets)[0].ranks), base.read.y.shape[1]
         few = s + max(1, H + rank - shown) + SPARE
         showing = min(1 + int(np.ceil(_SHOWING * rank)), len(offsets))
         counts = [H + beside] * showing + [few] * (len(offsets) - showing)
@@ -212,7 +204,7 @@ class GateReading:
             plane.frame,
             tuple(one.read for one in offsets),
             tuple(one.found.theta for one in offsets),
-            ranks_of_vectors(offsets),
+            self.fits.ranges(offsets)[0].ranks,
         )
 
     def _read(

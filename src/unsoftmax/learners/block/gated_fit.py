@@ -86,6 +86,11 @@ class Ranges(NamedTuple):
     products: Array
     """(R, R), of the columns."""
 
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Of each head."""
+        return tuple(map(int, np.bincount(self.head)))
+
     @classmethod
     def of(cls, vectors: Array, ranks: tuple[int, ...]) -> Ranges:
         """Return the leading directions of vectors (J, H, m), so many of each head."""

@@ -26,8 +26,6 @@ SPARE = 3
 _STARTS_NEAR, _NEAR, _FARTHER = 60, 0.15, 0.03
 # Starts of a fit within ranges: none of these is drawn. More answers cost less time than more fits.
 _STARTS_WITHIN = 2
-# Singular values below this share of the first one's are those of errors.
-_NONE = 1e-6
 
 
 def gated(answers: CopiedAnswers, theta: Array) -> Gated:
@@ -154,26 +152,29 @@ class OffsetFits:
         ]
         if all(one.fit for one in offsets):
             return offsets
-        ranges, off = self._ranges(offsets)
+        ranges, off = self.ranges(offsets)
         return [one if one.fit else self._lost(one, base, ranges, off) for one in offsets]
 
-    def _ranges(self, offsets: list[Offset]) -> tuple[Ranges, float]:
-        """Return the ranges of maps, and what a vector of length 1 in them is off by, about."""
-        free, ranks = _free(offsets), ranks_of_vectors(offsets)
-        ranges = Ranges.of(_vectors(free), ranks)
-        moved = []
+    def ranges(self, offsets: list[Offset]) -> tuple[Ranges, float]:
+        """Return the ranges of maps that offsets show, and what vectors in them are off by, about.
+
+        What drawn errors of answers explain is no direction of a range.
+        """
+        least = enough(offsets[0].found.theta)
+        free = [one for one in offsets if one.fit and one.asked >= least]
+        vectors, moved = [], []
         for one in free:
             answers = with_errors(one.read, self.noise, self.rng)
-            fit = fitted(gated(answers, one.found.theta), one.found.theta)
-            moved.append(one._replace(fit=fit))
-        others, off = Ranges.of(_vectors(moved), ranks), 0.0
-        for h in range(len(ranks)):
-            own, other = (each.columns[:, each.head == h] for each in (ranges, others))
-            off = max(off, float(np.linalg.norm(other - own @ (own.T @ other), 2)))
-        return ranges, off
+            vectors.append(one.found.vectors[:, 0])
+            moved.append(fitted(gated(answers, one.found.theta), one.found.theta).vectors[:, 0])
+        each = np.array(vectors)
+        errors = np.linalg.norm((np.array(moved) - each).swapaxes(0, 1), 2, axis=(1, 2))
+        singular = np.linalg.svd(each.swapaxes(0, 1), compute_uv=False)
+        ranks = np.maximum(1, np.sum(singular > NOISE * errors[:, None], axis=1))
+        return Ranges.of(each, tuple(map(int, ranks))), float(errors.max())
 
     def _lost(self, offset: Offset, base: GatedFit, ranges: Ranges, off: float) -> Offset:
-        """Fit an offset within ranges that are off so far, or by itself."""
+        """Fit an offset by itself, or within ranges whose vectors are off by so much."""
         starts = self._starts(offset.read, base, ranges)
         if offset.asked >= enough(base.theta):
             return offset._replace(fit=self._found(offset.read, base, starts))
@@ -181,8 +182,8 @@ class OffsetFits:
         for start in islice(starts, _STARTS_WITHIN):
             fit = answers.fitted(start)
             # every gate is 1 at most
-            vectors = np.sqrt(offset.asked) * float(np.linalg.norm(fit.vectors))
-            if fit.missed <= self.noise_of(offset.read) + NOISE * off * vectors:
+            of_ranges = NOISE * off * np.sqrt(offset.asked)
+            if fit.missed <= self.noise_of(offset.read) + of_ranges:
                 return offset._replace(fit=fit)
         return offset
 
@@ -205,23 +206,6 @@ class OffsetFits:
                 order = scipy.optimize.linear_sum_assignment(-sure)[1]
                 return GatedFit(found.theta[order], found.vectors[order], found.missed)
         return None
-
-
-def ranks_of_vectors(offsets: list[Offset]) -> tuple[int, ...]:
-    """Count the directions of what each head makes of offsets that no ranges are needed for."""
-    singular = np.linalg.svd(_vectors(_free(offsets)).swapaxes(0, 1), compute_uv=False)
-    return tuple(int(np.count_nonzero(own > _NONE * own[0])) for own in singular)
-
-
-def _free(offsets: list[Offset]) -> list[Offset]:
-    """Return those that are found by themselves."""
-    least = enough(offsets[0].found.theta)
-    return [one for one in offsets if one.fit and one.asked >= least]
-
-
-def _vectors(offsets: list[Offset]) -> Array:
-    """Return what heads make of offsets, (J, H, m)."""
-    return np.array([one.found.vectors[:, 0] for one in offsets])
 
 
 def _parted(answers: CopiedAnswers, base: GatedFit, ranges: Ranges) -> Array:
