@@ -44,7 +44,7 @@ def drawn(shape: tuple[int, int, int], seed: int, **settings: Any) -> PlainBlock
         ((32, 4, 8), 1, 60, 6.0, 1e-9),
         ((64, 4, 16), 0, 40, 6.0, 1e-9),
         # the shape of MiniLM's blocks
-        ((384, 12, 32), 0, 1, 7.0, 2e-9),
+        ((384, 12, 32), 0, 1, 6.0, 1e-9),
     ],
     ids=str,
 )
