@@ -453,19 +453,25 @@ def block_attention_queries(dim: int, heads: int, rank: int) -> int:
     """Count what the attention of a block takes after a LayerNorm, typically: measured, no theorem.
 
     7 for the norm, two for each far token of the first offset, H + s + 3 for each other offset of
-    the same far tokens and twice that for s − 1 of others, (r + 2)⌈k/n⌉ + (k − r − 1)⌈(r + 1)/n⌉
-    and a far token each for the scores, 13 for eps, 10 that test; k = d − 1.
+    the same far tokens and twice that for s − 1 of others; or, where that is less, 2H + s + 3 for
+    3r/2 offsets and s + 4 for each other one. (r + 2)⌈k/n⌉ + (k − r − 1)⌈(r + 1)/n⌉ and a far token
+    each for the scores, 13 for eps, 10 that test; k = d − 1.
 
     Examples
     --------
-    >>> block_attention_queries(16, 2, 8), block_attention_queries(64, 4, 16)
-    (240, 1033)
+    >>> [block_attention_queries(*shape) for shape in ((16, 2, 8), (64, 4, 16), (384, 12, 32))]
+    [240, 1009, 6262]
     """
     k, s = dim - 1, hidden_coordinates(dim)
     beside, first = heads + s + 3, max(12, 2 * s + 4)
     while first < beside:
         first *= 2
-    maps = 2 * first + (k - s) * beside + 2 * (s - 1) * beside
+    others, again = (k - 1) * beside, (s - 1) * beside
+    showing, few = min(-(-3 * rank // 2), k - 1), s + 3 + max(1, heads + rank - dim + s)
+    by_ranges = showing * (heads + beside) + (k - 1 - showing) * few
+    if rank <= -(-dim // heads) + 1 and by_ranges < others:
+        others, again = by_ranges, (s - 1) * few + max(0, heads + beside - first)
+    maps = 2 * first + others + again
     keys = max(1, min(int(0.85 * (dim - s - 1) / heads), rank))
     whole = min(rank + 2, k + 1)
     scores = whole * -(-k // keys) + (k + 1 - whole) * -(-min(rank + 1, k) // keys) + k + 1

@@ -31,9 +31,10 @@ from unsoftmax.learners.block import key_lengths
 from unsoftmax.learners.block.far_groups import FarGroupReading
 from unsoftmax.learners.block.far_scores import FarScoreReading, FarScores
 from unsoftmax.learners.block.far_tokens import FarTokens, find_far_tokens
-from unsoftmax.learners.block.gate_reading import GatedMaps, GateReading
+from unsoftmax.learners.block.gate_reading import GateReading
 from unsoftmax.learners.block.gated_fit import ranks_of_maps
 from unsoftmax.learners.block.key_lengths import BESIDE, DRAWN_KEYS, KeyLengths, read_lengths
+from unsoftmax.learners.block.offset_fits import GatedMaps
 from unsoftmax.learners.block.zero_gates import TurnedMaps, ZeroGates
 from unsoftmax.learners.compose import Asking, T
 from unsoftmax.measure.precision import UNIT

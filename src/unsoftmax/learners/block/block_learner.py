@@ -85,8 +85,10 @@ class BlockLearner(Configured):
     stand in parallel to attention, which a note says. Answers must be those of float64.
     *Queries*: about 61 + (k + s)(H + s + 3) + (r + 2)⌈k/n⌉ + (k − r − 1)⌈(r + 1)/n⌉ + k for H heads
     of rank r, k = d − 1, s = 3 from d = 8 on, 4 from 24, 5 from 100, n = min(r, 0.85(d − s − 1)/H):
-    240 for two heads of 8 at d = 16, 1,033 for four of 16 at d = 64, 5 times what d numbers per
-    answer allow. Strong scores (logits of 10) take 24 more, or a second search.
+    240 for two heads of 8 at d = 16, 5 times what d numbers per answer allow. Where that is less,
+    (3r/2)(2H + s + 3) + (k + s − 3r/2)(s + 4) take the place of (k + s)(H + s + 3): 1,009 for four
+    heads of 16 at d = 64, 6,262 for twelve of 32 at d = 384, 4.5 times what d numbers per answer
+    allow. Strong scores (logits of 10) take 24 more, or a second search.
     With rotary positions about 32 + (d − s)(H + 2) + s(s + 1)/2·(H + 3) + 2d + d⌈r/n⌉ + 2T⌈d/n⌉
     for T = ⌈rG/H⌉ + 1, n = min(r, 0.85(d − 1)/H) and G groups: 252 for four heads of 4 in two
     groups at d = 16, 5.5 times what d numbers per answer allow. Where the norm's scale varies by
@@ -150,7 +152,8 @@ class BlockLearner(Configured):
         r = max(1, d // H)
         formula = (
             "about 61 + (d + s)(H + s + 3) + (r + 2)⌈d/n⌉ + (d − r)⌈(r + 1)/n⌉ + d for H heads of "
-            "rank r, s = 3 to 5 coordinates of far tokens, n = min(r, 0.85(d − s)/H): "
+            "rank r, s = 3 to 5 coordinates of far tokens, n = min(r, 0.85(d − s)/H); for many "
+            "heads (3r/2)(2H + s + 3) + (d + s − 3r/2)(s + 4) in the place of (d + s)(H + s + 3): "
             f"{counts.block_attention_queries(d, H, r):,} for {H} of rank {r}; with rotary "
             f"positions {counts.rotary_block_attention_queries(d, H, H, r):,}"
         )

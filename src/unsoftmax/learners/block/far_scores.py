@@ -25,7 +25,7 @@ from unsoftmax.learners.attention_layer.key_answers import HeadScores
 from unsoftmax.learners.attention_layer.score_reading import ranks_of
 from unsoftmax.learners.attention_layer.value_answers import HeadMaps
 from unsoftmax.learners.block.far_tokens import FarTokens
-from unsoftmax.learners.block.gate_reading import GatedMaps
+from unsoftmax.learners.block.offset_fits import GatedMaps
 from unsoftmax.learners.compose import Asking
 from unsoftmax.measure.token_map import with_errors
 from unsoftmax.models.arrays import TINY, UNIT

@@ -14,22 +14,25 @@ through a simplex, and f turns to the rest of B. Their vectors span the ranges o
 the answers of those that are left. k offsets give M_h in k directions, the others of which follow
 by least squares.
 
+Once vectors of 3r/2 offsets show ranges of rank r, s + 4 far tokens are enough for each of the
+others: within its range a head has s unknowns of its gate, and r of its vector.
+
 Queries: about 2(H + s + 8) for the first offset, (k − s)(H + s + 3) with the same far tokens, and
-2(s − 1)(H + s + 3) with others; k = d − 1 after a LayerNorm, d after an RMSNorm.
+2(s − 1)(H + s + 3) with others; k = d − 1 after a LayerNorm, d after an RMSNorm. By ranges, where
+that is less: (3r/2)(2H + s + 3) + (k + s − 3r/2)(s + 4).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import scipy
 
-from unsoftmax.learners.attention_layer.soft_gate_reading import CopiedAnswers, alike
+from unsoftmax.learners.attention_layer.soft_gate_reading import CopiedAnswers
 from unsoftmax.learners.block.far_tokens import FarTokens, asked_copies
-from unsoftmax.learners.block.gated_fit import NOISE, Gated, GatedFit, fitted
+from unsoftmax.learners.block.gated_fit import fitted
+from unsoftmax.learners.block.offset_fits import SPARE, GatedMaps, Offset, OffsetFits, enough, gated
 from unsoftmax.learners.compose import Asking
 from unsoftmax.probes import Array, Indices, Purpose
 from unsoftmax.refusals import Reason, RefusalError
@@ -48,14 +51,11 @@ _HARD, _SOFT = 3.5, 2.0
 _TURN = 0.15
 # Query tokens of the first offset at first, ...
 _FIRST = 12
-# ... and of the others beyond heads and coordinates. With none the equations of gates are square,
-# in whatever dimension: H numbers for each token beyond H, once vectors explain the rest.
-_SPARE = 3
-# Starts of the first fit, and of each other one that neither the first nor ranges find, which are
-# drawn ever farther away.
-_STARTS, _STARTS_NEAR, _NEAR, _FARTHER = 200, 60, 0.15, 0.03
-# Singular values below this share of the first one's are those of errors.
-_NONE = 1e-6
+# Offsets that show ranges, for each of their dimensions: with as few as these have, errors of
+# vectors are ten times as large in ranges.
+_SHOWING = 1.5
+# Starts of the first fit.
+_STARTS = 200
 # How often offsets whose gates were not found are asked again beside as many tokens more.
 _AGAIN = 2
 
@@ -66,18 +66,11 @@ MOST_TOKENS = int(_COPIES.sum(axis=1).max())
 def cost(dim: int, heads: int) -> Cost:
     """Bound the reading of maps of so many heads: every length with far tokens of its own."""
     s = hidden_coordinates(dim)
-    beside = heads + s + _SPARE
+    beside = heads + s + SPARE
     first = 2 * max(_FIRST, 2 * s + 4, 2 * beside)
     others = 2 * (1 + _AGAIN) * dim * beside
-    rounds = _LENGTHS * (2 + int(np.log2(beside))) + 1 + _AGAIN
+    rounds = _LENGTHS * (2 + int(np.log2(beside))) + 3 * (1 + _AGAIN)
     return Cost.of(_LENGTHS * first + others, tokens=MOST_TOKENS, rounds=rounds)
-
-
-def gated(answers: CopiedAnswers, theta: Array) -> Gated:
-    """Return what is fitted to answers: gates of heads θ (H, q), each times one vector."""
-    H, (T, m) = len(theta), answers.y.shape
-    shift, nothing = answers.shift[:, None] * np.ones(H), np.zeros((T, H, m))
-    return Gated(answers.s, shift, np.ones((T, 1)), nothing, answers.y)
 
 
 class Plane(NamedTuple):
@@ -120,42 +113,6 @@ class Plane(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class GatedMaps:
-    """All answers that the maps M_h are computed from.
-
-    Attributes
-    ----------
-    shown : ndarray
-        Coordinates that are not hidden.
-    frame : ndarray (k, d)
-    offsets : tuple of CopiedAnswers
-    theta : tuple of ndarray (H, q)
-        The gates of each, heads in one order.
-    """
-
-    shown: Indices
-    frame: Array
-    offsets: tuple[CopiedAnswers, ...]
-    theta: tuple[Array, ...]
-
-    def maps(self) -> Array:
-        """Compute all M_h in the coordinates that are shown, (H, m, d)."""
-        pairs = zip(self.offsets, self.theta, strict=True)
-        vectors = np.array([fitted(gated(*pair), pair[1]).vectors[:, 0] for pair in pairs])
-        steps = np.array([one.a for one in self.offsets]) @ self.frame.T
-        flat = np.linalg.lstsq(steps, vectors.reshape(len(steps), -1), rcond=None)[0]
-        return np.asarray(
-            np.einsum("khm,kd->hmd", flat.reshape(-1, *vectors.shape[1:]), self.frame)
-        )
-
-    @property
-    def typical(self) -> float:
-        """Root mean square logit of offsets of length 1, in the head where it is largest."""
-        length = float(np.linalg.norm(self.offsets[0].a))
-        return float(np.sqrt(np.max(np.sum(self.theta[0] ** 2, axis=1)))) / length
-
-
-@dataclass(frozen=True, slots=True)
 class GateReading:
     """What maps are read with."""
 
@@ -171,20 +128,25 @@ class GateReading:
         refusal = None
         for _ in range(_LENGTHS):
             try:
-                plane, base, found = yield from self._base(plane, length)
+                plane, base = yield from self._base(plane, length)
             except _Unfound as error:
                 refusal, length = refusal or error.refusal, _SHORTER * length
                 continue
-            logits = float(np.sqrt(np.max(np.mean(found.theta**2, axis=1))))
+            logits = float(np.sqrt(np.max(np.mean(base.found.theta**2, axis=1))))
             if logits <= _HARD:
-                return (yield from self._others(plane, length, base, found))
+                return (yield from self._others(plane, length, base))
             length *= _SOFT / logits
         assert refusal is not None
         raise refusal
 
+    @property
+    def fits(self) -> OffsetFits:
+        """What gates are fitted with."""
+        return OffsetFits(self.tokens.noise, self.rng)
+
     # -- the first offset
 
-    def _base(self, plane: Plane, length: float) -> Asking[tuple[Plane, CopiedAnswers, GatedFit]]:
+    def _base(self, plane: Plane, length: float) -> Asking[tuple[Plane, Offset]]:
         """Ask one offset until there are more tokens than heads and coordinates."""
         q, turned = len(plane.sparse), (np.eye(len(plane.sparse)), self._simplex(plane)[0])
         count, answers = max(_FIRST, 2 * q + 4), None
@@ -195,7 +157,7 @@ class GateReading:
             [fresh] = yield from self._asked(plane, length, [turned], use, "heads")
             answers = fresh if answers is None else answers.joined(fresh)
             singular = np.linalg.svd(answers.y, compute_uv=False)
-            heads = int(np.count_nonzero(singular > self._noise(answers)))
+            heads = int(np.count_nonzero(singular > self.fits.noise_of(answers)))
             if not heads:
                 # closed beside all of these tokens
                 raise _Unfound(Reason.NO_MODERATE_WEIGHTS.error())
@@ -204,26 +166,20 @@ class GateReading:
             if heads >= answers.y.shape[1]:
                 # far tokens of the others hide one coordinate of these
                 raise Reason.BLOCK_HEADS_FILL.error(heads=heads, shown=answers.y.shape[1])
-            if heads + q + _SPARE <= count:
+            if heads + q + SPARE <= count:
                 break
             count = 2 * count
         for _ in range(_STARTS):
             start = _SOFT * self.rng.standard_normal((heads, q))
             found = fitted(gated(answers, start), start)
-            if found.missed <= self._noise(answers):
-                return plane, answers, found
+            if found.missed <= self.fits.noise_of(answers):
+                return plane, Offset(*turned, answers, found)
         raise _Unfound(Reason.SOFT_GATES_UNFOUND.error(rank=heads))
-
-    def _noise(self, answers: CopiedAnswers) -> float:
-        """Return what answers together may be off by."""
-        return NOISE * float(np.linalg.norm(self.tokens.noise.of(answers.y)))
 
     # -- the others
 
-    def _others(
-        self, plane: Plane, length: float, base: CopiedAnswers, found: GatedFit
-    ) -> Asking[GatedMaps]:
-        s, H = len(plane.sparse), len(found.theta)
+    def _others(self, plane: Plane, length: float, base: Offset) -> Asking[GatedMaps]:
+        s, H = len(plane.sparse), len(base.found.theta)
         simplex = self._simplex(plane)
         turns: list[tuple[Array, Array]] = [(np.eye(s), e) for e in simplex[1:]]
         for i in range(1, s):
@@ -231,66 +187,56 @@ class GateReading:
             cos, sin = 1 / np.hypot(1, _TURN), _TURN / np.hypot(1, _TURN)
             turn[[0, i]] = cos * turn[[0, i]] + sin * np.array([turn[i], -turn[0]])
             turns.append((turn, simplex[0]))
-        use = np.arange(min(H + s + _SPARE, len(plane.t)))
-        answers = yield from self._asked(plane, length, turns, use, "maps")
-        fits = self._near(answers, found, [None] * len(turns))
-        for _ in range(_AGAIN):
-            lost = [j for j, fit in enumerate(fits) if fit is None]
-            if not lost:
-                break
-            plane = plane.longer(len(plane.t) + len(use), self.rng)
-            fresh = np.arange(len(plane.t) - len(use), len(plane.t))
-            further = yield from self._asked(
-                plane, length, [turns[j] for j in lost], fresh, "maps, again", "again"
-            )
-            for j, one in zip(lost, further, strict=True):
-                answers[j] = answers[j].joined(one)
-            fits = self._near(answers, found, fits)
-        sure = [fit for fit in fits if fit is not None]
-        if len(sure) < len(fits):
-            raise Reason.SOFT_GATES_UNFOUND_ELSEWHERE.error(
-                lost=len(fits) - len(sure), offsets=len(fits), heads=H
-            )
-        shown = np.setdiff1d(np.arange(self.tokens.dim), plane.hidden)
-        theta = (found.theta, *(fit.theta for fit in sure))
-        return GatedMaps(shown, plane.frame, (base, *answers), theta)
+        offsets = [base, *(Offset(*turn) for turn in turns)]
+        beside, first = enough(base.found.theta), min(-(-self.tokens.dim // H) + 2, len(offsets))
+        plane, offsets[:first] = yield from self._read(
+            plane, length, offsets[:first], [beside] * first
+        )
+        rank, shown = max(self.fits.ranges(offsets)[0].ranks), base.read.y.shape[1]
+        few = s + max(1, H + rank - shown) + SPARE
+        showing = min(1 + int(np.ceil(_SHOWING * rank)), len(offsets))
+        counts = [H + beside] * showing + [few] * (len(offsets) - showing)
+        if rank >= first or sum(counts[1:]) >= beside * len(turns):
+            counts = [beside] * len(offsets)
+        plane, offsets = yield from self._read(plane, length, offsets, counts)
+        return GatedMaps(
+            np.setdiff1d(np.arange(self.tokens.dim), plane.hidden),
+            plane.frame,
+            tuple(one.read for one in offsets),
+            tuple(one.found.theta for one in offsets),
+            self.fits.ranges(offsets)[0].ranks,
+        )
 
-    def _near(
-        self, answers: list[CopiedAnswers], base: GatedFit, fits: list[GatedFit | None]
-    ) -> list[GatedFit | None]:
-        """Fit other offsets that are lost: from the first one's gates, from ranges, from afar."""
-        fits = [
-            fit or self._found(one, base, [base.theta])
-            for one, fit in zip(answers, fits, strict=True)
-        ]
-        if all(fits):
-            return fits
-        ranges = _ranges(base, fits)
-        return [
-            fit or self._found(one, base, self._starts(one, base, ranges))
-            for one, fit in zip(answers, fits, strict=True)
-        ]
+    def _read(
+        self, plane: Plane, length: float, offsets: list[Offset], counts: list[int]
+    ) -> Asking[tuple[Plane, list[Offset]]]:
+        """Ask offsets beside so many tokens, and those whose gates are not found beside more.
 
-    def _starts(
-        self, answers: CopiedAnswers, base: GatedFit, ranges: list[Array]
-    ) -> Iterator[Array]:
-        """Return what ranges say, and gates drawn ever farther away."""
-        yield _parted(answers, base, ranges)
-        for n in range(1, _STARTS_NEAR):
-            yield base.theta + (_NEAR + _FARTHER * n) * self.rng.standard_normal(base.theta.shape)
-
-    def _found(
-        self, answers: CopiedAnswers, base: GatedFit, starts: Iterable[Array]
-    ) -> GatedFit | None:
-        """Fit the gates of an offset from starts in turn, heads in the order of the first one's."""
-        for start in starts:
-            found = fitted(gated(answers, start), start)
-            if found.missed <= self._noise(answers):
-                sure = alike(base.vectors[:, 0], found.vectors[:, 0])
-                sure += alike(base.theta, found.theta)
-                order = scipy.optimize.linear_sum_assignment(-sure)[1]
-                return GatedFit(found.theta[order], found.vectors[order], found.missed)
-        return None
+        The first one has its answers.
+        """
+        phase = "maps"
+        purpose: Purpose = "data"
+        for _ in range(1 + _AGAIN):
+            if max(counts) > len(plane.t):
+                plane = plane.longer(max(counts), self.rng)
+            spans = [(one.asked, count) for one, count in zip(offsets, counts, strict=True)]
+            for span in sorted({span for span in spans[1:] if span[0] < span[1]}):
+                own = [j for j, one in enumerate(spans) if j and one == span]
+                turns = [(offsets[j].turn, offsets[j].e) for j in own]
+                use = np.arange(*span)
+                fresh = yield from self._asked(plane, length, turns, use, phase, purpose)
+                for j, answers in zip(own, fresh, strict=True):
+                    offsets[j] = self.fits.joined(offsets[j], answers)
+            offsets = self.fits.near(offsets)
+            lost = [one.fit is None for one in offsets]
+            if not any(lost):
+                return plane, offsets
+            more = enough(offsets[0].found.theta)
+            counts = [one.asked + more * own for one, own in zip(offsets, lost, strict=True)]
+            phase, purpose = "maps, again", "again"
+        raise Reason.SOFT_GATES_UNFOUND_ELSEWHERE.error(
+            lost=sum(lost), offsets=len(offsets) - 1, heads=len(offsets[0].found.theta)
+        )
 
     # -- asking
 
@@ -340,32 +286,3 @@ class _Unfound(Exception):
     def __init__(self, refusal: RefusalError) -> None:
         super().__init__(str(refusal))
         self.refusal = refusal
-
-
-def _ranges(base: GatedFit, fits: Iterable[GatedFit | None]) -> list[Array]:
-    """Return orthonormal columns that what each head makes of offsets is in, (m, r) each."""
-    vectors = np.array([one.vectors[:, 0] for one in (base, *fits) if one is not None])
-    ranges = []
-    for own in vectors.swapaxes(0, 1):
-        _, singular, Vt = np.linalg.svd(own, full_matrices=False)
-        ranges.append(Vt[singular > _NONE * singular[0]].T)
-    return ranges
-
-
-def _parted(answers: CopiedAnswers, base: GatedFit, ranges: list[Array]) -> Array:
-    """Return the gates (H, q) of each head's part of answers.
-
-    Where ranges are independent parts are all that answers are. Else what these differ by from the
-    first offset's is shared out, as little as explains it. A part is one gate times one vector.
-    """
-    whole, U = gated(answers, base.theta), np.hstack(ranges)
-    gates = whole.left(base.theta)[0]
-    pairs = zip(gates.T, base.vectors[:, 0], ranges, strict=True)
-    parts = np.hstack([np.outer(gate, vector @ own) for gate, vector, own in pairs])
-    parts = parts + (whole.y - parts @ U.T) @ np.linalg.pinv(U).T
-    ends = np.cumsum([own.shape[1] for own in ranges])[:-1]
-    found = []
-    for h, part in enumerate(np.split(parts, ends, axis=1)):
-        own = whole._replace(shift=whole.shift[:, [h]], known=0 * part[:, None], y=part)
-        found.append(fitted(own, base.theta[[h]]).theta[0])
-    return np.array(found)
