@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tests.by_hand import driven
+from tests.truth import driven
 from unsoftmax.learners.feed_forward.hyperplane_spots import BEHIND, DirectionSpots
 from unsoftmax.learners.feed_forward.search_steps import MOVED
 

@@ -87,9 +87,9 @@ FORMULAS: Mapping[str | None, str] = {
     "post": "7m + (d+1)·(1.2m/d + 2) + 1.1d + 175 for m neurons, 9m where m is 4d",
 }
 """Counts by where a norm is."""
-SMOOTH_FORMULA = "10.1m + 3.3d + 110 if its activation is smooth, 20.2m + 3.3d + 110 if it is gated"
+SMOOTH_FORMULA = "8.6m + 2.2d + 150 if its activation is smooth, 21.4m + 2.2d + 150 if it is gated"
 SMOOTH_BEHIND = (
-    "14m + 4.5d + 140 if its activation is smooth, 26m + 4.5d + 140 if it is gated, 12m + 4d + 200 "
+    "12.5m + 4d + 230 if its activation is smooth, 27m + 4d + 230 if it is gated, 12m + 4d + 200 "
     "if eps does not show"
 )
 
@@ -205,9 +205,9 @@ class FeedForwardLearner(Configured):
     7m + (d + 1)(1.2m/d + 2) + 1.1d + 175, 9m at m = 4d, after one about 6.4m + 9d + 250, 9 to 10m
     at m = 4d, and float64 answers only. With ``norm=None`` a layer with a norm takes 31 more, or
     up to 200 if the first guess is wrong; a plain one none. A smooth layer takes about
-    10.1m + 3.3d + 110, a gated one 20.2m + 3.3d + 110 if d_out is d, after a norm 70 to 200 more,
-    behind one 14m + 4.5d + 140, gated 26m + 4.5d + 140; more where its rows (m, or 2m) are more
-    than 4.9(d_out − 1), and where eps is below 3e-7 of the variance of what is normalised.
+    8.6m + 2.2d + 150, a gated one 21.4m + 2.2d + 150 if d_out is d, after a norm up to 100 more,
+    behind one 12.5m + 4d + 230, gated 27m + 4d + 230; more where m is more than 4.1(d_out − 1), or
+    2.8(d_out − 1) with gates, and where eps is below 3e-7 of the variance of what is normalised.
     *Determined up to* the order of neurons and a positive factor between row of A and column of B;
     both are returned with equal norms. Neurons on one hyperplane count as one. If they are active
     on opposite sides, or x is a sum of neurons, a linear part remains that takes more neurons, and
@@ -362,7 +362,6 @@ class FeedForwardLearner(Configured):
             ways = [way for place, error in refused.items() for way in tried(error, place=place)]
             raise none_fits(Reason.SMOOTH_NEITHER_WAY, ways)
         raise first
-        raise one
 
     def _smooth_behind(
         self, look: OpeningLook, checks: int, rng: np.random.Generator
@@ -472,7 +471,7 @@ class FeedForwardLearner(Configured):
             raise
 
     def _unchanged(
-        self, look: OpeningLook | NormLook, error: ModelMismatch
+        self, look: OpeningLook | NormLook, error: RefusalError
     ) -> Generator[Round, Answers, None]:
         """Ask tokens of the opening again; refuse otherwise if their answers changed."""
         seen = look if isinstance(look, OpeningLook) else look.look

@@ -47,7 +47,7 @@ QUICK = 1.702
 # Of coarse lengths noise is as much for all members, and more would let in what is none.
 IN_SPAN, IN_COARSE_SPAN = 100.0, 10.0
 # A gap: a singular value so many times the next one, which is below this share of the largest; and
-# so many are beyond. Differences of step 1e-4 leave 5e-6, rows 1e-3 at least.
+# so many are beyond. Differences of step 3e-4 leave 1.5e-5, rows 1e-3 at least.
 GAP, FLOOR, BEYOND = 30.0, 1e-4, 3
 # Passes of deferred correction, at most: 1e-4, 1e-8, 1e-10, more where neurons are nearly alike.
 # The last one changes parameters by more than this share of what the one before did.
@@ -333,10 +333,9 @@ def layer_from(
         twins = known.activation in TWINS and known.activation in names
         both = [name for name in names if name in TWINS] if twins else [known.activation]
         fits = [data.refound(name, start) for name in both]
-        curves = min(fits, key=lambda fit: float(np.median(fit.missed)))
-    missed = float(np.median(curves.missed))
-    if not missed < NEARLY:
-        raise Reason.NO_ACTIVATION_SUITS.error(activation=curves.activation, missed=missed)
+        curves = min(fits, key=lambda fit: fit.usual)
+    if not curves.usual < NEARLY:
+        raise Reason.NO_ACTIVATION_SUITS.error(activation=curves.activation, missed=curves.usual)
     A, gate = E[:, 0], None
     if q == 1:
         scale = np.exp(curves.theta[:, 0])
@@ -457,6 +456,12 @@ def renamed(layer: FeedForward, name: str | None) -> FeedForward:
 
 def rank_of(readings: JacobianReadings) -> int:
     """Return how many rows the centred differences show, 0 if there is no gap."""
+    D = readings.centred
+    if BEYOND < len(D) < D.shape[1]:
+        # squares tell fast whether any value is small
+        squares = np.linalg.eigvalsh(D @ D.T)
+        if squares[BEYOND] > FLOOR**2 * squares[-1]:
+            return 0
     s = _spectrum(readings)
     if len(s) <= BEYOND + 1 or not s[0]:
         return 0

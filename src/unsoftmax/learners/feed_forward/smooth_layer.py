@@ -1,12 +1,12 @@
-"""Smooth and gated layers, GELU to SwiGLU: 11 queries for each neuron, 22 for each gated one.
+"""Smooth and gated layers, GELU to SwiGLU: 9 queries for each neuron, 22 for each gated one.
 
 Target F(x) = B φ(A x + a) + c (+ x), or B (φ(G x + g) ⊙ (A x + a)) + c (+ x), at single tokens.
 
 1. The length of tokens at which it bends, from the opening's line. No queries.
 2. Base points of about that length, and a small step from each along the first n directions of
-   seven or more: points are added until the Jacobians' span has a gap, whose place is the number of
-   rows. (1.1·rows + 8)(n + 1) queries.
-3. Steps along the other directions at a few of them. 1.3(rows/d_out + 1)(d − n) queries.
+   four or more: points are added until the Jacobians' span has a gap, whose place is the number of
+   rows. (1.06·rows + 8)(n + 1) queries.
+3. Steps along the other directions at a few of them. 1.15(rows/d_out + 1)(d − n) queries.
 4. Rows, weights, activation, scales, biases, sides (`jacobian_readings`), three times: differences
    are corrected by what the layer found says.
 5. Errors drawn of the size that the differences miss the layer by, through the same equations.
@@ -57,12 +57,16 @@ from unsoftmax.refusals import Reason
 
 # Directions of steps at every base point, at least; more where rows are more than such a share of
 # (n − 1)(d_out − 1), beyond which there are other members of rank one.
-DIRECTIONS, FULL = 7, 0.82
+DIRECTIONS, FULL = 4, 0.82
 # And at most, where no gap is seen and answers are as wide as tokens: a refusal should not take too
 # long.
 MOST_DIRECTIONS = 16
-# Base points, beside rows; more at first, and each time a gap is missing.
-POINTS, MORE_POINTS, FIRST_POINTS, GROWTH = 1.1, 8, 24, 1.25
+# Base points, beside rows; more at first, and each time a gap is missing. Of coarse answers, whose
+# errors more points make smaller, as many more.
+POINTS, MORE_POINTS, FIRST_POINTS, GROWTH = 1.06, 8, 24, 1.06
+COARSE_POINTS = 1.4
+# No gap is expected beyond so many times as many as there are numbers of differences at each.
+ROOM = 1.25
 # Lengths of base points, in units of tokens whose entries are standard normal.
 LENGTHS = (0.5, 2.0)
 # After a norm base points have one length: the square is this share of the ball's. They are in a
@@ -72,12 +76,12 @@ SHARE, LEFT = 0.8, 8
 # off by their square then. Longer: differences are no derivatives; shorter: rounding shows in them.
 # The second is tried where neurons of very unlike sizes did not show with the first, the third
 # where neurons that hardly bend did not: of small weights a gated layer is nearly quadratic.
-STEPS = (1e-4, False), (1e-5, False), (1e-3, True)
+STEPS = (3e-4, False), (1e-5, False), (1e-3, True)
 COARSE_STEPS = (0.04, True), (0.02, True)
 UNSEEN = ("MEMBERS_MISSING", "NO_ACTIVATION_SUITS", "NEURONS_UNLIKE", "JACOBIAN_FADES")
-# Base points of the other directions, for as many as there are unknowns; draws of which the best
-# conditioned is taken.
-EQUATIONS, CHOICES = 1.3, 6
+# Equations of the other directions for each unknown, and where these tell eps, too, or answers are
+# coarse; draws of base points of which the best conditioned is taken.
+EQUATIONS, MORE_EQUATIONS, CHOICES = 1.15, 1.5, 6
 # Passes that solve with drawn errors. What is one number alone may be small in a few draws by
 # chance.
 AGAIN, OF_ONE = 2, 3.0
@@ -221,6 +225,7 @@ class SmoothSearch:
         ways = np.linalg.qr(self.rng.standard_normal((self.dim, self.dim)))[0].T
         if self.square is not None:
             norm = NormBefore(self.square, SHARE)
+        share = COARSE_POINTS if central else POINTS
         n, count, readings = min(d, DIRECTIONS), FIRST_POINTS, None
         while True:
             x = self.points(count - (0 if readings is None else len(readings.x)), ways)
@@ -234,17 +239,18 @@ class SmoothSearch:
             )
             rank, width = rank_of(readings), y.shape[1]
             most = d if rank else min(d, -(-MOST_DIRECTIONS * max(d, width) // width))
-            if (rank or count) > FULL * (n - 1) * (width - 1) and n < most:
-                each = FULL * (width - 1)
-                wider = min(most, 1 + int(np.ceil((rank or GROWTH * count) / each)))
+            # without a gap more are needed where rows may be more than differences have numbers
+            needed = 1 + int(np.ceil(rank / (FULL * (width - 1)))) if rank else 1 + count // width
+            if n < min(needed, most):
+                wider = min(needed, most)
                 more = yield from self._differences(x, y, ways[n:wider], step, central, "steps")
                 n, along = wider, np.concatenate([along, more], axis=2)
                 readings = replace(readings, along=along)
                 rank = rank_of(readings)
-            wanted = int(POINTS * rank) + MORE_POINTS if rank else int(GROWTH * count) + 1
+            wanted = int(share * rank) + MORE_POINTS if rank else int(np.ceil(GROWTH * count))
             if rank and count >= wanted:
                 return readings, rank
-            room, enough = GROWTH * n * width, 2 * POINTS * self.most
+            room, enough = ROOM * n * width, 2 * share * self.most
             if wanted > min(room + 3 * MORE_POINTS, enough + FIRST_POINTS):
                 reason = Reason.JACOBIAN_FADES if fades(readings) else Reason.JACOBIAN_WITHOUT_GAP
                 raise reason.error(points=count, room=n * width)
@@ -275,7 +281,9 @@ class SmoothSearch:
     def _few(self, rows: Rows, readings: JacobianReadings) -> Indices:
         """Choose base points at which all rows show."""
         p, r = readings.y.shape[1], rows.weights.shape[1]
-        count = min(len(readings.x), int(EQUATIONS * (r + p) / p) + 2)
+        plain = readings.norm is None and not readings.central
+        each = EQUATIONS if plain else MORE_EQUATIONS
+        count = min(len(readings.x), int(each * (r + p) / p) + 1)
         draws = [self.rng.choice(len(readings.x), count, replace=False) for _ in range(CHOICES)]
         least = [np.linalg.svd(rows.equations(few), compute_uv=False)[-1] for few in draws]
         return np.asarray(draws[int(np.argmax(least))])
