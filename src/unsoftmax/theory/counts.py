@@ -549,7 +549,7 @@ def feed_forward_after_norm_queries(dim: int, neurons: int) -> int:
 
 
 # Questions for each neuron of a layer with a smooth activation, without gates and with them.
-SMOOTH_PER_NEURON = {False: 11, True: 24}
+SMOOTH_PER_NEURON = {False: 11, True: 25}
 
 
 def smooth_feed_forward_queries(neurons: int, gated: bool) -> int:
@@ -558,7 +558,7 @@ def smooth_feed_forward_queries(neurons: int, gated: bool) -> int:
     Examples
     --------
     >>> smooth_feed_forward_queries(64, gated=False), smooth_feed_forward_queries(42, gated=True)
-    (704, 1008)
+    (704, 1050)
     """
     return math.ceil(SMOOTH_PER_NEURON[gated] * neurons)
 

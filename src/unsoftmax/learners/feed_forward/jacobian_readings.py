@@ -47,7 +47,7 @@ QUICK = 1.702
 # Of coarse lengths noise is as much for all members, and more would let in what is none.
 IN_SPAN, IN_COARSE_SPAN = 100.0, 10.0
 # A gap: a singular value so many times the next one, which is below this share of the largest; and
-# so many are beyond. Differences of step 3e-4 leave 1.5e-5, rows 1e-3 at least.
+# so many are beyond. Differences of step 1e-4 leave 5e-6, rows 1e-3 at least.
 GAP, FLOOR, BEYOND = 30.0, 1e-4, 3
 # Passes of deferred correction, at most: 1e-4, 1e-8, 1e-10, more where neurons are nearly alike.
 # The last one changes parameters by more than this share of what the one before did.
@@ -61,6 +61,8 @@ NEARLY, SUITS = 0.05, 1e-4
 # may be either. Where they are alike one's sums are these times the other's: tanh z is 1 − 2e⁻²ᶻ
 # far out.
 ALIKE, SOME, TIMES = 10.0, 4, (0.5, 1.0, 2.0)
+# Curves of saturated neurons may have no end: products of four numbers below this are finite.
+ENDLESS = 1e75
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,6 +348,10 @@ def layer_from(
         unit = np.sqrt(np.linalg.norm(A, axis=1))
         A, b = A / unit[:, None], curves.linear[:, 2] / unit
     B = rows.members.b.T * unit
+    if not np.max([np.max(np.abs(part)) for part in (A, b, B)]) < ENDLESS:
+        raise Reason.NO_ACTIVATION_SUITS.error(
+            activation=curves.activation, missed=float(np.max(curves.missed))
+        )
     bare = FeedForward(A, b, B, np.zeros(len(B)), False, None, curves.activation, gate)
     return _closed(readings, bare), curves.missed
 

@@ -1,12 +1,12 @@
-"""Smooth and gated layers, GELU to SwiGLU: 9 queries for each neuron, 22 for each gated one.
+"""Smooth and gated layers, GELU to SwiGLU: 10 queries for each neuron, 22 for each gated one.
 
 Target F(x) = B φ(A x + a) + c (+ x), or B (φ(G x + g) ⊙ (A x + a)) + c (+ x), at single tokens.
 
 1. The length of tokens at which it bends, from the opening's line. No queries.
 2. Base points of about that length, and a small step from each along the first n directions of
    four or more: points are added until the Jacobians' span has a gap, whose place is the number of
-   rows. (1.06·rows + 8)(n + 1) queries.
-3. Steps along the other directions at a few of them. 1.15(rows/d_out + 1)(d − n) queries.
+   rows. (1.1·rows + 8)(n + 1) queries.
+3. Steps along the other directions at a few of them. 1.3(rows/d_out + 1)(d − n) queries.
 4. Rows, weights, activation, scales, biases, sides (`jacobian_readings`), three times: differences
    are corrected by what the layer found says.
 5. Errors drawn of the size that the differences miss the layer by, through the same equations.
@@ -63,7 +63,7 @@ DIRECTIONS, FULL = 4, 0.82
 MOST_DIRECTIONS = 16
 # Base points, beside rows; more at first, and each time a gap is missing. Of coarse answers, whose
 # errors more points make smaller, as many more.
-POINTS, MORE_POINTS, FIRST_POINTS, GROWTH = 1.06, 8, 24, 1.06
+POINTS, MORE_POINTS, FIRST_POINTS, GROWTH = 1.1, 8, 24, 1.06
 COARSE_POINTS = 1.4
 # No gap is expected beyond so many times as many as there are numbers of differences at each.
 ROOM = 1.25
@@ -76,12 +76,12 @@ SHARE, LEFT = 0.8, 8
 # off by their square then. Longer: differences are no derivatives; shorter: rounding shows in them.
 # The second is tried where neurons of very unlike sizes did not show with the first, the third
 # where neurons that hardly bend did not: of small weights a gated layer is nearly quadratic.
-STEPS = (3e-4, False), (1e-5, False), (1e-3, True)
+STEPS = (1e-4, False), (1e-5, False), (1e-3, True)
 COARSE_STEPS = (0.04, True), (0.02, True)
 UNSEEN = ("MEMBERS_MISSING", "NO_ACTIVATION_SUITS", "NEURONS_UNLIKE", "JACOBIAN_FADES")
 # Equations of the other directions for each unknown, and where these tell eps, too, or answers are
 # coarse; draws of base points of which the best conditioned is taken.
-EQUATIONS, MORE_EQUATIONS, CHOICES = 1.15, 1.5, 6
+EQUATIONS, MORE_EQUATIONS, CHOICES = 1.3, 1.5, 6
 # Passes that solve with drawn errors. What is one number alone may be small in a few draws by
 # chance.
 AGAIN, OF_ONE = 2, 3.0
