@@ -5,7 +5,7 @@ Target F(x) = B φ(A x + a) + c (+ x), or B (φ(G x + g) ⊙ (A x + a)) + c (+ x
 1. The length of tokens at which it bends, from the opening's line. No queries.
 2. Base points of about that length, and a small step from each along the first n directions of
    four or more: points are added until the Jacobians' span has a gap, whose place is the number of
-   rows. (1.1·rows + 8)(n + 1) queries.
+   rows. (1.15·rows + 4)(n + 1) queries.
 3. Steps along the other directions at a few of them. 1.3(rows/d_out + 1)(d − n) queries.
 4. Rows, weights, activation, scales, biases, sides (`jacobian_readings`), three times: differences
    are corrected by what the layer found says.
@@ -63,7 +63,7 @@ DIRECTIONS, FULL = 4, 0.82
 MOST_DIRECTIONS = 16
 # Base points, beside rows; more at first, and each time a gap is missing. Of coarse answers, whose
 # errors more points make smaller, as many more.
-POINTS, MORE_POINTS, FIRST_POINTS, GROWTH = 1.1, 8, 24, 1.06
+POINTS, MORE_POINTS, FIRST_POINTS, GROWTH = 1.15, 4, 24, 1.06
 COARSE_POINTS = 1.4
 # No gap is expected beyond so many times as many as there are numbers of differences at each.
 ROOM = 1.25
@@ -79,9 +79,9 @@ SHARE, LEFT = 0.8, 8
 STEPS = (1e-4, False), (1e-5, False), (1e-3, True)
 COARSE_STEPS = (0.04, True), (0.02, True)
 UNSEEN = ("MEMBERS_MISSING", "NO_ACTIVATION_SUITS", "NEURONS_UNLIKE", "JACOBIAN_FADES")
-# Equations of the other directions for each unknown, and where these tell eps, too, or answers are
-# coarse; draws of base points of which the best conditioned is taken.
-EQUATIONS, MORE_EQUATIONS, CHOICES = 1.3, 1.5, 6
+# Base points of the other directions, for as many as there are unknowns; draws of which the best
+# conditioned is taken.
+EQUATIONS, CHOICES = 1.3, 6
 # Passes that solve with drawn errors. What is one number alone may be small in a few draws by
 # chance.
 AGAIN, OF_ONE = 2, 3.0
@@ -281,9 +281,7 @@ class SmoothSearch:
     def _few(self, rows: Rows, readings: JacobianReadings) -> Indices:
         """Choose base points at which all rows show."""
         p, r = readings.y.shape[1], rows.weights.shape[1]
-        plain = readings.norm is None and not readings.central
-        each = EQUATIONS if plain else MORE_EQUATIONS
-        count = min(len(readings.x), int(each * (r + p) / p) + 1)
+        count = min(len(readings.x), int(EQUATIONS * (r + p) / p) + 2)
         draws = [self.rng.choice(len(readings.x), count, replace=False) for _ in range(CHOICES)]
         least = [np.linalg.svd(rows.equations(few), compute_uv=False)[-1] for few in draws]
         return np.asarray(draws[int(np.argmax(least))])
