@@ -4,7 +4,7 @@ Target F(x) = B φ(A x + a) + c (+ x), or B (φ(G x + g) ⊙ (A x + a)) + c (+ x
 
 1. The length of tokens at which it bends, from the opening's line. No queries.
 2. Base points of about that length, and a small step from each along the first n directions of
-   four or more: points are added until the Jacobians' span has a gap, whose place is the number of
+   six or more: points are added until the Jacobians' span has a gap, whose place is the number of
    rows. (1.15·rows + 4)(n + 1) queries.
 3. Steps along the other directions at a few of them. 1.3(rows/d_out + 1)(d − n) queries.
 4. Rows, weights, activation, scales, biases, sides (`jacobian_readings`), three times: differences
@@ -55,18 +55,17 @@ from unsoftmax.probes import Array, Indices, Round
 from unsoftmax.protocol import Answers, Steps
 from unsoftmax.refusals import Reason
 
-# Directions of steps at every base point, at least; more where rows are more than such a share of
-# (n − 1)(d_out − 1), beyond which there are other members of rank one.
-DIRECTIONS, FULL = 4, 0.82
+# More directions of steps where rows are more than such a share of (n − 1)(d_out − 1), beyond which
+# there are other members of rank one.
+FULL = 0.82
 # And at most, where no gap is seen and answers are as wide as tokens: a refusal should not take too
 # long.
 MOST_DIRECTIONS = 16
-# Base points, beside rows; more at first, and each time a gap is missing. Of coarse answers, whose
-# errors more points make smaller, as many more.
-POINTS, MORE_POINTS, FIRST_POINTS, GROWTH = 1.15, 4, 24, 1.06
-COARSE_POINTS = 1.4
-# No gap is expected beyond so many times as many as there are numbers of differences at each.
-ROOM = 1.25
+# Base points at first.
+FIRST_POINTS = 24
+# No gap is expected beyond so many times as many as there are numbers of differences at each, and
+# some.
+ROOM, SOME = 1.25, 24
 # Lengths of base points, in units of tokens whose entries are standard normal.
 LENGTHS = (0.5, 2.0)
 # After a norm base points have one length: the square is this share of the ball's. They are in a
@@ -95,6 +94,31 @@ OF_GATES = ("Rows of A have the norms of columns of B; errors of gates are those
 AMPLIFIED = 1e4
 # Fresh tokens are up to so many length scales long.
 PLAIN_REACH, GATED_REACH, COARSE_GATED_REACH = 1e3, 8.0, 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How base points are added.
+
+    Attributes
+    ----------
+    directions : int
+        Of steps from each of them, at first.
+    share, more : float, int
+        So many are enough: share·rows + more.
+    growth : float
+        So many times as many are asked next where a gap is missing.
+    """
+
+    directions: int
+    share: float
+    more: int
+    growth: float
+
+
+PACE = Pace(directions=6, share=1.15, more=4, growth=1.06)
+# Of coarse answers a gap shows better among more numbers, and more points make errors smaller.
+COARSE_PACE = Pace(directions=7, share=1.1, more=8, growth=1.25)
 
 
 def bending_length(look: OpeningLook) -> float:
@@ -225,8 +249,8 @@ class SmoothSearch:
         ways = np.linalg.qr(self.rng.standard_normal((self.dim, self.dim)))[0].T
         if self.square is not None:
             norm = NormBefore(self.square, SHARE)
-        share = COARSE_POINTS if central else POINTS
-        n, count, readings = min(d, DIRECTIONS), FIRST_POINTS, None
+        pace = COARSE_PACE if central else PACE
+        n, count, readings = min(d, pace.directions), FIRST_POINTS, None
         while True:
             x = self.points(count - (0 if readings is None else len(readings.x)), ways)
             y = yield from asks("base points")(x)
@@ -247,11 +271,11 @@ class SmoothSearch:
                 n, along = wider, np.concatenate([along, more], axis=2)
                 readings = replace(readings, along=along)
                 rank = rank_of(readings)
-            wanted = int(share * rank) + MORE_POINTS if rank else int(np.ceil(GROWTH * count))
+            wanted = int(pace.share * rank) + pace.more if rank else int(pace.growth * count) + 1
             if rank and count >= wanted:
                 return readings, rank
-            room, enough = ROOM * n * width, 2 * share * self.most
-            if wanted > min(room + 3 * MORE_POINTS, enough + FIRST_POINTS):
+            room, enough = ROOM * n * width, 2 * pace.share * self.most
+            if wanted > min(room, enough) + SOME:
                 reason = Reason.JACOBIAN_FADES if fades(readings) else Reason.JACOBIAN_WITHOUT_GAP
                 raise reason.error(points=count, room=n * width)
             count = max(count, wanted)
