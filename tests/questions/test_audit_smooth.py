@@ -39,9 +39,9 @@ def test_smooth_layers_have_a_name_and_a_cost(phi, gated, norm):
     assert result.queries < 200
     assert result.cost is not None
     assert result.cost.learner["learner"] == "FeedForwardLearner"
-    m, each = (8 * D // 3, 36) if square else (4 * D, 13.5)
+    m, each = (8 * D // 3, 25) if square else (4 * D, 11)
     assert result.cost.queries == np.ceil(each * m) + 32
-    assert f"{m} neurons; m neurons take about 13.5m, gated ones 36m" in result.cost.counted
+    assert f"{m} neurons; m neurons take about 11m, gated ones 25m" in result.cost.counted
     assert not any("another one" in note for note in result.notes)
 
 
@@ -150,4 +150,4 @@ def test_the_page_says_what_it_costs(tmp_path):
     text = page(tmp_path)
     assert "smooth feed-forward layer" in text
     assert "can probably copy this model" in text
-    assert "m neurons take about 13.5m, gated ones 36m" in text
+    assert "m neurons take about 11m, gated ones 25m" in text
