@@ -524,6 +524,7 @@ def _described(
     shape = isinstance(result, (ValueError, IndexError, AssertionError)) and alike
     if not shape or isinstance(result, BadWait):
         return OracleError, f"The target did not answer {span} {tries} ({said})."
+    said = said.removesuffix(".")
     if fits:
         return OracleError, f"{said}. The target did not answer {span} {tries}. {_advice(span)}"
     refused = f"{said}. The target refused its first batch, {span}. It must take batches"
