@@ -273,7 +273,7 @@ def test_new_settings_are_named_only_where_they_are_given():
     given = us.learners.FeedForwardLearner(6, activation="silu", gated=True)
     assert given.settings()["activation"] == "silu"
     assert "gated" in given.settings()
-    assert "10.5m" in given.plan().formula
+    assert "10.7m" in given.plan().formula
 
 
 # -- float32

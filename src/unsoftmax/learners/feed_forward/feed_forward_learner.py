@@ -87,7 +87,7 @@ FORMULAS: Mapping[str | None, str] = {
     "post": "7m + (d+1)·(1.2m/d + 2) + 1.1d + 175 for m neurons, 9m where m is 4d",
 }
 """Counts by where a norm is."""
-SMOOTH_FORMULA = "10.5m + 3.3d + 100 if its activation is smooth, 21m + 3.3d + 100 if it is gated"
+SMOOTH_FORMULA = "10.7m + 3.3d + 80 if its activation is smooth, 21.5m + 3.3d + 80 if it is gated"
 SMOOTH_BEHIND = (
     "13.3m + 4.5d + 180 if its activation is smooth, 28m + 4.5d + 200 if it is gated, "
     "12m + 4d + 200 if eps does not show"
@@ -205,7 +205,7 @@ class FeedForwardLearner(Configured):
     7m + (d + 1)(1.2m/d + 2) + 1.1d + 175, 9m at m = 4d, after one about 6.4m + 9d + 250, 9 to 10m
     at m = 4d, and float64 answers only. With ``norm=None`` a layer with a norm takes 31 more, or
     up to 200 if the first guess is wrong; a plain one none. A smooth layer takes about
-    10.5m + 3.3d + 100, a gated one 21m + 3.3d + 100 if d_out is d, after a norm up to 100 more,
+    10.7m + 3.3d + 80, a gated one 21.5m + 3.3d + 80 if d_out is d, after a norm up to 100 more,
     behind one 13.3m + 4.5d + 180, gated 28m + 4.5d + 200; more where m is more than
     4.9(d_out − 1), or 2.4(d_out − 1) with gates, and where eps is below 3e-7 of the variance of
     what is normalised.

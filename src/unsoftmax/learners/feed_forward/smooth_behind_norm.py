@@ -6,7 +6,7 @@ as far as eps does: with s = |n|²/d, |Pu|²/d is eps·s/(1 − s), off by round
 1. The norm (`norm_opening`). d + d/8 + 77 queries.
 2. Sums of these lengths, in units of √eps: their Jacobians tell the neurons as without a norm, to
    1e-4 or so (`smooth_layer`). x adds a share of its own, which tells the unit and γ's sign.
-   10.5m + 3.3d queries.
+   10.7m + 3.3d queries.
 3. All parameters are fitted to directions alone, of base points and fresh tokens, whatever lengths
    are (`neuron_fit`). 4m queries, 6m gated.
 4. Errors drawn into the same equations give the certificate; eps is asked for as behind ReLUs. 16

@@ -5,7 +5,7 @@ Target F(x) = B φ(A x + a) + c (+ x), or B (φ(G x + g) ⊙ (A x + a)) + c (+ x
 1. The length of tokens at which it bends, from the opening's line. No queries.
 2. Base points of about that length, and a small step from each along the first n directions of
    seven or more: points are added until the Jacobians' span has a gap, whose place is the number of
-   rows. (1.15·rows + 4)(n + 1) queries.
+   rows. (1.18·rows + 1)(n + 1) queries.
 3. Steps along the other directions at a few of them. 1.3(rows/d_out + 1)(d − n) queries.
 4. Rows, weights, activation, scales, biases, sides (`jacobian_readings`), three times: differences
    are corrected by what the layer found says.
@@ -116,7 +116,7 @@ class Pace:
     growth: float
 
 
-PACE = Pace(directions=7, share=1.15, more=4, growth=1.06)
+PACE = Pace(directions=7, share=1.18, more=1, growth=1.06)
 # Of coarse answers a gap shows better among more numbers, and more points make errors smaller.
 COARSE_PACE = Pace(directions=7, share=1.1, more=8, growth=1.25)
 
