@@ -97,7 +97,7 @@ PLAIN_REACH, GATED_REACH, COARSE_GATED_REACH = 1e3, 8.0, 3.0
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class AddedPoints:
     """How base points are added.
 
     Attributes
@@ -116,9 +116,9 @@ class Pace:
     growth: float
 
 
-PACE = Pace(directions=7, share=1.18, more=1, growth=1.06)
+ADDED = AddedPoints(directions=7, share=1.18, more=1, growth=1.06)
 # Of coarse answers a gap shows better among more numbers, and more points make errors smaller.
-COARSE_PACE = Pace(directions=7, share=1.1, more=8, growth=1.25)
+COARSELY_ADDED = AddedPoints(directions=7, share=1.1, more=8, growth=1.25)
 
 
 def bending_length(look: OpeningLook) -> float:
@@ -249,8 +249,8 @@ class SmoothSearch:
         ways = np.linalg.qr(self.rng.standard_normal((self.dim, self.dim)))[0].T
         if self.square is not None:
             norm = NormBefore(self.square, SHARE)
-        pace = COARSE_PACE if central else PACE
-        n, count, readings = min(d, pace.directions), FIRST_POINTS, None
+        adding = COARSELY_ADDED if central else ADDED
+        n, count, readings = min(d, adding.directions), FIRST_POINTS, None
         while True:
             x = self.points(count - (0 if readings is None else len(readings.x)), ways)
             y = yield from asks("base points")(x)
@@ -271,10 +271,12 @@ class SmoothSearch:
                 n, along = wider, np.concatenate([along, more], axis=2)
                 readings = replace(readings, along=along)
                 rank = rank_of(readings)
-            wanted = int(pace.share * rank) + pace.more if rank else int(pace.growth * count) + 1
+            wanted = (
+                int(adding.share * rank) + adding.more if rank else int(adding.growth * count) + 1
+            )
             if rank and count >= wanted:
                 return readings, rank
-            room, enough = ROOM * n * width, 2 * pace.share * self.most
+            room, enough = ROOM * n * width, 2 * adding.share * self.most
             if wanted > min(room, enough) + SOME:
                 reason = Reason.JACOBIAN_FADES if fades(readings) else Reason.JACOBIAN_WITHOUT_GAP
                 raise reason.error(points=count, room=n * width)
