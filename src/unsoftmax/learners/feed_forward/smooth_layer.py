@@ -55,9 +55,9 @@ from unsoftmax.probes import Array, Indices, Round
 from unsoftmax.protocol import Answers, Steps
 from unsoftmax.refusals import Reason
 
-# More directions of steps where rows are more than such a share of (n − 1)(d_out − 1), beyond which
-# there are other members of rank one.
-FULL = 0.82
+# Directions of steps at every base point, at least; more where rows are more than such a share of
+# (n − 1)(d_out − 1), beyond which there are other members of rank one.
+DIRECTIONS, FULL = 7, 0.82
 # And at most, where no gap is seen and answers are as wide as tokens: a refusal should not take too
 # long.
 MOST_DIRECTIONS = 16
@@ -102,23 +102,20 @@ class AddedPoints:
 
     Attributes
     ----------
-    directions : int
-        Of steps from each of them, at first.
     share, more : float, int
         So many are enough: share·rows + more.
     growth : float
         So many times as many are asked next where a gap is missing.
     """
 
-    directions: int
     share: float
     more: int
     growth: float
 
 
-ADDED = AddedPoints(directions=7, share=1.18, more=1, growth=1.06)
-# Of coarse answers a gap shows better among more numbers, and more points make errors smaller.
-COARSELY_ADDED = AddedPoints(directions=7, share=1.1, more=8, growth=1.25)
+ADDED = AddedPoints(share=1.18, more=1, growth=1.06)
+# Of coarse answers more points than are needed make errors smaller.
+COARSELY_ADDED = AddedPoints(share=1.1, more=8, growth=1.25)
 
 
 def bending_length(look: OpeningLook) -> float:
@@ -250,7 +247,7 @@ class SmoothSearch:
         if self.square is not None:
             norm = NormBefore(self.square, SHARE)
         adding = COARSELY_ADDED if central else ADDED
-        n, count, readings = min(d, adding.directions), FIRST_POINTS, None
+        n, count, readings = min(d, DIRECTIONS), FIRST_POINTS, None
         while True:
             x = self.points(count - (0 if readings is None else len(readings.x)), ways)
             y = yield from asks("base points")(x)
