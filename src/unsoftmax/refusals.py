@@ -676,7 +676,9 @@ class Reason(Enum):
         "A LayerNorm or RMSNorm stands behind the block (post-norm, as in BERT). Its scale and "
         "shift are determined, up to one sign, of an RMSNorm up to each number's sign, and as far "
         "as its eps is nothing beside the variance of what it normalises: lengths that would be "
-        "the same differ by {apart:.1e}. What is before it is not recovered.",
+        "the same differ by {apart:.1e}. What is before it is not recovered, but for one token "
+        "where answers show it: the centre, of which attention and the residual connection leave "
+        "nothing for the norm between the parts.",
         "Parts of post-norm blocks are recovered one by one: AttentionLayerLearner and "
         'FeedForwardLearner with norm="post".',
     )

@@ -213,6 +213,32 @@ def test_what_is_no_such_block_is_refused_by_name(kind, trials, evidence):
     evidence(f"no pre-norm block: {kind}", targets=count, accepted=0, refused=count)
 
 
+@pytest.mark.parametrize("F", ["relu", "gelu"])
+@pytest.mark.parametrize("rms", [False, True])
+def test_the_centre_of_the_norm_inside_a_post_norm_block_is_determined(F, rms, trials, evidence):
+    """The token that attention makes 0 of, up to what the norm's mean takes off."""
+    count, off = trials(2, 40), []
+    for seed in range(count):
+        block = drawn((12, 2, 4), seed, kind="post-norm", rms=rms, F=F)
+        oracle = Counted(block)
+        with pytest.raises(us.ModelMismatch) as refused:
+            us.learn(oracle, Learner(12, seed=seed))
+        x, moved = (refused.value.determined[name] for name in ("centre", "centre_moved"))
+        y = x + block.attention(x[None, None], x[None])[0]
+        size = max(1.0, np.linalg.norm(x))
+        off.append(np.linalg.norm(y - (not rms) * y.mean()) / size)
+        assert off[-1] <= 1e-11
+        assert off[-1] <= 10 * moved <= 1e-8 * size
+        assert oracle.queries <= 142
+    evidence(
+        f"the norm inside post-norm blocks, {F}, {'RMSNorm' if rms else 'LayerNorm'}: its centre",
+        targets=count,
+        largest_input_relative_to_it=float(max(off)),
+        queries=oracle.queries,
+        refused=count,
+    )
+
+
 @pytest.mark.parametrize("eps", [1e-5, 1e-12])
 def test_the_norm_behind_a_post_norm_block_is_determined(eps, trials, evidence):
     """Its scale but for a factor; that and its shift but for eps over a variance of 1 to 3."""

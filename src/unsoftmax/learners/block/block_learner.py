@@ -109,7 +109,8 @@ class BlockLearner(Configured):
     named after parts, ``M of part 0``. If what follows attention is no such layer the refusal
     has the attention in its ``determined``.
     *Refused*: no residual connection, other positions, dropout and noise, float32; post-norm, with
-    the norm behind the block in the error's ``determined`` (``scale_behind``, ``shift_behind``).
+    the norm behind the block in the error's ``determined`` (``scale_behind``, ``shift_behind``) and
+    of the norm inside its ``centre``, the token that attention and residual make nothing of.
     *Source*: beyond arXiv 2601.16873.
 
     Examples

@@ -7,16 +7,24 @@ g = 1/γ. 2d + 16 of them give γ but for one factor, to roundoffs. β and the f
 (n, γ) and (−n, −γ) answer alike: most of γ is taken to be positive. An RMSNorm leaves all
 directions: Σ (z_i/γ_i)² = d is linear in 1/γ², and every number of γ is off as the factor is, and
 taken to be positive: its sign does not show.
+
+The *centre* of the norm before is where its input is none: y = norm₁(C(x − x*)) beside single
+tokens, for C = P(1 + Σ M_h). An answer goes with the direction of C(x − x*) alone where tokens are
+long, so that R(z(x + Rδ) − z(∞δ)) = J(x − x*) + k/R, and J is what ∞(δ + h e_j) shows. Answers at R
+and 2R take k/R off, which eps adds, two directions δ show all of x*, and three steps give it to
+roundoffs: from 2d + 14 answers, whatever F is.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 
 from unsoftmax.learners.compose import Asking
 from unsoftmax.learners.feed_forward.norm_opening import LONG, ORTHOGONAL
 from unsoftmax.measure.normalised import gain_of, shift_of, uncentred_gain_of
-from unsoftmax.probes import Singles
+from unsoftmax.probes import Array, Singles
 from unsoftmax.refusals import Reason, RefusalError
 from unsoftmax.theory.costs import Cost
 
@@ -24,11 +32,23 @@ from unsoftmax.theory.costs import Cost
 _MORE = 16
 # |n|² of a norm differs by less than this share of it from token to token: by its eps alone.
 _UNLIKE = 1e-2
+# So far away no answer goes with the centre: 2^{-56} of a step at 256 is below its roundoff.
+_ENDLESS = 2.0**56
+# Differences across bends would err by more where directions are further apart.
+_APART = 2.0**-20
+# Each step's distance: the first is off by the square of the centre over it, and roundoffs are
+# those of answers times the last.
+_DISTANCES = (2.0**20, 2.0**9, 2.0**8)
+# A column of J is none below this, of which differences leave 1e-5 where P takes one off.
+_NONE = 1e-4
+# Where the last step is longer answers are too coarse.
+_STILL = 1e-6
 
 
 def cost(dim: int) -> Cost:
     """Bound what is asked."""
-    return Cost.of(2 * dim + _MORE, rounds=1)
+    centre = Cost.of(2 * (dim + 1), rounds=1) + Cost.of(4 * len(_DISTANCES), rounds=3)
+    return Cost.of(2 * dim + _MORE, rounds=1) + centre
 
 
 def without_residual(dim: int, share: float, rng: np.random.Generator) -> Asking[RefusalError]:
@@ -49,4 +69,35 @@ def without_residual(dim: int, share: float, rng: np.random.Generator) -> Asking
         return plain
     scale = np.copysign(1 / gain, gain * gain.sum())
     known = {"scale_behind": scale, "shift_behind": shift, "lengths_apart": apart}
+    centre = yield from _centre(dim, rng)
+    if centre.moved <= _STILL * max(1.0, float(np.linalg.norm(centre.x))):
+        known |= {"centre": centre.x, "centre_moved": centre.moved}
     return Reason.BLOCK_POST_NORM.error(known, apart=apart)
+
+
+class _Centre(NamedTuple):
+    """The token that leaves the norm before nothing to normalise, and how long the last step is."""
+
+    x: Array
+    moved: float
+
+
+def _centre(dim: int, rng: np.random.Generator) -> Asking[_Centre]:
+    """Find the centre of the norm before the feed-forward part, of all the one nearest to 0."""
+    δ = rng.standard_normal((2, 1, dim))
+    δ /= np.linalg.norm(δ, axis=2, keepdims=True)
+    beside = np.concatenate([δ, δ + _APART * np.eye(dim)], axis=1).reshape(-1, dim)
+    [y] = yield [Singles(_ENDLESS * beside, phase="norm before", purpose="pilot")]
+    y = y.reshape(2, dim + 1, -1)
+    endless = y[:, 0]
+    J = (y[:, 1:] - y[:, :1]).transpose(0, 2, 1).reshape(-1, dim) / _APART
+    back = np.linalg.pinv(J, rcond=_NONE)
+    x, moved = np.zeros(dim), 0.0
+    for distance in _DISTANCES:
+        R = distance * max(1.0, float(np.linalg.norm(x))) * np.array([[[1.0]], [[2.0]]])
+        asked = (x + R * δ[:, 0]).reshape(-1, dim)
+        [z] = yield [Singles(asked, phase="norm before", purpose="pilot")]
+        at_R, at_2R = R * (z.reshape(2, 2, -1) - endless)
+        step = back @ (2 * at_2R - at_R).ravel()
+        x, moved = x - step, float(np.linalg.norm(step))
+    return _Centre(x, moved)
