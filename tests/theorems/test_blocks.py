@@ -38,19 +38,18 @@ def drawn(shape: tuple[int, int, int], seed: int, **settings: Any) -> PlainBlock
 
 
 @pytest.mark.parametrize(
-    ("shape", "few", "claimed", "most", "widest"),
+    ("shape", "few", "claimed"),
     [
-        ((16, 2, 8), 4, 100, 6.0, 1e-9),
-        ((32, 4, 8), 1, 60, 6.0, 1e-9),
-        ((64, 4, 16), 0, 40, 6.0, 1e-9),
+        ((16, 2, 8), 4, 100),
+        ((32, 4, 8), 1, 60),
+        ((64, 4, 16), 0, 40),
+        ((128, 8, 16), 0, 10),
         # the shape of MiniLM's blocks
-        ((384, 12, 32), 0, 1, 6.0, 1e-9),
+        ((384, 12, 32), 0, 1),
     ],
     ids=str,
 )
-def test_attention_is_recovered_whatever_follows(
-    shape, few, claimed, most, widest, trials, evidence
-):
+def test_attention_is_recovered_whatever_follows(shape, few, claimed, trials, evidence):
     count, shares, sizes, ratios = trials(few, claimed), [], [], []
     for seed in range(count):
         block = drawn(shape, seed)
@@ -69,9 +68,10 @@ def test_attention_is_recovered_whatever_follows(
         assert any("sees what attention adds" in note for note in recovery.notes)
     if not count:
         return
-    assert np.median(ratios) <= most
+    assert np.median(ratios) <= 6
     M, W = np.median(sizes, axis=0)
-    assert max(M / 1e-11, W / widest) <= 1
+    assert M <= 1e-11
+    assert W <= 1e-9
     evidence(
         f"attention of blocks {shape}",
         targets=count,
