@@ -19,8 +19,10 @@ from typing import ClassVar
 import numpy as np
 
 from unsoftmax.arrangement.kinks import KinkSearch, LineKinks, Piece, TooManyBreakpoints, farthest
+from unsoftmax.errors import ModelMismatch
 from unsoftmax.probes import Array, Round
 from unsoftmax.protocol import Answers
+from unsoftmax.refusals import Reason
 
 # Errors of directions that the search allows for, in measured ones. They are alike where directions
 # are near each other; a norm that is off adds others farther apart. Of random layers of 5 to 8
@@ -41,8 +43,16 @@ TOWARDS = 0.9
 # Of so many pieces that are read again more than this share are none any more: the function bends
 # everywhere. Of a ReLU layer hardly any is one that was taken for another.
 MANY, BENT = 32, 0.5
+# Directions jump between two pieces where they turn so many times as fast as in these. Where so
+# many intervals, and half of those that are open, are jumps, the function is not continuous. A
+# single one may be two large neurons that nearly cancel.
+STEEP, JUMPS = 1e4, 2
 # Where a thorough search looks: this share of the way from a kink to where the pieces were seen.
 ASIDE = 0.05
+
+
+class JumpsEverywhere(ModelMismatch):
+    """Answers jump at most places where they are not affine: along another line, too."""
 
 
 @dataclass(slots=True)
@@ -264,6 +274,25 @@ class DirectionKinkSearch(KinkSearch):
         apart = float(np.linalg.norm(base.beside(at)[1]))
         reach = FAINT * float(np.linalg.norm(across))
         return outside <= reach and apart <= reach * abs(other.t - base.t)
+
+    def _stops(self, open_: list[tuple[Piece, Piece]], pieces: list[Piece]) -> bool:
+        jumps = [q.low for p, q in open_ if self._steep(p, q)]
+        if len(jumps) >= max(JUMPS, len(open_) / 2):
+            raise Reason.ANSWERS_JUMP.error(kind=JumpsEverywhere, place=jumps[0])
+        return super(DirectionKinkSearch, self)._stops(open_, pieces)
+
+    def _steep(self, p: Piece, q: Piece) -> bool:
+        """Tell whether directions jump between two pieces, places being angles of the line."""
+        assert isinstance(p, DirectionPiece)
+        assert isinstance(q, DirectionPiece)
+        ends, rate = [], 0.0
+        for piece, t in ((p, p.high), (q, q.low)):
+            at = piece.at(t)
+            size = float(np.linalg.norm(at))
+            ends.append(at / size)
+            rate += piece.turned(t) / size * (self.length + t * t / self.length)
+        low, high = np.arctan(np.array([p.high, q.low]) / self.length)
+        return float(np.linalg.norm(ends[1] - ends[0])) > STEEP * rate * float(high - low)
 
     def _met(self, p: Piece, q: Piece) -> tuple[float, float] | None:
         """Return where σq meets p between where they were seen, and σ."""

@@ -478,12 +478,8 @@ class KinkSearch:
         done = list(pieces)
         open_ = self._open_between(pieces)
         for _ in range(ROUNDS):
-            if not open_:
+            if not open_ or self._stops(open_, done):
                 break
-            if self._too_many(len(open_), done):
-                if len(done[0].value) == 1:
-                    break  # looks tell kinks from what bends everywhere
-                raise TooManyBreakpoints(self.most, everywhere=True)
             middles = np.array([self._between(p.high, q.low, 0.5) for p, q in open_])
             values = yield from self.ask(middles)
             pairs: list[tuple[Piece, Piece, float, Array]] = []
@@ -505,6 +501,14 @@ class KinkSearch:
                         again += self._open_between([p, new, q])
             open_ = again
         return sorted(done, key=lambda piece: piece.low)
+
+    def _stops(self, open_: list[tuple[Piece, Piece]], pieces: list[Piece]) -> bool:
+        """Tell whether intervals are left to looks; raise where these would not tell either."""
+        if not self._too_many(len(open_), pieces):
+            return False
+        if len(pieces[0].value) == 1:
+            return True  # looks tell kinks from what bends everywhere
+        raise TooManyBreakpoints(self.most, everywhere=True)
 
     def _too_many(self, open_: int, pieces: list[Piece]) -> bool:
         return max(open_, len(pieces) / 2) > self.most + self.start

@@ -266,3 +266,14 @@ def test_a_bend_that_is_taken_for_kinks_is_refused_early():
     with pytest.raises(us.ModelMismatch, match="bend everywhere"):
         learned(target, 8, norm="post", seed=63)
     assert target.queries <= 1_000
+
+
+@pytest.mark.parametrize(("d", "m"), [(8, 2), (16, 64)])
+@pytest.mark.parametrize("activation", ["sigmoid", "tanh"])
+def test_gates_that_jump_from_far_are_refused_early(activation, d, m, trials):
+    """From far such a gate is a step: no place of the line is asked as closely as floats tell."""
+    for seed in range(trials(1, 20)):
+        target = Counted(behind(d, m, seed, activation, True, eps=1e-12))
+        with pytest.raises(us.ModelMismatch, match=r"too small to tell lengths.*answers jump"):
+            learned(target, d, norm="post", seed=seed)
+        assert target.queries <= 150 + 60 + 20 * m

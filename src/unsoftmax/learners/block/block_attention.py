@@ -53,6 +53,12 @@ from unsoftmax.validate.sequences import by_length
 # Searches along other tokens before a target is refused; one more where scores turn with distance.
 SEARCHES = 2
 _FAILED = ModelMismatch, NotIdentifiable, np.linalg.LinAlgError
+# How gates without positions are refused. Where they are found, with copies of tokens at several
+# distances, there are none.
+_GATES_UNFOUND = (
+    *("NO_MODERATE_WEIGHTS", "MORE_HEADS", "BLOCK_HEADS_FILL"),
+    *("SOFT_GATES_UNFOUND", "SOFT_GATES_UNFOUND_ELSEWHERE"),
+)
 # Answers to a short token that attention by itself explains but for this share: F sees nothing of
 # what it adds. And how long the key beside it is.
 _UNSEEN, _LONG_KEY = 1e-6, 2.0**10
@@ -218,7 +224,8 @@ def attention_searched(dim: int, most: int, rng: np.random.Generator) -> Asking[
     try:
         return (yield from tried(SEARCHES + turned, lambda _: searched(turned)))
     except _FAILED as error:
-        if isinstance(error, ModelMismatch) and not (turned or tokens.centred):
+        unseen = isinstance(error, ModelMismatch) and error.reason in _GATES_UNFOUND
+        if unseen and not (turned or tokens.centred):
             # weights of 0 and 1 beside the first far token hid what depends on places
             with suppress(*_FAILED):
                 return (yield from searched(True))

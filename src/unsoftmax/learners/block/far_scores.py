@@ -8,7 +8,7 @@ Keys are on the sphere, around b, so far from it that logits are moderate. Some 
 norm₁(R e_j) are asked with keys in all directions, which gives W_h b + w_h, so the column spaces;
 the others with as many as these need. The b_j, and norm₁(−R e_1) after an RMSNorm, are corners that
 every b is an affine combination of. (r + 2)⌈k/n⌉ + (k − r − 1)⌈(r + 1)/n⌉ queries and k + 1 far
-tokens, n = 0.85(d − s − 1)/H at most.
+tokens, n = 0.85(d − s − 1)/H at most, fewer where heads share a range.
 
 The rows of M_h that S hid follow by least squares from the same answers: weights are known then.
 """
@@ -35,6 +35,9 @@ from unsoftmax.theory.costs import Cost
 
 # Equations for each weight that is solved for, at least 1: fewer keys leave smaller errors.
 _EQUATIONS = 1 / 0.85
+# What heads make of keys does not tell weights apart where its condition is larger. Smaller: more
+# questions for heads whose ranges are merely near.
+_DEPENDENT = 1e7
 # Logits of keys, as root mean square of the strongest head; keys are no farther from b than this
 # share of √d.
 _LOGITS, _FARTHEST = 1.5, 1.2
@@ -216,9 +219,8 @@ class FarScoreReading:
         self, x: Array, directions: int, phase: str, before: FarScores | None
     ) -> Asking[FarScores]:
         """Ask keys in so many directions around far tokens, and those with small weights again."""
-        H, shown = len(self.maps), len(self.gates.shown)
-        n = max(1, min(int((shown - 1) / H / _EQUATIONS), max(self.ranks)))
-        blocks, b = -(-directions // n), self.tokens.of(x)
+        n, b = self._together(), self.tokens.of(x)
+        blocks = -(-directions // n)
         angle = self._angle()
         along = [self._directions(one, directions, blocks * n) for one in b]
         token = np.repeat(np.arange(len(b)), blocks)
@@ -242,6 +244,15 @@ class FarScoreReading:
         else:
             raise Reason.WEIGHTS_BELOW_0.error()
         return found if before is None else _joined(before, found)
+
+    def _together(self) -> int:
+        """Return how many keys an answer tells the weights of: fewer where heads share a range."""
+        H, shown = len(self.maps), len(self.gates.shown)
+        n = max(1, min(int((shown - 1) / H / _EQUATIONS), max(self.ranks)))
+        unit = self.maps / np.linalg.norm(self.maps, axis=(1, 2), keepdims=True)
+        while n > 1 and np.linalg.cond(np.hstack(unit @ self.gates.frame[:n].T)) > _DEPENDENT:
+            n -= 1
+        return n
 
     def _angle(self) -> float:
         """Return the angle between b and keys at which logits are moderate."""

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from unsoftmax.arrangement.direction_kinks import JumpsEverywhere
 from unsoftmax.errors import ModelMismatch
 from unsoftmax.learners.feed_forward.behind_norm import LayerSums, SearchBehindNorm
 from unsoftmax.learners.feed_forward.found_neurons import FoundNeurons
@@ -280,8 +281,8 @@ class SmoothFromFar:
             search = SearchBehindNorm(self.dim, far, self.most, False, self.rng, TOGETHER)
             try:
                 sums, _, _ = yield from search.found()
-            except ModelMismatch:
-                if again + 1 == ATTEMPTS:
+            except ModelMismatch as error:
+                if again + 1 == ATTEMPTS or isinstance(error, JumpsEverywhere):
                     raise
             else:
                 return sums
