@@ -174,7 +174,7 @@ class Naming:
 
     def explanations(self, missed: Array, s2: float) -> list[Explanation]:
         """Weigh all hypotheses by the misses (B, P, m) of the answers; the best first."""
-        names, groups = [*self.claim.places, *self.claim.eps], self._groups()
+        names, groups = [*self.claim.changeable], self._groups()
         first = replace(self, covectors=self.covectors[:_FIRST])._weighed(missed, s2, names, groups)
         left = [one.name for one in first[:_LEFT] if one.evidence > first[0].evidence - _FAR]
         if len(left) == 1:
@@ -193,9 +193,10 @@ class Naming:
         # evidence is in units of the misses
         unit = float(np.sqrt(np.mean(y**2))) or 1.0
         y, s2 = y / unit, s2 / unit**2
-        needed, every = {*names}.union(*groups.values()), (*self.claim.places, *self.claim.eps)
+        needed = {*names}.union(*groups.values())
         found, together = list[Explanation](), dict[str, Kernel]()
-        for name, gradients in self._gradients([one for one in every if one in needed]):
+        every = [one for one in self.claim.changeable if one in needed]
+        for name, gradients in self._gradients(every):
             kernel = Kernel.of(gradients, unit)
             if name in names:
                 both = kernel.random(name, y, s2), kernel.scaled(name, y, s2)
