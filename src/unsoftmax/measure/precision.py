@@ -51,7 +51,7 @@ def _last_bits(y: Array) -> Array:
     """Return the power of two that each number but 0 is an odd multiple of."""
     mantissa, exponent = np.frexp(y)
     whole = np.abs(mantissa * 2.0**53).astype(np.int64)
-    return np.ldexp((whole & -whole).astype(float), exponent - 53)
+    return np.asarray(np.ldexp((whole & -whole).astype(float), exponent - 53))
 
 
 def shortest(y: Array, compared: int, zeros: int) -> list[Decimal]:
