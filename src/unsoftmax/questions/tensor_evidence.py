@@ -6,8 +6,9 @@ asked once, random projections y of the misses are normal with covariance τ²K_
 
     K_T = ‖T‖²/n_T · J_T J_Tᵀ,    L_T = max over τ and s of log N(y; 0, τ²K_T + s²),
 
-J_T the derivative of the projections by T and s² at most what copies show as rough. Of a
-matrix y = W x has K[p, p'] = Σ_tt' (g_pt·g_p't')(x_t·x_t'), which needs no array of W's size.
+J_T the derivative of the projections by T and s² at most what copies show as rough, or what a
+change of that size may bend. Where T is 0 its entries count as 1. Of a matrix y = W x has
+K[p, p'] = Σ_tt' (g_pt·g_p't')(x_t·x_t'), which needs no array of W's size.
 
 Hypotheses are every tensor, every tensor scaled (J_T T alone, of rank one), and groups whose
 changes are in proportion to their tensors: a kind in all blocks, all matrices of a block, queries
