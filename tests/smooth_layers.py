@@ -115,7 +115,10 @@ def smooth_errors(found: us.FeedForward, true: us.FeedForward) -> dict[str, np.n
 
 
 def share_of_bounds(recovery, true: us.FeedForward, reach: float) -> float:
-    """Return the largest share of its bound that an error takes: of parameters and answers."""
+    """Return the largest share of its bound that an error takes: of parameters and answers.
+
+    Answers are those up to the reach, and those at which `equivalent` compares, however far out.
+    """
     errors, bounds = smooth_errors(recovery.model, true), recovery.certificate.errors
     shares = [np.linalg.norm(off) / bounds[name] for name, off in errors.items()]
     rng = np.random.default_rng(97)
@@ -123,6 +126,7 @@ def share_of_bounds(recovery, true: us.FeedForward, reach: float) -> float:
     x *= reach * 10.0 ** rng.uniform(-3, 0, (500, 1)) / np.linalg.norm(x, axis=1, keepdims=True)
     off = np.linalg.norm(recovery.model(x) - true(x), axis=1)
     rounding = 1e-14 * np.linalg.norm(true(x), axis=1)
+    shares.append(us.equivalent(recovery.model, true, rtol=0, errors=bounds).share or 0.0)
     return float(max(*shares, np.max(off / (recovery.model.moved_at_most(x, bounds) + rounding))))
 
 
@@ -143,4 +147,5 @@ def share_of_bounds_behind(recovery, true: us.FeedForward, reach: float) -> floa
     moved = np.linalg.norm(found(x) - true(x), axis=1)
     shares += [np.max(np.linalg.norm(apart, axis=1) / allowed)]
     shares += [np.max(moved / found.moved_at_most(x, bounds))]
+    shares += [us.equivalent(found, true, rtol=0, errors=bounds).share or 0.0]
     return float(max(shares))

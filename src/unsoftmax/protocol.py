@@ -235,7 +235,8 @@ class Certificate:
         Absolute bound per parameter: Frobenius norm for matrices, 2-norm for vectors,
         absolute value for numbers. ``inf`` where no finite bound exists. ``constant`` and ``slope``
         bound a function: of a network behind heads that of the network alone, by constant +
-        slope·‖p‖ of the pooled p, and not the answer to a sequence.
+        slope·‖p‖ of the pooled p, and not the answer to a sequence. Of gated neurons ``square``
+        does far out: there square·‖x‖² is more than slope·‖x‖.
     assumes : tuple of str
         What the bounds rest on, a sentence each; also why a bound is ``inf``.
     """

@@ -570,6 +570,13 @@ def test_a_target_of_ids(folder):
     assert "takes ids of a vocabulary" in refused.stderr
 
 
+def test_what_is_found_out_unless_it_is_given_may_be_no(folder):
+    words = ["--model", "feed-forward", "--dim", 6, "--activation", "gelu"]
+    for flag in ("--gated", "--no-gated"):
+        done = run(folder, "plan", *words, flag)
+        assert done.returncode == 0, done.stderr
+
+
 def test_plan_of_labels(folder):
     done = run(folder, "plan", "--model", "labels", "--dim", 64, "--bits", 50)
     assert done.returncode == 0

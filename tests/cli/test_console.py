@@ -130,6 +130,8 @@ def test_the_source_says_of_a_learner_what_its_class_does(name):
     for field in fields(learner):
         if field.name in found and field.default not in (MISSING, None, False):
             assert f"[default: {field.default}]" in found[field.name].text
+        if kinds[field.name] is bool and field.default is not False:
+            assert options._flags(field.name).endswith(f"/--no-{field.name}")
     parts = [kind.__name__ for kinds in getattr(learner, "parts", {}).values() for kind in kinds]
     assert described.parts == parts
 

@@ -143,6 +143,23 @@ def test_steps_of_any_size(seed, decimals, from_0, how):
     assert_bounds(precision, y, stepped, 20)
 
 
+@pytest.mark.parametrize("size", [0.1, 1.0, 100.0, 3000.0])
+def test_steps_that_begin_anywhere(size, trials):
+    """Answers are what is left of an offset, and rounded as that is."""
+    for seed in range(trials(200, 10_000)):
+        rng = np.random.default_rng([seed, int(size)])
+        first, step = size * rng.standard_normal(), 10.0 ** rng.uniform(-6, -1) / 3
+        stepped = first + step * np.round((sample(seed) - first) / step)
+        assert 0.999 < Precision.of_format([stepped]).absolute / step < 1.001, seed
+
+
+def test_steps_of_as_many_decimals_as_generic_answers():
+    """0.0205043961498601 has 16, and so has every multiple: the step is what answers are off by."""
+    step = 0.0205043961498601
+    stepped = step * np.round(sample(104) / step)
+    assert Precision.of_format([stepped]).absolute == pytest.approx(step)
+
+
 @given(seeds, st.floats(-1, 0))
 def test_float32_answers_in_steps(seed, decimals):
     y, step = sample(seed), 10.0**decimals / 3

@@ -343,6 +343,26 @@ def test_networks_and_what_stands_before_them_within_a_certificate():
     assert us.equivalent(first, several, errors=errors).verdict == "different"
 
 
+def test_gated_layers_within_a_certificate_at_any_length():
+    rng = np.random.default_rng(0)
+    A, B, G = rng.standard_normal((3, 4, 4))
+    b, c, g = rng.standard_normal((3, 4))
+
+    def layer(by: float, constant: float = 0.0) -> us.FeedForward:
+        own = A + by, b, B, c + constant
+        return us.FeedForward(*own, activation="softplus", gate=(G, g))
+
+    model, off, reach = layer(0.0), 1e-8, 10.0
+    # gates are φ(t) ≤ φ(0) + |t|, and a change of all A moves z by off·Σx_i ≤ 2 off·‖x‖
+    gates = np.log(2) * 2 + np.linalg.norm(g) + np.linalg.norm(G) * reach
+    slope = 2 * off * np.linalg.norm(B) * gates
+    errors = {"constant": 1e-9, "slope": slope, "square": slope / reach}
+    assert us.equivalent(model, layer(off), errors=errors).verdict == "equal"
+    assert us.equivalent(model, layer(30 * off), errors=errors).verdict == "different"
+    # near 0 the square allows no more
+    assert us.equivalent(model, layer(0.0, 4e-9), errors=errors).verdict == "different"
+
+
 def test_a_bound_on_the_function_alone_is_no_bound_on_W():
     """The target of such a recovery must not be told from it by a sequence of our choice."""
     rng = np.random.default_rng(0)

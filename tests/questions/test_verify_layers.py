@@ -374,6 +374,18 @@ def test_a_column_of_b_that_is_0_is_no_change_of_a_or_b_alone(where, trials):
         assert "B" in (found.tensor or "B"), (seed, found.tensor)
 
 
+def test_what_one_neuron_writes_is_not_told_from_the_scale_behind_it():
+    rng, d = np.random.default_rng(0), 8
+    A, B = rng.standard_normal((1, d)), rng.standard_normal((d, 1))
+    norm = us.LayerNorm(np.exp(rng.standard_normal(d)), rng.standard_normal(d), 1e-12)
+
+    def layer(B):
+        return us.FeedForward(A, np.zeros(1), B, np.zeros(d), False, norm)
+
+    found = us.verify(layer(B * (1 + 0.1 * rng.standard_normal(B.shape))), layer(B))
+    assert (found.verdict, found.tensor) == ("different", "scale of the norm or B")
+
+
 def test_changed_weights_are_not_laid_to_the_arithmetic_alone():
     target = normalised(2, 4, 8, eps=1e-5)
     arrays = target.arrays() | {"residual": np.array(False)}

@@ -286,9 +286,9 @@ def _options() -> dict[str, Any]:
 
 
 def _flags(name: str) -> str:
-    """Return a setting's option, and the one that says no where some model's default is yes."""
-    flag = _flag(name)
-    undo = any("[default: True]" in text for text in _texts()[name]) or name == "polish"
+    """Return a setting's option, and the one that says no where some model's default is not no."""
+    flag, every = _flag(name), (one for _, learner in _all() for one in learner.settings)
+    undo = any(one.name == name and one.kind is bool and one.default is not False for one in every)
     return f"{flag}/--no-{flag[2:]}" if undo else flag
 
 
@@ -327,6 +327,7 @@ class _Setting(NamedTuple):
 
     name: str
     kind: Any
+    default: Any
     text: str
 
 
@@ -347,13 +348,13 @@ def _described(name: str) -> _Described:
     for field in found.body:
         if not isinstance(field, ast.AnnAssign) or not isinstance(field.target, ast.Name):
             continue
-        own, hint, value = field.target.id, _hint(field.annotation), field.value
+        own, hint, default = field.target.id, _hint(field.annotation), _default(field.value)
         kind = str if own in (*_FUNCTIONS, *_ARRAYS) else _kind(hint)
         if kind in _WRITTEN:
-            text = _text(own, hint, _default(value), helps.get(own, ""))
-            learner.settings.append(_Setting(own, kind, text))
-        elif own == "parts" and isinstance(value, ast.Dict):
-            named = (node for kinds in value.values for node in ast.walk(kinds))
+            text = _text(own, hint, default, helps.get(own, ""))
+            learner.settings.append(_Setting(own, kind, default, text))
+        elif own == "parts" and isinstance(field.value, ast.Dict):
+            named = (node for kinds in field.value.values for node in ast.walk(kinds))
             learner.parts.extend(node.id for node in named if isinstance(node, ast.Name))
     return learner
 

@@ -44,10 +44,14 @@ def significant_bits(y: Array) -> int:
     y = y[y != 0]
     if not len(y):
         return 0
-    mantissa, _ = np.frexp(y)
+    return int(np.max(np.frexp(y)[1] - np.log2(_last_bits(y))))
+
+
+def _last_bits(y: Array) -> Array:
+    """Return the power of two that each number but 0 is an odd multiple of."""
+    mantissa, exponent = np.frexp(y)
     whole = np.abs(mantissa * 2.0**53).astype(np.int64)
-    lowest = whole & -whole
-    return 53 - int(np.log2(lowest.min()))
+    return np.asarray(np.ldexp((whole & -whole).astype(float), exponent - 53))
 
 
 def shortest(y: Array, compared: int, zeros: int) -> list[Decimal]:
@@ -108,13 +112,16 @@ ZEROS_APART = 6
 # Multiples of a step end in 1 zero more than they must in the mean, by chance; numbers that end
 # in more than this, all or the ``largest`` of them, are no such multiples alone.
 ZEROS_BY_CHANCE = 2.0
+# So many multiples of a step end in 2 zeros more than they must once in a thousand times, and in 3
+# more hardly ever; as many powers of two end in 7 more.
+MANY_MULTIPLES = 16
 # So many of the largest answers end in as few zeros as others, if all are multiples.
 LARGEST = 3
 # What is left of two gaps is something where it is so many times its error. Lower: steps by chance;
 # higher: fine steps are missed.
 STEP_SEEN = 2.0**7
 # Gaps that a step is sought in. More: finer steps are found, and more time is taken.
-STEP_GAPS = 12
+STEP_GAPS = 24
 # Bits by which all numbers together are nearer to steps than chance: 50 for the steps there may be,
 # and 30 more.
 STEP_BITS = 80
@@ -135,9 +142,9 @@ def common_step(y: Array, roundoff: float) -> float:
     0.0
     """
     y = np.unique(y)
-    # where k s cancels c an answer is rounded as both are
-    sizes = np.maximum(np.abs(y), np.median(np.abs(y)))
-    gaps, errors = np.diff(y), 4 * roundoff * np.maximum(sizes[1:], sizes[:-1])
+    # where k s cancels c a number is rounded as both are: its last bits are 0
+    rounded = roundoff * np.abs(y) + np.min(_last_bits(y[y != 0]), initial=np.inf)
+    gaps, errors = np.diff(y), 4 * np.maximum(rounded[1:], rounded[:-1])
     order = np.argsort(gaps)
     order = order[gaps[order] > errors[order]]
     if len(order) < WITNESSES - 1:
@@ -153,8 +160,8 @@ def common_step(y: Array, roundoff: float) -> float:
     nearer = np.log2(step / (2 * errors))
     seen = float(np.sum(nearer) - np.max(nearer)) >= STEP_BITS
     # whatever is asked in powers of two is answered in steps of what the shortest is
-    whole = np.maximum(times, 1.0).astype(np.int64)
-    asked = np.mean(np.log2(whole & -whole)) > ZEROS_BY_CHANCE
+    by_chance = ZEROS_BY_CHANCE + (len(times) >= MANY_MULTIPLES)
+    asked = np.mean(np.log2(_last_bits(np.maximum(times, 1.0)))) > by_chance
     return step if near and seen and not asked else 0.0
 
 
@@ -248,8 +255,8 @@ class Precision:
         bits, found = significant_bits(y), cls()
         if bits <= GENERIC_BITS:
             found = cls._of_binary_format(y, bits)
-            if bits != FLOAT32_BITS:
-                return found
+            if bits != FLOAT32_BITS:  # far from 0, steps leave few bits too
+                return found._with_common_step(y, UNIT)
         single = bits == FLOAT32_BITS
         numbers = shortest_float32(y) if single else shortest(y, COMPARED_DIGITS, ZEROS)
         digits = digits_of(numbers)
@@ -258,7 +265,9 @@ class Precision:
         decimals = decimals_of(numbers)
         if digits.max() >= GENERIC_DIGITS:
             found = cls._of_many_decimals(numbers, digits, decimals)
-            return found if found.absolute else found._with_common_step(y, UNIT)
+            # a step of 15 digits may be of 16 decimals, and so is all that comes in it
+            stepped = cls()._with_common_step(y, UNIT)
+            return max(found, stepped, key=lambda one: one.absolute)
         # a whole unit of the last place: answers may be cut off as well as rounded; and the
         # unit may be a multiple of it, as with quantised answers
         unit = Decimal(10) ** -int(decimals.max())

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 
 from unsoftmax.models.arrays import Parameter, axes, points
 from unsoftmax.models.layer_norm import NORM_TENSORS, LayerNorm, SubLayer
-from unsoftmax.models.neurons import ACTIVATIONS, Neurons
+from unsoftmax.models.neurons import ACTIVATIONS, Neurons, function_bound
 from unsoftmax.probes import Array
 
 
@@ -160,12 +160,12 @@ class FeedForward(SubLayer):
             Points.
         errors : mapping
             ``constant`` and ``slope`` of the sum, ‖δ‖₂ ≤ constant + slope·‖x‖, whatever its
-            neurons are; with a norm before of what it makes of x; of a norm behind ``scale``,
-            ``shift`` (2-norms) and ``eps`` too.
+            neurons are; with a norm before of what it makes of x; of gated neurons ``square`` too,
+            constant + square·‖x‖² where that is more; of a norm behind ``scale``, ``shift``
+            (2-norms) and ``eps``.
         """
         x = points(X, self.dim, self._noun)
-        lengths = np.linalg.norm(self._seen(x), axis=1)
-        sums: Array = errors["constant"] + errors["slope"] * lengths
+        sums = function_bound(errors, np.linalg.norm(self._seen(x), axis=1))
         if self._behind is None:
             return sums
         return self._behind.moved_at_most(self.sums(x), sums, errors)

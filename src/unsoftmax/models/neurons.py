@@ -7,7 +7,7 @@ tokens through A and G.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -250,3 +250,13 @@ class Neurons:
             gates = length * np.linalg.norm(self.G, axis=1) + np.abs(self.g)
             terms = np.hypot(terms, gates * by_t)
         return 2 * lin.joint_lengths(terms, self.B)
+
+
+def function_bound(errors: Mapping[str, float], lengths: Array) -> Array:
+    """Bound what a certificate leaves open of a function of vectors of these lengths.
+
+    That is constant + slope·‖x‖; of gated neurons, which multiply two sums, constant + square·‖x‖²
+    where it is more.
+    """
+    steepest = np.maximum(errors["slope"], errors.get("square", 0.0) * lengths)
+    return np.asarray(errors["constant"] + steepest * lengths)

@@ -73,6 +73,9 @@ _LEAST_ANSWERS = 4
 _COVECTORS = 16
 # So many candidates are named; more explain nothing.
 _MOST_NAMES = 3
+# A change that leaves misses of so many times what may be rough is none of the tensor's; true ones
+# leave up to 1.4.
+_UNEXPLAINED = 4.0
 # So many tensors of most evidence are tried as they may be held.
 _TRIED = 3
 
@@ -213,8 +216,6 @@ class CopiesAsked:
         predicted = claim.maps.answers(naming.X, self._every)
         missed = answers.reshape(predicted.shape) - predicted
         every = naming.explanations(missed, float(np.median(self.seen.scatter)))
-        if not every:
-            return Located(None, UNEXPLAINED)
         best = every[0]
         tried = [one.name for one in every[:_TRIED]]
         if exact := self._fitting(held_alone(claim, tried)):
@@ -224,7 +225,9 @@ class CopiesAsked:
         size = np.sqrt(np.mean(missed**2) / np.mean(predicted**2)) if of_eps else best.size
         if size > LARGEST:
             return Located(None, TOO_LARGE.format(size=size, name=best.name))
-        near = [one.name for one in every if one.evidence > best.evidence - NATS]
+        if best.left > _UNEXPLAINED:
+            return Located(None, UNEXPLAINED)
+        near = [one.name for one in every if one.evidence >= best.evidence - NATS]
         if len(near) > _MOST_NAMES:
             return Located(None, MANY.format(names=", ".join(near[: 2 * _MOST_NAMES])))
         return Located(" or ".join(near))

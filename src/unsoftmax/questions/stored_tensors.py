@@ -74,6 +74,11 @@ class Stored:
     @cached_property
     def tensors(self) -> dict[str, Array]:
         """The tensors by role; those that are 0 are not there."""
+        return {name: x for name, x in self.every.items() if np.any(x)}
+
+    @cached_property
+    def every(self) -> dict[str, Array]:
+        """The tensors by role, those that are 0 as well."""
         one = self.map
         if isinstance(one, LayerNorm):
             found = {"scale": one.scale, "shift": one.shift}
@@ -91,7 +96,7 @@ class Stored:
                     "v_bias": self.value_bias,
                     "c": found["c"] - self._by_values(one, self.value_bias),
                 }
-        return {name: np.asarray(x) for name, x in found.items() if np.any(x)}
+        return {name: np.asarray(x) for name, x in found.items()}
 
     @staticmethod
     def _by_values(one: Attention, value_bias: Array) -> Array:
@@ -172,6 +177,8 @@ class StoredClaim:
     """By the tensors' names: one may hold several, as GPT-2's ``c_attn.weight`` does."""
     eps: Mapping[str, tuple[Place, ...]]
     """Those of norms, which files of weights do not hold."""
+    zeros: Mapping[str, tuple[Place, ...]]
+    """Tensors that are 0, which files may not hold either."""
 
     @classmethod
     def of(cls, model: Any) -> StoredClaim:
@@ -181,23 +188,32 @@ class StoredClaim:
         leaves = model.maps.leaves.items()
         parts = {prefix: Stored.of(one, biases.get(prefix)) for prefix, one in leaves}
         places: dict[str, tuple[Place, ...]] = {}
+        zeros: dict[str, tuple[Place, ...]] = {}
         for prefix, one in parts.items():
-            for role in one.tensors:
+            for role in one.every:
                 name = names.get(prefix + role) or _called(prefix, role)
-                places[name] = (*places.get(name, ()), Place(prefix, role))
+                own = places if role in one.tensors else zeros
+                own[name] = (*own.get(name, ()), Place(prefix, role))
         eps = {
             _called(prefix, "eps"): (Place(prefix, "eps"),)
             for prefix, one in parts.items()
             if isinstance(one.map, LayerNorm) and one.map.eps
         }
-        return cls(parts, model.maps.mapped(lambda prefix, _: parts[prefix].map), places, eps)
+        maps = model.maps.mapped(lambda prefix, _: parts[prefix].map)
+        return cls(parts, maps, places, eps, zeros)
 
     def array(self, place: Place) -> Array:
-        """Return a stored tensor, or eps."""
+        """Return a stored tensor, or eps; of one that is 0, which has no size, all 1."""
         one = self.parts[place.prefix]
         if isinstance(one.map, LayerNorm) and place.role == "eps":
             return np.asarray(one.map.eps)
-        return one.tensors[place.role]
+        tensor = one.every[place.role]
+        return tensor if np.any(tensor) else np.ones_like(tensor)
+
+    @property
+    def changeable(self) -> dict[str, tuple[Place, ...]]:
+        """All that may have been changed by itself."""
+        return {**self.zeros, **self.places, **self.eps}
 
     def changed(self, change: Change, names: Collection[str] | None = None) -> Composition:
         """Return the maps with all stored tensors changed, or those of some names."""
@@ -214,7 +230,7 @@ class StoredClaim:
     def gradients(self, back: lin.Pullback, name: str) -> list[tuple[Place, lin.Gradient]]:
         """Return products of covectors with the derivative by a name's tensors."""
         found = []
-        for place in {**self.places, **self.eps}[name]:
+        for place in self.changeable[name]:
             own = lin.OnDemand({
                 array.removeprefix(place.prefix): partial(back.by.__getitem__, array)
                 for array in back.by

@@ -6,8 +6,9 @@ asked once, random projections y of the misses are normal with covariance τ²K_
 
     K_T = ‖T‖²/n_T · J_T J_Tᵀ,    L_T = max over τ and s of log N(y; 0, τ²K_T + s²),
 
-J_T the derivative of the projections by T and s² at most what copies show as rough. Of a
-matrix y = W x has K[p, p'] = Σ_tt' (g_pt·g_p't')(x_t·x_t'), which needs no array of W's size.
+J_T the derivative of the projections by T and s² at most what copies show as rough, or what a
+change of that size may bend. Where T is 0 its entries count as 1. Of a matrix y = W x has
+K[p, p'] = Σ_tt' (g_pt·g_p't')(x_t·x_t'), which needs no array of W's size.
 
 Hypotheses are every tensor, every tensor scaled (J_T T alone, of rank one), and groups whose
 changes are in proportion to their tensors: a kind in all blocks, all matrices of a block, queries
@@ -24,7 +25,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import combinations
 
 import numpy as np
@@ -58,6 +59,10 @@ LARGEST = 0.1
 _RATIOS = np.geomspace(1e-2, 1e14, 240)
 # What is rough is no less than this share of what copies show. Smaller: a fit that leaves nothing.
 _LEAST_ROUGH = 1e-6
+# Nor less than this share of the misses, or than so many times what the change is of its tensor:
+# derivatives do not tell more (2.5 times was seen). Smaller: what is free enough to follow a
+# change's own bend explains it best.
+_LEAST_BENT, _BENT = 1e-4, 3.0
 # What people set instead: eps of norms, bases of rotary positions, factors that divide these.
 _EPS, _BASES, _FACTORS = (1e-5, 1e-6, 1e-8, 1e-12), (1e4, 1e5, 5e5, 1e6), (2.0, 4.0, 8.0)
 
@@ -70,6 +75,8 @@ class Explanation:
     evidence: float
     size: float
     """τ̂: how large the change is, relative to the tensors."""
+    left: float
+    """The mean square of the misses that it leaves, as a share of what may be rough."""
 
 
 @dataclass(frozen=True)
@@ -94,33 +101,41 @@ class Kernel:
     def __add__(self, other: Kernel) -> Kernel:
         return Kernel(self.covariance + other.covariance, self.along + other.along)
 
-    def random(self, name: str, y: Array, s2: float) -> Explanation:
-        """Weigh a change in random directions."""
+    @cached_property
+    def _spectrum(self) -> tuple[Array, Array]:
         w, U = np.linalg.eigh(self.covariance)
+        return w, U
+
+    def random(self, name: str, y: Array, bounds: tuple[float, float]) -> Explanation:
+        """Weigh a change in random directions."""
+        w, U = self._spectrum
         shares = 1 + _RATIOS[:, None] * np.maximum(w, 0.0) / (w[-1] if w[-1] > 0 else 1.0)
         squares = np.sum((U.T @ y) ** 2 / shares, axis=1)
         # what is rough, at most as much as copies show: a wrong claim makes these scatter, too
-        rough = np.clip(squares / len(y), _LEAST_ROUGH * s2, s2)
+        rough = np.clip(squares / len(y), *bounds)
         logs = np.sum(np.log(shares), axis=1) + len(y) * np.log(rough)
         evidence = -0.5 * (logs + squares / rough)
         k = int(np.argmax(evidence))
         size = np.sqrt(_RATIOS[k] * rough[k] / w[-1]) if w[-1] > 0 else np.inf
-        return Explanation(name, float(evidence[k]), float(size))
+        left = float(squares[k]) / len(y) / bounds[1]
+        return Explanation(name, float(evidence[k]), float(size), left)
 
-    def scaled(self, name: str, y: Array, s2: float) -> Explanation:
+    def scaled(self, name: str, y: Array, bounds: tuple[float, float]) -> Explanation:
         """Weigh a factor: with q the misses' part along J_T T, τ²|J_T T|² = q − s² is best."""
         length = float(self.along @ self.along)
         if not length > 0:
-            return Explanation(name, -np.inf, np.inf)
+            return Explanation(name, -np.inf, np.inf, np.inf)
         q = float(self.along @ y) ** 2 / length
         left = max(0.0, float(y @ y) - q)
-        rough = float(np.clip(left / max(1, len(y) - 1), _LEAST_ROUGH * s2, s2))
+        mean = left / max(1, len(y) - 1)
+        rough = float(np.clip(mean, *bounds))
         own = max(q, rough)
         logs = (len(y) - 1) * np.log(rough) + np.log(own)
         return Explanation(
             name,
             -0.5 * float(logs + left / rough + q / own),
             float(np.sqrt((own - rough) / length)),
+            mean / bounds[1],
         )
 
 
@@ -174,9 +189,9 @@ class Naming:
 
     def explanations(self, missed: Array, s2: float) -> list[Explanation]:
         """Weigh all hypotheses by the misses (B, P, m) of the answers; the best first."""
-        names, groups = [*self.claim.places, *self.claim.eps], self._groups()
+        names, groups = [*self.claim.changeable], self._groups()
         first = replace(self, covectors=self.covectors[:_FIRST])._weighed(missed, s2, names, groups)
-        left = [one.name for one in first[:_LEFT] if one.evidence > first[0].evidence - _FAR]
+        left = [one.name for one in first[:_LEFT] if one.evidence >= first[0].evidence - _FAR]
         if len(left) == 1:
             return first
         names, groups = (
@@ -193,17 +208,28 @@ class Naming:
         # evidence is in units of the misses
         unit = float(np.sqrt(np.mean(y**2))) or 1.0
         y, s2 = y / unit, s2 / unit**2
-        needed, every = {*names}.union(*groups.values()), (*self.claim.places, *self.claim.eps)
-        found, together = list[Explanation](), dict[str, Kernel]()
-        for name, gradients in self._gradients([one for one in every if one in needed]):
+        needed = {*names}.union(*groups.values())
+        alone, together = dict[str, Kernel](), dict[str, Kernel]()
+        every = [one for one in self.claim.changeable if one in needed]
+        for name, gradients in self._gradients(every):
             kernel = Kernel.of(gradients, unit)
             if name in names:
-                both = kernel.random(name, y, s2), kernel.scaled(name, y, s2)
-                found.append(max(both, key=lambda one: one.evidence))
+                alone[name] = kernel
             for group in (group for group, members in groups.items() if name in members):
                 together[group] = together[group] + kernel if group in together else kernel
-        found += [kernel.random(group, y, s2) for group, kernel in together.items()]
-        return sorted(found, key=lambda one: -one.evidence)
+
+        def weighed(bent: float) -> list[Explanation]:
+            bounds = max(_LEAST_ROUGH * s2, bent**2), max(s2, bent**2)
+            found = [kernel.random(group, y, bounds) for group, kernel in together.items()]
+            for name, kernel in alone.items():
+                both = kernel.random(name, y, bounds), kernel.scaled(name, y, bounds)
+                found.append(max(both, key=lambda one: one.evidence))
+            return sorted(found, key=lambda one: -one.evidence)
+
+        found = weighed(_LEAST_BENT)
+        if not found or found[0].name in {*self.claim.eps, EVERY_EPS}:
+            return found
+        return weighed(float(np.clip(_BENT * found[0].size, _LEAST_BENT, LARGEST)))
 
     def _gradients(
         self, names: Sequence[str]

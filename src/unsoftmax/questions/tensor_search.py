@@ -390,7 +390,10 @@ class TensorSearch:
         if block.share <= _NOTHING:
             return Located(None, NEAR)
         outside += [RESIDUAL] if claim.outputs == claim.dim else []
-        if names := self._explaining({name: [name] for name in outside}, [block]):
+        # of few neurons a change of B is one of a norm's scale
+        beside = ["B"] if claim.behind is not None else []
+        names = self._explaining({name: [name] for name in (*outside, *beside)}, [block])
+        if {*names} & {*outside}:
             return self._listed(names) if clear else Located(None, NEAR)
         ray = self._ray(self.room - len(asked)) if clear else None
         if ray is None:

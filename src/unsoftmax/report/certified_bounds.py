@@ -8,7 +8,11 @@ from dataclasses import dataclass
 from unsoftmax.models import MultiHeadTransformer, RotaryHead, RotaryHeads, RotaryLayer
 from unsoftmax.protocol import Model
 
-FUNCTION = {"constant": "the function at x = 0", "slope": "the function, more per ‖x‖"}
+FUNCTION = {
+    "constant": "the function at x = 0",
+    "slope": "the function, more per ‖x‖",
+    "square": "the function far out, more per ‖x‖²",
+}
 NETWORK = {"constant": "the network at p = 0", "slope": "the network, more per ‖p‖"}
 """What certificates bound that is no parameter; of several heads p is what all of them pool."""
 

@@ -375,12 +375,21 @@ class SmoothClaim(LayerClaim):
         most = (INSIDE if self.normed else 1.0) * self.reach
         return np.asarray(np.minimum(lengths, most)[:, None] * x)
 
+    def bounds(self) -> dict[str, float]:
+        """Return what is certified; beyond the reach, gated neurons are off by a square."""
+        errors = LayerClaim.bounds(self)
+        if self.model.gate is None or self.normed:
+            return errors
+        # off by constant + p·‖x‖ + q·‖x‖²: the slope is p + q·reach, and q no more than this
+        return errors | {"square": errors["slope"] / self.reach}
+
     def within(self) -> tuple[str, ...]:  # noqa: D102
+        farther = " Farther out square·‖x‖² is in the place of slope·‖x‖." * bool(self.model.gate)
         return (
             NORMED
             if self.normed
             else "constant, slope: ``‖F̂(x) − F(x)‖₂`` ≤ constant + slope·‖x‖ for every x of norm "
-            f"up to {self.reach:.2g}. Tokens up to that norm were asked.",
+            f"up to {self.reach:.2g}. Tokens up to that norm were asked.{farther}",
             "A neuron whose part in the Jacobian hardly changes among tokens of norm "
             f"{self.look.length:.2g} may be missing.",
         )

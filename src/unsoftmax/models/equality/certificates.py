@@ -19,6 +19,7 @@ from unsoftmax.models.equality.score_form import FARTHEST, Scores, score_distanc
 from unsoftmax.models.equality.verdicts import HeadMatching, beside, match, networks, paired, placed
 from unsoftmax.models.equality.witnesses import aimed_sequences, differences, rounding_of
 from unsoftmax.models.model import FrozenModel
+from unsoftmax.models.neurons import function_bound
 from unsoftmax.models.products import Product, Tolerance, apart, norm_of
 from unsoftmax.models.relu_network import typical_length
 from unsoftmax.probes import Array
@@ -148,17 +149,17 @@ def _share_of_networks(
     if not needed <= errors.keys() or a.form.outputs != b.form.outputs:
         return float("inf")
     x = points(a, b, typical_length(a.hyperplanes, b.hyperplanes))
-    constant, slope = (errors.get(name, 0.0) for name in ("constant", "slope"))
     off, lost = np.abs(a(x) - b(x)), a.rounding(x) + b.rounding(x)
     if vector:
         off, lost = differences(models, x[:, None], rounding_of)
     beyond = np.linalg.norm(off, axis=1) - np.linalg.norm(lost, axis=1)
     if not np.any(beyond > 0):
         return 0.0
-    if not np.isfinite(constant + slope):
+    bounds = {"constant": 0.0, "slope": 0.0, **errors}
+    if not np.isfinite(bounds["constant"] + bounds["slope"]):
         return float("inf")
     seen = x if a.form.before is None else a.form.before(x)
-    allowed = constant + slope * np.linalg.norm(seen, axis=1)
+    allowed = function_bound(bounds, np.linalg.norm(seen, axis=1))
     if norm is not None:
         allowed = norm.moved_at_most(a(x), allowed, errors)
     with np.errstate(divide="ignore", invalid="ignore"):
