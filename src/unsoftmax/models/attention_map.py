@@ -456,7 +456,7 @@ class Attention:
                 rows = lin.lengths_of(self.O[h] * (rows if self.V is not None else 1.0))
             mean = at.alpha[:, h] @ worth
             away = np.abs(worth[:, None] - mean[:, :, None])
-            moved = np.einsum("bpn,bpnm->bpm", scores[:, h], away, optimize=True)
+            moved = (scores[:, h, :, None] @ away)[:, :, 0]
             if np.any(lost[:, h]):  # weights may be any
                 most = np.max(away, axis=2) / UNIT
                 moved = np.where(lost[:, h, :, None], np.maximum(moved, most), moved)

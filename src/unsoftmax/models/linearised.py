@@ -167,6 +167,10 @@ class Linearised:
         return self.vjp(np.broadcast_to(np.eye(m)[:, None, None], (m, B, P, m)))
 
 
+# Of lengths between these the squares are sums without any loss, and need no unit: the same bits.
+_SHORT, _LONG = 1e-140, 1e140
+
+
 def in_units(x: Array, axis: int | tuple[int, ...] = -1) -> tuple[Array, Indices]:
     """Return x / 2^e and e, of each part along the axes: its squares then neither vanish nor grow.
 
@@ -181,8 +185,11 @@ def in_units(x: Array, axis: int | tuple[int, ...] = -1) -> tuple[Array, Indices
 
 def lengths_of(x: Array) -> Array:
     """Return 2-norms along the last axis, of entries of any size."""
-    scaled, exponents = in_units(x)
     with np.errstate(over="ignore"):
+        lengths = np.asarray(np.linalg.norm(x, axis=-1))
+        if np.all((lengths > _SHORT) & (lengths < _LONG)):
+            return lengths
+        scaled, exponents = in_units(x)
         return np.asarray(np.ldexp(np.linalg.norm(scaled, axis=-1), exponents[..., 0]))
 
 
