@@ -18,6 +18,8 @@ from unsoftmax.probes import Array, Indices
 
 Changes: TypeAlias = Mapping[str, Array]
 """Changes of a map's arrays by their names, of their shapes; what is not there does not change."""
+Sizes: TypeAlias = Callable[[], Array]
+"""The sizes of terms that numbers are made of, computed once they are asked for: fits need none."""
 
 
 class Size(NamedTuple):
@@ -153,12 +155,17 @@ class Linearised:
 
     value: Array
     """f(X), (B, P, m)."""
-    rounding: Array
-    """The size of the terms that are added up, (B, P, m): their errors in units of the roundoff."""
+    sizes: Sizes
+    """Gives `rounding`."""
     jvp: Callable[[Changes, Array | None], Array]
     """Changes of arrays, and of X (B, N, d) or None, to the change of the answer (B, P, m)."""
     vjp: Callable[[Array], Pullback]
     """Covectors (C, B, P, m) to their products with the derivatives."""
+
+    @property
+    def rounding(self) -> Array:
+        """The size of the terms that are added up, (B, P, m): errors in units of the roundoff."""
+        return self.sizes()
 
     @property
     def every(self) -> Pullback:
