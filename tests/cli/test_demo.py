@@ -109,7 +109,7 @@ def test_the_layer_is_the_sum_of_its_heads():
 
 def test_the_picture_of_several_heads(tmp_path):
     rng = np.random.default_rng(0)
-    for H in (1, 3, 6):
+    for H in (1, 6):
         model = us.MultiHead(rng.standard_normal((H, 4, 4)), rng.standard_normal((H, 4)))
         draw_heads(model, model, tmp_path / f"{H}.png")
         assert (tmp_path / f"{H}.png").read_bytes().startswith(b"\x89PNG")

@@ -57,6 +57,7 @@ def test_learn_writes_a_page_and_a_picture(here):
     assert "answers were in the ledger when this run began" in page
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_refusal_has_its_page_until_a_recovery_takes_its_place(here):
     done = run("learn", "silent.safetensors", "--out", "found", status=3)
     assert "Kept: found/refusal.json, found/report.html." in " ".join(done.stderr.split())
@@ -112,6 +113,7 @@ def test_a_page_that_cannot_be_drawn_costs_nobody_a_result(monkeypatch, here):
     assert us.Recovery.load("found").evidence.passed
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_report_names_a_folder_without_results(here):
     (here / "empty").mkdir()
     for folder in ("empty", "nowhere", "head.safetensors"):
@@ -125,6 +127,7 @@ def test_report_names_a_folder_without_results(here):
     assert "is a folder" in run("learn", "head.safetensors", "--out", "found", status=2).stderr
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_json_is_one_object_of_the_result_alone(here):
     done = run("learn", "head.safetensors", "--out", "found", "--json")
     told = json.loads(done.stdout)

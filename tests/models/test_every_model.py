@@ -274,6 +274,8 @@ COUNTS_BY = {
 def test_a_certificate_decides_what_the_tolerance_does_not(model):
     """A millionth of an array: within ample bounds, beyond tight ones, and told without any."""
     ample, tight = (dict.fromkeys(BOUNDS, size) for size in (0.1, 1e-13))
+    near = moved(model, parameters(model)[0], 1e-6)
+    assert us.equivalent(near, model, errors={"other": 1.0}).by == "witness"
     for name in parameters(model):
         near = moved(model, name, 1e-6)
         within = us.equivalent(near, model, errors=ample)
@@ -282,7 +284,6 @@ def test_a_certificate_decides_what_the_tolerance_does_not(model):
         assert 0 < within.share < 1
         beyond = us.equivalent(near, model, errors=tight)
         assert (beyond.verdict, beyond.by) == ("different", "certificate"), name
-        assert us.equivalent(near, model, errors={"other": 1.0}).by == "witness"
         bound = COUNTS_BY.get(name.rpartition(".")[2])
         if bound is not None and not isinstance(model, us.FeedForward | us.ReluNetwork):
             for small in (1e-13, 0.0):

@@ -417,6 +417,7 @@ def test_the_file_is_read_back(recover, tmp_path):
         assert us.equivalent(again.recovery.model, result.recovery.model, rtol=0)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_page_says_what_was_found(tmp_path):
     pytest.importorskip("matplotlib")
     from unsoftmax.report.page import page

@@ -615,6 +615,7 @@ def test_a_folder_without_one(tmp_path):
         us.DefenceComparison.load(tmp_path)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_curves_and_the_page_show_what_was_refused_and_not_known(tmp_path):
     pytest.importorskip("matplotlib")
     pytest.importorskip("jinja2")

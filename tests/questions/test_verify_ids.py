@@ -27,7 +27,7 @@ def served(seed, kind="plain"):
 
 
 def test_right_and_wrong_weights(trials, evidence):
-    tried, least = trials(6, 200), 1.0
+    tried, least = trials(3, 200), 1.0
     for seed in range(tried):
         for server, model in served(seed, "float32 answers" if seed % 3 == 2 else "plain"):
             target, off = us.oracles.from_ids(server), 1e-2 if seed % 3 == 2 else 1e-6

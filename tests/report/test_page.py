@@ -284,6 +284,7 @@ def test_a_missing_file_is_named(tmp_path, name):
         write_page(tmp_path)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_recovery_of_before_has_its_page(tmp_path):
     recovery_of(random_heads()).save(tmp_path)
     path = tmp_path / "recovery.json"
@@ -295,6 +296,7 @@ def test_a_recovery_of_before_has_its_page(tmp_path):
     assert "versions not recorded" in said
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_passwords_are_in_no_command(tmp_path):
     target = "https://me:pa%40ss@host/v2/models/m?key=hidden#hidden"
     words = ["learn", target, "--out", "a b"]
@@ -312,6 +314,7 @@ def test_passwords_are_in_no_command(tmp_path):
     assert [*commands_of(tmp_path)] == ["verification.json"]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_page_of_several_targets_names_each_and_the_folder(tmp_path):
     place = fill(tmp_path / "results")
     for name, target in (("audit.json", "one"), ("recovery.json", "one"), ("defence.json", "two")):
@@ -330,6 +333,7 @@ def test_a_page_of_several_targets_names_each_and_the_folder(tmp_path):
         page(place)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_queries_without_a_dot_are_explained(tmp_path):
     head = us.SingleHead(np.diag([1.0, 2, 3]), [1.0, 1, 1])
     us.learn(head, us.learners.ExactHead(3)).save(tmp_path)
@@ -357,6 +361,7 @@ def first_screen(folder, price=0.0):
     return answer, level, Read(one).said
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize(
     ("changes", "answer", "level"),
     [
@@ -394,6 +399,7 @@ def test_an_audits_first_screen(tmp_path, changes, answer, level):
     assert first_screen(tmp_path)[:2] == (answer, level)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_page_of_a_block_says_how_all_of_it_is_copied(tmp_path):
     whole = WholeCost("block", False, 300)
     found = replace(audited("x"), cost=None, target_class="whole block", whole=whole)
@@ -403,6 +409,7 @@ def test_the_page_of_a_block_says_how_all_of_it_is_copied(tmp_path):
     assert (level, "--model block --part block" in said) == ("High", True)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_an_audit_that_has_copied_is_one_finding_with_its_own_counts(tmp_path):
     recovery = recovery_of(random_heads())
     replace(audited("x"), recovery=recovery, queries=760, money=3.5).save(tmp_path)
@@ -418,6 +425,7 @@ def test_an_audit_that_has_copied_is_one_finding_with_its_own_counts(tmp_path):
     assert level == "High"
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_money_is_said_where_a_price_is_given_and_only_there(tmp_path):
     recovery_of(random_heads()).save(tmp_path)
     assert "in money 0.85 date" in first_screen(tmp_path, 2.5)[2]
@@ -440,6 +448,7 @@ def test_a_verifications_first_screen(tmp_path, verdict, level):
     assert "questions of this check 20" in said
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_comparisons_first_screen(tmp_path):
     result = compared("mask")
     result.save(tmp_path)
@@ -465,6 +474,7 @@ def test_a_comparisons_first_screen(tmp_path):
     assert level == "Critical"
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_refusals_first_screen(tmp_path):
     settings = us.learners.ExactHead(4).settings()
     for error, level in (
@@ -514,6 +524,7 @@ def test_norms_and_functions_and_biases_of_0_are_told_apart():
     assert certified_bounds(heads, {"slope": 1e-9})[0].label == "the network, more per ‖p‖"
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_head_with_positions_says_what_is_free_and_lists_its_frequencies(tmp_path):
     target = rotary_head(6, 4, 1)
     us.learn(target, us.learners.LowRankHead(6, 4, rotary=True)).save(tmp_path)

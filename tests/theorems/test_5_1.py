@@ -366,7 +366,7 @@ def test_a_rank_that_the_tokens_asked_hide_is_refused(biases):
 @pytest.mark.parametrize("biases", [False, True])
 def test_a_rank_that_was_found_widens_the_bound_by_what_its_block_shows_alone(biases, trials):
     """Of heads that hide nothing the bound is about that of the rank given."""
-    wider, count = [], trials(12, 400)
+    wider, count = [], trials(6, 400)
     for seed in range(count):
         rng = np.random.default_rng([38, seed])
         d = int(rng.choice([8, 16, 24]))
@@ -394,7 +394,7 @@ def test_what_a_found_rank_hides_is_within_the_bound(kind, trials, evidence):
         "decimals": (1e-9, lambda y: np.round(y, 9)),
     }
     (unit, rounded), shares = answered[kind], []
-    count = trials(10, 500)
+    count = trials(6, 500)
     for seed in range(count):
         rng = np.random.default_rng([39, seed])
         d, biases = int(rng.choice([4, 6, 8, 12, 16, 24, 32])), bool(seed % 2)

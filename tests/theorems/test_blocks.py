@@ -333,7 +333,7 @@ def whole(dim: int, seed: int = 0) -> Any:
     ],
 )
 def test_whole_blocks_are_recovered(shape, neurons, seeds, total, trials, part_of_evidence):
-    seeds = seeds[: trials(2, len(seeds))]
+    seeds = seeds[: trials(1, len(seeds))]
     shares, functions, ratios = [], [], []
     for seed in seeds:
         block = drawn(shape, seed, F="relu", neurons=neurons)
@@ -408,6 +408,7 @@ def test_what_follows_attention_and_is_no_layer_is_named(F, trials, evidence):
     evidence(f"no block of ReLUs: {F}", targets=count, accepted=0, refused=count)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("kind", ["no residual", "post-norm", "positions", "dropout", "two blocks"])
 def test_what_is_no_block_is_no_whole_block(kind, trials):
     for seed in range(trials(1, 20)):

@@ -769,7 +769,8 @@ def test_noise_makes_no_neurons(trials):
             assert function_share(recovery, target) < 1
 
 
-@pytest.mark.parametrize("threshold", [1e-2, 1e-4, 1e-5])
+@pytest.mark.few(2)
+@pytest.mark.parametrize("threshold", [1e-2, 1e-5, 1e-4])
 def test_a_unit_that_jumps_beside_its_hyperplane_is_no_relu(threshold, trials):
     """z·[z > t] is a ReLU but for a strip of width t, where a third of the hold-out looks."""
     for seed in range(trials(1, 20)):

@@ -230,14 +230,14 @@ CERTIFIED = {
     "ExactHead": Certified(
         of_any_shape,
         "certificate, {} answers",
-        (20, 1000),
+        (10, 1000),
         dict.fromkeys(COMMON, 0.35) | {"float64": 0.02},
         (60, 30),
     ),
     # 8 bits leave little: what has no useful bound is refused
     "generic": Certified(generic, "certificate, answers of {}", (2, 120), SHARE),
     "LowRankHead": Certified(
-        of_low_rank, "LowRankHead, certificate, {} answers", (8, 400), dict.fromkeys(COMMON, 0.1)
+        of_low_rank, "LowRankHead, certificate, {} answers", (4, 400), dict.fromkeys(COMMON, 0.1)
     ),
     "SensingHead": Certified(sensed, "SensingHead's certificate, {} answers", (3, 150), MEASURED),
 }

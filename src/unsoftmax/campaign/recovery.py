@@ -14,6 +14,7 @@ import os
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic
 
@@ -35,9 +36,13 @@ MODEL_FILE = "model.safetensors"
 RECOVERY_FILE = "recovery.json"
 
 
+# It looks through folders, for as long as a small target is learned.
+_version = cache(importlib.metadata.version)
+
+
 def versions() -> dict[str, str]:
     """Return the versions of what computes a result."""
-    named = {name: importlib.metadata.version(name) for name in ("unsoftmax", "numpy", "scipy")}
+    named = {name: _version(name) for name in ("unsoftmax", "numpy", "scipy")}
     return {**named, "python": platform.python_version()}
 
 

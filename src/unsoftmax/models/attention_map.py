@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -267,7 +267,7 @@ class Attention:
         return np.asarray(self._at(X, False).alpha[:, :, 0] @ X)
 
     def linearise(
-        self, X: Array, every: bool = False, sizes: Array | None = None
+        self, X: Array, every: bool = False, sizes: lin.Sizes | None = None
     ) -> lin.Linearised:
         """Return the map at sequences (B, N, d): at all positions, or at the last.
 
@@ -276,7 +276,11 @@ class Attention:
         at = self._at(X, every)
         at = at._replace(keys=self._each(at.keys), values=self._each(at.values))
         value = self._beside(self._out(at.alpha @ at.values), at.x)
-        rounding = self._rounding(at, np.abs(X if sizes is None else sizes))
+
+        @cache
+        def rounding() -> Array:
+            return self._rounding(at, np.abs(X if sizes is None else sizes()))
+
         return lin.Linearised(value, rounding, partial(self._jvp, at), partial(self._vjp, at))
 
     # -- forward
@@ -456,7 +460,7 @@ class Attention:
                 rows = lin.lengths_of(self.O[h] * (rows if self.V is not None else 1.0))
             mean = at.alpha[:, h] @ worth
             away = np.abs(worth[:, None] - mean[:, :, None])
-            moved = np.einsum("bpn,bpnm->bpm", scores[:, h], away, optimize=True)
+            moved = (scores[:, h, :, None] @ away)[:, :, 0]
             if np.any(lost[:, h]):  # weights may be any
                 most = np.max(away, axis=2) / UNIT
                 moved = np.where(lost[:, h, :, None], np.maximum(moved, most), moved)

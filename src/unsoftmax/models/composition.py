@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -23,7 +23,7 @@ class Map(Protocol):
     """What is composed: `Attention`, `Neurons`, `LayerNorm`, and compositions."""
 
     def linearise(
-        self, X: Array, every: bool = False, sizes: Array | None = None
+        self, X: Array, every: bool = False, sizes: lin.Sizes | None = None
     ) -> lin.Linearised:
         """Return the map at sequences (B, N, d)."""
         ...
@@ -119,22 +119,25 @@ class Composition:
         return value + beside if self.residual else value
 
     def linearise(
-        self, X: Array, every: bool = False, sizes: Array | None = None
+        self, X: Array, every: bool = False, sizes: lin.Sizes | None = None
     ) -> lin.Linearised:
         """Return the composition at sequences (B, N, d): at all positions, or at the last."""
-        value, made_of, steps = X, sizes, []
+        value, made_of, steps = X, sizes, list[tuple[str, lin.Linearised]]()
         for name, part, wide in self._wide(every):
             at = part.linearise(value, wide, made_of)
             steps.append((f"{name}." if name else "", at))
-            value, made_of = at.value, at.rounding
-        if not steps:
-            value = X if every else X[:, -1:]
-            made_of = np.abs(value) if sizes is None else sizes if every else sizes[:, -1:]
-        assert made_of is not None
+            value, made_of = at.value, at.sizes
+        beside = X if every else X[:, -1:]
+        value = value if steps else beside
+
+        @cache
+        def rounding() -> Array:
+            own = np.abs(beside) if sizes is None else sizes()[:, -beside.shape[1] :]
+            inside = steps[-1][1].rounding if steps else own
+            return inside + own if self.residual else inside
+
         if self.residual:
-            value = value + (X if every else X[:, -1:])
-            beside = np.abs(X) if sizes is None else sizes
-            made_of = made_of + (beside if every else beside[:, -1:])
+            value = value + beside
 
         def jvp(change: lin.Changes, dX: Array | None = None) -> Array:
             moved = dX if steps or every or dX is None else dX[:, -1:]
@@ -162,7 +165,7 @@ class Composition:
 
             return lin.Pullback(lin.OnDemand(made), by_tokens)
 
-        return lin.Linearised(value, made_of, jvp, vjp)
+        return lin.Linearised(value, rounding, jvp, vjp)
 
 
 def _of(back: lin.Pullback, name: str) -> Callable[[], lin.Gradients]:

@@ -7,7 +7,7 @@ At all positions each token x_p takes the place of x_N.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -156,7 +156,7 @@ class LayerNorm(arrays.FrozenArrays):
         return self(X if every else X[:, -1:])
 
     def linearise(
-        self, X: Array, every: bool = False, sizes: Array | None = None
+        self, X: Array, every: bool = False, sizes: lin.Sizes | None = None
     ) -> lin.Linearised:
         """Return the map at sequences (B, N, m): at all positions, or at the last.
 
@@ -199,16 +199,19 @@ class LayerNorm(arrays.FrozenArrays):
 
             return lin.Pullback(by, by_tokens)
 
-        if sizes is None:  # tokens are given exactly
-            with np.errstate(over="ignore"):
-                terms = np.abs(z) + np.abs(mean) / sigma
-        else:
-            made_of, own = sizes if every else sizes[:, -1:], np.abs(z)
-            common = float(self.centred) * made_of.mean(axis=2, keepdims=True)
-            along = own * np.mean(own * made_of, axis=2, keepdims=True)
-            with np.errstate(over="ignore"):
-                terms = (made_of + common + along) / sigma + 2 * own
-        rounding = np.abs(self.scale) * terms + np.abs(self.shift)
+        @cache
+        def rounding() -> Array:
+            if sizes is None:  # tokens are given exactly
+                with np.errstate(over="ignore"):
+                    terms = np.abs(z) + np.abs(mean) / sigma
+            else:
+                made_of, own = sizes()[:, -u.shape[1] :], np.abs(z)
+                common = float(self.centred) * made_of.mean(axis=2, keepdims=True)
+                along = own * np.mean(own * made_of, axis=2, keepdims=True)
+                with np.errstate(over="ignore"):
+                    terms = (made_of + common + along) / sigma + 2 * own
+            return np.asarray(np.abs(self.scale) * terms + np.abs(self.shift))
+
         return lin.Linearised(self.shift + self.scale * z, rounding, jvp, vjp)
 
     def moved_at_most(self, u: Array, moved: Array, errors: Mapping[str, float]) -> Array:

@@ -18,6 +18,8 @@ from unsoftmax.probes import Array, Indices
 
 Changes: TypeAlias = Mapping[str, Array]
 """Changes of a map's arrays by their names, of their shapes; what is not there does not change."""
+Sizes: TypeAlias = Callable[[], Array]
+"""The sizes of terms that numbers are made of, computed once they are asked for: fits need none."""
 
 
 class Size(NamedTuple):
@@ -153,18 +155,27 @@ class Linearised:
 
     value: Array
     """f(X), (B, P, m)."""
-    rounding: Array
-    """The size of the terms that are added up, (B, P, m): their errors in units of the roundoff."""
+    sizes: Sizes
+    """Gives `rounding`."""
     jvp: Callable[[Changes, Array | None], Array]
     """Changes of arrays, and of X (B, N, d) or None, to the change of the answer (B, P, m)."""
     vjp: Callable[[Array], Pullback]
     """Covectors (C, B, P, m) to their products with the derivatives."""
 
     @property
+    def rounding(self) -> Array:
+        """The size of the terms that are added up, (B, P, m): errors in units of the roundoff."""
+        return self.sizes()
+
+    @property
     def every(self) -> Pullback:
         """The products with the m unit covectors, of answers at one position."""
         B, P, m = self.value.shape
         return self.vjp(np.broadcast_to(np.eye(m)[:, None, None], (m, B, P, m)))
+
+
+# Of lengths between these the squares are sums without any loss, and need no unit: the same bits.
+_SHORT, _LONG = 1e-140, 1e140
 
 
 def in_units(x: Array, axis: int | tuple[int, ...] = -1) -> tuple[Array, Indices]:
@@ -181,8 +192,11 @@ def in_units(x: Array, axis: int | tuple[int, ...] = -1) -> tuple[Array, Indices
 
 def lengths_of(x: Array) -> Array:
     """Return 2-norms along the last axis, of entries of any size."""
-    scaled, exponents = in_units(x)
     with np.errstate(over="ignore"):
+        lengths = np.asarray(np.linalg.norm(x, axis=-1))
+        if np.all((lengths > _SHORT) & (lengths < _LONG)):
+            return lengths
+        scaled, exponents = in_units(x)
         return np.asarray(np.ldexp(np.linalg.norm(scaled, axis=-1), exponents[..., 0]))
 
 

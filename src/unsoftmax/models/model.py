@@ -169,7 +169,7 @@ class FrozenModel(FrozenArrays):
             by = {name: partial(_gradients, back, own) for name, own in self.tensors.items()}
             return lin.Pullback(lin.OnDemand(by), back.tokens)
 
-        return lin.Linearised(shown(at.value), shown(at.rounding), jvp, vjp)
+        return lin.Linearised(shown(at.value), lambda: shown(at.rounding), jvp, vjp)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the model to a safetensors file that `unsoftmax.load` reads."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -170,14 +171,13 @@ class Neurons:
         return np.asarray(h @ self.B.T + self.c).reshape(*x.shape[:2], len(self.c))
 
     def linearise(
-        self, X: Array, every: bool = False, sizes: Array | None = None
+        self, X: Array, every: bool = False, sizes: lin.Sizes | None = None
     ) -> lin.Linearised:
         """Return the map at sequences (B, N, d): at all positions, or at the last.
 
         ``sizes`` (B, N, d) are those of the terms that tokens are made of.
         """
         x = X if every else X[:, -1:]
-        made_of = np.abs(x) if sizes is None else sizes if every else sizes[:, -1:]
         phi, A, B = ACTIVATIONS[self.activation], self.A, self.B
         z, G = (x if A is None else x @ A.T) + self.a, self.G
         if gated := G is not None:
@@ -228,8 +228,13 @@ class Neurons:
 
         value = h @ B.T + self.c
         worth = h if not phi.cancels else t * z if gated else z
-        inside = self._inside(made_of, z, by_z, by_t, worth)
-        rounding = inside + np.abs(value) + np.abs(self.c)
+
+        @cache
+        def rounding() -> Array:
+            made_of = np.abs(x) if sizes is None else sizes()[:, -x.shape[1] :]
+            inside = self._inside(made_of, z, by_z, by_t, worth)
+            return np.asarray(inside + np.abs(value) + np.abs(self.c))
+
         return lin.Linearised(value, rounding, jvp, vjp)
 
     def _inside(self, sizes: Array, z: Array, by_z: Array, by_t: Array, worth: Array) -> Array:

@@ -169,15 +169,15 @@ def apart(a: Product, b: Product, near: float = 1e-3) -> Apart:
     """
     exponents = _exponents(a, b)
     mine, its = _scaled(a, exponents), _scaled(b, exponents)
-    size = max(_norm(mine), _norm(its))
+    norms = _norm(mine), _norm(its)
     unit = float(np.ldexp(1.0, np.clip(sum(exponents), -1022, 1023)))
     if np.array_equal(mine.right, its.right):
-        return Apart(_norm(Product(mine.left - its.left, mine.right)), size, unit)
+        return Apart(_norm(Product(mine.left - its.left, mine.right)), max(norms), unit)
     if np.array_equal(mine.left, its.left):
-        return Apart(_norm(Product(mine.left, mine.right - its.right)), size, unit)
-    squared = _norm(mine) ** 2 + _norm(its) ** 2 - 2 * mine.inner(its)
-    far = squared > near**2 * size**2
-    return Apart(float(np.sqrt(squared)) if far else (mine - its).norm, size, unit)
+        return Apart(_norm(Product(mine.left, mine.right - its.right)), max(norms), unit)
+    squared = norms[0] ** 2 + norms[1] ** 2 - 2 * mine.inner(its)
+    far = squared > near**2 * max(norms) ** 2
+    return Apart(float(np.sqrt(squared)) if far else (mine - its).norm, max(norms), unit)
 
 
 def size_of(product: Product) -> float:

@@ -131,7 +131,8 @@ class BoundedTransport(httpx.BaseTransport):
     def __init__(self, url: str, connections: int, ends: CallEnds) -> None:
         asked = httpx.URL(url)
         options: dict[str, Any] = {
-            "ssl_context": httpx.create_ssl_context(),
+            # it reads all certificates of the system
+            "ssl_context": httpx.create_ssl_context() if asked.scheme == "https" else None,
             "max_connections": connections,
             "max_keepalive_connections": connections,
             "network_backend": _Backend(ends),

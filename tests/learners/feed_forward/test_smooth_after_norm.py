@@ -28,7 +28,8 @@ def test_layers_are_recovered(activation, gated, trials, evidence):
     many = trials(0, 1)
     d, m = (16, 42 if gated else 64) if many else (10, 7 if gated else 16)
     refused, shares, errors, queries, off_eps = [], [], [], [], []
-    for seed in range(trials(3, 20)):
+    # few: with x and without, centred and not
+    for seed in range(trials(1, 0), trials(3, 20)):
         true = layer_after(d, m, seed, activation, gated)
         oracle = Counted(true)
         try:
@@ -115,8 +116,9 @@ def test_a_refusal_says_what_was_tried():
     ],
 )
 def test_whatever_is_given_it_is_found(settings, gated):
-    true = layer_after(10, 9, 3, "gelu", gated, residual=True)
-    recovery = learned(true, 10, **settings)
+    d, m = (8, 5) if gated else (10, 9)
+    true = layer_after(d, m, 3, "gelu", gated, residual=True)
+    recovery = learned(true, d, **settings)
     assert us.equivalent(recovery.model, true, rtol=1e-6)
     assert recovery.model.norm.before
     assert any("RMSNorm of eps" in note for note in recovery.notes)
@@ -143,14 +145,14 @@ def test_small_scales_of_rows_are_refused():
         learned(after(flat, 0), 10, norm="pre", activation="gelu")
 
 
-def impostors(seed):
+def impostors(seed, d, m):
     """Functions of normalised tokens that are no layer of one activation."""
-    true = layer_after(10, 16, seed, "gelu", residual=False, centred=False)
-    gates = layer_after(10, 8, seed, "silu", True, residual=False, centred=False)
+    true = layer_after(d, m, seed, "gelu", residual=False, centred=False)
+    gates = layer_after(d, m // 2, seed, "silu", True, residual=False, centred=False)
     A, b, B, norm = true.A, true.b, true.B, true.norm
     rng = np.random.default_rng(seed)
     sums = gates.A, gates.b, gates.B, gates.c, False, gates.norm
-    half = np.arange(16) < 8
+    half = np.arange(m) < m // 2
 
     def neurons(phi):
         return lambda x: phi(norm(x) @ A.T + b) @ B.T
@@ -169,21 +171,21 @@ def impostors(seed):
     yield "two layers", lambda x: neurons(np.tanh)(np.tanh(true(x)))
     yield "another norm", lambda x: by_sums(x) @ B.T
     yield "sizes beside", lambda x: true(x) + 1e-3 * np.sum(norm(x) ** 2, axis=1, keepdims=True)
-    yield "noise", lambda x: true(x) + 1e-5 * rng.standard_normal((len(x), 10))
+    yield "noise", lambda x: true(x) + 1e-5 * rng.standard_normal((len(x), d))
     yield "float32", lambda x: true(x).astype(np.float32)
 
 
-NAMES = [name for name, _ in impostors(0)]
+NAMES = [name for name, _ in impostors(0, 2, 2)]
 
 
 @pytest.mark.few(5)
 @pytest.mark.parametrize("name", NAMES)
 def test_impostors_are_refused(name, trials, evidence):
-    count = trials(1, 20)
+    count, (d, m) = trials(1, 20), trials((8, 10), (10, 16))
     for seed in range(count):
-        [target] = [f for known, f in impostors(seed) if known == name]
+        [target] = [f for known, f in impostors(seed, d, m) if known == name]
         with pytest.raises((us.ModelMismatch, us.NotIdentifiable)):
-            learned(lambda X, f=target: f(X[:, -1]), 10, norm="pre", seed=seed)
+            learned(lambda X, f=target: f(X[:, -1]), d, norm="pre", seed=seed)
     evidence(f"Nearly smooth layers after a norm refused: {name}", targets=count, refused=count)
 
 
