@@ -256,7 +256,7 @@ def test_the_centre_of_the_norm_inside_a_post_norm_block_is_determined(F, rms, t
             us.learn(oracle, Learner(12, seed=seed))
         x, moved = (refused.value.determined[name] for name in ("centre", "centre_moved"))
         y = x + block.attention(x[None, None], x[None])[0]
-        size = max(1.0, np.linalg.norm(x))
+        size = max(1.0, float(np.linalg.norm(x)))
         off.append(np.linalg.norm(y - (not rms) * y.mean()) / size)
         assert off[-1] <= 1e-11
         assert off[-1] <= 10 * moved <= 1e-8 * size
