@@ -143,7 +143,8 @@ def common_step(y: Array, roundoff: float) -> float:
     """
     y = np.unique(y)
     # where k s cancels c a number is rounded as both are: its last bits are 0
-    rounded = roundoff * np.abs(y) + np.min(_last_bits(y[y != 0]), initial=np.inf)
+    least = np.min(_last_bits(y[y != 0]), initial=np.inf)
+    rounded = np.maximum(roundoff * np.abs(y), least)
     gaps, errors = np.diff(y), 4 * np.maximum(rounded[1:], rounded[:-1])
     order = np.argsort(gaps)
     order = order[gaps[order] > errors[order]]

@@ -193,7 +193,7 @@ def in_units(x: Array, axis: int | tuple[int, ...] = -1) -> tuple[Array, Indices
 def lengths_of(x: Array) -> Array:
     """Return 2-norms along the last axis, of entries of any size."""
     with np.errstate(over="ignore"):
-        lengths = np.asarray(np.linalg.norm(x, axis=-1))
+        lengths = np.asarray(np.linalg.norm(np.asarray(x, dtype=float), axis=-1))
         if np.all((lengths > _SHORT) & (lengths < _LONG)):
             return lengths
         scaled, exponents = in_units(x)

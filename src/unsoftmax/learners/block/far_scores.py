@@ -37,7 +37,7 @@ from unsoftmax.theory.costs import Cost
 _EQUATIONS = 1 / 0.85
 # What heads make of keys does not tell weights apart where its condition is larger. Smaller: more
 # questions for heads whose ranges are merely near.
-_DEPENDENT = 1e7
+_DEPENDENT = 1e5
 # Logits of keys, as root mean square of the strongest head; keys are no farther from b than this
 # share of √d.
 _LOGITS, _FARTHEST = 1.5, 1.2

@@ -17,8 +17,6 @@ roundoffs: from 2d + 14 answers, whatever F is.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
 from unsoftmax.learners.compose import Asking
@@ -32,15 +30,18 @@ from unsoftmax.theory.costs import Cost
 _MORE = 16
 # |n|² of a norm differs by less than this share of it from token to token: by its eps alone.
 _UNLIKE = 1e-2
-# So far away no answer goes with the centre: 2^{-56} of a step at 256 is below its roundoff.
-_ENDLESS = 2.0**56
-# Differences across bends would err by more where directions are further apart.
-_APART = 2.0**-20
+# So far away no answer goes with the centre; tokens of 2⁵⁶ were asked before.
+_ENDLESS = 2.0**55
+# Differences for J: their roundoffs, and what is of second order, are about 1e-8 of it.
+_APART = 2.0**-26
 # Each step's distance: the first is off by the square of the centre over it, and roundoffs are
 # those of answers times the last.
 _DISTANCES = (2.0**20, 2.0**9, 2.0**8)
-# A column of J is none below this, of which differences leave 1e-5 where P takes one off.
-_NONE = 1e-4
+# J shows nothing of a direction below this, and of the one that a mean takes off less than the
+# second; between them it is not known.
+_SHOWN, _NONE = 1e-6, 1e-7
+# At the centre answers differ by less than this of them, times a distance of 1: 2¹⁰ roundoffs.
+_ALIKE = 1e-9
 # Where the last step is longer answers are too coarse.
 _STILL = 1e-6
 
@@ -69,21 +70,15 @@ def without_residual(dim: int, share: float, rng: np.random.Generator) -> Asking
         return plain
     scale = np.copysign(1 / gain, gain * gain.sum())
     known = {"scale_behind": scale, "shift_behind": shift, "lengths_apart": apart}
-    centre = yield from _centre(dim, rng)
-    if centre.moved <= _STILL * max(1.0, float(np.linalg.norm(centre.x))):
-        known |= {"centre": centre.x, "centre_moved": centre.moved}
+    known |= yield from _centre(dim, rng)
     return Reason.BLOCK_POST_NORM.error(known, apart=apart)
 
 
-class _Centre(NamedTuple):
-    """The token that leaves the norm before nothing to normalise, and how long the last step is."""
+def _centre(dim: int, rng: np.random.Generator) -> Asking[dict[str, Array | float]]:
+    """Find the centre of the norm before the feed-forward part, of all the one nearest to 0.
 
-    x: Array
-    moved: float
-
-
-def _centre(dim: int, rng: np.random.Generator) -> Asking[_Centre]:
-    """Find the centre of the norm before the feed-forward part, of all the one nearest to 0."""
+    Nothing is found where answers do not show it, or agree with none.
+    """
     δ = rng.standard_normal((2, 1, dim))
     δ /= np.linalg.norm(δ, axis=2, keepdims=True)
     beside = np.concatenate([δ, δ + _APART * np.eye(dim)], axis=1).reshape(-1, dim)
@@ -91,13 +86,21 @@ def _centre(dim: int, rng: np.random.Generator) -> Asking[_Centre]:
     y = y.reshape(2, dim + 1, -1)
     endless = y[:, 0]
     J = (y[:, 1:] - y[:, :1]).transpose(0, 2, 1).reshape(-1, dim) / _APART
-    back = np.linalg.pinv(J, rcond=_NONE)
-    x, moved = np.zeros(dim), 0.0
+    U, s, Vt = np.linalg.svd(J, full_matrices=False)
+    shown = s > _SHOWN * s[0]
+    if np.sum(shown) < dim - 1 or np.any((s > _NONE * s[0]) & ~shown):
+        return {}
+    x, moved, left = np.zeros(dim), np.inf, np.inf
     for distance in _DISTANCES:
         R = distance * max(1.0, float(np.linalg.norm(x))) * np.array([[[1.0]], [[2.0]]])
         asked = (x + R * δ[:, 0]).reshape(-1, dim)
         [z] = yield [Singles(asked, phase="norm before", purpose="pilot")]
         at_R, at_2R = R * (z.reshape(2, 2, -1) - endless)
-        step = back @ (2 * at_2R - at_R).ravel()
+        turned = (2 * at_2R - at_R).ravel()
+        step = Vt[shown].T @ (turned @ U[:, shown] / s[shown])
+        left = float(np.linalg.norm(turned - J @ step))
         x, moved = x - step, float(np.linalg.norm(step))
-    return _Centre(x, moved)
+    size = max(1.0, float(np.linalg.norm(x)))
+    if moved > _STILL * size or left > _ALIKE * size * float(np.linalg.norm(endless)):
+        return {}
+    return {"centre": x, "centre_moved": moved}
