@@ -282,15 +282,22 @@ def test_new_settings_are_named_only_where_they_are_given():
 
 @pytest.mark.few(2)
 @pytest.mark.parametrize(
-    ("activation", "gated"),
-    [("gelu", False), ("silu", True), ("tanh", False), ("softplus", False), ("gelu", True)],
+    ("activation", "gated", "d", "m", "layers"),
+    [
+        ("gelu", False, 16, 64, 20),
+        ("silu", True, 16, 42, 20),
+        ("tanh", False, 16, 64, 20),
+        ("softplus", False, 16, 64, 20),
+        ("gelu", True, 16, 42, 20),
+        pytest.param("gelu", False, 64, 256, 10, marks=pytest.mark.claimed),
+        pytest.param("silu", False, 64, 256, 10, marks=pytest.mark.claimed),
+    ],
 )
-def test_layers_behind_float32_are_recovered(activation, gated, trials, evidence):
+def test_layers_behind_float32_are_recovered(activation, gated, d, m, layers, trials, evidence):
     """Where the activation is named: longer steps, both ways."""
-    many = trials(0, 1)
-    d, m = (16, 42 if gated else 64) if many else (8, 7 if gated else 16)
+    d, m = trials(8, d), trials(7 if gated else 16, m)
     shares, errors, queries, refused = [], [], [], 0
-    for seed in range(trials(1, 20)):
+    for seed in range(trials(1, layers)):
         true = smooth_layer(d, m, seed, activation, gated, residual=seed % 2 == 0)
         oracle = Counted(lambda X, true=true: true(X).astype(np.float32))
         try:
@@ -314,6 +321,17 @@ def test_layers_behind_float32_are_recovered(activation, gated, trials, evidence
         largest_share_of_bounds=float(max(shares)),
         refused=refused,
     )
+
+
+def test_tanh_gelus_behind_float32_are_not_taken_for_gelus(trials):
+    d, m = trials((8, 16), (16, 64))
+    for seed in range(trials(2, 20)):
+        true = smooth_layer(d, m, seed, "gelu_tanh")
+        with pytest.raises(us.ModelMismatch) as refused:
+            learned(
+                lambda X, true=true: true(X).astype(np.float32), d, activation="gelu", seed=seed
+            )
+        assert refused.value.reason == "NO_ACTIVATION_SUITS"
 
 
 @pytest.mark.few(2)
