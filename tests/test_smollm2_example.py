@@ -98,7 +98,7 @@ def neurons(file, block, d, m):
 
     Where tokens are fewer numbers, rows are longer, so that sums have the sizes that they have.
     """
-    A, G, B = (file[f"blk.{block}.ffn_{name}.weight"] for name in ("gate", "up", "down"))
+    G, A, B = (file[f"blk.{block}.ffn_{name}.weight"] for name in ("gate", "up", "down"))
     scale = file[f"blk.{block}.ffn_norm.weight"]
     if m < len(A):
         rng, width = np.random.default_rng([d, m, block]), len(scale)
