@@ -227,7 +227,7 @@ class Naming:
             return sorted(found, key=lambda one: -one.evidence)
 
         found = weighed(_LEAST_BENT)
-        if not found or found[0].name in {*self.claim.eps, EVERY_EPS}:
+        if found[0].name in {*self.claim.eps, EVERY_EPS}:
             return found
         return weighed(float(np.clip(_BENT * found[0].size, _LEAST_BENT, LARGEST)))
 

@@ -56,8 +56,11 @@ _FAILED = ModelMismatch, NotIdentifiable, np.linalg.LinAlgError
 # How gates without positions are refused. Where they are found, with copies of tokens at several
 # distances, there are none.
 _GATES_UNFOUND = (
-    *("NO_MODERATE_WEIGHTS", "MORE_HEADS", "BLOCK_HEADS_FILL"),
-    *("SOFT_GATES_UNFOUND", "SOFT_GATES_UNFOUND_ELSEWHERE"),
+    "NO_MODERATE_WEIGHTS",
+    "MORE_HEADS",
+    "BLOCK_HEADS_FILL",
+    "SOFT_GATES_UNFOUND",
+    "SOFT_GATES_UNFOUND_ELSEWHERE",
 )
 # Answers to a short token that attention by itself explains but for this share: F sees nothing of
 # what it adds. And how long the key beside it is.

@@ -40,7 +40,8 @@ _DISTANCES = (2.0**20, 2.0**9, 2.0**8)
 # J shows nothing of a direction below this, and of the one that a mean takes off less than the
 # second; between them it is not known.
 _SHOWN, _NONE = 1e-6, 1e-7
-# At the centre answers differ by less than this of them, times a distance of 1: 2¹⁰ roundoffs.
+# What differences at the centre leave that no step explains, relative to answers, times the last
+# distance: thousands of its roundoffs.
 _ALIKE = 1e-9
 # Where the last step is longer answers are too coarse.
 _STILL = 1e-6
@@ -48,7 +49,7 @@ _STILL = 1e-6
 
 def cost(dim: int) -> Cost:
     """Bound what is asked."""
-    centre = Cost.of(2 * (dim + 1), rounds=1) + Cost.of(4 * len(_DISTANCES), rounds=3)
+    centre = Cost.of(2 * (dim + 1), rounds=1) + Cost.of(4 * len(_DISTANCES), rounds=len(_DISTANCES))
     return Cost.of(2 * dim + _MORE, rounds=1) + centre
 
 
