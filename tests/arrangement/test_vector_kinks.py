@@ -54,6 +54,23 @@ def test_all_kinks_are_found(count, width):
         assert width == 2 or queries < 2.5 * count + 60
 
 
+@pytest.mark.parametrize(("noise", "seed"), [(1e-9, 10), (1e-9, 19), (1e-8, 16), (1e-8, 42)])
+def test_no_piece_of_one_value_reaches_over_a_kink(noise, seed):
+    """Of many kinks some are close to each other, and what is between is known from one value."""
+    rng = np.random.default_rng([50, 64, seed])
+    t, jumps = np.sort(rng.uniform(-0.9, 0.9, 50)), 0.3 * rng.standard_normal((50, 64))
+    slope, at = rng.standard_normal((2, 64))
+    off = noise * (np.linalg.norm(at) + 2 * np.linalg.norm(slope)) / 8
+
+    def f(X):
+        y = at + X[:, 0] * slope + np.maximum(X[:, 0] - t, 0) @ jumps
+        return y + off * rng.standard_normal(y.shape)
+
+    search = KinkSearch(ask, 1.0, noise, 500, far=0.96, start=4, exact=1e-8, tight=0.1)
+    found, _ = driven(search.run(), f)
+    np.testing.assert_allclose(found.t, t, rtol=0, atol=1e-3)
+
+
 def test_an_affine_function_has_none():
     _, _, f = bends(0, 5, 0)
     found, queries = searched(f)

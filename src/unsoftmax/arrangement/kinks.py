@@ -56,6 +56,9 @@ ROUNDS, RESTARTS, LOOKS = 200, 20, 60
 SHARP = 14.0
 # Or where they were seen this close to each other, in places or lengths.
 CLOSEST = 1e-4
+# A piece of one value must be known to turn from its neighbours, by this share of how much it does.
+# Less well known ones reach over kinks: values beyond these pass for their own.
+VAGUE = 0.1
 # Vectors on pieces that are no farther apart, in places or lengths, must meet; numbers count as
 # one kink there: float64 does not resolve it.
 NARROWEST, NARROWEST_NUMBERS = 1e-13, 1e-9
@@ -606,6 +609,8 @@ class KinkSearch:
         if miss > self._errors * errors:
             return None
         if left < p.high or right > q.low:
+            return None
+        if errors > VAGUE * width * min(_norm(P) * share[0], _norm(Q) * share[1]):
             return None
         slope, end = p.slope + share[0] * P, (value, self.own_error(t))
         return Piece(t, value, slope, end[1], errors / width, t, t, (end, end))

@@ -135,7 +135,7 @@ class BlockLearner(Configured):
     max_heads: int = 64
     seed: int = 0
 
-    revision: ClassVar[int] = 7
+    revision: ClassVar[int] = 8
     far: ClassVar[str] = "so long that every gate is 0 or 1"
     outputs: ClassVar[Outputs] = "vector"
     rotary: ClassVar[bool] = True

@@ -198,7 +198,9 @@ class AfterNorm:
             radius=radius,
             quiet=neurons.quiet,
         )
-        claim, judgement = claim.judged(neurons.tokens, neurons.answers, len(neurons.tokens))
+        tokens = np.vstack([look.tokens, neurons.tokens])
+        answers = np.vstack([look.answers, neurons.answers])
+        claim, judgement = claim.judged(tokens, answers, len(tokens))
         claim.refuse(judgement)
         return claim
 

@@ -155,7 +155,7 @@ CLOSER, NEARER = 2, 1 / 8
 STRAIGHT, PARALLEL = 10.0, 1e-6
 # Neighbouring kinks are one, straddled by a pair, if their columns differ by no more than this,
 # or by their errors, up to the other.
-ONE, MOST_ONE = 1e-4, 0.1
+ONE, MOST_ONE = 1e-4, 0.4
 # Steps are taken in the widest of so many outermost pieces; kinks beyond it are left.
 OUTER = 5
 

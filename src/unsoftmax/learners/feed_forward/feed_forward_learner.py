@@ -248,7 +248,7 @@ class FeedForwardLearner(Configured):
     activation: str | None = field(default=None, kw_only=True)
     gated: bool | None = field(default=None, kw_only=True)
 
-    revision: ClassVar[int] = 16
+    revision: ClassVar[int] = 17
     far: ClassVar[str] = "beyond every bend of the layer"
     outputs: ClassVar[Outputs] = "vector"
 

@@ -6,6 +6,7 @@ first is taken off what was found later. Columns come from the crossings, where 
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -283,6 +284,18 @@ class KnownNeurons:
             seen = self.shown().of(found.columns, found.column_error)
             left = np.setdiff1d(np.arange(len(self.columns)), seen)
             self.columns, self.column_error = self.columns[left], self.column_error[left]
+
+    def copied(self) -> KnownNeurons:
+        """Return all that is known now, for `back_to`."""
+        same = copy(self)
+        same.chords = [*self.chords]
+        return same
+
+    def back_to(self, before: KnownNeurons) -> None:
+        """Forget chords, and what was found on them, that were read since; keep tokens."""
+        self.chords, self.crossed = before.chords, before.crossed
+        self.columns, self.column_error = before.columns, before.column_error
+        self.solve()
 
     def add_columns(self, columns: Array, error: Array) -> int:
         """Take over the columns of hidden neurons that are new; return how many are."""
