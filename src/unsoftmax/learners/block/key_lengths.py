@@ -74,9 +74,10 @@ class KeyLengths:
         square = np.sum(tokens.within(self.x) ** 2, axis=1) / tokens.dim
         return np.asarray(square * (1 / share**2 - 1))
 
-    def mean_eps(self, inner: Layer, tokens: FarTokens) -> float:
-        """Compute eps with attention beside these keys as it is known."""
-        return float(np.mean(self.eps(self.bent(inner, tokens), tokens)))
+    def mean_eps(self, inner: Layer, tokens: FarTokens) -> tuple[float, float]:
+        """Compute eps with attention beside these keys as it is known, and its standard error."""
+        each = self.eps(self.bent(inner, tokens), tokens)
+        return float(np.mean(each)), float(np.std(each) / np.sqrt(max(len(each) - 1, 1)))
 
 
 def read_lengths(tokens: FarTokens, inner: Layer, far: Array, units: Array) -> Asking[KeyLengths]:
