@@ -30,6 +30,15 @@ def test_a_norm_is_a_layer_norm():
         us.FeedForward([[1.0]], [1.0], [[1.0]], [1.0], norm="post")  # type: ignore[arg-type]
 
 
+def test_biases_that_are_none_are_zeros():
+    """Llama's layers have none."""
+    A, B = np.arange(6.0).reshape(3, 2), np.ones((4, 3))
+    for gate in (None, (A, None)):
+        layer = us.FeedForward(A, None, B, None, activation="silu", gate=gate)
+        assert np.array_equal(layer.b, np.zeros(3))
+        assert np.array_equal(layer.c, np.zeros(4))
+
+
 # -- equality
 
 

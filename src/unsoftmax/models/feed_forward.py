@@ -25,12 +25,12 @@ class FeedForward(SubLayer):
     ----------
     A : array_like, shape (m, d)
         Input weights, a neuron per row; m may be 0.
-    b : array_like, shape (m,)
-        Biases of the neurons.
+    b : array_like, shape (m,), or None
+        Biases of the neurons, None for zeros.
     B : array_like, shape (d_out, m)
         Output weights, a neuron per column.
-    c : array_like, shape (d_out,)
-        Constant added to every answer.
+    c : array_like, shape (d_out,), or None
+        Constant added to every answer, None for zeros.
     residual : bool, optional
         Whether x itself is added, as it was given; then d_out is d.
     norm : LayerNorm, optional
@@ -88,7 +88,7 @@ class FeedForward(SubLayer):
         **NORM_TENSORS,
     }
     _axes = axes(
-        **{"A": "m d≥1", "b": "m", "B": "d_out m", "c": "d_out≥1", "residual": "= 0"},
+        **{"A": "m d≥1", "b": "m = 0", "B": "d_out≥1 m", "c": "d_out = 0", "residual": "= 0"},
         **{"activation": "letters = none", "G": "m d = none", "g": "m = none"},
     )
     _noun, _part = "feed-forward layer", "neurons"
@@ -96,9 +96,9 @@ class FeedForward(SubLayer):
     def __init__(
         self,
         A: ArrayLike,
-        b: ArrayLike,
+        b: ArrayLike | None,
         B: ArrayLike,
-        c: ArrayLike,
+        c: ArrayLike | None,
         residual: bool = False,
         norm: LayerNorm | None = None,
         activation: str = "relu",
@@ -120,7 +120,7 @@ class FeedForward(SubLayer):
         if "g" in given and "G" not in given:
             raise ValueError("g are the biases of gates, whose weights G are missing.")
         if "G" in given and given.get("g") is None:
-            given = {**given, "g": np.zeros(len(given["b"]))}
+            given = {**given, "g": np.zeros(np.shape(given["G"])[:1])}
         return super()._inside(given)
 
     A = Parameter(np.asarray, "Input weights (m, d).")
