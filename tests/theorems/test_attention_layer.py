@@ -372,6 +372,8 @@ def plain_layers():
     yield "one dimension", layer(1, 1, 1)
     yield "as many heads as dimensions", layer(8, 1, 8)
     yield "dependent ranges", layer(4, 6, 16)
+    one_range = drawn[0][0] @ rng.standard_normal((4, 4))
+    yield "two heads of one range", built([drawn[0], [one_range, *drawn[1][1:]], *drawn[2:]], c)
     yield "few outputs, dependent ranges", layer(4, 6, 30, outputs=15)
     yield "singular output projection", built([[thin @ U, *rest] for U, *rest in drawn], c)
     yield "singular value projection", built([[U, V @ thin, *rest] for U, V, *rest in drawn], c)

@@ -312,7 +312,7 @@ class AttentionLayerLearner(Configured):
     table: Any = field(default=None, kw_only=True)
     context: int = field(default=512, kw_only=True)
 
-    revision: ClassVar[int] = 13
+    revision: ClassVar[int] = 14
     outputs: ClassVar[Outputs] = "vector"
 
     def __post_init__(self) -> None:

@@ -22,7 +22,7 @@ known before anything is asked.
 from the answers is `key_answers`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple, Self
@@ -114,6 +114,8 @@ class KeyAsking:
         most = min(min(values.ranks), int(np.count_nonzero(singular > least)) // H)
         if not most:
             raise Reason.VALUES_SPAN_TOO_LITTLE.error(heads=H, span=len(singular))
+        while most > 1 and _dependent(values.U, most, least):
+            most -= 1
         return max(1, most // share)
 
     def redrawn(self) -> tuple[LayerMap, HeadMaps]:
@@ -225,6 +227,13 @@ class KeyAsking:
             for asked, weights in answers.weights(self.layer, self.values)
         ]
         return np.sort(np.concatenate([*small, np.zeros(0, dtype=np.intp)])).astype(np.intp)
+
+
+def _dependent(U: Sequence[Array], n: int, least: float) -> bool:
+    """Tell whether what heads make of n keys each depends on each other: some share a range."""
+    rng = np.random.default_rng(0)
+    made = [u @ np.linalg.qr(rng.standard_normal((u.shape[1], n)))[0] for u in U]
+    return bool(np.linalg.svd(np.hstack(made), compute_uv=False)[-1] <= least)
 
 
 @dataclass(frozen=True)
