@@ -56,8 +56,8 @@ ROUNDS, RESTARTS, LOOKS = 200, 20, 60
 SHARP = 14.0
 # Or where they were seen this close to each other, in places or lengths.
 CLOSEST = 1e-4
-# A piece of one value must be known to turn from its neighbours, by this share of how much it does.
-# Less well known ones reach over kinks: values beyond these pass for their own.
+# The slope of a piece of one value is known to this share of how much it turns from its neighbours:
+# one that is known less well would take values beyond a kink for its own.
 VAGUE = 0.1
 # Vectors on pieces that are no farther apart, in places or lengths, must meet; numbers count as
 # one kink there: float64 does not resolve it.

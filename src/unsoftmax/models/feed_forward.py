@@ -46,7 +46,7 @@ class FeedForward(SubLayer):
     ValueError
         Shapes do not fit, an entry is not finite, or there is no such activation.
     TypeError
-        ``norm`` is no LayerNorm.
+        ``norm`` is no LayerNorm, or A, B or G is None.
 
     Notes
     -----
@@ -88,7 +88,7 @@ class FeedForward(SubLayer):
         **NORM_TENSORS,
     }
     _axes = axes(
-        **{"A": "m d≥1", "b": "m = 0", "B": "d_out≥1 m", "c": "d_out = 0", "residual": "= 0"},
+        **{"A": "m d≥1", "b": "m", "B": "d_out m", "c": "d_out≥1", "residual": "= 0"},
         **{"activation": "letters = none", "G": "m d = none", "g": "m = none"},
     )
     _noun, _part = "feed-forward layer", "neurons"
@@ -104,6 +104,11 @@ class FeedForward(SubLayer):
         activation: str = "relu",
         gate: tuple[ArrayLike, ArrayLike | None] | None = None,
     ) -> None:
+        for name, W in (("A", A), ("B", B), ("G", gate is None or gate[0])):
+            if W is None:
+                raise TypeError(f"{name} must be an array; it is None.")
+        b = np.zeros(np.shape(A)[:1]) if b is None else b
+        c = np.zeros(np.shape(B)[:1]) if c is None else c
         given: dict[str, Any] = {"A": A, "b": b, "B": B, "c": c, "residual": bool(residual)}
         if activation != "relu":
             given["activation"] = [*map(ord, activation)]
@@ -120,7 +125,7 @@ class FeedForward(SubLayer):
         if "g" in given and "G" not in given:
             raise ValueError("g are the biases of gates, whose weights G are missing.")
         if "G" in given and given.get("g") is None:
-            given = {**given, "g": np.zeros(np.shape(given["G"])[:1])}
+            given = {**given, "g": np.zeros(len(given["b"]))}
         return super()._inside(given)
 
     A = Parameter(np.asarray, "Input weights (m, d).")

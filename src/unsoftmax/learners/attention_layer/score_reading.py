@@ -230,10 +230,13 @@ class KeyAsking:
 
 
 def _dependent(U: Sequence[Array], n: int, least: float) -> bool:
-    """Tell whether what heads make of n keys each depends on each other: some share a range."""
+    """Tell whether heads make dependent vectors of n keys in general, as where two share a range.
+
+    The keys are drawn: n vectors in each range.
+    """
     rng = np.random.default_rng(0)
-    made = [u @ np.linalg.qr(rng.standard_normal((u.shape[1], n)))[0] for u in U]
-    return bool(np.linalg.svd(np.hstack(made), compute_uv=False)[-1] <= least)
+    vectors = [u @ np.linalg.qr(rng.standard_normal((u.shape[1], n)))[0] for u in U]
+    return bool(np.linalg.svd(np.hstack(vectors), compute_uv=False)[-1] <= least)
 
 
 @dataclass(frozen=True)

@@ -140,7 +140,7 @@ class BlockAnswers:
         return _model(self.heads, self.tokens)
 
     def eps(self, inner: Layer) -> tuple[float, float]:
-        """Compute eps, and what its keys' own values say that it is off by."""
+        """Compute eps, and its standard error by what keys say each."""
         return self.lengths.mean_eps(inner, self.tokens)
 
 
@@ -255,7 +255,7 @@ class ReadBlock:
         eps, spread = answers.eps(inner)
         drawn = [with_errors(answers, tokens.noise, rng) for _ in range(DRAWN)]
         others = [one.inner() for one in drawn]
-        # all of few draws of one number may be small by chance
+        # few draws of one number may all be small by chance
         moved = [abs(one.eps(own)[0] - eps) for one, own in zip(drawn, others, strict=True)]
         off = max(spread, *moved)
         models = KeyedModels(inner, others, tokens.noise, eps_off=off / eps)

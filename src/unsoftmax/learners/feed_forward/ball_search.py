@@ -41,9 +41,10 @@ OFF = 0.1
 FEW = 0.45
 # Hidden neurons are no more than this, in numbers of an answer, which must tell all.
 HIDDEN = 0.8
-# A chord that makes what is known so many times less precise was misread: it is left out. Three to
-# thirty are usual; a value just beyond a kink that passes for one before it makes 3,000 and more.
-SPOILED = 300.0
+# A chord may be misread that makes what is known so many times less precise, and less precise than
+# this share of answers: a value beyond a kink that passes for one before it does. The first one is
+# left out. Close pairs of neurons do so, too, on every chord.
+SPOILED, ROUGH = 300.0, 1e-6
 # The search ends when so many tokens, and this share of the neurons, show no other one.
 QUIET, QUIET_SHARE = 80, 0.12
 # So many of them are asked at a time.
@@ -93,9 +94,8 @@ class BallSearch:
         point = self._units(1)[0] * OFF * self.radius
         [value] = yield from asks("line")(point[None])
         known = KnownNeurons(point, value, chords)
-        size = self.look.size + self.look.steepness * self.radius
         first = yield from chords.along(
-            self._units(1)[0], point, None, known.columns, self.rng, size=size
+            self._units(1)[0], point, None, known.columns, self.rng, size=self._size
         )
         known.add_chord((yield from read_chord(first, None, 0)))
         yield from self._crossed(known)
@@ -106,6 +106,11 @@ class BallSearch:
         tokens = np.vstack([known.tokens, known.crossed.tokens])
         answers = np.vstack([known.answers, known.crossed.answers])
         return BallNeurons(known.part, tokens, answers, quiet)
+
+    @property
+    def _size(self) -> float:
+        """How large answers are in all of the ball."""
+        return self.look.size + self.look.steepness * self.radius
 
     def _units(self, count: int) -> Array:
         return drawn_directions(count, self.look.tokens.shape[1], self.rng)
@@ -149,9 +154,10 @@ class BallSearch:
         before = known.copied()
         known.add_chord((yield from read_chord(chord, part, len(part.found.rows))))
         yield from self._crossed(known)
-        if known.noise > SPOILED * before.noise:
+        spoiled = known.noise > max(SPOILED * before.noise, ROUGH * self._size)
+        if spoiled and not known.doubted:
             known.back_to(before)
-            return 0
+            known.doubted = True
         return None
 
     def _until_quiet(self, known: KnownNeurons) -> Generator[Round, Answers, int]:

@@ -242,6 +242,8 @@ class KnownNeurons:
     chords: list[ChordReadings] = field(default_factory=list)
     hidden: list[FoundNeurons] = field(default_factory=list)
     """Neurons that showed at tokens, as they were solved for."""
+    doubted: bool = False
+    """Whether a chord was left out."""
     crossed: CrossedNeurons = field(init=False)
     part: BallPart = field(init=False)
     tokens: Array = field(init=False)
@@ -286,16 +288,16 @@ class KnownNeurons:
             self.columns, self.column_error = self.columns[left], self.column_error[left]
 
     def copied(self) -> KnownNeurons:
-        """Return all that is known now, for `back_to`."""
+        """Return neurons as they are known, for `back_to`."""
         same = copy(self)
-        same.chords = [*self.chords]
+        same.chords, same.hidden = [*self.chords], [*self.hidden]
         return same
 
     def back_to(self, before: KnownNeurons) -> None:
-        """Forget chords, and what was found on them, that were read since; keep tokens."""
-        self.chords, self.crossed = before.chords, before.crossed
+        """Forget what was read since, but for tokens."""
+        self.chords, self.hidden, self.crossed = before.chords, before.hidden, before.crossed
         self.columns, self.column_error = before.columns, before.column_error
-        self.solve()
+        self.part = before.part
 
     def add_columns(self, columns: Array, error: Array) -> int:
         """Take over the columns of hidden neurons that are new; return how many are."""
