@@ -39,6 +39,13 @@ def test_biases_that_are_none_are_zeros():
         assert np.array_equal(layer.c, np.zeros(4))
 
 
+@pytest.mark.parametrize("change", [{"A": None}, {"B": None}, {"gate": (None, [0.0])}])
+def test_weights_that_are_none_are_refused(change):
+    fits: Any = {"A": [[1.0]], "b": None, "B": [[1.0]], "c": None}
+    with pytest.raises(TypeError, match="must be an array; it is None"):
+        us.FeedForward(**{**fits, **change})
+
+
 # -- equality
 
 

@@ -33,7 +33,7 @@ from tests.feed_forward import (
 )
 from tests.networks import network
 from tests.truth import Counted
-from unsoftmax.learners.feed_forward import feed_forward_learner
+from unsoftmax.learners.feed_forward import ball_search, feed_forward_learner
 from unsoftmax.theory.counts import feed_forward_after_norm_queries
 
 Learner = us.learners.FeedForwardLearner
@@ -516,6 +516,18 @@ def test_neurons_that_never_switch_are_silent_or_linear(bias):
     assert (len(recovery.model.b) == 16) == (bias < 0)
     assert any("linear part" in note for note in recovery.notes) == (bias > 0)
     assert np.isfinite(recovery.certificate.errors["A"]) == (bias < 0)
+
+
+def test_a_chord_that_is_left_out_leaves_nothing_behind(monkeypatch):
+    """What is asked again gives the layer with the same certificate, as if it had not been read."""
+    true = after(layer(16, 64, 16, 2))
+    usual = AFTER.learn(true, 16)
+    monkeypatch.setattr(ball_search, "SPOILED", 0.0)
+    monkeypatch.setattr(ball_search, "ROUGH", 0.0)
+    recovery = AFTER.learn(true, 16)
+    assert recovery.queries > usual.queries
+    assert len(recovery.model.b) == 64
+    assert share_after(recovery, true) <= 1
 
 
 def test_layers_differ_by_neurons_that_switch_alone():

@@ -6,7 +6,6 @@ first is taken off what was found later. Columns come from the crossings, where 
 
 from __future__ import annotations
 
-from copy import copy
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -288,16 +287,16 @@ class KnownNeurons:
             self.columns, self.column_error = self.columns[left], self.column_error[left]
 
     def copied(self) -> KnownNeurons:
-        """Return neurons as they are known, for `back_to`."""
-        same = copy(self)
-        same.chords, same.hidden = [*self.chords], [*self.hidden]
+        """Return neurons as they are known, without tokens, for `back_to`."""
+        same = KnownNeurons(self.point, self.value, self.asking)
+        same.back_to(self)
         return same
 
     def back_to(self, before: KnownNeurons) -> None:
         """Forget what was read since, but for tokens."""
-        self.chords, self.hidden, self.crossed = before.chords, before.hidden, before.crossed
+        self.chords, self.hidden = [*before.chords], [*before.hidden]
+        self.crossed, self.part = before.crossed, before.part
         self.columns, self.column_error = before.columns, before.column_error
-        self.part = before.part
 
     def add_columns(self, columns: Array, error: Array) -> int:
         """Take over the columns of hidden neurons that are new; return how many are."""
