@@ -148,6 +148,11 @@ class JacobianReadings:
                 found[:, :, k] += (ahead - at) / self.step
         return found
 
+    def missed(self, layer: FeedForward) -> float:
+        """Return the largest miss of an answer at a base point, as a share of the largest one."""
+        off = np.linalg.norm(self._answers(layer, self.x) - self.y, axis=1)
+        return float(off.max() / np.linalg.norm(self.y, axis=1).max())
+
     def _answers(self, layer: FeedForward, x: Array) -> Array:
         return layer(x if self.norm is None else self.norm.seen(x))
 
