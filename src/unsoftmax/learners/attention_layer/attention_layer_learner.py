@@ -272,8 +272,9 @@ class AttentionLayerLearner(Configured):
     exact answers and r/2 behind float32, and H·r more there if that is over 64: 1,626 to 1,643 for
     twelve heads of 32 at d = 384, which have 1,474·d numbers, and 2,791 to 2,808 behind float32.
     If ranges of values are dependent (H·r > d, or nearly so with coarse answers), the second
-    term is (H − 1)·d; n is smaller where two heads share a range. After a norm it is (⌈d/H⌉ + 3)(H + 10): 2,007 to 2,073. With positions
-    2d + 61 + (H − 1)r + 2⌈d/r⌉(⌈rG/H⌉ + 1) for G groups: 309 for H, G, r = 4, 2, 16 at d = 64;
+    term is (H − 1)·d; n is smaller where two heads share a range. After a norm the second term is
+    (⌈d/H⌉ + 3)(H + 10): 2,007 to 2,073.
+    With positions 2d + 61 + (H − 1)r + 2⌈d/r⌉(⌈rG/H⌉ + 1) for G groups: 309 for H, G, r = 4, 2, 16 at d = 64;
     with key and query biases 2d + 81 + (H − 1)r + (⌈rG/H⌉ + 1)(2⌈(d + 2)/n⌉ + ⌈(r + 1)/n⌉ − 1),
     n = ⌊3r/4⌋: 374 there, and about 100 more if biases are as large as keys and queries.
     With a table of D dimensions about D + 17 + (r + 8)(5H/3 + 6) + 4(D + 8)(r + 4)/3r +
