@@ -274,9 +274,10 @@ class AttentionLayerLearner(Configured):
     If ranges of values are dependent (H·r > d, or nearly so with coarse answers), the second
     term is (H − 1)·d; n is smaller where two heads share a range. After a norm the second term is
     (⌈d/H⌉ + 3)(H + 10): 2,007 to 2,073.
-    With positions 2d + 61 + (H − 1)r + 2⌈d/r⌉(⌈rG/H⌉ + 1) for G groups: 309 for H, G, r = 4, 2, 16 at d = 64;
-    with key and query biases 2d + 81 + (H − 1)r + (⌈rG/H⌉ + 1)(2⌈(d + 2)/n⌉ + ⌈(r + 1)/n⌉ − 1),
-    n = ⌊3r/4⌋: 374 there, and about 100 more if biases are as large as keys and queries.
+    With positions 2d + 61 + (H − 1)r + 2⌈d/r⌉(⌈rG/H⌉ + 1) for G groups: 309 for H, G, r = 4, 2, 16
+    at d = 64; with key and query biases
+    2d + 81 + (H − 1)r + (⌈rG/H⌉ + 1)(2⌈(d + 2)/n⌉ + ⌈(r + 1)/n⌉ − 1), n = ⌊3r/4⌋: 374 there, and
+    about 100 more if biases are as large as keys and queries.
     With a table of D dimensions about D + 17 + (r + 8)(5H/3 + 6) + 4(D + 8)(r + 4)/3r +
     2(D + 21 − r): 2,835 for twelve heads of 32 at D = 383.
     *Determined up to* the order of heads, and an invertible r×r matrix between the factors of M_h
