@@ -154,7 +154,7 @@ CLOSER, NEARER = 2, 1 / 8
 # Answers beside a kink are on a line within so many errors, and this share of the bend.
 STRAIGHT, PARALLEL = 10.0, 1e-6
 # Neighbouring kinks are one, straddled by a pair, if their columns differ by no more than this,
-# or by their errors, up to the other.
+# or by their errors, up to the other: a short piece beside a kink gives its column to 0.2.
 ONE, MOST_ONE = 1e-4, 0.4
 # Steps are taken in the widest of so many outermost pieces; kinks beyond it are left.
 OUTER = 5
@@ -209,9 +209,14 @@ class BallChords:
     """More kinks are refused."""
     thorough: bool
 
+    @property
+    def size(self) -> float:
+        """How large answers are in all of the ball."""
+        return self.look.size + self.look.steepness * self.radius
+
     def noise_of(self, known: BallPart | None) -> float:
         """Return what answers less what is known are off by (2-norm)."""
-        own = float(self.look.noise * (self.look.size + self.look.steepness * self.radius))
+        own = float(self.look.noise * self.size)
         if known is None:
             return own
         return float(np.hypot(own, STATED * known.error_at(self.radius)))

@@ -95,7 +95,7 @@ class BallSearch:
         [value] = yield from asks("line")(point[None])
         known = KnownNeurons(point, value, chords)
         first = yield from chords.along(
-            self._units(1)[0], point, None, known.columns, self.rng, size=self._size
+            self._units(1)[0], point, None, known.columns, self.rng, size=chords.size
         )
         known.add_chord((yield from read_chord(first, None, 0)))
         yield from self._crossed(known)
@@ -106,11 +106,6 @@ class BallSearch:
         tokens = np.vstack([known.tokens, known.crossed.tokens])
         answers = np.vstack([known.answers, known.crossed.answers])
         return BallNeurons(known.part, tokens, answers, quiet)
-
-    @property
-    def _size(self) -> float:
-        """How large answers are in all of the ball."""
-        return self.look.size + self.look.steepness * self.radius
 
     def _units(self, count: int) -> Array:
         return drawn_directions(count, self.look.tokens.shape[1], self.rng)
@@ -154,7 +149,7 @@ class BallSearch:
         before = known.copied()
         known.add_chord((yield from read_chord(chord, part, len(part.found.rows))))
         yield from self._crossed(known)
-        spoiled = known.noise > max(SPOILED * before.noise, ROUGH * self._size)
+        spoiled = known.noise > max(SPOILED * before.noise, ROUGH * chords.size)
         if spoiled and not known.doubted:
             known.back_to(before)
             known.doubted = True
